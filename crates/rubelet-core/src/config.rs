@@ -1,0 +1,1 @@
+//! KubeletConfiguration v1beta1: types, defaults, merging, validation, feature gates.

@@ -1,0 +1,1 @@
+//! A container as the runtime sees it: its CRI configuration, labels, hash.

@@ -1,0 +1,240 @@
+//! What the core asks the shell to do.
+//!
+//! Owns: the closed set of effects, as plain data. Never: how they are done (`rubelet/src/effects/`).
+//! An effect may be lost, late or doubled; it decides nothing, has a deadline, and answers with `Event::Done`.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::{ContainerId, PodRef, PodUid, SandboxId},
+    observation::{Listing, PodFacts, RuntimeStatus},
+};
+
+/// Ties an answer to the effect that asked. Never used twice in one run of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EffectId(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Effect {
+    /// Do this, within its deadline, and answer with `Event::Done`.
+    Do { id: EffectId, op: Op, deadline: Duration, reason: String },
+    /// Stop doing this; no answer is expected any more.
+    Cancel(EffectId),
+    /// Tell whoever watches. No answer.
+    Record(EventRecord),
+}
+
+/// One operation on the world. Those above the line only look; the others change something and are safe to repeat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    CheckRuntime,
+    Relist,
+    InspectPod {
+        pod: PodRef,
+    },
+    InspectImage {
+        pod: PodRef,
+        image: String,
+    },
+    /// Which pods have a directory under the root directory, or a log directory?
+    ListPodDirs,
+    // ---
+    MakePodDirs {
+        pod: PodRef,
+    },
+    SetUpVolumes {
+        pod: Arc<Pod>,
+        uid: PodUid,
+    },
+    /// Unmounts and removes the pod's volumes.
+    TearDownVolumes {
+        pod: PodRef,
+    },
+    /// Removes the pod's directory under the root directory; refuses while something is mounted below it.
+    RemovePodDir {
+        uid: PodUid,
+    },
+    /// Removes `<namespace>_<name>_<uid>` under the pod log directory, and links to it that lead nowhere.
+    RemoveLogDir {
+        dir_name: String,
+    },
+    PullImage {
+        pod: PodRef,
+        image: String,
+    },
+    RunSandbox(RunSandbox),
+    StopSandbox {
+        pod: PodRef,
+        id: SandboxId,
+    },
+    RemoveSandbox {
+        pod: PodRef,
+        id: SandboxId,
+    },
+    /// Creates and starts.
+    StartContainer(StartContainer),
+    /// Starts a container that was created by an attempt that was cut off.
+    ResumeContainer {
+        pod: PodRef,
+        name: String,
+        id: ContainerId,
+    },
+    /// SIGTERM, then SIGKILL when the grace period is over.
+    StopContainer {
+        pod: PodRef,
+        name: String,
+        id: ContainerId,
+        grace_secs: i64,
+    },
+    RemoveContainer {
+        pod: PodRef,
+        name: String,
+        id: ContainerId,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunSandbox {
+    pub uid: PodUid,
+    pub pod: Arc<Pod>,
+    pub attempt: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartContainer {
+    pub uid: PodUid,
+    pub pod: Arc<Pod>,
+    /// Name of a container, init container or ephemeral container of the pod.
+    pub container: String,
+    /// The restart count the new container carries.
+    pub attempt: u32,
+    pub sandbox: SandboxId,
+    pub sandbox_attempt: u32,
+    /// Primary first; empty for host network.
+    pub pod_ips: Vec<String>,
+    pub image: ImageFacts,
+}
+
+/// What the runtime says of an image that is present.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFacts {
+    /// What to create containers from.
+    pub id: String,
+    pub size_bytes: u64,
+    /// The user the image wants to run as.
+    pub user: ImageUser,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImageUser {
+    #[default]
+    Unset,
+    Uid(i64),
+    Name(String),
+}
+
+/// What an effect found out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Facts {
+    Nothing,
+    Runtime(RuntimeStatus),
+    Listing(Listing),
+    Pod(PodFacts),
+    /// `None`: the image is not there.
+    Image(Option<ImageFacts>),
+    Sandbox {
+        id: SandboxId,
+    },
+    Container {
+        id: ContainerId,
+    },
+    PodDirs {
+        uids: Vec<PodUid>,
+        log_dirs: Vec<String>,
+    },
+}
+
+/// Why an effect failed: kind for the machine, text for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct EffectError {
+    pub kind: ErrorKind,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ErrorKind {
+    /// Try again after the usual back-off.
+    Retry,
+    /// The runtime does not answer at all, or not in time.
+    Unavailable,
+    /// Trying again will not help until the pod changes; the word is upstream's reason (`CreateContainerConfigError`, …).
+    Reject(Reason),
+    /// The object is not there any more.
+    Gone,
+}
+
+/// The reasons under which a container can fail to start, as users grep for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reason {
+    ErrImagePull,
+    ErrImageNeverPull,
+    ImagePullBackOff,
+    ImageInspectError,
+    InvalidImageName,
+    RegistryUnavailable,
+    SignatureValidationFailed,
+    CreateContainerConfigError,
+    CreateContainerError,
+    RunContainerError,
+    CrashLoopBackOff,
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::ErrImagePull => "ErrImagePull",
+            Reason::ErrImageNeverPull => "ErrImageNeverPull",
+            Reason::ImagePullBackOff => "ImagePullBackOff",
+            Reason::ImageInspectError => "ImageInspectError",
+            Reason::InvalidImageName => "InvalidImageName",
+            Reason::RegistryUnavailable => "RegistryUnavailable",
+            Reason::SignatureValidationFailed => "SignatureValidationFailed",
+            Reason::CreateContainerConfigError => "CreateContainerConfigError",
+            Reason::CreateContainerError => "CreateContainerError",
+            Reason::RunContainerError => "RunContainerError",
+            Reason::CrashLoopBackOff => "CrashLoopBackOff",
+        }
+    }
+}
+
+/// One line of `rubelet events`; on a cluster, a core/v1 Event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventRecord {
+    pub about: About,
+    pub severity: Severity,
+    pub reason: String,
+    pub message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum About {
+    Node,
+    Pod(PodRef),
+    Container {
+        pod: PodRef,
+        container: String,
+    },
+    /// A manifest that did not become a pod: a file path or a URL.
+    Manifest(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Severity {
+    Normal,
+    Warning,
+}

@@ -1,0 +1,71 @@
+//! What can happen to the agent.
+//!
+//! Owns: the closed set of inputs of the sync loop, as plain data, so that a run can be recorded and replayed.
+//! Upstream: the channels of `syncLoopIteration`.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::{EffectError, EffectId, Facts},
+    id::{ContainerId, PodUid},
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
+    Config {
+        source: Source,
+        pods: Vec<Arc<Pod>>,
+    },
+    /// Something says this pod changed in the runtime. A hint: it only causes a look.
+    Hint {
+        pod: PodUid,
+    },
+    /// The moment `Agent::wake_at` named has come.
+    Due,
+    Probe(ProbeResult),
+    /// An effect is over.
+    Done {
+        id: EffectId,
+        result: Result<Facts, EffectError>,
+    },
+}
+
+/// Where a pod was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    File,
+    Http,
+    Api,
+}
+
+impl Source {
+    /// The value of annotation `kubernetes.io/config.source`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Source::File => "file",
+            Source::Http => "http",
+            Source::Api => "api",
+        }
+    }
+}
+
+/// A prober's verdict about one container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeResult {
+    pub pod: PodUid,
+    pub container: ContainerId,
+    pub probe: Probe,
+    pub success: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Probe {
+    Liveness,
+    Readiness,
+    Startup,
+}

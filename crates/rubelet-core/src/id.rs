@@ -1,0 +1,78 @@
+//! Names for things that must not be mixed up.
+//!
+//! Owns: the newtypes. They clone by reference count, because they are the keys of nearly every map.
+
+use std::{fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! string_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            pub fn new(id: impl AsRef<str>) -> Self {
+                Self(Arc::from(id.as_ref()))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(id: &str) -> Self {
+                Self::new(id)
+            }
+        }
+    };
+}
+
+string_id! {
+    /// A pod's UID: the API server's, or for a static pod the one made from its manifest.
+    PodUid
+}
+string_id! {
+    /// The runtime's id of a pod sandbox.
+    SandboxId
+}
+string_id! {
+    /// The runtime's id of a container, without the `containerd://` in front.
+    ContainerId
+}
+
+/// What people call a pod, with the UID that tells two of the same name apart.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodRef {
+    pub uid: PodUid,
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl PodRef {
+    /// `name_namespace`: upstream's "full name", the key under which only one static pod may live at a time.
+    pub fn full_name(&self) -> String {
+        format!("{}_{}", self.name, self.namespace)
+    }
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

@@ -1,0 +1,22 @@
+//! The pure core of Rubelet: what should a node agent do next?
+//!
+//! Owns: every decision. Never: awaits, reads a clock, a file, a socket or a global, takes a lock.
+//! `Agent::handle(now, Event) -> Vec<Effect>` is the whole interface to the outside; start reading at `agent.rs`.
+
+pub mod agent;
+pub mod config;
+pub mod container;
+pub mod effect;
+pub mod event;
+pub mod gc;
+pub mod id;
+pub mod images;
+pub mod manifest;
+pub mod observation;
+pub mod pod;
+pub mod pod_config;
+pub mod pod_manager;
+pub mod settings;
+pub mod snapshot;
+pub mod status_manager;
+pub mod time;

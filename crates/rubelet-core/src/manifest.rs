@@ -1,0 +1,1 @@
+//! From a manifest to a static pod: decoding, defaults, validation, identity.

@@ -1,0 +1,196 @@
+//! What was last seen of the runtime.
+//!
+//! Owns: the facts about sandboxes, containers and the runtime itself, as our own types (the rim parses CRI messages into
+//! them), and the difference between two relists. One writer: the agent, from looks it asked for.
+//! Upstream: PLEG (`pkg/kubelet/pleg/generic.go`) and the pod cache.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::{ContainerId, PodRef, PodUid, SandboxId},
+    time::Uptime,
+};
+
+/// All that one look at a pod found. A pod the runtime does not know has empty lists.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodFacts {
+    /// When the look began: whatever the agent did after this moment may not be in it.
+    pub looked_at: Uptime,
+    /// Newest first, by creation time.
+    pub sandboxes: Vec<SandboxFacts>,
+    /// Newest first, by creation time; every attempt the runtime still remembers.
+    pub containers: Vec<ContainerFacts>,
+    /// Highest attempt found in the pod's log directory per container name; looked up only when the runtime knows no
+    /// container of the pod, so that restart counts survive a runtime that lost its state.
+    pub logged_attempts: BTreeMap<String, u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SandboxFacts {
+    pub id: SandboxId,
+    pub attempt: u32,
+    pub state: SandboxState,
+    pub created_at: Timestamp,
+    /// The pod shares the node's network namespace.
+    pub host_network: bool,
+    /// Primary first.
+    pub ips: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SandboxState {
+    Ready,
+    NotReady,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContainerFacts {
+    pub id: ContainerId,
+    pub sandbox: SandboxId,
+    pub name: String,
+    /// The restart count this container was created with.
+    pub attempt: u32,
+    /// Label `io.kubernetes.container.hash`; `None` when absent or unreadable.
+    pub hash: Option<u64>,
+    /// The image as the pod named it.
+    pub image: String,
+    /// The runtime's reference to the image that was used (`imageID` in the API).
+    pub image_ref: String,
+    pub created_at: Timestamp,
+    pub state: ContainerState,
+    /// Annotation `io.kubernetes.pod.terminationGracePeriod`: all we know of a pod nobody asks for any more.
+    pub termination_grace_secs: Option<i64>,
+    pub log_path: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ContainerState {
+    /// Created, not yet started: a start that was cut off here goes on from here.
+    Created,
+    Running {
+        started_at: Timestamp,
+    },
+    Exited(Exit),
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Exit {
+    pub code: i32,
+    /// `None` when the container never started.
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Timestamp,
+    /// The runtime's word: `Completed`, `Error`, `OOMKilled`, `StartError`, …
+    pub reason: String,
+    /// The runtime's message, or the container's termination message.
+    pub message: String,
+}
+
+/// A relist: every sandbox and container, with no more than a list tells.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Listing {
+    pub looked_at: Uptime,
+    pub pods: BTreeMap<PodUid, ListedPod>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ListedPod {
+    pub pod: PodRef,
+    pub sandboxes: BTreeMap<SandboxId, SandboxState>,
+    pub containers: BTreeMap<ContainerId, ListedState>,
+}
+
+/// `ContainerState` without the details only an inspection tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListedState {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+
+/// The runtime's own word about itself (CRI `Status` and `Version`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeStatus {
+    pub name: String,
+    pub version: String,
+    /// `None` is ready; otherwise the runtime's reason.
+    pub runtime_problem: Option<String>,
+    /// `None` is ready; otherwise why pods cannot have a network.
+    pub network_problem: Option<String>,
+    /// The runtime streams container events, so a slow audit is enough.
+    pub has_events: bool,
+}
+
+impl PodFacts {
+    pub fn newest_sandbox(&self) -> Option<&SandboxFacts> {
+        self.sandboxes.first()
+    }
+
+    pub fn ready_sandbox(&self) -> Option<&SandboxFacts> {
+        self.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready)
+    }
+
+    /// The newest container of this name, in whatever state.
+    pub fn newest_container(&self, name: &str) -> Option<&ContainerFacts> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &ContainerFacts> {
+        self.containers.iter().filter(|container| container.is_running())
+    }
+
+    /// Some container runs or may run, or some sandbox is ready.
+    pub fn is_active(&self) -> bool {
+        self.containers.iter().any(ContainerFacts::may_run) || self.ready_sandbox().is_some()
+    }
+}
+
+impl ContainerFacts {
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, ContainerState::Running { .. })
+    }
+
+    /// Running, or in a state nobody could tell.
+    pub fn may_run(&self) -> bool {
+        match self.state {
+            ContainerState::Running { .. } | ContainerState::Unknown => true,
+            ContainerState::Created | ContainerState::Exited(_) => false,
+        }
+    }
+
+    pub fn exit(&self) -> Option<&Exit> {
+        match &self.state {
+            ContainerState::Exited(exit) => Some(exit),
+            ContainerState::Created | ContainerState::Running { .. } | ContainerState::Unknown => None,
+        }
+    }
+
+    pub fn listed_state(&self) -> ListedState {
+        match self.state {
+            ContainerState::Created => ListedState::Created,
+            ContainerState::Running { .. } => ListedState::Running,
+            ContainerState::Exited(_) => ListedState::Exited,
+            ContainerState::Unknown => ListedState::Unknown,
+        }
+    }
+}
+
+impl ListedPod {
+    /// The same sandboxes and containers in the same states: nothing happened that is worth an inspection.
+    pub fn agrees_with(&self, facts: &PodFacts) -> bool {
+        self.sandboxes.len() == facts.sandboxes.len()
+            && self.containers.len() == facts.containers.len()
+            && facts.sandboxes.iter().all(|sandbox| self.sandboxes.get(&sandbox.id) == Some(&sandbox.state))
+            && facts
+                .containers
+                .iter()
+                .all(|container| self.containers.get(&container.id) == Some(&container.listed_state()))
+    }
+}
+
+/// Shared so that the loop, the snapshot and the effects can hold one look without copying it.
+pub type SharedFacts = Arc<PodFacts>;

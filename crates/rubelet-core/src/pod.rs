@@ -1,0 +1,5 @@
+//! One pod's life, from first sight to its last trace.
+//!
+//! Upstream: `pod_workers.go`.
+
+pub mod status;

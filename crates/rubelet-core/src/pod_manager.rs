@@ -1,0 +1,3 @@
+//! The pods somebody wants here, static and mirror pods told apart.
+//!
+//! Upstream: `pod/pod_manager.go`.

@@ -1,0 +1,74 @@
+//! What readers may see: an immutable picture of the agent after a turn.
+//!
+//! Owns: the view types behind `rubelet pods`, `rubelet explain`, `/pods`. Never: decides; nothing reads them back.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use serde::{Deserialize, Serialize};
+
+use crate::{event::Source, id::PodUid};
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    pub node: NodeView,
+    pub pods: BTreeMap<PodUid, Arc<PodView>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    pub name: String,
+    /// `containerd 2.4.2`; empty until the runtime answered once.
+    pub runtime: String,
+    pub runtime_problem: Option<Problem>,
+    pub network_problem: Option<Problem>,
+    /// Sources that have not spoken yet; nothing is cleaned up before they have.
+    pub sources_awaited: Vec<Source>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    pub message: String,
+    pub since: Timestamp,
+}
+
+/// A pod as it is: wanted, and as found in the runtime.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodView {
+    /// `None` for a pod that only the runtime knows.
+    pub source: Option<Source>,
+    /// The pod as asked for; for a pod only the runtime knows, just its names. Without status.
+    pub pod: Arc<Pod>,
+    pub status: Arc<PodStatus>,
+    /// `Waiting`, `Syncing`, `Terminating`, `Terminated`, `Finished`.
+    pub lifecycle: String,
+    pub lifecycle_since: Timestamp,
+    /// The names of running containers with their ids, as the runtime has them.
+    pub running: BTreeMap<String, String>,
+    /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
+    pub steps: Vec<Step>,
+}
+
+/// One station on a pod's way, with what it waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub name: String,
+    pub state: StepState,
+    /// A sentence: what was done, what is being done, or what it waits for.
+    pub detail: String,
+    pub since: Option<Timestamp>,
+    pub next_retry: Option<Timestamp>,
+    pub last_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StepState {
+    Done,
+    Working,
+    Waiting,
+    Failed,
+    /// Not reached yet.
+    Pending,
+}

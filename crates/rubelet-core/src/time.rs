@@ -1,0 +1,68 @@
+//! Time as a value.
+//!
+//! Owns: `Now`, `Uptime`. Never: reads a clock; the shell does that and passes the answer in.
+
+use std::{fmt, ops::Add, time::Duration};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Monotonic time since the agent started. Deadlines and waits are counted in it, so a jump of the wall clock moves none of them.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Uptime(Duration);
+
+impl Uptime {
+    pub const ZERO: Uptime = Uptime(Duration::ZERO);
+
+    pub const fn new(since_start: Duration) -> Self {
+        Self(since_start)
+    }
+
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(Duration::from_secs(secs))
+    }
+
+    pub const fn as_duration(self) -> Duration {
+        self.0
+    }
+
+    /// How long after `earlier` this is; zero when it is not after it.
+    pub fn since(self, earlier: Uptime) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    pub fn saturating_sub(self, by: Duration) -> Uptime {
+        Uptime(self.0.saturating_sub(by))
+    }
+}
+
+impl Add<Duration> for Uptime {
+    type Output = Uptime;
+
+    fn add(self, by: Duration) -> Uptime {
+        Uptime(self.0.saturating_add(by))
+    }
+}
+
+impl fmt::Debug for Uptime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "+{:?}", self.0)
+    }
+}
+
+/// The moment a decision is taken at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Now {
+    /// For waits and deadlines.
+    pub uptime: Uptime,
+    /// For what people and the API read, and for comparing with the runtime's timestamps.
+    pub wall: Timestamp,
+}
+
+impl Now {
+    /// How long ago `moment` was by the wall clock; zero when it lies ahead, as after a jump of the clock.
+    pub fn wall_since(&self, moment: Timestamp) -> Duration {
+        Duration::try_from(self.wall.duration_since(moment)).unwrap_or(Duration::ZERO)
+    }
+}

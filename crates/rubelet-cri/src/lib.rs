@@ -1,0 +1,20 @@
+//! CRI: the messages, the `ContainerRuntime` port and its gRPC client.
+//!
+//! Owns: the wire. Never: decides; parses nothing beyond gRPC.
+//! `proto/cri.proto` is ours, with the numbers of cri-api v1; `cargo xtask gen` turns it into `src/generated/`.
+
+/// CRI v1 messages (protobuf package `runtime.v1`).
+#[allow(clippy::all, clippy::unwrap_used, clippy::wildcard_imports, missing_debug_implementations)]
+#[rustfmt::skip]
+pub mod v1 {
+    include!("generated/runtime.v1.rs");
+}
+#[cfg(feature = "client")]
+pub mod port;
+
+impl std::fmt::Debug for v1::AuthConfig {
+    /// Says that there are credentials, never which.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthConfig").field("server_address", &self.server_address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,69 @@
+//! What the agent needs of a container runtime: CRI v1, one method per RPC we use.
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use crate::v1;
+
+/// Why a call failed: kind for the machine, text for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{method}: {message}")]
+pub struct RpcError {
+    pub method: &'static str,
+    pub kind: RpcErrorKind,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RpcErrorKind {
+    /// Nobody answers on the socket.
+    Unavailable,
+    /// No answer in time. What was asked may have happened.
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    /// The runtime does not have this call.
+    Unimplemented,
+    InvalidArgument,
+    Other,
+}
+
+pub type RpcResult<T> = Result<T, RpcError>;
+
+#[async_trait]
+pub trait ContainerRuntime: Send + Sync + 'static {
+    async fn version(&self) -> RpcResult<v1::VersionResponse>;
+    async fn status(&self) -> RpcResult<v1::StatusResponse>;
+
+    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String>;
+    async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
+    async fn remove_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
+    async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus>;
+    async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>>;
+
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &v1::ContainerConfig,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> RpcResult<String>;
+    async fn start_container(&self, container_id: &str) -> RpcResult<()>;
+    /// SIGTERM, and SIGKILL when `timeout_secs` are over. The call lasts as long.
+    async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()>;
+    async fn remove_container(&self, container_id: &str) -> RpcResult<()>;
+    async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
+    async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
+
+    /// `None`: the image is not there.
+    async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>>;
+    /// Returns the reference of the pulled image.
+    async fn pull_image(
+        &self,
+        image: &v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> RpcResult<String>;
+
+    /// Container events as they happen; the channel closes when the stream ends. `Unimplemented` where the runtime has none.
+    async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>>;
+}

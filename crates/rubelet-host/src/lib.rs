@@ -1,0 +1,6 @@
+//! The node under our feet: files, mounts, watches, HTTP fetches.
+//!
+//! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
+//! Never: decides anything about pods.
+
+pub mod port;

@@ -1,0 +1,102 @@
+//! What the agent needs of the node.
+//!
+//! Every call is bounded: by the caller's deadline, and where a size could be hostile by a limit in the arguments.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    pub name: String,
+    /// Of the entry itself: a link is a link.
+    pub kind: FileKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+/// Why a file could not be read as data.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("it is a {0:?}, not a regular file")]
+    NotRegular(FileKind),
+    #[error("it is larger than the limit of {limit_bytes} bytes")]
+    TooLarge { limit_bytes: u64 },
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetchRequest {
+    pub url: String,
+    pub headers: Vec<(String, String)>,
+    pub limit_bytes: u64,
+    pub timeout: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchResponse {
+    pub status: u16,
+    pub body: Vec<u8>,
+}
+
+#[async_trait]
+pub trait Host: Send + Sync + 'static {
+    /// Entries in lexical order.
+    async fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>>;
+
+    /// Reads a regular file, following links. Never blocks on a FIFO or a device.
+    async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
+
+    /// What `path` is, following links; `None` when nothing is there.
+    async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
+
+    /// Creates the directory and missing parents; sets the mode on the last one, whatever the umask.
+    async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()>;
+
+    /// Creates or replaces a file in one step: a reader sees the old or the new content, never a part.
+    async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
+
+    /// Creates or replaces a symbolic link in one step.
+    async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()>;
+
+    /// Where a symbolic link points; `None` when there is no link.
+    async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>>;
+
+    /// Removes a file or a link; it is no error if it is gone.
+    async fn remove_file(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a tree without following links and without crossing into another mount: something mounted below is an
+    /// error and stays untouched. It is no error if the tree is gone.
+    async fn remove_tree(&self, path: &Path) -> io::Result<()>;
+
+    /// Mounts a tmpfs; it is no error if one is mounted there already.
+    async fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
+
+    /// Mount points at or below `path`, deepest first, as the kernel knows them (links in `path` resolved).
+    async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
+
+    async fn unmount(&self, path: &Path) -> io::Result<()>;
+
+    /// Sends a hint whenever something in the directory may have changed. `Err` when it cannot be watched (it does not
+    /// exist, or the node is out of watches); the channel closes when the directory itself goes away.
+    /// Hints are coalesced: the channel holds one.
+    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>>;
+
+    /// HTTP(S) GET. An answer over the limit is an error, any status is an answer.
+    async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse>;
+}

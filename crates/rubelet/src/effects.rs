@@ -1,0 +1,1 @@
+//! Effects: the only I/O on behalf of pods.

@@ -1,0 +1,10 @@
+//! The shell around the pure core: sources, observation, effects, servers, and the loop that ties them together.
+//!
+//! A library, so that the simulator runs the very same loop over its own world.
+
+pub mod effects;
+pub mod event_log;
+pub mod observe;
+pub mod server;
+pub mod sources;
+pub mod world;

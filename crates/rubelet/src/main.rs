@@ -1,0 +1,3 @@
+//! The rubelet program.
+
+fn main() {}

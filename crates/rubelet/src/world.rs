@@ -1,0 +1,96 @@
+//! The world the agent acts on: the ports, and where things lie on disk.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use rubelet_core::{id::PodUid, time::Now};
+use rubelet_cri::port::ContainerRuntime;
+use rubelet_host::port::Host;
+use tokio::time::Instant;
+
+use crate::event_log::EventLog;
+
+#[derive(Clone)]
+pub struct World {
+    pub runtime: Arc<dyn ContainerRuntime>,
+    pub host: Arc<dyn Host>,
+    pub paths: Paths,
+    pub clock: Clock,
+    pub events: EventLog,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("paths", &self.paths).finish_non_exhaustive()
+    }
+}
+
+/// The only reader of clocks. It reads tokio's, so pausing tokio pauses the agent.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    started: Instant,
+    started_wall: jiff::Timestamp,
+    /// The simulator moves the wall clock, and its wall clock stands still with tokio's.
+    source: WallSource,
+}
+
+#[derive(Clone, Debug)]
+enum WallSource {
+    System,
+    /// Tokio's clock plus an offset in milliseconds that the simulator may change.
+    Virtual(Arc<std::sync::atomic::AtomicI64>),
+}
+
+impl Clock {
+    #[expect(clippy::disallowed_methods, reason = "this is the one file that may read the clock")]
+    pub fn system() -> Self {
+        Clock { started: Instant::now(), started_wall: jiff::Timestamp::now(), source: WallSource::System }
+    }
+
+    /// A wall clock that starts at `wall` and moves with tokio's time, plus `offset_ms`.
+    pub fn simulated(wall: jiff::Timestamp, offset_ms: Arc<std::sync::atomic::AtomicI64>) -> Self {
+        Clock { started: Instant::now(), started_wall: wall, source: WallSource::Virtual(offset_ms) }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the one file that may read the clock")]
+    pub fn now(&self) -> Now {
+        let since_start = self.started.elapsed();
+        let wall = match &self.source {
+            WallSource::System => jiff::Timestamp::now(),
+            WallSource::Virtual(offset_ms) => {
+                let offset = jiff::SignedDuration::from_millis(offset_ms.load(std::sync::atomic::Ordering::Relaxed));
+                self.started_wall + since_start + offset
+            }
+        };
+        Now { uptime: rubelet_core::time::Uptime::new(since_start), wall }
+    }
+
+    /// The tokio instant of an uptime, for sleeping until it.
+    pub fn instant(&self, uptime: rubelet_core::time::Uptime) -> Instant {
+        self.started + uptime.as_duration().min(Duration::from_secs(86_400 * 365))
+    }
+}
+
+/// Upstream's layout on disk.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// `--root-dir`, links resolved.
+    pub root_dir: PathBuf,
+    /// `podLogsDir`, usually `/var/log/pods`.
+    pub pod_logs_dir: PathBuf,
+    /// `/var/log/containers`.
+    pub container_links_dir: PathBuf,
+}
+
+impl Paths {
+    pub fn pods_dir(&self) -> PathBuf {
+        self.root_dir.join("pods")
+    }
+
+    pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.pods_dir().join(uid.as_str())
+    }
+
+    pub fn volumes_dir(&self, uid: &PodUid) -> PathBuf {
+        self.pod_dir(uid).join("volumes")
+    }
+}
