@@ -10,6 +10,8 @@ pub mod v1 {
     include!("generated/runtime.v1.rs");
 }
 #[cfg(feature = "client")]
+pub mod client;
+#[cfg(feature = "client")]
 pub mod port;
 
 impl std::fmt::Debug for v1::AuthConfig {

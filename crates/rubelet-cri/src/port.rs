@@ -28,12 +28,35 @@ pub enum RpcErrorKind {
     Other,
 }
 
+impl RpcError {
+    /// The error as Go's gRPC prints it: what users see and grep for in upstream's events.
+    pub fn grpc_text(&self) -> String {
+        format!("rpc error: code = {} desc = {}", self.kind.code_name(), self.message)
+    }
+}
+
+impl RpcErrorKind {
+    fn code_name(self) -> &'static str {
+        match self {
+            RpcErrorKind::Unavailable => "Unavailable",
+            RpcErrorKind::DeadlineExceeded => "DeadlineExceeded",
+            RpcErrorKind::NotFound => "NotFound",
+            RpcErrorKind::AlreadyExists => "AlreadyExists",
+            RpcErrorKind::Unimplemented => "Unimplemented",
+            RpcErrorKind::InvalidArgument => "InvalidArgument",
+            RpcErrorKind::Other => "Unknown",
+        }
+    }
+}
+
 pub type RpcResult<T> = Result<T, RpcError>;
 
 #[async_trait]
 pub trait ContainerRuntime: Send + Sync + 'static {
     async fn version(&self) -> RpcResult<v1::VersionResponse>;
     async fn status(&self) -> RpcResult<v1::StatusResponse>;
+    /// The cgroup driver the runtime uses; `Unimplemented` before containerd 2.0.
+    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse>;
 
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String>;
     async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;

@@ -1,0 +1,398 @@
+//! The CRI client: gRPC over a unix socket.
+//!
+//! Owns: the connection, a deadline per call, the translation of gRPC codes. Never: retries, decides, keeps state of pods.
+//! The channel connects on first use and again after it broke, so a runtime that comes back needs nothing done here.
+//! Upstream: `k8s.io/cri-client`.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+use tonic::{
+    Code, Request, Response, Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{
+    port::{ContainerRuntime, RpcError, RpcErrorKind, RpcResult},
+    v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+};
+
+/// A relist of a node full of dead containers is larger than gRPC's default of 4 MiB; upstream's limit.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// The version of the kubelet's runtime API, from before CRI had versions of its own; runtimes answer with it to this day.
+const KUBE_RUNTIME_API_VERSION: &str = "0.1.0";
+/// A socket that does not accept at once belongs to a runtime that is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pulls have no limit of their own, the caller's deadline holds. gRPC wants one, so that a lost caller leaves none behind.
+const PULL_TIMEOUT: Duration = Duration::from_secs(86_400);
+/// Events are hints that coalesce into looks; a reader that is behind by more than this makes the runtime wait.
+const EVENT_BACKLOG: usize = 64;
+
+#[derive(Clone, Debug)]
+pub struct CriClient {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    timeout: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{endpoint}` is not a unix socket: expected unix:///path or an absolute path")]
+pub struct EndpointError {
+    endpoint: String,
+}
+
+impl CriClient {
+    /// Does not connect yet. An empty `image_endpoint` means that the runtime serves images, too. Must be called in a tokio runtime.
+    pub fn new(runtime_endpoint: &str, image_endpoint: &str, timeout: Duration) -> Result<Self, EndpointError> {
+        let runtime = channel(runtime_endpoint)?;
+        let images = match image_endpoint {
+            "" => runtime.clone(),
+            endpoint if endpoint == runtime_endpoint => runtime.clone(),
+            endpoint => channel(endpoint)?,
+        };
+        Ok(CriClient {
+            runtime: RuntimeServiceClient::new(runtime).max_decoding_message_size(MAX_MESSAGE_BYTES),
+            images: ImageServiceClient::new(images).max_decoding_message_size(MAX_MESSAGE_BYTES),
+            timeout,
+        })
+    }
+}
+
+/// The path of the socket an endpoint names.
+pub fn socket_path(endpoint: &str) -> Result<&str, EndpointError> {
+    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    if path.starts_with('/') { Ok(path) } else { Err(EndpointError { endpoint: endpoint.to_owned() }) }
+}
+
+fn channel(endpoint: &str) -> Result<Channel, EndpointError> {
+    let path = socket_path(endpoint)?;
+    let endpoint =
+        Endpoint::from_shared(format!("unix://{path}")).map_err(|_| EndpointError { endpoint: endpoint.to_owned() })?;
+    // containerd refuses requests whose authority is a path; upstream calls it localhost as well.
+    let origin = tonic::codegen::http::Uri::from_static("http://localhost");
+    Ok(endpoint.origin(origin).connect_timeout(CONNECT_TIMEOUT).connect_lazy())
+}
+
+#[async_trait]
+impl ContainerRuntime for CriClient {
+    async fn version(&self) -> RpcResult<v1::VersionResponse> {
+        let request = v1::VersionRequest { version: KUBE_RUNTIME_API_VERSION.to_owned() };
+        let mut client = self.runtime.clone();
+        let version = call("Version", self.timeout, request, |request| client.version(request)).await?;
+        check_version(&version)?;
+        Ok(version)
+    }
+
+    async fn status(&self) -> RpcResult<v1::StatusResponse> {
+        let request = v1::StatusRequest { verbose: false };
+        let mut client = self.runtime.clone();
+        call("Status", self.timeout, request, |request| client.status(request)).await
+    }
+
+    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
+        let mut client = self.runtime.clone();
+        let request = v1::RuntimeConfigRequest {};
+        call("RuntimeConfig", self.timeout, request, |request| client.runtime_config(request)).await
+    }
+
+    async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String> {
+        let request =
+            v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: runtime_handler.to_owned() };
+        let mut client = self.runtime.clone();
+        // Setting up a network takes its time: upstream doubles the limit for this call.
+        let answer =
+            call("RunPodSandbox", self.timeout * 2, request, |request| client.run_pod_sandbox(request)).await?;
+        non_empty("RunPodSandbox", answer.pod_sandbox_id)
+    }
+
+    async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()> {
+        let request = v1::StopPodSandboxRequest { pod_sandbox_id: sandbox_id.to_owned() };
+        let mut client = self.runtime.clone();
+        call("StopPodSandbox", self.timeout, request, |request| client.stop_pod_sandbox(request)).await?;
+        Ok(())
+    }
+
+    async fn remove_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()> {
+        let request = v1::RemovePodSandboxRequest { pod_sandbox_id: sandbox_id.to_owned() };
+        let mut client = self.runtime.clone();
+        call("RemovePodSandbox", self.timeout, request, |request| client.remove_pod_sandbox(request)).await?;
+        Ok(())
+    }
+
+    async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: false };
+        let mut client = self.runtime.clone();
+        let answer =
+            call("PodSandboxStatus", self.timeout, request, |request| client.pod_sandbox_status(request)).await?;
+        answer.status.ok_or_else(|| incomplete("PodSandboxStatus"))
+    }
+
+    async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
+        let request = v1::ListPodSandboxRequest { filter };
+        let mut client = self.runtime.clone();
+        let answer = call("ListPodSandbox", self.timeout, request, |request| client.list_pod_sandbox(request)).await?;
+        Ok(answer.items)
+    }
+
+    async fn create_container(
+        &self,
+        sandbox_id: &str,
+        config: &v1::ContainerConfig,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> RpcResult<String> {
+        let request = v1::CreateContainerRequest {
+            pod_sandbox_id: sandbox_id.to_owned(),
+            config: Some(config.clone()),
+            sandbox_config: Some(sandbox_config.clone()),
+        };
+        let mut client = self.runtime.clone();
+        let answer = call("CreateContainer", self.timeout, request, |request| client.create_container(request)).await?;
+        non_empty("CreateContainer", answer.container_id)
+    }
+
+    async fn start_container(&self, container_id: &str) -> RpcResult<()> {
+        let request = v1::StartContainerRequest { container_id: container_id.to_owned() };
+        let mut client = self.runtime.clone();
+        call("StartContainer", self.timeout, request, |request| client.start_container(request)).await?;
+        Ok(())
+    }
+
+    async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()> {
+        let request = v1::StopContainerRequest { container_id: container_id.to_owned(), timeout: timeout_secs };
+        let grace = Duration::from_secs(u64::try_from(timeout_secs).unwrap_or(0));
+        let mut client = self.runtime.clone();
+        let deadline = self.timeout.saturating_add(grace);
+        call("StopContainer", deadline, request, |request| client.stop_container(request)).await?;
+        Ok(())
+    }
+
+    async fn remove_container(&self, container_id: &str) -> RpcResult<()> {
+        let request = v1::RemoveContainerRequest { container_id: container_id.to_owned() };
+        let mut client = self.runtime.clone();
+        call("RemoveContainer", self.timeout, request, |request| client.remove_container(request)).await?;
+        Ok(())
+    }
+
+    async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
+        let request = v1::ListContainersRequest { filter };
+        let mut client = self.runtime.clone();
+        let answer = call("ListContainers", self.timeout, request, |request| client.list_containers(request)).await?;
+        Ok(answer.containers)
+    }
+
+    async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus> {
+        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
+        let mut client = self.runtime.clone();
+        let answer = call("ContainerStatus", self.timeout, request, |request| client.container_status(request)).await?;
+        answer.status.ok_or_else(|| incomplete("ContainerStatus"))
+    }
+
+    async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
+        let request = v1::ImageStatusRequest { image: Some(image.clone()), verbose: false };
+        let mut client = self.images.clone();
+        let answer = call("ImageStatus", self.timeout, request, |request| client.image_status(request)).await?;
+        match answer.image {
+            Some(image) if image.id.is_empty() => Err(incomplete("ImageStatus")),
+            image => Ok(image),
+        }
+    }
+
+    async fn pull_image(
+        &self,
+        image: &v1::ImageSpec,
+        auth: Option<v1::AuthConfig>,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> RpcResult<String> {
+        let request =
+            v1::PullImageRequest { image: Some(image.clone()), auth, sandbox_config: Some(sandbox_config.clone()) };
+        let mut client = self.images.clone();
+        let answer = call("PullImage", PULL_TIMEOUT, request, |request| client.pull_image(request)).await?;
+        non_empty("PullImage", answer.image_ref)
+    }
+
+    async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {
+        const METHOD: &str = "GetContainerEvents";
+        let mut client = self.runtime.clone();
+        let request = Request::new(v1::GetEventsRequest {});
+        // A runtime sends headers with the first event only, perhaps hours from now: waiting for them is the reader's
+        // task below. Whether the call exists at all is known within moments.
+        let mut opening = tokio::spawn(async move { client.get_container_events(request).await });
+        let (sender, receiver) = mpsc::channel(EVENT_BACKLOG);
+        // Cancel-safe: a join handle polled by reference loses nothing when the timer wins.
+        match tokio::time::timeout(OPENING_VERDICT, &mut opening).await {
+            Ok(opened) => {
+                let stream = joined(METHOD, opened)?;
+                tokio::spawn(forward(stream, sender));
+            }
+            Err(_still_waiting) => {
+                tokio::spawn(async move {
+                    // Cancel-safe: nothing is lost when the reader goes away first, there is nobody left to read it.
+                    tokio::select! {
+                        biased;
+                        () = sender.closed() => opening.abort(),
+                        opened = &mut opening => {
+                            if let Ok(stream) = joined(METHOD, opened) {
+                                forward(stream, sender).await;
+                            }
+                        }
+                    }
+                });
+            }
+        }
+        Ok(receiver)
+    }
+}
+
+/// A runtime that lacks the call says so at once.
+const OPENING_VERDICT: Duration = Duration::from_secs(1);
+
+type EventStream = tonic::Streaming<v1::ContainerEventResponse>;
+
+fn joined(
+    method: &'static str,
+    opened: Result<Result<Response<EventStream>, Status>, tokio::task::JoinError>,
+) -> RpcResult<EventStream> {
+    match opened {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(error(method, &status)),
+        Err(lost) => Err(RpcError { method, kind: RpcErrorKind::Other, message: lost.to_string() }),
+    }
+}
+
+/// Ends with the stream, or when nobody reads any more; either way the channel and the stream close together.
+async fn forward(mut stream: EventStream, sender: mpsc::Sender<v1::ContainerEventResponse>) {
+    loop {
+        // Cancel-safe: an event that is dropped with a closed channel has no reader.
+        let event = tokio::select! {
+            biased;
+            () = sender.closed() => return,
+            event = stream.message() => event,
+        };
+        match event {
+            Ok(Some(event)) => {
+                if sender.send(event).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) | Err(_) => return,
+        }
+    }
+}
+
+/// One unary call with a deadline the runtime is told of, too, and that holds even if the runtime ignores it.
+async fn call<Ask, Answer, Call>(
+    method: &'static str,
+    timeout: Duration,
+    message: Ask,
+    send: impl FnOnce(Request<Ask>) -> Call,
+) -> RpcResult<Answer>
+where
+    Call: Future<Output = Result<Response<Answer>, Status>>,
+{
+    let mut request = Request::new(message);
+    request.set_timeout(timeout);
+    match tokio::time::timeout(timeout, send(request)).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(error(method, &status)),
+        Err(_elapsed) => Err(RpcError {
+            method,
+            kind: RpcErrorKind::DeadlineExceeded,
+            message: format!("no answer within {} s", timeout.as_secs()),
+        }),
+    }
+}
+
+fn error(method: &'static str, status: &Status) -> RpcError {
+    let kind = match status.code() {
+        Code::Unavailable => RpcErrorKind::Unavailable,
+        // tonic reports its own timeout as cancelled.
+        Code::DeadlineExceeded | Code::Cancelled => RpcErrorKind::DeadlineExceeded,
+        Code::NotFound => RpcErrorKind::NotFound,
+        Code::AlreadyExists => RpcErrorKind::AlreadyExists,
+        Code::Unimplemented => RpcErrorKind::Unimplemented,
+        Code::InvalidArgument => RpcErrorKind::InvalidArgument,
+        Code::Ok
+        | Code::Unknown
+        | Code::PermissionDenied
+        | Code::ResourceExhausted
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Internal
+        | Code::DataLoss
+        | Code::Unauthenticated => RpcErrorKind::Other,
+    };
+    RpcError { method, kind, message: text(status) }
+}
+
+/// The runtime's message; for a transport error, which has none worth reading, the innermost cause.
+fn text(status: &Status) -> String {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
+    let mut innermost = None;
+    while let Some(error) = cause {
+        innermost = Some(error);
+        cause = error.source();
+    }
+    match innermost {
+        Some(error) => format!("{}: {error}", status.message()),
+        None => status.message().to_owned(),
+    }
+}
+
+fn check_version(version: &v1::VersionResponse) -> RpcResult<()> {
+    let message = if version.runtime_name.is_empty()
+        || version.runtime_version.is_empty()
+        || version.runtime_api_version.is_empty()
+    {
+        format!("not all fields are set in VersionResponse ({version:?})")
+    } else if version.version != KUBE_RUNTIME_API_VERSION {
+        "runtime api version is not supported".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(RpcError { method: "Version", kind: RpcErrorKind::Other, message })
+}
+
+fn non_empty(method: &'static str, id: String) -> RpcResult<String> {
+    if id.is_empty() { Err(incomplete(method)) } else { Ok(id) }
+}
+
+fn incomplete(method: &'static str) -> RpcError {
+    RpcError { method, kind: RpcErrorKind::Other, message: "the runtime's answer lacks what was asked for".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_unix_sockets() {
+        assert_eq!(socket_path("unix:///run/containerd/containerd.sock"), Ok("/run/containerd/containerd.sock"));
+        assert_eq!(socket_path("/run/crio.sock"), Ok("/run/crio.sock"));
+        for endpoint in ["", "tcp://127.0.0.1:1", "unix://run/x", "containerd.sock", "npipe:////./pipe/x"] {
+            assert!(socket_path(endpoint).is_err(), "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn version_must_be_the_one_we_speak() {
+        let version = v1::VersionResponse {
+            version: "0.1.0".into(),
+            runtime_name: "containerd".into(),
+            runtime_version: "1".into(),
+            runtime_api_version: "v1".into(),
+        };
+        assert!(check_version(&version).is_ok());
+        assert!(check_version(&v1::VersionResponse { version: "0.2.0".into(), ..version.clone() }).is_err());
+        assert!(check_version(&v1::VersionResponse { runtime_name: String::new(), ..version }).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_socket_nobody_listens_on_is_unavailable() {
+        let client = CriClient::new("/nonexistent/cri.sock", "", Duration::from_secs(2)).unwrap();
+        let error = client.status().await.unwrap_err();
+        assert_eq!((error.method, error.kind), ("Status", RpcErrorKind::Unavailable), "{error}");
+        assert!(error.message.contains("No such file"), "{error}");
+    }
+}
