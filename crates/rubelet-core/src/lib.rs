@@ -16,6 +16,8 @@ pub mod observation;
 pub mod pod;
 pub mod pod_config;
 pub mod pod_manager;
+pub mod qos;
+pub mod quantity;
 pub mod settings;
 pub mod snapshot;
 pub mod status_manager;

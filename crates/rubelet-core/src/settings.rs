@@ -34,6 +34,61 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
+    /// What the node and its configuration put into every sandbox and container.
+    pub node: NodeProfile,
+}
+
+/// What of the node and of KubeletConfiguration ends up in CRI configurations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeProfile {
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// `resolvConf`; `None` when it is set to the empty string, which gives pods a resolver on localhost.
+    pub resolv_conf: Option<PathBuf>,
+    /// `cpuCFSQuotaPeriod`; `None` when `cpuCFSQuota` is off.
+    pub cpu_cfs_quota_period: Option<Duration>,
+    /// What a container without a seccomp profile gets (`seccompDefault`).
+    pub default_seccomp: DefaultSeccomp,
+    pub memory_capacity_bytes: i64,
+    /// What a container without a limit is told its limit is.
+    pub allocatable: Allocatable,
+    /// `/sys/devices/system/cpu/cpu*/thermal_throttle` where they exist: hidden from containers.
+    pub thermal_throttle_paths: Vec<String>,
+    /// Sizes the kernel has (`2MB`, `1GB`): a container may use none of them unless it asks.
+    pub huge_page_sizes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DefaultSeccomp {
+    Unconfined,
+    RuntimeDefault,
+}
+
+/// What pods may use of the node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocatable {
+    pub cpu_millis: i64,
+    pub memory_bytes: i64,
+    pub ephemeral_storage_bytes: i64,
+}
+
+impl Default for NodeProfile {
+    /// Upstream's defaults, on a node nothing is known of.
+    fn default() -> Self {
+        NodeProfile {
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
+            cpu_cfs_quota_period: Some(Duration::from_millis(100)),
+            default_seccomp: DefaultSeccomp::Unconfined,
+            memory_capacity_bytes: 0,
+            allocatable: Allocatable::default(),
+            thermal_throttle_paths: Vec::new(),
+            huge_page_sizes: Vec::new(),
+        }
+    }
 }
 
 impl Settings {
@@ -54,6 +109,7 @@ impl Settings {
             min_container_ttl: Duration::ZERO,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            node: NodeProfile::default(),
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The world the agent acts on: the ports, and where things lie on disk.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
-use rubelet_core::{id::PodUid, time::Now};
+use rubelet_core::{id::PodUid, settings::Settings, time::Now};
 use rubelet_cri::port::ContainerRuntime;
 use rubelet_host::port::Host;
 use tokio::time::Instant;
@@ -16,6 +20,9 @@ pub struct World {
     pub paths: Paths,
     pub clock: Clock,
     pub events: EventLog,
+    pub settings: Arc<Settings>,
+    /// The runtime's stream of container events is up. `observe::events` writes it, `observe::check_runtime` reports it.
+    pub has_runtime_events: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for World {

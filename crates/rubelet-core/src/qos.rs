@@ -1,0 +1,229 @@
+//! Which quality of service does a pod get, and who dies first when memory runs out?
+//!
+//! Owns: the QoS class, the OOM score adjustment. Never: writes them anywhere.
+//! Upstream: `pkg/apis/core/v1/helper/qos`, `pkg/kubelet/qos/policy.go`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Container, Pod, PodSpec, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity as Text,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{Quantity, amount};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QosClass {
+    Guaranteed,
+    Burstable,
+    BestEffort,
+}
+
+impl QosClass {
+    /// The word of `status.qosClass`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            QosClass::Guaranteed => "Guaranteed",
+            QosClass::Burstable => "Burstable",
+            QosClass::BestEffort => "BestEffort",
+        }
+    }
+}
+
+const GUARANTEED_OOM_SCORE_ADJ: i64 = -997;
+const BEST_EFFORT_OOM_SCORE_ADJ: i64 = 1000;
+/// Above any guaranteed pod that uses all memory, below any best-effort pod.
+const BURSTABLE_OOM_SCORE_ADJ: std::ops::RangeInclusive<i64> = 3..=999;
+/// A pod of this priority or above is critical.
+const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+pub fn qos_class(pod: &PodSpec) -> QosClass {
+    let mut sums = Sums::default();
+    match &pod.resources {
+        Some(resources) => {
+            sums.add(resources);
+            // Upstream asks for complete limits at pod level only where there are any limits at all.
+            sums.limits_are_complete =
+                resources.limits.as_ref().is_none_or(BTreeMap::is_empty) || is_complete(resources);
+        }
+        None => {
+            for container in pod.containers.iter().chain(pod.init_containers.iter().flatten()) {
+                sums.limits_are_complete &= container.resources.as_ref().is_some_and(is_complete);
+                if let Some(resources) = &container.resources {
+                    sums.add(resources);
+                }
+            }
+        }
+    }
+    sums.class()
+}
+
+/// What `oom_score_adj` the container's processes get, on a node with this much memory.
+pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: i64) -> i64 {
+    let Some(spec) = &pod.spec else { return BEST_EFFORT_OOM_SCORE_ADJ };
+    if is_node_critical(pod, spec) {
+        return GUARANTEED_OOM_SCORE_ADJ;
+    }
+    match qos_class(spec) {
+        QosClass::Guaranteed => return GUARANTEED_OOM_SCORE_ADJ,
+        QosClass::BestEffort => return BEST_EFFORT_OOM_SCORE_ADJ,
+        QosClass::Burstable => {}
+    }
+    let share = unassigned_pod_memory(spec);
+    let own_request = memory_request(container) + share;
+    let request = if is_sidecar(spec, container) {
+        // A sidecar must not die before the containers it serves.
+        let smallest = spec.containers.iter().map(memory_request).min().unwrap_or(0) + share;
+        own_request.max(smallest)
+    } else {
+        own_request
+    };
+    let capacity = i128::from(memory_capacity_bytes.max(1));
+    let score = 1000 - i128::from(request) * 1000 / capacity;
+    let (lowest, highest) = BURSTABLE_OOM_SCORE_ADJ.into_inner();
+    i64::try_from(score).unwrap_or(lowest).clamp(lowest, highest)
+}
+
+struct Sums {
+    requests: BTreeMap<&'static str, Quantity>,
+    limits: BTreeMap<&'static str, Quantity>,
+    limits_are_complete: bool,
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Sums { requests: BTreeMap::new(), limits: BTreeMap::new(), limits_are_complete: true }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, resources: &ResourceRequirements) {
+        add_positive(&mut self.requests, resources.requests.as_ref());
+        add_positive(&mut self.limits, resources.limits.as_ref());
+    }
+
+    fn class(&self) -> QosClass {
+        if self.requests.is_empty() && self.limits.is_empty() {
+            QosClass::BestEffort
+        } else if self.limits_are_complete && self.requests == self.limits {
+            QosClass::Guaranteed
+        } else {
+            QosClass::Burstable
+        }
+    }
+}
+
+fn add_positive(sums: &mut BTreeMap<&'static str, Quantity>, list: Option<&BTreeMap<String, Text>>) {
+    for name in ["cpu", "memory"] {
+        let quantity = amount(list, name);
+        if quantity.is_positive() {
+            let sum = sums.entry(name).or_default();
+            *sum = sum.saturating_add(quantity);
+        }
+    }
+}
+
+fn is_complete(resources: &ResourceRequirements) -> bool {
+    ["cpu", "memory"].iter().all(|name| amount(resources.limits.as_ref(), name).is_positive())
+}
+
+fn is_node_critical(pod: &Pod, spec: &PodSpec) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    let annotation = |name: &str| annotations.and_then(|all| all.get(name));
+    let is_static = annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
+    let is_mirror = annotation("kubernetes.io/config.mirror").is_some();
+    let is_critical =
+        is_static || is_mirror || spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
+    is_critical && spec.priority_class_name.as_deref() == Some("system-node-critical")
+}
+
+fn is_sidecar(spec: &PodSpec, container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+        && spec.init_containers.iter().flatten().any(|init| init.name == container.name)
+}
+
+fn memory_request(container: &Container) -> i64 {
+    amount(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()), "memory").value()
+}
+
+/// Memory the pod as a whole requests beyond its containers' requests, shared equally between them.
+fn unassigned_pod_memory(spec: &PodSpec) -> i64 {
+    let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    let pod_request = amount(requests, "memory");
+    if pod_request.is_zero() {
+        return 0;
+    }
+    let (containers, init) = (&spec.containers, spec.init_containers.as_deref().unwrap_or_default());
+    let count = i64::try_from(containers.len() + init.len()).unwrap_or(1).max(1);
+    (pod_request.value() - containers_memory_request(containers, init)) / count
+}
+
+/// The most memory the containers request at any moment of the pod's life: sidecars stay, other init containers go.
+fn containers_memory_request(containers: &[Container], init: &[Container]) -> i64 {
+    let mut sidecars = 0;
+    let mut most_during_init = 0;
+    for container in init {
+        if container.restart_policy.as_deref() == Some("Always") {
+            sidecars += memory_request(container);
+            most_during_init = most_during_init.max(sidecars);
+        } else {
+            most_during_init = most_during_init.max(sidecars + memory_request(container));
+        }
+    }
+    most_during_init.max(containers.iter().map(memory_request).sum::<i64>() + sidecars)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: &str) -> Pod {
+        serde_json::from_str(&format!(r#"{{"metadata":{{"name":"p"}},"spec":{spec}}}"#)).unwrap()
+    }
+
+    #[test]
+    fn class_follows_requests_and_limits_of_cpu_and_memory() {
+        for (spec, class) in [
+            (r#"{"containers":[{"name":"a"}]}"#, QosClass::BestEffort),
+            (r#"{"containers":[{"name":"a","resources":{"limits":{"ephemeral-storage":"1"}}}]}"#, QosClass::BestEffort),
+            (r#"{"containers":[{"name":"a","resources":{"requests":{"cpu":"0"}}}]}"#, QosClass::BestEffort),
+            (r#"{"containers":[{"name":"a","resources":{"requests":{"cpu":"1"}}}]}"#, QosClass::Burstable),
+            (
+                r#"{"containers":[{"name":"a","resources":{"requests":{"cpu":"1","memory":"1Gi"},"limits":{"cpu":"1000m","memory":"1024Mi"}}}]}"#,
+                QosClass::Guaranteed,
+            ),
+            (
+                r#"{"initContainers":[{"name":"i"}],"containers":[{"name":"a","resources":{"requests":{"cpu":"1","memory":"1Gi"},"limits":{"cpu":"1","memory":"1Gi"}}}]}"#,
+                QosClass::Burstable,
+            ),
+            (
+                r#"{"resources":{"requests":{"cpu":"1","memory":"1"},"limits":{"cpu":"1","memory":"1"}},"containers":[{"name":"a"}]}"#,
+                QosClass::Guaranteed,
+            ),
+        ] {
+            assert_eq!(qos_class(&pod(spec).spec.unwrap()), class, "{spec}");
+        }
+    }
+
+    #[test]
+    fn oom_score_falls_with_the_share_of_memory_requested() {
+        let score = |request: &str| {
+            let pod = pod(&format!(
+                r#"{{"containers":[{{"name":"a","resources":{{"requests":{{"memory":"{request}"}}}}}}]}}"#
+            ));
+            oom_score_adj(&pod, &pod.spec.as_ref().unwrap().containers[0], 1000)
+        };
+        assert_eq!([score("1"), score("100"), score("500"), score("999"), score("5000")], [999, 900, 500, 3, 3]);
+    }
+
+    #[test]
+    fn sidecar_scores_no_higher_than_the_smallest_container_it_serves() {
+        let pod = pod(
+            r#"{"initContainers":[{"name":"s","restartPolicy":"Always","resources":{"requests":{"memory":"10"}}}],
+                "containers":[{"name":"a","resources":{"requests":{"memory":"300"}}},{"name":"b","resources":{"requests":{"memory":"200"}}}]}"#,
+        );
+        let sidecar = &pod.spec.as_ref().unwrap().init_containers.as_ref().unwrap()[0];
+        assert_eq!(oom_score_adj(&pod, sidecar, 1000), 800);
+    }
+}

@@ -1,0 +1,195 @@
+//! How much is `1500m`, `128Mi`, `1e3`?
+//!
+//! Owns: reading Kubernetes quantities exactly. Never: writes them back; the manifest's own text is kept.
+//! Upstream: `k8s.io/apimachinery/pkg/api/resource`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+
+/// An amount in billionths, the finest step a quantity has. What is finer is rounded away from zero, as upstream does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Quantity {
+    nanos: i128,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
+pub struct QuantityError;
+
+const NANOS_PER_UNIT: i128 = 1_000_000_000;
+/// Upstream caps quantities at the largest `i64`; beyond it the exact amount tells nobody anything.
+const MAX_NANOS: i128 = i64::MAX as i128 * NANOS_PER_UNIT;
+
+impl Quantity {
+    pub const ZERO: Quantity = Quantity { nanos: 0 };
+
+    pub fn from_units(units: i64) -> Self {
+        Quantity { nanos: i128::from(units) * NANOS_PER_UNIT }
+    }
+
+    pub fn from_millis(millis: i64) -> Self {
+        Quantity { nanos: i128::from(millis) * (NANOS_PER_UNIT / 1000) }
+    }
+
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        let (is_negative, rest) = match text.strip_prefix('-') {
+            Some(rest) => (true, rest),
+            None => (false, text.strip_prefix('+').unwrap_or(text)),
+        };
+        let number_len = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+        let (number, suffix) = rest.split_at(number_len);
+        let (digits, decimals) = digits_of(number)?;
+        let nanos = scaled(&digits, decimals, scale_of(suffix)?);
+        Ok(Quantity { nanos: if is_negative { -nanos } else { nanos } })
+    }
+
+    /// Whole units, rounded up.
+    pub fn value(self) -> i64 {
+        self.in_steps_of(NANOS_PER_UNIT)
+    }
+
+    /// Thousandths, rounded up.
+    pub fn millis(self) -> i64 {
+        self.in_steps_of(NANOS_PER_UNIT / 1000)
+    }
+
+    pub fn is_zero(self) -> bool {
+        self.nanos == 0
+    }
+
+    pub fn is_positive(self) -> bool {
+        self.nanos > 0
+    }
+
+    pub fn saturating_add(self, other: Quantity) -> Quantity {
+        Quantity { nanos: (self.nanos + other.nanos).clamp(-MAX_NANOS, MAX_NANOS) }
+    }
+
+    fn in_steps_of(self, step_nanos: i128) -> i64 {
+        let away_from_zero = (self.nanos.abs() + step_nanos - 1) / step_nanos * self.nanos.signum();
+        i64::try_from(away_from_zero).unwrap_or(if self.nanos < 0 { i64::MIN } else { i64::MAX })
+    }
+}
+
+/// The amount of `name` in a resource list; zero when it is not there. Validation has refused what cannot be read.
+pub fn amount(list: Option<&BTreeMap<String, Text>>, name: &str) -> Quantity {
+    list.and_then(|list| list.get(name)).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or_default()
+}
+
+enum Scale {
+    Binary(u32),
+    Decimal(i32),
+}
+
+fn digits_of(number: &str) -> Result<(String, i32), QuantityError> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
+        return Err(QuantityError);
+    }
+    // Trailing zeros of the fraction say nothing, and would only use up range.
+    let fraction = fraction.trim_end_matches('0');
+    let digits = format!("{whole}{fraction}");
+    let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError)?;
+    Ok((digits.trim_start_matches('0').to_owned(), decimals))
+}
+
+fn scale_of(suffix: &str) -> Result<Scale, QuantityError> {
+    Ok(match suffix {
+        "n" => Scale::Decimal(-9),
+        "u" => Scale::Decimal(-6),
+        "m" => Scale::Decimal(-3),
+        "" => Scale::Decimal(0),
+        "k" => Scale::Decimal(3),
+        "M" => Scale::Decimal(6),
+        "G" => Scale::Decimal(9),
+        "T" => Scale::Decimal(12),
+        "P" => Scale::Decimal(15),
+        "E" => Scale::Decimal(18),
+        "Ki" => Scale::Binary(10),
+        "Mi" => Scale::Binary(20),
+        "Gi" => Scale::Binary(30),
+        "Ti" => Scale::Binary(40),
+        "Pi" => Scale::Binary(50),
+        "Ei" => Scale::Binary(60),
+        _ => {
+            let exponent = suffix.strip_prefix(['e', 'E']).ok_or(QuantityError)?;
+            Scale::Decimal(exponent.parse().map_err(|_| QuantityError)?)
+        }
+    })
+}
+
+/// `digits × 10^-decimals × scale` in billionths, rounded up, at most `MAX_NANOS`.
+fn scaled(digits: &str, decimals: i32, scale: Scale) -> i128 {
+    let (decimal, binary) = match scale {
+        Scale::Decimal(exponent) => (exponent, 0),
+        Scale::Binary(exponent) => (0, exponent),
+    };
+    let Ok(mut amount) = (if digits.is_empty() { Ok(0) } else { digits.parse::<i128>() }) else {
+        return MAX_NANOS;
+    };
+    if amount == 0 {
+        return 0;
+    }
+    let mut exponent = decimal.saturating_add(9).saturating_sub(decimals);
+    let mut rounds_up = false;
+    // Divide by ten before multiplying by powers of two only where nothing is lost; both orders are exact otherwise.
+    amount = match amount.checked_mul(1_i128 << binary) {
+        Some(amount) => amount,
+        None => return MAX_NANOS,
+    };
+    while exponent > 0 {
+        amount = match amount.checked_mul(10) {
+            Some(amount) if amount < MAX_NANOS => amount,
+            _ => return MAX_NANOS,
+        };
+        exponent -= 1;
+    }
+    while exponent < 0 && amount > 0 {
+        rounds_up |= amount % 10 != 0;
+        amount /= 10;
+        exponent += 1;
+    }
+    (amount + i128::from(rounds_up)).min(MAX_NANOS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_read_as_upstream_reads_them() {
+        for (text, value, millis) in [
+            ("0", 0, 0),
+            ("1", 1, 1000),
+            ("100m", 1, 100),
+            ("1500m", 2, 1500),
+            ("0.5", 1, 500),
+            (".5", 1, 500),
+            ("5.", 5, 5000),
+            ("1k", 1000, 1_000_000),
+            ("1Ki", 1024, 1_024_000),
+            ("1.5Gi", 1_610_612_736, 1_610_612_736_000),
+            ("128Mi", 134_217_728, 134_217_728_000),
+            ("1e3", 1000, 1_000_000),
+            ("1E3", 1000, 1_000_000),
+            ("12E-2", 1, 120),
+            ("1n", 1, 1),
+            ("0.1n", 1, 1),
+            ("-1500m", -2, -1500),
+            ("+2", 2, 2000),
+            ("1E", 1_000_000_000_000_000_000, i64::MAX),
+            ("99999999999999999999", i64::MAX, i64::MAX),
+        ] {
+            let quantity = Quantity::parse(text).unwrap();
+            assert_eq!((quantity.value(), quantity.millis()), (value, millis), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_quantity_is_refused() {
+        for text in ["", ".", "-", "1.2.3", "1ki", "1KB", "abc", "1 Gi", "1e", "0x10", "1Mib"] {
+            assert_eq!(Quantity::parse(text), Err(QuantityError), "{text}");
+        }
+    }
+}
