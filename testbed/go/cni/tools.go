@@ -1,0 +1,10 @@
+//go:build tools
+
+// Package tools names what `cargo xtask` builds, so that go.mod and go.sum pin it.
+package tools
+
+import (
+	_ "github.com/containernetworking/plugins/plugins/ipam/host-local"
+	_ "github.com/containernetworking/plugins/plugins/main/bridge"
+	_ "github.com/containernetworking/plugins/plugins/main/loopback"
+)

@@ -1,0 +1,46 @@
+//! Time for the commands: how long something took, and how long it may take.
+//!
+//! Owns: every clock read of `xtask`, and the polling of conditions.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    #[expect(clippy::disallowed_methods, reason = "the commands measure real time, in this one place")]
+    pub fn start() -> Self {
+        Stopwatch(Instant::now())
+    }
+
+    pub fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    pub fn secs(self) -> f64 {
+        self.elapsed().as_secs_f64()
+    }
+}
+
+/// Asks until there is an answer or `limit` has passed; the question is asked at least once.
+pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let watch = Stopwatch::start();
+    loop {
+        if let Some(answer) = ask() {
+            return Some(answer);
+        }
+        if watch.elapsed() >= limit {
+            return None;
+        }
+        thread::sleep(every);
+    }
+}
+
+/// Wall-clock now, to compare with what the runtime and the agent report.
+#[expect(clippy::disallowed_methods, reason = "the commands read the wall clock, in this one place")]
+pub fn wall() -> jiff::Timestamp {
+    jiff::Timestamp::now()
+}

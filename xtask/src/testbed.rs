@@ -1,0 +1,299 @@
+//! A containerd of our own: its root, state, socket, network and images, in one directory.
+//!
+//! Owns: starting one and ending it with everything it made. Several live beside each other and beside a containerd of the
+//! machine's own, which is never touched. `sweep` cleans up from the directory alone, so it also works after a crash.
+
+pub mod agent;
+mod containerd;
+mod network;
+pub mod sweep;
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    clock,
+    command::{SHORT, command, output},
+    go_tools, image, packages,
+    process::{self, Daemon, ProcessId},
+};
+
+/// Which containerd pods run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Runtime {
+    /// Debian 12's package: no container events, no RuntimeConfig.
+    Debian16,
+    /// Built from its Go module.
+    Containerd24,
+}
+
+impl Runtime {
+    pub const ALL: [Runtime; 2] = [Runtime::Debian16, Runtime::Containerd24];
+
+    /// As given to `--runtime`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Runtime::Debian16 => "debian",
+            Runtime::Containerd24 => "2.4",
+        }
+    }
+
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let found = Runtime::ALL.into_iter().find(|runtime| runtime.as_str() == text);
+        found.with_context(|| format!("no runtime is called `{text}`; there are `debian` and `2.4`"))
+    }
+}
+
+/// Where a runtime's programs are.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    runtime: Runtime,
+    containerd: PathBuf,
+    ctr: PathBuf,
+    runc: PathBuf,
+    cni_dir: PathBuf,
+    images: Vec<PathBuf>,
+}
+
+impl Programs {
+    /// Installs or builds what is missing.
+    pub fn ensure(runtime: Runtime) -> anyhow::Result<Self> {
+        packages::require_root()?;
+        packages::ensure(packages::COMMON)?;
+        let images = image::ensure()?;
+        match runtime {
+            Runtime::Debian16 => {
+                packages::ensure(packages::DEBIAN_CONTAINERD)?;
+                Ok(Programs {
+                    runtime,
+                    containerd: "/usr/bin/containerd".into(),
+                    ctr: "/usr/bin/ctr".into(),
+                    runc: "/usr/sbin/runc".into(),
+                    cni_dir: "/usr/lib/cni".into(),
+                    images,
+                })
+            }
+            Runtime::Containerd24 => {
+                let bin = go_tools::ensure()?;
+                Ok(Programs {
+                    runtime,
+                    containerd: bin.join("containerd"),
+                    ctr: bin.join("ctr"),
+                    runc: bin.join("runc"),
+                    cni_dir: bin,
+                    images,
+                })
+            }
+        }
+    }
+}
+
+/// The directory of one testbed, and where things lie in it.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// Links resolved, because the kernel's mount table has it so.
+    pub dir: PathBuf,
+}
+
+impl Layout {
+    /// Creates the directory, for root alone.
+    pub fn create(dir: &Path) -> anyhow::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let layout = Layout { dir: dir.canonicalize()? };
+        // The kernel's limit for a socket's path is 107 bytes, and containerd adds `.ttrpc`.
+        let length = layout.socket().as_os_str().len();
+        if length > 100 {
+            bail!("{} is too long for a socket ({length} bytes): use a shorter path", layout.socket().display());
+        }
+        Ok(layout)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("containerd.sock")
+    }
+
+    pub fn containerd_log(&self) -> PathBuf {
+        self.dir.join("containerd.log")
+    }
+
+    fn containerd_config(&self) -> PathBuf {
+        self.dir.join("containerd.toml")
+    }
+
+    fn containerd_pid(&self) -> PathBuf {
+        self.dir.join("containerd.pid")
+    }
+
+    /// The name of our bridge, which is also the name of our CNI network.
+    fn bridge_file(&self) -> PathBuf {
+        self.dir.join("bridge")
+    }
+
+    /// The process whose death makes this testbed an orphan; `xtask up` has none.
+    fn owner_file(&self) -> PathBuf {
+        self.dir.join("owner")
+    }
+}
+
+/// What becomes of the testbed when the value is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtEnd {
+    Sweep,
+    Leave,
+}
+
+#[derive(Debug)]
+pub struct Testbed {
+    pub layout: Layout,
+    pub runtime: Runtime,
+    programs: Programs,
+    containerd: Option<Daemon>,
+    at_end: AtEnd,
+}
+
+impl Testbed {
+    /// One for a test, in a temporary directory; it is gone with the value.
+    pub fn start(programs: &Programs) -> anyhow::Result<Self> {
+        let base = base_dir()?;
+        let own = ProcessId::of(rustix::process::getpid().as_raw_pid()).context("we are not in /proc")?;
+        let layout = (1..1000)
+            .map(|number| base.join(number.to_string()))
+            .find_map(|dir| fs::DirBuilder::new().mode(0o700).create(&dir).is_ok().then_some(dir))
+            .with_context(|| format!("no free directory in {}", base.display()))
+            .and_then(|dir| Layout::create(&dir))?;
+        fs::write(layout.owner_file(), own.to_string())?;
+        let mut testbed = Testbed::new(layout, programs, AtEnd::Sweep);
+        testbed.prepare()?;
+        Ok(testbed)
+    }
+
+    /// One that stays when we end, in `dir`; what already runs there goes on.
+    pub fn open(dir: &Path, programs: &Programs) -> anyhow::Result<Self> {
+        let mut testbed = Testbed::new(Layout::create(dir)?, programs, AtEnd::Leave);
+        match process::from_pid_file(&testbed.layout.containerd_pid()) {
+            Some(_) => testbed.wait_ready()?,
+            None => testbed.prepare()?,
+        }
+        Ok(testbed)
+    }
+
+    fn new(layout: Layout, programs: &Programs, at_end: AtEnd) -> Self {
+        Testbed { layout, runtime: programs.runtime, programs: programs.clone(), containerd: None, at_end }
+    }
+
+    fn prepare(&mut self) -> anyhow::Result<()> {
+        network::set_up(&self.layout)?;
+        containerd::write_config(&self.layout, &self.programs)?;
+        self.start_containerd()?;
+        for archive in &self.programs.images {
+            self.import(archive)?;
+        }
+        Ok(())
+    }
+
+    pub fn start_containerd(&mut self) -> anyhow::Result<()> {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let own = self.programs.containerd.parent().expect("a program lies in a directory").display();
+        let mut containerd = command(&self.programs.containerd, ["--config"]);
+        containerd.arg(self.layout.containerd_config()).env("PATH", format!("{own}:/usr/sbin:/sbin:{path}"));
+        self.containerd =
+            Some(process::start_daemon(&mut containerd, &self.layout.containerd_log(), &self.layout.containerd_pid())?);
+        self.wait_ready()
+    }
+
+    /// SIGKILL, as when the runtime crashes; containers go on.
+    pub fn kill_containerd(&mut self) {
+        if let Some(mut containerd) = self.containerd.take() {
+            containerd.kill();
+        }
+    }
+
+    fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let answered = clock::poll(Duration::from_secs(60), Duration::from_millis(100), || {
+            if self.containerd.as_mut().is_some_and(|containerd| !containerd.is_alive()) {
+                return Some(Err(anyhow::anyhow!("containerd ended")));
+            }
+            self.ctr(["version"]).ok().map(Ok)
+        });
+        match answered {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(err)) => Err(err),
+            None => Err(anyhow::anyhow!("containerd does not answer")),
+        }
+        .with_context(|| format!("the end of its log:\n{}", tail(&self.layout.containerd_log(), 20)))
+    }
+
+    /// Runs `ctr` in the namespace of Kubernetes.
+    pub fn ctr<const N: usize>(&self, args: [&str; N]) -> anyhow::Result<String> {
+        let mut ctr = command(&self.programs.ctr, ["--namespace", "k8s.io", "--address"]);
+        ctr.arg(self.layout.socket()).args(args);
+        output(&mut ctr, SHORT)
+    }
+
+    pub fn import(&self, archive: &Path) -> anyhow::Result<()> {
+        let archive = archive.to_str().context("a path in UTF-8")?;
+        self.ctr(["images", "import", archive]).map(drop)
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        if self.at_end == AtEnd::Leave {
+            return;
+        }
+        if let Some(mut containerd) = self.containerd.take() {
+            containerd.end(Duration::from_secs(5));
+        }
+        if let Err(err) = sweep::sweep(&self.layout.dir) {
+            eprintln!("{}: not everything could be cleaned up: {err:#}", self.layout.dir.display());
+        }
+    }
+}
+
+/// Where tests have their testbeds. Root's alone, so that nobody can put a link in our way.
+fn base_dir() -> anyhow::Result<PathBuf> {
+    use std::os::unix::fs::MetadataExt as _;
+    let base = std::env::temp_dir().join("rubelet-testbed");
+    match fs::DirBuilder::new().mode(0o700).create(&base) {
+        Err(err) if err.kind() != std::io::ErrorKind::AlreadyExists => return Err(err.into()),
+        Ok(()) | Err(_) => {}
+    }
+    let meta = fs::symlink_metadata(&base)?;
+    if !meta.is_dir() || meta.uid() != 0 {
+        bail!("{} is not a directory of root's", base.display());
+    }
+    Ok(base)
+}
+
+/// Removes testbeds whose owner died without doing so.
+pub fn sweep_orphans() -> anyhow::Result<()> {
+    let base = base_dir()?;
+    // Two of us must not sweep the same one at once.
+    let lock = fs::File::open(&base)?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    for entry in fs::read_dir(&base)? {
+        let layout = Layout { dir: entry?.path() };
+        let is_new = fs::symlink_metadata(&layout.dir).and_then(|meta| meta.modified()).is_ok_and(|at| {
+            at.elapsed().is_ok_and(|age| age < Duration::from_secs(5)) && !layout.owner_file().exists()
+        });
+        if is_new || process::from_pid_file(&layout.owner_file()).is_some() {
+            continue;
+        }
+        sweep::sweep(&layout.dir)?;
+    }
+    Ok(())
+}
+
+/// The last lines of a file; what there is to say when something failed.
+pub fn tail(path: &Path, lines: usize) -> String {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,79 @@
+//! `cargo xtask up` and `down`: Rubelet on this machine, and everything gone again.
+//!
+//! Owns: the `.rubelet` directory in the project, which holds all state. `up` may be run again: what runs goes on, and the
+//! agent is replaced by the one just built.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::Context as _;
+
+use crate::{
+    command::{command, output, show},
+    packages,
+    progress::step,
+    project,
+    testbed::{
+        Programs, Runtime, Testbed,
+        agent::{Agent, AgentOptions},
+        sweep,
+    },
+};
+
+pub fn up(runtime: Runtime) -> anyhow::Result<()> {
+    packages::require_root()?;
+    let binary = step("building Rubelet (release)", build)?;
+    let programs = Programs::ensure(runtime)?;
+    refuse_other_runtime(runtime)?;
+    let testbed = step(&format!("starting containerd ({})", runtime.as_str()), || {
+        let testbed = Testbed::open(&state_dir(), &programs)?;
+        fs::write(state_dir().join("runtime"), runtime.as_str())?;
+        Ok(testbed)
+    })?;
+    let options = AgentOptions { manifests: Some(project::root().join("examples")), ..AgentOptions::default() };
+    let mut agent = Agent::new(&testbed, &binary, &options)?;
+    step("starting Rubelet on examples/", || {
+        agent.replace_running()?;
+        agent.start()
+    })?;
+    let root_dir = agent.root_dir();
+    let flag = format!("--root-dir={}", root_dir.display());
+    println!("\nrubelet's log: {}", agent.log().display());
+    println!("try also:      {} explain web {flag}", binary.display());
+    println!("Ctrl-C leaves this table and the pods running; `cargo xtask down` ends and removes everything.\n");
+    // A week: somebody may like to watch.
+    let limit = Duration::from_secs(7 * 86_400);
+    show(&mut command(&binary, ["pods", "--watch", &flag]), limit)
+        .with_context(|| format!("the end of the agent's log:\n{}", crate::testbed::tail(&agent.log(), 20)))
+}
+
+pub fn down() -> anyhow::Result<()> {
+    if !state_dir().exists() {
+        println!("nothing to do: {} does not exist", state_dir().display());
+        return Ok(());
+    }
+    packages::require_root()?;
+    step("ending containers, containerd and Rubelet, removing what they made", || sweep::sweep(&state_dir()))
+}
+
+fn state_dir() -> PathBuf {
+    project::root().join(".rubelet")
+}
+
+/// The state of one containerd is not the other's.
+fn refuse_other_runtime(runtime: Runtime) -> anyhow::Result<()> {
+    match fs::read_to_string(state_dir().join("runtime")) {
+        Ok(name) if name != runtime.as_str() => {
+            anyhow::bail!(
+                "containerd ({name}) is up; run `cargo xtask down` before `up --runtime {}`",
+                runtime.as_str()
+            )
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn build() -> anyhow::Result<PathBuf> {
+    let mut cargo = command(project::cargo(), ["build", "--release", "--package", "rubelet"]);
+    output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    Ok(project::target().join("release/rubelet"))
+}
