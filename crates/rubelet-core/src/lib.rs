@@ -8,6 +8,7 @@ pub mod config;
 pub mod container;
 pub mod effect;
 pub mod event;
+pub mod fnv;
 pub mod gc;
 pub mod id;
 pub mod images;

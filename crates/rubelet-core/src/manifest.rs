@@ -1,1 +1,86 @@
-//! From a manifest to a static pod: decoding, defaults, validation, identity.
+//! From a manifest to a static pod: decoding, defaults, identity, validation.
+//!
+//! Owns: what a file or a URL may say, and the pod that comes of it. Never: reads files, knows YAML, remembers anything.
+//! Upstream: `config/common.go`, and of the API server `apis/core/v1/defaults.go`, `apis/core/validation`.
+
+mod decode;
+mod defaults;
+pub mod field;
+mod identity;
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+
+use field::{Path, Problem};
+
+/// Where a manifest was read. It is part of the pod's identity: the same text in another file is another pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    File(String),
+    Url(String),
+}
+
+/// The pods of one manifest, fit for running.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Manifest {
+    pub pods: Vec<Arc<Pod>>,
+    pub warnings: Vec<Warning>,
+}
+
+/// Something in a manifest that nobody will act on; the pod runs all the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// `spec.containers[0].comand`.
+    pub field: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown field \"{}\"", self.field)
+    }
+}
+
+/// Why a manifest makes no pod: every reason found, not only the first.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid pod: [{}]", problems.iter().map(Problem::to_string).collect::<Vec<_>>().join(", "))]
+pub struct Refusal {
+    pub problems: Vec<Problem>,
+}
+
+/// Decodes a v1 Pod, or from a URL a v1 PodList, and makes its pods ready to run on this node.
+///
+/// One pod that is refused refuses the whole list, as upstream does: half a list would look like a removal of the rest.
+pub fn decode(value: Value, origin: &Origin, node_name: &str) -> Result<Manifest, Refusal> {
+    let mut manifest = Manifest::default();
+    let mut problems = Vec::new();
+    for (path, value) in decode::split(value, origin).map_err(|problem| Refusal { problems: vec![problem] })? {
+        match static_pod(value, &path, origin, node_name) {
+            Ok((pod, warnings)) => {
+                manifest.pods.push(Arc::new(pod));
+                manifest.warnings.extend(warnings);
+            }
+            Err(found) => problems.extend(found),
+        }
+    }
+    if problems.is_empty() { Ok(manifest) } else { Err(Refusal { problems }) }
+}
+
+fn static_pod(
+    value: Value,
+    path: &Path,
+    origin: &Origin,
+    node_name: &str,
+) -> Result<(Pod, Vec<Warning>), Vec<Problem>> {
+    let (mut pod, warnings) = decode::pod(value, path)?;
+    if pod.metadata.name.as_deref().unwrap_or_default().is_empty() {
+        let name = path.child("metadata").child("name");
+        return Err(vec![Problem::required(&name, "name is needed for the pod")]);
+    }
+    // The UID comes before the defaults: a later release with other defaults must not replace running pods.
+    let uid = identity::uid(&pod, origin, node_name);
+    defaults::apply(&mut pod);
+    identity::apply(&mut pod, uid, origin, node_name);
+    Ok((pod, warnings))
+}

@@ -1,3 +1,69 @@
 //! Where pods come from: a directory of manifests, a URL.
 //!
+//! Owns: reading, and telling people what was wrong with what was read. Never: judges a pod (`rubelet_core::manifest`),
+//! finds out what changed for the agent (`rubelet_core::pod_config`).
 //! Upstream: `config/file.go`, `config/http.go`.
+
+pub mod file;
+mod yaml;
+
+use rubelet_core::{
+    effect::{About, EventRecord, Severity},
+    manifest::{self, Manifest, Origin},
+};
+
+use crate::world::World;
+
+/// Upstream's limit for a manifest, file or answer.
+const MAX_MANIFEST_BYTES: u64 = 10 << 20;
+
+/// What came of one manifest's text: pods or the reason why not, and remarks that do not stop the pods.
+#[derive(Debug)]
+struct Reading {
+    pods: Result<Vec<std::sync::Arc<k8s_openapi::api::core::v1::Pod>>, String>,
+    remarks: Vec<String>,
+}
+
+fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
+    let document = match yaml::parse(text) {
+        Ok(document) => document,
+        Err(problem) => return Reading { pods: Err(problem), remarks: Vec::new() },
+    };
+    let mut remarks = Vec::new();
+    if document.ignored_documents > 0 {
+        // Upstream reads the first document too, but does not say so.
+        remarks.push(format!(
+            "only the first document is used, {} more are ignored: one pod per manifest",
+            document.ignored_documents
+        ));
+    }
+    match manifest::decode(document.value, origin, node_name) {
+        Ok(Manifest { pods, warnings }) => {
+            remarks.extend(warnings.iter().map(ToString::to_string));
+            Reading { pods: Ok(pods), remarks }
+        }
+        Err(refusal) => Reading { pods: Err(refusal.to_string()), remarks },
+    }
+}
+
+/// A manifest that makes no pod: one log line, one event.
+fn refuse(world: &World, manifest: &str, problem: &str) {
+    tracing::warn!(manifest, problem, "manifest refused");
+    record(world, manifest, "FailedValidation", problem);
+}
+
+/// A manifest whose pods run although something in it is left out.
+fn remark(world: &World, manifest: &str, remark: &str) {
+    tracing::warn!(manifest, remark, "manifest accepted in part");
+    record(world, manifest, "IgnoredField", remark);
+}
+
+fn record(world: &World, manifest: &str, reason: &str, message: &str) {
+    let record = EventRecord {
+        about: About::Manifest(manifest.to_owned()),
+        severity: Severity::Warning,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
+    world.events.record(record, world.clock.now().wall);
+}
