@@ -3,4 +3,11 @@
 //! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
 //! Never: decides anything about pods.
 
+pub mod fetch;
+pub mod fs;
+pub mod linux;
+pub mod mount;
 pub mod port;
+#[cfg(test)]
+mod testing;
+pub mod watch;

@@ -68,6 +68,10 @@ pub trait Host: Send + Sync + 'static {
     /// Creates the directory and missing parents; sets the mode on the last one, whatever the umask.
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()>;
 
+    /// Gives a directory, not what is in it, to a group that may read and write there; what is made in it belongs to the
+    /// group too.
+    async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()>;
+
     /// Creates or replaces a file in one step: a reader sees the old or the new content, never a part.
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
 
@@ -84,12 +88,13 @@ pub trait Host: Send + Sync + 'static {
     /// error and stays untouched. It is no error if the tree is gone.
     async fn remove_tree(&self, path: &Path) -> io::Result<()>;
 
-    /// Mounts a tmpfs; it is no error if one is mounted there already.
+    /// Mounts a tmpfs; it is no error if one is mounted there already. Without a size it may take all memory of the node.
     async fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
 
     /// Mount points at or below `path`, deepest first, as the kernel knows them (links in `path` resolved).
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 
+    /// Takes away the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error.
     async fn unmount(&self, path: &Path) -> io::Result<()>;
 
     /// Sends a hint whenever something in the directory may have changed. `Err` when it cannot be watched (it does not

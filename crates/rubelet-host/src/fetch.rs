@@ -1,0 +1,200 @@
+//! HTTP GET for manifests.
+//!
+//! Owns: one connection per request, its deadline, its size limit, redirects. Never: keeps connections or tasks, logs headers.
+//! Upstream: `config/http.go` over Go's default client.
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header, uri::Scheme};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{
+    body::{Bytes, Incoming},
+    rt,
+};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use tower::ServiceExt;
+
+use crate::{
+    linux::blocking,
+    port::{FetchRequest, FetchResponse},
+};
+
+/// Go's client gives up at the same number of requests.
+const MAX_REQUESTS: usize = 10;
+
+#[derive(Clone, Debug, Default)]
+pub struct Fetcher {
+    /// Made at the first `https` URL, because reading the node's certificate authorities takes time and memory.
+    tls: Arc<OnceLock<HttpsConnector<HttpConnector>>>,
+}
+
+impl Fetcher {
+    pub async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
+        tokio::time::timeout(request.timeout, self.follow(request))
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {:?}", request.timeout)))?
+    }
+
+    async fn follow(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
+        let mut uri: Uri = request.url.parse().map_err(|error| invalid(format!("invalid URL: {error}")))?;
+        let mut headers = headers(&request.headers)?;
+        for _ in 0..MAX_REQUESTS {
+            check(&uri)?;
+            let answer = self.get(&uri, &headers, request.limit_bytes).await?;
+            let Some(next) = answer.redirected_to else {
+                return Ok(FetchResponse { status: answer.status, body: answer.body });
+            };
+            let next = resolve(&uri, &next)?;
+            if next.host() != uri.host() || (is_https(&uri) && !is_https(&next)) {
+                // Credentials are for the server they were given for.
+                for secret in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
+                    headers.remove(secret);
+                }
+            }
+            uri = next;
+        }
+        Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")))
+    }
+
+    async fn get(&self, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<Answer> {
+        if is_https(uri) {
+            let connection = self.tls().await?.oneshot(uri.clone()).await.map_err(|error| unreachable(uri, &*error))?;
+            exchange(connection, uri, headers, limit_bytes).await
+        } else {
+            let connection =
+                HttpConnector::new().oneshot(uri.clone()).await.map_err(|error| unreachable(uri, &error))?;
+            exchange(connection, uri, headers, limit_bytes).await
+        }
+    }
+
+    async fn tls(&self) -> io::Result<HttpsConnector<HttpConnector>> {
+        if let Some(connector) = self.tls.get() {
+            return Ok(connector.clone());
+        }
+        let connector = blocking(|| {
+            let mut tcp = HttpConnector::new();
+            tcp.enforce_http(false);
+            let provider = rustls::crypto::ring::default_provider();
+            let builder = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider)?;
+            Ok::<_, io::Error>(builder.https_only().enable_http1().wrap_connector(tcp))
+        })
+        .await?;
+        Ok(self.tls.get_or_init(|| connector).clone())
+    }
+}
+
+struct Answer {
+    status: u16,
+    redirected_to: Option<String>,
+    body: Vec<u8>,
+}
+
+/// One request over a fresh connection. The connection is driven here, so it ends with this future.
+async fn exchange<C>(connection: C, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<Answer>
+where
+    C: rt::Read + rt::Write + Unpin,
+{
+    let (mut sender, driver) = hyper::client::conn::http1::handshake(connection).await.map_err(io::Error::other)?;
+    let request = request(uri, headers)?;
+    let answer = async {
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        read_answer(response, limit_bytes).await
+    };
+    tokio::pin!(driver, answer);
+    tokio::select! {
+        biased;
+        // The driver runs until the connection closes; its error comes out of `answer` too. Losing it is the end of both.
+        answer = &mut answer => answer,
+        _ = &mut driver => answer.await,
+    }
+}
+
+async fn read_answer(response: Response<Incoming>, limit_bytes: u64) -> io::Result<Answer> {
+    let status = response.status();
+    let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
+    if let (301 | 302 | 303 | 307 | 308, Some(location)) = (status.as_u16(), location) {
+        return Ok(Answer { status: status.as_u16(), redirected_to: Some(location.to_owned()), body: Vec::new() });
+    }
+    let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
+    let body = Limited::new(response.into_body(), limit).collect().await.map_err(io::Error::other)?;
+    Ok(Answer { status: status.as_u16(), redirected_to: None, body: body.to_bytes().to_vec() })
+}
+
+fn request(uri: &Uri, headers: &HeaderMap) -> io::Result<Request<Empty<Bytes>>> {
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let authority = uri.authority().expect("checked before connecting").as_str();
+    let mut request = Request::get(path).body(Empty::new()).map_err(io::Error::other)?;
+    *request.headers_mut() = headers.clone();
+    request.headers_mut().insert(header::HOST, HeaderValue::from_str(authority).map_err(io::Error::other)?);
+    Ok(request)
+}
+
+fn headers(given: &[(String, String)]) -> io::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("rubelet/", env!("CARGO_PKG_VERSION"))));
+    for (name, value) in given {
+        // The value may be a secret, so the message names only the header.
+        let value = HeaderValue::from_str(value).map_err(|_| invalid(format!("invalid value of header {name}")))?;
+        let name =
+            HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid(format!("invalid header name {name:?}")))?;
+        if name == header::USER_AGENT {
+            headers.insert(name, value);
+        } else {
+            headers.append(name, value);
+        }
+    }
+    Ok(headers)
+}
+
+fn check(uri: &Uri) -> io::Result<()> {
+    if !is_https(uri) && uri.scheme() != Some(&Scheme::HTTP) {
+        return Err(invalid("only http and https URLs are fetched".to_owned()));
+    }
+    match uri.authority() {
+        None => Err(invalid("the URL names no host".to_owned())),
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(invalid("credentials inside a URL are not supported; send them in a header".to_owned()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Where a `Location` leads, seen from the page that sent it.
+fn resolve(base: &Uri, location: &str) -> io::Result<Uri> {
+    let location = location.split('#').next().unwrap_or_default();
+    let scheme = base.scheme_str().unwrap_or("http");
+    let authority = base.authority().map_or("", |authority| authority.as_str());
+    let absolute = if location.contains("://") {
+        location.to_owned()
+    } else if let Some(rest) = location.strip_prefix("//") {
+        format!("{scheme}://{rest}")
+    } else if location.starts_with('/') {
+        format!("{scheme}://{authority}{location}")
+    } else {
+        let directory = base.path().rsplit_once('/').map_or("", |(directory, _)| directory);
+        format!("{scheme}://{authority}{directory}/{location}")
+    };
+    absolute.parse().map_err(|error| invalid(format!("redirected to an invalid URL: {error}")))
+}
+
+fn is_https(uri: &Uri) -> bool {
+    uri.scheme() == Some(&Scheme::HTTPS)
+}
+
+fn unreachable(uri: &Uri, error: &(dyn std::error::Error + 'static)) -> io::Error {
+    let mut message = format!("connect to {}: {error}", uri.authority().map_or("", |authority| authority.as_str()));
+    let mut source = error.source();
+    while let Some(cause) = source {
+        message.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    io::Error::new(io::ErrorKind::NotConnected, message)
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}

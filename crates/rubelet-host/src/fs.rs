@@ -1,0 +1,299 @@
+//! Files and directories, one blocking call each.
+//!
+//! Owns: how a file is opened, replaced and removed so that nothing hostile at the path can block us, be half seen, or lead
+//! us elsewhere. Never: decides which files; every descriptor is close-on-exec.
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
+
+use crate::port::{DirEntry, FileKind, ReadError};
+
+mod remove_tree;
+
+pub use remove_tree::remove_tree;
+
+pub fn list_dir(path: &Path) -> io::Result<Vec<DirEntry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        // A name that is not UTF-8 is shown as well as can be; opening it then fails with that name in the message.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        match entry.file_type() {
+            Ok(file_type) => entries.push(DirEntry { name, kind: kind_of(file_type) }),
+            // It went away while we were looking.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+    // A path-only descriptor first: opening a FIFO or a device for reading is itself an act with effects.
+    let place =
+        File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?);
+    let found = place.metadata()?;
+    let kind = kind_of(found.file_type());
+    if kind != FileKind::File {
+        return Err(ReadError::NotRegular(kind));
+    }
+    if found.len() > limit_bytes {
+        return Err(ReadError::TooLarge { limit_bytes });
+    }
+    let file = File::from(reopen(&place)?);
+    let mut content = Vec::new();
+    // One byte more than allowed tells a file that grew from one that just fits.
+    file.take(limit_bytes.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > limit_bytes {
+        return Err(ReadError::TooLarge { limit_bytes });
+    }
+    Ok(content)
+}
+
+/// Opens a regular file below `dir` for reading. Neither a link nor a mount on the way is followed.
+pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
+    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(io::Error::from)?;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let place = rustix::fs::openat2(&dir, relative, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+        .map_err(io::Error::from)?;
+    let place = File::from(place);
+    let kind = kind_of(place.metadata()?.file_type());
+    if kind != FileKind::File {
+        return Err(ReadError::NotRegular(kind));
+    }
+    Ok(File::from(reopen(&place)?))
+}
+
+pub fn file_kind(path: &Path) -> io::Result<Option<FileKind>> {
+    absent_is_none(fs::metadata(path).map(|found| kind_of(found.file_type())))
+}
+
+pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    let dir = File::open(path)?;
+    // Only the permissions: a set-group-ID bit given to the directory later is not ours to take away.
+    if dir.metadata()?.mode() & 0o777 != mode & 0o777 {
+        dir.set_permissions(Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+pub fn share_dir(path: &Path, group: u32) -> io::Result<()> {
+    let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::fchown(&dir, None, Some(Gid::from_raw(group)))?;
+    let dir = File::from(dir);
+    // After the change of group: that clears the set-group-ID bit.
+    let mode = dir.metadata()?.mode() & 0o7777;
+    dir.set_permissions(Permissions::from_mode(mode | 0o2770))
+}
+
+pub fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    in_one_step(path, |temporary| {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::open(temporary, flags, Mode::from_raw_mode(0o600))?);
+        file.write_all(content)?;
+        // Not synced to the disk: whatever we write is written anew after a power cut.
+        file.set_permissions(Permissions::from_mode(mode))
+    })
+}
+
+pub fn make_link(target: &Path, link: &Path) -> io::Result<()> {
+    in_one_step(link, |temporary| std::os::unix::fs::symlink(target, temporary))
+}
+
+pub fn read_link(path: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::read_link(path) {
+        // Something is there, but it is no link.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        read => absent_is_none(read),
+    }
+}
+
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    absent_is_none(fs::remove_file(path)).map(|_| ())
+}
+
+/// Makes something under a name of its own beside `path`, then renames it: a reader sees the old or the new, whole.
+fn in_one_step(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    // The name starts with a dot so that readers of manifest directories pass over it.
+    let temporary = path.with_file_name(format!(".rubelet-{}-{number}.tmp", std::process::id()));
+    // Left over by a process that had our id.
+    remove_file(&temporary)?;
+    let done = make(&temporary).and_then(|()| Ok(rustix::fs::renameat(CWD, &temporary, CWD, path)?));
+    if done.is_err() {
+        // The first error is the one worth telling.
+        let _ = remove_file(&temporary);
+    }
+    done
+}
+
+/// From a path-only descriptor to one that reads. The file was found to be regular, so this cannot block on a peer.
+fn reopen(place: &File) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn kind_of(file_type: fs::FileType) -> FileKind {
+    if file_type.is_dir() {
+        FileKind::Directory
+    } else if file_type.is_symlink() {
+        FileKind::Symlink
+    } else if file_type.is_fifo() {
+        FileKind::Fifo
+    } else if file_type.is_socket() {
+        FileKind::Socket
+    } else if file_type.is_char_device() {
+        FileKind::CharDevice
+    } else if file_type.is_block_device() {
+        FileKind::BlockDevice
+    } else {
+        FileKind::File
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    use rustix::fs::FileType;
+
+    use super::*;
+
+    fn fifo(path: &Path) {
+        rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    }
+
+    #[test]
+    fn only_regular_files_are_read_and_nothing_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "12345").unwrap();
+        symlink("file", at("link")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        fifo(&at("fifo"));
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        let read = |path: &Path| match read_file(path, 5) {
+            Ok(content) => String::from_utf8(content).unwrap(),
+            Err(error) => error.to_string(),
+        };
+        let mut answers = String::new();
+        for name in ["file", "link", "dangling", "fifo", "socket", ".", "/dev/null"] {
+            answers += &format!("{name}: {}\n", read(&at(name)));
+        }
+        insta::assert_snapshot!(answers, @"
+        file: 12345
+        link: 12345
+        dangling: No such file or directory (os error 2)
+        fifo: it is a Fifo, not a regular file
+        socket: it is a Socket, not a regular file
+        .: it is a Directory, not a regular file
+        /dev/null: it is a CharDevice, not a regular file
+        ");
+    }
+
+    #[test]
+    fn the_limit_holds_to_the_byte_and_for_files_that_hide_their_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        assert_eq!(read_file(&path, 5).unwrap(), b"12345");
+        assert!(matches!(read_file(&path, 4), Err(ReadError::TooLarge { limit_bytes: 4 })));
+        // Its size reads as zero, as that of a file that grows after the look.
+        assert!(matches!(read_file(Path::new("/proc/self/mountinfo"), 10), Err(ReadError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn entries_come_in_order_with_their_own_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("b"), "").unwrap();
+        symlink("b", dir.path().join("a")).unwrap();
+        fs::create_dir(dir.path().join("c")).unwrap();
+        fifo(&dir.path().join("d"));
+        let entries: Vec<_> = list_dir(dir.path()).unwrap().into_iter().map(|e| (e.name, e.kind)).collect();
+        let expected =
+            [("a", FileKind::Symlink), ("b", FileKind::File), ("c", FileKind::Directory), ("d", FileKind::Fifo)];
+        assert_eq!(entries, expected.map(|(name, kind)| (name.to_owned(), kind)));
+        assert_eq!(file_kind(&dir.path().join("a")).unwrap(), Some(FileKind::File));
+        assert_eq!(file_kind(&dir.path().join("e")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_directory_gets_its_mode_whatever_the_umask_and_keeps_its_group_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x/y");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        make_dir(&path, 0o777).unwrap();
+        assert_eq!(mode(&path), 0o777);
+        share_dir(&path, 1234).unwrap();
+        assert_eq!((mode(&path), fs::metadata(&path).unwrap().gid()), (0o2777, 1234));
+        make_dir(&path, 0o777).unwrap();
+        assert_eq!(mode(&path), 0o2777);
+        make_dir(&path, 0o750).unwrap();
+        assert_eq!(mode(&path), 0o750);
+    }
+
+    #[test]
+    fn a_file_and_a_link_are_replaced_whole_and_leave_no_scraps() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        write_file(&file, b"old", 0o600).unwrap();
+        let before = File::open(&file).unwrap();
+        write_file(&file, b"new", 0o666).unwrap();
+        let mut seen = String::new();
+        (&before).read_to_string(&mut seen).unwrap();
+        assert_eq!((seen.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new"));
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o666);
+        make_link(Path::new("nowhere"), &link).unwrap();
+        make_link(Path::new("file"), &link).unwrap();
+        assert_eq!(read_link(&link).unwrap(), Some(PathBuf::from("file")));
+        assert_eq!((read_link(&file).unwrap(), read_link(&dir.path().join("no")).unwrap()), (None, None));
+        fs::create_dir(dir.path().join("dir")).unwrap();
+        write_file(&dir.path().join("dir"), b"x", 0o600).unwrap_err();
+        let names: Vec<_> = list_dir(dir.path()).unwrap().into_iter().map(|entry| entry.name).collect();
+        assert_eq!(names, ["dir", "file", "link"]);
+        remove_file(&link).unwrap();
+        remove_file(&link).unwrap();
+    }
+
+    #[test]
+    fn what_lies_beneath_is_opened_without_following_anything() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("pod/app")).unwrap();
+        fs::write(at("secret"), "s").unwrap();
+        fs::write(at("pod/app/0.log"), "line").unwrap();
+        symlink("0.log", at("pod/app/1.log")).unwrap();
+        symlink("app", at("pod/other")).unwrap();
+        fifo(&at("pod/app/2.log"));
+        let mut content = String::new();
+        open_beneath(&at("pod"), Path::new("app/0.log")).unwrap().read_to_string(&mut content).unwrap();
+        assert_eq!(content, "line");
+        for hostile in
+            ["app/1.log", "other/0.log", "../secret", "app/../../secret", "/etc/hostname", "app/2.log", "app"]
+        {
+            assert!(open_beneath(&at("pod"), Path::new(hostile)).is_err(), "{hostile}");
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Removing a tree that somebody hostile filled.
+//!
+//! Owns: a removal that never leaves the tree. Every step goes from an open directory to a name in it, and the kernel itself
+//! refuses to go through a link or into another mount; so links, renames and mounts under our feet can at worst make the
+//! removal fail. Depth costs neither stack nor descriptors: what lies too deep is moved up to the top first.
+//! Never: follows a link, crosses a mount, recurses.
+
+use std::{
+    ffi::{CStr, CString, OsStr},
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, IFlags, Mode, OFlags, RenameFlags, ResolveFlags},
+    io::Errno,
+};
+
+use crate::mount;
+
+/// Directories held open at once; one level deeper is moved to the top of the tree.
+const MAX_OPEN: usize = 16;
+/// How often a directory that somebody keeps filling is gone through before we say so.
+const MAX_PASSES: u32 = 64;
+
+/// See `Host::remove_tree`. Stops soon after `abandoned` is raised.
+pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
+    // Asked first, so that a tree with a mount in it stays whole instead of half removed.
+    if let Some(point) = mount::mounts_below(path)?.first() {
+        let message = format!("{} is still mounted", point.display());
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name to remove", path.display())));
+    };
+    let name = CString::new(name.as_bytes())?;
+    let parent =
+        match rustix::fs::openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(parent) => parent,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+    let Some(top) = enter(parent.as_fd(), &name)? else { return Ok(()) };
+    Removal { stack: vec![top], parent, moved: 0, moved_before_pass: 0, abandoned }.run()
+}
+
+struct Removal<'a> {
+    /// From the top of the tree to where we are.
+    stack: Vec<Level>,
+    /// The directory that holds the tree.
+    parent: OwnedFd,
+    /// Directories moved to the top so far.
+    moved: u64,
+    moved_before_pass: u64,
+    abandoned: &'a AtomicBool,
+}
+
+struct Level {
+    dir: Dir,
+    /// In the level above.
+    name: CString,
+    passes: u32,
+}
+
+impl Removal<'_> {
+    fn run(mut self) -> io::Result<()> {
+        while let Some(level) = self.stack.last_mut() {
+            if self.abandoned.load(Ordering::Relaxed) {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the removal was given up"));
+            }
+            match level.dir.read() {
+                Some(Ok(entry)) => self.remove_entry(entry.file_name(), entry.file_type())?,
+                Some(Err(errno)) => return Err(errno.into()),
+                None => self.leave()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_entry(&mut self, name: &CStr, file_type: FileType) -> io::Result<()> {
+        if matches!(name.to_bytes(), b"." | b"..") {
+            return Ok(());
+        }
+        let here = self.stack.last().expect("an entry was read from it").dir.fd()?;
+        // Most entries are files; a directory that only looked like one answers so.
+        if file_type != FileType::Directory {
+            match unlink(here, name, AtFlags::empty()) {
+                Err(Errno::ISDIR) => {}
+                done => return done.map_err(|errno| failed(name, errno)),
+            }
+        }
+        if self.stack.len() >= MAX_OPEN && self.move_to_top(name)? == Moved::Yes {
+            return Ok(());
+        }
+        let here = self.stack.last().expect("it is still there").dir.fd()?;
+        if let Some(level) = enter(here, name)? {
+            self.stack.push(level);
+        }
+        Ok(())
+    }
+
+    /// Where the file system refuses (another project quota), the caller goes deeper as long as descriptors last.
+    fn move_to_top(&mut self, name: &CStr) -> io::Result<Moved> {
+        let here = self.stack.last().expect("the caller is in it").dir.fd()?;
+        let top = self.stack.first().expect("as above").dir.fd()?;
+        loop {
+            self.moved += 1;
+            let free = format!(".rubelet-removing-{}", self.moved);
+            match rustix::fs::renameat_with(here, name, top, &*free, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(Moved::Yes),
+                // The tree's owner may have thought of this name, or an earlier removal was cut off.
+                Err(Errno::EXIST) => {}
+                Err(_) => return Ok(Moved::No),
+            }
+        }
+    }
+
+    /// The directory was read to its end: remove it, or go through it again.
+    fn leave(&mut self) -> io::Result<()> {
+        let mut level = self.stack.pop().expect("it was just read");
+        let above = match self.stack.last() {
+            Some(above) => above.dir.fd()?,
+            None => self.parent.as_fd(),
+        };
+        match unlink(above, &level.name, AtFlags::REMOVEDIR) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            done => return done.map_err(|errno| failed(&level.name, errno)),
+        }
+        // A pass that found directories moved up by us is work, not a quarrel.
+        if self.moved == self.moved_before_pass {
+            level.passes += 1;
+        }
+        self.moved_before_pass = self.moved;
+        if level.passes > MAX_PASSES {
+            return Err(failed(&level.name, Errno::NOTEMPTY));
+        }
+        level.dir.rewind();
+        self.stack.push(level);
+        Ok(())
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Moved {
+    Yes,
+    No,
+}
+
+/// Opens a directory to be emptied. `None` when it is gone, or was no directory and has been removed on the spot.
+fn enter(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<Level>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    match rustix::fs::openat2(parent, name, flags, Mode::empty(), resolve) {
+        Ok(dir) => Ok(Some(Level { dir: Dir::new(dir)?, name: name.to_owned(), passes: 0 })),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            unlink(parent, name, AtFlags::empty()).map_err(|errno| failed(name, errno))?;
+            Ok(None)
+        }
+        Err(Errno::XDEV) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("{} is still mounted", shown(name))))
+        }
+        Err(errno) => Err(failed(name, errno)),
+    }
+}
+
+/// Removes one name; it is no error if it is gone.
+fn unlink(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, flags) {
+        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::PERM) => {
+            // A container may have made the file or its directory immutable.
+            make_mutable(parent)?;
+            if let Some(entry) = open_plain(parent, name) {
+                make_mutable(entry.as_fd())?;
+            }
+            rustix::fs::unlinkat(parent, name, flags)
+        }
+        done => done,
+    }
+}
+
+/// Only what has flags and can be opened without side effects.
+fn open_plain(parent: BorrowedFd<'_>, name: &CStr) -> Option<File> {
+    let found = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    if !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Directory) {
+        return None;
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    rustix::fs::openat2(parent, name, flags, Mode::empty(), resolve).ok().map(File::from)
+}
+
+fn make_mutable(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let stubborn = IFlags::IMMUTABLE | IFlags::APPEND;
+    match rustix::fs::ioctl_getflags(file) {
+        Ok(flags) if flags.intersects(stubborn) => rustix::fs::ioctl_setflags(file, flags - stubborn),
+        // The file system knows no such flags: the refusal had another reason, and the next try will tell it.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn failed(name: &CStr, errno: Errno) -> io::Error {
+    let error = io::Error::from(errno);
+    io::Error::new(error.kind(), format!("remove {}: {error}", shown(name)))
+}
+
+fn shown(name: &CStr) -> String {
+    format!("{:?}", OsStr::from_bytes(name.to_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt, symlink},
+        path::PathBuf,
+        sync::Arc,
+    };
+
+    use super::*;
+    use crate::testing::{MountGuard, need_root};
+
+    fn remove(path: &Path) -> io::Result<()> {
+        remove_tree(path, &AtomicBool::new(false))
+    }
+
+    /// A directory to be removed beside one that must survive.
+    struct Yard {
+        dir: tempfile::TempDir,
+    }
+
+    impl Yard {
+        fn new() -> Self {
+            Yard { dir: tempfile::tempdir().unwrap() }.filled()
+        }
+
+        fn filled(self) -> Self {
+            fs::create_dir(self.tree()).unwrap();
+            fs::create_dir(self.precious()).unwrap();
+            fs::write(self.precious().join("file"), "data").unwrap();
+            self
+        }
+
+        fn tree(&self) -> PathBuf {
+            self.dir.path().join("tree")
+        }
+
+        fn precious(&self) -> PathBuf {
+            self.dir.path().join("precious")
+        }
+
+        fn assert_only_the_tree_is_gone(&self) {
+            assert!(fs::symlink_metadata(self.tree()).is_err(), "the tree is still there");
+            assert_eq!(fs::read_to_string(self.precious().join("file")).unwrap(), "data");
+        }
+    }
+
+    #[test]
+    fn everything_a_container_can_put_there_is_removed_and_nothing_else() {
+        let yard = Yard::new();
+        let tree = yard.tree();
+        fs::create_dir_all(tree.join("a/b/c")).unwrap();
+        symlink("/", tree.join("root")).unwrap();
+        symlink(yard.precious(), tree.join("a/link")).unwrap();
+        symlink("../../precious/file", tree.join("a/b/file")).unwrap();
+        symlink("loop", tree.join("loop")).unwrap();
+        rustix::fs::mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap();
+        fs::hard_link(yard.precious().join("file"), tree.join("hard")).unwrap();
+        fs::write(tree.join(OsStr::from_bytes(b"\xff\n \x1b[31m")), "").unwrap();
+        fs::write(tree.join("x".repeat(255)), "").unwrap();
+        fs::set_permissions(tree.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
+        remove(&tree).unwrap();
+        yard.assert_only_the_tree_is_gone();
+        remove(&tree).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_tree_is_removed_itself() {
+        let yard = Yard::new();
+        fs::remove_dir(yard.tree()).unwrap();
+        symlink(yard.precious(), yard.tree()).unwrap();
+        remove(&yard.tree()).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn a_chain_deeper_than_any_path_or_descriptor_limit_is_removed() {
+        need_root();
+        // In memory, because making this many directories on a disk takes a minute.
+        let disk = tempfile::tempdir().unwrap();
+        let _guard = MountGuard(disk.path().to_owned());
+        mount::Mounter::default().mount_tmpfs(disk.path(), None, 0o700).unwrap();
+        let yard = Yard { dir: tempfile::tempdir_in(disk.path()).unwrap() }.filled();
+        let name = "d".repeat(100);
+        let mut here = rustix::fs::open(yard.tree(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        for depth in 0..100_000 {
+            rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o700)).unwrap();
+            if depth % 1000 == 0 {
+                rustix::fs::symlinkat("/", &here, "root").unwrap();
+            }
+            here = rustix::fs::openat(&here, &*name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        }
+        drop(here);
+        // A name the removal itself would use.
+        fs::create_dir(yard.tree().join(".rubelet-removing-1")).unwrap();
+        remove(&yard.tree()).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn a_wide_directory_is_removed() {
+        let yard = Yard::new();
+        for number in 0..20_000 {
+            fs::File::create(yard.tree().join(number.to_string())).unwrap();
+        }
+        remove(&yard.tree()).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn a_tree_with_a_bind_mount_of_the_same_device_in_it_stays_whole() {
+        need_root();
+        let yard = Yard::new();
+        let inside = yard.tree().join("z/mounted");
+        fs::create_dir_all(&inside).unwrap();
+        fs::write(yard.tree().join("a"), "").unwrap();
+        let guard = MountGuard(inside.clone());
+        rustix::mount::mount_bind(yard.precious(), &inside).unwrap();
+        let error = remove(&yard.tree()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(error.to_string().ends_with("/tree/z/mounted is still mounted"), "{error}");
+        assert!(yard.tree().join("a").exists());
+        // Had the table not told, the kernel would: this is what happens to a mount that comes in between.
+        let parent = fs::File::open(yard.tree().join("z")).unwrap();
+        let error = enter(parent.as_fd(), c"mounted").err().expect("a mount is not entered");
+        assert_eq!(error.to_string(), "\"mounted\" is still mounted");
+        drop(guard);
+        remove(&yard.tree()).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn immutable_files_and_directories_are_removed() {
+        need_root();
+        let yard = Yard::new();
+        let dir = yard.tree().join("dir");
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("file"), "").unwrap();
+        for (path, flag) in [(dir.join("file"), IFlags::IMMUTABLE), (dir, IFlags::APPEND)] {
+            let file = fs::File::open(path).unwrap();
+            match rustix::fs::ioctl_getflags(&file) {
+                Ok(flags) => rustix::fs::ioctl_setflags(&file, flags | flag).unwrap(),
+                Err(errno) => panic!("the temporary directory's file system has no such flags: {errno}"),
+            }
+        }
+        remove(&yard.tree()).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn somebody_swapping_directories_for_links_meanwhile_gains_nothing() {
+        let yard = Yard::new();
+        let tree = yard.tree();
+        let over = Arc::new(AtomicBool::new(false));
+        let racer = std::thread::spawn({
+            let (tree, precious, over) = (tree.clone(), yard.precious(), over.clone());
+            move || {
+                while !over.load(Ordering::Relaxed) {
+                    let _ = fs::create_dir_all(tree.join("victim/inner"));
+                    let _ = fs::write(tree.join("victim/inner/file"), "");
+                    let _ = symlink(&precious, tree.join("trap"));
+                    let (from, to) = (tree.join("trap"), tree.join("victim"));
+                    let _ = rustix::fs::renameat_with(CWD, &from, CWD, &to, RenameFlags::EXCHANGE);
+                    let _ = fs::remove_file(&to);
+                }
+            }
+        });
+        for _ in 0..300 {
+            // It may fail with a directory that is never empty; it must not reach outside.
+            let _ = remove(&tree);
+            let _ = fs::create_dir(&tree);
+        }
+        over.store(true, Ordering::Relaxed);
+        racer.join().unwrap();
+        remove(&tree).unwrap();
+        yard.assert_only_the_tree_is_gone();
+    }
+
+    #[test]
+    fn a_removal_nobody_waits_for_stops() {
+        let yard = Yard::new();
+        fs::write(yard.tree().join("file"), "").unwrap();
+        let error = remove_tree(&yard.tree(), &AtomicBool::new(true)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(yard.tree().join("file").exists());
+    }
+}

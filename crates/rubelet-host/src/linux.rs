@@ -1,0 +1,130 @@
+//! The Linux node.
+//!
+//! Owns: `LinuxHost`, which hands every call that may block to tokio's blocking pool. Never: blocks the caller's thread,
+//! retries, decides. A call whose caller gave up may still finish on its thread; only the long ones (removing a tree) stop early.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use crate::{
+    fetch::Fetcher,
+    fs, mount,
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError},
+    watch,
+};
+
+#[derive(Clone, Debug, Default)]
+pub struct LinuxHost {
+    mounter: mount::Mounter,
+    fetcher: Fetcher,
+}
+
+#[async_trait]
+impl Host for LinuxHost {
+    async fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        let path = path.to_owned();
+        blocking(move || fs::list_dir(&path)).await
+    }
+
+    async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        let path = path.to_owned();
+        blocking(move || fs::read_file(&path, limit_bytes)).await
+    }
+
+    async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
+        let path = path.to_owned();
+        blocking(move || fs::file_kind(&path)).await
+    }
+
+    async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::make_dir(&path, mode)).await
+    }
+
+    async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::share_dir(&path, group)).await
+    }
+
+    async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let (path, content) = (path.to_owned(), content.to_owned());
+        blocking(move || fs::write_file(&path, &content, mode)).await
+    }
+
+    async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
+        let (target, link) = (target.to_owned(), link.to_owned());
+        blocking(move || fs::make_link(&target, &link)).await
+    }
+
+    async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        let path = path.to_owned();
+        blocking(move || fs::read_link(&path)).await
+    }
+
+    async fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::remove_file(&path)).await
+    }
+
+    async fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        let abandoned = Abandoned::default();
+        let flag = abandoned.0.clone();
+        blocking(move || fs::remove_tree(&path, &flag)).await
+    }
+
+    async fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()> {
+        let (mounter, path) = (self.mounter.clone(), path.to_owned());
+        blocking(move || mounter.mount_tmpfs(&path, size_bytes, mode)).await
+    }
+
+    async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let path = path.to_owned();
+        blocking(move || mount::mounts_below(&path)).await
+    }
+
+    async fn unmount(&self, path: &Path) -> io::Result<()> {
+        let (mounter, path) = (self.mounter.clone(), path.to_owned());
+        blocking(move || mounter.unmount(&path)).await
+    }
+
+    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
+        watch::watch_dir(path, watch::Interest::Entries).await
+    }
+
+    async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
+        self.fetcher.fetch(request).await
+    }
+}
+
+/// Raised when the caller's future is dropped, so that long work on a thread ends soon after.
+#[derive(Default)]
+struct Abandoned(Arc<AtomicBool>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs on the blocking pool. A panic over there is a panic here; a runtime that shuts down is an error.
+pub(crate) async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<io::Error> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+        Err(_) => Err(io::Error::new(io::ErrorKind::Interrupted, "the agent is shutting down").into()),
+    }
+}

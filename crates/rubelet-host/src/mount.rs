@@ -1,0 +1,211 @@
+//! The mount table, and the two things we do to it.
+//!
+//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs, unmounting. Never: lazy or forced unmounts, shell commands.
+//! Upstream: `k8s.io/mount-utils`, `emptydir.setupTmpfs`.
+
+use std::{
+    ffi::{CString, OsString},
+    io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags},
+};
+
+/// One line of the mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub point: PathBuf,
+    pub fs_type: String,
+}
+
+/// Mount points at or below `path`, deepest first. Nothing is mounted below what is not there.
+pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let Some(path) = resolved(path)? else { return Ok(Vec::new()) };
+    let mut points: Vec<PathBuf> =
+        mount_table()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(&path)).collect();
+    // Of two mounts on one point the table names the upper one last; it has to go first.
+    points.reverse();
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    Ok(points)
+}
+
+/// Changes the mount table, one change at a time: looking whether something is mounted and mounting it are two steps.
+#[derive(Clone, Debug, Default)]
+pub struct Mounter(Arc<Mutex<()>>);
+
+impl Mounter {
+    pub fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()> {
+        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = resolved(path)?.ok_or(io::ErrorKind::NotFound)?;
+        if top_mount(&path)?.is_some_and(|mount| mount.fs_type == "tmpfs") {
+            return Ok(());
+        }
+        let size = size_bytes.map_or("100%".to_owned(), |bytes| bytes.to_string());
+        let options = format!("size={size},mode={mode:o}");
+        // What a pod keeps in memory must not reach the disk; kernels before 6.4 do not know the option.
+        match mount_tmpfs_with(&path, &format!("{options},noswap")) {
+            Err(Errno::INVAL) => Ok(mount_tmpfs_with(&path, &options)?),
+            done => Ok(done?),
+        }
+    }
+
+    /// It is no error if nothing is mounted there. Never follows a link in the last place.
+    pub fn unmount(&self, path: &Path) -> io::Result<()> {
+        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(Errno::INVAL) if resolved(path)?.is_none_or(|path| matches!(top_mount(&path), Ok(None))) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn mount_tmpfs_with(path: &Path, options: &str) -> rustix::io::Result<()> {
+    let options = CString::new(options).expect("made of numbers and words");
+    rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), options.as_c_str())
+}
+
+/// The path as the kernel writes it into the mount table; `None` when there is nothing at that path.
+fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
+    match path.canonicalize() {
+        Ok(path) => Ok(Some(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn top_mount(path: &Path) -> io::Result<Option<Mount>> {
+    Ok(mount_table()?.into_iter().rfind(|mount| mount.point == path))
+}
+
+fn mount_table() -> io::Result<Vec<Mount>> {
+    // The kernel hands the table out in pieces, and a change between two pieces can hide a line. Two equal readings are
+    // a true picture; on a node where mounts never stop changing the last one has to do.
+    const READINGS: usize = 5;
+    let mut last = std::fs::read("/proc/self/mountinfo")?;
+    for _ in 1..READINGS {
+        let next = std::fs::read("/proc/self/mountinfo")?;
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    Ok(parse(&last))
+}
+
+/// Lines as in proc(5): `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/root rw`.
+fn parse(table: &[u8]) -> Vec<Mount> {
+    table.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let point = fields.get(4)?;
+    // The number of optional fields varies; a lone dash ends them.
+    let dash = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
+    let fs_type = fields.get(dash + 1)?;
+    Some(Mount {
+        point: PathBuf::from(OsString::from_vec(unescape(point))),
+        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+    })
+}
+
+/// Space, tab, newline and backslash stand as `\ooo`.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        match (byte, octal(after)) {
+            (b'\\', Some(escaped)) => {
+                plain.push(escaped);
+                rest = &after[3..];
+            }
+            _ => {
+                plain.push(byte);
+                rest = after;
+            }
+        }
+    }
+    plain
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    let digits = digits.get(..3)?;
+    let value = digits.iter().try_fold(0u32, |value, digit| match digit {
+        b'0'..=b'7' => Some(value * 8 + u32::from(digit - b'0')),
+        _ => None,
+    })?;
+    u8::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::testing::{MountGuard, need_root};
+
+    #[test]
+    fn the_table_is_read_with_escapes_and_any_number_of_optional_fields() {
+        let table = br"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw
+36 35 98:0 /mnt1 /var/lib/with\040space\134and\011tab rw master:1 propagate_from:2 - ext4 /dev/root rw
+40 35 0:50 / /plain rw - tmpfs tmpfs rw,size=4k
+short line
+";
+        let points: Vec<_> = parse(table).into_iter().map(|mount| (mount.point, mount.fs_type)).collect();
+        let expected = [("/proc", "proc"), ("/var/lib/with space\\and\ttab", "ext4"), ("/plain", "tmpfs")];
+        assert_eq!(points, expected.map(|(point, fs_type)| (PathBuf::from(point), fs_type.to_owned())));
+    }
+
+    #[test]
+    fn an_escape_that_is_none_stays_as_it_is() {
+        for plain in [r"\", r"a\04", r"\777", r"\08x"] {
+            assert_eq!(unescape(plain.as_bytes()), plain.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_tmpfs_is_mounted_once_with_its_size_and_mode_and_unmounted() {
+        need_root();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("with space");
+        fs::create_dir(&path).unwrap();
+        let _guard = MountGuard(path.clone());
+        let mounter = Mounter::default();
+        mounter.mount_tmpfs(&path, Some(64 * 1024), 0o1777).unwrap();
+        mounter.mount_tmpfs(&path, Some(64 * 1024), 0o1777).unwrap();
+        assert_eq!(mounts_below(dir.path()).unwrap(), [path.canonicalize().unwrap()]);
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap()) & 0o7777, 0o1777);
+        let too_much = fs::write(path.join("f"), vec![0; 128 * 1024]).unwrap_err();
+        assert_eq!(too_much.kind(), io::ErrorKind::StorageFull);
+        mounter.unmount(&path).unwrap();
+        mounter.unmount(&path).unwrap();
+        assert_eq!(mounts_below(dir.path()).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn mounts_are_found_behind_a_link_deepest_first() {
+        need_root();
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("real");
+        let inner = real.join("inner");
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
+        let mounter = Mounter::default();
+        let _outer_guard = MountGuard(real.clone());
+        mounter.mount_tmpfs(&dir.path().join("link"), None, 0o755).unwrap();
+        fs::create_dir(&inner).unwrap();
+        let _inner_guard = MountGuard(inner.clone());
+        rustix::mount::mount_bind(dir.path(), &inner).unwrap();
+        assert_eq!(mounts_below(&dir.path().join("link")).unwrap(), [inner.clone(), real.clone()]);
+        assert_eq!(mounts_below(&dir.path().join("link/inner")).unwrap(), [inner]);
+        assert_eq!(mounts_below(&dir.path().join("nothing")).unwrap(), Vec::<PathBuf>::new());
+        let busy = mounter.unmount(&real).unwrap_err();
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
+    }
+}
