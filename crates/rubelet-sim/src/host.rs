@@ -85,6 +85,10 @@ impl Host for FakeHost {
         self.change(format!("mkdir {}", path.display()), |scene| scene.disk.make_dir(path, mode)).await
     }
 
+    async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
+        self.change(format!("chgrp {group} {}", path.display()), |scene| scene.disk.list_dir(path).map(drop)).await
+    }
+
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         self.change(format!("write {}", path.display()), |scene| scene.disk.write_file(path, content, mode)).await
     }
