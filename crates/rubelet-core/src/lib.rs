@@ -25,3 +25,4 @@ pub mod status_manager;
 #[cfg(test)]
 pub mod test_support;
 pub mod time;
+pub mod volumes;

@@ -89,6 +89,14 @@ impl Host for FakeHost {
         self.change(format!("chgrp {group} {}", path.display()), |scene| scene.disk.list_dir(path).map(drop)).await
     }
 
+    async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.change(format!("touch {}", path.display()), |scene| match scene.disk.node(path)? {
+            Some(_) => Ok(()),
+            None => scene.disk.write_file(path, b"", mode),
+        })
+        .await
+    }
+
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         self.change(format!("write {}", path.display()), |scene| scene.disk.write_file(path, content, mode)).await
     }
