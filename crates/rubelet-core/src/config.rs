@@ -1,1 +1,25 @@
 //! KubeletConfiguration v1beta1: types, defaults, merging, validation, feature gates.
+//!
+//! Owns: what a configuration means. Never: reads files or flags; `rubelet/src/cli/` does that and hands over documents.
+//! Upstream: `pkg/kubelet/apis/config`, `cmd/kubelet/app`.
+
+mod complete;
+mod document;
+mod duration;
+pub mod gates;
+mod quantity;
+mod types;
+mod validate;
+
+pub use self::{
+    complete::{API_VERSION, Checked, Draft, FlagValue, KIND, Origin, Problem},
+    document::{Mismatch, at, shown},
+    duration::{FlushForm, FlushFrequency, GoDuration},
+    quantity::QuantityText,
+    types::{
+        AnonymousAuthentication, Authentication, Authorization, CrashLoopBackOff, Field, KubeletConfiguration,
+        LogOptions, LogRouting, Logging, MemoryReservation, MemorySwap, Rule, ShutdownGracePeriodByPodPriority,
+        Tracing, UserNamespaces, VModule, WebhookAuthentication, WebhookAuthorization, X509Authentication,
+    },
+    validate::Host,
+};

@@ -22,7 +22,4 @@ pub mod quantity;
 pub mod settings;
 pub mod snapshot;
 pub mod status_manager;
-#[cfg(test)]
-pub mod test_support;
 pub mod time;
-pub mod volumes;

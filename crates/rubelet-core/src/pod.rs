@@ -2,5 +2,4 @@
 //!
 //! Upstream: `pod_workers.go`.
 
-pub mod restart_policy;
 pub mod status;
