@@ -1,4 +1,1 @@
 //! Effects: the only I/O on behalf of pods.
-
-pub mod directories;
-pub mod volume;

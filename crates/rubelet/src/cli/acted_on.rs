@@ -1,0 +1,86 @@
+//! Which settings Rubelet acts on, and which it only accepts so far.
+//!
+//! Owns: the two lists. Whoever makes a setting take effect adds it here.
+
+use rubelet_core::config::{self, KubeletConfiguration};
+
+/// Fields of KubeletConfiguration, sorted.
+pub const ACTED_ON: &[&str] = &[
+    "address",
+    "containerRuntimeEndpoint",
+    "crashLoopBackOff",
+    "enableServer",
+    "featureGates",
+    "fileCheckFrequency",
+    "healthzBindAddress",
+    "healthzPort",
+    "httpCheckFrequency",
+    "imageServiceEndpoint",
+    "logging",
+    "maxParallelImagePulls",
+    "podLogsDir",
+    "readOnlyPort",
+    "registryBurst",
+    "registryPullQPS",
+    "runtimeRequestTimeout",
+    "serializeImagePulls",
+    "staticPodPath",
+    "staticPodURL",
+    "staticPodURLHeader",
+    "syncFrequency",
+];
+
+/// Flags that are no field of KubeletConfiguration, sorted.
+pub const ACTED_ON_FLAGS: &[&str] = &[
+    "config",
+    "config-dir",
+    "hostname-override",
+    "maximum-dead-containers",
+    "maximum-dead-containers-per-container",
+    "minimum-container-ttl-duration",
+    "node-ip",
+    "root-dir",
+];
+
+/// Fields that differ from `default` and change nothing yet.
+pub fn not_acted_on(config: &KubeletConfiguration, default: &KubeletConfiguration) -> Vec<String> {
+    let (config, default) = (config::shown(config), config::shown(default));
+    let fields = config.as_object().into_iter().chain(default.as_object()).flat_map(|fields| fields.keys());
+    let mut names: Vec<String> = fields
+        .filter(|name| !ACTED_ON.contains(&name.as_str()) && config.get(name) != default.get(name))
+        .cloned()
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_core::config::Draft;
+
+    use super::*;
+
+    #[test]
+    fn only_fields_that_were_changed_are_named() {
+        let default = Draft::without_file().config;
+        let mut config = default.clone();
+        assert_eq!(not_acted_on(&config, &default), <[String; 0]>::default());
+        config.max_pods = 5;
+        config.resolv_conf = String::new();
+        config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
+        config.cluster_dns = vec!["10.0.0.10".to_owned()];
+        assert_eq!(not_acted_on(&config, &default), ["clusterDNS", "maxPods", "resolvConf"]);
+    }
+
+    #[test]
+    fn every_listed_field_exists() {
+        let fields = serde_json::to_value(KubeletConfiguration::default()).unwrap();
+        for name in ACTED_ON {
+            assert!(fields.get(name).is_some(), "{name}");
+        }
+        for name in ACTED_ON_FLAGS {
+            assert!(crate::cli::flags::by_name(name).is_some(), "{name}");
+        }
+    }
+}

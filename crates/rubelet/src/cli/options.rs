@@ -1,0 +1,200 @@
+//! Everything the agent was told: flags and configuration, complete and checked.
+//!
+//! Owns: the flags that are not in KubeletConfiguration, the node's name, and what the core needs to know of it all.
+//! Upstream: `KubeletFlags`, `nodeutil.GetHostname`.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rubelet_core::{
+    config::{Checked, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
+    event::Source,
+    settings::{DefaultSeccomp, NodeProfile, Settings},
+};
+use serde::Deserialize;
+
+use super::{
+    acted_on::{self, ACTED_ON_FLAGS},
+    arguments::Arguments,
+    load::{self, Sources},
+};
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub flags: Flags,
+    pub config: KubeletConfiguration,
+    pub gates: Gates,
+    /// To be told once at start.
+    pub warnings: Vec<String>,
+}
+
+/// The flags that have no field in KubeletConfiguration.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Flags {
+    pub config: String,
+    pub config_dir: String,
+    pub kubeconfig: String,
+    pub bootstrap_kubeconfig: String,
+    pub hostname_override: String,
+    pub node_ip: String,
+    pub cert_dir: PathBuf,
+    pub cloud_provider: String,
+    pub root_dir: PathBuf,
+    pub node_labels: BTreeMap<String, String>,
+    pub lock_file: String,
+    pub exit_on_lock_contention: bool,
+    pub runtime_cgroups: String,
+    pub image_credential_provider_config: String,
+    pub image_credential_provider_bin_dir: String,
+    pub seccomp_default: bool,
+    pub minimum_container_ttl_duration: GoDuration,
+    pub maximum_dead_containers_per_container: i32,
+    pub maximum_dead_containers: i32,
+    pub experimental_mounter_path: String,
+    pub experimental_allocatable_ignore_eviction: bool,
+}
+
+impl Default for Flags {
+    fn default() -> Self {
+        Flags {
+            config: String::new(),
+            config_dir: String::new(),
+            kubeconfig: String::new(),
+            bootstrap_kubeconfig: String::new(),
+            hostname_override: String::new(),
+            node_ip: String::new(),
+            cert_dir: PathBuf::from("/var/lib/kubelet/pki"),
+            cloud_provider: String::new(),
+            root_dir: PathBuf::from("/var/lib/kubelet"),
+            node_labels: BTreeMap::new(),
+            lock_file: String::new(),
+            exit_on_lock_contention: false,
+            runtime_cgroups: String::new(),
+            image_credential_provider_config: String::new(),
+            image_credential_provider_bin_dir: String::new(),
+            seccomp_default: false,
+            minimum_container_ttl_duration: GoDuration::default(),
+            maximum_dead_containers_per_container: 1,
+            maximum_dead_containers: -1,
+            experimental_mounter_path: String::new(),
+            experimental_allocatable_ignore_eviction: false,
+        }
+    }
+}
+
+impl Options {
+    /// Reads the files the arguments name. Touches nothing else. All problems at once.
+    pub fn load(arguments: Arguments, host: Host) -> Result<Options, Vec<String>> {
+        let Arguments { own, fields, notices: mut warnings, .. } = arguments;
+        let flags: Flags =
+            serde_json::from_value(own.clone().into()).expect("flags are parsed to their members' types");
+        let sources = Sources { file: given(&flags.config), drop_in_dir: given(&flags.config_dir) };
+        let checked = check(&sources, &fields, host)?;
+        let idle_flags =
+            own.keys().filter(|name| !ACTED_ON_FLAGS.contains(&name.as_str())).map(|name| format!("--{name}"));
+        let idle_fields = acted_on::not_acted_on(&checked.config, &defaults(&sources));
+        warnings.extend(checked.warnings);
+        warnings.extend(idle_flags.chain(idle_fields).map(|name| format!("{name} is accepted but not acted on yet")));
+        Ok(Options { flags, config: checked.config, gates: checked.gates, warnings })
+    }
+
+    /// The node's name: as told, or the host's; trimmed and in lower case.
+    pub fn node_name(&self, host_name: &str) -> Result<String, String> {
+        let told = &self.flags.hostname_override;
+        let name = if told.is_empty() { host_name } else { told }.trim().to_lowercase();
+        if name.is_empty() { Err("empty hostname is invalid".to_owned()) } else { Ok(name) }
+    }
+
+    /// What the core decides by. The root directory is as told: whoever runs the agent makes it and resolves its links.
+    pub fn settings(&self, node_name: &str, host_ips: Vec<String>) -> Settings {
+        let Options { flags, config, .. } = self;
+        let told = |text: &str| !text.is_empty();
+        let sources = [
+            told(&config.static_pod_path).then_some(Source::File),
+            told(&config.static_pod_url).then_some(Source::Http),
+        ];
+        let max_parallel = config.max_parallel_image_pulls.and_then(|most| u32::try_from(most).ok());
+        Settings {
+            node_name: node_name.to_owned(),
+            host_ips,
+            sources: sources.into_iter().flatten().collect(),
+            sync_frequency: config.sync_frequency.as_std(),
+            max_container_restart_period: config
+                .crash_loop_back_off
+                .max_container_restart_period
+                .unwrap_or(GoDuration::from_secs(300))
+                .as_std(),
+            max_parallel_pulls: if config.serialize_image_pulls { Some(1) } else { max_parallel },
+            registry_pull_qps: u32::try_from(config.registry_pull_qps).unwrap_or(0),
+            registry_burst: u32::try_from(config.registry_burst).unwrap_or(0),
+            runtime_request_timeout: config.runtime_request_timeout.as_std(),
+            max_dead_containers_per_container: flags.maximum_dead_containers_per_container,
+            max_dead_containers: flags.maximum_dead_containers,
+            min_container_ttl: flags.minimum_container_ttl_duration.as_std(),
+            root_dir: flags.root_dir.clone(),
+            pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+            node: NodeProfile {
+                cluster_dns: config.cluster_dns.clone(),
+                cluster_domain: config.cluster_domain.clone(),
+                resolv_conf: given(&config.resolv_conf),
+                cpu_cfs_quota_period: config.cpu_cfs_quota.then(|| config.cpu_cfs_quota_period.as_std()),
+                default_seccomp: if config.seccomp_default || flags.seccomp_default {
+                    DefaultSeccomp::RuntimeDefault
+                } else {
+                    DefaultSeccomp::Unconfined
+                },
+                ..NodeProfile::default()
+            },
+        }
+    }
+}
+
+/// What `rubelet config check` says of files that hold to every rule.
+pub fn report(sources: &Sources, host: Host) -> Result<String, Vec<String>> {
+    let checked = check(sources, &[], host)?;
+    let mut lines = checked.warnings;
+    let idle = acted_on::not_acted_on(&checked.config, &defaults(sources));
+    let name = sources.file.as_deref().unwrap_or(Path::new("(defaults)")).display();
+    lines.push(format!("{name}: every value is allowed"));
+    if !idle.is_empty() {
+        lines.push("accepted but not acted on yet:".to_owned());
+        lines.extend(idle.into_iter().map(|field| format!("  {field}")));
+    }
+    Ok(lines.join("\n") + "\n")
+}
+
+/// Asks the kernel which cgroup version the host uses.
+pub fn this_host() -> Host {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    if unified { Host::CgroupV2 } else { Host::CgroupV1 }
+}
+
+/// The host's name, as the kernel has it.
+pub fn host_name() -> Result<String, String> {
+    const FILE: &str = "/proc/sys/kernel/hostname";
+    std::fs::read_to_string(FILE).map_err(|error| format!("couldn't determine hostname: {FILE}: {error}"))
+}
+
+fn check(sources: &Sources, fields: &[FlagValue], host: Host) -> Result<Checked, Vec<String>> {
+    let gates = fields.iter().find(|given| given.field == "featureGates").map(|given| given.value.clone());
+    let gates =
+        gates.map(|gates| serde_json::from_value(gates).expect("gates are parsed to booleans")).unwrap_or_default();
+    let draft = sources.load(&gates)?;
+    let flagged = draft.flags(fields).map_err(|problems| load::lines(&problems))?;
+    flagged.check(host).map_err(|problems| load::lines(&problems))
+}
+
+/// What the configuration would be had the files and flags said nothing.
+fn defaults(sources: &Sources) -> KubeletConfiguration {
+    match sources.file {
+        None => rubelet_core::config::Draft::without_file().config,
+        Some(_) => rubelet_core::config::Draft::empty_file().config,
+    }
+}
+
+fn given(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
