@@ -22,4 +22,7 @@ pub mod quantity;
 pub mod settings;
 pub mod snapshot;
 pub mod status_manager;
+#[cfg(test)]
+pub mod test_support;
 pub mod time;
+pub mod volumes;

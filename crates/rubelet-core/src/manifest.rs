@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use field::{Path, Problem};
+pub use identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 
 /// Where a manifest was read. It is part of the pod's identity: the same text in another file is another pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,4 +2,5 @@
 //!
 //! Upstream: `pod_workers.go`.
 
+pub mod restart_policy;
 pub mod status;

@@ -1,3 +1,369 @@
 //! Which pods did a source add, change or take away?
 //!
-//! Upstream: `config/config.go` (PodConfig mux, sourcesReady).
+//! Owns: what each source last said, and the marks `config.source` and `config.seen`. A source always says its whole set.
+//! Never: decides what happens to a pod. Upstream: `config/config.go` (PodConfig mux, sourcesReady).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::{About, EventRecord, Severity},
+    event::Source,
+    id::{PodRef, PodUid},
+    manifest::SOURCE_ANNOTATION,
+};
+
+/// When this run of the agent first saw the pod.
+pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
+/// On a mirror pod, the hash of the static pod it stands for.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// Written by the node, so a difference in them is no change of the pod.
+const LOCAL_ANNOTATIONS: [&str; 3] = [SOURCE_ANNOTATION, MIRROR_ANNOTATION, SEEN_ANNOTATION];
+
+/// One step from what was wanted to what is wanted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodUpdate {
+    pub op: ConfigOp,
+    pub source: Source,
+    pub pods: Vec<Arc<Pod>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ConfigOp {
+    /// The source has forgotten the pod.
+    Remove,
+    Add,
+    /// Spec, labels or annotations changed.
+    Update,
+    /// The pod is to end gracefully, or sooner than said before.
+    Delete,
+    /// Only the status in the API changed; it may not be what we reported.
+    Reconcile,
+}
+
+/// What an update comes to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// In the order they are to be handled: a name is given up before it is taken again.
+    pub updates: Vec<PodUpdate>,
+    /// Pods left out because another of the same set has their name or UID; to be recorded.
+    pub refused: Vec<EventRecord>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct PodConfig {
+    /// A source is here once it has spoken, be it to say that it has no pods.
+    sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
+}
+
+impl PodConfig {
+    /// Takes over the whole set of a source.
+    pub fn update(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Timestamp) -> Changes {
+        let mut before = self.sources.remove(&source).unwrap_or_default();
+        let mut after = BTreeMap::new();
+        let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
+        let (pods, refused) = without_duplicates(pods, source);
+        for (uid, pod) in pods {
+            let (op, pod) = match before.remove(&uid) {
+                Some(known) => compared(known, pod, source),
+                None => (Some(ConfigOp::Add), marked(&pod, source, &now.to_string())),
+            };
+            if let Some(op) = op {
+                changed.entry(op).or_default().push(pod.clone());
+            }
+            after.insert(uid, pod);
+        }
+        if !before.is_empty() {
+            changed.insert(ConfigOp::Remove, before.into_values().collect());
+        }
+        self.sources.insert(source, after);
+        Changes { updates: changed.into_iter().map(|(op, pods)| PodUpdate { op, source, pods }).collect(), refused }
+    }
+
+    /// Has every source spoken? Before that, a pod nobody asks for may be one whose source is slow.
+    pub fn sources_ready(&self, expected: &[Source]) -> bool {
+        self.awaited(expected).is_empty()
+    }
+
+    /// The sources that have not spoken yet.
+    pub fn awaited(&self, expected: &[Source]) -> Vec<Source> {
+        expected.iter().filter(|source| !self.sources.contains_key(source)).copied().collect()
+    }
+}
+
+type Identified = Vec<(PodUid, Arc<Pod>)>;
+
+/// The first pod of a name wins. Two pods of one UID would be one pod to everybody else, so there too the first wins.
+fn without_duplicates(pods: Vec<Arc<Pod>>, source: Source) -> (Identified, Vec<EventRecord>) {
+    let mut names = BTreeSet::new();
+    let mut uids = BTreeSet::new();
+    let mut kept = Vec::new();
+    let mut refused = Vec::new();
+    for pod in pods {
+        let pod_ref = pod_ref(&pod);
+        if names.contains(&pod_ref.full_name()) {
+            let cause = format!("pod name \"{}\"", pod_ref.name);
+            refused.push(refusal(&pod_ref, source, &cause));
+        } else if uids.contains(&pod_ref.uid) {
+            let cause = format!("pod UID \"{}\"", pod_ref.uid);
+            refused.push(refusal(&pod_ref, source, &cause));
+        } else {
+            names.insert(pod_ref.full_name());
+            uids.insert(pod_ref.uid.clone());
+            kept.push((pod_ref.uid, pod));
+        }
+    }
+    (kept, refused)
+}
+
+fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
+    let PodRef { uid, namespace, name } = pod;
+    EventRecord {
+        about: About::Pod(pod.clone()),
+        severity: Severity::Warning,
+        reason: "FailedValidation".to_owned(),
+        message: format!(
+            "Error validating pod {name}_{namespace}({uid}) from {} due to duplicate {cause}, ignoring",
+            source.as_str()
+        ),
+    }
+}
+
+/// What has changed, and the pod to go on with.
+fn compared(known: Arc<Pod>, new: Arc<Pod>, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
+    let op = if differ_in_meaning(&known, &new) {
+        // A pod that is ending stays so, whatever else changes about it.
+        if new.metadata.deletion_timestamp.is_some() { ConfigOp::Delete } else { ConfigOp::Update }
+    } else if known.status != new.status {
+        ConfigOp::Reconcile
+    } else {
+        return (None, known);
+    };
+    let seen = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SEEN_ANNOTATION));
+    let mut pod = Pod::clone(&marked(&new, source, seen.map_or("", String::as_str)));
+    let mirror = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR_ANNOTATION));
+    if let Some(mirror) = mirror {
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(MIRROR_ANNOTATION.to_owned(), mirror.clone());
+    }
+    (Some(op), Arc::new(pod))
+}
+
+fn differ_in_meaning(known: &Pod, new: &Pod) -> bool {
+    known.spec != new.spec
+        || known.metadata.labels != new.metadata.labels
+        || known.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || known.metadata.deletion_grace_period_seconds != new.metadata.deletion_grace_period_seconds
+        || !foreign_annotations(known).eq(foreign_annotations(new))
+}
+
+fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
+    let annotations = pod.metadata.annotations.iter().flatten();
+    annotations.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
+}
+
+fn marked(pod: &Pod, source: Source, seen: &str) -> Arc<Pod> {
+    let mut pod = pod.clone();
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(SOURCE_ANNOTATION.to_owned(), source.as_str().to_owned());
+    annotations.insert(SEEN_ANNOTATION.to_owned(), seen.to_owned());
+    Arc::new(pod)
+}
+
+fn pod_ref(pod: &Pod) -> PodRef {
+    PodRef {
+        uid: PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default()),
+        namespace: Arc::from(pod.metadata.namespace.as_deref().unwrap_or_default()),
+        name: Arc::from(pod.metadata.name.as_deref().unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    fn pod(name: &str, uid: &str, changes: &serde_json::Value) -> Arc<Pod> {
+        let mut pod = json!({
+            "metadata": { "name": name, "namespace": "default", "uid": uid, "annotations": { "a": "1" } },
+            "spec": { "containers": [{ "name": "c", "image": "i" }] },
+        });
+        for (pointer, value) in changes.as_object().unwrap() {
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            let parent = pod.pointer_mut(parent).unwrap();
+            parent[key.replace("~1", "/")] = value.clone();
+        }
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn plain(name: &str, uid: &str) -> Arc<Pod> {
+        pod(name, uid, &json!({}))
+    }
+
+    fn shown(changes: &Changes) -> String {
+        let ops = changes.updates.iter().map(|update| {
+            let pods: Vec<String> = update.pods.iter().map(|pod| pod_ref(pod).uid.to_string()).collect();
+            format!("{:?} {}", update.op, pods.join(" "))
+        });
+        ops.chain(changes.refused.iter().map(|record| format!("{}: {}", record.reason, record.message)))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    #[test]
+    fn a_set_becomes_removes_then_adds_then_updates() {
+        let mut config = PodConfig::default();
+        config.update(Source::File, vec![plain("a", "a1"), plain("b", "b1"), plain("c", "c1")], at(1));
+        let changes = config.update(
+            Source::File,
+            vec![plain("a", "a2"), pod("b", "b1", &json!({ "/metadata/labels": { "x": "y" } })), plain("d", "d1")],
+            at(2),
+        );
+        assert_snapshot!(shown(&changes), @"
+        Remove a1 c1
+        Add a2 d1
+        Update b1
+        ");
+    }
+
+    #[test]
+    fn each_change_of_a_known_pod_has_its_operation() {
+        for (change, op) in [
+            (json!({}), None),
+            (json!({ "/spec/hostNetwork": true }), Some(ConfigOp::Update)),
+            (json!({ "/metadata/labels": { "x": "y" } }), Some(ConfigOp::Update)),
+            (json!({ "/metadata/annotations/a": "2" }), Some(ConfigOp::Update)),
+            (json!({ "/metadata/annotations": {} }), Some(ConfigOp::Update)),
+            (json!({ "/metadata/annotations/kubernetes.io~1config.seen": "x" }), None),
+            (json!({ "/metadata/resourceVersion": "7" }), None),
+            (json!({ "/metadata/deletionTimestamp": "2026-01-01T00:00:00Z" }), Some(ConfigOp::Delete)),
+            (json!({ "/status": { "phase": "Running" } }), Some(ConfigOp::Reconcile)),
+            (
+                json!({ "/metadata/deletionTimestamp": "2026-01-01T00:00:00Z", "/spec/hostNetwork": true }),
+                Some(ConfigOp::Delete),
+            ),
+            (json!({ "/status": { "phase": "Running" }, "/metadata/labels": { "x": "y" } }), Some(ConfigOp::Update)),
+        ] {
+            let mut config = PodConfig::default();
+            config.update(Source::Api, vec![plain("a", "a1")], at(1));
+            let changes = config.update(Source::Api, vec![pod("a", "a1", &change)], at(2));
+            let ops: Vec<ConfigOp> = changes.updates.iter().map(|update| update.op).collect();
+            assert_eq!(ops, Vec::from_iter(op), "{change}");
+        }
+    }
+
+    #[test]
+    fn a_shorter_grace_period_is_a_deletion_again() {
+        let deleting = |grace: i64| {
+            let change = json!({
+                "/metadata/deletionTimestamp": "2026-01-01T00:00:00Z",
+                "/metadata/deletionGracePeriodSeconds": grace,
+            });
+            vec![pod("a", "a1", &change)]
+        };
+        let mut config = PodConfig::default();
+        assert_eq!(shown(&config.update(Source::Api, deleting(30), at(1))), "Add a1");
+        assert_eq!(shown(&config.update(Source::Api, deleting(5), at(2))), "Delete a1");
+    }
+
+    #[test]
+    fn pods_carry_their_source_and_the_time_they_were_first_seen() {
+        let mut config = PodConfig::default();
+        config.update(Source::Http, vec![plain("a", "a1")], at(0));
+        let changes =
+            config.update(Source::Http, vec![pod("a", "a1", &json!({ "/metadata/annotations/a": "2" }))], at(99));
+        let annotations = changes.updates[0].pods[0].metadata.annotations.as_ref().unwrap();
+        assert_eq!(annotations[SOURCE_ANNOTATION], "http");
+        assert_eq!(annotations[SEEN_ANNOTATION], "1970-01-01T00:00:00Z");
+        assert_eq!(annotations["a"], "2");
+    }
+
+    #[test]
+    fn of_two_pods_of_one_name_or_uid_the_first_wins() {
+        let mut config = PodConfig::default();
+        let changes = config.update(Source::File, vec![plain("a", "a1"), plain("a", "a2"), plain("b", "a1")], at(1));
+        assert_snapshot!(shown(&changes), @r#"
+        Add a1
+        FailedValidation: Error validating pod a_default(a2) from file due to duplicate pod name "a", ignoring
+        FailedValidation: Error validating pod b_default(a1) from file due to duplicate pod UID "a1", ignoring
+        "#);
+    }
+
+    #[test]
+    fn sources_are_ready_when_each_has_spoken_even_of_nothing() {
+        let expected = [Source::File, Source::Http];
+        let mut config = PodConfig::default();
+        assert_eq!(config.awaited(&expected), expected);
+        config.update(Source::File, Vec::new(), at(1));
+        assert_eq!(config.awaited(&expected), [Source::Http]);
+        config.update(Source::Http, vec![plain("a", "a1")], at(1));
+        assert!(config.sources_ready(&expected));
+        assert!(PodConfig::default().sources_ready(&[]));
+    }
+
+    fn any_pod() -> impl Strategy<Value = Arc<Pod>> {
+        (0..4_u8, 0..3_u8, 0..2_u8, 0..2_u8, any::<bool>()).prop_map(|(name, version, label, phase, ending)| {
+            let mut change = json!({
+                "/metadata/labels": { "l": label.to_string() },
+                "/status": { "phase": phase.to_string() },
+            });
+            if ending {
+                change["/metadata/deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            pod(&format!("p{name}"), &format!("p{name}-{version}"), &change)
+        })
+    }
+
+    proptest! {
+        /// A listener that only hears of changes ends up with the source's set, and never holds one name twice.
+        #[test]
+        fn applying_the_updates_gives_the_sources_set(
+            sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..6), 1..8),
+        ) {
+            let mut config = PodConfig::default();
+            let mut model: BTreeMap<PodUid, Arc<Pod>> = BTreeMap::new();
+            for set in sets {
+                let (wanted, _) = without_duplicates(set.clone(), Source::Api);
+                for update in config.update(Source::Api, set, at(1)).updates {
+                    prop_assert!(!update.pods.is_empty());
+                    for pod in update.pods {
+                        let uid = pod_ref(&pod).uid;
+                        match update.op {
+                            ConfigOp::Add => prop_assert!(model.insert(uid, pod).is_none()),
+                            ConfigOp::Remove => prop_assert!(model.remove(&uid).is_some()),
+                            ConfigOp::Update | ConfigOp::Delete | ConfigOp::Reconcile => {
+                                prop_assert_eq!(
+                                    update.op == ConfigOp::Delete && pod.metadata.deletion_timestamp.is_none(),
+                                    false
+                                );
+                                let known = model.insert(uid, pod.clone());
+                                prop_assert!(known.is_some_and(|known| known != pod));
+                            }
+                        }
+                    }
+                    let names: BTreeSet<String> = model.values().map(|pod| pod_ref(pod).full_name()).collect();
+                    prop_assert_eq!(names.len(), model.len());
+                }
+                prop_assert_eq!(model.len(), wanted.len());
+                for (uid, pod) in wanted {
+                    prop_assert!(!differ_in_meaning(&model[&uid], &pod));
+                    prop_assert_eq!(&model[&uid].status, &pod.status);
+                }
+            }
+        }
+    }
+}

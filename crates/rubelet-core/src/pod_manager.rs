@@ -1,3 +1,162 @@
 //! The pods somebody wants here, static and mirror pods told apart.
 //!
-//! Upstream: `pod/pod_manager.go`.
+//! Owns: pods by UID and by full name, and the translation between a static pod and its mirror in the API. Never: what
+//! happens to them.
+//! Upstream: `pod/pod_manager.go`, `types/pod_update.go`.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    event::Source,
+    id::PodUid,
+    manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
+    pod_config::MIRROR_ANNOTATION,
+};
+
+/// Pods as their sources want them. A mirror pod is the API server's copy of a static pod: it has the same full name,
+/// another UID, and is never run.
+#[derive(Clone, Debug, Default)]
+pub struct PodManager {
+    pods: BTreeMap<PodUid, Arc<Pod>>,
+    uid_by_full_name: BTreeMap<String, PodUid>,
+    mirror_pods: BTreeMap<PodUid, Arc<Pod>>,
+    mirror_uid_by_full_name: BTreeMap<String, PodUid>,
+}
+
+/// Which UID stands for which: the source's and the API server's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UidTranslations {
+    /// Every static pod; `None` while it has no mirror pod.
+    pub pod_to_mirror: BTreeMap<PodUid, Option<PodUid>>,
+    pub mirror_to_pod: BTreeMap<PodUid, PodUid>,
+}
+
+impl PodManager {
+    pub fn set_pods(&mut self, pods: impl IntoIterator<Item = Arc<Pod>>) {
+        *self = PodManager::default();
+        for pod in pods {
+            self.add_pod(pod);
+        }
+    }
+
+    /// Adds the pod, or puts it in the place of what had its UID.
+    pub fn add_pod(&mut self, pod: Arc<Pod>) {
+        let (uid, full_name) = (uid_of(&pod), full_name_of(&pod));
+        let (pods, names) = self.maps_for(&pod);
+        names.insert(full_name, uid.clone());
+        pods.insert(uid, pod);
+    }
+
+    pub fn update_pod(&mut self, pod: Arc<Pod>) {
+        self.add_pod(pod);
+    }
+
+    /// A newer pod that took over the full name keeps it.
+    pub fn remove_pod(&mut self, pod: &Pod) {
+        let (uid, full_name) = (uid_of(pod), full_name_of(pod));
+        let (pods, names) = self.maps_for(pod);
+        pods.remove(&uid);
+        if names.get(&full_name) == Some(&uid) {
+            names.remove(&full_name);
+        }
+    }
+
+    /// Without mirror pods.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values()
+    }
+
+    pub fn mirror_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.mirror_pods.values()
+    }
+
+    /// Full names of mirror pods whose static pod is gone: they are to be deleted from the API.
+    pub fn orphaned_mirror_pods(&self) -> impl Iterator<Item = &str> {
+        let names = self.mirror_uid_by_full_name.keys();
+        names.filter(|name| !self.uid_by_full_name.contains_key(*name)).map(String::as_str)
+    }
+
+    /// Never a mirror pod.
+    pub fn pod_by_uid(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        self.pods.get(uid)
+    }
+
+    pub fn pod_by_full_name(&self, full_name: &str) -> Option<&Arc<Pod>> {
+        self.pods.get(self.uid_by_full_name.get(full_name)?)
+    }
+
+    pub fn pod_by_name(&self, namespace: &str, name: &str) -> Option<&Arc<Pod>> {
+        self.pod_by_full_name(&format!("{name}_{namespace}"))
+    }
+
+    pub fn mirror_pod_by_pod(&self, pod: &Pod) -> Option<&Arc<Pod>> {
+        self.mirror_pods.get(self.mirror_uid_by_full_name.get(&full_name_of(pod))?)
+    }
+
+    pub fn pod_by_mirror_pod(&self, mirror_pod: &Pod) -> Option<&Arc<Pod>> {
+        self.pod_by_full_name(&full_name_of(mirror_pod))
+    }
+
+    /// The UID under which the pod is known here: a mirror pod's becomes its static pod's.
+    pub fn translate_pod_uid(&self, uid: &PodUid) -> PodUid {
+        let pod = self.mirror_pods.get(uid).and_then(|mirror| self.pod_by_mirror_pod(mirror));
+        pod.map_or_else(|| uid.clone(), |pod| uid_of(pod))
+    }
+
+    pub fn uid_translations(&self) -> UidTranslations {
+        let mut translations = UidTranslations::default();
+        for (uid, pod) in &self.pods {
+            if is_static_pod(pod) {
+                translations.pod_to_mirror.insert(uid.clone(), None);
+            }
+        }
+        for (mirror_uid, mirror) in &self.mirror_pods {
+            if let Some(pod) = self.pod_by_mirror_pod(mirror) {
+                translations.pod_to_mirror.insert(uid_of(pod), Some(mirror_uid.clone()));
+                translations.mirror_to_pod.insert(mirror_uid.clone(), uid_of(pod));
+            }
+        }
+        translations
+    }
+
+    fn maps_for(&mut self, pod: &Pod) -> (&mut BTreeMap<PodUid, Arc<Pod>>, &mut BTreeMap<String, PodUid>) {
+        if is_mirror_pod(pod) {
+            (&mut self.mirror_pods, &mut self.mirror_uid_by_full_name)
+        } else {
+            (&mut self.pods, &mut self.uid_by_full_name)
+        }
+    }
+}
+
+/// Asked for by a file or a URL rather than by the API server.
+pub fn is_static_pod(pod: &Pod) -> bool {
+    annotation(pod, SOURCE_ANNOTATION).is_some_and(|source| source != Source::Api.as_str())
+}
+
+pub fn is_mirror_pod(pod: &Pod) -> bool {
+    annotation(pod, MIRROR_ANNOTATION).is_some()
+}
+
+/// Same names, and made from the very manifest the static pod has now.
+pub fn is_mirror_pod_of(mirror_pod: &Pod, pod: &Pod) -> bool {
+    let same_names =
+        mirror_pod.metadata.name == pod.metadata.name && mirror_pod.metadata.namespace == pod.metadata.namespace;
+    let mirrored = annotation(mirror_pod, MIRROR_ANNOTATION);
+    same_names && mirrored.is_some_and(|hash| hash == annotation(pod, HASH_ANNOTATION).unwrap_or_default())
+}
+
+/// `name_namespace`
+pub fn full_name_of(pod: &Pod) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}_{}", part(&pod.metadata.name), part(&pod.metadata.namespace))
+}
+
+pub fn uid_of(pod: &Pod) -> PodUid {
+    PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default())
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}

@@ -58,6 +58,20 @@ pub struct NodeProfile {
     pub thermal_throttle_paths: Vec<String>,
     /// Sizes the kernel has (`2MB`, `1GB`): a container may use none of them unless it asks.
     pub huge_page_sizes: Vec<String>,
+    /// Out of memory, the kernel kills all of a container (cgroup v2, and `singleProcessOOMKill` off).
+    pub oom_kills_whole_container: bool,
+    pub swap_controller: SwapController,
+    /// Files we make for containers must be relabelled before they may read them.
+    pub selinux_enabled: bool,
+}
+
+/// Whether the kernel can limit a container's swap, and in which words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SwapController {
+    #[default]
+    Absent,
+    CgroupV1,
+    CgroupV2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +101,9 @@ impl Default for NodeProfile {
             allocatable: Allocatable::default(),
             thermal_throttle_paths: Vec::new(),
             huge_page_sizes: Vec::new(),
+            oom_kills_whole_container: false,
+            swap_controller: SwapController::Absent,
+            selinux_enabled: false,
         }
     }
 }

@@ -99,6 +99,13 @@ pub fn share_dir(path: &Path, group: u32) -> io::Result<()> {
     dir.set_permissions(Permissions::from_mode(mode | 0o2770))
 }
 
+pub fn make_file(path: &Path, mode: u32) -> io::Result<()> {
+    // Never truncates, and never waits should it turn out to be a FIFO.
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?;
+    Ok(())
+}
+
 pub fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     in_one_step(path, |temporary| {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -271,6 +278,8 @@ mod tests {
         assert_eq!((read_link(&file).unwrap(), read_link(&dir.path().join("no")).unwrap()), (None, None));
         fs::create_dir(dir.path().join("dir")).unwrap();
         write_file(&dir.path().join("dir"), b"x", 0o600).unwrap_err();
+        make_file(&file, 0o600).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
         let names: Vec<_> = list_dir(dir.path()).unwrap().into_iter().map(|entry| entry.name).collect();
         assert_eq!(names, ["dir", "file", "link"]);
         remove_file(&link).unwrap();

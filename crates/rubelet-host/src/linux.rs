@@ -55,6 +55,11 @@ impl Host for LinuxHost {
         blocking(move || fs::share_dir(&path, group)).await
     }
 
+    async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::make_file(&path, mode)).await
+    }
+
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let (path, content) = (path.to_owned(), content.to_owned());
         blocking(move || fs::write_file(&path, &content, mode)).await

@@ -72,6 +72,9 @@ pub trait Host: Send + Sync + 'static {
     /// group too.
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()>;
 
+    /// Creates an empty file; what is there already stays as it is.
+    async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()>;
+
     /// Creates or replaces a file in one step: a reader sees the old or the new content, never a part.
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
 

@@ -1,1 +1,14 @@
-//! stub
+//! The second world: the real agent on a stage of fakes, in virtual time, with seeded faults.
+//!
+//! Owns: a container runtime and a host that behave as the real ones do (`runtime`, `host`), what can go wrong (`faults`),
+//! what must never be (`invariants`), and how to tell a story with them (`play`, `swarm`).
+//! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
+
+pub mod disk;
+pub mod faults;
+pub mod host;
+pub mod invariants;
+pub mod runtime;
+pub mod script;
+pub mod stage;
+pub mod trace;

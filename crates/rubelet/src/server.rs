@@ -1,1 +1,105 @@
 //! What others may read: the root-only socket of the command line, the health port, the read-only port.
+//!
+//! Owns: which listener serves what, and their end. Never: changes anything; every answer comes from the last snapshot.
+//! Upstream: `pkg/kubelet/server`, and the healthz server of `cmd/kubelet/app/server.go`.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use rubelet_core::snapshot::Snapshot;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    event_log::EventLog,
+    world::{Clock, Paths},
+};
+
+pub mod admin;
+pub mod connections;
+pub mod health;
+pub mod read_only;
+pub mod views;
+
+use admin::AdminSocket;
+use connections::Limits;
+use health::LoopHealth;
+
+/// All that answers are made of.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub events: EventLog,
+    pub paths: Paths,
+    pub clock: Clock,
+    pub health: Arc<LoopHealth>,
+}
+
+impl Readers {
+    /// The picture after the last turn.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshots.borrow().clone()
+    }
+}
+
+/// Where to listen.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    /// Usually [`admin::socket_path`] of the root directory.
+    pub socket: PathBuf,
+    /// `healthzBindAddress:healthzPort`; `None` when the port is 0.
+    pub health: Option<SocketAddr>,
+    /// `address:readOnlyPort`; `None` when the port is 0.
+    pub read_only: Option<SocketAddr>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error(transparent)]
+    Admin(#[from] admin::SocketError),
+    #[error("listen on the read-only port {address}")]
+    ReadOnly { address: SocketAddr, source: io::Error },
+}
+
+/// Listeners that are open but do not answer yet.
+#[derive(Debug)]
+pub struct Server {
+    admin: AdminSocket,
+    health: Option<SocketAddr>,
+    read_only: Option<TcpListener>,
+}
+
+impl Server {
+    /// Opens what must be there before the agent touches anything. The health port is not among it: like upstream, an
+    /// agent whose health port is taken works on and tries again.
+    pub async fn bind(addresses: &Addresses) -> Result<Server, BindError> {
+        let admin = AdminSocket::bind(&addresses.socket)?;
+        let read_only = match addresses.read_only {
+            Some(address) => {
+                Some(TcpListener::bind(address).await.map_err(|source| BindError::ReadOnly { address, source })?)
+            }
+            None => None,
+        };
+        Ok(Server { admin, health: addresses.health, read_only })
+    }
+
+    /// Answers until `stop`; open connections are given a moment to finish, then cut.
+    pub async fn serve(self, readers: Readers, stop: CancellationToken) {
+        let admin = admin::serve(self.admin, readers.clone(), &stop);
+        let health = async {
+            if let Some(address) = self.health {
+                health::serve(address, &stop).await;
+            }
+        };
+        let read_only = async {
+            if let Some(listener) = self.read_only {
+                let router = read_only::router(readers.clone());
+                connections::serve(&listener, router, Limits::OPEN_PORT, &stop).await;
+            }
+        };
+        // `join!` runs all three in this one task; each ends by itself at `stop`.
+        tokio::join!(admin, health, read_only);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,3 +1,199 @@
 //! What the API should say about a pod, computed from facts alone.
 //!
-//! Upstream: `kubelet_pods.go` (generateAPIPodStatus, getPhase), `status/generate.go`, `reason_cache.go`.
+//! Owns: the whole `PodStatus`. Never: remembers anything; what must last comes in as the previous status or as facts.
+//! Upstream: `kubelet_pods.go` (generateAPIPodStatus, convertStatusToAPIStatus, getPhase), `status/generate.go`, `reason_cache.go`.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, HostIP, Pod, PodIP, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    observation::{PodFacts, SandboxState},
+    pod_manager::is_static_pod,
+    qos::{QosClass, qos_class},
+    time::Now,
+};
+
+pub mod conditions;
+mod containers;
+mod normalize;
+mod phase;
+
+pub use normalize::normalize_status;
+pub use phase::is_terminal;
+
+/// What a status is made from. The pod must have been looked at once, or a restart of the agent would be visible in the dates.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusInput<'a> {
+    pub pod: &'a Pod,
+    pub facts: &'a PodFacts,
+    /// The status last given for this pod. `None` after a restart of the agent: then the pod's own status from the API server, if any, counts.
+    pub previous: Option<&'a PodStatus>,
+    /// By container name.
+    pub waiting: &'a BTreeMap<String, Waiting>,
+    pub stage: Stage,
+    /// Primary first; empty when nobody knows.
+    pub host_ips: &'a [String],
+    /// What stands before `://` in a container's id: `containerd`.
+    pub runtime: &'a str,
+    /// The pod has failed, whatever its containers do: it was rejected, evicted or outlived its deadline.
+    pub failed: Option<&'a PodFailure>,
+    pub now: Now,
+}
+
+/// Why a container's last start attempt failed, or what its next one waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    pub reason: String,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Containers are started and restarted.
+    Syncing,
+    /// Containers are being stopped; none is started any more.
+    Terminating,
+    /// No container runs, none will.
+    Terminated,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodFailure {
+    pub reason: String,
+    pub message: String,
+}
+
+pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
+    let old = input.old_status();
+    let api = input.pod.status.as_ref();
+    let mut status = PodStatus {
+        qos_class: Some(known_qos_class(input.pod)),
+        observed_generation: generation(input.pod),
+        container_statuses: listed(containers::regular(input)),
+        init_container_statuses: listed(containers::init(input)),
+        ephemeral_container_statuses: listed(containers::ephemeral(input)),
+        start_time: Some(Time(start_time(input))),
+        ..PodStatus::default()
+    };
+    // Others own these; the API server would drop what we leave out.
+    if let Some(api) = api {
+        status.resource_claim_statuses.clone_from(&api.resource_claim_statuses);
+        status.extended_resource_claim_status.clone_from(&api.extended_resource_claim_status);
+        status.node_allocatable_resource_claim_statuses.clone_from(&api.node_allocatable_resource_claim_statuses);
+        status.nominated_node_name.clone_from(&api.nominated_node_name);
+    }
+    set_phase(input, &mut status);
+    set_addresses(input, old, &mut status);
+    status.conditions = Some(conditions::all(input, &status));
+    normalize_status(input.pod, &mut status);
+    status
+}
+
+impl<'a> StatusInput<'a> {
+    fn old_status(&self) -> Option<&'a PodStatus> {
+        self.previous.or(self.pod.status.as_ref())
+    }
+
+    /// A deleted or terminating pod starts nothing any more.
+    fn may_start_containers(&self) -> bool {
+        self.stage == Stage::Syncing && self.pod.metadata.deletion_timestamp.is_none()
+    }
+}
+
+/// The generation of the spec this status speaks of; a static pod has none.
+fn generation(pod: &Pod) -> Option<i64> {
+    pod.metadata.generation.filter(|generation| *generation != 0)
+}
+
+/// The class the API server already gave, else the one the spec deserves.
+fn known_qos_class(pod: &Pod) -> String {
+    let given = pod.status.as_ref().and_then(|status| status.qos_class.clone());
+    let computed = || pod.spec.as_ref().map_or(QosClass::BestEffort, qos_class).as_str().to_owned();
+    given.filter(|class| !class.is_empty()).unwrap_or_else(computed)
+}
+
+fn listed(statuses: Vec<ContainerStatus>) -> Option<Vec<ContainerStatus>> {
+    (!statuses.is_empty()).then_some(statuses)
+}
+
+/// A status from the API server keeps its start time. A static pod's status does not outlive the agent, but its first
+/// sandbox does: dating the pod by it gives the same start time before and after a restart.
+fn start_time(input: &StatusInput<'_>) -> Timestamp {
+    let known = input.old_status().and_then(|old| old.start_time.as_ref()).map(|time| time.0);
+    let oldest = input.facts.sandboxes.last();
+    let first = oldest.filter(|sandbox| sandbox.attempt == 0 && is_static_pod(input.pod));
+    let found = oldest.map(|sandbox| sandbox.created_at);
+    first.map(|sandbox| sandbox.created_at).or(known).or(found).unwrap_or(input.now.wall)
+}
+
+/// The phase never leaves Succeeded or Failed, and its reason and message stay as long as it does.
+fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
+    let old = input.old_status();
+    let api = input.pod.status.as_ref();
+    let phase_of = |status: Option<&PodStatus>| status.and_then(|status| status.phase.clone());
+    let ended = |status: Option<&PodStatus>| phase_of(status).filter(|phase| is_terminal(phase));
+
+    let phase = ended(api).or(ended(old)).unwrap_or_else(|| phase::phase(input, status).to_owned());
+    if phase_of(old).as_ref() == Some(&phase) {
+        let text = |pick: fn(&PodStatus) -> &Option<String>| {
+            let said =
+                |status: Option<&PodStatus>| status.and_then(|status| pick(status).clone()).filter(|it| !it.is_empty());
+            said(old).or_else(|| said(api))
+        };
+        status.reason = text(|status| &status.reason);
+        status.message = text(|status| &status.message);
+    }
+    status.phase = Some(phase);
+    if let Some(failure) = input.failed.filter(|_| status.phase.as_deref() != Some(phase::SUCCEEDED)) {
+        status.phase = Some(phase::FAILED.to_owned());
+        status.reason = Some(failure.reason.clone());
+        status.message = Some(failure.message.clone());
+    }
+}
+
+fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut PodStatus) {
+    status.host_ip = input.host_ips.first().cloned();
+    let host_ips: Vec<_> = input.host_ips.iter().take(2).map(|ip| HostIP { ip: ip.clone() }).collect();
+    status.host_ips = (!host_ips.is_empty()).then_some(host_ips);
+
+    let mut ips = sandbox_ips(input);
+    if ips.is_empty() && is_host_network(input.pod) {
+        ips = preferred(input.host_ips, input.host_ips);
+    }
+    // The API expects a finished pod to keep its address after its network is gone.
+    if ips.is_empty() && input.facts.ready_sandbox().is_none() && !input.facts.containers.is_empty() {
+        let kept = old.and_then(|old| old.pod_ips.as_ref());
+        ips = kept.into_iter().flatten().map(|ip| ip.ip.clone()).collect();
+    }
+    status.pod_ip = ips.first().cloned();
+    status.pod_ips = (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect());
+}
+
+/// Only the newest sandbox has a say, and only while it is ready.
+fn sandbox_ips(input: &StatusInput<'_>) -> Vec<String> {
+    match input.facts.newest_sandbox() {
+        Some(sandbox) if sandbox.state == SandboxState::Ready => preferred(&sandbox.ips, input.host_ips),
+        Some(_) | None => Vec::new(),
+    }
+}
+
+/// At most one address per family, the node's family first.
+fn preferred(ips: &[String], host_ips: &[String]) -> Vec<String> {
+    let parse = |ip: &String| ip.parse::<IpAddr>().ok();
+    let first_is_ipv6 = host_ips.first().and_then(parse).is_some_and(|ip| ip.is_ipv6());
+    let first_of = |ipv6: bool| ips.iter().filter_map(parse).find(|ip| ip.is_ipv6() == ipv6);
+    [first_of(first_is_ipv6), first_of(!first_is_ipv6)].into_iter().flatten().map(|ip| ip.to_string()).collect()
+}
+
+fn is_host_network(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true))
+}
+
+#[cfg(test)]
+mod tests;

@@ -301,7 +301,7 @@ mod tests {
         let yard = Yard { dir: tempfile::tempdir_in(disk.path()).unwrap() }.filled();
         let name = "d".repeat(100);
         let mut here = rustix::fs::open(yard.tree(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        for depth in 0..100_000 {
+        for depth in 0..30_000 {
             rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o700)).unwrap();
             if depth % 1000 == 0 {
                 rustix::fs::symlinkat("/", &here, "root").unwrap();
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn a_wide_directory_is_removed() {
         let yard = Yard::new();
-        for number in 0..20_000 {
+        for number in 0..5_000 {
             fs::File::create(yard.tree().join(number.to_string())).unwrap();
         }
         remove(&yard.tree()).unwrap();
@@ -383,7 +383,7 @@ mod tests {
                 }
             }
         });
-        for _ in 0..300 {
+        for _ in 0..100 {
             // It may fail with a directory that is never empty; it must not reach outside.
             let _ = remove(&tree);
             let _ = fs::create_dir(&tree);

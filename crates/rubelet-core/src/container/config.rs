@@ -1,0 +1,320 @@
+//! A container as the runtime is asked for it.
+//!
+//! Owns: `ContainerConfig`, put together from its parts. Never: devices, which come with a later capability.
+//! Upstream: `generateContainerConfig`.
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig};
+
+use super::{
+    ConfigError,
+    environment::{Environment, environment, expand},
+    find, labels, logs, mounts, resources, security, spec,
+};
+use crate::{effect::StartContainer, settings::Settings};
+
+pub fn container_config(order: &StartContainer, settings: &Settings) -> Result<ContainerConfig, ConfigError> {
+    let spec = spec(&order.pod)?;
+    let container = find(&order.pod, &order.container)?;
+    let environment = environment(order, container, settings)?;
+    let mounts = mounts::mounts(order, spec, container, settings)?;
+    security::verify_run_as_non_root(&order.pod, &order.uid, container, &order.image.user)?;
+    Ok(ContainerConfig {
+        metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: order.attempt }),
+        image: Some(ImageSpec {
+            image: order.image.id.clone(),
+            user_specified_image: container.image.clone().unwrap_or_default(),
+            ..ImageSpec::default()
+        }),
+        command: expanded(container.command.as_deref(), &environment),
+        args: expanded(container.args.as_deref(), &environment),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: environment
+            .iter()
+            .map(|(key, value)| KeyValue { key: key.clone(), value: value.as_bytes().into() })
+            .collect(),
+        mounts,
+        labels: labels::of_container(container, &order.pod, &order.uid),
+        annotations: labels::annotations(container, &order.pod, order.attempt),
+        log_path: logs::container_log(&container.name, order.attempt),
+        stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        linux: Some(linux(order, spec, container, settings)?),
+        ..ContainerConfig::default()
+    })
+}
+
+fn linux(
+    order: &StartContainer,
+    spec: &PodSpec,
+    container: &Container,
+    settings: &Settings,
+) -> Result<LinuxContainerConfig, ConfigError> {
+    let security_context = security::of_container(&order.pod, spec, container, &order.image.user, settings)?;
+    Ok(LinuxContainerConfig {
+        resources: Some(resources::of_container(&order.pod, spec, container, &settings.node)),
+        security_context: Some(security_context),
+    })
+}
+
+fn expanded(words: Option<&[String]>, environment: &Environment) -> Vec<String> {
+    words.unwrap_or_default().iter().map(|word| expand(word, environment)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::effect::{ImageFacts, ImageUser};
+
+    fn order(spec: &str) -> StartContainer {
+        let pod = format!(r#"{{"metadata":{{"name":"web-node","namespace":"prod"}},"spec":{spec}}}"#);
+        StartContainer {
+            uid: "u-1".into(),
+            pod: Arc::new(serde_json::from_str(&pod).unwrap()),
+            container: "web".to_owned(),
+            attempt: 2,
+            sandbox: "sandbox-1".into(),
+            sandbox_attempt: 1,
+            pod_ips: vec!["10.0.0.5".to_owned()],
+            image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
+        }
+    }
+
+    #[test]
+    fn container_with_volumes_environment_and_limits() {
+        let order = order(
+            r#"{"terminationGracePeriodSeconds":30,
+                "volumes":[{"name":"tmp","emptyDir":{}},{"name":"logs","hostPath":{"path":"/var/log"}}],
+                "containers":[{"name":"web","image":"nginx:1.27","command":["/bin/$(WHO)"],"args":["$(NOBODY)","$$x"],
+                    "workingDir":"/srv","tty":true,"stdin":true,
+                    "terminationMessagePath":"/dev/termination-log","terminationMessagePolicy":"File",
+                    "env":[{"name":"WHO","value":"me"}],
+                    "resources":{"requests":{"cpu":"100m"},"limits":{"memory":"64Mi"}},
+                    "volumeMounts":[{"name":"tmp","mountPath":"/tmp"},{"name":"logs","mountPath":"logs","readOnly":true,"mountPropagation":"HostToContainer"}]}]}"#,
+        );
+        insta::assert_debug_snapshot!(container_config(&order, &Settings::for_node("node")).unwrap(), @r#"
+        ContainerConfig {
+            metadata: Some(
+                ContainerMetadata {
+                    name: "web",
+                    attempt: 2,
+                },
+            ),
+            image: Some(
+                ImageSpec {
+                    image: "sha256:abc",
+                    annotations: {},
+                    user_specified_image: "nginx:1.27",
+                    runtime_handler: "",
+                    image_ref: "",
+                },
+            ),
+            command: [
+                "/bin/me",
+            ],
+            args: [
+                "$(NOBODY)",
+                "$x",
+            ],
+            working_dir: "/srv",
+            envs: [
+                KeyValue {
+                    key: "WHO",
+                    value: [
+                        109,
+                        101,
+                    ],
+                },
+            ],
+            mounts: [
+                Mount {
+                    container_path: "/tmp",
+                    host_path: "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/tmp",
+                    readonly: false,
+                    selinux_relabel: false,
+                    propagation: PropagationPrivate,
+                    uid_mappings: [],
+                    gid_mappings: [],
+                    recursive_read_only: false,
+                    image: None,
+                    image_sub_path: "",
+                },
+                Mount {
+                    container_path: "/logs",
+                    host_path: "/var/log",
+                    readonly: true,
+                    selinux_relabel: false,
+                    propagation: PropagationHostToContainer,
+                    uid_mappings: [],
+                    gid_mappings: [],
+                    recursive_read_only: false,
+                    image: None,
+                    image_sub_path: "",
+                },
+                Mount {
+                    container_path: "/etc/hosts",
+                    host_path: "/var/lib/kubelet/pods/u-1/etc-hosts",
+                    readonly: false,
+                    selinux_relabel: false,
+                    propagation: PropagationPrivate,
+                    uid_mappings: [],
+                    gid_mappings: [],
+                    recursive_read_only: false,
+                    image: None,
+                    image_sub_path: "",
+                },
+                Mount {
+                    container_path: "/dev/termination-log",
+                    host_path: "/var/lib/kubelet/pods/u-1/containers/web/a2514a33",
+                    readonly: false,
+                    selinux_relabel: false,
+                    propagation: PropagationPrivate,
+                    uid_mappings: [],
+                    gid_mappings: [],
+                    recursive_read_only: false,
+                    image: None,
+                    image_sub_path: "",
+                },
+            ],
+            devices: [],
+            labels: {
+                "io.kubernetes.container.name": "web",
+                "io.kubernetes.pod.name": "web-node",
+                "io.kubernetes.pod.namespace": "prod",
+                "io.kubernetes.pod.uid": "u-1",
+            },
+            annotations: {
+                "io.kubernetes.container.hash": "e220f96",
+                "io.kubernetes.container.restartCount": "2",
+                "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+                "io.kubernetes.container.terminationMessagePolicy": "File",
+                "io.kubernetes.pod.terminationGracePeriod": "30",
+            },
+            log_path: "web/2.log",
+            stdin: true,
+            stdin_once: false,
+            tty: true,
+            linux: Some(
+                LinuxContainerConfig {
+                    resources: Some(
+                        LinuxContainerResources {
+                            cpu_period: 100000,
+                            cpu_quota: 0,
+                            cpu_shares: 102,
+                            memory_limit_in_bytes: 67108864,
+                            oom_score_adj: 999,
+                            cpuset_cpus: "",
+                            cpuset_mems: "",
+                            hugepage_limits: [],
+                            unified: {},
+                            memory_swap_limit_in_bytes: 0,
+                        },
+                    ),
+                    security_context: Some(
+                        LinuxContainerSecurityContext {
+                            capabilities: None,
+                            privileged: false,
+                            namespace_options: Some(
+                                NamespaceOption {
+                                    network: Pod,
+                                    pid: Container,
+                                    ipc: Pod,
+                                    target_id: "",
+                                    userns_options: None,
+                                },
+                            ),
+                            selinux_options: None,
+                            run_as_user: Some(
+                                Int64Value {
+                                    value: 101,
+                                },
+                            ),
+                            run_as_group: None,
+                            run_as_username: "",
+                            readonly_rootfs: false,
+                            supplemental_groups: [],
+                            supplemental_groups_policy: Merge,
+                            no_new_privs: false,
+                            masked_paths: [
+                                "/proc/asound",
+                                "/proc/acpi",
+                                "/proc/interrupts",
+                                "/proc/kcore",
+                                "/proc/keys",
+                                "/proc/latency_stats",
+                                "/proc/timer_list",
+                                "/proc/timer_stats",
+                                "/proc/sched_debug",
+                                "/proc/scsi",
+                                "/sys/firmware",
+                                "/sys/devices/virtual/powercap",
+                            ],
+                            readonly_paths: [
+                                "/proc/bus",
+                                "/proc/fs",
+                                "/proc/irq",
+                                "/proc/sys",
+                                "/proc/sysrq-trigger",
+                            ],
+                            seccomp: Some(
+                                SecurityProfile {
+                                    profile_type: Unconfined,
+                                    localhost_ref: "",
+                                },
+                            ),
+                            apparmor: None,
+                            apparmor_profile: "",
+                            seccomp_profile_path: "",
+                        },
+                    ),
+                },
+            ),
+            cdi_devices: [],
+            stop_signal: RuntimeDefault,
+        }
+        "#);
+    }
+
+    #[test]
+    fn containers_that_cannot_be_made_say_why() {
+        for (container, message) in [
+            (
+                r#"{"name":"web","volumeMounts":[{"name":"nope","mountPath":"/x"}]}"#,
+                r#"cannot find volume "nope" to mount into container "web""#,
+            ),
+            (
+                r#"{"name":"web","volumeMounts":[{"name":"tmp","mountPath":"/x","subPath":"a"}]}"#,
+                r#"failed to prepare subPath for volumeMount "tmp" of container "web""#,
+            ),
+            (
+                r#"{"name":"web","securityContext":{"runAsNonRoot":true,"runAsUser":0}}"#,
+                r#"container's runAsUser breaks non-root policy (pod: "web-node_prod(u-1)", container: web)"#,
+            ),
+            (r#"{"name":"other"}"#, r#"container "web" is not in the pod's spec"#),
+        ] {
+            let order =
+                order(&format!(r#"{{"volumes":[{{"name":"tmp","emptyDir":{{}}}}],"containers":[{container}]}}"#));
+            let error = container_config(&order, &Settings::for_node("node")).unwrap_err();
+            assert_eq!(error.0, message, "{container}");
+        }
+    }
+
+    #[test]
+    fn hosts_file_is_left_to_a_container_that_brings_its_own() {
+        let paths = |spec: &str, pod_ips: &[&str]| {
+            let mut order = order(spec);
+            order.pod_ips = pod_ips.iter().map(|&ip| ip.to_owned()).collect();
+            let config = container_config(&order, &Settings::for_node("node")).unwrap();
+            config.mounts.into_iter().map(|mount| mount.container_path).collect::<Vec<_>>().join(" ")
+        };
+        let bare = r#"{"containers":[{"name":"web"}]}"#;
+        assert_eq!(paths(bare, &["10.0.0.5"]), "/etc/hosts");
+        assert_eq!(paths(bare, &[]), "");
+        assert_eq!(paths(r#"{"hostNetwork":true,"containers":[{"name":"web"}]}"#, &[]), "/etc/hosts");
+        let own = r#"{"volumes":[{"name":"h","hostPath":{"path":"/h"}}],"containers":[{"name":"web","volumeMounts":[{"name":"h","mountPath":"/etc/hosts"}]}]}"#;
+        assert_eq!(paths(own, &["10.0.0.5"]), "/etc/hosts");
+    }
+}

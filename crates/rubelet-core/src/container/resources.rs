@@ -1,0 +1,235 @@
+//! What may a container use of the node?
+//!
+//! Owns: CPU shares and quota, memory, huge page and swap limits, as the runtime wants them. Never: pod cgroups.
+//! Upstream: `calculateLinuxResources`, `generateLinuxContainerResources`, `cm/helpers_linux.go`, `component-helpers/resource`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Container, Pod, PodSpec, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity as Text,
+};
+use rubelet_cri::v1::{HugepageLimit, LinuxContainerResources};
+
+use crate::{
+    qos,
+    quantity::{Quantity, amount},
+    settings::{NodeProfile, SwapController},
+};
+
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+const SHARES_PER_CPU: i64 = 1024;
+const MILLIS_PER_CPU: i64 = 1000;
+const MIN_QUOTA_MICROS: i64 = 1000;
+
+pub fn of_container(pod: &Pod, spec: &PodSpec, container: &Container, node: &NodeProfile) -> LinuxContainerResources {
+    let own = container.resources.as_ref();
+    let requests = own.and_then(|resources| resources.requests.as_ref());
+    let limit = |name: &str| {
+        let of_container = amount(own.and_then(|resources| resources.limits.as_ref()), name);
+        // Without a limit of its own, a container is held by the pod's.
+        if of_container.is_zero() { amount(limits(spec.resources.as_ref()), name) } else { of_container }
+    };
+    let cpu_request = requests.filter(|requests| requests.contains_key("cpu")).map(|_| amount(requests, "cpu"));
+    let mut resources = basic(cpu_request, limit("cpu"), limit("memory"), node);
+    resources.oom_score_adj = qos::oom_score_adj(pod, container, node.memory_capacity_bytes);
+    resources.hugepage_limits = huge_pages(spec, container, node);
+    match node.swap_controller {
+        SwapController::Absent => {}
+        SwapController::CgroupV1 => resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes,
+        SwapController::CgroupV2 => {
+            resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+        }
+    }
+    resources
+}
+
+/// All of a pod's containers together; runtimes that size a virtual machine want to know.
+pub fn of_sandbox(spec: &PodSpec, node: &NodeProfile) -> LinuxContainerResources {
+    let cpu_limit = pod_total(spec, limits, "cpu").unwrap_or_default();
+    let memory_limit = pod_total(spec, limits, "memory").unwrap_or_default();
+    basic(pod_total(spec, requests, "cpu"), cpu_limit, memory_limit, node)
+}
+
+/// What the runtime itself needs for the pod, by its RuntimeClass.
+pub fn of_overhead(spec: &PodSpec, node: &NodeProfile) -> LinuxContainerResources {
+    match &spec.overhead {
+        None => LinuxContainerResources::default(),
+        Some(overhead) => {
+            let cpu = amount(Some(overhead), "cpu");
+            basic(Some(cpu), cpu, amount(Some(overhead), "memory"), node)
+        }
+    }
+}
+
+fn basic(
+    cpu_request: Option<Quantity>,
+    cpu_limit: Quantity,
+    memory_limit: Quantity,
+    node: &NodeProfile,
+) -> LinuxContainerResources {
+    let mut resources = LinuxContainerResources {
+        cpu_shares: shares(cpu_request.unwrap_or(cpu_limit).millis()),
+        memory_limit_in_bytes: memory_limit.value(),
+        ..LinuxContainerResources::default()
+    };
+    if let Some(period) = node.cpu_cfs_quota_period {
+        resources.cpu_period = i64::try_from(period.as_micros()).unwrap_or(i64::MAX);
+        resources.cpu_quota = quota(cpu_limit.millis(), resources.cpu_period);
+    }
+    if node.oom_kills_whole_container {
+        resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
+    resources
+}
+
+fn shares(millis: i64) -> i64 {
+    (millis.saturating_mul(SHARES_PER_CPU) / MILLIS_PER_CPU).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Zero is no limit.
+fn quota(millis: i64, period_micros: i64) -> i64 {
+    if millis == 0 {
+        return 0;
+    }
+    (millis.saturating_mul(period_micros) / MILLIS_PER_CPU).max(MIN_QUOTA_MICROS)
+}
+
+type List = BTreeMap<String, Text>;
+
+fn requests(resources: Option<&ResourceRequirements>) -> Option<&List> {
+    resources.and_then(|resources| resources.requests.as_ref())
+}
+
+fn limits(resources: Option<&ResourceRequirements>) -> Option<&List> {
+    resources.and_then(|resources| resources.limits.as_ref())
+}
+
+/// The most of a resource that is asked for at any moment of the pod's life; `None` when nothing asks for it.
+fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&List>, name: &str) -> Option<Quantity> {
+    if list(spec.resources.as_ref()).is_some_and(|list| list.contains_key(name)) {
+        return Some(amount(list(spec.resources.as_ref()), name));
+    }
+    let asks = |container: &Container| {
+        let list = list(container.resources.as_ref());
+        list.filter(|list| list.contains_key(name)).map(|list| amount(Some(list), name))
+    };
+    let mut is_asked_for = false;
+    let mut take = |container: &Container| {
+        let asked = asks(container);
+        is_asked_for |= asked.is_some();
+        asked.unwrap_or_default()
+    };
+    let mut sidecars = Quantity::ZERO;
+    let mut most = Quantity::ZERO;
+    for container in spec.init_containers.iter().flatten() {
+        let with_this = sidecars.saturating_add(take(container));
+        most = most.max(with_this);
+        // A sidecar stays; any other init container is gone before the next one starts.
+        if container.restart_policy.as_deref() == Some("Always") {
+            sidecars = with_this;
+        }
+    }
+    let running = spec.containers.iter().fold(sidecars, |sum, container| sum.saturating_add(take(container)));
+    is_asked_for.then_some(most.max(running))
+}
+
+/// Every size the kernel has, zero unless the container or its pod asks for it.
+fn huge_pages(spec: &PodSpec, container: &Container, node: &NodeProfile) -> Vec<HugepageLimit> {
+    let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
+    for list in [limits(spec.resources.as_ref()), limits(container.resources.as_ref())].into_iter().flatten() {
+        for name in list.keys().filter_map(|name| name.strip_prefix("hugepages-")) {
+            let Ok(size) = Quantity::parse(name) else { continue };
+            let bytes = amount(Some(list), &format!("hugepages-{name}")).value();
+            wanted.insert(page_size_name(size.value()), u64::try_from(bytes).unwrap_or(0));
+        }
+    }
+    node.huge_page_sizes
+        .iter()
+        .map(|size| HugepageLimit { page_size: size.clone(), limit: wanted.get(size).copied().unwrap_or(0) })
+        .collect()
+}
+
+/// `2MB` for 2 MiB: how cgroups name page sizes.
+pub fn page_size_name(bytes: i64) -> String {
+    const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
+    let mut size = bytes;
+    let mut unit = 0;
+    while size >= 1024 && size % 1024 == 0 && unit + 1 < UNITS.len() {
+        size /= 1024;
+        unit += 1;
+    }
+    format!("{size}{}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resources(container: &str, node: &NodeProfile) -> String {
+        let pod: Pod = serde_json::from_str(&format!(
+            r#"{{"metadata":{{"name":"p"}},"spec":{{"containers":[{{"name":"c","resources":{container}}}]}}}}"#
+        ))
+        .unwrap();
+        let spec = pod.spec.as_ref().unwrap();
+        let made = of_container(&pod, spec, &spec.containers[0], node);
+        format!(
+            "shares {} quota {}/{} memory {} oom {}",
+            made.cpu_shares, made.cpu_quota, made.cpu_period, made.memory_limit_in_bytes, made.oom_score_adj
+        )
+    }
+
+    #[test]
+    fn shares_quota_and_memory_follow_requests_and_limits() {
+        let node = NodeProfile { memory_capacity_bytes: 1 << 30, ..NodeProfile::default() };
+        for (container, expected) in [
+            ("{}", "shares 2 quota 0/100000 memory 0 oom 1000"),
+            (r#"{"requests":{"cpu":"500m"}}"#, "shares 512 quota 0/100000 memory 0 oom 999"),
+            (r#"{"limits":{"cpu":"500m"}}"#, "shares 512 quota 50000/100000 memory 0 oom 999"),
+            (r#"{"requests":{"cpu":"0"},"limits":{"cpu":"2"}}"#, "shares 2 quota 200000/100000 memory 0 oom 999"),
+            (r#"{"limits":{"cpu":"5m"}}"#, "shares 5 quota 1000/100000 memory 0 oom 999"),
+            (r#"{"requests":{"cpu":"400"}}"#, "shares 262144 quota 0/100000 memory 0 oom 999"),
+            (r#"{"requests":{"memory":"512Mi"}}"#, "shares 2 quota 0/100000 memory 0 oom 500"),
+            (
+                r#"{"requests":{"cpu":"1","memory":"64Mi"},"limits":{"cpu":"1","memory":"64Mi"}}"#,
+                "shares 1024 quota 100000/100000 memory 67108864 oom -997",
+            ),
+        ] {
+            assert_eq!(resources(container, &node), expected, "{container}");
+        }
+    }
+
+    #[test]
+    fn no_quota_is_set_when_cfs_quota_is_off() {
+        let node = NodeProfile { cpu_cfs_quota_period: None, ..NodeProfile::default() };
+        assert_eq!(resources(r#"{"limits":{"cpu":"1"}}"#, &node), "shares 1024 quota 0/0 memory 0 oom 999");
+    }
+
+    #[test]
+    fn sandbox_counts_what_runs_at_the_same_time() {
+        let spec: PodSpec = serde_json::from_str(
+            r#"{"initContainers":[
+                    {"name":"i","resources":{"requests":{"cpu":"3"}}},
+                    {"name":"s","restartPolicy":"Always","resources":{"requests":{"cpu":"1"}}}],
+                "containers":[{"name":"a","resources":{"requests":{"cpu":"1"}}},{"name":"b","resources":{"limits":{"memory":"10Mi"}}}]}"#,
+        )
+        .unwrap();
+        assert_eq!(pod_total(&spec, requests, "cpu"), Some(Quantity::from_units(3)));
+        assert_eq!(pod_total(&spec, limits, "memory"), Some(Quantity::from_units(10 << 20)));
+        assert_eq!(pod_total(&spec, limits, "cpu"), None);
+    }
+
+    #[test]
+    fn every_size_of_huge_pages_is_forbidden_unless_asked_for() {
+        let spec: PodSpec =
+            serde_json::from_str(r#"{"containers":[{"name":"a","resources":{"limits":{"hugepages-2Mi":"4Mi"}}}]}"#)
+                .unwrap();
+        let node = NodeProfile { huge_page_sizes: vec!["2MB".to_owned(), "1GB".to_owned()], ..NodeProfile::default() };
+        let limits: Vec<(String, u64)> = huge_pages(&spec, &spec.containers[0], &node)
+            .into_iter()
+            .map(|limit| (limit.page_size, limit.limit))
+            .collect();
+        assert_eq!(limits, [("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)]);
+    }
+}

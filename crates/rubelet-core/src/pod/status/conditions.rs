@@ -1,0 +1,322 @@
+//! The conditions of a pod, and since when they hold.
+//!
+//! Owns: PodReadyToStartContainers, Initialized, Ready, ContainersReady, PodScheduled. Never: conditions others own, but
+//! for carrying them along.
+//! Upstream: `status/generate.go`, `types/pod_status.go`.
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+
+use super::{
+    StatusInput,
+    containers::terminated,
+    generation,
+    phase::{FAILED, SUCCEEDED},
+};
+use crate::{
+    observation::{PodFacts, SandboxState},
+    pod::restart_policy::is_sidecar,
+    pod_manager::is_static_pod,
+};
+
+pub const READY: &str = "Ready";
+pub const CONTAINERS_READY: &str = "ContainersReady";
+pub const INITIALIZED: &str = "Initialized";
+pub const POD_SCHEDULED: &str = "PodScheduled";
+pub const POD_READY_TO_START_CONTAINERS: &str = "PodReadyToStartContainers";
+/// Shared: others set it too, and it is sent only together with the end of the pod.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
+const OWNED: [&str; 8] = [
+    POD_SCHEDULED,
+    READY,
+    INITIALIZED,
+    CONTAINERS_READY,
+    POD_READY_TO_START_CONTAINERS,
+    "PodResizeInProgress",
+    "PodResizePending",
+    "AllContainersRestarting",
+];
+
+const UNKNOWN_CONTAINER_STATUSES: &str = "UnknownContainerStatuses";
+const POD_COMPLETED: &str = "PodCompleted";
+const POD_FAILED: &str = "PodFailed";
+const CONTAINERS_NOT_READY: &str = "ContainersNotReady";
+const CONTAINERS_NOT_INITIALIZED: &str = "ContainersNotInitialized";
+const READINESS_GATES_NOT_READY: &str = "ReadinessGatesNotReady";
+
+/// The kubelet alone writes conditions of this type.
+pub fn is_owned(condition_type: &str) -> bool {
+    OWNED.contains(&condition_type)
+}
+
+pub fn find<'a>(status: &'a PodStatus, condition_type: &str) -> Option<&'a PodCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == condition_type)
+}
+
+/// In upstream's order: first what others own, then ours.
+pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
+    let api = input.pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let mut conditions: Vec<_> = api.filter(|condition| !is_owned(&condition.type_)).cloned().collect();
+    if let Some(disruption) = input.old_status().and_then(|old| find(old, DISRUPTION_TARGET)) {
+        replace_or_append(&mut conditions, disruption.clone());
+    }
+    let ready_to_start = if sandbox_serves(input.pod, input.facts) { Verdict::True } else { Verdict::no("", "") };
+    let dates = Dates::of(input, status);
+    for (condition_type, verdict, since_true, since_false) in [
+        (POD_READY_TO_START_CONTAINERS, ready_to_start, dates.sandbox, None),
+        (INITIALIZED, initialized(input, status), dates.initialized, Some(dates.start)),
+        (READY, ready(input.pod, status, &conditions), dates.running, dates.stopped),
+        (CONTAINERS_READY, containers_ready(input.pod, status), dates.running, dates.stopped),
+        (POD_SCHEDULED, Verdict::True, Some(dates.start), None),
+    ] {
+        let mut condition = verdict.into_condition(condition_type, input.pod);
+        let since = if condition.status == "True" { since_true } else { since_false };
+        condition.last_transition_time = Some(Time(transition_time(input, &condition, since, dates.start)));
+        conditions.push(condition);
+    }
+    conditions
+}
+
+pub fn replace_or_append(conditions: &mut Vec<PodCondition>, condition: PodCondition) {
+    match conditions.iter_mut().find(|existing| existing.type_ == condition.type_) {
+        Some(existing) => *existing = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// Ready, from container statuses and readiness gates; without a date.
+pub fn pod_ready_condition(pod: &Pod, status: &PodStatus) -> PodCondition {
+    ready(pod, status, status.conditions.as_deref().unwrap_or_default()).into_condition(READY, pod)
+}
+
+/// ContainersReady, from container statuses; without a date.
+pub fn containers_ready_condition(pod: &Pod, status: &PodStatus) -> PodCondition {
+    containers_ready(pod, status).into_condition(CONTAINERS_READY, pod)
+}
+
+/// Ready or ContainersReady of a pod that has ended; without a date.
+pub fn condition_of_ended_pod(condition_type: &str, pod: &Pod, phase: &str) -> PodCondition {
+    Verdict::of_ended(phase).into_condition(condition_type, pod)
+}
+
+enum Verdict {
+    True,
+    /// With a reason, as upstream has it for a pod that completed.
+    TrueBecause(&'static str),
+    False {
+        reason: &'static str,
+        message: String,
+    },
+}
+
+impl Verdict {
+    fn no(reason: &'static str, message: impl Into<String>) -> Verdict {
+        Verdict::False { reason, message: message.into() }
+    }
+
+    fn of_ended(phase: &str) -> Verdict {
+        Verdict::no(if phase == FAILED { POD_FAILED } else { POD_COMPLETED }, "")
+    }
+
+    fn into_condition(self, condition_type: &str, pod: &Pod) -> PodCondition {
+        let (status, reason, message) = match self {
+            Verdict::True => ("True", "", String::new()),
+            Verdict::TrueBecause(reason) => ("True", reason, String::new()),
+            Verdict::False { reason, message } => ("False", reason, message),
+        };
+        PodCondition {
+            type_: condition_type.to_owned(),
+            status: status.to_owned(),
+            reason: (!reason.is_empty()).then(|| reason.to_owned()),
+            message: (!message.is_empty()).then_some(message),
+            observed_generation: generation(pod),
+            ..PodCondition::default()
+        }
+    }
+}
+
+fn containers_ready(pod: &Pod, status: &PodStatus) -> Verdict {
+    let phase = status.phase.as_deref().unwrap_or_default();
+    if !has_container_statuses(status) {
+        return Verdict::no(UNKNOWN_CONTAINER_STATUSES, "");
+    }
+    let sidecars = init_containers(pod).filter(|container| is_sidecar(container));
+    let specs = sidecars.chain(pod.spec.iter().flat_map(|spec| &spec.containers));
+    let (mut unknown, mut unready) = (Vec::new(), Vec::new());
+    for spec in specs {
+        match status_of(status, &spec.name) {
+            None => unknown.push(spec.name.as_str()),
+            Some(container) if !container.ready => unready.push(spec.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    if phase == FAILED || (phase == SUCCEEDED && unknown.is_empty()) {
+        return Verdict::of_ended(phase);
+    }
+    let message = sentence(&[("unknown", &unknown), ("unready", &unready)]);
+    if message.is_empty() { Verdict::True } else { Verdict::no(CONTAINERS_NOT_READY, message) }
+}
+
+fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> Verdict {
+    match containers_ready(pod, status) {
+        Verdict::True => {}
+        verdict @ (Verdict::TrueBecause(_) | Verdict::False { .. }) => return verdict,
+    }
+    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let closed: Vec<_> = gates
+        .filter_map(|gate| {
+            let name = &gate.condition_type;
+            match conditions.iter().find(|condition| condition.type_ == *name) {
+                None => Some(format!("corresponding condition of pod readiness gate \"{name}\" does not exist.")),
+                Some(condition) if condition.status != "True" => Some(format!(
+                    "the status of pod readiness gate \"{name}\" is not \"True\", but {}",
+                    condition.status
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect();
+    if closed.is_empty() { Verdict::True } else { Verdict::no(READINESS_GATES_NOT_READY, closed.join(", ")) }
+}
+
+fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+    let pod = input.pod;
+    let phase = status.phase.as_deref().unwrap_or_default();
+    if !has_container_statuses(status) && init_containers(pod).next().is_some() {
+        return Verdict::no(UNKNOWN_CONTAINER_STATUSES, "");
+    }
+    let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
+    for spec in init_containers(pod) {
+        match status_of(status, &spec.name) {
+            None => unknown.push(spec.name.as_str()),
+            Some(container) if !is_initialized(spec, container) => incomplete.push(spec.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    if phase == SUCCEEDED && unknown.is_empty() {
+        return Verdict::TrueBecause(POD_COMPLETED);
+    }
+    // Once initialized, always initialized: a sidecar that restarts, or an init container that is gone, changes nothing.
+    let old = input.old_status().and_then(|old| find(old, INITIALIZED));
+    let was = old.is_some_and(|condition| condition.status == "True");
+    if was || any_regular_container_started(pod, status) {
+        return Verdict::True;
+    }
+    let message = sentence(&[("unknown", &unknown), ("incomplete", &incomplete)]);
+    if message.is_empty() { Verdict::True } else { Verdict::no(CONTAINERS_NOT_INITIALIZED, message) }
+}
+
+fn is_initialized(spec: &Container, status: &ContainerStatus) -> bool {
+    if is_sidecar(spec) { status.started == Some(true) } else { status.ready }
+}
+
+fn any_regular_container_started(pod: &Pod, status: &PodStatus) -> bool {
+    let mut regular = pod.spec.iter().flat_map(|spec| &spec.containers);
+    regular.any(|spec| {
+        let state = status_of(status, &spec.name).and_then(|container| container.state.as_ref());
+        state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    })
+}
+
+/// `containers with unknown status: [a b], containers with unready status: [c]`
+fn sentence(groups: &[(&str, &Vec<&str>)]) -> String {
+    let told = groups.iter().filter(|(_, names)| !names.is_empty());
+    let parts: Vec<_> =
+        told.map(|(what, names)| format!("containers with {what} status: [{}]", names.join(" "))).collect();
+    parts.join(", ")
+}
+
+fn has_container_statuses(status: &PodStatus) -> bool {
+    status.container_statuses.is_some() || status.init_container_statuses.is_some()
+}
+
+fn status_of<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    lists.into_iter().flatten().flatten().find(|container| container.name == name)
+}
+
+fn init_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten())
+}
+
+/// The newest sandbox is the only ready one, in the right network, with an address.
+/// Upstream: `PodSandboxChanged`, which also decides whether a new sandbox is needed.
+fn sandbox_serves(pod: &Pod, facts: &PodFacts) -> bool {
+    let host_network = super::is_host_network(pod);
+    let ready = facts.sandboxes.iter().filter(|sandbox| sandbox.state == SandboxState::Ready).count();
+    facts.newest_sandbox().is_some_and(|newest| {
+        let connected = newest.host_network == host_network && (host_network || !newest.ips.is_empty());
+        ready == 1 && newest.state == SandboxState::Ready && connected
+    })
+}
+
+/// When, by the facts, each condition became what it is. A change is dated by what caused it rather than by when it was
+/// noticed, so that an agent that restarts and computes again finds the same dates.
+struct Dates {
+    start: Timestamp,
+    /// The newest sandbox was created.
+    sandbox: Option<Timestamp>,
+    /// The last init container completed, the last sidecar started.
+    initialized: Option<Timestamp>,
+    /// The last of the containers that run now started.
+    running: Option<Timestamp>,
+    /// The last of the containers that do not run now stopped.
+    stopped: Option<Timestamp>,
+}
+
+impl Dates {
+    fn of(input: &StatusInput<'_>, status: &PodStatus) -> Dates {
+        let start = status.start_time.as_ref().map_or(input.now.wall, |time| time.0);
+        let init = || status.init_container_statuses.iter().flatten();
+        let counts_for_ready = |container: &&ContainerStatus| {
+            init_containers(input.pod).all(|spec| spec.name != container.name || is_sidecar(spec))
+        };
+        let judged = || init().filter(counts_for_ready).chain(status.container_statuses.iter().flatten());
+        let has_init = init_containers(input.pod).next().is_some();
+        let init_changes = init().flat_map(|container| [started_at(container), stopped_at(container)]).flatten();
+        Dates {
+            start,
+            sandbox: input.facts.newest_sandbox().map(|sandbox| sandbox.created_at),
+            initialized: if has_init { init_changes.max() } else { Some(start) },
+            running: judged().filter_map(started_at).max(),
+            stopped: judged().filter_map(stopped_at).max(),
+        }
+    }
+}
+
+fn started_at(status: &ContainerStatus) -> Option<Timestamp> {
+    status.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(|time| time.0)
+}
+
+/// `None` for a container that runs again.
+fn stopped_at(status: &ContainerStatus) -> Option<Timestamp> {
+    if status.state.as_ref().is_some_and(|state| state.running.is_some()) {
+        return None;
+    }
+    let end = terminated(status.state.as_ref()).or_else(|| terminated(status.last_state.as_ref()))?;
+    end.finished_at.as_ref().map(|time| time.0)
+}
+
+/// Kept while the status is. A static pod's conditions that date from its start move with it (see `start_time`).
+fn transition_time(
+    input: &StatusInput<'_>,
+    condition: &PodCondition,
+    since: Option<Timestamp>,
+    start: Timestamp,
+) -> Timestamp {
+    let now = input.now.wall;
+    let old_status = input.old_status();
+    let old = old_status.and_then(|old| find(old, &condition.type_));
+    let Some((old, old_time)) = old.and_then(|old| Some((old, old.last_transition_time.as_ref()?))) else {
+        return since.unwrap_or(start).min(now);
+    };
+    let old_start = old_status.and_then(|old| old.start_time.as_ref());
+    if old.status != condition.status {
+        return since.filter(|since| since.as_second() > old_time.0.as_second()).unwrap_or(now).min(now);
+    }
+    if is_static_pod(input.pod) && old_start == Some(old_time) { start } else { old_time.0 }
+}

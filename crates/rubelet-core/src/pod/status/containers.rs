@@ -1,0 +1,341 @@
+//! What became of each container of a pod?
+//!
+//! Owns: container statuses from facts, from the previous status where the runtime has forgotten, and from why a start
+//! waits. Never: the pod as a whole.
+//! Upstream: `convertToAPIContainerStatuses`, `prober_manager.go` (UpdatePodStatus).
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{
+        Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+        ContainerStatus, Probe, VolumeMountStatus,
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+
+use super::StatusInput;
+use crate::{
+    observation::{ContainerFacts, ContainerState},
+    pod::restart_policy::{is_sidecar, restarts_after},
+};
+
+const CONTAINER_CREATING: &str = "ContainerCreating";
+const POD_INITIALIZING: &str = "PodInitializing";
+/// Exit code of a container that nobody saw exit.
+pub(crate) const LOST_EXIT_CODE: i32 = 137;
+pub(crate) const LOST_REASON: &str = "ContainerStatusUnknown";
+pub(crate) const LOST_WHEN_TERMINATED: &str = "The container could not be located when the pod was terminated";
+/// The two blanks are upstream's.
+const LOST_WHILE_RUNNING: &str =
+    "The container could not be located when the pod was deleted.  The container used to be Running";
+const INIT_FORGOTTEN: &str = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
+
+/// In alphabetical order, as upstream lists them.
+pub(super) fn regular(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    let old = input.old_status().and_then(|old| old.container_statuses.as_deref());
+    let specs = input.pod.spec.iter().flat_map(|spec| &spec.containers);
+    sorted(specs.map(|spec| Subject::new(input, spec, old, Kind::Regular).status()).collect())
+}
+
+/// In the order they run.
+pub(super) fn init(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    let old = input.old_status().and_then(|old| old.init_container_statuses.as_deref());
+    let specs = input.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    specs
+        .map(|spec| {
+            let kind = if is_sidecar(spec) { Kind::Sidecar } else { Kind::Init };
+            Subject::new(input, spec, old, kind).status()
+        })
+        .collect()
+}
+
+pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
+    let old = input.old_status().and_then(|old| old.ephemeral_container_statuses.as_deref());
+    let wanted = input.pod.spec.iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+    let statuses = wanted.map(|wanted| {
+        let spec = Container {
+            name: wanted.name.clone(),
+            image: wanted.image.clone(),
+            volume_mounts: wanted.volume_mounts.clone(),
+            ..Container::default()
+        };
+        Subject::new(input, &spec, old, Kind::Ephemeral).status()
+    });
+    sorted(statuses.collect())
+}
+
+fn sorted(mut statuses: Vec<ContainerStatus>) -> Vec<ContainerStatus> {
+    statuses.sort_by(|one, other| one.name.cmp(&other.name));
+    statuses
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Init,
+    Sidecar,
+    Regular,
+    Ephemeral,
+}
+
+/// One container the pod wants, and all that is known of it.
+struct Subject<'a> {
+    input: &'a StatusInput<'a>,
+    spec: &'a Container,
+    kind: Kind,
+    old: Option<&'a ContainerStatus>,
+    newest: Option<&'a ContainerFacts>,
+    /// The attempt before the newest.
+    before: Option<&'a ContainerFacts>,
+}
+
+impl<'a> Subject<'a> {
+    fn new(input: &'a StatusInput<'a>, spec: &'a Container, old: Option<&'a [ContainerStatus]>, kind: Kind) -> Self {
+        let mut found = input.facts.containers.iter().filter(|container| container.name == spec.name);
+        Subject {
+            input,
+            spec,
+            kind,
+            old: old.into_iter().flatten().find(|status| status.name == spec.name),
+            newest: found.next(),
+            before: found.next(),
+        }
+    }
+
+    fn status(&self) -> ContainerStatus {
+        let mut status = match self.newest {
+            Some(facts) => self.found(facts),
+            None => self.not_found(),
+        };
+        if !self.is_settled() {
+            self.apply_waiting(&mut status);
+        }
+        self.set_started_and_ready(&mut status);
+        status
+    }
+
+    /// The runtime knows the container.
+    fn found(&self, facts: &ContainerFacts) -> ContainerStatus {
+        let attempt = i32::try_from(facts.attempt).unwrap_or(i32::MAX);
+        let id = self.id_of(facts);
+        let mut status = ContainerStatus {
+            name: self.spec.name.clone(),
+            image: facts.image.clone(),
+            image_id: facts.image_ref.clone(),
+            restart_count: attempt.max(self.old.map_or(0, |old| old.restart_count)),
+            last_state: self.last_state_from_old(&id),
+            state: Some(self.state_of(facts)),
+            resources: Some(self.spec.resources.clone().unwrap_or_default()),
+            allocated_resources: self.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
+            volume_mounts: volume_mounts(self.spec),
+            container_id: Some(id),
+            ..ContainerStatus::default()
+        };
+        if let Some(before) = self.before {
+            status.last_state = Some(self.state_of(before));
+        }
+        // A runtime that lost all its state starts counting anew; the pod's count goes on.
+        if let Some(old) = self.old
+            && facts.is_running()
+            && terminated(old.state.as_ref()).is_some()
+            && old.container_id != status.container_id
+            && old.restart_count >= attempt
+        {
+            status.restart_count = old.restart_count.saturating_add(1);
+        }
+        status
+    }
+
+    /// How the container before this one ended, where the runtime has forgotten it.
+    fn last_state_from_old(&self, id: &str) -> Option<ApiState> {
+        let old = self.old?;
+        let ended = terminated(old.state.as_ref()).filter(|_| old.container_id.as_deref() != Some(id));
+        let last = ended.or_else(|| terminated(old.last_state.as_ref()))?;
+        Some(ApiState { terminated: Some(last.clone()), ..ApiState::default() })
+    }
+
+    fn state_of(&self, facts: &ContainerFacts) -> ApiState {
+        match &facts.state {
+            ContainerState::Running { started_at } => {
+                let running = ContainerStateRunning { started_at: Some(Time(*started_at)) };
+                ApiState { running: Some(running), ..ApiState::default() }
+            }
+            ContainerState::Exited(exit) => ApiState {
+                terminated: Some(ContainerStateTerminated {
+                    exit_code: exit.code,
+                    reason: text(&exit.reason),
+                    message: text(&exit.message),
+                    started_at: exit.started_at.filter(|started| *started > Timestamp::UNIX_EPOCH).map(Time),
+                    finished_at: Some(Time(exit.finished_at)),
+                    container_id: Some(self.id_of(facts)),
+                    ..ContainerStateTerminated::default()
+                }),
+                ..ApiState::default()
+            },
+            ContainerState::Created => waiting_for("", ""),
+            ContainerState::Unknown => self.state_of_unknown(facts),
+        }
+    }
+
+    /// It ran and now nobody can tell: "never ran" would let a run-once pod run twice, so it counts as failed, and stays so.
+    fn state_of_unknown(&self, facts: &ContainerFacts) -> ApiState {
+        let old = self.old.and_then(|old| old.state.as_ref());
+        let same = self.old.is_some_and(|old| old.container_id.as_deref() == Some(&self.id_of(facts)));
+        match old {
+            Some(ApiState { running: Some(_), .. }) => lost(LOST_WHEN_TERMINATED),
+            Some(state @ ApiState { terminated: Some(_), .. }) if same => state.clone(),
+            Some(_) | None => waiting_for("", ""),
+        }
+    }
+
+    /// The runtime does not know the container, any more or yet.
+    fn not_found(&self) -> ContainerStatus {
+        if let Some(old) = self.old.filter(|old| terminated(old.state.as_ref()).is_some()) {
+            return old.clone();
+        }
+        let logged = self.input.facts.logged_attempts.get(&self.spec.name).copied().unwrap_or(0);
+        let mut status = ContainerStatus {
+            name: self.spec.name.clone(),
+            image: self.spec.image.clone().unwrap_or_default(),
+            state: Some(waiting_for(self.first_wait(), "")),
+            restart_count: i32::try_from(logged).unwrap_or(i32::MAX),
+            volume_mounts: volume_mounts(self.spec),
+            ..ContainerStatus::default()
+        };
+        let Some(old) = self.old else {
+            return status;
+        };
+        status.restart_count = old.restart_count.max(status.restart_count);
+        status.last_state.clone_from(&old.last_state);
+        let ran = old.state.as_ref().is_some_and(|state| state.running.is_some());
+        if ran && terminated(old.last_state.as_ref()).is_none() {
+            // A last state keeps the pod from looking as if it had never run.
+            status.last_state = Some(lost(LOST_WHILE_RUNNING));
+            if self.input.pod.metadata.deletion_timestamp.is_none() {
+                status.restart_count = old.restart_count.saturating_add(1).max(status.restart_count);
+            }
+        }
+        status
+    }
+
+    fn first_wait(&self) -> &'static str {
+        let has_init =
+            self.input.pod.spec.as_ref().is_some_and(|spec| spec.init_containers.iter().flatten().count() > 0);
+        if has_init { POD_INITIALIZING } else { CONTAINER_CREATING }
+    }
+
+    /// An init container that completed is not started again, whatever its last attempt to start said.
+    fn is_settled(&self) -> bool {
+        let completed = self.newest.and_then(ContainerFacts::exit).is_some_and(|exit| exit.code == 0);
+        matches!(self.kind, Kind::Init | Kind::Sidecar) && completed
+    }
+
+    fn apply_waiting(&self, status: &mut ContainerStatus) {
+        let is_waiting = status.state.as_ref().is_some_and(|state| state.waiting.is_some());
+        if self.kind == Kind::Init && self.newest.is_none() && is_waiting && self.any_regular_container_created() {
+            let completed = ContainerStateTerminated {
+                reason: text("Completed"),
+                message: text(INIT_FORGOTTEN),
+                ..ContainerStateTerminated::default()
+            };
+            status.state = Some(ApiState { terminated: Some(completed), ..ApiState::default() });
+            return;
+        }
+        let Some(waiting) = self.input.waiting.get(&self.spec.name).filter(|_| self.will_start()) else {
+            return;
+        };
+        if terminated(status.state.as_ref()).is_some() {
+            status.last_state = status.state.take();
+        }
+        status.state = Some(waiting_for(&waiting.reason, &waiting.message));
+    }
+
+    fn will_start(&self) -> bool {
+        let Some(spec) = self.input.pod.spec.as_ref().filter(|_| self.input.may_start_containers()) else {
+            return false;
+        };
+        match self.newest.map(|facts| &facts.state) {
+            None | Some(ContainerState::Created | ContainerState::Unknown) => true,
+            Some(ContainerState::Running { .. }) => false,
+            Some(ContainerState::Exited(exit)) => restarts_after(self.spec, spec, exit.code),
+        }
+    }
+
+    fn any_regular_container_created(&self) -> bool {
+        let regular = self.input.pod.spec.iter().flat_map(|spec| &spec.containers);
+        regular.filter_map(|spec| self.input.facts.newest_container(&spec.name)).any(|facts| match facts.state {
+            ContainerState::Created | ContainerState::Running { .. } | ContainerState::Exited(_) => true,
+            ContainerState::Unknown => false,
+        })
+    }
+
+    /// A probe's verdict lives in the previous status, where `SetContainerReadiness` and `SetContainerStartup` put it, for as
+    /// long as that very container runs.
+    fn set_started_and_ready(&self, status: &mut ContainerStatus) {
+        let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
+        let judged = self.old.filter(|old| {
+            old.container_id == status.container_id && old.state.as_ref().is_some_and(|state| state.running.is_some())
+        });
+        let verdict = |probe: &Option<Probe>, of: fn(&ContainerStatus) -> bool| match (probe, judged) {
+            (Some(_), Some(old)) => of(old),
+            // Nothing probes yet, so a probe counts as passed until somebody says otherwise.
+            (Some(_), None) | (None, _) => true,
+        };
+        let started = running && verdict(&self.spec.startup_probe, |old| old.started == Some(true));
+        match self.kind {
+            Kind::Regular | Kind::Sidecar => {
+                status.started = Some(started);
+                status.ready = started && verdict(&self.spec.readiness_probe, |old| old.ready);
+            }
+            Kind::Init => {
+                status.started = Some(started);
+                status.ready = terminated(status.state.as_ref()).is_some_and(|end| end.exit_code == 0);
+            }
+            Kind::Ephemeral => {}
+        }
+    }
+
+    fn id_of(&self, facts: &ContainerFacts) -> String {
+        format!("{}://{}", self.input.runtime, facts.id)
+    }
+}
+
+/// A container that was there and cannot be found.
+pub(crate) fn lost(message: &str) -> ApiState {
+    ApiState {
+        terminated: Some(ContainerStateTerminated {
+            exit_code: LOST_EXIT_CODE,
+            reason: text(LOST_REASON),
+            message: text(message),
+            ..ContainerStateTerminated::default()
+        }),
+        ..ApiState::default()
+    }
+}
+
+pub(crate) fn terminated(state: Option<&ApiState>) -> Option<&ContainerStateTerminated> {
+    state?.terminated.as_ref()
+}
+
+fn waiting_for(reason: &str, message: &str) -> ApiState {
+    let waiting = ContainerStateWaiting { reason: text(reason), message: text(message) };
+    ApiState { waiting: Some(waiting), ..ApiState::default() }
+}
+
+fn text(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn volume_mounts(spec: &Container) -> Option<Vec<VolumeMountStatus>> {
+    let mounts = spec.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
+    let status = mounts.iter().map(|mount| {
+        let read_only = mount.read_only.filter(|read_only| *read_only);
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only,
+            recursive_read_only: read_only.map(|_| "Disabled".to_owned()),
+            ..VolumeMountStatus::default()
+        }
+    });
+    Some(status.collect())
+}

@@ -1,0 +1,180 @@
+//! In which phase of its life is a pod?
+//!
+//! Owns: the phase that container statuses add up to. Never: what happened before; `pod/status.rs` keeps terminal phases.
+//! Upstream: `getPhase`.
+
+use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, PodSpec, PodStatus};
+
+use super::{Stage, StatusInput};
+use crate::{
+    observation::SandboxState,
+    pod::restart_policy::{is_sidecar, restarts_after},
+    pod_manager::is_static_pod,
+};
+
+pub(super) const PENDING: &str = "Pending";
+pub(super) const RUNNING: &str = "Running";
+pub(super) const SUCCEEDED: &str = "Succeeded";
+pub(super) const FAILED: &str = "Failed";
+
+/// Succeeded or Failed: no container of the pod will run again.
+pub fn is_terminal(phase: &str) -> bool {
+    phase == SUCCEEDED || phase == FAILED
+}
+
+pub(super) fn phase(input: &StatusInput<'_>, status: &PodStatus) -> &'static str {
+    let Some(spec) = input.pod.spec.as_ref() else {
+        return PENDING;
+    };
+    let init = InitTally::of(spec, status);
+    let tally = Tally::of(spec, status);
+    let initialized = any_active_regular_container(input, spec);
+    if init.failed_for_good > 0 {
+        return FAILED;
+    }
+    if init.pending > 0 || (tally.pending_sidecars > 0 && !initialized) || tally.waiting > 0 {
+        return PENDING;
+    }
+    match tally {
+        Tally { unknown: 1.., .. } => PENDING,
+        Tally { running: 1.., .. } => RUNNING,
+        Tally { stopped: 0, .. } => PENDING,
+        // Static pods get no forced terminal phase, as upstream: their manifest may bring them back.
+        _ if input.stage == Stage::Terminated && !is_static_pod(input.pod) => tally.outcome(),
+        _ if tally.stopped != tally.stopped_for_good => RUNNING,
+        _ => tally.outcome(),
+    }
+}
+
+/// How far the init containers that must complete are.
+#[derive(Default)]
+struct InitTally {
+    pending: u32,
+    failed_for_good: u32,
+}
+
+impl InitTally {
+    fn of(spec: &PodSpec, status: &PodStatus) -> InitTally {
+        let mut tally = InitTally::default();
+        for container in spec.init_containers.iter().flatten().filter(|container| !is_sidecar(container)) {
+            match Step::of(&container.name, status.init_container_statuses.as_deref()) {
+                Step::Exited { code, .. } => {
+                    tally.failed_for_good += u32::from(code != 0 && !restarts_after(container, spec, code));
+                }
+                Step::Absent | Step::Unknown | Step::Waiting | Step::Running { .. } => tally.pending += 1,
+            }
+        }
+        tally
+    }
+}
+
+/// Where the sidecars and the regular containers are.
+#[derive(Default)]
+struct Tally {
+    unknown: u32,
+    running: u32,
+    waiting: u32,
+    stopped: u32,
+    stopped_for_good: u32,
+    succeeded: u32,
+    pending_sidecars: u32,
+}
+
+impl Tally {
+    fn of(spec: &PodSpec, status: &PodStatus) -> Tally {
+        let mut tally = Tally::default();
+        for container in spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)) {
+            tally.count_sidecar(&Step::of(&container.name, status.init_container_statuses.as_deref()));
+        }
+        for container in &spec.containers {
+            tally.count(container, spec, &Step::of(&container.name, status.container_statuses.as_deref()));
+        }
+        tally
+    }
+
+    /// A sidecar that has stopped does not count: it never decides how the pod ends.
+    fn count_sidecar(&mut self, step: &Step) {
+        match step {
+            Step::Absent => self.unknown += 1,
+            Step::Unknown => {
+                self.pending_sidecars += 1;
+                self.unknown += 1;
+            }
+            Step::Waiting => {
+                self.pending_sidecars += 1;
+                self.waiting += 1;
+            }
+            Step::Running { started } => {
+                self.pending_sidecars += u32::from(!started);
+                self.running += 1;
+            }
+            Step::Exited { .. } => {}
+        }
+    }
+
+    fn count(&mut self, container: &Container, spec: &PodSpec, step: &Step) {
+        match *step {
+            Step::Absent | Step::Unknown => self.unknown += 1,
+            Step::Waiting => self.waiting += 1,
+            Step::Running { .. } => self.running += 1,
+            Step::Exited { code, starts_again } => {
+                self.stopped += 1;
+                self.stopped_for_good += u32::from(!restarts_after(container, spec, code));
+                // One that waits to start again has not succeeded yet, whatever it exited with before.
+                self.succeeded += u32::from(code == 0 && !starts_again);
+            }
+        }
+    }
+
+    fn outcome(&self) -> &'static str {
+        if self.stopped == self.succeeded { SUCCEEDED } else { FAILED }
+    }
+}
+
+/// A container status, reduced to what the phase depends on.
+enum Step {
+    Absent,
+    Unknown,
+    /// Has never run.
+    Waiting,
+    Running {
+        started: bool,
+    },
+    /// Has run, and exited; `starts_again` when it already waits for its next start.
+    Exited {
+        code: i32,
+        starts_again: bool,
+    },
+}
+
+impl Step {
+    fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> Step {
+        let Some(status) = statuses.into_iter().flatten().find(|status| status.name == name) else {
+            return Step::Absent;
+        };
+        let exit_of = |state: &Option<ContainerState>| Some(state.as_ref()?.terminated.as_ref()?.exit_code);
+        let Some(state) = &status.state else {
+            return Step::Unknown;
+        };
+        if state.running.is_some() {
+            return Step::Running { started: status.started == Some(true) };
+        }
+        if let Some(code) = exit_of(&status.state) {
+            return Step::Exited { code, starts_again: false };
+        }
+        match (&state.waiting, exit_of(&status.last_state)) {
+            (Some(_), Some(code)) => Step::Exited { code, starts_again: true },
+            (Some(_), None) => Step::Waiting,
+            (None, _) => Step::Unknown,
+        }
+    }
+}
+
+/// Some regular container exists in the sandbox of now: the pod has been initialized, even if a sidecar is restarting.
+fn any_active_regular_container(input: &StatusInput<'_>, spec: &PodSpec) -> bool {
+    let active = input.facts.newest_sandbox().filter(|sandbox| sandbox.state == SandboxState::Ready);
+    active.is_some_and(|sandbox| {
+        let mut inside = input.facts.containers.iter().filter(|container| container.sandbox == sandbox.id);
+        inside.any(|container| spec.containers.iter().any(|wanted| wanted.name == container.name))
+    })
+}

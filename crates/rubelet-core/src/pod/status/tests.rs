@@ -1,0 +1,496 @@
+//! Tables and pictures for `pod_status`.
+
+use insta::assert_snapshot;
+use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate, Probe};
+use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
+
+use super::*;
+use crate::{
+    observation::{ContainerState, Exit},
+    test_support::{ago, facts, later, mk_pod, now, show},
+};
+
+/// Everything `pod_status` needs, with the usual answers.
+struct Case {
+    pod: Pod,
+    facts: PodFacts,
+    previous: Option<PodStatus>,
+    waiting: BTreeMap<String, Waiting>,
+    stage: Stage,
+    host_ips: Vec<String>,
+    failed: Option<PodFailure>,
+    now: Now,
+}
+
+impl Case {
+    fn new(pod: &str, seen: &str) -> Case {
+        Case {
+            pod: mk_pod(pod),
+            facts: facts(seen),
+            previous: None,
+            waiting: BTreeMap::new(),
+            stage: Stage::Syncing,
+            host_ips: vec!["192.0.2.1".to_owned()],
+            failed: None,
+            now: now(),
+        }
+    }
+
+    fn waiting(mut self, container: &str, reason: &str, message: &str) -> Case {
+        let waiting = Waiting { reason: reason.to_owned(), message: message.to_owned() };
+        self.waiting.insert(container.to_owned(), waiting);
+        self
+    }
+
+    fn stage(mut self, stage: Stage) -> Case {
+        self.stage = stage;
+        self
+    }
+
+    /// The same pod, looked at again with this outcome.
+    fn then(mut self, seen: &str, now: Now) -> Case {
+        self.previous = Some(self.status());
+        self.facts = facts(seen);
+        self.now = now;
+        self
+    }
+
+    /// The agent died and came back: nothing is remembered.
+    fn restarted(mut self) -> Case {
+        self.previous = None;
+        self.now = later(500);
+        self
+    }
+
+    fn status(&self) -> PodStatus {
+        pod_status(&StatusInput {
+            pod: &self.pod,
+            facts: &self.facts,
+            previous: self.previous.as_ref(),
+            waiting: &self.waiting,
+            stage: self.stage,
+            host_ips: &self.host_ips,
+            runtime: "containerd",
+            failed: self.failed.as_ref(),
+            now: self.now,
+        })
+    }
+
+    fn show(&self) -> String {
+        show(&self.status())
+    }
+
+    fn phase(&self) -> String {
+        self.status().phase.expect("every status has a phase")
+    }
+}
+
+#[test]
+fn a_pod_nobody_started_yet_is_pending_and_creating() {
+    assert_snapshot!(Case::new("always | main b | main a", "sandbox gone").show(), @r#"
+    Pending ip= host=192.0.2.1 qos=BestEffort start=+0s
+    main a: waiting(ContainerCreating), restarts=0
+    main b: waiting(ContainerCreating), restarts=0
+    PodReadyToStartContainers=False +0s
+    Initialized=True +0s
+    Ready=False(ContainersNotReady) "containers with unready status: [b a]" +0s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [b a]" +0s
+    PodScheduled=True +0s
+    "#);
+}
+
+#[test]
+fn a_running_pod_is_ready_since_its_last_container_started() {
+    assert_snapshot!(Case::new("always | main a | main b", "a: running 50s; b: running 20s").show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: running -50s, restarts=0 started ready
+    main b: running -20s, restarts=0 started ready
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=True -20s
+    ContainersReady=True -20s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn containers_wait_while_init_containers_run_in_order() {
+    let case = Case::new("always | init one | init two | main a", "one: exit(0) 40s; two: running 30s");
+    assert_snapshot!(case.show(), @r#"
+    Pending ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    init one: exit 0(Completed) -40s, restarts=0 ready
+    init two: running -30s, restarts=0 started
+    main a: waiting(PodInitializing), restarts=0
+    PodReadyToStartContainers=True -60s
+    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [two]" -60s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" -60s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -60s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_failed_init_container_of_a_run_once_pod_fails_it() {
+    assert_snapshot!(Case::new("never | init one | main a", "one: exit(3) 40s").show(), @r#"
+    Failed ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    init one: exit 3(Error) -40s, restarts=0
+    main a: waiting(PodInitializing), restarts=0
+    PodReadyToStartContainers=True -60s
+    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [one]" -60s
+    Ready=False(PodFailed) -60s
+    ContainersReady=False(PodFailed) -60s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_crashing_container_waits_with_the_reason_of_its_back_off() {
+    let case = Case::new("always | main a", "a: exit(1) x3 5s").waiting(
+        "a",
+        "CrashLoopBackOff",
+        "back-off 40s restarting failed container=a pod=web_default(u1)",
+    );
+    assert_snapshot!(case.show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: waiting(CrashLoopBackOff) "back-off 40s restarting failed container=a pod=web_default(u1)", last exit 1(Error) -5s, restarts=2
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" -5s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -5s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_container_that_cannot_pull_shows_why() {
+    let case = Case::new("always | main a", "").waiting("a", "ErrImagePull", "not found");
+    assert_snapshot!(case.show(), @r#"
+    Pending ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: waiting(ErrImagePull) "not found", restarts=0
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" -60s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -60s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn an_oom_kill_is_named_and_becomes_the_last_state_of_the_next_run() {
+    assert_snapshot!(Case::new("always | main a", "a: oom, running 10s").show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: running -10s, last exit 137(OOMKilled) -130s, restarts=1 started ready
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=True -10s
+    ContainersReady=True -10s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_run_once_pod_that_is_done_has_succeeded() {
+    assert_snapshot!(Case::new("never | main a | main b", "a: exit(0) 20s; b: exit(0) 10s").show(), @r#"
+    Succeeded ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: exit 0(Completed) -20s, restarts=0
+    main b: exit 0(Completed) -10s, restarts=0
+    PodReadyToStartContainers=True -60s
+    Initialized=True(PodCompleted) -60s
+    Ready=False(PodCompleted) -10s
+    ContainersReady=False(PodCompleted) -10s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_sidecar_runs_beside_and_does_not_keep_the_pod_from_completing() {
+    let running = Case::new("never | sidecar s | main a", "s: running 40s; a: running 30s");
+    assert_snapshot!(running.show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    init s: running -40s, restarts=0 started ready
+    main a: running -30s, restarts=0 started ready
+    PodReadyToStartContainers=True -60s
+    Initialized=True -40s
+    Ready=True -30s
+    ContainersReady=True -30s
+    PodScheduled=True -60s
+    "#);
+    assert_eq!(Case::new("never | sidecar s | main a", "s: exit(137) 1s; a: exit(0) 30s").phase(), "Succeeded");
+}
+
+#[test]
+fn a_restarting_sidecar_does_not_make_an_initialized_pod_pending() {
+    let case = Case::new("always | sidecar s | main a", "s: created; a: running 30s");
+    assert_eq!(case.phase(), "Pending");
+    let mut restarted = Case::new("always | sidecar s | main a", "s: exit(1), created 1s; a: running 30s");
+    restarted.waiting.clear();
+    assert_eq!(restarted.phase(), "Running");
+}
+
+#[test]
+fn phases_follow_states_and_restart_policy() {
+    for (pod, seen, expected) in [
+        ("always | main a", "a: exit(0)", "Running"),
+        ("always | main a", "a: exit(1)", "Running"),
+        ("onfailure | main a", "a: exit(0)", "Succeeded"),
+        ("onfailure | main a", "a: exit(1)", "Running"),
+        ("never | main a", "a: exit(0)", "Succeeded"),
+        ("never | main a", "a: exit(1)", "Failed"),
+        ("never | main a | main b", "a: exit(0); b: exit(1)", "Failed"),
+        ("never | main a | main b", "a: exit(1); b: running", "Running"),
+        ("never | main a | main b", "a: exit(1)", "Pending"),
+        ("always | main a", "a: created", "Pending"),
+        ("always | main a", "a: unknown", "Pending"),
+        ("always | init i | main a", "i: exit(1)", "Pending"),
+        ("onfailure | init i | main a", "i: exit(1)", "Pending"),
+        ("never | init i | main a", "i: exit(1)", "Failed"),
+        ("always | sidecar s | main a", "s: running", "Pending"),
+    ] {
+        assert_eq!(Case::new(pod, seen).phase(), expected, "{pod}: {seen}");
+    }
+}
+
+#[test]
+fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
+    for (pod, seen, expected) in [
+        ("always | main a", "a: exit(0)", "Succeeded"),
+        ("always | main a", "a: exit(137)", "Failed"),
+        ("always | static | main a", "a: exit(137)", "Running"),
+        ("never | static | main a", "a: exit(137)", "Failed"),
+    ] {
+        assert_eq!(Case::new(pod, seen).stage(Stage::Terminated).phase(), expected, "{pod}: {seen}");
+    }
+}
+
+#[test]
+fn a_terminating_pod_shows_how_its_containers_ended_and_not_what_they_waited_for() {
+    let case = Case::new("always | main a", "a: exit(1) x2 5s").waiting("a", "CrashLoopBackOff", "");
+    let shown = case.stage(Stage::Terminating).show();
+    assert!(shown.contains("main a: exit 1(Error) -5s, last exit 1(Error) -105s, restarts=1"), "{shown}");
+}
+
+#[test]
+fn a_container_the_runtime_lost_shows_as_lost_and_keeps_its_count() {
+    let case = Case::new("always | main a", "a: running 30s").then("", later(60));
+    assert_snapshot!(case.show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: waiting(ContainerCreating), last exit 137(ContainerStatusUnknown) "The container could not be located when the pod was deleted.  The container used to be Running" @never, restarts=1
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" +60s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" +60s
+    PodScheduled=True -60s
+    "#);
+    let again = case.then("", later(70));
+    assert_eq!(again.status().container_statuses.expect("one")[0].restart_count, 1);
+}
+
+#[test]
+fn a_lost_container_of_a_deleted_pod_was_not_restarted() {
+    let case = Case::new("always | deleted | main a", "a: running 30s").then("", later(60));
+    assert_eq!(case.status().container_statuses.expect("one")[0].restart_count, 0);
+}
+
+#[test]
+fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
+    let case = Case::new("never | main a", "a: running 30s").then("a: unknown", later(60));
+    let shown = case.show();
+    assert!(shown.contains("main a: exit 137(ContainerStatusUnknown)"), "{shown}");
+    assert_eq!(case.then("a: unknown", later(70)).show().lines().nth(1), shown.lines().nth(1));
+}
+
+#[test]
+fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
+    assert_snapshot!(Case::new("always | init i | main a", "a: running 30s").show(), @r#"
+    Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    init i: exit 0(Completed) "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally" @never, restarts=0 ready
+    main a: running -30s, restarts=0 started ready
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=True -30s
+    ContainersReady=True -30s
+    PodScheduled=True -60s
+    "#);
+}
+
+#[test]
+fn a_dead_container_collected_meanwhile_is_still_the_last_state() {
+    let case = Case::new("always | main a", "a: exit(2), running 30s").then("a: exit(2), running 30s", later(5));
+    let mut collected = case;
+    collected.previous = Some(collected.status());
+    collected.facts.containers.truncate(1);
+    let shown = collected.show();
+    assert!(shown.contains("main a: running -30s, last exit 2(Error) -130s, restarts=1"), "{shown}");
+}
+
+#[test]
+fn restart_counts_go_on_after_the_runtime_lost_its_state() {
+    let mut case = Case::new("always | main a", "");
+    case.facts.logged_attempts.insert("a".to_owned(), 4);
+    assert_eq!(case.status().container_statuses.expect("one")[0].restart_count, 4);
+    let ended = Case::new("always | main a", "a: exit(1) x3").then("a: running", later(10));
+    let mut ended = ended;
+    ended.facts.containers[0].id = "fresh".into();
+    assert_eq!(ended.status().container_statuses.expect("one")[0].restart_count, 3);
+}
+
+#[test]
+fn ids_images_and_mounts_are_as_users_know_them() {
+    let status = &Case::new("always | main a", "a: running").status().container_statuses.expect("one")[0];
+    assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
+    assert_eq!(status.image, "docker.io/library/a:1");
+    assert_eq!(status.image_id, "sha256:a");
+}
+
+#[test]
+fn a_host_network_pod_has_the_addresses_of_the_node_one_per_family() {
+    let mut case = Case::new("always | host | main a", "a: running");
+    case.facts.sandboxes[0].ips.clear();
+    case.facts.sandboxes[0].host_network = true;
+    case.host_ips = ["192.0.2.1", "2001:db8::1", "192.0.2.9"].map(str::to_owned).to_vec();
+    let shown = case.show();
+    assert!(shown.contains("ip=192.0.2.1,2001:db8::1 host=192.0.2.1,2001:db8::1"), "{shown}");
+    assert!(shown.contains("PodReadyToStartContainers=True"), "{shown}");
+}
+
+#[test]
+fn addresses_come_in_the_node_s_family_first_and_outlive_the_sandbox() {
+    let mut case = Case::new("always | main a", "a: running");
+    case.host_ips = vec!["2001:db8::1".to_owned()];
+    case.facts.sandboxes[0].ips = vec!["10.1.0.7".to_owned(), "fd00::7".to_owned()];
+    assert!(case.show().contains("ip=fd00::7,10.1.0.7"));
+    let ended = case.then("sandbox notready; a: exit(0)", later(5));
+    assert!(ended.show().contains("ip=fd00::7,10.1.0.7"));
+}
+
+#[test]
+fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
+    let mut case = Case::new("always | main a", "a: running");
+    let failure = PodFailure { reason: "Evicted".to_owned(), message: "the node was low on memory".to_owned() };
+    case.failed = Some(failure);
+    assert_snapshot!(case.show(), @r#"
+    Failed(Evicted) "the node was low on memory" ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    main a: running -30s, restarts=0 started ready
+    PodReadyToStartContainers=True -60s
+    Initialized=True -60s
+    Ready=False(PodFailed) -60s
+    ContainersReady=False(PodFailed) -60s
+    PodScheduled=True -60s
+    "#);
+    let mut after = case.then("a: exit(0)", later(5));
+    after.failed = None;
+    assert!(after.show().starts_with("Failed(Evicted) \"the node was low on memory\""));
+}
+
+#[test]
+fn a_phase_the_api_server_holds_as_ended_never_changes() {
+    let mut case = Case::new("always | main a", "a: running");
+    case.pod.status = Some(PodStatus { phase: Some("Succeeded".to_owned()), ..PodStatus::default() });
+    case.failed = Some(PodFailure { reason: "Evicted".to_owned(), message: String::new() });
+    assert_eq!(case.phase(), "Succeeded");
+}
+
+#[test]
+fn closed_readiness_gates_keep_a_pod_from_being_ready() {
+    let mut case = Case::new("always | main a", "a: running");
+    let gate = |name: &str| PodReadinessGate { condition_type: name.to_owned() };
+    case.pod.spec.as_mut().expect("a spec").readiness_gates = Some(vec![gate("lb"), gate("dns")]);
+    let condition = PodCondition { type_: "dns".to_owned(), status: "False".to_owned(), ..PodCondition::default() };
+    case.pod.status = Some(PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() });
+    let shown: Vec<_> =
+        case.show().lines().filter(|line| line.contains("eady=") || line.contains("dns")).map(str::to_owned).collect();
+    assert_snapshot!(shown.join("\n"), @r#"
+    dns=False @never
+    Ready=False(ReadinessGatesNotReady) "corresponding condition of pod readiness gate \"lb\" does not exist., the status of pod readiness gate \"dns\" is not \"True\", but False" -60s
+    ContainersReady=True -30s
+    "#);
+}
+
+#[test]
+fn a_probe_s_verdict_holds_for_the_container_it_was_about() {
+    let mut case = Case::new("always | main a", "a: running");
+    case.pod.spec.as_mut().expect("a spec").containers[0].readiness_probe = Some(Probe::default());
+    let mut unready = case.status();
+    unready.container_statuses.as_mut().expect("one")[0].ready = false;
+    case.previous = Some(unready);
+    assert!(!case.status().container_statuses.expect("one")[0].ready);
+    case.facts.containers[0].id = "another".into();
+    assert!(case.status().container_statuses.expect("one")[0].ready);
+}
+
+#[test]
+fn an_agent_that_restarts_finds_the_same_status() {
+    for (pod, seen) in [
+        ("always | static | main a", "a: running 30s"),
+        ("always | static | init i | main a", "i: exit(0) 50s; a: running 40s"),
+        ("always | static | sidecar s | main a | main b", "s: running 55s; a: running 30s; b: exit(1), running 10s"),
+        ("always | static | main a", "a: exit(1) 30s"),
+    ] {
+        // The agent first saw the pod before it had a sandbox.
+        let mut first = Case::new(pod, "sandbox gone");
+        first.now = Now { wall: ago(65), ..now() };
+        let ran = seen.replace("exit(1) 30s", "running 40s");
+        let before = first.then(&ran, now()).then(seen, now()).then(seen, later(7));
+        let shown = before.show();
+        assert_eq!(before.restarted().show(), shown, "{pod}: {seen}");
+    }
+}
+
+#[test]
+fn a_condition_keeps_its_date_until_its_status_changes() {
+    let case = Case::new("always | main a", "a: running 30s").then("a: running 30s", later(100));
+    assert!(case.show().contains("\nReady=True -30s"), "{}", case.show());
+    let crashed = case.then("a: exit(1) 2s", later(200));
+    assert!(crashed.show().contains("[a]\" -2s"), "{}", crashed.show());
+}
+
+#[test]
+fn messages_share_the_room_of_the_pod_and_are_cut_between_letters() {
+    let mut case = Case::new("never | main a | main b", "a: exit(1); b: exit(1)");
+    let ContainerState::Exited(Exit { message, .. }) = &mut case.facts.containers[0].state else { panic!("exited") };
+    *message = "é".repeat(12 * 1024);
+    let name = case.facts.containers[0].name.clone();
+    let statuses = case.status().container_statuses.expect("two");
+    let status = statuses.iter().find(|status| status.name == name).expect("it is there");
+    let end = status.state.as_ref().and_then(|state| state.terminated.as_ref()).expect("it ended");
+    assert_eq!(end.message.as_ref().map(String::len), Some(6 * 1024));
+}
+
+fn any_facts() -> impl Strategy<Value = String> {
+    let state =
+        || prop_oneof![Just("created"), Just("running"), Just("exit(0)"), Just("exit(1)"), Just("unknown"), Just("")];
+    (state(), state(), state()).prop_map(|(init, a, b)| {
+        let named = [("i", init), ("a", a), ("b", b)].into_iter().filter(|(_, state)| !state.is_empty());
+        named.map(|(name, state)| format!("{name}: {state}")).collect::<Vec<_>>().join("; ")
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_phase_never_leaves_a_terminal_one(
+        policy in prop_oneof![Just("always"), Just("onfailure"), Just("never")],
+        looks in proptest::collection::vec(any_facts(), 1..6),
+    ) {
+        let mut case = Case::new(&format!("{policy} | init i | main a | main b"), "");
+        let mut ended: Option<String> = None;
+        for look in looks {
+            case = case.then(&look, now());
+            let phase = case.phase();
+            if let Some(ended) = &ended {
+                assert_eq!(ended, &phase);
+            }
+            ended = ended.or(Some(phase).filter(|phase| is_terminal(phase)));
+        }
+    }
+
+    #[test]
+    fn the_same_facts_give_the_same_status(looks in proptest::collection::vec(any_facts(), 1..4)) {
+        let mut case = Case::new("onfailure | init i | main a | main b", "");
+        for look in looks {
+            case = case.then(&look, now());
+        }
+        let once = case.status();
+        case.previous = Some(once.clone());
+        assert_eq!(case.status(), once);
+    }
+}

@@ -1,0 +1,265 @@
+//! What must be on the node before a pod's containers can mount its volumes?
+//!
+//! Owns: which volumes a pod really uses, what each needs, where an emptyDir lies. Never: touches the disk.
+//! Upstream: `volumemanager`'s populator, `emptydir`, `hostpath`.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, HostPathVolumeSource, Pod, PodSpec, Volume};
+
+use crate::quantity::{self, Quantity};
+
+/// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
+pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
+
+/// One volume that some container of the pod mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeNeed {
+    pub name: String,
+    pub source: VolumeSource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeSource {
+    EmptyDir {
+        medium: Medium,
+        /// The pod's fsGroup.
+        group: Option<u32>,
+    },
+    HostPath {
+        path: PathBuf,
+        must_be: HostPathType,
+    },
+    /// A kind of volume that cannot be set up yet; the word is the field's name in the manifest.
+    Unsupported(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    Disk,
+    /// `None`: as much as the node has.
+    Memory {
+        size_bytes: Option<u64>,
+    },
+}
+
+/// What a hostPath must be, or becomes when nothing is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostPathType {
+    Unchecked,
+    DirectoryOrCreate,
+    Directory,
+    FileOrCreate,
+    File,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+/// What the pod's volumes need, in the order of the manifest. A volume that no container mounts needs nothing, as upstream.
+pub fn needs(pod: &Pod) -> Vec<VolumeNeed> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let mounted = mounted_names(spec);
+    let volumes = spec.volumes.iter().flatten().filter(|volume| mounted.contains(volume.name.as_str()));
+    volumes.map(|volume| VolumeNeed { name: volume.name.clone(), source: source(spec, volume) }).collect()
+}
+
+/// Where the content of an emptyDir lies.
+pub fn empty_dir_path(pod_dir: &Path, volume: &str) -> PathBuf {
+    pod_dir.join("volumes").join(EMPTY_DIR_PLUGIN).join(volume)
+}
+
+/// The directory whose file `ready` says that an emptyDir was set up once, and now belongs to the containers.
+pub fn empty_dir_marker(pod_dir: &Path, volume: &str) -> PathBuf {
+    pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN).join(volume)
+}
+
+fn mounted_names(spec: &PodSpec) -> BTreeSet<&str> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let ephemeral_mounts = ephemeral.flat_map(|container| container.volume_mounts.iter().flatten());
+    mounts.chain(ephemeral_mounts).map(|mount| mount.name.as_str()).collect()
+}
+
+fn source(spec: &PodSpec, volume: &Volume) -> VolumeSource {
+    if let Some(source) = &volume.empty_dir {
+        empty_dir(spec, source)
+    } else if let Some(source) = &volume.host_path {
+        host_path(source)
+    } else {
+        match field_name(volume) {
+            Some(field) => VolumeSource::Unsupported(field),
+            // No source at all is an emptyDir, as the API server defaults it.
+            None => empty_dir(spec, &EmptyDirVolumeSource::default()),
+        }
+    }
+}
+
+fn empty_dir(spec: &PodSpec, source: &EmptyDirVolumeSource) -> VolumeSource {
+    let medium = match source.medium.as_deref().unwrap_or_default() {
+        "" => Medium::Disk,
+        "Memory" => Medium::Memory { size_bytes: memory_size(spec, source) },
+        other => return VolumeSource::Unsupported(format!("emptyDir.medium {other}")),
+    };
+    let fs_group = spec.security_context.as_ref().and_then(|context| context.fs_group);
+    VolumeSource::EmptyDir { medium, group: fs_group.and_then(|group| u32::try_from(group).ok()) }
+}
+
+fn host_path(source: &HostPathVolumeSource) -> VolumeSource {
+    let must_be = match source.type_.as_deref().unwrap_or_default() {
+        "" => HostPathType::Unchecked,
+        "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
+        "Directory" => HostPathType::Directory,
+        "FileOrCreate" => HostPathType::FileOrCreate,
+        "File" => HostPathType::File,
+        "Socket" => HostPathType::Socket,
+        "CharDevice" => HostPathType::CharDevice,
+        "BlockDevice" => HostPathType::BlockDevice,
+        other => return VolumeSource::Unsupported(format!("hostPath.type {other}")),
+    };
+    VolumeSource::HostPath { path: PathBuf::from(&source.path), must_be }
+}
+
+/// The volume's only field beside its name.
+fn field_name(volume: &Volume) -> Option<String> {
+    let fields = serde_json::to_value(volume).ok()?;
+    fields.as_object()?.keys().find(|field| *field != "name").cloned()
+}
+
+/// The smaller of what the volume and the whole pod may have.
+fn memory_size(spec: &PodSpec, source: &EmptyDirVolumeSource) -> Option<u64> {
+    let asked = source.size_limit.as_ref().and_then(|text| Quantity::parse(&text.0).ok());
+    let limits = [asked, pod_memory_limit(spec)];
+    let smallest = limits.into_iter().flatten().filter(|limit| limit.is_positive()).min()?;
+    u64::try_from(smallest.value()).ok()
+}
+
+/// `None` when one container may have as much as it likes. Init containers run before the others, sidecars beside them.
+fn pod_memory_limit(spec: &PodSpec) -> Option<Quantity> {
+    let of_pod = spec.resources.as_ref().map(|resources| quantity::amount(resources.limits.as_ref(), "memory"));
+    if let Some(limit) = of_pod.filter(|limit| limit.is_positive()) {
+        return Some(limit);
+    }
+    let (mut sidecars, mut highest_init) = (Quantity::ZERO, Quantity::ZERO);
+    for container in spec.init_containers.iter().flatten() {
+        let limit = memory_limit(container)?;
+        if container.restart_policy.as_deref() == Some("Always") {
+            sidecars = sidecars.saturating_add(limit);
+            highest_init = highest_init.max(sidecars);
+        } else {
+            highest_init = highest_init.max(sidecars.saturating_add(limit));
+        }
+    }
+    let running = spec
+        .containers
+        .iter()
+        .try_fold(sidecars, |sum, container| Some(sum.saturating_add(memory_limit(container)?)))?;
+    Some(running.max(highest_init))
+}
+
+fn memory_limit(container: &Container) -> Option<Quantity> {
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    Some(quantity::amount(limits, "memory")).filter(|limit| limit.is_positive())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn needs_of(spec: &serde_json::Value) -> Vec<VolumeNeed> {
+        needs(&serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
+    }
+
+    /// One container, without limits, that mounts each of the volumes.
+    fn sources_of(volumes: &serde_json::Value, more: &serde_json::Value) -> Vec<VolumeSource> {
+        let names = volumes.as_array().unwrap().iter().map(|volume| volume["name"].clone());
+        let mounts: Vec<_> = names.map(|name| json!({"name": name, "mountPath": "/x"})).collect();
+        let mut spec = json!({"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": volumes});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        needs_of(&spec).into_iter().map(|need| need.source).collect()
+    }
+
+    #[test]
+    fn only_volumes_that_some_container_mounts_are_needed() {
+        let mount = |name: &str| json!([{"name": name, "mountPath": "/x"}]);
+        let volumes = ["a", "b", "c", "d"].map(|name| json!({"name": name, "emptyDir": {}}));
+        let needs = needs_of(&json!({
+            "containers": [{"name": "c", "volumeMounts": mount("b")}],
+            "initContainers": [{"name": "i", "volumeMounts": mount("a")}],
+            "ephemeralContainers": [{"name": "e", "volumeMounts": mount("d")}],
+            "volumes": volumes,
+        }));
+        assert_eq!(needs.iter().map(|need| need.name.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+    }
+
+    #[test]
+    fn each_source_is_read() {
+        let sources = sources_of(
+            &json!([
+                {"name": "none"},
+                {"name": "disk", "emptyDir": {"sizeLimit": "1Gi"}},
+                {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}},
+                {"name": "all-memory", "emptyDir": {"medium": "Memory"}},
+                {"name": "huge", "emptyDir": {"medium": "HugePages"}},
+                {"name": "host", "hostPath": {"path": "/data"}},
+                {"name": "socket", "hostPath": {"path": "/s", "type": "Socket"}},
+                {"name": "wrong", "hostPath": {"path": "/s", "type": "Sock"}},
+                {"name": "later", "configMap": {"name": "x"}},
+            ]),
+            &json!({"securityContext": {"fsGroup": 2000}}),
+        );
+        let lines: Vec<_> = sources.iter().map(|source| format!("{source:?}")).collect();
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        EmptyDir { medium: Disk, group: Some(2000) }
+        EmptyDir { medium: Disk, group: Some(2000) }
+        EmptyDir { medium: Memory { size_bytes: Some(65536) }, group: Some(2000) }
+        EmptyDir { medium: Memory { size_bytes: None }, group: Some(2000) }
+        Unsupported("emptyDir.medium HugePages")
+        HostPath { path: "/data", must_be: Unchecked }
+        HostPath { path: "/s", must_be: Socket }
+        Unsupported("hostPath.type Sock")
+        Unsupported("configMap")
+        "#);
+    }
+
+    #[test]
+    fn memory_is_limited_by_the_smaller_of_volume_and_pod() {
+        let limited = |memory: &str| json!({"limits": {"memory": memory}});
+        let volume =
+            |limit: &serde_json::Value| json!([{"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}]);
+        let with = |volume: serde_json::Value, containers: serde_json::Value| {
+            let mut containers = containers;
+            containers["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/x"}]);
+            match sources_of(&volume, &containers).as_slice() {
+                [VolumeSource::EmptyDir { medium: Medium::Memory { size_bytes }, .. }] => *size_bytes,
+                other => panic!("{other:?}"),
+            }
+        };
+        let one = json!({"containers": [{"name": "c", "resources": limited("100")}]});
+        let two = json!({"containers": [{"name": "c", "resources": limited("100")}, {"name": "d", "resources": limited("50")}]});
+        let init = json!({
+            "initContainers": [
+                {"name": "s", "restartPolicy": "Always", "resources": limited("30")},
+                {"name": "i", "resources": limited("200")},
+            ],
+            "containers": [{"name": "c", "resources": limited("100")}],
+        });
+        let open = json!({"containers": [{"name": "c", "resources": limited("100")}, {"name": "d"}]});
+        let pod = json!({"resources": limited("70"), "containers": [{"name": "c"}]});
+        let none = json!(null);
+        assert_eq!(with(volume(&none), one.clone()), Some(100));
+        assert_eq!(with(volume(&json!("40")), one.clone()), Some(40));
+        assert_eq!(with(volume(&json!("400")), one.clone()), Some(100));
+        assert_eq!(with(volume(&json!("0")), one), Some(100));
+        assert_eq!(with(volume(&none), two), Some(150));
+        assert_eq!(with(volume(&none), init), Some(230));
+        assert_eq!(with(volume(&none), open), None);
+        assert_eq!(with(volume(&none), pod), Some(70));
+    }
+}

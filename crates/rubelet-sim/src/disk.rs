@@ -1,0 +1,326 @@
+//! A file system in memory: a tree, links, mounts, watches, and a device that can be full.
+//!
+//! Owns: what the paths of the fake host mean. Never: time, faults, the port (`host.rs`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Component, Path, PathBuf},
+};
+
+use rubelet_host::port::{DirEntry, FileKind};
+use tokio::sync::mpsc;
+
+/// Linux gives up on a path after so many links.
+const MAX_LINKS: u32 = 40;
+const ELOOP: i32 = 40;
+
+#[derive(Debug)]
+pub struct Disk {
+    nodes: BTreeMap<PathBuf, Node>,
+    mounts: BTreeSet<PathBuf>,
+    watches: Vec<Watch>,
+    /// Directories in which something changed since the watchers were told.
+    stirred: BTreeSet<PathBuf>,
+    /// No byte and no name can be added.
+    pub full: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    Directory { mode: u32 },
+    File { content: Vec<u8>, mode: u32 },
+    Link(PathBuf),
+    Fifo,
+}
+
+#[derive(Debug)]
+struct Watch {
+    dir: PathBuf,
+    hints: mpsc::Sender<()>,
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Disk {
+            nodes: BTreeMap::from([(PathBuf::from("/"), Node::Directory { mode: 0o755 })]),
+            mounts: BTreeSet::new(),
+            watches: Vec::new(),
+            stirred: BTreeSet::new(),
+            full: false,
+        }
+    }
+}
+
+impl Disk {
+    pub fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        let dir = self.existing_dir(path)?;
+        let children = self.below(&dir).filter(|(child, _)| child.parent() == Some(dir.as_path()));
+        Ok(children.map(|(child, node)| DirEntry { name: file_name(child), kind: node.kind() }).collect())
+    }
+
+    /// Follows links; `None` when nothing is there.
+    pub fn node(&self, path: &Path) -> io::Result<Option<&Node>> {
+        Ok(self.nodes.get(&self.resolve(path)?))
+    }
+
+    pub fn make_dir(&mut self, path: &Path, mode: u32) -> io::Result<()> {
+        let real = self.resolve(path)?;
+        let missing: Vec<PathBuf> =
+            real.ancestors().filter(|dir| !self.nodes.contains_key(*dir)).map(Path::to_path_buf).collect();
+        if real.ancestors().any(|dir| self.nodes.get(dir).is_some_and(|node| node.kind() != FileKind::Directory)) {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        for dir in missing.into_iter().rev() {
+            self.put(dir, Node::Directory { mode: 0o755 })?;
+        }
+        self.nodes.insert(real, Node::Directory { mode });
+        Ok(())
+    }
+
+    pub fn write_file(&mut self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let real = self.entry(path)?;
+        if self.nodes.get(&real).is_some_and(|node| node.kind() == FileKind::Directory) {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        self.put(real, Node::File { content: content.to_vec(), mode })
+    }
+
+    pub fn make_link(&mut self, target: &Path, link: &Path) -> io::Result<()> {
+        let real = self.entry(link)?;
+        self.put(real, Node::Link(target.to_path_buf()))
+    }
+
+    pub fn make_fifo(&mut self, path: &Path) -> io::Result<()> {
+        let real = self.entry(path)?;
+        self.put(real, Node::Fifo)
+    }
+
+    pub fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        match self.nodes.get(&self.entry(path)?) {
+            Some(Node::Link(target)) => Ok(Some(target.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    pub fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        let Ok(real) = self.entry(path) else { return Ok(()) };
+        match self.nodes.get(&real) {
+            None => Ok(()),
+            Some(Node::Directory { .. }) => Err(io::ErrorKind::IsADirectory.into()),
+            Some(_) => {
+                self.take(&real);
+                Ok(())
+            }
+        }
+    }
+
+    pub fn remove_tree(&mut self, path: &Path) -> io::Result<()> {
+        let Ok(real) = self.entry(path) else { return Ok(()) };
+        if let Some(mount) = self.mounts.iter().find(|mount| mount.starts_with(&real)) {
+            let message = format!("{} is a mount point", mount.display());
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+        }
+        let doomed: Vec<PathBuf> = self.below(&real).map(|(path, _)| path.clone()).collect();
+        for path in doomed.iter().rev() {
+            self.take(path);
+        }
+        self.take(&real);
+        Ok(())
+    }
+
+    pub fn mount_tmpfs(&mut self, path: &Path) -> io::Result<()> {
+        let real = self.existing_dir(path)?;
+        self.mounts.insert(real);
+        Ok(())
+    }
+
+    pub fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let real = self.resolve(path)?;
+        Ok(self.mounts.iter().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
+    }
+
+    /// What was in a tmpfs is gone with it.
+    pub fn unmount(&mut self, path: &Path) -> io::Result<()> {
+        let real = self.resolve(path)?;
+        if !self.mounts.remove(&real) {
+            return Ok(());
+        }
+        let gone: Vec<PathBuf> = self.below(&real).map(|(path, _)| path.clone()).collect();
+        for path in gone {
+            self.nodes.remove(&path);
+        }
+        Ok(())
+    }
+
+    pub fn watch(&mut self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
+        let dir = self.existing_dir(path)?;
+        // One hint says all there is to say.
+        let (hints, receiver) = mpsc::channel(1);
+        self.watches.push(Watch { dir, hints });
+        Ok(receiver)
+    }
+
+    /// The directories in which something changed since the last call, for `tell`.
+    pub fn take_stirred(&mut self) -> BTreeSet<PathBuf> {
+        std::mem::take(&mut self.stirred)
+    }
+
+    pub fn tell(&mut self, dir: &Path) {
+        self.watches.retain(|watch| !watch.hints.is_closed());
+        for watch in self.watches.iter().filter(|watch| watch.dir == dir) {
+            // Full means a hint is waiting already.
+            let _ = watch.hints.try_send(());
+        }
+    }
+
+    /// Every path at or below `path`, and every mount: what is left when all should be gone.
+    pub fn leftovers(&self, path: &Path) -> Vec<PathBuf> {
+        let mut left: Vec<PathBuf> = self.below(path).map(|(path, _)| path.clone()).collect();
+        left.extend(self.mounts.iter().filter(|mount| mount.starts_with(path)).cloned());
+        left
+    }
+
+    fn put(&mut self, path: PathBuf, node: Node) -> io::Result<()> {
+        if self.full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if let Some(parent) = path.parent() {
+            self.stirred.insert(parent.to_path_buf());
+        }
+        self.nodes.insert(path, node);
+        Ok(())
+    }
+
+    fn take(&mut self, path: &Path) {
+        if self.nodes.remove(path).is_some() {
+            if let Some(parent) = path.parent() {
+                self.stirred.insert(parent.to_path_buf());
+            }
+            self.watches.retain(|watch| watch.dir != path);
+        }
+    }
+
+    fn below<'a>(&'a self, dir: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Node)> {
+        let at_or_below = self.nodes.range(dir.to_path_buf()..).take_while(move |(path, _)| path.starts_with(dir));
+        at_or_below.filter(move |(path, _)| path.as_path() != dir)
+    }
+
+    fn existing_dir(&self, path: &Path) -> io::Result<PathBuf> {
+        let real = self.resolve(path)?;
+        match self.nodes.get(&real) {
+            Some(Node::Directory { .. }) => Ok(real),
+            Some(_) => Err(io::ErrorKind::NotADirectory.into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// The real place of a name: links in its parents followed, the name itself not.
+    fn entry(&self, path: &Path) -> io::Result<PathBuf> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(path.to_path_buf());
+        };
+        Ok(self.existing_dir(parent)?.join(name))
+    }
+
+    /// Follows every link on the way; what does not exist is taken as it is written.
+    fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
+        let mut real = PathBuf::from("/");
+        let mut ahead: Vec<PathBuf> = parts(path);
+        let mut links = 0;
+        while let Some(part) = ahead.pop() {
+            if part == Path::new("..") {
+                real.pop();
+                continue;
+            }
+            let next = real.join(&part);
+            let Some(Node::Link(target)) = self.nodes.get(&next) else {
+                real = next;
+                continue;
+            };
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::from_raw_os_error(ELOOP));
+            }
+            if target.is_absolute() {
+                real = PathBuf::from("/");
+            }
+            ahead.extend(parts(target));
+        }
+        Ok(real)
+    }
+}
+
+impl Node {
+    pub fn kind(&self) -> FileKind {
+        match self {
+            Node::Directory { .. } => FileKind::Directory,
+            Node::File { .. } => FileKind::File,
+            Node::Link(_) => FileKind::Symlink,
+            Node::Fifo => FileKind::Fifo,
+        }
+    }
+}
+
+/// The components of a path, last first, ready to be popped.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let components = path.components().rev();
+    components
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
+        .map(|part| PathBuf::from(part.as_os_str()))
+        .collect()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_in_a_path_are_followed_and_a_loop_ends() {
+        let mut disk = Disk::default();
+        disk.make_dir(Path::new("/real/a"), 0o755).unwrap();
+        disk.make_link(Path::new("/real"), Path::new("/link")).unwrap();
+        disk.write_file(Path::new("/link/a/file"), b"x", 0o644).unwrap();
+        assert!(disk.node(Path::new("/real/a/file")).unwrap().is_some());
+        disk.make_link(Path::new("loop"), Path::new("/loop")).unwrap();
+        assert!(disk.node(Path::new("/loop")).is_err());
+    }
+
+    #[test]
+    fn a_tree_with_a_mount_below_it_stays() {
+        let mut disk = Disk::default();
+        disk.make_dir(Path::new("/a/b"), 0o755).unwrap();
+        disk.mount_tmpfs(Path::new("/a/b")).unwrap();
+        assert!(disk.remove_tree(Path::new("/a")).is_err());
+        disk.unmount(Path::new("/a/b")).unwrap();
+        disk.remove_tree(Path::new("/a")).unwrap();
+        assert_eq!(disk.leftovers(Path::new("/a")), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_full_disk_takes_nothing_new_but_gives_up_what_it_has() {
+        let mut disk = Disk::default();
+        disk.write_file(Path::new("/f"), b"x", 0o644).unwrap();
+        disk.full = true;
+        assert!(disk.write_file(Path::new("/f"), b"y", 0o644).is_err());
+        assert!(disk.make_dir(Path::new("/d"), 0o755).is_err());
+        disk.remove_file(Path::new("/f")).unwrap();
+    }
+
+    #[test]
+    fn a_watch_ends_with_its_directory() {
+        let mut disk = Disk::default();
+        disk.make_dir(Path::new("/m"), 0o755).unwrap();
+        let mut hints = disk.watch(Path::new("/m")).unwrap();
+        disk.write_file(Path::new("/m/a"), b"", 0o644).unwrap();
+        assert_eq!(disk.take_stirred(), BTreeSet::from([PathBuf::from("/"), PathBuf::from("/m")]));
+        disk.tell(Path::new("/m"));
+        assert_eq!(hints.try_recv(), Ok(()));
+        disk.remove_tree(Path::new("/m")).unwrap();
+        assert_eq!(hints.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
+    }
+}

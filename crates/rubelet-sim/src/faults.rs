@@ -1,0 +1,124 @@
+//! What can go wrong, and how likely it is.
+//!
+//! Owns: the knobs and the rolls of the dice. Never: acts; the fakes ask and do.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+/// Chances per opportunity: a call, an event, a hint. All zero is a world in which nothing fails.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Knobs {
+    /// The call fails and nothing was done.
+    pub error_before: f64,
+    /// The call never answers; half the time it was done.
+    pub hang: f64,
+    /// It was done, and the answer is an error.
+    pub done_but_error: f64,
+    /// The answer takes seconds.
+    pub late_answer: f64,
+    /// A list shows the world of some seconds ago.
+    pub stale_list: f64,
+    pub event_lost: f64,
+    pub event_doubled: f64,
+    pub event_late: f64,
+    /// A change in a directory that nobody is told of.
+    pub hint_lost: f64,
+    /// The agent dies at a call, before or after it was made.
+    pub agent_death: f64,
+    /// A server that goes on with a call although its client went away.
+    pub goes_on_without_client: f64,
+}
+
+/// Whether faults happen at all: a run has a stormy part and then a calm one.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    pub storm: Option<Knobs>,
+}
+
+/// How one call will go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Answered,
+    ErrorBefore,
+    HangBefore,
+    HangAfter,
+    DoneButError,
+}
+
+/// How one call will go, and how long its parts take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Course {
+    pub fate: Fate,
+    pub before: Duration,
+    pub after: Duration,
+    pub goes_on_without_client: bool,
+}
+
+/// How an event reaches its listeners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    Once,
+    Twice,
+    Lost,
+    Late(Duration),
+}
+
+impl Faults {
+    /// `usual` is what such a call takes on a quiet node.
+    pub fn course(&self, rng: &mut Rng, usual: Duration) -> Course {
+        // From a tenth of the usual time to twice of it, so that no two calls keep step.
+        let micros = u64::try_from(usual.as_micros()).unwrap_or(u64::MAX);
+        let before = Duration::from_micros(rng.u64(micros / 10..=micros));
+        let mut after = Duration::from_micros(rng.u64(0..=micros));
+        let Some(knobs) = &self.storm else {
+            return Course { fate: Fate::Answered, before, after, goes_on_without_client: rng.bool() };
+        };
+        if roll(rng, knobs.late_answer) {
+            after += Duration::from_millis(rng.u64(1_000..30_000));
+        }
+        let fate = if roll(rng, knobs.error_before) {
+            Fate::ErrorBefore
+        } else if roll(rng, knobs.hang) {
+            if rng.bool() { Fate::HangBefore } else { Fate::HangAfter }
+        } else if roll(rng, knobs.done_but_error) {
+            Fate::DoneButError
+        } else {
+            Fate::Answered
+        };
+        let goes_on_without_client = roll(rng, knobs.goes_on_without_client);
+        Course { fate, before, after, goes_on_without_client }
+    }
+
+    pub fn delivery(&self, rng: &mut Rng) -> Delivery {
+        let Some(knobs) = &self.storm else { return Delivery::Once };
+        if roll(rng, knobs.event_lost) {
+            Delivery::Lost
+        } else if roll(rng, knobs.event_doubled) {
+            Delivery::Twice
+        } else if roll(rng, knobs.event_late) {
+            Delivery::Late(Duration::from_millis(rng.u64(100..20_000)))
+        } else {
+            Delivery::Once
+        }
+    }
+
+    /// How old the list is that the next listing shows.
+    pub fn list_age(&self, rng: &mut Rng) -> Option<Duration> {
+        let knobs = self.storm.as_ref()?;
+        roll(rng, knobs.stale_list).then(|| Duration::from_millis(rng.u64(100..3_000)))
+    }
+
+    pub fn loses_hint(&self, rng: &mut Rng) -> bool {
+        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.hint_lost))
+    }
+
+    pub fn kills_agent(&self, rng: &mut Rng) -> bool {
+        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.agent_death))
+    }
+}
+
+/// A chance of zero leaves the generator alone, so that a knob nobody turned changes no other roll.
+fn roll(rng: &mut Rng, chance: f64) -> bool {
+    chance > 0.0 && rng.f64() < chance
+}

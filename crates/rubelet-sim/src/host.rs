@@ -1,0 +1,144 @@
+//! The Host port over the scene's disk and web.
+
+use std::{
+    future::pending,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use rubelet_host::port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError};
+use tokio::{sync::mpsc, time::sleep};
+
+use crate::{
+    disk::Node,
+    stage::{Life, Scene, Stage},
+};
+
+/// The host as one life of the agent sees it.
+#[derive(Debug)]
+pub struct FakeHost {
+    stage: Arc<Stage>,
+    life: Life,
+}
+
+impl FakeHost {
+    pub fn new(stage: Arc<Stage>, life: Life) -> Self {
+        FakeHost { stage, life }
+    }
+
+    async fn look<T>(&self, view: impl FnOnce(&mut Scene) -> T) -> T {
+        sleep(self.stage.with(|scene| Duration::from_micros(scene.rng.u64(0..500)))).await;
+        if !self.stage.look(|scene| scene.is_alive(self.life)) {
+            return pending().await;
+        }
+        self.stage.with(view)
+    }
+
+    /// A change of the disk: a line in the trace, and before and after it a chance to die.
+    async fn change<T>(&self, what: String, act: impl FnOnce(&mut Scene) -> io::Result<T>) -> io::Result<T> {
+        sleep(self.stage.with(|scene| {
+            scene.may_kill_agent(self.life);
+            Duration::from_micros(scene.rng.u64(0..2_000))
+        }))
+        .await;
+        if !self.stage.look(|scene| scene.is_alive(self.life)) {
+            return pending().await;
+        }
+        self.stage.with(|scene| {
+            let answer = act(scene);
+            match &answer {
+                Ok(_) => scene.log("disk", what),
+                Err(error) => scene.log("disk", format!("{what}: {error}")),
+            }
+            scene.may_kill_agent(self.life);
+            answer
+        })
+    }
+}
+
+#[async_trait]
+impl Host for FakeHost {
+    async fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        self.look(|scene| scene.disk.list_dir(path)).await
+    }
+
+    async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        self.look(|scene| match scene.disk.node(path)? {
+            None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
+            Some(Node::File { content, .. }) if content.len() as u64 > limit_bytes => {
+                Err(ReadError::TooLarge { limit_bytes })
+            }
+            Some(Node::File { content, .. }) => Ok(content.clone()),
+            Some(other) => Err(ReadError::NotRegular(other.kind())),
+        })
+        .await
+    }
+
+    async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
+        self.look(|scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
+    }
+
+    async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.change(format!("mkdir {}", path.display()), |scene| scene.disk.make_dir(path, mode)).await
+    }
+
+    async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
+        self.change(format!("chgrp {group} {}", path.display()), |scene| scene.disk.list_dir(path).map(drop)).await
+    }
+
+    async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.change(format!("touch {}", path.display()), |scene| match scene.disk.node(path)? {
+            Some(_) => Ok(()),
+            None => scene.disk.write_file(path, b"", mode),
+        })
+        .await
+    }
+
+    async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        self.change(format!("write {}", path.display()), |scene| scene.disk.write_file(path, content, mode)).await
+    }
+
+    async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
+        self.change(format!("link {}", link.display()), |scene| scene.disk.make_link(target, link)).await
+    }
+
+    async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        self.look(|scene| scene.disk.read_link(path)).await
+    }
+
+    async fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.change(format!("rm {}", path.display()), |scene| scene.disk.remove_file(path)).await
+    }
+
+    async fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        self.change(format!("rm -r {}", path.display()), |scene| scene.disk.remove_tree(path)).await
+    }
+
+    async fn mount_tmpfs(&self, path: &Path, _size_bytes: Option<u64>, _mode: u32) -> io::Result<()> {
+        self.change(format!("mount {}", path.display()), |scene| scene.disk.mount_tmpfs(path)).await
+    }
+
+    async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.look(|scene| scene.disk.mounts_below(path)).await
+    }
+
+    async fn unmount(&self, path: &Path) -> io::Result<()> {
+        self.change(format!("umount {}", path.display()), |scene| scene.disk.unmount(path)).await
+    }
+
+    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
+        self.look(|scene| scene.disk.watch(path)).await
+    }
+
+    async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
+        let answer = self.look(|scene| scene.pages.get(&request.url).cloned()).await;
+        match answer {
+            None => Err(io::ErrorKind::ConnectionRefused.into()),
+            Some(page) if page.body.len() as u64 > request.limit_bytes => Err(io::ErrorKind::FileTooLarge.into()),
+            Some(page) => Ok(page),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What must never be, whatever goes wrong.
+//!
+//! Owns: the history of every container as the runtime lived it, and the rules over it. Never: looks into the agent
+//! beyond the snapshot it publishes. Each rule has a name that a failure prints.
+
+mod history;
+mod snapshot;
+
+use std::{collections::BTreeMap, time::Duration};
+
+pub use history::{Actor, PodHistory};
+
+use crate::{
+    runtime::{
+        act::{Act, KilledBy},
+        store::{Container, Picture, Sandbox},
+    },
+    script::{LABEL_POD, LABEL_VERSION, Policy, Script},
+};
+
+/// Upstream's crash-loop back-off.
+const FIRST_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
+
+/// Timers and the runtime's timestamps are not exact to the millisecond.
+const SLACK: Duration = Duration::from_millis(1_100);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub rule: &'static str,
+    pub at: Duration,
+    pub detail: String,
+}
+
+#[derive(Debug, Default)]
+pub struct Rules {
+    /// Every script that was ever on stage, by pod name and version.
+    scripts: BTreeMap<(String, u32), Script>,
+    /// By pod uid.
+    pods: BTreeMap<String, PodHistory>,
+    seen: snapshot::Seen,
+    /// Changing calls under way, by what they change.
+    busy: BTreeMap<String, u32>,
+    pub violations: Vec<Violation>,
+}
+
+impl Rules {
+    pub fn learn(&mut self, script: &Script) {
+        self.scripts.insert((script.name.clone(), script.version), script.clone());
+        // The same pod asked for again after it was taken away begins a new history.
+        for pod in self.pods.values_mut().filter(|pod| pod.script == (script.name.clone(), script.version)) {
+            pod.begin_anew();
+        }
+    }
+
+    pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
+        self.pods.iter().filter(move |(_, pod)| pod.script.0 == pod_name)
+    }
+
+    /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
+    pub fn agent_died(&mut self) {
+        self.seen.agent_died();
+        for actor in self.pods.values_mut().flat_map(|pod| pod.actors.values_mut()) {
+            actor.restarts_in_this_life = 0;
+        }
+    }
+
+    /// A changing call begins; the answer is for `returned`.
+    pub fn called(&mut self, now: Duration, act: &Act, picture: &Picture) -> Option<String> {
+        let busy = subject(act, picture);
+        if let Some(key) = &busy {
+            let count = self.busy.entry(key.clone()).or_default();
+            *count += 1;
+            if *count > 1 {
+                self.broken("one changing call per subject", now, format!("{} on {key}", act.method()));
+            }
+        }
+        if let Some(uid) = starts_something_for(act, picture).filter(|uid| self.seen.is_ending(uid)) {
+            let detail = format!("{} for pod {uid}, which is {}", act.method(), self.seen.lifecycle(&uid));
+            self.broken("nothing is started for a pod that ends", now, detail);
+        }
+        busy
+    }
+
+    pub fn returned(&mut self, busy: Option<&str>) {
+        if let Some(count) = busy.and_then(|key| self.busy.get_mut(key)) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    pub fn sandbox_made(&mut self, sandbox: &Sandbox) {
+        let label = |key: &str| sandbox.config.labels.get(key).cloned().unwrap_or_default();
+        let script = (label(LABEL_POD), label(LABEL_VERSION).parse().unwrap_or(0));
+        let pod = self.pods.entry(sandbox.identity().uid).or_default();
+        pod.script = script;
+        pod.sandboxes.push(sandbox.id.clone());
+    }
+
+    pub fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
+        self.check_company(now, container, picture);
+        self.check_order(now, container);
+        self.check_policy(now, container);
+        self.check_backoff(now, container);
+        let pod = self.pods.entry(container.pod.uid.clone()).or_default();
+        let actor = pod.actors.entry(container.role().to_owned()).or_default();
+        let earlier = actor.highest_attempt.filter(|highest| container.attempt() <= *highest);
+        actor.start(now, container);
+        if let Some(highest) = earlier {
+            self.broken("attempts only grow", now, format!("{container} after attempt {highest}"));
+        }
+    }
+
+    pub fn exited(&mut self, now: Duration, container: &Container, code: i32) {
+        let pod = self.pods.entry(container.pod.uid.clone()).or_default();
+        pod.actors.entry(container.role().to_owned()).or_default().exit(now, container, code);
+    }
+
+    pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
+        let Some(script) = self.script_of(&container.pod.uid) else { return };
+        let grace = Duration::from_secs(u64::try_from(script.grace_secs).unwrap_or(0));
+        let had = container.term_at.map_or(Duration::ZERO, |term_at| now.saturating_sub(term_at));
+        if had + SLACK < grace {
+            let detail = format!("{container} killed by {by:?} after {had:?} of {grace:?}");
+            self.broken("SIGKILL waits for the grace period", now, detail);
+        }
+    }
+
+    pub fn broken(&mut self, rule: &'static str, at: Duration, detail: String) {
+        self.violations.push(Violation { rule, at, detail });
+    }
+
+    pub fn script_of(&self, uid: &str) -> Option<&Script> {
+        self.scripts.get(&self.pods.get(uid)?.script)
+    }
+
+    /// Who else runs when this one starts?
+    fn check_company(&mut self, now: Duration, container: &Container, picture: &Picture) {
+        let others: Vec<_> = picture
+            .containers
+            .values()
+            .filter(|other| other.is_running() && other.id != container.id)
+            .cloned()
+            .collect();
+        for other in others {
+            let same_pod = other.pod.uid == container.pod.uid;
+            let same_name = (&other.pod.namespace, &other.pod.name) == (&container.pod.namespace, &container.pod.name);
+            let rule = if same_pod && other.role() == container.role() {
+                "a container runs once"
+            } else if same_pod && other.sandbox != container.sandbox {
+                "a pod runs in one sandbox"
+            } else if !same_pod && same_name {
+                "a replaced pod is gone before the next starts"
+            } else {
+                continue;
+            };
+            self.broken(rule, now, format!("{container} starts while {other} runs"));
+        }
+    }
+
+    /// Init containers one after the other, then the rest.
+    fn check_order(&mut self, now: Duration, container: &Container) {
+        let Some(script) = self.script_of(&container.pod.uid).cloned() else { return };
+        let before = script.init.iter().take_while(|role| role.name != container.role());
+        for role in before {
+            let pod = &self.pods[&container.pod.uid];
+            let done = pod.actors.get(&role.name).is_some_and(|actor| actor.succeeded_in(&container.sandbox));
+            if !done {
+                let detail = format!("{container} starts before init container {} succeeded", role.name);
+                self.broken("init containers come first, in order", now, detail);
+            }
+        }
+    }
+
+    fn check_policy(&mut self, now: Duration, container: &Container) {
+        let Some(script) = self.script_of(&container.pod.uid) else { return };
+        let Some(actor) = self.pods[&container.pod.uid].actors.get(container.role()) else { return };
+        let forbidden = match script.policy {
+            Policy::Always => false,
+            Policy::Never => actor.starts > 0,
+            // A new sandbox runs its init containers anew.
+            Policy::OnFailure if script.is_init(container.role()) => actor.succeeded_in(&container.sandbox),
+            Policy::OnFailure => actor.last_exit.as_ref().is_some_and(|exit| exit.code == 0),
+        };
+        if forbidden {
+            let detail = format!("{container} with restartPolicy {:?} starts again", script.policy);
+            self.broken("restartPolicy is kept", now, detail);
+        }
+    }
+
+    fn check_backoff(&mut self, now: Duration, container: &Container) {
+        let Some(actor) = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role())) else {
+            return;
+        };
+        let Some(exit) = &actor.last_exit else { return };
+        let forgiven = exit.at.saturating_sub(actor.last_start) > 2 * MAX_BACKOFF;
+        if forgiven || actor.restarts_in_this_life == 0 {
+            return;
+        }
+        let doublings = actor.restarts_in_this_life.saturating_sub(1).min(10);
+        let wait = (FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF);
+        let waited = now.saturating_sub(exit.at);
+        if waited + SLACK < wait {
+            let detail = format!("{container} starts {waited:?} after its last exit, {wait:?} were due");
+            self.broken("a crash loop waits longer each time", now, detail);
+        }
+    }
+}
+
+/// What a changing call changes; two at once on one subject are one too many.
+fn subject(act: &Act, picture: &Picture) -> Option<String> {
+    match act {
+        Act::RunSandbox(config) => {
+            let metadata = config.metadata.clone().unwrap_or_default();
+            Some(format!("sandbox of {}", metadata.uid))
+        }
+        Act::Create { sandbox, config } => {
+            let sandbox = picture.sandboxes.get(sandbox)?;
+            Some(format!("{} {}", sandbox.identity().uid, config.metadata.clone().unwrap_or_default().name))
+        }
+        Act::Start(id) | Act::RemoveContainer(id) => Some(id.clone()),
+        Act::StopSandbox(id) | Act::RemoveSandbox(id) => Some(id.clone()),
+        // A shorter stop may overtake a longer one; pulls are shared by no one.
+        Act::Term(_) | Act::Kill(_) | Act::Pull(_) => None,
+    }
+}
+
+fn starts_something_for(act: &Act, picture: &Picture) -> Option<String> {
+    match act {
+        Act::RunSandbox(config) => Some(config.metadata.clone().unwrap_or_default().uid),
+        Act::Create { sandbox, .. } => picture.sandboxes.get(sandbox).map(|sandbox| sandbox.identity().uid),
+        Act::Start(id) => picture.containers.get(id).map(|container| container.pod.uid.clone()),
+        Act::StopSandbox(_)
+        | Act::RemoveSandbox(_)
+        | Act::Term(_)
+        | Act::Kill(_)
+        | Act::RemoveContainer(_)
+        | Act::Pull(_) => None,
+    }
+}

@@ -1,0 +1,66 @@
+//! One pod's history as the runtime lived it; it forgets nothing that the agent collects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::runtime::store::Container;
+
+#[derive(Clone, Debug, Default)]
+pub struct PodHistory {
+    /// Name and version of the script it was made from.
+    pub script: (String, u32),
+    pub sandboxes: Vec<String>,
+    /// By container name.
+    pub actors: BTreeMap<String, Actor>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Actor {
+    pub starts: u32,
+    pub highest_attempt: Option<u32>,
+    pub last_start: Duration,
+    pub last_exit: Option<LastExit>,
+    /// Starts after an exit, made by the agent that lives now.
+    pub restarts_in_this_life: u32,
+    /// Sandboxes in which it ended with code 0.
+    succeeded: BTreeSet<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct LastExit {
+    pub at: Duration,
+    pub code: i32,
+}
+
+impl PodHistory {
+    pub fn begin_anew(&mut self) {
+        self.actors.clear();
+        self.sandboxes.clear();
+    }
+}
+
+impl Actor {
+    pub fn succeeded_in(&self, sandbox: &str) -> bool {
+        self.succeeded.contains(sandbox)
+    }
+
+    pub(super) fn start(&mut self, now: Duration, container: &Container) {
+        self.starts += 1;
+        self.highest_attempt = self.highest_attempt.max(Some(container.attempt()));
+        if let Some(exit) = &self.last_exit {
+            // A long healthy run forgives what was before it.
+            let forgiven = exit.at.saturating_sub(self.last_start) > 2 * super::MAX_BACKOFF;
+            self.restarts_in_this_life = if forgiven { 1 } else { self.restarts_in_this_life + 1 };
+        }
+        self.last_start = now;
+    }
+
+    pub(super) fn exit(&mut self, now: Duration, container: &Container, code: i32) {
+        self.last_exit = Some(LastExit { at: now, code });
+        if code == 0 {
+            self.succeeded.insert(container.sandbox.clone());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Rules over what the agent tells: a life only moves forward, a count never falls, an end is an end.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rubelet_core::snapshot::{PodView, Snapshot};
+
+use super::Rules;
+
+/// What the last snapshot said.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pods: BTreeMap<String, Told>,
+    /// Per pod uid and container; outlives the agent, because restart counts do.
+    restart_counts: BTreeMap<(String, String), i32>,
+}
+
+#[derive(Clone, Debug)]
+struct Told {
+    lifecycle: String,
+    phase: String,
+}
+
+impl Seen {
+    pub fn agent_died(&mut self) {
+        self.pods.clear();
+    }
+
+    pub fn is_ending(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|told| rank(&told.lifecycle) >= rank("Terminating"))
+    }
+
+    pub fn lifecycle(&self, uid: &str) -> &str {
+        self.pods.get(uid).map_or("unknown", |told| &told.lifecycle)
+    }
+}
+
+impl Rules {
+    pub fn told(&mut self, now: Duration, snapshot: &Snapshot) {
+        for (uid, view) in &snapshot.pods {
+            self.check_life(now, uid.as_str(), view);
+            self.check_counts(now, uid.as_str(), view);
+        }
+        // A pod that is not told of any more may come back and begin again.
+        self.seen.pods.retain(|uid, _| snapshot.pods.keys().any(|known| known.as_str() == uid));
+        self.seen.restart_counts.retain(|(uid, _), _| snapshot.pods.keys().any(|known| known.as_str() == uid));
+    }
+
+    fn check_life(&mut self, now: Duration, uid: &str, view: &PodView) {
+        let told = Told { lifecycle: view.lifecycle.clone(), phase: view.status.phase.clone().unwrap_or_default() };
+        let Some(before) = self.seen.pods.insert(uid.to_owned(), told.clone()) else { return };
+        // From its end a pod may only begin anew, when the same pod is asked for again.
+        let begins_anew = rank(&before.lifecycle) >= rank("Terminated") && rank(&told.lifecycle) <= rank("Syncing");
+        if begins_anew {
+            return;
+        }
+        if rank(&told.lifecycle) < rank(&before.lifecycle) {
+            let detail = format!("pod {uid} went from {} to {}", before.lifecycle, told.lifecycle);
+            self.broken("a lifecycle only moves forward", now, detail);
+        }
+        let ended = before.phase == "Succeeded" || before.phase == "Failed";
+        if ended && told.phase != before.phase {
+            let detail = format!("pod {uid} went from {} to {}", before.phase, told.phase);
+            self.broken("a phase never leaves its end", now, detail);
+        }
+    }
+
+    fn check_counts(&mut self, now: Duration, uid: &str, view: &PodView) {
+        let statuses = view.status.container_statuses.iter().chain(&view.status.init_container_statuses).flatten();
+        for status in statuses {
+            let key = (uid.to_owned(), status.name.clone());
+            let before = self.seen.restart_counts.insert(key, status.restart_count);
+            if before.is_some_and(|before| status.restart_count < before) {
+                let detail = format!("{}/{}: {before:?} then {}", uid, status.name, status.restart_count);
+                self.broken("restartCount never falls", now, detail);
+            }
+        }
+    }
+}
+
+fn rank(lifecycle: &str) -> u8 {
+    match lifecycle {
+        "Waiting" => 0,
+        "Syncing" => 1,
+        "Terminating" => 2,
+        "Terminated" => 3,
+        "Finished" => 4,
+        // A word this table does not know must not pass for one it does.
+        _ => u8::MAX,
+    }
+}

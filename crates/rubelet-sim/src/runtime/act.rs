@@ -1,0 +1,385 @@
+//! What the fake runtime does when asked, with containerd's semantics.
+//!
+//! Owns: every change of a sandbox, a container or an image; each is one step that either happened or did not.
+//! Names are reserved while their object lives, so a second create of the same attempt collides. Removing what runs kills
+//! it first; stopping or removing what is gone is no error.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use rubelet_cri::{
+    port::{RpcError, RpcErrorKind, RpcResult},
+    v1,
+};
+
+use crate::{
+    faults::Delivery,
+    runtime::store::{Container, Pull, Sandbox, State},
+    script::Program,
+    stage::{Cue, Scene},
+};
+
+/// How soon a well-behaved program ends after SIGTERM.
+const PROMPT_MS: std::ops::Range<u64> = 5..120;
+
+#[derive(Clone, Debug)]
+pub enum Act {
+    RunSandbox(Arc<v1::PodSandboxConfig>),
+    StopSandbox(String),
+    RemoveSandbox(String),
+    Create {
+        sandbox: String,
+        config: Arc<v1::ContainerConfig>,
+    },
+    Start(String),
+    Term(String),
+    /// SIGKILL at the end of a stop's time.
+    Kill(String),
+    RemoveContainer(String),
+    Pull(String),
+}
+
+/// Who sent a SIGKILL, for the checkers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KilledBy {
+    StopContainer,
+    StopSandbox,
+    RemoveContainer,
+}
+
+impl Act {
+    pub fn method(&self) -> &'static str {
+        match self {
+            Act::RunSandbox(_) => "RunPodSandbox",
+            Act::StopSandbox(_) => "StopPodSandbox",
+            Act::RemoveSandbox(_) => "RemovePodSandbox",
+            Act::Create { .. } => "CreateContainer",
+            Act::Start(_) => "StartContainer",
+            Act::Term(_) | Act::Kill(_) => "StopContainer",
+            Act::RemoveContainer(_) => "RemoveContainer",
+            Act::Pull(_) => "PullImage",
+        }
+    }
+
+    /// The name that must be free, and stays taken while the call is under way.
+    pub fn reserves(&self, scene: &Scene) -> Option<String> {
+        match self {
+            Act::RunSandbox(config) => Some(sandbox_name(config)),
+            Act::Create { sandbox, config } => {
+                let sandbox = scene.runtime.picture.sandboxes.get(sandbox)?;
+                Some(container_name(sandbox, config))
+            }
+            Act::StopSandbox(_)
+            | Act::RemoveSandbox(_)
+            | Act::Start(_)
+            | Act::Term(_)
+            | Act::Kill(_)
+            | Act::RemoveContainer(_)
+            | Act::Pull(_) => None,
+        }
+    }
+
+    pub fn error(&self, kind: RpcErrorKind, message: impl Into<String>) -> RpcError {
+        RpcError { method: self.method(), kind, message: message.into() }
+    }
+
+    /// What a trace line calls it.
+    pub fn subject(&self, scene: &Scene) -> String {
+        let container = |id: &String| {
+            scene.runtime.picture.containers.get(id).map_or_else(|| id.clone(), |container| container.to_string())
+        };
+        let sandbox = |id: &String| match scene.runtime.picture.sandboxes.get(id) {
+            Some(sandbox) => format!("{} ({id})", sandbox.identity().name),
+            None => id.clone(),
+        };
+        match self {
+            Act::RunSandbox(config) => sandbox_name(config),
+            Act::StopSandbox(id) | Act::RemoveSandbox(id) => sandbox(id),
+            Act::Create { sandbox: id, config } => {
+                let metadata = config.metadata.clone().unwrap_or_default();
+                format!("{} {}#{}", sandbox(id), metadata.name, metadata.attempt)
+            }
+            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => container(id),
+            Act::Pull(image) => image.clone(),
+        }
+    }
+}
+
+impl Scene {
+    /// Does it. The answer is the id of what was made, or nothing.
+    pub fn perform(&mut self, act: &Act) -> RpcResult<String> {
+        self.runtime.remember(self.now);
+        let subject = act.subject(self);
+        let answer = match act {
+            Act::RunSandbox(config) => Ok(self.run_sandbox(config.clone())),
+            Act::StopSandbox(id) => self.stop_sandbox(id),
+            Act::RemoveSandbox(id) => self.remove_sandbox(id),
+            Act::Create { sandbox, config } => self.create(act, sandbox, config.clone()),
+            Act::Start(id) => self.start(act, id),
+            Act::Term(id) => self.terminate(id),
+            Act::Kill(id) => self.kill(id, KilledBy::StopContainer),
+            Act::RemoveContainer(id) => self.remove_container(id),
+            Act::Pull(image) => self.pull(act, image),
+        };
+        let outcome = match &answer {
+            Ok(id) if id.is_empty() => "ok".to_owned(),
+            Ok(id) => id.clone(),
+            Err(error) => error.message.clone(),
+        };
+        let verb = if matches!(act, Act::Kill(_)) { "SIGKILL" } else { act.method() };
+        self.log("cri", format!("{verb} {subject} -> {outcome}"));
+        answer
+    }
+
+    /// A process ends by itself, or by the play's will. Nothing happens if it does not run.
+    pub fn exit_container(&mut self, id: &str, code: i32, reason: &'static str) {
+        self.runtime.remember(self.now);
+        let wall = self.wall;
+        let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
+        let State::Running { started_at } = container.state else { return };
+        container.state = State::Exited { started_at: Some(started_at), finished_at: wall, code, reason };
+        let container = container.clone();
+        self.log("world", format!("{container} exits {code} {reason}"));
+        self.rules.exited(self.now, &container, code);
+        self.announce(&container, v1::ContainerEventType::ContainerStoppedEvent);
+    }
+
+    /// The sandbox's own process dies, and with its namespaces everything in it.
+    pub fn kill_sandbox(&mut self, id: &str) {
+        self.runtime.remember(self.now);
+        for container in self.runtime.picture.containers_of(id) {
+            self.exit_container(&container.id, 137, "Error");
+        }
+        if let Some(sandbox) = self.runtime.picture.sandboxes.get_mut(id).map(Arc::make_mut) {
+            sandbox.ready = false;
+            self.log("world", format!("sandbox {id} dies"));
+        }
+    }
+
+    pub fn take_runtime_down(&mut self) {
+        self.log("world", "the runtime goes down");
+        self.runtime.down = true;
+        self.runtime.epoch += 1;
+        self.runtime.reserved.clear();
+        self.runtime.listeners.clear();
+    }
+
+    pub fn bring_runtime_up(&mut self) {
+        self.log("world", "the runtime is back");
+        self.runtime.down = false;
+    }
+
+    fn run_sandbox(&mut self, config: Arc<v1::PodSandboxConfig>) -> String {
+        let id = self.runtime.new_id('s');
+        let ip = format!("10.88.{}.{}", self.runtime.ids_given / 250, self.runtime.ids_given % 250 + 2);
+        let name = sandbox_name(&config);
+        let sandbox = Sandbox { id: id.clone(), name, config, ready: true, created_at: self.wall, ip };
+        self.rules.sandbox_made(&sandbox);
+        self.runtime.picture.sandboxes.insert(id.clone(), Arc::new(sandbox));
+        id
+    }
+
+    fn stop_sandbox(&mut self, id: &str) -> RpcResult<String> {
+        for container in self.runtime.picture.containers_of(id) {
+            self.kill(&container.id, KilledBy::StopSandbox)?;
+        }
+        if let Some(sandbox) = self.runtime.picture.sandboxes.get_mut(id).map(Arc::make_mut) {
+            sandbox.ready = false;
+        }
+        Ok(String::new())
+    }
+
+    fn remove_sandbox(&mut self, id: &str) -> RpcResult<String> {
+        self.stop_sandbox(id)?;
+        for container in self.runtime.picture.containers_of(id) {
+            self.remove_container(&container.id)?;
+        }
+        self.runtime.picture.sandboxes.remove(id);
+        Ok(String::new())
+    }
+
+    fn create(&mut self, act: &Act, sandbox: &str, config: Arc<v1::ContainerConfig>) -> RpcResult<String> {
+        let Some(sandbox) = self.runtime.picture.sandboxes.get(sandbox).cloned() else {
+            return Err(act.error(RpcErrorKind::NotFound, format!("failed to find sandbox id {sandbox:?}: not found")));
+        };
+        if !sandbox.ready {
+            let message = format!("sandbox container {:?} is not running", sandbox.id);
+            return Err(act.error(RpcErrorKind::Other, message));
+        }
+        let wanted = config.image.clone().unwrap_or_default().image;
+        let Some(image) = self.runtime.find_image(&wanted).cloned() else {
+            let message = format!("failed to resolve image {wanted:?}: not found");
+            return Err(act.error(RpcErrorKind::NotFound, message));
+        };
+        let words = config.command.iter().chain(&config.args).skip(1).cloned().collect::<Vec<_>>().join(" ");
+        let id = self.runtime.new_id('c');
+        let container = Container {
+            id: id.clone(),
+            name: container_name(&sandbox, &config),
+            sandbox: sandbox.id.clone(),
+            pod: sandbox.identity(),
+            image,
+            // What is not in our words is no program of this image.
+            program: words.parse().unwrap_or(Program::Missing),
+            config,
+            created_at: self.wall,
+            state: State::Created,
+            term_at: None,
+        };
+        self.announce(&container, v1::ContainerEventType::ContainerCreatedEvent);
+        self.runtime.picture.containers.insert(id.clone(), Arc::new(container));
+        Ok(id)
+    }
+
+    fn start(&mut self, act: &Act, id: &str) -> RpcResult<String> {
+        let wall = self.wall;
+        let Some(container) = self.runtime.picture.containers.get(id).cloned() else {
+            let message = format!("an error occurred when try to find container {id:?}: not found");
+            return Err(act.error(RpcErrorKind::NotFound, message));
+        };
+        if container.state != State::Created {
+            return Err(act.error(RpcErrorKind::Other, format!("container {id:?} is not in CREATED state")));
+        }
+        let sandbox = self.runtime.picture.sandboxes.get(&container.sandbox).cloned();
+        let Some(sandbox) = sandbox.filter(|sandbox| sandbox.ready) else {
+            let message = format!("sandbox container {:?} is not running", container.sandbox);
+            return Err(act.error(RpcErrorKind::Other, message));
+        };
+        self.write_log(&sandbox, &container);
+        let missing = container.program == Program::Missing;
+        let changed = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut);
+        let changed = changed.expect("the container was found above");
+        changed.state = if missing {
+            State::Exited { started_at: None, finished_at: wall, code: 128, reason: "StartError" }
+        } else {
+            State::Running { started_at: wall }
+        };
+        let container = changed.clone();
+        self.rules.started(self.now, &container, &self.runtime.picture);
+        if missing {
+            self.rules.exited(self.now, &container, 128);
+            self.announce(&container, v1::ContainerEventType::ContainerStoppedEvent);
+            let message = "failed to create containerd task: exec: \"sim\": executable file not found in $PATH";
+            return Err(act.error(RpcErrorKind::Other, message));
+        }
+        self.announce(&container, v1::ContainerEventType::ContainerStartedEvent);
+        self.begin_program(&container);
+        Ok(String::new())
+    }
+
+    fn begin_program(&mut self, container: &Container) {
+        let (after, code, reason) = match container.program {
+            Program::Exit { code, after } => (after, code, if code == 0 { "Completed" } else { "Error" }),
+            Program::Flaky { times } if container.attempt() < times => (Duration::from_secs(1), 1, "Error"),
+            Program::Oom { after } => (after, 137, "OOMKilled"),
+            Program::Flaky { .. } | Program::Run | Program::Slow { .. } | Program::Stubborn | Program::Missing => {
+                return;
+            }
+        };
+        let jitter = Duration::from_millis(self.rng.u64(1..50));
+        self.cue_in(after + jitter, Cue::Exit { container: container.id.clone(), code, reason });
+    }
+
+    fn terminate(&mut self, id: &str) -> RpcResult<String> {
+        let now = self.now;
+        let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else {
+            return Ok(String::new());
+        };
+        if !container.is_running() || container.term_at.is_some() {
+            return Ok(String::new());
+        }
+        container.term_at = Some(now);
+        let container = container.clone();
+        let wait = match container.program {
+            Program::Stubborn => return Ok(String::new()),
+            Program::Slow { stop } => stop,
+            Program::Run | Program::Exit { .. } | Program::Flaky { .. } | Program::Oom { .. } | Program::Missing => {
+                Duration::from_millis(self.rng.u64(PROMPT_MS))
+            }
+        };
+        self.cue_in(wait, Cue::Exit { container: container.id, code: 0, reason: "Completed" });
+        Ok(String::new())
+    }
+
+    fn kill(&mut self, id: &str, by: KilledBy) -> RpcResult<String> {
+        let Some(container) = self.runtime.picture.containers.get(id).cloned() else { return Ok(String::new()) };
+        if container.is_running() {
+            self.rules.killed(self.now, &container, by);
+            self.exit_container(id, 137, "Error");
+        }
+        Ok(String::new())
+    }
+
+    fn remove_container(&mut self, id: &str) -> RpcResult<String> {
+        self.kill(id, KilledBy::RemoveContainer)?;
+        if let Some(container) = self.runtime.picture.containers.remove(id) {
+            self.announce(&container, v1::ContainerEventType::ContainerDeletedEvent);
+        }
+        Ok(String::new())
+    }
+
+    fn pull(&mut self, act: &Act, image: &str) -> RpcResult<String> {
+        if !self.runtime.registry.contains_key(image) {
+            let message = format!(
+                "failed to pull and unpack image {image:?}: failed to resolve reference {image:?}: {image}: not found"
+            );
+            return Err(act.error(RpcErrorKind::NotFound, message));
+        }
+        self.runtime.images.insert(image.to_owned());
+        Ok(super::store::image_id(image))
+    }
+
+    /// How long the registry takes; `None` is for ever.
+    pub fn pull_takes(&self, image: &str) -> Option<Duration> {
+        match self.runtime.registry.get(image) {
+            Some(Pull::After(time)) => Some(*time),
+            Some(Pull::Stuck) => None,
+            None => Some(Duration::from_millis(200)),
+        }
+    }
+
+    /// containerd makes the log file and the directories it lies in.
+    fn write_log(&mut self, sandbox: &Sandbox, container: &Container) {
+        if container.config.log_path.is_empty() || sandbox.config.log_directory.is_empty() {
+            return;
+        }
+        let path = Path::new(&sandbox.config.log_directory).join(&container.config.log_path);
+        let written = path
+            .parent()
+            .map_or(Ok(()), |dir| self.disk.make_dir(dir, 0o755))
+            .and_then(|()| self.disk.write_file(&path, b"", 0o640));
+        if let Err(error) = written {
+            self.log("world", format!("no log for {container}: {error}"));
+        }
+    }
+
+    fn announce(&mut self, container: &Container, kind: v1::ContainerEventType) {
+        let sandbox = self.runtime.picture.sandboxes.get(&container.sandbox);
+        let event = v1::ContainerEventResponse {
+            container_id: container.id.clone(),
+            container_event_type: kind as i32,
+            created_at: super::store::nanoseconds(self.wall),
+            pod_sandbox_status: sandbox.map(|sandbox| sandbox.status()),
+            containers_statuses: Vec::new(),
+        };
+        match self.faults.delivery(&mut self.rng) {
+            Delivery::Once => self.runtime.deliver(&event),
+            Delivery::Twice => {
+                self.runtime.deliver(&event);
+                self.runtime.deliver(&event);
+            }
+            Delivery::Lost => self.log("world", format!("an event about {container} is lost")),
+            Delivery::Late(wait) => self.cue_in(wait, Cue::Event(Box::new(event))),
+        }
+    }
+}
+
+fn sandbox_name(config: &v1::PodSandboxConfig) -> String {
+    let metadata = config.metadata.clone().unwrap_or_default();
+    format!("{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
+}
+
+fn container_name(sandbox: &Sandbox, config: &v1::ContainerConfig) -> String {
+    let metadata = config.metadata.clone().unwrap_or_default();
+    let pod = sandbox.identity();
+    format!("{}_{}_{}_{}_{}", metadata.name, pod.name, pod.namespace, pod.uid, metadata.attempt)
+}

@@ -1,0 +1,316 @@
+//! What the fake runtime knows: sandboxes, containers, images, and who listens to its events.
+//!
+//! Owns: the data, and how CRI shows it. Never: changes it on its own (`act.rs` does).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use rubelet_cri::v1;
+use tokio::sync::mpsc;
+
+use crate::script::{IMAGE, Program};
+
+/// Events a slow listener may fall behind before it loses some; containerd's own channel is of this order.
+const EVENT_QUEUE: usize = 1000;
+
+/// How far back a stale list may reach.
+const MEMORY: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub struct Store {
+    pub picture: Picture,
+    /// Earlier pictures with the moment until which each was true, oldest first.
+    past: VecDeque<(Duration, Picture)>,
+    /// Names of sandboxes and containers that are being made.
+    pub reserved: BTreeSet<String>,
+    pub images: BTreeSet<String>,
+    pub registry: BTreeMap<String, Pull>,
+    pub has_events: bool,
+    pub listeners: Vec<mpsc::Sender<v1::ContainerEventResponse>>,
+    pub down: bool,
+    /// Grows when the runtime goes down: calls begun before then are cut off.
+    pub epoch: u32,
+    pub network_ready: bool,
+    pub ids_given: u32,
+}
+
+/// Sandboxes and containers at one moment; cheap to keep.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
+    pub containers: BTreeMap<String, Arc<Container>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    pub id: String,
+    pub name: String,
+    pub config: Arc<v1::PodSandboxConfig>,
+    pub ready: bool,
+    pub created_at: Timestamp,
+    pub ip: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub id: String,
+    pub name: String,
+    pub sandbox: String,
+    pub pod: PodIdentity,
+    pub config: Arc<v1::ContainerConfig>,
+    pub image: String,
+    pub program: Program,
+    pub created_at: Timestamp,
+    pub state: State,
+    /// When SIGTERM came first.
+    pub term_at: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodIdentity {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Created,
+    Running { started_at: Timestamp },
+    Exited { started_at: Option<Timestamp>, finished_at: Timestamp, code: i32, reason: &'static str },
+}
+
+/// What the registry does when asked for an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pull {
+    After(Duration),
+    Stuck,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store {
+            picture: Picture::default(),
+            past: VecDeque::new(),
+            reserved: BTreeSet::new(),
+            images: BTreeSet::from([IMAGE.to_owned()]),
+            registry: BTreeMap::new(),
+            has_events: true,
+            listeners: Vec::new(),
+            down: false,
+            epoch: 0,
+            network_ready: true,
+            ids_given: 0,
+        }
+    }
+}
+
+impl Store {
+    pub fn new_id(&mut self, kind: char) -> String {
+        self.ids_given += 1;
+        format!("{kind}{:05}", self.ids_given)
+    }
+
+    pub fn name_is_taken(&self, name: &str) -> bool {
+        self.reserved.contains(name)
+            || self.picture.sandboxes.values().any(|sandbox| sandbox.name == name)
+            || self.picture.containers.values().any(|container| container.name == name)
+    }
+
+    /// Keeps the present for stale lists to come. To be called before each change.
+    pub fn remember(&mut self, now: Duration) {
+        self.past.push_back((now, self.picture.clone()));
+        while self.past.front().is_some_and(|(until, _)| *until + MEMORY < now) {
+            self.past.pop_front();
+        }
+    }
+
+    /// The picture as it was at `moment`, as far as it is remembered.
+    pub fn picture_at(&self, moment: Duration) -> &Picture {
+        self.past.iter().find(|(until, _)| *until > moment).map_or(&self.picture, |(_, picture)| picture)
+    }
+
+    pub fn listen(&mut self) -> mpsc::Receiver<v1::ContainerEventResponse> {
+        let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
+        self.listeners.push(sender);
+        receiver
+    }
+
+    pub fn deliver(&mut self, event: &v1::ContainerEventResponse) {
+        self.listeners.retain(|listener| !listener.is_closed());
+        for listener in &self.listeners {
+            // A listener that is so far behind loses it, as with the real one.
+            drop(listener.try_send(event.clone()));
+        }
+    }
+
+    /// By its name or by the id `image_status` gave.
+    pub fn find_image(&self, reference: &str) -> Option<&String> {
+        self.images.iter().find(|image| *image == reference || image_id(image) == reference)
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &Arc<Container>> {
+        self.picture.containers.values().filter(|container| container.is_running())
+    }
+}
+
+impl Picture {
+    pub fn list_sandboxes(&self, filter: Option<&v1::PodSandboxFilter>) -> Vec<v1::PodSandbox> {
+        let wanted = |sandbox: &&Arc<Sandbox>| {
+            filter.is_none_or(|filter| {
+                (filter.id.is_empty() || filter.id == sandbox.id)
+                    && filter.state.is_none_or(|wanted| wanted.state == sandbox.cri_state())
+                    && selects(&filter.label_selector, &sandbox.config.labels)
+            })
+        };
+        self.sandboxes.values().filter(wanted).map(|sandbox| sandbox.listed()).collect()
+    }
+
+    pub fn list_containers(&self, filter: Option<&v1::ContainerFilter>) -> Vec<v1::Container> {
+        let wanted = |container: &&Arc<Container>| {
+            filter.is_none_or(|filter| {
+                (filter.id.is_empty() || filter.id == container.id)
+                    && (filter.pod_sandbox_id.is_empty() || filter.pod_sandbox_id == container.sandbox)
+                    && filter.state.is_none_or(|wanted| wanted.state == container.cri_state())
+                    && selects(&filter.label_selector, &container.config.labels)
+            })
+        };
+        self.containers.values().filter(wanted).map(|container| container.listed()).collect()
+    }
+
+    pub fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+        self.containers.values().filter(|container| container.sandbox == sandbox).cloned().collect()
+    }
+}
+
+impl Sandbox {
+    pub fn identity(&self) -> PodIdentity {
+        let metadata = self.config.metadata.clone().unwrap_or_default();
+        PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name }
+    }
+
+    pub fn status(&self) -> v1::PodSandboxStatus {
+        let options = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let options = options.and_then(|security| security.namespace_options.clone());
+        let on_host = options.as_ref().is_some_and(|options| options.network == v1::NamespaceMode::Node as i32);
+        v1::PodSandboxStatus {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.cri_state(),
+            created_at: nanoseconds(self.created_at),
+            // containerd tells no address for the node's network, nor for a sandbox that is down.
+            network: (!on_host && self.ready)
+                .then(|| v1::PodSandboxNetworkStatus { ip: self.ip.clone(), additional_ips: Vec::new() }),
+            linux: Some(v1::LinuxPodSandboxStatus { namespaces: Some(v1::Namespace { options }) }),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            ..Default::default()
+        }
+    }
+
+    fn listed(&self) -> v1::PodSandbox {
+        v1::PodSandbox {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.cri_state(),
+            created_at: nanoseconds(self.created_at),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            ..Default::default()
+        }
+    }
+
+    fn cri_state(&self) -> i32 {
+        let state = if self.ready { v1::PodSandboxState::SandboxReady } else { v1::PodSandboxState::SandboxNotready };
+        state as i32
+    }
+}
+
+impl Container {
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Running { .. })
+    }
+
+    /// The container's name in its pod.
+    pub fn role(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |metadata| &metadata.name)
+    }
+
+    pub fn attempt(&self) -> u32 {
+        self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    }
+
+    pub fn status(&self) -> v1::ContainerStatus {
+        let mut status = v1::ContainerStatus {
+            id: self.id.clone(),
+            metadata: self.config.metadata.clone(),
+            state: self.cri_state(),
+            created_at: nanoseconds(self.created_at),
+            image: Some(v1::ImageSpec { image: self.image.clone(), ..Default::default() }),
+            image_ref: image_id(&self.image),
+            image_id: image_id(&self.image),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+            mounts: self.config.mounts.clone(),
+            log_path: self.config.log_path.clone(),
+            ..Default::default()
+        };
+        match &self.state {
+            State::Created => {}
+            State::Running { started_at } => status.started_at = nanoseconds(*started_at),
+            State::Exited { started_at, finished_at, code, reason } => {
+                status.started_at = started_at.map_or(0, nanoseconds);
+                status.finished_at = nanoseconds(*finished_at);
+                status.exit_code = *code;
+                status.reason = (*reason).to_owned();
+            }
+        }
+        status
+    }
+
+    fn listed(&self) -> v1::Container {
+        v1::Container {
+            id: self.id.clone(),
+            pod_sandbox_id: self.sandbox.clone(),
+            metadata: self.config.metadata.clone(),
+            image: self.config.image.clone(),
+            image_ref: image_id(&self.image),
+            image_id: image_id(&self.image),
+            state: self.cri_state(),
+            created_at: nanoseconds(self.created_at),
+            labels: self.config.labels.clone(),
+            annotations: self.config.annotations.clone(),
+        }
+    }
+
+    fn cri_state(&self) -> i32 {
+        let state = match self.state {
+            State::Created => v1::ContainerState::ContainerCreated,
+            State::Running { .. } => v1::ContainerState::ContainerRunning,
+            State::Exited { .. } => v1::ContainerState::ContainerExited,
+        };
+        state as i32
+    }
+}
+
+impl std::fmt::Display for Container {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}#{} ({})", self.pod.name, self.role(), self.attempt(), self.id)
+    }
+}
+
+pub fn image_id(image: &str) -> String {
+    format!("sha256:{image}")
+}
+
+pub fn nanoseconds(at: Timestamp) -> i64 {
+    i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+fn selects(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}

@@ -1,0 +1,266 @@
+//! What a pod of a play is: its manifest, and what its programs do.
+//!
+//! Owns: the builder of manifests, and the words a container's command is written in. The words travel through the real
+//! manifest, the real CRI request and back into the fake runtime, as a command does.
+
+use std::{str::FromStr, time::Duration};
+
+use serde_json::{Value, json};
+
+/// Labels by which the checkers find the script of a sandbox again.
+pub const LABEL_POD: &str = "sim/pod";
+pub const LABEL_VERSION: &str = "sim/version";
+
+/// An image every node of a play has.
+pub const IMAGE: &str = "sim.test/app:v1";
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Script {
+    pub name: String,
+    pub version: u32,
+    pub policy: Policy,
+    pub grace_secs: i64,
+    pub init: Vec<Role>,
+    pub containers: Vec<Role>,
+    pub empty_dir: Option<EmptyDir>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmptyDir {
+    Disk,
+    Memory,
+}
+
+/// One container of a script.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Role {
+    pub name: String,
+    pub program: Program,
+    pub image: String,
+    pub pull: Option<&'static str>,
+}
+
+/// What a container's process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Runs until told to stop, and stops at once.
+    Run,
+    Exit {
+        code: i32,
+        after: Duration,
+    },
+    /// Fails its first `times` attempts, one second after each start, then runs.
+    Flaky {
+        times: u32,
+    },
+    /// Takes its time to stop after SIGTERM.
+    Slow {
+        stop: Duration,
+    },
+    /// Ignores SIGTERM.
+    Stubborn,
+    Oom {
+        after: Duration,
+    },
+    /// There is no such program: the start itself fails.
+    Missing,
+}
+
+impl Script {
+    /// A pod with no containers yet; restarts always, with a short grace period.
+    pub fn pod(name: &str) -> Self {
+        Script {
+            name: name.to_owned(),
+            version: 1,
+            policy: Policy::Always,
+            grace_secs: 5,
+            init: Vec::new(),
+            containers: Vec::new(),
+            empty_dir: None,
+        }
+    }
+
+    pub fn version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
+    }
+
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    pub fn grace_secs(mut self, secs: i64) -> Self {
+        self.grace_secs = secs;
+        self
+    }
+
+    pub fn empty_dir(mut self, kind: EmptyDir) -> Self {
+        self.empty_dir = Some(kind);
+        self
+    }
+
+    /// `program` in the words of `Program::from_str`.
+    pub fn init(mut self, name: &str, program: &str) -> Self {
+        self.init.push(Role::new(name, program));
+        self
+    }
+
+    pub fn container(mut self, name: &str, program: &str) -> Self {
+        self.containers.push(Role::new(name, program));
+        self
+    }
+
+    /// The image of the container added last.
+    pub fn image(mut self, image: &str) -> Self {
+        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
+            role.image = image.to_owned();
+        }
+        self
+    }
+
+    /// The pull policy of the container added last.
+    pub fn pull(mut self, policy: &'static str) -> Self {
+        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
+            role.pull = Some(policy);
+        }
+        self
+    }
+
+    pub fn role(&self, name: &str) -> Option<&Role> {
+        self.init.iter().chain(&self.containers).find(|role| role.name == name)
+    }
+
+    pub fn is_init(&self, name: &str) -> bool {
+        self.init.iter().any(|role| role.name == name)
+    }
+
+    /// The manifest as a user would write it.
+    pub fn manifest(&self) -> Value {
+        let mut spec = json!({
+            "restartPolicy": match self.policy {
+                Policy::Always => "Always",
+                Policy::OnFailure => "OnFailure",
+                Policy::Never => "Never",
+            },
+            "terminationGracePeriodSeconds": self.grace_secs,
+            "containers": self.containers.iter().map(|role| self.container_of(role)).collect::<Vec<_>>(),
+        });
+        if !self.init.is_empty() {
+            spec["initContainers"] = self.init.iter().map(|role| self.container_of(role)).collect();
+        }
+        if let Some(kind) = self.empty_dir {
+            let source = match kind {
+                EmptyDir::Disk => json!({}),
+                EmptyDir::Memory => json!({ "medium": "Memory" }),
+            };
+            spec["volumes"] = json!([{ "name": "scratch", "emptyDir": source }]);
+        }
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.name,
+                "namespace": "default",
+                "labels": { LABEL_POD: self.name, LABEL_VERSION: self.version.to_string() },
+            },
+            "spec": spec,
+        })
+    }
+
+    fn container_of(&self, role: &Role) -> Value {
+        let mut container = json!({
+            "name": role.name,
+            "image": role.image,
+            "command": ["sim", role.program.to_string()],
+        });
+        if let Some(policy) = role.pull {
+            container["imagePullPolicy"] = policy.into();
+        }
+        if self.empty_dir.is_some() {
+            container["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+        }
+        container
+    }
+}
+
+impl From<&str> for Script {
+    /// The plainest pod there is: one container that runs.
+    fn from(name: &str) -> Self {
+        Script::pod(name).container("app", "run")
+    }
+}
+
+impl Role {
+    fn new(name: &str, program: &str) -> Self {
+        let program = program.parse().expect("a script is written in the words of Program");
+        Role { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None }
+    }
+}
+
+/// A command that no fake program answers to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownProgram;
+
+impl FromStr for Program {
+    type Err = UnknownProgram;
+
+    /// `run`, `exit 1 after 2s`, `flaky 3`, `slow 20s`, `stubborn`, `oom after 5s`, `missing`.
+    fn from_str(text: &str) -> Result<Self, UnknownProgram> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words.as_slice() {
+            ["run"] => Ok(Program::Run),
+            ["exit", code] => Ok(Program::Exit { code: number(code)?, after: Duration::ZERO }),
+            ["exit", code, "after", after] => Ok(Program::Exit { code: number(code)?, after: seconds(after)? }),
+            ["flaky", times] => Ok(Program::Flaky { times: number(times)? }),
+            ["slow", stop] => Ok(Program::Slow { stop: seconds(stop)? }),
+            ["stubborn"] => Ok(Program::Stubborn),
+            ["oom", "after", after] => Ok(Program::Oom { after: seconds(after)? }),
+            ["missing"] => Ok(Program::Missing),
+            _ => Err(UnknownProgram),
+        }
+    }
+}
+
+impl std::fmt::Display for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Program::Run => f.write_str("run"),
+            Program::Exit { code, after } => write!(f, "exit {code} after {}s", after.as_secs()),
+            Program::Flaky { times } => write!(f, "flaky {times}"),
+            Program::Slow { stop } => write!(f, "slow {}s", stop.as_secs()),
+            Program::Stubborn => f.write_str("stubborn"),
+            Program::Oom { after } => write!(f, "oom after {}s", after.as_secs()),
+            Program::Missing => f.write_str("missing"),
+        }
+    }
+}
+
+fn number<T: FromStr>(word: &str) -> Result<T, UnknownProgram> {
+    word.parse().map_err(|_| UnknownProgram)
+}
+
+fn seconds(word: &str) -> Result<Duration, UnknownProgram> {
+    number(word.strip_suffix('s').ok_or(UnknownProgram)?).map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_reads_back_as_it_was_written() {
+        for text in ["run", "exit 3 after 2s", "flaky 2", "slow 20s", "stubborn", "oom after 5s", "missing"] {
+            let program: Program = text.parse().unwrap();
+            assert_eq!(program.to_string(), text);
+        }
+        assert_eq!("dance".parse::<Program>(), Err(UnknownProgram));
+    }
+}

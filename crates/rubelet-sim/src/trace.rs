@@ -1,0 +1,24 @@
+//! What happened in a run, line by line, the same for the same seed.
+
+use std::{fmt, time::Duration};
+
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    lines: Vec<String>,
+}
+
+impl Trace {
+    /// `actor` is who did it (`cri`, `disk`, `world`, `play`, `agent`).
+    pub fn push(&mut self, at: Duration, actor: &str, what: impl fmt::Display) {
+        self.lines.push(format!("{:>9}.{:03} {actor:<5} {what}", at.as_secs(), at.subsec_millis()));
+    }
+
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    /// The end of the story, for a failure's report.
+    pub fn tail(&self, count: usize) -> String {
+        self.lines[self.lines.len().saturating_sub(count)..].join("\n")
+    }
+}

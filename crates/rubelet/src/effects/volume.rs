@@ -1,0 +1,325 @@
+//! A pod's volumes, set up and torn down.
+//!
+//! Owns: emptyDir on disk and in memory, the checks of hostPath. Never: removes what a hostPath points to, unmounts anything
+//! outside the pod's directory.
+//! Upstream: `pkg/volume/emptydir`, `pkg/volume/hostpath`.
+
+use std::{io, path::Path};
+
+use k8s_openapi::api::core::v1::Pod;
+use rubelet_core::{
+    effect::{EffectError, ErrorKind, Facts},
+    id::{PodRef, PodUid},
+    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeNeed, VolumeSource},
+};
+use rubelet_host::port::FileKind;
+
+use super::directories::{component, retry};
+use crate::world::World;
+
+/// A tmpfs as upstream mounts it: everybody may write, only owners may remove.
+const TMPFS_MODE: u32 = 0o1777;
+
+/// Sets up every volume, also after one failed: the others then wait for nothing at the next try.
+pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
+    let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
+    let mut failures = Vec::new();
+    for need in volumes::needs(pod) {
+        if let Err(error) = set_up(world, &pod_dir, &need).await {
+            failures.push(format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name));
+        }
+    }
+    if failures.is_empty() {
+        Ok(Facts::Nothing)
+    } else {
+        Err(EffectError { kind: ErrorKind::Retry, message: failures.join("; ") })
+    }
+}
+
+pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
+    component(pod.uid.as_str())?;
+    let pod_dir = world.paths.pod_dir(&pod.uid);
+    // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
+    let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
+    world.host.remove_tree(&marks).await.map_err(|error| retry("remove", &marks, &error))?;
+    for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumes")] {
+        let mounts =
+            world.host.mounts_below(&dir).await.map_err(|error| retry("look for mounts below", &dir, &error))?;
+        for point in mounts {
+            world.host.unmount(&point).await.map_err(|error| retry("unmount", &point, &error))?;
+        }
+        world.host.remove_tree(&dir).await.map_err(|error| retry("remove volumes", &dir, &error))?;
+    }
+    Ok(Facts::Nothing)
+}
+
+async fn set_up(world: &World, pod_dir: &Path, need: &VolumeNeed) -> Result<(), EffectError> {
+    match &need.source {
+        VolumeSource::EmptyDir { medium, group } => {
+            let name = component(&need.name)?;
+            set_up_empty_dir(world, pod_dir, name, EmptyDir { medium: *medium, group: *group }).await
+        }
+        VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
+        VolumeSource::Unsupported(what) => Err(refused(format!("{what} is not supported yet"))),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct EmptyDir {
+    medium: Medium,
+    group: Option<u32>,
+}
+
+async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: EmptyDir) -> Result<(), EffectError> {
+    let host = &world.host;
+    let dir = volumes::empty_dir_path(pod_dir, name);
+    let marker = volumes::empty_dir_marker(pod_dir, name);
+    let ready = marker.join("ready");
+    let at_dir = |what: &'static str| {
+        let dir = &dir;
+        move |error: io::Error| retry(what, dir, &error)
+    };
+    // Once it was ready it belongs to the containers: they may have changed its mode, and a restart of the agent keeps that.
+    if host.file_kind(&ready).await.map_err(|error| retry("stat", &ready, &error))? == Some(FileKind::File) {
+        let is_there = match volume.medium {
+            Medium::Disk => host.file_kind(&dir).await.map_err(at_dir("stat"))? == Some(FileKind::Directory),
+            // Memory is lost with the node.
+            Medium::Memory { .. } => {
+                !host.mounts_below(&dir).await.map_err(at_dir("look for mounts below"))?.is_empty()
+            }
+        };
+        if is_there {
+            return Ok(());
+        }
+    }
+    host.make_dir(&dir, 0o777).await.map_err(at_dir("make directory"))?;
+    if let Medium::Memory { size_bytes } = volume.medium {
+        host.mount_tmpfs(&dir, size_bytes, TMPFS_MODE).await.map_err(at_dir("mount tmpfs at"))?;
+    }
+    if let Some(group) = volume.group {
+        host.share_dir(&dir, group).await.map_err(at_dir("give to the pod's group"))?;
+    }
+    host.make_dir(&marker, 0o750).await.map_err(|error| retry("make directory", &marker, &error))?;
+    host.make_file(&ready, 0o644).await.map_err(|error| retry("create", &ready, &error))?;
+    Ok(())
+}
+
+async fn set_up_host_path(world: &World, path: &Path, must_be: HostPathType) -> Result<(), EffectError> {
+    if path.components().any(|part| part == std::path::Component::ParentDir) {
+        let message = format!("invalid HostPath `{}`: must not contain '..'", path.display());
+        return Err(refused(message));
+    }
+    let host = &world.host;
+    let (expected, called) = match must_be {
+        HostPathType::Unchecked => return Ok(()),
+        HostPathType::DirectoryOrCreate | HostPathType::Directory => (FileKind::Directory, "directory"),
+        HostPathType::FileOrCreate | HostPathType::File => (FileKind::File, "file"),
+        HostPathType::Socket => (FileKind::Socket, "socket file"),
+        HostPathType::CharDevice => (FileKind::CharDevice, "character device"),
+        HostPathType::BlockDevice => (FileKind::BlockDevice, "block device"),
+    };
+    match (host.file_kind(path).await.map_err(|error| retry("stat", path, &error))?, must_be) {
+        (None, HostPathType::DirectoryOrCreate) => {
+            host.make_dir(path, 0o755).await.map_err(|error| retry("make directory", path, &error))
+        }
+        (None, HostPathType::FileOrCreate) => {
+            host.make_file(path, 0o644).await.map_err(|error| retry("create", path, &error))
+        }
+        (Some(found), _) if found == expected => Ok(()),
+        (None | Some(_), _) => {
+            Err(refused(format!("hostPath type check failed: {} is not a {called}", path.display())))
+        }
+    }
+}
+
+fn refused(message: String) -> EffectError {
+    EffectError { kind: ErrorKind::Retry, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+        path::PathBuf,
+    };
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::effects::directories::{
+        make_pod_dirs, remove_pod_dir,
+        tests::{pod_ref, world_in},
+    };
+
+    const UID: &str = "0001";
+
+    /// A pod whose only container mounts each of the volumes.
+    fn pod(volumes: serde_json::Value) -> Pod {
+        let names = volumes.as_array().unwrap().iter().map(|volume| volume["name"].clone());
+        let mounts: Vec<_> = names.map(|name| json!({"name": name, "mountPath": "/x"})).collect();
+        let containers = json!([{"name": "c", "volumeMounts": mounts}]);
+        serde_json::from_value(json!({"metadata": {}, "spec": {"containers": containers, "volumes": volumes}})).unwrap()
+    }
+
+    fn with_fs_group(mut pod: Pod, group: i64) -> Pod {
+        pod.spec.as_mut().unwrap().security_context.get_or_insert_default().fs_group = Some(group);
+        pod
+    }
+
+    async fn set_up_all(world: &World, pod: &Pod) -> String {
+        make_pod_dirs(world, &pod_ref(UID)).await.unwrap();
+        match set_up_volumes(world, pod, &PodUid::new(UID)).await {
+            Ok(facts) => format!("{facts:?}"),
+            Err(error) => format!("{:?}: {error}", error.kind),
+        }
+    }
+
+    async fn tear_down_all(world: &World) {
+        tear_down_volumes(world, &pod_ref(UID)).await.unwrap();
+        remove_pod_dir(world, &PodUid::new(UID)).await.unwrap();
+        assert_eq!(fs::read_dir(world.paths.pods_dir()).unwrap().count(), 0);
+    }
+
+    fn empty_dir(world: &World, name: &str) -> PathBuf {
+        volumes::empty_dir_path(&world.paths.pod_dir(&PodUid::new(UID)), name)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[tokio::test]
+    async fn an_empty_dir_is_open_to_all_and_keeps_what_containers_did_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let pod = pod(json!([{"name": "data", "emptyDir": {}}]));
+        assert_eq!(set_up_all(&world, &pod).await, "Nothing");
+        let data = empty_dir(&world, "data");
+        assert!(data.ends_with("pods/0001/volumes/kubernetes.io~empty-dir/data"));
+        assert_eq!(mode(&data), 0o777);
+        fs::write(data.join("file"), "kept").unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(set_up_all(&world, &pod).await, "Nothing");
+        assert_eq!((mode(&data), fs::read_to_string(data.join("file")).unwrap().as_str()), (0o700, "kept"));
+        tear_down_all(&world).await;
+        tear_down_volumes(&world, &pod_ref(UID)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_empty_dir_belongs_to_the_pods_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let pod = with_fs_group(pod(json!([{"name": "data", "emptyDir": {}}])), 4321);
+        assert_eq!(set_up_all(&world, &pod).await, "Nothing");
+        let data = empty_dir(&world, "data");
+        assert_eq!((mode(&data), fs::metadata(&data).unwrap().gid()), (0o2777, 4321));
+        tear_down_all(&world).await;
+    }
+
+    #[tokio::test]
+    async fn memory_is_mounted_once_with_its_limit_and_gone_afterwards_also_behind_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let behind = dir.path().join("link");
+        fs::create_dir(dir.path().join("real")).unwrap();
+        symlink(dir.path().join("real"), &behind).unwrap();
+        let mut world = world_in(dir.path());
+        // Even a root directory that nobody resolved.
+        world.paths.root_dir = behind;
+        let pod = pod(json!([{"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}]));
+        for _ in 0..2 {
+            assert_eq!(set_up_all(&world, &pod).await, "Nothing");
+        }
+        let mem = empty_dir(&world, "mem");
+        assert_eq!(mode(&mem), 0o1777);
+        let too_much = fs::write(mem.join("file"), vec![0; 65 * 1024]).unwrap_err();
+        assert_eq!(too_much.kind(), io::ErrorKind::StorageFull);
+        let pod_dir = world.paths.pod_dir(&PodUid::new(UID));
+        assert_eq!(world.host.mounts_below(&pod_dir).await.unwrap().len(), 1);
+        let refused = remove_pod_dir(&world, &PodUid::new(UID)).await.unwrap_err();
+        assert!(refused.message.contains("still mounted: ") && refused.message.ends_with("/mem"), "{refused}");
+        assert!(mem.join("file").exists());
+        tear_down_all(&world).await;
+    }
+
+    #[tokio::test]
+    async fn tearing_down_a_hostile_empty_dir_stays_inside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let precious = dir.path().join("precious");
+        fs::create_dir(&precious).unwrap();
+        fs::write(precious.join("file"), "data").unwrap();
+        let volumes = json!([{"name": "data", "emptyDir": {}}, {"name": "host", "hostPath": {"path": precious}}]);
+        assert_eq!(set_up_all(&world, &pod(volumes)).await, "Nothing");
+        let data = empty_dir(&world, "data");
+        symlink("/", data.join("root")).unwrap();
+        symlink(&precious, data.join("precious")).unwrap();
+        tear_down_all(&world).await;
+        assert_eq!(fs::read_to_string(precious.join("file")).unwrap(), "data");
+    }
+
+    #[tokio::test]
+    async fn a_host_path_is_checked_or_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("dir")).unwrap();
+        fs::write(at("file"), "kept").unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        symlink("dir", at("link")).unwrap();
+        let cases = [
+            ("nothing", ""),
+            ("nothing", "Directory"),
+            ("dir", "Directory"),
+            ("link", "Directory"),
+            ("file", "DirectoryOrCreate"),
+            ("new/dir", "DirectoryOrCreate"),
+            ("file", "File"),
+            ("dir", "FileOrCreate"),
+            ("file", "FileOrCreate"),
+            ("new-file", "FileOrCreate"),
+            ("no-parent/file", "FileOrCreate"),
+            ("socket", "Socket"),
+            ("file", "Socket"),
+            ("/dev/null", "CharDevice"),
+            ("/dev/null", "BlockDevice"),
+            ("dir/../file", "File"),
+        ];
+        let mut answers = String::new();
+        for (name, kind) in cases {
+            let volume = json!([{"name": "v", "hostPath": {"path": at(name), "type": kind}}]);
+            let answer = set_up_all(&world, &pod(volume)).await;
+            answers += &format!("{name} {kind:?}: {}\n", answer.replace(dir.path().to_str().unwrap(), ""));
+        }
+        insta::assert_snapshot!(answers, @r#"
+        nothing "": Nothing
+        nothing "Directory": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /nothing is not a directory
+        dir "Directory": Nothing
+        link "Directory": Nothing
+        file "DirectoryOrCreate": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /file is not a directory
+        new/dir "DirectoryOrCreate": Nothing
+        file "File": Nothing
+        dir "FileOrCreate": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /dir is not a file
+        file "FileOrCreate": Nothing
+        new-file "FileOrCreate": Nothing
+        no-parent/file "FileOrCreate": Retry: MountVolume.SetUp failed for volume "v" : create /no-parent/file: No such file or directory (os error 2)
+        socket "Socket": Nothing
+        file "Socket": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /file is not a socket file
+        /dev/null "CharDevice": Nothing
+        /dev/null "BlockDevice": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /dev/null is not a block device
+        dir/../file "File": Retry: MountVolume.SetUp failed for volume "v" : invalid HostPath `/dir/../file`: must not contain '..'
+        "#);
+        assert_eq!((mode(&at("new/dir")), mode(&at("new-file")) & !0o022), (0o755, 0o644));
+        assert_eq!(fs::read_to_string(at("file")).unwrap(), "kept");
+    }
+
+    #[tokio::test]
+    async fn one_volume_that_fails_does_not_keep_the_others_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let volumes = json!([{"name": "a", "nfs": {"server": "s", "path": "/"}}, {"name": "b", "emptyDir": {}}]);
+        let answer = set_up_all(&world, &pod(volumes)).await;
+        assert_eq!(answer, "Retry: MountVolume.SetUp failed for volume \"a\" : nfs is not supported yet");
+        assert!(empty_dir(&world, "b").exists());
+    }
+}

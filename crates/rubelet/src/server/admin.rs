@@ -1,0 +1,172 @@
+//! The root-only socket behind `rubelet pods`, `explain`, `logs` and `events`.
+//!
+//! Owns: its routes and answers, all of them read-only. Who may connect is `socket.rs`.
+//! Upstream has no counterpart; kubectl needs a cluster for the same answers.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Path, Query, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use futures_util::stream;
+use rubelet_core::{
+    id::PodUid,
+    snapshot::{NodeView, PodView},
+};
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Readers,
+    connections::{self, Limits},
+    health,
+    views::{
+        self,
+        find::{NotFound, Wanted, find},
+    },
+};
+
+pub mod socket;
+
+pub use socket::{AdminSocket, SocketError, socket_path};
+
+/// A watcher gets at most one table per this time, so that a burst of turns costs one redraw.
+const WATCH_PAUSE: Duration = Duration::from_millis(100);
+
+/// The answer to `explain`: the pod, and the troubles of its node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    pub node: NodeView,
+    pub uid: PodUid,
+    pub view: Arc<PodView>,
+}
+
+pub(super) async fn serve(socket: AdminSocket, readers: Readers, stop: &CancellationToken) {
+    connections::serve(&socket, router(readers), Limits::ROOT_SOCKET, stop).await;
+}
+
+pub(super) fn router(readers: Readers) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/node", get(node))
+        .route("/pods", get(pods))
+        .route("/podlist", get(pod_list))
+        .route("/explain/{pod}", get(explain))
+        .route("/events", get(events))
+        .with_state(readers)
+}
+
+async fn healthz(State(readers): State<Readers>) -> Response {
+    health::answer(&[("syncloop", readers.health.check(readers.clock.now().uptime))], Some("verbose"))
+}
+
+async fn node(State(readers): State<Readers>) -> Response {
+    Json(&readers.snapshot().node).into_response()
+}
+
+async fn pod_list(State(readers): State<Readers>) -> Response {
+    Json(views::pod_list(&readers.snapshot())).into_response()
+}
+
+#[derive(Debug, Deserialize)]
+struct PodsQuery {
+    #[serde(default)]
+    watch: u8,
+}
+
+async fn pods(State(readers): State<Readers>, Query(query): Query<PodsQuery>) -> Response {
+    if query.watch == 0 {
+        return Json(views::pod_table(&readers.snapshot())).into_response();
+    }
+    let mut snapshots = readers.snapshots;
+    snapshots.mark_changed();
+    let tables = stream::unfold((snapshots, None), |(mut snapshots, last)| async move {
+        loop {
+            // The loop is gone: so are the tables.
+            snapshots.changed().await.ok()?;
+            if last.is_some() {
+                sleep(WATCH_PAUSE).await;
+            }
+            let table = views::pod_table(&snapshots.borrow_and_update().clone());
+            if Some(&table) != last.as_ref() {
+                return Some((line(&table), (snapshots, Some(table))));
+            }
+        }
+    });
+    ndjson(Body::from_stream(tables))
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainQuery {
+    namespace: Option<String>,
+}
+
+async fn explain(
+    State(readers): State<Readers>,
+    Path(pod): Path<String>,
+    Query(query): Query<ExplainQuery>,
+) -> Response {
+    let snapshot = readers.snapshot();
+    match find(&snapshot, Wanted { name: &pod, namespace: query.namespace.as_deref() }) {
+        Ok((uid, view)) => {
+            Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }).into_response()
+        }
+        Err(error) => not_found(error),
+    }
+}
+
+/// The body is the [`NotFound`] itself, for the client to phrase.
+fn not_found(error: NotFound) -> Response {
+    let status = match &error {
+        NotFound::Unknown { .. } => StatusCode::NOT_FOUND,
+        NotFound::Ambiguous { .. } => StatusCode::CONFLICT,
+    };
+    (status, Json(error)).into_response()
+}
+
+#[derive(Debug, Deserialize)]
+struct EventsQuery {
+    #[serde(default)]
+    since: u64,
+    #[serde(default)]
+    follow: u8,
+}
+
+async fn events(State(readers): State<Readers>, Query(query): Query<EventsQuery>) -> Response {
+    let log = readers.events;
+    let mut newest = log.subscribe();
+    newest.mark_changed();
+    if query.follow == 0 {
+        let lines: Vec<_> = log.since(query.since).iter().map(line).collect();
+        return ndjson(Body::from_stream(stream::iter(lines)));
+    }
+    // A reader that is slow misses what the ring forgets meanwhile; it never holds the ring up.
+    let events = stream::unfold((log, newest, query.since), |(log, mut newest, mut since)| async move {
+        loop {
+            newest.changed().await.ok()?;
+            let fresh = log.since(since);
+            since = fresh.last().map_or(since, |event| event.sequence);
+            if !fresh.is_empty() {
+                let lines = fresh.iter().flat_map(|event| line(event).expect("infallible")).collect::<Vec<u8>>();
+                return Some((Ok::<_, Infallible>(lines), (log, newest, since)));
+            }
+        }
+    });
+    ndjson(Body::from_stream(events))
+}
+
+fn line(value: &impl Serialize) -> Result<Vec<u8>, Infallible> {
+    let mut line = serde_json::to_vec(value).expect("our views have string keys only");
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn ndjson(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+}

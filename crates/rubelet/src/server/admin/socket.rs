@@ -1,0 +1,198 @@
+//! A unix socket only its owner and root can open.
+//!
+//! Owns: its file, from before it can be reached to after the agent's end, and the check of who connects.
+//! The socket is made in a directory nobody else may enter, gets its mode there, and is then moved to its place in one
+//! step: at no moment can another user connect, and a socket left by a dead agent is replaced. A lock beside it, which
+//! the kernel drops with the process, tells a dead agent from a living one.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use tokio::net::{UnixListener, UnixStream};
+use tracing::warn;
+
+use crate::server::connections::Accept;
+
+/// Where the agent of this root directory listens.
+pub fn socket_path(root_dir: &Path) -> PathBuf {
+    root_dir.join("rubelet.sock")
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error("another rubelet is running on {0:?}")]
+    Taken(PathBuf),
+    #[error("open the socket {path:?}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+#[derive(Debug)]
+pub struct AdminSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    owner_uid: u32,
+    /// Held for as long as the socket is ours.
+    _lock: File,
+}
+
+impl AdminSocket {
+    pub fn bind(path: &Path) -> Result<AdminSocket, SocketError> {
+        let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        let dir = path.parent().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(failed)?;
+
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path.with_added_extension("lock"))
+            .map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(SocketError::Taken(path.to_owned())),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let (listener, owner_uid) = bind_in_private(path).map_err(failed)?;
+        Ok(AdminSocket { listener, path: path.to_owned(), owner_uid, _lock: lock })
+    }
+}
+
+impl Drop for AdminSocket {
+    /// We hold the lock, so what lies there is ours.
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Accept for AdminSocket {
+    type Stream = UnixStream;
+
+    /// The file's mode keeps others out already; this holds even if somebody changes the mode.
+    async fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            let uid = stream.peer_cred()?.uid();
+            if uid == 0 || uid == self.owner_uid {
+                return Ok(stream);
+            }
+            warn!(uid, "Refused a connection to the root-only socket");
+        }
+    }
+}
+
+/// Connects to the agent's socket, however long its path is.
+pub async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let (dir, name) = dir_and_name(path)?;
+    UnixStream::connect(beneath(&dir).join(name)).await
+}
+
+fn bind_in_private(path: &Path) -> io::Result<(UnixListener, u32)> {
+    let private = path.with_added_extension("new");
+    // Left by an agent that died right here. Only the holder of the lock comes by.
+    match fs::remove_dir_all(&private) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    DirBuilder::new().mode(0o700).create(&private)?;
+    let made = private.join("socket");
+    let dir = File::open(&private)?;
+    let listener = UnixListener::bind(beneath(&dir).join("socket"))?;
+    fs::set_permissions(&made, Permissions::from_mode(0o600))?;
+    let owner_uid = fs::symlink_metadata(&made)?.uid();
+    fs::rename(&made, path)?;
+    fs::remove_dir(&private)?;
+    Ok((listener, owner_uid))
+}
+
+fn dir_and_name(path: &Path) -> io::Result<(File, &Path)> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((File::open(dir)?, Path::new(name)))
+}
+
+/// A short path to an open directory: a socket's address has room for 107 bytes only, and root directories may be longer.
+fn beneath(dir: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{FileTypeExt, PermissionsExt},
+        path::Path,
+    };
+
+    use super::{AdminSocket, SocketError, connect, socket_path};
+    use crate::server::connections::Accept;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = entries.collect();
+        names.sort();
+        names
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_for_its_owner_only_and_goes_with_the_agent() {
+        let root = tempfile::tempdir().unwrap();
+        let path = socket_path(&root.path().join("not/yet/there"));
+        let socket = AdminSocket::bind(&path).unwrap();
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        assert!(metadata.file_type().is_socket());
+        assert_eq!(metadata.permissions().mode() & 0o7777, 0o600);
+        assert_eq!(names(path.parent().unwrap()), ["rubelet.sock", "rubelet.sock.lock"]);
+        let (accepted, connected) = tokio::join!(Accept::accept(&socket), connect(&path));
+        accepted.unwrap();
+        connected.unwrap();
+        drop(socket);
+        assert_eq!(names(path.parent().unwrap()), ["rubelet.sock.lock"]);
+    }
+
+    #[tokio::test]
+    async fn a_living_agent_keeps_its_socket_and_a_dead_one_loses_it() {
+        let root = tempfile::tempdir().unwrap();
+        let path = socket_path(root.path());
+        let first = AdminSocket::bind(&path).unwrap();
+        assert!(matches!(AdminSocket::bind(&path), Err(SocketError::Taken(_))));
+        connect(&path).await.unwrap();
+        drop(first);
+
+        // What an agent leaves that was killed while it ran, and one killed while it opened the socket.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        fs::create_dir(path.with_added_extension("new")).unwrap();
+        fs::write(path.with_added_extension("new").join("socket"), "").unwrap();
+        assert!(connect(&path).await.is_err());
+        let second = AdminSocket::bind(&path).unwrap();
+        connect(&path).await.unwrap();
+        assert_eq!(names(root.path()), ["rubelet.sock", "rubelet.sock.lock"]);
+        drop(second);
+    }
+
+    #[tokio::test]
+    async fn a_path_longer_than_a_socket_address_works() {
+        let root = tempfile::tempdir().unwrap();
+        let path = socket_path(&root.path().join("d".repeat(150)));
+        let socket = AdminSocket::bind(&path).unwrap();
+        let (accepted, connected) = tokio::join!(Accept::accept(&socket), connect(&path));
+        accepted.unwrap();
+        connected.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_mode_does_not_depend_on_the_directory() {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), Permissions::from_mode(0o777)).unwrap();
+        let path = socket_path(root.path());
+        let _socket = AdminSocket::bind(&path).unwrap();
+        assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    }
+}

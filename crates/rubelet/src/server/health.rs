@@ -1,0 +1,123 @@
+//! Is the agent alive?
+//!
+//! Owns: the answer about the sync loop, and the bodies of `/healthz`. Never: checks pods or the runtime: a node whose
+//! runtime is down still has a healthy agent.
+//! Upstream: `SyncLoopHealthCheck`, `apiserver/pkg/server/healthz`, the healthz server of `cmd/kubelet/app`.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::RawQuery,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use rubelet_core::time::Uptime;
+use tokio::{net::TcpListener, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::connections::{self, Limits};
+
+/// Upstream's wait before it tries the health port again.
+const BIND_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
+/// When the sync loop last turned. The loop writes, servers read.
+#[derive(Debug)]
+pub struct LoopHealth {
+    /// Zero: not yet, which is healthy, as upstream has it.
+    last_turn_ms: AtomicU64,
+    stale_after: Duration,
+}
+
+impl LoopHealth {
+    /// The loop must turn at least once per `sync_frequency`, also when there is nothing to do.
+    pub fn new(sync_frequency: Duration) -> Self {
+        LoopHealth {
+            last_turn_ms: AtomicU64::new(0),
+            stale_after: sync_frequency.saturating_mul(2).max(Duration::from_secs(300)),
+        }
+    }
+
+    /// The loop enters a turn.
+    pub fn turned(&self, now: Uptime) {
+        let ms = u64::try_from(now.as_duration().as_millis()).unwrap_or(u64::MAX);
+        self.last_turn_ms.store(ms.max(1), Ordering::Relaxed);
+    }
+
+    pub fn check(&self, now: Uptime) -> Result<(), &'static str> {
+        let last_turn_ms = self.last_turn_ms.load(Ordering::Relaxed);
+        let last_turn = Uptime::new(Duration::from_millis(last_turn_ms));
+        if last_turn_ms != 0 && now.since(last_turn) > self.stale_after {
+            return Err("sync Loop took longer than expected");
+        }
+        Ok(())
+    }
+}
+
+/// One named check and how it went.
+pub type Check = (&'static str, Result<(), &'static str>);
+
+/// The body of `/healthz`: `ok`, or with `?verbose` or a failure one line per check.
+pub fn answer(checks: &[Check], query: Option<&str>) -> Response {
+    let failed = checks.iter().any(|(_, result)| result.is_err());
+    let mut lines = String::new();
+    for (name, result) in checks {
+        lines.push_str(&match result {
+            Ok(()) => format!("[+]{name} ok\n"),
+            // The reason is for those who may ask for this check by name, as upstream has it.
+            Err(_) => format!("[-]{name} failed: reason withheld\n"),
+        });
+    }
+    let verbose = query.is_some_and(|query| query.split('&').any(|pair| pair.split('=').next() == Some("verbose")));
+    match (failed, verbose) {
+        (true, _) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{lines}healthz check failed\n")),
+        (false, true) => text(StatusCode::OK, format!("{lines}healthz check passed\n")),
+        (false, false) => text(StatusCode::OK, "ok".to_owned()),
+    }
+}
+
+/// The body of `/healthz/NAME`.
+pub fn answer_one(check: &Check) -> Response {
+    match check.1 {
+        Ok(()) => text(StatusCode::OK, "ok".to_owned()),
+        Err(reason) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("internal server error: {reason}\n")),
+    }
+}
+
+/// Plain text that no browser takes for anything else.
+pub fn text(status: StatusCode, body: String) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (status, headers, body).into_response()
+}
+
+/// The health port: upstream's answers `ping` and nothing more, whatever the method.
+pub async fn serve(address: SocketAddr, stop: &CancellationToken) {
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => error!(%address, error = %error, "Failed to start healthz server; trying again"),
+        }
+        // Cancel safe: neither arm holds data.
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(BIND_AGAIN_AFTER) => {}
+        }
+    };
+    info!(%address, "Serving health");
+    connections::serve(&listener, router(), Limits::OPEN_PORT, stop).await;
+}
+
+fn router() -> Router {
+    const PING: Check = ("ping", Ok(()));
+    Router::new()
+        .route("/healthz", any(|RawQuery(query): RawQuery| async move { answer(&[PING], query.as_deref()) }))
+        .route("/healthz/ping", any(|| async { answer_one(&PING) }))
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
+}

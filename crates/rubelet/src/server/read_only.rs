@@ -1,0 +1,71 @@
+//! The read-only port: what anybody who reaches it may know, without authentication.
+//!
+//! Owns: its routes. Never: logs, exec or anything that changes; those paths answer as upstream's do there.
+//! Upstream: `ListenAndServeKubeletReadOnlyServer`. It refuses `/runningpods` on this port; we serve it.
+
+use axum::{
+    Router,
+    extract::{Path, RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{any, get},
+};
+use serde_json::Value;
+
+use super::{
+    Readers,
+    health::{self, Check, text},
+    views,
+};
+
+pub fn router(readers: Readers) -> Router {
+    let mut router = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/healthz/{check}", get(one_check))
+        .route("/pods", get(pods))
+        .route("/pods/", get(pods))
+        .route("/runningpods", get(running_pods))
+        .route("/runningpods/", get(running_pods))
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
+        .method_not_allowed_fallback(|| async {
+            text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned())
+        });
+    for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/logs", "/debug/pprof"] {
+        router = router
+            .route(&format!("{path}/"), any(debugging_disabled))
+            .route(&format!("{path}/{{*rest}}"), any(debugging_disabled));
+    }
+    router.with_state(readers)
+}
+
+async fn healthz(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
+    health::answer(&checks(&readers), query.as_deref())
+}
+
+async fn one_check(State(readers): State<Readers>, Path(wanted): Path<String>) -> Response {
+    match checks(&readers).iter().find(|(name, _)| *name == wanted) {
+        Some(check) => health::answer_one(check),
+        None => text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+    }
+}
+
+fn checks(readers: &Readers) -> [Check; 3] {
+    let now = readers.clock.now().uptime;
+    [("ping", Ok(())), ("log", Ok(())), ("syncloop", readers.health.check(now))]
+}
+
+async fn pods(State(readers): State<Readers>) -> Response {
+    json(&views::pod_list(&readers.snapshot()))
+}
+
+async fn running_pods(State(readers): State<Readers>) -> Response {
+    json(&views::running_pods(&readers.snapshot()))
+}
+
+async fn debugging_disabled() -> Response {
+    text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n".to_owned())
+}
+
+fn json(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}

@@ -1,0 +1,270 @@
+//! The servers as their peers see them: over real sockets.
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use insta::assert_snapshot;
+use rubelet_core::{snapshot::Snapshot, time::Uptime};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Addresses, Readers, Server, admin,
+    connections::{self, Limits},
+    health::LoopHealth,
+    read_only, views,
+};
+use crate::{
+    event_log::EventLog,
+    world::{Clock, Paths},
+};
+
+pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
+    let (sender, snapshots) = watch::channel(Arc::new(snapshot));
+    let readers = Readers {
+        snapshots,
+        events: EventLog::default(),
+        paths: Paths {
+            root_dir: root.to_owned(),
+            pod_logs_dir: root.join("logs"),
+            container_links_dir: root.join("links"),
+        },
+        clock: Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default()),
+        health: Arc::new(LoopHealth::new(Duration::from_secs(60))),
+    };
+    (sender, readers)
+}
+
+/// A server on a free port, ended with the value.
+struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    async fn read_only(readers: Readers, limits: Limits) -> Running {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            connections::serve(&listener, read_only::router(readers), limits, &stopped).await;
+        });
+        Running { address, stop, task }
+    }
+
+    /// Sends a raw head and returns all that comes back until the server closes.
+    async fn raw(&self, head: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        until_closed(&mut stream).await
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(Duration::from_secs(5), self.task).await.expect("the server ends at stop").unwrap();
+    }
+}
+
+async fn until_closed(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    // A reset after an answer is an end too.
+    let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.expect("the server closes");
+    String::from_utf8(answer).unwrap()
+}
+
+fn one_pod() -> Snapshot {
+    let mut web = views::tests::view("default", "web-n1", &["a"], &[], json!({ "phase": "Running" }));
+    web.running = [("a".to_owned(), "c1".to_owned())].into();
+    views::tests::snapshot("n1", [("u1", web)])
+}
+
+#[tokio::test]
+async fn the_read_only_port_reads_and_nothing_else() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    let mut matrix = String::new();
+    for path in [
+        "/healthz",
+        "/healthz?verbose",
+        "/healthz/syncloop",
+        "/healthz/none",
+        "/pods",
+        "/pods/",
+        "/runningpods",
+        "/runningpods/",
+        "/run/default/web/a",
+        "/exec/default/web/a",
+        "/logs/",
+        "/containerLogs/default/web/a",
+        "/debug/pprof/heap",
+        "/configz",
+        "/",
+    ] {
+        for method in ["GET", "HEAD", "POST", "DELETE"] {
+            let answer = server.raw(&format!("{method} {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")).await;
+            let status = answer.split(' ').nth(1).unwrap_or("none").to_owned();
+            let body = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
+            let body: String = body.replace('\n', "|").chars().take(60).collect();
+            matrix.push_str(format!("{method:6} {path:30} {status} {body}").trim_end());
+            matrix.push('\n');
+        }
+    }
+    server.end().await;
+    assert_snapshot!(matrix, @r#"
+    GET    /healthz                       200 ok
+    HEAD   /healthz                       200
+    POST   /healthz                       405 405: Method Not Allowed|
+    DELETE /healthz                       405 405: Method Not Allowed|
+    GET    /healthz?verbose               200 [+]ping ok|[+]log ok|[+]syncloop ok|healthz check passed|
+    HEAD   /healthz?verbose               200
+    POST   /healthz?verbose               405 405: Method Not Allowed|
+    DELETE /healthz?verbose               405 405: Method Not Allowed|
+    GET    /healthz/syncloop              200 ok
+    HEAD   /healthz/syncloop              200
+    POST   /healthz/syncloop              405 405: Method Not Allowed|
+    DELETE /healthz/syncloop              405 405: Method Not Allowed|
+    GET    /healthz/none                  404 404 page not found|
+    HEAD   /healthz/none                  404
+    POST   /healthz/none                  405 405: Method Not Allowed|
+    DELETE /healthz/none                  405 405: Method Not Allowed|
+    GET    /pods                          200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
+    HEAD   /pods                          200
+    POST   /pods                          405 405: Method Not Allowed|
+    DELETE /pods                          405 405: Method Not Allowed|
+    GET    /pods/                         200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
+    HEAD   /pods/                         200
+    POST   /pods/                         405 405: Method Not Allowed|
+    DELETE /pods/                         405 405: Method Not Allowed|
+    GET    /runningpods                   200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
+    HEAD   /runningpods                   200
+    POST   /runningpods                   405 405: Method Not Allowed|
+    DELETE /runningpods                   405 405: Method Not Allowed|
+    GET    /runningpods/                  200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
+    HEAD   /runningpods/                  200
+    POST   /runningpods/                  405 405: Method Not Allowed|
+    DELETE /runningpods/                  405 405: Method Not Allowed|
+    GET    /run/default/web/a             405 Debug endpoints are disabled.|
+    HEAD   /run/default/web/a             405
+    POST   /run/default/web/a             405 Debug endpoints are disabled.|
+    DELETE /run/default/web/a             405 Debug endpoints are disabled.|
+    GET    /exec/default/web/a            405 Debug endpoints are disabled.|
+    HEAD   /exec/default/web/a            405
+    POST   /exec/default/web/a            405 Debug endpoints are disabled.|
+    DELETE /exec/default/web/a            405 Debug endpoints are disabled.|
+    GET    /logs/                         405 Debug endpoints are disabled.|
+    HEAD   /logs/                         405
+    POST   /logs/                         405 Debug endpoints are disabled.|
+    DELETE /logs/                         405 Debug endpoints are disabled.|
+    GET    /containerLogs/default/web/a   405 Debug endpoints are disabled.|
+    HEAD   /containerLogs/default/web/a   405
+    POST   /containerLogs/default/web/a   405 Debug endpoints are disabled.|
+    DELETE /containerLogs/default/web/a   405 Debug endpoints are disabled.|
+    GET    /debug/pprof/heap              405 Debug endpoints are disabled.|
+    HEAD   /debug/pprof/heap              405
+    POST   /debug/pprof/heap              405 Debug endpoints are disabled.|
+    DELETE /debug/pprof/heap              405 Debug endpoints are disabled.|
+    GET    /configz                       404 404 page not found|
+    HEAD   /configz                       404
+    POST   /configz                       404 404 page not found|
+    DELETE /configz                       404 404 page not found|
+    GET    /                              404 404 page not found|
+    HEAD   /                              404
+    POST   /                              404 404 page not found|
+    DELETE /                              404 404 page not found|
+    "#);
+}
+
+#[tokio::test]
+async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let health = LoopHealth::new(Duration::from_secs(200));
+    assert_eq!(health.check(Uptime::from_secs(9_999)), Ok(()), "a loop that never turned is starting");
+    health.turned(Uptime::from_secs(1000));
+    assert_eq!(health.check(Uptime::from_secs(1400)), Ok(()));
+    assert_eq!(health.check(Uptime::from_secs(1401)), Err("sync Loop took longer than expected"));
+
+    tokio::time::pause();
+    readers.health.turned(Uptime::ZERO);
+    tokio::time::advance(Duration::from_secs(301)).await;
+    tokio::time::resume();
+    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+    assert!(
+        answer.ends_with("[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n"),
+        "{answer}"
+    );
+    server.end().await;
+}
+
+#[tokio::test]
+async fn peers_that_dawdle_lose_their_place_to_others() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let limits = Limits { connections: 2, head_timeout: Duration::from_millis(300), ..Limits::OPEN_PORT };
+    let server = Running::read_only(readers, limits).await;
+    let mut silent = TcpStream::connect(server.address).await.unwrap();
+    let mut dripping = TcpStream::connect(server.address).await.unwrap();
+    dripping.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
+    // Both places are taken; this one waits in the backlog and is served when they are thrown out.
+    let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    for slow in [&mut silent, &mut dripping] {
+        let said = until_closed(slow).await;
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 408 "), "{said}");
+    }
+    server.end().await;
+}
+
+#[tokio::test]
+async fn a_connection_does_not_outlive_its_lifetime() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let limits = Limits { lifetime: Some(Duration::from_millis(200)), ..Limits::OPEN_PORT };
+    let server = Running::read_only(readers, limits).await;
+    let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn an_oversized_head_is_refused() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(readers, Limits { head_bytes: 8192, ..Limits::OPEN_PORT }).await;
+    let head = format!("GET /pods HTTP/1.1\r\nHost: n\r\nX-Long: {}", "x".repeat(9000));
+    let answer = server.raw(&head).await;
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    let many: String = (0..200).map(|n| format!("X-{n}: 1\r\n")).collect();
+    let answer = server.raw(&format!("GET /pods HTTP/1.1\r\nHost: n\r\n{many}\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    server.end().await;
+}
+
+#[tokio::test]
+async fn the_health_port_answers_ping_and_comes_when_its_port_is_free() {
+    let root = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let addresses = Addresses { socket: admin::socket_path(root.path()), health: Some(address), read_only: None };
+    let server = Server::bind(&addresses).await.unwrap();
+    let (_sender, readers) = readers(one_pod(), root.path());
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(server.serve(readers, stop.clone()));
+    tokio::task::yield_now().await;
+    drop(taken);
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::resume();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await.unwrap();
+    let answer = until_closed(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\nok"), "{answer}");
+    stop.cancel();
+    timeout(Duration::from_secs(5), task).await.expect("the server ends at stop").unwrap();
+    assert!(!addresses.socket.exists());
+}

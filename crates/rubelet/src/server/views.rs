@@ -1,0 +1,123 @@
+//! From a snapshot to what people and programs read.
+//!
+//! Owns: the rows of `rubelet pods`, the lists of `/pods` and `/runningpods`. Pure: a snapshot in, a value out.
+//! Upstream: `printPod` of `pkg/printers` for the columns, `GetPods` and `GetRunningPods` for the lists.
+
+use jiff::Timestamp;
+use rubelet_core::{
+    event::Source,
+    id::PodUid,
+    snapshot::{NodeView, PodView, Snapshot},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub mod find;
+pub mod status_column;
+
+/// What `rubelet pods` prints: the node's troubles and a row per pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodTable {
+    pub node: NodeView,
+    /// By namespace, then name.
+    pub rows: Vec<PodRow>,
+}
+
+/// Moments, not ages: whoever prints the row knows what time it is then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRow {
+    pub uid: PodUid,
+    pub namespace: String,
+    pub name: String,
+    /// `1/2`
+    pub ready: String,
+    pub status: String,
+    pub restarts: i32,
+    pub last_restart: Option<Timestamp>,
+    pub created: Timestamp,
+    pub ip: Option<String>,
+    /// `None`: nobody asked for this pod.
+    pub source: Option<Source>,
+}
+
+pub fn pod_table(snapshot: &Snapshot) -> PodTable {
+    let mut rows: Vec<PodRow> = snapshot.pods.iter().map(|(uid, view)| pod_row(uid, view)).collect();
+    rows.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+    PodTable { node: snapshot.node.clone(), rows }
+}
+
+fn pod_row(uid: &PodUid, view: &PodView) -> PodRow {
+    let column = status_column::of(view);
+    PodRow {
+        uid: uid.clone(),
+        namespace: namespace(view).to_owned(),
+        name: name(view).to_owned(),
+        ready: format!("{}/{}", column.ready, column.total),
+        status: column.status,
+        restarts: column.restarts,
+        last_restart: column.last_restart,
+        created: created(view),
+        ip: view.status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).find(|ip| !ip.is_empty()),
+        source: view.source,
+    }
+}
+
+pub fn name(view: &PodView) -> &str {
+    view.pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+pub fn namespace(view: &PodView) -> &str {
+    view.pod.metadata.namespace.as_deref().unwrap_or("default")
+}
+
+/// A static pod has no creation time of its own, so the best witness that survives a restart of the agent comes first.
+fn created(view: &PodView) -> Timestamp {
+    let asked = view.pod.metadata.creation_timestamp.as_ref();
+    asked.or(view.status.start_time.as_ref()).map_or(view.lifecycle_since, |time| time.0)
+}
+
+/// The body of `/pods`: every pod somebody asked for, with its status.
+pub fn pod_list(snapshot: &Snapshot) -> Value {
+    let wanted = snapshot.pods.values().filter(|view| view.source.is_some());
+    list(wanted.map(|view| {
+        let mut metadata = view.pod.metadata.clone();
+        metadata.managed_fields = None;
+        json!({ "metadata": metadata, "spec": view.pod.spec, "status": *view.status })
+    }))
+}
+
+/// The body of `/runningpods`: every pod with a running container, asked for or not, and only what the runtime knows.
+pub fn running_pods(snapshot: &Snapshot) -> Value {
+    let running = snapshot.pods.iter().filter(|(_, view)| !view.running.is_empty());
+    list(running.map(|(uid, view)| {
+        let containers: Vec<Value> = view
+            .running
+            .keys()
+            .map(|container| json!({ "name": container, "image": image_of(view, container), "resources": {} }))
+            .collect();
+        json!({
+            "metadata": { "name": name(view), "namespace": namespace(view), "uid": uid },
+            "spec": { "containers": containers },
+            "status": {},
+        })
+    }))
+}
+
+fn list(items: impl Iterator<Item = Value>) -> Value {
+    json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items.collect::<Vec<_>>() })
+}
+
+fn image_of<'a>(view: &'a PodView, container: &str) -> &'a str {
+    let spec = view.pod.spec.iter();
+    let mut asked = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let status = &view.status;
+    let mut seen = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    asked
+        .find(|asked| asked.name == container)
+        .and_then(|asked| asked.image.as_deref())
+        .or_else(|| seen.find(|seen| seen.name == container).map(|seen| seen.image.as_str()))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
