@@ -7,6 +7,10 @@ mod decode;
 mod defaults;
 pub mod field;
 mod identity;
+mod pattern;
+mod references;
+mod unsupported;
+mod validate;
 
 use std::{fmt, sync::Arc};
 
@@ -15,6 +19,7 @@ use serde_json::Value;
 
 use field::{Path, Problem};
 pub use identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
+pub use unsupported::unsupported;
 
 /// Where a manifest was read. It is part of the pod's identity: the same text in another file is another pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,5 +88,7 @@ fn static_pod(
     let uid = identity::uid(&pod, origin, node_name);
     defaults::apply(&mut pod);
     identity::apply(&mut pod, uid, origin, node_name);
-    Ok((pod, warnings))
+    let mut problems = validate::pod(&pod, path);
+    problems.extend(references::problems(&decode::encoded(&pod), path));
+    if problems.is_empty() { Ok((pod, warnings)) } else { Err(problems) }
 }

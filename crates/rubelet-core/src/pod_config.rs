@@ -72,7 +72,7 @@ impl PodConfig {
         let (pods, refused) = without_duplicates(pods, source);
         for (uid, pod) in pods {
             let (op, pod) = match before.remove(&uid) {
-                Some(known) => compared(known, pod, source),
+                Some(known) => compared(known, &pod, source),
                 None => (Some(ConfigOp::Add), marked(&pod, source, &now.to_string())),
             };
             if let Some(op) = op {
@@ -137,8 +137,8 @@ fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
 }
 
 /// What has changed, and the pod to go on with.
-fn compared(known: Arc<Pod>, new: Arc<Pod>, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
-    let op = if differ_in_meaning(&known, &new) {
+fn compared(known: Arc<Pod>, new: &Pod, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
+    let op = if differ_in_meaning(&known, new) {
         // A pod that is ending stays so, whatever else changes about it.
         if new.metadata.deletion_timestamp.is_some() { ConfigOp::Delete } else { ConfigOp::Update }
     } else if known.status != new.status {
@@ -147,7 +147,7 @@ fn compared(known: Arc<Pod>, new: Arc<Pod>, source: Source) -> (Option<ConfigOp>
         return (None, known);
     };
     let seen = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SEEN_ANNOTATION));
-    let mut pod = Pod::clone(&marked(&new, source, seen.map_or("", String::as_str)));
+    let mut pod = Pod::clone(&marked(new, source, seen.map_or("", String::as_str)));
     let mirror = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR_ANNOTATION));
     if let Some(mirror) = mirror {
         let annotations = pod.metadata.annotations.get_or_insert_default();

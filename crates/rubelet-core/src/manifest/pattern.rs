@@ -1,0 +1,60 @@
+//! Which fields of a pod are used? Asked by path pattern, so that a table of fields is a table of strings.
+//!
+//! Owns: the pattern language. `spec.volumes[*].nfs` is every entry's field; `<containers>` stands for the three lists
+//! of containers, `<volume type>` for any volume type but emptyDir and hostPath, `<resource>` for any but cpu and memory.
+
+use serde_json::Value;
+
+use super::field::Path;
+
+/// The paths of the fields of `value` that match and are set.
+pub(super) fn used(value: &Value, pattern: &str) -> Vec<Path> {
+    let segments: Vec<&str> = pattern.split('.').collect();
+    let mut found = Vec::new();
+    descend(value, &segments, &Path::root(), &mut found);
+    found
+}
+
+fn descend(value: &Value, segments: &[&str], path: &Path, found: &mut Vec<Path>) {
+    let Some((segment, rest)) = segments.split_first() else {
+        if is_set(value) {
+            found.push(path.clone());
+        }
+        return;
+    };
+    let (name, is_list) = match segment.strip_suffix("[*]") {
+        Some(name) => (name, true),
+        None => (*segment, false),
+    };
+    let Value::Object(fields) = value else { return };
+    for (field, value) in fields.iter().filter(|(field, _)| matches(name, field)) {
+        let path = if name == "<resource>" { path.key(field) } else { path.child(field) };
+        match value {
+            Value::Array(items) if is_list => {
+                for (index, item) in items.iter().enumerate() {
+                    descend(item, rest, &path.index(index), found);
+                }
+            }
+            value => descend(value, rest, &path, found),
+        }
+    }
+}
+
+fn matches(name: &str, field: &str) -> bool {
+    match name {
+        "<containers>" => matches!(field, "containers" | "initContainers" | "ephemeralContainers"),
+        "<volume type>" => !matches!(field, "name" | "emptyDir" | "hostPath"),
+        "<resource>" => !matches!(field, "cpu" | "memory"),
+        name => name == field,
+    }
+}
+
+/// To the API, empty is not set. A volume source or a handler may be empty and still be meant, so objects count.
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::Object(_) => true,
+    }
+}

@@ -1,0 +1,132 @@
+//! Which fields of a pod does Rubelet not act on yet? One table, to shrink as capabilities come.
+//!
+//! Owns: the honest answer, so that nothing a user asks for is dropped in silence. Never: refuses the pod.
+//! Not listed: what upstream's kubelet leaves to others, such as topology spread or the scheduler's name.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::{decode, pattern};
+
+const UNSUPPORTED: &[&str] = &[
+    "spec.<containers>[*].livenessProbe",
+    "spec.<containers>[*].readinessProbe",
+    "spec.<containers>[*].startupProbe",
+    "spec.<containers>[*].lifecycle",
+    "spec.<containers>[*].envFrom",
+    "spec.<containers>[*].env[*].valueFrom.configMapKeyRef",
+    "spec.<containers>[*].env[*].valueFrom.secretKeyRef",
+    "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
+    "spec.<containers>[*].volumeMounts[*].subPath",
+    "spec.<containers>[*].volumeMounts[*].subPathExpr",
+    "spec.<containers>[*].volumeDevices",
+    "spec.<containers>[*].resources.claims",
+    // Disk use is not measured yet, and there are no device plugins.
+    "spec.<containers>[*].resources.limits.<resource>",
+    "spec.<containers>[*].resizePolicy",
+    // Sidecars and restart rules: a container's policy of its own.
+    "spec.<containers>[*].restartPolicy",
+    "spec.<containers>[*].restartPolicyRules",
+    "spec.ephemeralContainers",
+    "spec.volumes[*].<volume type>",
+    // The pod's cgroup.
+    "spec.resources",
+    "spec.overhead",
+    "spec.resourceClaims",
+    "spec.imagePullSecrets",
+    "spec.runtimeClassName",
+    "spec.activeDeadlineSeconds",
+    "spec.readinessGates",
+    // Checks on admission against the node's labels.
+    "spec.nodeSelector",
+    "spec.affinity.nodeAffinity",
+    "spec.securityContext.fsGroupChangePolicy",
+    "spec.securityContext.seLinuxChangePolicy",
+];
+
+/// The paths of the fields this pod uses that nothing acts on yet.
+pub fn unsupported(pod: &Pod) -> Vec<String> {
+    let encoded = decode::encoded(pod);
+    let mut fields: Vec<String> =
+        UNSUPPORTED.iter().flat_map(|field| pattern::used(&encoded, field)).map(|path| path.to_string()).collect();
+    let spec = pod.spec.as_ref();
+    // The default shares the host's users, which is what happens.
+    if spec.is_some_and(|spec| spec.host_users == Some(false)) {
+        fields.push("spec.hostUsers".to_owned());
+    }
+    for (index, volume) in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten().enumerate() {
+        let Some(empty_dir) = &volume.empty_dir else { continue };
+        // In memory the limit is the file system's size; on disk somebody would have to measure.
+        if empty_dir.size_limit.is_some() && empty_dir.medium.as_deref() != Some("Memory") {
+            fields.push(format!("spec.volumes[{index}].emptyDir.sizeLimit"));
+        }
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(spec: &serde_json::Value) -> String {
+        unsupported(&serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap()).join("\n")
+    }
+
+    #[test]
+    fn every_field_nothing_acts_on_is_named() {
+        let fields = of(&json!({
+            "containers": [{
+                "name": "a",
+                "livenessProbe": { "exec": { "command": ["true"] } },
+                "volumeMounts": [{ "name": "v", "mountPath": "/v" }, { "name": "v", "mountPath": "/w", "subPath": "w" }],
+                "resources": { "limits": { "cpu": "1", "nvidia.com/gpu": 1 } },
+                "env": [{ "name": "A", "value": "a" }],
+            }],
+            "initContainers": [{ "name": "i", "restartPolicy": "Always" }],
+            "volumes": [
+                { "name": "v", "emptyDir": {} },
+                { "name": "h", "hostPath": { "path": "/h" } },
+                { "name": "n", "nfs": { "server": "s", "path": "/p" } },
+                { "name": "d", "emptyDir": { "sizeLimit": "1Gi" } },
+                { "name": "m", "emptyDir": { "sizeLimit": "1Gi", "medium": "Memory" } },
+            ],
+            "hostUsers": false,
+            "runtimeClassName": "gvisor",
+        }));
+        assert_snapshot!(fields, @"
+        spec.containers[0].livenessProbe
+        spec.containers[0].volumeMounts[1].subPath
+        spec.containers[0].resources.limits[nvidia.com/gpu]
+        spec.initContainers[0].restartPolicy
+        spec.volumes[2].nfs
+        spec.runtimeClassName
+        spec.hostUsers
+        spec.volumes[3].emptyDir.sizeLimit
+        ");
+    }
+
+    #[test]
+    fn an_ordinary_pod_uses_nothing_unsupported() {
+        let manifest = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": "web" },
+            "spec": {
+                "hostNetwork": true,
+                "containers": [{
+                    "name": "a", "image": "nginx", "command": ["sh"], "args": ["-c", "true"], "tty": true,
+                    "env": [{ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } }],
+                    "resources": { "limits": { "cpu": "1", "memory": "1Gi" } },
+                    "securityContext": { "runAsUser": 1000, "capabilities": { "drop": ["ALL"] } },
+                    "ports": [{ "containerPort": 80 }],
+                }],
+                "hostAliases": [{ "ip": "1.2.3.4", "hostnames": ["a"] }],
+            },
+        });
+        let origin = super::super::Origin::File("/m/web.yaml".to_owned());
+        let manifest = super::super::decode(manifest, &origin, "n1").unwrap();
+        assert_eq!(unsupported(&manifest.pods[0]), Vec::<String>::new());
+    }
+}
