@@ -57,6 +57,10 @@ impl Rules {
         self.pods.iter().filter(move |(_, pod)| pod.script.0 == pod_name)
     }
 
+    pub fn pod(&self, uid: &str) -> Option<(&Script, &PodHistory)> {
+        Some((self.script_of(uid)?, self.pods.get(uid)?))
+    }
+
     /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
     pub fn agent_died(&mut self) {
         self.seen.agent_died();

@@ -4,6 +4,8 @@
 
 pub mod act;
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -23,6 +25,7 @@ use crate::{
 const LOOK_MS: u64 = 4;
 const CHANGE_MS: u64 = 40;
 const SANDBOX_MS: u64 = 200;
+const FOREVER: Duration = Duration::from_secs(30 * 86_400);
 
 /// The runtime as one life of the agent reaches it.
 #[derive(Debug)]
@@ -94,7 +97,9 @@ impl FakeRuntime {
             let busy = scene.rules.called(scene.now, &act, &scene.runtime.picture);
             let course = scene.faults.course(&mut scene.rng, usual);
             let epoch = scene.runtime.epoch;
-            Ok(Call { stage: self.stage.clone(), act, name, busy, course, epoch, performed: false })
+            let subject = act.subject(scene);
+            let id = scene.runtime.enter_call(act.method(), subject);
+            Ok(Call { stage: self.stage.clone(), id, act, name, busy, course, epoch, performed: false })
         })
     }
 
@@ -139,6 +144,7 @@ impl LateCall {
 /// A changing call under way. When its client goes away the server drops it, or goes on with it alone.
 struct Call {
     stage: Arc<Stage>,
+    id: u64,
     act: Act,
     name: Option<String>,
     /// What the rules call the thing it changes.
@@ -164,6 +170,7 @@ impl Drop for Call {
     fn drop(&mut self) {
         self.stage.with(|scene| {
             scene.rules.returned(self.busy.as_deref());
+            scene.runtime.calls.remove(&self.id);
             if self.performed || scene.runtime.epoch != self.epoch {
                 return;
             }
@@ -326,8 +333,8 @@ impl ContainerRuntime for FakeRuntime {
             scene.log("cri", format!("pulling {}", image.image));
             scene.pull_takes(&image.image)
         });
-        let Some(takes) = takes else { return pending().await };
-        self.change(Act::Pull(image.image.clone()), takes).await
+        // For ever is as good as longer than any deadline.
+        self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER)).await
     }
 
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {

@@ -15,7 +15,7 @@ use std::{
 use fastrand::Rng;
 use jiff::{SignedDuration, Timestamp};
 use rubelet::world::Clock;
-use rubelet_core::time::Uptime;
+use rubelet_core::{snapshot::Snapshot, time::Uptime};
 use rubelet_cri::v1;
 use rubelet_host::port::FetchResponse;
 use tokio::sync::Notify;
@@ -56,6 +56,10 @@ pub struct Scene {
     pub pages: BTreeMap<String, FetchResponse>,
     pub rules: Rules,
     pub agent: AgentState,
+    /// The agent's last word, empty between its lives.
+    pub snapshot: Arc<Snapshot>,
+    /// The agent dies at the border of a call when so many more have passed.
+    pub agent_dies_after: Option<u64>,
     cues: BTreeMap<(Duration, u64), Cue>,
     cues_given: u64,
 }
@@ -106,6 +110,8 @@ impl Stage {
             pages: BTreeMap::new(),
             rules: Rules::default(),
             agent: AgentState::Dead(Life(0)),
+            snapshot: Arc::default(),
+            agent_dies_after: None,
             cues: BTreeMap::new(),
             cues_given: 0,
         };
@@ -183,7 +189,12 @@ impl Scene {
 
     /// An opportunity to die, at the border of a call.
     pub fn may_kill_agent(&mut self, life: Life) {
-        if self.is_alive(life) && self.faults.kills_agent(&mut self.rng) {
+        if !self.is_alive(life) {
+            return;
+        }
+        let counted = self.agent_dies_after.is_some_and(|left| left == 0);
+        self.agent_dies_after = self.agent_dies_after.and_then(|left| left.checked_sub(1));
+        if counted || self.faults.kills_agent(&mut self.rng) {
             self.log("world", "the agent is killed");
             self.agent = AgentState::Dying(life);
         }

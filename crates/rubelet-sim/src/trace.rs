@@ -16,9 +16,4 @@ impl Trace {
     pub fn lines(&self) -> &[String] {
         &self.lines
     }
-
-    /// The end of the story, for a failure's report.
-    pub fn tail(&self, count: usize) -> String {
-        self.lines[self.lines.len().saturating_sub(count)..].join("\n")
-    }
 }

@@ -36,6 +36,9 @@ pub struct Store {
     pub epoch: u32,
     pub network_ready: bool,
     pub ids_given: u32,
+    /// Changing calls under way: the method and what it is about.
+    pub calls: BTreeMap<u64, (&'static str, String)>,
+    calls_begun: u64,
 }
 
 /// Sandboxes and containers at one moment; cheap to keep.
@@ -105,6 +108,8 @@ impl Default for Store {
             epoch: 0,
             network_ready: true,
             ids_given: 0,
+            calls: BTreeMap::new(),
+            calls_begun: 0,
         }
     }
 }
@@ -113,6 +118,12 @@ impl Store {
     pub fn new_id(&mut self, kind: char) -> String {
         self.ids_given += 1;
         format!("{kind}{:05}", self.ids_given)
+    }
+
+    pub fn enter_call(&mut self, method: &'static str, subject: String) -> u64 {
+        self.calls_begun += 1;
+        self.calls.insert(self.calls_begun, (method, subject));
+        self.calls_begun
     }
 
     pub fn name_is_taken(&self, name: &str) -> bool {

@@ -1,0 +1,220 @@
+//! The fake keeps containerd's promises: names collide, stops take their time, a gone client leaves half a stop behind.
+
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
+
+use rubelet_cri::{
+    port::{ContainerRuntime, RpcErrorKind},
+    v1,
+};
+use tokio::time::{Instant, timeout};
+
+use super::FakeRuntime;
+use crate::{
+    faults::Knobs,
+    script::IMAGE,
+    stage::{AgentState, Life, Stage},
+};
+
+struct Fixture {
+    stage: Arc<Stage>,
+    runtime: FakeRuntime,
+}
+
+/// Runs a story on a paused clock.
+fn play<F: Future<Output = ()>>(story: impl FnOnce(Fixture) -> F) {
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    tokio.block_on(async {
+        let stage = Stage::new(1);
+        let cues = tokio::spawn(stage.clone().play_cues());
+        stage.with(|scene| scene.agent = AgentState::Alive(Life(1)));
+        story(Fixture { runtime: FakeRuntime::new(stage.clone(), Life(1)), stage }).await;
+        cues.abort();
+    });
+}
+
+impl Fixture {
+    async fn sandbox(&self, attempt: u32) -> Result<String, RpcErrorKind> {
+        self.runtime.run_pod_sandbox(&sandbox_config(attempt), "").await.map_err(|error| error.kind)
+    }
+
+    async fn container(&self, sandbox: &str, attempt: u32, program: &str) -> Result<String, RpcErrorKind> {
+        let config = v1::ContainerConfig {
+            metadata: Some(v1::ContainerMetadata { name: "app".into(), attempt }),
+            image: Some(v1::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+            command: vec!["sim".into(), program.into()],
+            labels: BTreeMap::from([("a".into(), "b".into())]),
+            ..Default::default()
+        };
+        let created = self.runtime.create_container(sandbox, &config, &sandbox_config(0)).await;
+        created.map_err(|error| error.kind)
+    }
+
+    async fn running(&self, program: &str) -> String {
+        let sandbox = self.sandbox(0).await.unwrap();
+        let container = self.container(&sandbox, 0, program).await.unwrap();
+        self.runtime.start_container(&container).await.unwrap();
+        container
+    }
+
+    async fn state(&self, id: &str) -> (i32, i32, String) {
+        let status = self.runtime.container_status(id).await.unwrap();
+        (status.state, status.exit_code, status.reason)
+    }
+}
+
+fn sandbox_config(attempt: u32) -> v1::PodSandboxConfig {
+    let metadata =
+        v1::PodSandboxMetadata { name: "web".into(), uid: "u1".into(), namespace: "default".into(), attempt };
+    v1::PodSandboxConfig { metadata: Some(metadata), ..Default::default() }
+}
+
+const RUNNING: i32 = v1::ContainerState::ContainerRunning as i32;
+const EXITED: i32 = v1::ContainerState::ContainerExited as i32;
+
+#[test]
+fn a_second_sandbox_or_container_of_the_same_attempt_collides() {
+    play(|on| async move {
+        let sandbox = on.sandbox(0).await.unwrap();
+        assert_eq!(on.sandbox(0).await, Err(RpcErrorKind::Other));
+        on.container(&sandbox, 0, "run").await.unwrap();
+        assert_eq!(on.container(&sandbox, 0, "run").await, Err(RpcErrorKind::Other));
+        on.container(&sandbox, 1, "run").await.unwrap();
+    });
+}
+
+#[test]
+fn a_name_is_free_again_after_its_removal() {
+    play(|on| async move {
+        let sandbox = on.sandbox(0).await.unwrap();
+        on.runtime.remove_pod_sandbox(&sandbox).await.unwrap();
+        on.sandbox(0).await.unwrap();
+    });
+}
+
+#[test]
+fn a_program_that_ignores_sigterm_is_killed_when_the_time_is_over() {
+    play(|on| async move {
+        let container = on.running("stubborn").await;
+        let began = Instant::now();
+        on.runtime.stop_container(&container, 10).await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), 10);
+        assert_eq!(on.state(&container).await, (EXITED, 137, "Error".into()));
+    });
+}
+
+#[test]
+fn a_stop_whose_client_went_away_has_sent_sigterm_only() {
+    play(|on| async move {
+        let container = on.running("stubborn").await;
+        let stopped = timeout(Duration::from_secs(1), on.runtime.stop_container(&container, 10)).await;
+        assert!(stopped.is_err());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(on.state(&container).await.0, RUNNING);
+    });
+}
+
+#[test]
+fn stopping_a_sandbox_kills_what_runs_in_it() {
+    play(|on| async move {
+        let container = on.running("run").await;
+        let sandbox = on.stage.look(|scene| scene.runtime.picture.containers[&container].sandbox.clone());
+        on.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
+        assert_eq!(on.state(&container).await, (EXITED, 137, "Error".into()));
+        on.runtime.remove_pod_sandbox(&sandbox).await.unwrap();
+        assert!(on.runtime.container_status(&container).await.is_err());
+        on.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
+        on.runtime.remove_container(&container).await.unwrap();
+    });
+}
+
+#[test]
+fn programs_end_as_they_say() {
+    for (program, expected) in
+        [("exit 3 after 2s", (3, "Error")), ("exit 0 after 1s", (0, "Completed")), ("oom after 1s", (137, "OOMKilled"))]
+    {
+        play(|on| async move {
+            let container = on.running(program).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert_eq!(on.state(&container).await.0, RUNNING);
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            assert_eq!(on.state(&container).await, (EXITED, expected.0, expected.1.into()));
+        });
+    }
+}
+
+#[test]
+fn a_container_starts_once_and_only_in_a_living_sandbox() {
+    play(|on| async move {
+        let container = on.running("run").await;
+        assert!(on.runtime.start_container(&container).await.is_err());
+        let (sandbox, next) = {
+            let sandbox = on.stage.look(|scene| scene.runtime.picture.containers[&container].sandbox.clone());
+            (sandbox.clone(), on.container(&sandbox, 1, "run").await.unwrap())
+        };
+        on.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
+        assert!(on.runtime.start_container(&next).await.is_err());
+    });
+}
+
+#[test]
+fn while_it_is_down_nobody_answers_and_containers_go_on() {
+    play(|on| async move {
+        let container = on.running("run").await;
+        on.stage.with(super::Scene::take_runtime_down);
+        let answer = on.runtime.container_status(&container).await;
+        assert_eq!(answer.unwrap_err().kind, RpcErrorKind::Unavailable);
+        on.stage.with(super::Scene::bring_runtime_up);
+        assert_eq!(on.state(&container).await.0, RUNNING);
+    });
+}
+
+#[test]
+fn a_call_done_but_answered_with_an_error_was_done() {
+    play(|on| async move {
+        on.stage.with(|scene| scene.faults.storm = Some(Knobs { done_but_error: 1.0, ..Knobs::default() }));
+        assert!(on.sandbox(0).await.is_err());
+        on.stage.with(|scene| scene.faults.storm = None);
+        assert_eq!(on.runtime.list_pod_sandbox(None).await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_stale_list_shows_the_world_of_some_seconds_ago() {
+    play(|on| async move {
+        on.running("run").await;
+        let then = on.stage.look(|scene| scene.now);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        on.stage.with(|scene| scene.exit_container("c00002", 1, "Error"));
+        let (old, new) = on.stage.look(|scene| {
+            let states = |picture: &super::store::Picture| picture.list_containers(None)[0].state;
+            (states(scene.runtime.picture_at(then)), states(scene.runtime.picture_at(scene.now)))
+        });
+        assert_eq!((old, new), (RUNNING, EXITED));
+    });
+}
+
+#[test]
+fn events_tell_of_the_pod_and_can_be_lost() {
+    play(|on| async move {
+        let mut events = on.runtime.container_events().await.unwrap();
+        let container = on.running("run").await;
+        let event = events.recv().await.unwrap();
+        let uid = event.pod_sandbox_status.and_then(|status| status.metadata).map(|metadata| metadata.uid);
+        assert_eq!((event.container_id, uid), (container, Some("u1".into())));
+        assert!(events.try_recv().is_ok());
+        on.stage.with(|scene| {
+            scene.faults.storm = Some(Knobs { event_lost: 1.0, ..Knobs::default() });
+            scene.exit_container("c00002", 1, "Error");
+        });
+        assert!(events.try_recv().is_err());
+    });
+}
+
+#[test]
+fn a_dead_agent_reaches_nothing() {
+    play(|on| async move {
+        on.stage.with(|scene| scene.agent = AgentState::Dead(Life(1)));
+        assert!(timeout(Duration::from_secs(3600), on.sandbox(0)).await.is_err());
+        assert!(on.stage.look(|scene| scene.runtime.picture.sandboxes.is_empty()));
+    });
+}
