@@ -160,3 +160,92 @@ pub fn uid_of(pod: &Pod) -> PodUid {
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::mk_pod;
+
+    fn named(text: &str, uid: &str, name: &str) -> Arc<Pod> {
+        let mut pod = mk_pod(text);
+        pod.metadata.uid = Some(uid.to_owned());
+        pod.metadata.name = Some(name.to_owned());
+        Arc::new(pod)
+    }
+
+    fn mirror(uid: &str, name: &str, hash: &str) -> Arc<Pod> {
+        let mut pod = Pod::clone(&named("always | main a", uid, name));
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(MIRROR_ANNOTATION.to_owned(), hash.to_owned());
+        Arc::new(pod)
+    }
+
+    fn manager(pods: &[Arc<Pod>]) -> PodManager {
+        let mut manager = PodManager::default();
+        manager.set_pods(pods.iter().cloned());
+        manager
+    }
+
+    #[test]
+    fn a_mirror_pod_translates_to_its_static_pod_in_whatever_order_they_came() {
+        let (pod, copy) = (named("always | static | main a", "s1", "web"), mirror("m1", "web", "u1"));
+        for pods in [[pod.clone(), copy.clone()], [copy.clone(), pod.clone()]] {
+            let manager = manager(&pods);
+            assert_eq!(manager.translate_pod_uid(&"m1".into()), "s1".into());
+            assert_eq!(manager.translate_pod_uid(&"s1".into()), "s1".into());
+            assert_eq!(manager.uid_translations().pod_to_mirror, [("s1".into(), Some("m1".into()))].into());
+            assert_eq!(manager.uid_translations().mirror_to_pod, [("m1".into(), "s1".into())].into());
+            assert_eq!(manager.mirror_pod_by_pod(&pod), Some(&copy));
+            assert_eq!(manager.pod_by_mirror_pod(&copy), Some(&pod));
+            assert!(manager.pod_by_uid(&"m1".into()).is_none(), "a mirror pod is no pod to run");
+            assert_eq!(manager.pods().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_static_pod_without_a_mirror_translates_to_nothing() {
+        let manager = manager(&[named("always | static | main a", "s1", "web"), named("always | main a", "p1", "api")]);
+        assert_eq!(manager.uid_translations().pod_to_mirror, [("s1".into(), None)].into());
+    }
+
+    #[test]
+    fn a_mirror_pod_whose_static_pod_is_gone_is_an_orphan() {
+        let pod = named("always | static | main a", "s1", "web");
+        let mut manager = manager(&[pod.clone(), mirror("m1", "web", "u1")]);
+        assert_eq!(manager.orphaned_mirror_pods().count(), 0);
+        manager.remove_pod(&pod);
+        assert_eq!(manager.orphaned_mirror_pods().collect::<Vec<_>>(), ["web_default"]);
+        assert_eq!(manager.translate_pod_uid(&"m1".into()), "m1".into());
+    }
+
+    #[test]
+    fn a_pod_replaced_under_its_name_leaves_the_name_to_the_newer_one() {
+        let (old, new) = (named("always | main a", "p1", "web"), named("always | main a", "p2", "web"));
+        let mut manager = manager(&[old.clone(), new.clone()]);
+        manager.remove_pod(&old);
+        assert_eq!(manager.pod_by_name("default", "web"), Some(&new));
+        assert_eq!(manager.pod_by_full_name("web_default"), Some(&new));
+        assert!(manager.pod_by_uid(&"p1".into()).is_none());
+    }
+
+    #[test]
+    fn a_mirror_is_of_a_pod_while_the_manifest_is_the_same() {
+        let pod = named("always | static | main a", "s1", "web");
+        assert!(is_mirror_pod_of(&mirror("m1", "web", "u1"), &pod));
+        assert!(!is_mirror_pod_of(&mirror("m1", "web", "changed"), &pod));
+        assert!(!is_mirror_pod_of(&mirror("m1", "other", "u1"), &pod));
+        assert!(!is_mirror_pod_of(&pod, &pod), "it is no mirror at all");
+    }
+
+    #[test]
+    fn static_pods_come_from_anywhere_but_the_api() {
+        let sourced = |source: &str| {
+            let mut pod = mk_pod("always | main a");
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_owned());
+            pod
+        };
+        assert!(is_static_pod(&sourced("file")) && is_static_pod(&sourced("http")));
+        assert!(!is_static_pod(&sourced("api")) && !is_static_pod(&mk_pod("always | main a")));
+    }
+}

@@ -1,3 +1,366 @@
 //! Which status does the API server need to hear, and when may a pod be deleted there?
 //!
+//! Owns: the last status of every pod with its version, and the versions the API server has. Never: sends anything; a
+//! `StatusSync` says what to send, and a standalone node ignores it.
 //! Upstream: `status/status_manager.go`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, Pod, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+
+use crate::{
+    id::{ContainerId, PodUid},
+    pod::status::{
+        conditions::{self, DISRUPTION_TARGET, READY},
+        is_terminal, normalize_status,
+    },
+    pod_manager::{PodManager, is_mirror_pod, is_static_pod, uid_of},
+    time::Now,
+};
+
+mod equality;
+mod merge;
+mod terminate;
+mod transition;
+
+pub use equality::is_pod_status_by_kubelet_equal;
+pub use merge::{RunningContainers, merge_pod_status};
+pub use transition::IllegalTransition;
+
+#[derive(Clone, Debug, Default)]
+pub struct StatusManager {
+    /// By the UID under which the pod is known here: a static pod's own.
+    pod_statuses: BTreeMap<PodUid, VersionedPodStatus>,
+    /// The newest version the API server has, by the UID it knows the pod by: for a static pod its mirror's.
+    api_status_versions: BTreeMap<PodUid, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct VersionedPodStatus {
+    /// Grows by one with every change.
+    pub version: u64,
+    pub namespace: String,
+    pub name: String,
+    pub reclaimed: Reclaimed,
+    pub status: Arc<PodStatus>,
+}
+
+/// Are all resources the node held for the pod given back?
+/// Upstream: `PodResourcesAreReclaimed`, since 1.27 the flag `podIsFinished` set at the end of SyncTerminatedPod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaimed {
+    No,
+    Yes,
+}
+
+/// What every decision about a status may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    pub pods: &'a PodManager,
+    pub now: Now,
+}
+
+/// What became of a status that was offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It says nothing new; the version stays.
+    Unchanged,
+    Changed {
+        version: u64,
+    },
+    /// It cannot be true; the status before it is kept.
+    Refused(IllegalTransition),
+}
+
+/// Get the pod, merge, patch its status, and delete it if it may go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatusSync {
+    pub uid: PodUid,
+    /// The pod's UID in the API.
+    pub api_uid: PodUid,
+    pub status: VersionedPodStatus,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// Statuses with a version the API server has not got: right after a change.
+    Changed,
+    /// Also those the API server holds differently, and pods that may be deleted: every 10 s.
+    All,
+}
+
+/// What to do with a status once the API server has told which pod it would go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    Patch,
+    /// The pod is gone; its status goes with the next clean-up.
+    Ignore,
+    /// Another pod has the name now; the status was forgotten.
+    Forget,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    Unready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Startup {
+    Started,
+    NotStarted,
+}
+
+/// Why a status is offered; it decides whether no change counts as one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Ordinary,
+    /// The pod is being deleted: a status that says nothing new may still be what its deletion waits for.
+    Deletion,
+    /// Everything is reclaimed.
+    Finish,
+}
+
+impl StatusManager {
+    /// The last status of the pod; a mirror pod's is its static pod's.
+    pub fn pod_status(&self, uid: &PodUid, pods: &PodManager) -> Option<&Arc<PodStatus>> {
+        self.pod_statuses.get(&pods.translate_pod_uid(uid)).map(|versioned| &versioned.status)
+    }
+
+    pub fn versioned_pod_status(&self, uid: &PodUid) -> Option<&VersionedPodStatus> {
+        self.pod_statuses.get(uid)
+    }
+
+    pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: Context<'_>) -> Change {
+        status.observed_generation = pod.metadata.generation.filter(|generation| *generation != 0);
+        let deleted = pod.metadata.deletion_timestamp.is_some();
+        let occasion = if deleted { Occasion::Deletion } else { Occasion::Ordinary };
+        self.update_status(pod, status, occasion, context)
+    }
+
+    /// A verdict about a pod or container that is not known (any more) changes nothing.
+    pub fn set_container_readiness(
+        &mut self,
+        uid: &PodUid,
+        container: &ContainerId,
+        readiness: Readiness,
+        context: Context<'_>,
+    ) -> Change {
+        let ready = readiness == Readiness::Ready;
+        let Some((pod, mut status)) = self.known(uid, context.pods) else { return Change::Unchanged };
+        match find_container_status(&mut status, container) {
+            Some(found) if found.ready != ready => found.ready = ready,
+            Some(_) | None => return Change::Unchanged,
+        }
+        let changed =
+            [conditions::pod_ready_condition(&pod, &status), conditions::containers_ready_condition(&pod, &status)];
+        let list = status.conditions.get_or_insert_default();
+        for condition in changed {
+            conditions::replace_or_append(list, condition);
+        }
+        self.update_status(&pod, status, Occasion::Ordinary, context)
+    }
+
+    pub fn set_container_startup(
+        &mut self,
+        uid: &PodUid,
+        container: &ContainerId,
+        startup: Startup,
+        context: Context<'_>,
+    ) -> Change {
+        let started = Some(startup == Startup::Started);
+        let Some((pod, mut status)) = self.known(uid, context.pods) else { return Change::Unchanged };
+        match find_container_status(&mut status, container) {
+            Some(found) if found.started != started => found.started = started,
+            Some(_) | None => return Change::Unchanged,
+        }
+        self.update_status(&pod, status, Occasion::Ordinary, context)
+    }
+
+    /// The pod's end: what is not known to have ended well has failed, and the phase becomes terminal. To be called when
+    /// everything the node held for the pod is given back.
+    pub fn terminate_pod(&mut self, pod: &Pod, context: Context<'_>) -> Change {
+        let cached = self.pod_statuses.get(&uid_of(pod)).map(|cached| PodStatus::clone(&cached.status));
+        let status = terminate::terminated_status(pod, cached);
+        self.update_status(pod, status, Occasion::Finish, context)
+    }
+
+    /// Forgets every pod that is not among `known`.
+    pub fn remove_orphaned_statuses(&mut self, known: &BTreeSet<PodUid>) {
+        self.pod_statuses.retain(|uid, _| known.contains(uid));
+    }
+
+    /// What to send. Asking changes nothing but that a status the API server holds differently counts as not sent.
+    pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<StatusSync> {
+        let translations = pods.uid_translations();
+        if batch == Batch::All {
+            let statuses = &self.pod_statuses;
+            let is_known = |uid: &PodUid| statuses.contains_key(uid) || translations.mirror_to_pod.contains_key(uid);
+            self.api_status_versions.retain(|uid, _| is_known(uid));
+        }
+        let mut syncs = Vec::new();
+        for (uid, versioned) in &self.pod_statuses {
+            let api_uid = match translations.pod_to_mirror.get(uid) {
+                None => uid.clone(),
+                Some(Some(mirror_uid)) => mirror_uid.clone(),
+                // Nobody in the API could hear of it.
+                Some(None) => continue,
+            };
+            let due = match batch {
+                Batch::Changed => self.is_unsent(&api_uid, versioned),
+                Batch::All => self.needs_update(&api_uid, versioned, pods),
+            };
+            if !due {
+                if batch == Batch::Changed || !needs_reconcile(uid, &versioned.status, pods) {
+                    continue;
+                }
+                self.api_status_versions.remove(&api_uid);
+            }
+            syncs.push(StatusSync { uid: uid.clone(), api_uid, status: versioned.clone() });
+        }
+        syncs
+    }
+
+    /// The API server does not have this version yet, or has it and waits for the pod's deletion.
+    pub fn needs_update(&self, api_uid: &PodUid, versioned: &VersionedPodStatus, pods: &PodManager) -> bool {
+        let may_go = |pod: &Arc<Pod>| can_be_deleted(pod, versioned.reclaimed);
+        self.is_unsent(api_uid, versioned) || pods.pod_by_uid(api_uid).is_some_and(may_go)
+    }
+
+    /// A pod may have been deleted and made anew under the same name since the status was computed.
+    pub fn on_fetched(&mut self, sync: &StatusSync, fetched: Option<&Pod>, pods: &PodManager) -> Decision {
+        let Some(fetched) = fetched else { return Decision::Ignore };
+        let found = pods.translate_pod_uid(&uid_of(fetched));
+        if found.as_str().is_empty() || found == sync.uid {
+            return Decision::Patch;
+        }
+        self.pod_statuses.remove(&sync.uid);
+        Decision::Forget
+    }
+
+    /// The API server has this version, or a newer one if that was sent meanwhile.
+    pub fn note_synced(&mut self, api_uid: &PodUid, version: u64) {
+        let known = self.api_status_versions.entry(api_uid.clone()).or_default();
+        *known = version.max(*known);
+    }
+
+    /// The pod is gone from the API, so there is nothing left to tell.
+    pub fn note_deleted(&mut self, uid: &PodUid) {
+        self.pod_statuses.remove(uid);
+    }
+
+    fn is_unsent(&self, api_uid: &PodUid, versioned: &VersionedPodStatus) -> bool {
+        self.api_status_versions.get(api_uid).is_none_or(|sent| *sent < versioned.version)
+    }
+
+    fn known(&self, uid: &PodUid, pods: &PodManager) -> Option<(Arc<Pod>, PodStatus)> {
+        let pod = pods.pod_by_uid(uid)?;
+        let cached = self.pod_statuses.get(uid)?;
+        Some((Arc::clone(pod), PodStatus::clone(&cached.status)))
+    }
+
+    fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> Change {
+        let uid = uid_of(pod);
+        let cached = self.pod_statuses.get(&uid);
+        let nothing = PodStatus::default();
+        let mirror = context.pods.mirror_pod_by_pod(pod).and_then(|mirror| mirror.status.as_ref());
+        let old = match cached {
+            Some(cached) => &*cached.status,
+            None => mirror.or(pod.status.as_ref()).unwrap_or(&nothing),
+        };
+        if let Some(illegal) = pod.spec.as_ref().and_then(|spec| transition::illegal(old, &status, spec)) {
+            return Change::Refused(illegal);
+        }
+        carry_over(pod, old, &mut status, context.now);
+        normalize_status(pod, &mut status);
+        let same = cached.is_some_and(|cached| is_pod_status_by_kubelet_equal(&cached.status, &status));
+        if same && why == Occasion::Ordinary {
+            return Change::Unchanged;
+        }
+        // What was reclaimed stays so; but a static pod may come back under its UID.
+        let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
+        let reclaimed = if why == Occasion::Finish || was_reclaimed { Reclaimed::Yes } else { Reclaimed::No };
+        // A pod that was forgotten and comes back goes on from what the API server has, or its news would look old.
+        let api_uid = context.pods.mirror_pod_by_pod(pod).map_or_else(|| uid.clone(), |mirror| uid_of(mirror));
+        let sent = self.api_status_versions.get(&api_uid).copied().unwrap_or(0);
+        let version = cached.map_or(0, |cached| cached.version).max(sent) + 1;
+        let versioned = VersionedPodStatus {
+            version,
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            reclaimed,
+            status: Arc::new(status),
+        };
+        self.pod_statuses.insert(uid, versioned);
+        Change::Changed { version }
+    }
+}
+
+/// A pod may go from the API when somebody deleted it, the API server has seen it end, and the node holds nothing of it any
+/// more. A mirror pod goes with its static pod instead.
+pub fn can_be_deleted(pod: &Pod, reclaimed: Reclaimed) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_some()
+        && !is_mirror_pod(pod)
+        && phase.is_some_and(is_terminal)
+        && reclaimed == Reclaimed::Yes
+}
+
+/// The API server holds another status than ours, and ours is the truth.
+pub fn needs_reconcile(uid: &PodUid, status: &PodStatus, pods: &PodManager) -> bool {
+    let Some(pod) = pods.pod_by_uid(uid) else { return false };
+    let stored = if is_static_pod(pod) { pods.mirror_pod_by_pod(pod) } else { Some(pod) };
+    let Some(stored) = stored else { return false };
+    let mut held = stored.status.clone().unwrap_or_default();
+    normalize_status(stored, &mut held);
+    !is_pod_status_by_kubelet_equal(&held, status)
+}
+
+/// The readiness gates of the pod say something else than its Ready condition does.
+pub fn need_to_reconcile_pod_readiness(pod: &Pod) -> bool {
+    let has_gates =
+        pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+    let Some(status) = pod.status.as_ref().filter(|_| has_gates) else { return false };
+    let expected = conditions::pod_ready_condition(pod, status);
+    conditions::find(status, READY)
+        .is_some_and(|ready| ready.status != expected.status || ready.message != expected.message)
+}
+
+/// What a new status does not get to change: dates of conditions that stay, the start time, a newer generation.
+fn carry_over(pod: &Pod, old: &PodStatus, status: &mut PodStatus, now: Now) {
+    // A static pod's dates come from facts, which outlive the agent; what was first guessed gives way to them.
+    let dates_from_facts = is_static_pod(pod);
+    for condition in status.conditions.iter_mut().flatten() {
+        if !conditions::is_owned(&condition.type_) && condition.type_ != DISRUPTION_TARGET {
+            continue;
+        }
+        let before = conditions::find(old, &condition.type_).filter(|before| before.status == condition.status);
+        let kept = before.and_then(|before| before.last_transition_time.clone());
+        let own = condition.last_transition_time.take();
+        let date = if dates_from_facts { own.or(kept) } else { kept.or(own) };
+        condition.last_transition_time = Some(date.unwrap_or(Time(now.wall)));
+    }
+    let own = status.start_time.take();
+    let kept = old.start_time.clone();
+    let start = if dates_from_facts { own.or(kept) } else { kept.or(own) };
+    status.start_time = Some(start.unwrap_or(Time(now.wall)));
+    status.observed_generation = status.observed_generation.max(old.observed_generation);
+}
+
+/// By the runtime's id, which stands behind `containerd://` in a status.
+fn find_container_status<'a>(status: &'a mut PodStatus, id: &ContainerId) -> Option<&'a mut ContainerStatus> {
+    let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
+    lists.into_iter().flatten().flatten().find(|container| {
+        let known = container.container_id.as_deref().and_then(|known| known.split_once("://"));
+        known.is_some_and(|(_, known)| known == id.as_str())
+    })
+}
+
+#[cfg(test)]
+mod tests;

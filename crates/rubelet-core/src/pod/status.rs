@@ -24,6 +24,7 @@ mod containers;
 mod normalize;
 mod phase;
 
+pub(crate) use containers::{LOST_WHEN_TERMINATED, lost};
 pub use normalize::normalize_status;
 pub use phase::is_terminal;
 

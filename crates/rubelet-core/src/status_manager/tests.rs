@@ -1,0 +1,591 @@
+//! The rules of the status manager, one by one.
+
+use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate};
+use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
+
+use super::*;
+use crate::{
+    manifest::SOURCE_ANNOTATION,
+    pod::status::{Stage, StatusInput, pod_status},
+    pod_config::MIRROR_ANNOTATION,
+    test_support::{ago, facts, later, mk_pod, now, show},
+};
+
+/// A status manager with the pods of one node.
+#[derive(Default)]
+struct Desk {
+    manager: StatusManager,
+    pods: PodManager,
+}
+
+impl Desk {
+    fn with(pod: &Pod) -> Desk {
+        let mut desk = Desk::default();
+        desk.pods.add_pod(Arc::new(pod.clone()));
+        desk
+    }
+
+    fn set(&mut self, pod: &Pod, seen: &str) -> Change {
+        let previous = self.manager.pod_statuses.get(&uid_of(pod)).map(|versioned| Arc::clone(&versioned.status));
+        let status = status_of(pod, seen, previous.as_deref(), now());
+        self.offer(pod, status, now())
+    }
+
+    fn offer(&mut self, pod: &Pod, status: PodStatus, now: Now) -> Change {
+        self.manager.set_pod_status(pod, status, Context { pods: &self.pods, now })
+    }
+
+    fn terminate(&mut self, pod: &Pod) -> Change {
+        self.manager.terminate_pod(pod, Context { pods: &self.pods, now: later(60) })
+    }
+
+    fn readiness(&mut self, container: &str, readiness: Readiness) -> Change {
+        let context = Context { pods: &self.pods, now: later(60) };
+        self.manager.set_container_readiness(&"u1".into(), &container.into(), readiness, context)
+    }
+
+    fn startup(&mut self, container: &str, startup: Startup) -> Change {
+        let context = Context { pods: &self.pods, now: later(60) };
+        self.manager.set_container_startup(&"u1".into(), &container.into(), startup, context)
+    }
+
+    fn batch(&mut self, batch: Batch) -> Vec<StatusSync> {
+        self.manager.sync_batch(batch, &self.pods)
+    }
+
+    /// `u1 as m1 v2`, for each status to send.
+    fn due(&mut self, batch: Batch) -> String {
+        let syncs = self.batch(batch);
+        let shown = syncs.iter().map(|sync| format!("{} as {} v{}", sync.uid, sync.api_uid, sync.status.version));
+        shown.collect::<Vec<_>>().join(", ")
+    }
+
+    fn show(&self) -> String {
+        show(&self.manager.pod_statuses[&"u1".into()].status)
+    }
+
+    fn line(&self, start: &str) -> String {
+        let shown = self.show();
+        shown.lines().find(|line| line.starts_with(start)).expect("such a line").to_owned()
+    }
+}
+
+fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> PodStatus {
+    pod_status(&StatusInput {
+        pod,
+        facts: &facts(seen),
+        previous,
+        waiting: &BTreeMap::new(),
+        stage: Stage::Syncing,
+        host_ips: &[],
+        runtime: "containerd",
+        failed: None,
+        now,
+    })
+}
+
+fn changed(version: u64) -> Change {
+    Change::Changed { version }
+}
+
+/// The API server's copy of a static pod.
+fn mirror_of(pod: &Pod, uid: &str) -> Pod {
+    let mut mirror = pod.clone();
+    mirror.metadata.uid = Some(uid.to_owned());
+    let annotations = mirror.metadata.annotations.get_or_insert_default();
+    annotations.insert(MIRROR_ANNOTATION.to_owned(), "u1".to_owned());
+    annotations.insert(SOURCE_ANNOTATION.to_owned(), "api".to_owned());
+    mirror
+}
+
+fn phase(pod: &mut Pod, phase: &str) {
+    pod.status.get_or_insert_default().phase = Some(phase.to_owned());
+}
+
+#[test]
+fn a_new_status_gets_a_new_version_and_the_same_status_does_not() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    assert_eq!(desk.set(&pod, ""), changed(1));
+    assert_eq!(desk.set(&pod, ""), Change::Unchanged);
+    assert_eq!(desk.set(&pod, "a: running"), changed(2));
+    assert_eq!(desk.set(&pod, "a: running"), Change::Unchanged);
+}
+
+#[test]
+fn a_pod_being_deleted_is_sent_even_when_nothing_changed() {
+    let pod = mk_pod("always | deleted | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.set(&pod, "a: running"), changed(2));
+}
+
+#[test]
+fn start_time_and_dates_of_unchanged_conditions_stay() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running 30s");
+    let mut late = status_of(&pod, "a: running 30s; sandbox ready 20s", None, later(100));
+    late.message = Some("news".to_owned());
+    assert_eq!(desk.offer(&pod, late, later(100)), changed(2));
+    assert!(desk.show().starts_with("Running \"news\" ip=10.1.0.7 host= qos=BestEffort start=-60s"));
+    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+}
+
+#[test]
+fn a_status_without_dates_is_dated_now() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    let rejected = PodStatus {
+        phase: Some("Failed".to_owned()),
+        reason: Some("NodePorts".to_owned()),
+        message: Some("Pod was rejected: no".to_owned()),
+        ..PodStatus::default()
+    };
+    desk.offer(&pod, rejected, later(3));
+    assert_eq!(desk.show(), "Failed(NodePorts) \"Pod was rejected: no\" ip= host= qos=- start=+3s");
+}
+
+#[test]
+fn a_status_speaks_of_the_newest_generation_it_ever_spoke_of() {
+    let mut pod = mk_pod("always | main a");
+    pod.metadata.generation = Some(7);
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    pod.metadata.generation = Some(6);
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.manager.pod_statuses[&"u1".into()].status.observed_generation, Some(7));
+}
+
+#[test]
+fn a_container_that_ended_for_good_cannot_come_back() {
+    for (pod, before, after, allowed) in [
+        ("always | main a", "a: exit(0)", "a: running", true),
+        ("onfailure | main a", "a: exit(1)", "a: running", true),
+        ("onfailure | main a", "a: exit(0)", "a: running", false),
+        ("never | main a", "a: exit(1)", "a: running", false),
+        ("never | main a", "a: exit(1)", "a: created", false),
+        ("never | main a", "a: running", "a: exit(1)", true),
+        ("never | init i | main a", "i: exit(0)", "i: running", false),
+        ("never | sidecar s | main a", "s: exit(0)", "s: running", true),
+        ("onfailure | init i | main a", "i: exit(1)", "i: running", true),
+    ] {
+        let pod = mk_pod(pod);
+        let mut desk = Desk::with(&pod);
+        desk.set(&pod, before);
+        let old = desk.show();
+        // Without the previous status, or it would be kept on the way.
+        let offered = status_of(&pod, after, None, now());
+        match desk.offer(&pod, offered, now()) {
+            Change::Changed { .. } => assert!(allowed, "{before} to {after}"),
+            Change::Refused(_) => {
+                assert!(!allowed, "{before} to {after}");
+                assert_eq!(desk.show(), old, "the old status is kept");
+            }
+            Change::Unchanged => panic!("{before} to {after} is a change"),
+        }
+    }
+}
+
+#[test]
+fn a_refused_status_says_which_container() {
+    let pod = mk_pod("never | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: exit(1)");
+    let Change::Refused(why) = desk.offer(&pod, status_of(&pod, "a: running", None, now()), now()) else {
+        panic!("refused");
+    };
+    assert_eq!(why.to_string(), "terminated container a attempted illegal transition to non-terminated state");
+}
+
+#[test]
+fn readiness_changes_the_container_and_both_conditions() {
+    let pod = mk_pod("always | main a | main b");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running; b: running");
+    assert_eq!(desk.readiness("a0", Readiness::Unready), changed(2));
+    assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 started");
+    assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
+    assert_eq!(
+        desk.line("ContainersReady"),
+        "ContainersReady=False(ContainersNotReady) \"containers with unready status: [a]\" +60s"
+    );
+    assert_eq!(desk.line("Initialized"), "Initialized=True -60s");
+    assert_eq!(desk.readiness("a0", Readiness::Unready), Change::Unchanged);
+    assert_eq!(desk.readiness("a0", Readiness::Ready), changed(3));
+}
+
+#[test]
+fn verdicts_about_the_unknown_change_nothing() {
+    let pod = mk_pod("always | main a");
+    assert_eq!(Desk::default().readiness("a0", Readiness::Ready), Change::Unchanged, "no such pod");
+    let mut desk = Desk::with(&pod);
+    assert_eq!(desk.readiness("a0", Readiness::Ready), Change::Unchanged, "no status yet");
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.readiness("a9", Readiness::Unready), Change::Unchanged, "no such container");
+    assert_eq!(desk.startup("a9", Startup::NotStarted), Change::Unchanged, "no such container");
+}
+
+#[test]
+fn startup_changes_the_container_only() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.startup("a0", Startup::NotStarted), changed(2));
+    assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 ready");
+    assert_eq!(desk.startup("a0", Startup::NotStarted), Change::Unchanged);
+}
+
+#[test]
+fn a_terminated_pod_closes_what_nobody_saw_end() {
+    let lost =
+        "exit 137(ContainerStatusUnknown) \"The container could not be located when the pod was terminated\" @never";
+    for (pod, seen, phase, containers) in [
+        ("always | main a", "a: running", "Failed", vec![format!("main a: {lost}, restarts=0")]),
+        ("always | main a", "", "Failed", vec![format!("main a: {lost}, restarts=0")]),
+        ("never | main a", "a: exit(0)", "Succeeded", vec!["main a: exit 0(Completed) -30s, restarts=0".to_owned()]),
+        (
+            "always | init i | init j | main a",
+            "",
+            "Failed",
+            vec![
+                format!("init i: {lost}, restarts=0"),
+                "init j: waiting(PodInitializing), restarts=0".to_owned(),
+                "main a: waiting(PodInitializing), restarts=0".to_owned(),
+            ],
+        ),
+        (
+            "always | init i | main a",
+            "i: exit(0)",
+            "Failed",
+            vec!["init i: exit 0(Completed) -30s, restarts=0 ready".to_owned(), format!("main a: {lost}, restarts=0")],
+        ),
+        (
+            "always | sidecar s | main a",
+            "s: running",
+            "Failed",
+            vec![format!("init s: {lost}, restarts=0"), format!("main a: {lost}, restarts=0")],
+        ),
+        (
+            "always | static | main a",
+            "a: exit(0)",
+            "Running",
+            vec!["main a: exit 0(Completed) -30s, restarts=0".to_owned()],
+        ),
+    ] {
+        let pod = mk_pod(pod);
+        let mut desk = Desk::with(&pod);
+        desk.set(&pod, seen);
+        assert_eq!(desk.terminate(&pod), changed(2));
+        let shown = desk.show();
+        let lines: Vec<_> =
+            shown.lines().filter(|line| line.starts_with("init ") || line.starts_with("main ")).collect();
+        assert_eq!(lines, containers, "{seen}");
+        assert!(shown.starts_with(phase), "{shown}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_terminated_without_a_status_has_failed() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    assert_eq!(desk.terminate(&pod), changed(1));
+    assert!(desk.show().starts_with("Failed"));
+}
+
+#[test]
+fn a_terminated_pod_is_not_ready_any_more() {
+    let pod = mk_pod("always | static | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    desk.terminate(&pod);
+    assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
+    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+}
+
+#[test]
+fn what_is_reclaimed_stays_reclaimed() {
+    let pod = mk_pod("never | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::No);
+    desk.terminate(&pod);
+    let mut again = PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status);
+    again.message = Some("late".to_owned());
+    assert_eq!(desk.offer(&pod, again, later(70)), changed(3));
+    assert_eq!(desk.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::Yes);
+}
+
+#[test]
+fn orphaned_statuses_are_forgotten_and_versions_go_on_if_the_pod_returns() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    desk.set(&pod, "a: running");
+    desk.manager.note_synced(&"u1".into(), 2);
+    desk.manager.remove_orphaned_statuses(&BTreeSet::from(["u1".into()]));
+    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_some());
+    desk.manager.remove_orphaned_statuses(&BTreeSet::new());
+    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_none());
+    assert_eq!(desk.set(&pod, "a: running"), changed(3));
+}
+
+#[test]
+fn a_change_is_sent_until_the_api_server_has_its_version() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1");
+    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1", "asking is not sending");
+    desk.manager.note_synced(&"u1".into(), 1);
+    assert_eq!(desk.due(Batch::Changed), "");
+    desk.set(&pod, "a: running");
+    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v2");
+    desk.manager.note_synced(&"u1".into(), 2);
+    desk.manager.note_synced(&"u1".into(), 1);
+    assert_eq!(desk.due(Batch::Changed), "", "a late answer takes nothing back");
+}
+
+#[test]
+fn a_static_pod_is_sent_under_its_mirror_s_uid_and_not_at_all_without_one() {
+    let pod = mk_pod("always | static | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    assert_eq!(desk.due(Batch::Changed), "");
+    assert_eq!(desk.due(Batch::All), "");
+    desk.pods.add_pod(Arc::new(mirror_of(&pod, "m1")));
+    assert_eq!(desk.due(Batch::Changed), "u1 as m1 v1");
+    desk.manager.note_synced(&"m1".into(), 1);
+    assert_eq!(desk.due(Batch::Changed), "");
+    assert_eq!(desk.manager.pod_status(&"m1".into(), &desk.pods), desk.manager.pod_status(&"u1".into(), &desk.pods));
+}
+
+#[test]
+fn a_status_the_api_server_holds_differently_is_sent_again() {
+    let mut pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    desk.manager.note_synced(&"u1".into(), 1);
+    let ours = PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status);
+
+    pod.status = Some(ours.clone());
+    desk.pods.update_pod(Arc::new(pod.clone()));
+    assert_eq!(desk.due(Batch::All), "", "the API server has it");
+
+    pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..ours });
+    desk.pods.update_pod(Arc::new(pod.clone()));
+    assert_eq!(desk.due(Batch::Changed), "", "reconciling waits for the full round");
+    assert_eq!(desk.due(Batch::All), "u1 as u1 v1");
+    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1", "it counts as not sent");
+}
+
+#[test]
+fn a_static_pod_is_reconciled_with_its_mirror() {
+    let pod = mk_pod("always | static | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    let mut mirror = mirror_of(&pod, "m1");
+    mirror.status = Some(PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status));
+    desk.pods.add_pod(Arc::new(mirror.clone()));
+    desk.manager.note_synced(&"m1".into(), 1);
+    assert_eq!(desk.due(Batch::All), "");
+    phase(&mut mirror, "Pending");
+    desk.pods.update_pod(Arc::new(mirror));
+    assert_eq!(desk.due(Batch::All), "u1 as m1 v1");
+}
+
+#[test]
+fn conditions_of_others_and_spellings_are_no_difference() {
+    let pod = mk_pod("always | main a");
+    let ours = status_of(&pod, "a: running", None, now());
+    let mut theirs = ours.clone();
+    let conditions = theirs.conditions.as_mut().expect("some");
+    conditions.push(PodCondition { type_: "lb".to_owned(), status: "True".to_owned(), ..PodCondition::default() });
+    conditions[0].last_transition_time = Some(Time(ago(1)));
+    theirs.reason = Some(String::new());
+    theirs.ephemeral_container_statuses = Some(Vec::new());
+    let resources = |text: &str| {
+        let cpu = k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned());
+        Some(BTreeMap::from([("cpu".to_owned(), cpu)]))
+    };
+    let mut ours = ours;
+    ours.container_statuses.as_mut().expect("one")[0].allocated_resources = resources("1000m");
+    theirs.container_statuses.as_mut().expect("one")[0].allocated_resources = resources("1");
+    assert!(is_pod_status_by_kubelet_equal(&ours, &theirs));
+    theirs.conditions.as_mut().expect("some")[0].message = Some("else".to_owned());
+    assert!(!is_pod_status_by_kubelet_equal(&ours, &theirs));
+}
+
+#[test]
+fn a_pod_is_deleted_only_when_asked_for_ended_and_reclaimed() {
+    let ended = |text: &str| {
+        let mut pod = mk_pod(text);
+        phase(&mut pod, "Failed");
+        pod
+    };
+    assert!(can_be_deleted(&ended("always | deleted | main a"), Reclaimed::Yes));
+    assert!(!can_be_deleted(&ended("always | deleted | main a"), Reclaimed::No));
+    assert!(!can_be_deleted(&ended("always | main a"), Reclaimed::Yes), "nobody asked");
+    assert!(!can_be_deleted(&mk_pod("always | deleted | main a"), Reclaimed::Yes), "the API has not seen it end");
+    let mirror = mirror_of(&ended("always | static | deleted | main a"), "m1");
+    assert!(!can_be_deleted(&mirror, Reclaimed::Yes), "a mirror pod goes with its static pod");
+}
+
+#[test]
+fn a_pod_that_may_go_is_sent_once_more_though_its_status_is_known() {
+    let mut pod = mk_pod("always | deleted | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: exit(0)");
+    desk.terminate(&pod);
+    desk.manager.note_synced(&"u1".into(), 2);
+    pod.status = Some(PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status));
+    desk.pods.update_pod(Arc::new(pod));
+    assert_eq!(desk.due(Batch::Changed), "");
+    assert_eq!(desk.due(Batch::All), "u1 as u1 v2");
+    desk.manager.note_deleted(&"u1".into());
+    assert_eq!(desk.due(Batch::All), "");
+}
+
+#[test]
+fn versions_of_pods_nobody_knows_are_forgotten_in_the_full_round() {
+    let mut desk = Desk::default();
+    desk.manager.note_synced(&"u9".into(), 4);
+    desk.due(Batch::Changed);
+    assert_eq!(desk.manager.api_status_versions.len(), 1);
+    desk.due(Batch::All);
+    assert_eq!(desk.manager.api_status_versions.len(), 0);
+}
+
+#[test]
+fn a_status_meant_for_a_pod_that_was_made_anew_is_forgotten() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    let sync = desk.batch(Batch::Changed).remove(0);
+    assert_eq!(desk.manager.on_fetched(&sync, None, &desk.pods), Decision::Ignore);
+    assert_eq!(desk.manager.on_fetched(&sync, Some(&pod), &desk.pods), Decision::Patch);
+    let mut another = pod.clone();
+    another.metadata.uid = Some("u2".to_owned());
+    assert_eq!(desk.manager.on_fetched(&sync, Some(&another), &desk.pods), Decision::Forget);
+    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_none());
+}
+
+#[test]
+fn a_fetched_mirror_pod_stands_for_its_static_pod() {
+    let pod = mk_pod("always | static | main a");
+    let mirror = mirror_of(&pod, "m1");
+    let mut desk = Desk::with(&pod);
+    desk.pods.add_pod(Arc::new(mirror.clone()));
+    desk.set(&pod, "");
+    let sync = desk.batch(Batch::Changed).remove(0);
+    assert_eq!(desk.manager.on_fetched(&sync, Some(&mirror), &desk.pods), Decision::Patch);
+}
+
+#[test]
+fn merging_keeps_conditions_of_others_and_replaces_ours() {
+    let mut stored = mk_pod("always | main a");
+    let condition = |type_: &str, status: &str| PodCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        ..PodCondition::default()
+    };
+    let ours = status_of(&stored, "a: running", None, now());
+    let held = PodStatus {
+        conditions: Some(vec![
+            condition("lb", "True"),
+            condition("Ready", "False"),
+            condition("DisruptionTarget", "True"),
+        ]),
+        ..PodStatus::default()
+    };
+    stored.status = Some(held);
+    let merged = merge_pod_status(&stored, &ours, RunningContainers::Possible, now());
+    let types: Vec<_> = merged.conditions.iter().flatten().map(|it| format!("{}={}", it.type_, it.status)).collect();
+    assert_eq!(types[..2], ["lb=True", "DisruptionTarget=True"]);
+    assert!(types.contains(&"Ready=True".to_owned()) && !types.contains(&"Ready=False".to_owned()), "{types:?}");
+}
+
+#[test]
+fn a_pod_is_not_called_ended_while_a_container_may_run() {
+    let mut stored = mk_pod("never | main a");
+    phase(&mut stored, "Running");
+    let mut ours = status_of(&stored, "a: exit(1)", None, now());
+    ours.reason = Some("Evicted".to_owned());
+    let disruption =
+        PodCondition { type_: DISRUPTION_TARGET.to_owned(), status: "True".to_owned(), ..PodCondition::default() };
+    ours.conditions.as_mut().expect("some").push(disruption);
+
+    let early = merge_pod_status(&stored, &ours, RunningContainers::Possible, later(9));
+    assert_eq!((early.phase.as_deref(), early.reason.as_deref()), (Some("Running"), None));
+    assert!(conditions::find(&early, DISRUPTION_TARGET).is_none());
+
+    let late = merge_pod_status(&stored, &ours, RunningContainers::None, later(9));
+    assert_eq!((late.phase.as_deref(), late.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    let disruption = conditions::find(&late, DISRUPTION_TARGET).expect("sent with the end");
+    assert_eq!(disruption.last_transition_time, Some(Time(later(9).wall)));
+}
+
+#[test]
+fn an_ended_pod_is_never_sent_as_ready() {
+    let stored = mk_pod("always | main a");
+    let mut ours = status_of(&stored, "a: running", None, now());
+    ours.phase = Some("Failed".to_owned());
+    let merged = show(&merge_pod_status(&stored, &ours, RunningContainers::None, later(9)));
+    assert!(merged.contains("\nReady=False(PodFailed) +9s\nContainersReady=False(PodFailed) +9s"), "{merged}");
+}
+
+#[test]
+fn readiness_gates_that_changed_ask_for_a_reconcile() {
+    let mut pod = mk_pod("always | main a");
+    pod.status = Some(status_of(&pod, "a: running", None, now()));
+    assert!(!need_to_reconcile_pod_readiness(&pod), "no gates");
+    pod.spec.as_mut().expect("a spec").readiness_gates =
+        Some(vec![PodReadinessGate { condition_type: "lb".to_owned() }]);
+    assert!(need_to_reconcile_pod_readiness(&pod), "the gate is closed, yet the pod is ready");
+}
+
+fn any_look() -> impl Strategy<Value = &'static str> {
+    prop_oneof![
+        Just(""),
+        Just("a: created"),
+        Just("a: running"),
+        Just("a: exit(0)"),
+        Just("a: exit(1)"),
+        Just("a: unknown"),
+        Just("a: exit(1), running"),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn versions_grow_with_changes_and_only_then(
+        policy in prop_oneof![Just("always"), Just("onfailure"), Just("never")],
+        looks in proptest::collection::vec(any_look(), 1..12),
+    ) {
+        let pod = mk_pod(&format!("{policy} | main a"));
+        let mut desk = Desk::with(&pod);
+        let mut version = 0;
+        for look in looks {
+            let before = desk.manager.pod_statuses.get(&"u1".into()).cloned();
+            match desk.set(&pod, look) {
+                Change::Changed { version: new } => {
+                    assert_eq!(new, version + 1);
+                    version = new;
+                }
+                Change::Unchanged | Change::Refused(_) => {
+                    assert_eq!(desk.manager.pod_statuses.get(&"u1".into()).cloned(), before);
+                }
+            }
+            assert_eq!(desk.manager.pod_statuses[&"u1".into()].version, version);
+        }
+    }
+
+    #[test]
+    fn setting_a_status_twice_is_setting_it_once(look in any_look()) {
+        let pod = mk_pod("onfailure | main a");
+        let mut desk = Desk::with(&pod);
+        let status = status_of(&pod, look, None, now());
+        assert_eq!(desk.offer(&pod, status.clone(), now()), changed(1));
+        assert_eq!(desk.offer(&pod, status, later(50)), Change::Unchanged);
+    }
+}
