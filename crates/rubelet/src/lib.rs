@@ -5,6 +5,7 @@
 pub mod cli;
 pub mod effects;
 pub mod event_log;
+pub mod logging;
 pub mod observe;
 pub mod server;
 pub mod sources;
