@@ -5,10 +5,15 @@
 
 pub mod acted_on;
 mod arguments;
+mod client;
+pub mod events;
+pub mod explain;
 pub mod flags;
 mod help;
 mod load;
 mod options;
+pub mod pods;
+mod print;
 mod values;
 
 use std::fmt;

@@ -1,0 +1,367 @@
+//! `rubelet explain POD`: where a pod is on its way, what it waits for, and since when.
+//!
+//! Owns: the telling. The steps themselves come from the agent, which gives its reasons with every plan.
+
+use std::{io::Write, process::ExitCode};
+
+use clap::{Arg, Command};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ContainerStatus;
+use rubelet_core::{
+    effect::About,
+    event::Source,
+    snapshot::{PodView, Step, StepState},
+};
+
+use super::{
+    client::{self, CliError, Client, path},
+    events,
+    pods::notices,
+    print::{age, printable, table, until},
+};
+use crate::{
+    event_log::LoggedEvent,
+    server::{
+        admin::Explanation,
+        views::{self, status_column},
+    },
+    world::Clock,
+};
+
+/// The last so many of the pod's events close the story.
+const EVENTS_SHOWN: usize = 5;
+
+pub fn run(args: Vec<String>) -> ExitCode {
+    client::run(async {
+        let matches = command().try_get_matches_from(args)?;
+        let client = Client::new(&matches);
+        let pod = matches.get_one::<String>("pod").expect("clap requires it");
+        let explanation = ask(&client, pod, matches.get_one::<String>("namespace").map(String::as_str)).await?;
+        let mut out = std::io::stdout();
+        if matches.contains_id("output") {
+            let json = serde_json::to_string_pretty(&explanation).expect("our views have string keys only");
+            return Ok(writeln!(out, "{json}")?);
+        }
+        let events = events::all(&client).await?;
+        let story =
+            Story { explanation: &explanation, events: &events, marks: marks(), now: Clock::system().now().wall };
+        Ok(out.write_all(story.tell().as_bytes())?)
+    })
+}
+
+/// The pod somebody means.
+pub(super) async fn ask(client: &Client, pod: &str, namespace: Option<&str>) -> Result<Explanation, CliError> {
+    let query: Vec<_> = namespace.map(|namespace| ("namespace", namespace)).into_iter().collect();
+    client.json(&path(&["explain", pod], &query)).await
+}
+
+fn command() -> Command {
+    client::with_socket_args(Command::new("rubelet explain").about("Tell why a pod is where it is"))
+        .arg(
+            Arg::new("pod")
+                .value_name("POD")
+                .required(true)
+                .help("A pod's name, with or without the node's name behind it, or its UID"),
+        )
+        .arg(Arg::new("namespace").short('n').long("namespace").help("Where to look; everywhere without it"))
+        .arg(Arg::new("output").short('o').long("output").value_parser(["json"]).help("json: all that is known of it"))
+        .after_help(
+            "Examples:\n  rubelet explain web             the story of web-<node>, step by step\n  \
+             rubelet explain web -o json     the same for programs, with spec and status\n\n\
+             A step is done, being worked on, waiting (for what, since when, until when), failed, or not reached yet.",
+        )
+}
+
+struct Story<'a> {
+    explanation: &'a Explanation,
+    events: &'a [LoggedEvent],
+    marks: fn(StepState) -> &'static str,
+    now: Timestamp,
+}
+
+impl Story<'_> {
+    fn tell(&self) -> String {
+        let mut told: String =
+            notices(&self.explanation.node, self.now).iter().map(|notice| format!("{notice}\n")).collect();
+        told.push_str(&self.head());
+        told.push('\n');
+        let width = self.view().steps.iter().map(|step| step.name.chars().count()).max().unwrap_or(0);
+        for step in &self.view().steps {
+            told.push_str(&self.step(step, width));
+        }
+        told.push_str(&format!("\n{}\n", self.conclusion()));
+        told.push_str(&self.containers());
+        told.push_str(&self.last_events());
+        told
+    }
+
+    fn view(&self) -> &PodView {
+        &self.explanation.view
+    }
+
+    fn head(&self) -> String {
+        let view = self.view();
+        let column = status_column::of(view);
+        let asked = match view.source {
+            Some(Source::File) => "from a manifest file",
+            Some(Source::Http) => "from the manifest URL",
+            Some(Source::Api) => "from the API server",
+            None => "known to the runtime only: nobody asks for it",
+        };
+        let restarts = match column.restarts {
+            0 => String::new(),
+            1 => ", 1 restart".to_owned(),
+            several => format!(", {several} restarts"),
+        };
+        let ip = view.status.pod_ip.as_deref().map_or(String::new(), |ip| format!(", address {ip}"));
+        format!(
+            "Pod {}/{} (UID {}), {asked}\n{}: {}/{} ready{restarts}{ip}; {} for {}\n",
+            printable(views::namespace(view)),
+            printable(views::name(view)),
+            self.explanation.uid,
+            printable(&column.status),
+            column.ready,
+            column.total,
+            view.lifecycle,
+            age(view.lifecycle_since, self.now),
+        )
+    }
+
+    fn step(&self, step: &Step, width: usize) -> String {
+        let mut times = Vec::new();
+        if let Some(since) = step.since {
+            times.push(match step.state {
+                StepState::Done => format!("{} ago", age(since, self.now)),
+                StepState::Working | StepState::Waiting | StepState::Failed | StepState::Pending => {
+                    format!("since {}", age(since, self.now))
+                }
+            });
+        }
+        if let Some(retry) = step.next_retry {
+            times.push(format!("next try {}", until(retry, self.now)));
+        }
+        let times = if times.is_empty() { String::new() } else { format!(" ({})", times.join(", ")) };
+        let mark = (self.marks)(step.state);
+        let mut told = format!("  {mark} {:width$}  {}{times}\n", step.name, printable(&step.detail));
+        if let Some(error) = &step.last_error {
+            told.push_str(&format!("    {:width$}  last error: {}\n", "", printable(error)));
+        }
+        told
+    }
+
+    fn conclusion(&self) -> String {
+        let open = self.view().steps.iter().find(|step| step.state != StepState::Done);
+        match open {
+            None => "Nothing is left to do.".to_owned(),
+            Some(step) => {
+                let verb = match step.state {
+                    StepState::Failed => "Failed at",
+                    StepState::Waiting => "Waiting at",
+                    StepState::Working => "Working on",
+                    StepState::Done | StepState::Pending => "Next comes",
+                };
+                format!("{verb} {}: {}", step.name, printable(&step.detail))
+            }
+        }
+    }
+
+    fn containers(&self) -> String {
+        let status = &self.view().status;
+        let of = |kind: &str, all: &Option<Vec<ContainerStatus>>| -> Vec<Vec<String>> {
+            all.iter().flatten().map(|container| container_row(container, kind)).collect()
+        };
+        let mut rows = of(" (init)", &status.init_container_statuses);
+        rows.extend(of("", &status.container_statuses));
+        if rows.is_empty() {
+            return String::new();
+        }
+        let header = ["CONTAINER", "READY", "RESTARTS", "STATE"].map(str::to_owned).to_vec();
+        rows.insert(0, header);
+        format!("\n{}", table(&rows))
+    }
+
+    fn last_events(&self) -> String {
+        let about_it = |event: &&LoggedEvent| match &event.record.about {
+            About::Pod(pod) | About::Container { pod, .. } => pod.uid == self.explanation.uid,
+            About::Node | About::Manifest(_) => false,
+        };
+        let of_pod: Vec<_> = self.events.iter().filter(about_it).cloned().collect();
+        let last = &of_pod[of_pod.len().saturating_sub(EVENTS_SHOWN)..];
+        if last.is_empty() { String::new() } else { format!("\n{}", events::render(last, self.now)) }
+    }
+}
+
+fn container_row(container: &ContainerStatus, kind: &str) -> Vec<String> {
+    let state = container.state.clone().unwrap_or_default();
+    let with = |word: &str, message: Option<String>| match message.as_deref().map(printable) {
+        Some(message) if !message.is_empty() => format!("{}: {message}", printable(word)),
+        _ => printable(word),
+    };
+    let said = if let Some(waiting) = state.waiting {
+        with(waiting.reason.as_deref().unwrap_or("Waiting"), waiting.message)
+    } else if let Some(end) = state.terminated {
+        with(
+            &format!("{} (exit {})", end.reason.unwrap_or_else(|| "Terminated".to_owned()), end.exit_code),
+            end.message,
+        )
+    } else if state.running.is_some() {
+        "Running".to_owned()
+    } else {
+        "Unknown".to_owned()
+    };
+    vec![
+        format!("{}{kind}", container.name),
+        if container.ready { "yes" } else { "no" }.to_owned(),
+        container.restart_count.to_string(),
+        said,
+    ]
+}
+
+/// Marks a terminal can show: plain letters where the locale is not UTF-8.
+fn marks() -> fn(StepState) -> &'static str {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    if locale.contains("utf-8") || locale.contains("utf8") { symbols } else { letters }
+}
+
+fn symbols(state: StepState) -> &'static str {
+    match state {
+        StepState::Done => "✓",
+        StepState::Working => "▸",
+        StepState::Waiting => "…",
+        StepState::Failed => "✗",
+        StepState::Pending => "·",
+    }
+}
+
+fn letters(state: StepState) -> &'static str {
+    match state {
+        StepState::Done => "+",
+        StepState::Working => ">",
+        StepState::Waiting => "~",
+        StepState::Failed => "x",
+        StepState::Pending => ".",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+    use rubelet_core::{
+        effect::{About, EventRecord, Severity},
+        id::{PodRef, PodUid},
+        snapshot::{Step, StepState},
+    };
+    use serde_json::json;
+
+    use super::{Story, letters, symbols};
+    use crate::{
+        event_log::{EventLog, LoggedEvent},
+        server::{
+            admin::Explanation,
+            views::tests::{at, snapshot, view},
+        },
+    };
+
+    fn step(name: &str, state: StepState, detail: &str) -> Step {
+        let (name, detail) = (name.to_owned(), detail.to_owned());
+        Step { name, state, detail, since: None, next_retry: None, last_error: None }
+    }
+
+    fn explanation() -> Explanation {
+        let mut web = view(
+            "default",
+            "web-n1",
+            &["a"],
+            &["i"],
+            json!({
+                "phase": "Running",
+                "podIP": "10.0.0.7",
+                "initContainerStatuses": [{"name": "i", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+                    "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}],
+                "containerStatuses": [{"name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container\u{1b}[2J"}}}],
+            }),
+        );
+        let since = Some(at("2026-11-15T18:59:50Z"));
+        web.steps = vec![
+            Step { since: Some(at("2026-11-15T18:50:00Z")), ..step("desired", StepState::Done, "from a file") },
+            step("sandbox", StepState::Done, "ready, attempt 0"),
+            Step {
+                since,
+                next_retry: Some(at("2026-11-15T19:00:04Z")),
+                last_error: Some("exit code 1".to_owned()),
+                ..step("containers", StepState::Waiting, "a starts again after its back-off")
+            },
+            step("status", StepState::Pending, "not reached"),
+        ];
+        let snapshot = snapshot("n1", [("u1", web)]);
+        let (uid, view) = snapshot.pods.first_key_value().unwrap();
+        Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }
+    }
+
+    fn events() -> Vec<LoggedEvent> {
+        let log = EventLog::default();
+        let pod = |uid: &str| PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: "web-n1".into() };
+        let record = |about, reason: &str| EventRecord {
+            about,
+            severity: Severity::Warning,
+            reason: reason.to_owned(),
+            message: "Back-off restarting failed container".to_owned(),
+        };
+        for second in [10, 20] {
+            let about = About::Container { pod: pod("u1"), container: "a".to_owned() };
+            log.record(record(about, "BackOff"), at(&format!("2026-11-15T18:59:{second}Z")));
+        }
+        log.record(record(About::Pod(pod("another")), "NotMine"), at("2026-11-15T18:59:30Z"));
+        log.since(0)
+    }
+
+    #[test]
+    fn the_story_names_what_it_waits_for_since_when_and_until_when() {
+        let now = at("2026-11-15T19:00:00Z");
+        let story = Story { explanation: &explanation(), events: &events(), marks: symbols, now };
+        assert_snapshot!(story.tell(), @r#"
+        Pod default/web-n1 (UID u1), from a manifest file
+        CrashLoopBackOff: 0/1 ready, 1 restart, address 10.0.0.7; Syncing for 60m
+
+          ✓ desired     from a file (10m ago)
+          ✓ sandbox     ready, attempt 0
+          … containers  a starts again after its back-off (since 10s, next try in 4s)
+                        last error: exit code 1
+          · status      not reached
+
+        Waiting at containers: a starts again after its back-off
+
+        CONTAINER   READY   RESTARTS   STATE
+        i (init)    yes     0          Completed (exit 0)
+        a           no      1          CrashLoopBackOff: back-off 10s restarting failed container\u{1b}[2J
+
+        LAST SEEN           TYPE      REASON    OBJECT                  MESSAGE
+        40s (x2 over 50s)   Warning   BackOff   pod/default/web-n1{a}   Back-off restarting failed container
+        "#);
+    }
+
+    #[test]
+    fn a_finished_story_says_so() {
+        let mut explanation = explanation();
+        let mut view = (*explanation.view).clone();
+        view.steps.truncate(2);
+        view.source = None;
+        view.status = std::sync::Arc::default();
+        explanation.view = view.into();
+        let now = at("2026-11-15T19:00:00Z");
+        assert_snapshot!(Story { explanation: &explanation, events: &[], marks: letters, now }.tell(), @"
+        Pod default/web-n1 (UID u1), known to the runtime only: nobody asks for it
+        Unknown: 0/1 ready; Syncing for 60m
+
+          + desired  from a file (10m ago)
+          + sandbox  ready, attempt 0
+
+        Nothing is left to do.
+        ");
+    }
+}

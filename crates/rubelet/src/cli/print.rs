@@ -1,0 +1,131 @@
+//! How the command line writes: tables, ages, text that came from elsewhere.
+//!
+//! Owns: the look of kubectl's tables. Upstream: `HumanDuration`, the tab writer of kubectl's printers.
+
+use jiff::Timestamp;
+
+/// A table that grows line by line: columns get wider when they must, never narrower.
+#[derive(Clone, Debug, Default)]
+pub struct Columns {
+    widths: Vec<usize>,
+}
+
+impl Columns {
+    /// Makes room for these rows.
+    pub fn fit(&mut self, rows: &[Vec<String>]) {
+        for row in rows {
+            self.widths.resize(self.widths.len().max(row.len()), 0);
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+    }
+
+    pub fn line(&self, row: &[String]) -> String {
+        let mut line = String::new();
+        for (position, cell) in row.iter().enumerate() {
+            line.push_str(cell);
+            if position + 1 < row.len() {
+                // kubectl's least cell is 6 wide, and 3 blanks part two cells.
+                let width = (self.widths.get(position).copied().unwrap_or(0) + 3).max(6);
+                line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count())));
+            }
+        }
+        line.push('\n');
+        line
+    }
+}
+
+/// A whole table at once.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let mut columns = Columns::default();
+    columns.fit(rows);
+    rows.iter().map(|row| columns.line(row)).collect()
+}
+
+/// Text from containers and manifests, made harmless for a terminal and kept to one line.
+pub fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for symbol in text.trim_end().chars() {
+        if symbol.is_control() { safe.extend(symbol.escape_default()) } else { safe.push(symbol) }
+    }
+    safe
+}
+
+/// How long ago, as kubectl says it.
+pub fn age(moment: Timestamp, now: Timestamp) -> String {
+    short(now.duration_since(moment).as_secs())
+}
+
+/// How long from now.
+pub fn until(moment: Timestamp, now: Timestamp) -> String {
+    match moment.duration_since(now).as_secs() {
+        secs if secs <= 0 => "now".to_owned(),
+        secs => format!("in {}", short(secs)),
+    }
+}
+
+fn short(secs: i64) -> String {
+    let (minutes, hours, days) = (secs / 60, secs / 3600, secs / 86_400);
+    let two = |large: i64, unit: char, small: i64, small_unit: char| match small {
+        0 => format!("{large}{unit}"),
+        small => format!("{large}{unit}{small}{small_unit}"),
+    };
+    match secs {
+        // Clocks that differ by a second are no news.
+        ..=-2 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if secs < 120 => format!("{secs}s"),
+        _ if minutes < 10 => two(minutes, 'm', secs % 60, 's'),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, 'h', minutes % 60, 'm'),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if hours < 192 => two(days, 'd', hours % 24, 'h'),
+        _ if hours < 24 * 365 * 2 => format!("{days}d"),
+        _ if hours < 24 * 365 * 8 => two(days / 365, 'y', days % 365, 'd'),
+        _ => format!("{}y", days / 365),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{printable, short, table};
+
+    #[test]
+    fn ages_are_kubectls() {
+        let cases = [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (600, "10m"),
+            (10_740, "179m"),
+            (10_800, "3h"),
+            (11_100, "3h5m"),
+            (30_000, "8h"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (176_400, "2d1h"),
+            (86_400 * 8, "8d"),
+            (86_400 * 730, "2y"),
+            (86_400 * 731, "2y1d"),
+            (86_400 * 365 * 9, "9y"),
+        ];
+        for (secs, expected) in cases {
+            assert_eq!(short(secs), expected, "{secs}");
+        }
+    }
+
+    #[test]
+    fn a_column_is_as_wide_as_its_widest_cell() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let rows = [row(["A", "NAME", "X"]), row(["1", "a longer one", "y"])];
+        assert_eq!(table(&rows), "A     NAME           X\n1     a longer one   y\n");
+    }
+
+    #[test]
+    fn what_containers_say_cannot_move_the_cursor() {
+        assert_eq!(printable("a\x1b[2Jb\nc\u{9b}é\n"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
+    }
+}
