@@ -10,6 +10,7 @@ pub mod environment;
 pub mod go_json;
 pub mod hash;
 pub mod hosts;
+pub mod image_name;
 pub mod labels;
 pub mod logs;
 pub mod mounts;

@@ -77,6 +77,7 @@ pub fn amount(list: Option<&BTreeMap<String, Text>>, name: &str) -> Quantity {
     list.and_then(|list| list.get(name)).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or_default()
 }
 
+#[derive(Clone, Copy)]
 enum Scale {
     Binary(u32),
     Decimal(i32),

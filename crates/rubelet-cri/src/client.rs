@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::{
     Code, Request, Response, Status,
     transport::{Channel, Endpoint},
@@ -212,56 +212,44 @@ impl ContainerRuntime for CriClient {
     }
 
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {
-        const METHOD: &str = "GetContainerEvents";
-        let mut client = self.runtime.clone();
-        let request = Request::new(v1::GetEventsRequest {});
-        // A runtime sends headers with the first event only, perhaps hours from now: waiting for them is the reader's
-        // task below. Whether the call exists at all is known within moments.
-        let mut opening = tokio::spawn(async move { client.get_container_events(request).await });
         let (sender, receiver) = mpsc::channel(EVENT_BACKLOG);
-        // Cancel-safe: a join handle polled by reference loses nothing when the timer wins.
-        match tokio::time::timeout(OPENING_VERDICT, &mut opening).await {
-            Ok(opened) => {
-                let stream = joined(METHOD, opened)?;
-                tokio::spawn(forward(stream, sender));
-            }
-            Err(_still_waiting) => {
-                tokio::spawn(async move {
-                    // Cancel-safe: nothing is lost when the reader goes away first, there is nobody left to read it.
-                    tokio::select! {
-                        biased;
-                        () = sender.closed() => opening.abort(),
-                        opened = &mut opening => {
-                            if let Ok(stream) = joined(METHOD, opened) {
-                                forward(stream, sender).await;
-                            }
-                        }
-                    }
-                });
-            }
+        let (verdict_sender, verdict) = oneshot::channel();
+        // The task ends with the receiver, whoever drops it: a caller that gives up waiting here, or the reader later.
+        tokio::spawn(follow_events(self.runtime.clone(), sender, verdict_sender));
+        match tokio::time::timeout(OPENING_VERDICT, verdict).await {
+            Ok(Ok(Err(error))) => Err(error),
+            // Open, or nobody said no: a runtime sends its answer's head with the first event, perhaps hours from now.
+            Ok(Ok(Ok(()))) | Err(_) => Ok(receiver),
+            Ok(Err(_gone)) => Err(incomplete(EVENTS)),
         }
-        Ok(receiver)
     }
 }
 
+const EVENTS: &str = "GetContainerEvents";
 /// A runtime that lacks the call says so at once.
 const OPENING_VERDICT: Duration = Duration::from_secs(1);
 
-type EventStream = tonic::Streaming<v1::ContainerEventResponse>;
-
-fn joined(
-    method: &'static str,
-    opened: Result<Result<Response<EventStream>, Status>, tokio::task::JoinError>,
-) -> RpcResult<EventStream> {
-    match opened {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(error(method, &status)),
-        Err(lost) => Err(RpcError { method, kind: RpcErrorKind::Other, message: lost.to_string() }),
-    }
-}
-
 /// Ends with the stream, or when nobody reads any more; either way the channel and the stream close together.
-async fn forward(mut stream: EventStream, sender: mpsc::Sender<v1::ContainerEventResponse>) {
+async fn follow_events(
+    mut client: RuntimeServiceClient<Channel>,
+    sender: mpsc::Sender<v1::ContainerEventResponse>,
+    verdict: oneshot::Sender<RpcResult<()>>,
+) {
+    // Cancel-safe: a call that is dropped with a closed channel has no reader.
+    let opened = tokio::select! {
+        biased;
+        () = sender.closed() => return,
+        opened = client.get_container_events(Request::new(v1::GetEventsRequest {})) => opened,
+    };
+    let mut stream = match opened {
+        Ok(response) => response.into_inner(),
+        Err(status) => {
+            // Nobody waits for it any more when the verdict comes late; then the closed channel says it.
+            let _ = verdict.send(Err(error(EVENTS, &status)));
+            return;
+        }
+    };
+    let _ = verdict.send(Ok(()));
     loop {
         // Cancel-safe: an event that is dropped with a closed channel has no reader.
         let event = tokio::select! {
@@ -269,13 +257,9 @@ async fn forward(mut stream: EventStream, sender: mpsc::Sender<v1::ContainerEven
             () = sender.closed() => return,
             event = stream.message() => event,
         };
-        match event {
-            Ok(Some(event)) => {
-                if sender.send(event).await.is_err() {
-                    return;
-                }
-            }
-            Ok(None) | Err(_) => return,
+        let Ok(Some(event)) = event else { return };
+        if sender.send(event).await.is_err() {
+            return;
         }
     }
 }

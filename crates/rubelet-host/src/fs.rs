@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
-    io::{self, Read, Write},
+    io::{self, Read, Seek, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
@@ -40,18 +40,10 @@ pub fn list_dir(path: &Path) -> io::Result<Vec<DirEntry>> {
 }
 
 pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-    // A path-only descriptor first: opening a FIFO or a device for reading is itself an act with effects.
-    let place =
-        File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?);
-    let found = place.metadata()?;
-    let kind = kind_of(found.file_type());
-    if kind != FileKind::File {
-        return Err(ReadError::NotRegular(kind));
-    }
-    if found.len() > limit_bytes {
+    let file = open_regular(path)?;
+    if file.metadata()?.len() > limit_bytes {
         return Err(ReadError::TooLarge { limit_bytes });
     }
-    let file = File::from(reopen(&place)?);
     let mut content = Vec::new();
     // One byte more than allowed tells a file that grew from one that just fits.
     file.take(limit_bytes.saturating_add(1)).read_to_end(&mut content)?;
@@ -59,6 +51,27 @@ pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
         return Err(ReadError::TooLarge { limit_bytes });
     }
     Ok(content)
+}
+
+pub fn read_tail(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+    let mut file = open_regular(path)?;
+    let length = file.metadata()?.len();
+    file.seek(io::SeekFrom::Start(length.saturating_sub(limit_bytes)))?;
+    let mut content = Vec::new();
+    // What is written while we read is not part of the end we set out for.
+    file.take(limit_bytes).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+fn open_regular(path: &Path) -> Result<File, ReadError> {
+    // A path-only descriptor first: opening a FIFO or a device for reading is itself an act with effects.
+    let place =
+        File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?);
+    let kind = kind_of(place.metadata()?.file_type());
+    if kind != FileKind::File {
+        return Err(ReadError::NotRegular(kind));
+    }
+    Ok(File::from(reopen(&place)?))
 }
 
 /// Opens a regular file below `dir` for reading. Neither a link nor a mount on the way is followed.
@@ -218,6 +231,16 @@ mod tests {
         .: it is a Directory, not a regular file
         /dev/null: it is a CharDevice, not a regular file
         ");
+    }
+
+    #[test]
+    fn tail_is_the_end_of_a_file_of_any_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        let tail = |limit_bytes| String::from_utf8(read_tail(&path, limit_bytes).unwrap()).unwrap();
+        assert_eq!([tail(0), tail(2), tail(5), tail(100)], ["", "45", "12345", "12345"]);
+        assert!(matches!(read_tail(dir.path(), 5), Err(ReadError::NotRegular(FileKind::Directory))));
     }
 
     #[test]

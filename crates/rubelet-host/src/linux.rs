@@ -40,6 +40,11 @@ impl Host for LinuxHost {
         blocking(move || fs::read_file(&path, limit_bytes)).await
     }
 
+    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        let path = path.to_owned();
+        blocking(move || fs::read_tail(&path, limit_bytes)).await
+    }
+
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
         let path = path.to_owned();
         blocking(move || fs::file_kind(&path)).await

@@ -62,6 +62,9 @@ pub trait Host: Send + Sync + 'static {
     /// Reads a regular file, following links. Never blocks on a FIFO or a device.
     async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
 
+    /// The last bytes of a regular file, at most `limit_bytes` of them, however long it is. Opens it as `read_file` does.
+    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
+
     /// What `path` is, following links; `None` when nothing is there.
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
 

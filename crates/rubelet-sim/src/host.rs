@@ -77,6 +77,18 @@ impl Host for FakeHost {
         .await
     }
 
+    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        self.look(|scene| match scene.disk.node(path)? {
+            None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
+            Some(Node::File { content, .. }) => {
+                let length = usize::try_from(limit_bytes).unwrap_or(usize::MAX).min(content.len());
+                Ok(content[content.len() - length..].to_vec())
+            }
+            Some(other) => Err(ReadError::NotRegular(other.kind())),
+        })
+        .await
+    }
+
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
         self.look(|scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
     }

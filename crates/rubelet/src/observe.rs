@@ -1,3 +1,50 @@
 //! Looking at the runtime: relist, inspection of one pod, container events.
 //!
-//! Upstream: PLEG.
+//! Owns: the parsing of CRI answers into facts. Never: changes anything, remembers anything.
+//! Upstream: PLEG, `GetPodStatus`, `updateRuntimeUp`.
+
+pub mod events;
+pub mod inspect;
+pub mod relist;
+pub mod termination_message;
+
+pub use self::{inspect::inspect, relist::relist};
+
+use std::sync::atomic::Ordering;
+
+use rubelet_core::{
+    effect::{EffectError, ErrorKind, Facts},
+    observation::RuntimeStatus,
+};
+use rubelet_cri::{port::RpcError, v1};
+
+use crate::world::World;
+
+/// The runtime's own word about itself.
+pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
+    let (status, version) = tokio::try_join!(world.runtime.status(), world.runtime.version()).map_err(failed)?;
+    let conditions = status.status.unwrap_or_default().conditions;
+    Ok(Facts::Runtime(RuntimeStatus {
+        name: version.runtime_name,
+        version: version.runtime_version,
+        runtime_problem: problem(&conditions, "RuntimeReady", "container runtime not ready"),
+        network_problem: problem(&conditions, "NetworkReady", "container runtime network not ready"),
+        has_events: world.has_runtime_events.load(Ordering::Relaxed),
+    }))
+}
+
+/// A runtime that cannot be looked at is away, whatever it says.
+fn failed(error: RpcError) -> EffectError {
+    EffectError { kind: ErrorKind::Unavailable, message: error.to_string() }
+}
+
+/// A condition that is not reported does not hold.
+fn problem(conditions: &[v1::RuntimeCondition], name: &str, what: &str) -> Option<String> {
+    match conditions.iter().find(|condition| condition.r#type == name) {
+        Some(condition) if condition.status => None,
+        Some(condition) => {
+            Some(format!("{what}: {name}=false reason:{} message:{}", condition.reason, condition.message))
+        }
+        None => Some(format!("{what}: the runtime does not report {name}")),
+    }
+}

@@ -1,0 +1,191 @@
+//! Effects on containers: start, stop, remove.
+//!
+//! Owns: the calls, the files a container needs before it starts, its log link. Never: decides, pulls, runs hooks.
+//! Upstream: `startContainer`, `killContainer`, `removeContainer`.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Container;
+use rubelet_core::{
+    container::{self, ConfigError, hosts, labels, logs, mounts},
+    effect::{EffectError, Facts, Reason, StartContainer},
+    id::{ContainerId, PodRef},
+};
+use rubelet_cri::{port::RpcErrorKind, v1};
+use rubelet_host::port::ReadError;
+
+use super::{failure, sandbox::read_resolv_conf};
+use crate::world::World;
+
+const LOG_DIR_MODE: u32 = 0o755;
+const CONTAINER_DIR_MODE: u32 = 0o750;
+const HOSTS_MODE: u32 = 0o644;
+/// The container may run as anybody, and must be able to write why it ends.
+const TERMINATION_MESSAGE_MODE: u32 = 0o666;
+/// A hosts file beyond this is somebody's ad blocker; it is still copied, but not without end.
+const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
+
+/// Creates and starts. Repeating it collides in the runtime: the container's name carries the attempt.
+pub async fn start_container(world: &World, order: &StartContainer) -> Result<Facts, EffectError> {
+    let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
+    let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
+    let config = container::container_config(order, &world.settings).map_err(rejected)?;
+    let resolv_conf = read_resolv_conf(world).await?;
+    let sandbox =
+        container::sandbox_config(&order.pod, &order.uid, order.sandbox_attempt, &world.settings, &resolv_conf)
+            .map_err(rejected)?;
+    make_files(world, order, spec, &sandbox).await?;
+    let id = world
+        .runtime
+        .create_container(order.sandbox.as_str(), &config, &sandbox)
+        .await
+        .map_err(|error| failure::step(&error, Reason::CreateContainerError))?;
+    world.runtime.start_container(&id).await.map_err(|error| failure::step(&error, Reason::RunContainerError))?;
+    let log = Path::new(&sandbox.log_directory).join(&config.log_path);
+    link_log(world, &log, &config.labels, &id).await;
+    Ok(Facts::Container { id: ContainerId::new(id) })
+}
+
+/// Starts what an attempt that was cut off had created.
+pub async fn resume_container(world: &World, id: &ContainerId) -> Result<Facts, EffectError> {
+    let status = world
+        .runtime
+        .container_status(id.as_str())
+        .await
+        .map_err(|error| failure::step(&error, Reason::RunContainerError))?;
+    if status.state() == v1::ContainerState::ContainerCreated {
+        world
+            .runtime
+            .start_container(id.as_str())
+            .await
+            .map_err(|error| failure::step(&error, Reason::RunContainerError))?;
+    }
+    link_log(world, Path::new(&status.log_path), &status.labels, id.as_str()).await;
+    Ok(Facts::Container { id: id.clone() })
+}
+
+/// SIGTERM, then SIGKILL when the grace period is over.
+pub async fn stop_container(world: &World, id: &ContainerId, grace_secs: i64) -> Result<Facts, EffectError> {
+    failure::gone_is_done(world.runtime.stop_container(id.as_str(), grace_secs).await)?;
+    Ok(Facts::Nothing)
+}
+
+/// Logs first, as upstream does: a container whose logs cannot be removed stays, and is tried again.
+pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, EffectError> {
+    match world.runtime.container_status(id.as_str()).await {
+        Ok(status) => remove_logs(world, &status).await?,
+        Err(error) if error.kind == RpcErrorKind::NotFound => return Ok(Facts::Nothing),
+        Err(error) => return Err(failure::retry(&error)),
+    }
+    failure::gone_is_done(world.runtime.remove_container(id.as_str()).await)?;
+    Ok(Facts::Nothing)
+}
+
+async fn make_files(
+    world: &World,
+    order: &StartContainer,
+    spec: &Container,
+    sandbox: &v1::PodSandboxConfig,
+) -> Result<(), EffectError> {
+    let host = &world.host;
+    let log_dir = Path::new(&sandbox.log_directory).join(&spec.name);
+    host.make_dir(&log_dir, LOG_DIR_MODE).await.map_err(|error| cannot("make", &log_dir, &error))?;
+    let pod = order.pod.spec.as_ref();
+    if pod.is_some_and(|pod| mounts::has_hosts_file(pod, spec, &order.pod_ips)) {
+        write_hosts(world, order).await?;
+    }
+    if let Some(path) = mounts::termination_message_file(order, spec, &world.settings.root_dir) {
+        let dir = path.parent().unwrap_or(&path);
+        host.make_dir(dir, CONTAINER_DIR_MODE).await.map_err(|error| cannot("make", dir, &error))?;
+        // A repeated start must not take away the file that the first one's container may be writing to.
+        let found = host.file_kind(&path).await.map_err(|error| cannot("look at", &path, &error))?;
+        if found.is_none() {
+            host.write_file(&path, b"", TERMINATION_MESSAGE_MODE)
+                .await
+                .map_err(|error| cannot("write", &path, &error))?;
+        }
+    }
+    Ok(())
+}
+
+async fn write_hosts(world: &World, order: &StartContainer) -> Result<(), EffectError> {
+    let is_host_network = order.pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+    let node_hosts = if is_host_network { read(world, Path::new(hosts::HOSTS_PATH)).await? } else { Vec::new() };
+    let content = hosts::content(
+        &order.pod,
+        &order.pod_ips,
+        &world.settings.node.cluster_domain,
+        &String::from_utf8_lossy(&node_hosts),
+    )
+    .map_err(|error| failure::config(error, Reason::CreateContainerConfigError))?;
+    let path = mounts::hosts_file(&world.settings.root_dir, &order.uid);
+    // Replacing the file would cut off the containers that have it mounted; so it is left alone while it is right.
+    let is_current =
+        world.host.read_file(&path, NODE_HOSTS_LIMIT_BYTES).await.is_ok_and(|current| current == content.as_bytes());
+    if is_current {
+        return Ok(());
+    }
+    world.host.write_file(&path, content.as_bytes(), HOSTS_MODE).await.map_err(|error| cannot("write", &path, &error))
+}
+
+async fn read(world: &World, path: &Path) -> Result<Vec<u8>, EffectError> {
+    match world.host.read_file(path, NODE_HOSTS_LIMIT_BYTES).await {
+        Ok(content) => Ok(content),
+        Err(ReadError::Io(error)) => Err(cannot("read", path, &error)),
+        Err(error) => Err(cannot("read", path, &std::io::Error::other(error))),
+    }
+}
+
+/// Log shippers find logs by these links. A container without one runs all the same, so a failure is only told.
+async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
+    let Some(link) = link_path(world, labels, id) else { return };
+    // Where logs go elsewhere there is no file, and a link would lead nowhere.
+    if !matches!(world.host.file_kind(log).await, Ok(Some(_))) {
+        return;
+    }
+    let links = &world.paths.container_links_dir;
+    let made = match world.host.make_dir(links, LOG_DIR_MODE).await {
+        Ok(()) => world.host.make_link(log, &link).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = made {
+        tracing::warn!(link = %link.display(), %error, "cannot link the container's log");
+    }
+}
+
+async fn remove_logs(world: &World, status: &v1::ContainerStatus) -> Result<(), EffectError> {
+    for path in log_files(world, Path::new(&status.log_path)).await? {
+        world.host.remove_file(&path).await.map_err(|error| cannot("remove", &path, &error))?;
+    }
+    if let Some(link) = link_path(world, &status.labels, &status.id) {
+        world.host.remove_file(&link).await.map_err(|error| cannot("remove", &link, &error))?;
+    }
+    Ok(())
+}
+
+/// The log and its rotated predecessors: everything whose name starts with the log's.
+async fn log_files(world: &World, log: &Path) -> Result<Vec<PathBuf>, EffectError> {
+    let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|name| name.to_str())) else {
+        return Ok(Vec::new());
+    };
+    match world.host.list_dir(dir).await {
+        Ok(entries) => Ok(entries
+            .into_iter()
+            .filter(|entry| entry.name.starts_with(name))
+            .map(|entry| dir.join(entry.name))
+            .collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(cannot("list", dir, &error)),
+    }
+}
+
+/// `None` for a container that no kubelet made.
+fn link_path(world: &World, labels: &labels::Map, id: &str) -> Option<PathBuf> {
+    let PodRef { namespace, name, .. } = labels::owner(labels)?;
+    let container = labels.get(labels::CONTAINER_NAME)?;
+    Some(world.paths.container_links_dir.join(logs::link_name(&name, &namespace, container, id)))
+}
+
+fn cannot(what: &str, path: &Path, error: &std::io::Error) -> EffectError {
+    failure::io(&format!("{what} {}", path.display()), error)
+}

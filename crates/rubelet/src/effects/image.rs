@@ -1,0 +1,111 @@
+//! Effects on images: look, pull.
+//!
+//! Owns: the calls, and upstream's reasons for their failures. Never: policies, back-off, how many at once.
+//! Upstream: `images.imageManager`, `getImageUser`.
+
+use rubelet_core::{
+    container::{image_name, sandbox_config},
+    effect::{EffectError, Facts, ImageFacts, ImageUser, Reason},
+    id::PodRef,
+};
+use rubelet_cri::{
+    port::{RpcError, RpcErrorKind},
+    v1,
+};
+
+use super::failure;
+use crate::world::World;
+
+/// `Facts::Image(None)`: it is not there.
+pub async fn inspect_image(world: &World, image: &str) -> Result<Facts, EffectError> {
+    let spec = spec_of(image)?;
+    let found = world.runtime.image_status(&spec).await.map_err(|error| inspect_failure(image, &error))?;
+    Ok(Facts::Image(found.map(facts_of)))
+}
+
+pub async fn pull_image(world: &World, pod: &PodRef, image: &str) -> Result<Facts, EffectError> {
+    let spec = spec_of(image)?;
+    let sandbox = sandbox_config::for_pull(pod);
+    let pulled = world.runtime.pull_image(&spec, None, &sandbox).await.map_err(|error| pull_failure(image, &error))?;
+    // Who the image runs as is not in the answer.
+    let spec = v1::ImageSpec { image: pulled, ..v1::ImageSpec::default() };
+    let found = world.runtime.image_status(&spec).await.map_err(|error| inspect_failure(image, &error))?;
+    Ok(Facts::Image(found.map(facts_of)))
+}
+
+fn spec_of(image: &str) -> Result<v1::ImageSpec, EffectError> {
+    let image =
+        image_name::with_default_tag(image).map_err(|error| failure::config(error, Reason::InvalidImageName))?;
+    Ok(v1::ImageSpec { image, ..v1::ImageSpec::default() })
+}
+
+fn facts_of(image: v1::Image) -> ImageFacts {
+    let user = match image.uid {
+        Some(uid) => ImageUser::Uid(uid.value),
+        None if !image.username.is_empty() => ImageUser::Name(image.username),
+        None => ImageUser::Unset,
+    };
+    ImageFacts { id: image.id, size_bytes: image.size, user }
+}
+
+fn inspect_failure(image: &str, error: &RpcError) -> EffectError {
+    let mut failed = failure::step(error, Reason::ImageInspectError);
+    failed.message = format!("Failed to inspect image {image:?}: {}", error.grpc_text());
+    failed
+}
+
+/// CRI has no codes for these two: a runtime says them in the first word of its message.
+fn pull_failure(image: &str, error: &RpcError) -> EffectError {
+    let known = [
+        (Reason::RegistryUnavailable, "the registry is unavailable"),
+        (Reason::SignatureValidationFailed, "the signature validation failed"),
+    ];
+    for (reason, because) in known {
+        if let Some(detail) = error.message.strip_prefix(reason.as_str()) {
+            let mut failed = failure::step(error, reason);
+            failed.message = format!("image pull failed for {image} because {because}{detail}");
+            return failed;
+        }
+    }
+    let mut failed = failure::step(error, Reason::ErrImagePull);
+    if error.kind != RpcErrorKind::Other {
+        failed.message = error.grpc_text();
+    }
+    failed
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_core::effect::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn pull_failures_carry_upstreams_reason_and_words() {
+        let failed = |kind, message: &str| {
+            let error = RpcError { method: "PullImage", kind, message: message.to_owned() };
+            let failed = pull_failure("web:1", &error);
+            (failed.kind, failed.message)
+        };
+        assert_eq!(
+            failed(RpcErrorKind::Other, "RegistryUnavailable: no route"),
+            (
+                ErrorKind::Reject(Reason::RegistryUnavailable),
+                "image pull failed for web:1 because the registry is unavailable: no route".to_owned()
+            )
+        );
+        assert_eq!(
+            failed(RpcErrorKind::Other, "SignatureValidationFailed"),
+            (
+                ErrorKind::Reject(Reason::SignatureValidationFailed),
+                "image pull failed for web:1 because the signature validation failed".to_owned()
+            )
+        );
+        assert_eq!(failed(RpcErrorKind::Other, "boom"), (ErrorKind::Reject(Reason::ErrImagePull), "boom".to_owned()));
+        assert_eq!(
+            failed(RpcErrorKind::NotFound, "no such image"),
+            (ErrorKind::Reject(Reason::ErrImagePull), "rpc error: code = NotFound desc = no such image".to_owned())
+        );
+        assert_eq!(failed(RpcErrorKind::Unavailable, "gone").0, ErrorKind::Unavailable);
+    }
+}

@@ -1,0 +1,54 @@
+//! Effects on sandboxes: run, stop, remove.
+//!
+//! Owns: the calls and what must be on disk before them. Never: decides when a sandbox is due.
+//! Upstream: `createPodSandbox`, `killPodWithSyncResult`, `removeSandbox`.
+
+use std::path::Path;
+
+use rubelet_core::{
+    container,
+    effect::{EffectError, ErrorKind, Facts, RunSandbox},
+    id::SandboxId,
+};
+
+use super::failure;
+use crate::world::World;
+
+/// No resolver reads more; upstream's limit.
+const RESOLV_CONF_LIMIT_BYTES: u64 = 10 << 20;
+const LOG_DIR_MODE: u32 = 0o755;
+
+/// Repeating it collides in the runtime: the sandbox's name carries the attempt.
+pub async fn run_sandbox(world: &World, order: &RunSandbox) -> Result<Facts, EffectError> {
+    let resolv_conf = read_resolv_conf(world).await?;
+    let config = container::sandbox_config(&order.pod, &order.uid, order.attempt, &world.settings, &resolv_conf)
+        .map_err(|error| EffectError { kind: ErrorKind::Retry, message: error.0 })?;
+    let log_directory = Path::new(&config.log_directory);
+    world
+        .host
+        .make_dir(log_directory, LOG_DIR_MODE)
+        .await
+        .map_err(|error| failure::io(&format!("make log directory {}", log_directory.display()), &error))?;
+    let id = world.runtime.run_pod_sandbox(&config, "").await.map_err(|error| failure::retry(&error))?;
+    Ok(Facts::Sandbox { id: SandboxId::new(id) })
+}
+
+pub async fn stop_sandbox(world: &World, id: &SandboxId) -> Result<Facts, EffectError> {
+    failure::gone_is_done(world.runtime.stop_pod_sandbox(id.as_str()).await)?;
+    Ok(Facts::Nothing)
+}
+
+/// Stops it once more first, as upstream does: what is left of its network goes with it.
+pub async fn remove_sandbox(world: &World, id: &SandboxId) -> Result<Facts, EffectError> {
+    failure::gone_is_done(world.runtime.stop_pod_sandbox(id.as_str()).await)?;
+    failure::gone_is_done(world.runtime.remove_pod_sandbox(id.as_str()).await)?;
+    Ok(Facts::Nothing)
+}
+
+pub(super) async fn read_resolv_conf(world: &World) -> Result<String, EffectError> {
+    let Some(path) = &world.settings.node.resolv_conf else { return Ok(String::new()) };
+    match world.host.read_file(path, RESOLV_CONF_LIMIT_BYTES).await {
+        Ok(content) => Ok(String::from_utf8_lossy(&content).into_owned()),
+        Err(error) => Err(EffectError { kind: ErrorKind::Retry, message: format!("read {}: {error}", path.display()) }),
+    }
+}

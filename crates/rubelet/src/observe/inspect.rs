@@ -1,0 +1,163 @@
+//! All there is to know of one pod.
+//!
+//! Owns: facts about its sandboxes and containers, and what their log directory remembers. Never: judges them.
+//! Upstream: `GetPodStatus`, `getPodContainerStatuses`, `toKubeContainerStatus`, `calcRestartCountByLogDir`.
+
+use std::{cmp::Reverse, collections::BTreeMap, path::Path};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use jiff::Timestamp;
+use rubelet_core::{
+    container::{
+        labels::{self, Annotated},
+        logs,
+    },
+    effect::{EffectError, Facts},
+    id::{ContainerId, PodRef, SandboxId},
+    observation::{ContainerFacts, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
+};
+use rubelet_cri::{
+    port::{RpcErrorKind, RpcResult},
+    v1,
+};
+use rubelet_host::port::FileKind;
+
+use super::{failed, relist::sandbox_state, termination_message};
+use crate::world::World;
+
+/// Enough to hide the latency of a call, too few for one pod to crowd out the others at the runtime.
+const CALLS_AT_ONCE: usize = 4;
+
+pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
+    let looked_at = world.clock.now().uptime;
+    let label_selector = labels::selector(&pod.uid);
+    let sandbox_filter = v1::PodSandboxFilter { label_selector: label_selector.clone(), ..Default::default() };
+    let container_filter = v1::ContainerFilter { label_selector, ..Default::default() };
+    let (sandboxes, containers) = tokio::try_join!(
+        world.runtime.list_pod_sandbox(Some(sandbox_filter)),
+        world.runtime.list_containers(Some(container_filter))
+    )
+    .map_err(failed)?;
+    let sandboxes = stream::iter(sandboxes).map(|sandbox| sandbox_facts(world, sandbox)).buffered(CALLS_AT_ONCE);
+    let containers =
+        stream::iter(containers).map(|container| container_facts(world, container)).buffered(CALLS_AT_ONCE);
+    let (sandboxes, containers) =
+        tokio::try_join!(sandboxes.try_collect::<Vec<_>>(), containers.try_collect::<Vec<_>>()).map_err(failed)?;
+    let mut facts = PodFacts {
+        looked_at,
+        sandboxes: sandboxes.into_iter().flatten().collect(),
+        containers: containers.into_iter().flatten().collect(),
+        logged_attempts: BTreeMap::new(),
+    };
+    // Ids last, so that equal times have an order, too.
+    facts.sandboxes.sort_by_key(|sandbox| (Reverse((sandbox.attempt, sandbox.created_at)), sandbox.id.clone()));
+    facts.containers.sort_by_key(|container| (Reverse(container.created_at), container.id.clone()));
+    if facts.containers.is_empty() {
+        facts.logged_attempts = logged_attempts(world, pod).await;
+    }
+    Ok(Facts::Pod(facts))
+}
+
+/// `None` when it went away after the list was made: then it is as if the list had not had it.
+async fn sandbox_facts(world: &World, sandbox: v1::PodSandbox) -> RpcResult<Option<SandboxFacts>> {
+    let state = sandbox_state(sandbox.state());
+    let mut facts = SandboxFacts {
+        id: SandboxId::new(&sandbox.id),
+        attempt: sandbox.metadata.map_or(0, |metadata| metadata.attempt),
+        state,
+        created_at: timestamp(sandbox.created_at),
+        host_network: false,
+        ips: Vec::new(),
+    };
+    // Only a sandbox that is ready has a network worth asking for.
+    if state == SandboxState::Ready {
+        let status = match world.runtime.pod_sandbox_status(&sandbox.id).await {
+            Ok(status) => status,
+            Err(error) if error.kind == RpcErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        facts.state = sandbox_state(status.state());
+        facts.host_network = is_host_network(&status);
+        facts.ips = ips(status.network);
+    }
+    Ok(Some(facts))
+}
+
+fn is_host_network(status: &v1::PodSandboxStatus) -> bool {
+    let options = status.linux.as_ref().and_then(|linux| linux.namespaces.as_ref()?.options.as_ref());
+    options.is_some_and(|options| options.network() == v1::NamespaceMode::Node)
+}
+
+/// An address that is none makes all of them doubtful, as upstream sees it.
+fn ips(network: Option<v1::PodSandboxNetworkStatus>) -> Vec<String> {
+    let Some(network) = network else { return Vec::new() };
+    let ips: Vec<String> = std::iter::once(network.ip)
+        .filter(|ip| !ip.is_empty())
+        .chain(network.additional_ips.into_iter().map(|additional| additional.ip))
+        .collect();
+    if ips.iter().all(|ip| ip.parse::<std::net::IpAddr>().is_ok()) { ips } else { Vec::new() }
+}
+
+async fn container_facts(world: &World, container: v1::Container) -> RpcResult<Option<ContainerFacts>> {
+    let status = match world.runtime.container_status(&container.id).await {
+        Ok(status) => status,
+        Err(error) if error.kind == RpcErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let annotated = Annotated::read(&status.annotations);
+    let metadata = status.metadata.clone().unwrap_or_default();
+    let state = container_state(world, &status, &annotated).await;
+    Ok(Some(ContainerFacts {
+        id: ContainerId::new(&container.id),
+        sandbox: SandboxId::new(&container.pod_sandbox_id),
+        name: status.labels.get(labels::CONTAINER_NAME).cloned().unwrap_or(metadata.name),
+        attempt: annotated.restart_count.unwrap_or(metadata.attempt),
+        hash: annotated.hash,
+        image: status.image.map(|image| image.image).unwrap_or_default(),
+        image_ref: status.image_ref,
+        created_at: timestamp(status.created_at),
+        state,
+        termination_grace_secs: annotated.termination_grace_secs,
+        log_path: status.log_path,
+    }))
+}
+
+async fn container_state(world: &World, status: &v1::ContainerStatus, annotated: &Annotated) -> ContainerState {
+    match status.state() {
+        v1::ContainerState::ContainerCreated => ContainerState::Created,
+        v1::ContainerState::ContainerRunning => ContainerState::Running { started_at: timestamp(status.started_at) },
+        v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
+        v1::ContainerState::ContainerExited => ContainerState::Exited(Exit {
+            code: status.exit_code,
+            started_at: (status.started_at > 0).then(|| timestamp(status.started_at)),
+            finished_at: timestamp(status.finished_at),
+            reason: status.reason.clone(),
+            message: termination_message::of(world, status, annotated).await,
+        }),
+    }
+}
+
+/// The highest attempt of each container that left a log. A directory that cannot be read has nothing to tell.
+async fn logged_attempts(world: &World, pod: &PodRef) -> BTreeMap<String, u32> {
+    let dir = logs::pod_dir(&world.settings.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
+    let mut attempts = BTreeMap::new();
+    for entry in world.host.list_dir(&dir).await.unwrap_or_default() {
+        if entry.kind != FileKind::Directory {
+            continue;
+        }
+        if let Some(highest) = highest_attempt(world, &dir.join(&entry.name)).await {
+            attempts.insert(entry.name, highest);
+        }
+    }
+    attempts
+}
+
+async fn highest_attempt(world: &World, container_dir: &Path) -> Option<u32> {
+    let files = world.host.list_dir(container_dir).await.ok()?;
+    files.iter().filter(|file| file.kind != FileKind::Directory).filter_map(|file| logs::attempt_of(&file.name)).max()
+}
+
+/// CRI's nanoseconds since 1970. What lies outside of a calendar is as good as never.
+fn timestamp(nanos: i64) -> Timestamp {
+    Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or(Timestamp::UNIX_EPOCH)
+}
