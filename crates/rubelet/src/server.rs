@@ -17,6 +17,7 @@ use crate::{
 pub mod admin;
 pub mod connections;
 pub mod health;
+pub mod log_file;
 pub mod read_only;
 pub mod views;
 

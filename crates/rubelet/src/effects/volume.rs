@@ -155,7 +155,7 @@ mod tests {
     const UID: &str = "0001";
 
     /// A pod whose only container mounts each of the volumes.
-    fn pod(volumes: serde_json::Value) -> Pod {
+    fn pod(volumes: &serde_json::Value) -> Pod {
         let names = volumes.as_array().unwrap().iter().map(|volume| volume["name"].clone());
         let mounts: Vec<_> = names.map(|name| json!({"name": name, "mountPath": "/x"})).collect();
         let containers = json!([{"name": "c", "volumeMounts": mounts}]);
@@ -193,7 +193,7 @@ mod tests {
     async fn an_empty_dir_is_open_to_all_and_keeps_what_containers_did_to_it() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
-        let pod = pod(json!([{"name": "data", "emptyDir": {}}]));
+        let pod = pod(&json!([{"name": "data", "emptyDir": {}}]));
         assert_eq!(set_up_all(&world, &pod).await, "Nothing");
         let data = empty_dir(&world, "data");
         assert!(data.ends_with("pods/0001/volumes/kubernetes.io~empty-dir/data"));
@@ -210,7 +210,7 @@ mod tests {
     async fn an_empty_dir_belongs_to_the_pods_group() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
-        let pod = with_fs_group(pod(json!([{"name": "data", "emptyDir": {}}])), 4321);
+        let pod = with_fs_group(pod(&json!([{"name": "data", "emptyDir": {}}])), 4321);
         assert_eq!(set_up_all(&world, &pod).await, "Nothing");
         let data = empty_dir(&world, "data");
         assert_eq!((mode(&data), fs::metadata(&data).unwrap().gid()), (0o2777, 4321));
@@ -226,7 +226,7 @@ mod tests {
         let mut world = world_in(dir.path());
         // Even a root directory that nobody resolved.
         world.paths.root_dir = behind;
-        let pod = pod(json!([{"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}]));
+        let pod = pod(&json!([{"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}]));
         for _ in 0..2 {
             assert_eq!(set_up_all(&world, &pod).await, "Nothing");
         }
@@ -250,7 +250,7 @@ mod tests {
         fs::create_dir(&precious).unwrap();
         fs::write(precious.join("file"), "data").unwrap();
         let volumes = json!([{"name": "data", "emptyDir": {}}, {"name": "host", "hostPath": {"path": precious}}]);
-        assert_eq!(set_up_all(&world, &pod(volumes)).await, "Nothing");
+        assert_eq!(set_up_all(&world, &pod(&volumes)).await, "Nothing");
         let data = empty_dir(&world, "data");
         symlink("/", data.join("root")).unwrap();
         symlink(&precious, data.join("precious")).unwrap();
@@ -288,7 +288,7 @@ mod tests {
         let mut answers = String::new();
         for (name, kind) in cases {
             let volume = json!([{"name": "v", "hostPath": {"path": at(name), "type": kind}}]);
-            let answer = set_up_all(&world, &pod(volume)).await;
+            let answer = set_up_all(&world, &pod(&volume)).await;
             answers += &format!("{name} {kind:?}: {}\n", answer.replace(dir.path().to_str().unwrap(), ""));
         }
         insta::assert_snapshot!(answers, @r#"
@@ -318,7 +318,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         let volumes = json!([{"name": "a", "nfs": {"server": "s", "path": "/"}}, {"name": "b", "emptyDir": {}}]);
-        let answer = set_up_all(&world, &pod(volumes)).await;
+        let answer = set_up_all(&world, &pod(&volumes)).await;
         assert_eq!(answer, "Retry: MountVolume.SetUp failed for volume \"a\" : nfs is not supported yet");
         assert!(empty_dir(&world, "b").exists());
     }

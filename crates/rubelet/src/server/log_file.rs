@@ -1,0 +1,483 @@
+//! Reading a container's log, as it lies or as it grows.
+//!
+//! Owns: the way from a log file in the format of CRI to the bytes a container wrote: the last lines, lines since a moment,
+//! following across rotation. Never: follows a link below the log directory, reads anything but a regular file, holds a thread
+//! while its reader is slow.
+//! Upstream: `cri-client/pkg/logs`.
+
+use std::{
+    fmt,
+    fs::File,
+    future::Future,
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    time::Duration,
+};
+
+use axum::body::Bytes;
+use futures_util::{Stream, stream};
+use jiff::Timestamp;
+use rubelet_host::{
+    fs,
+    port::ReadError,
+    watch::{self, Interest},
+};
+use tokio::sync::mpsc;
+
+mod choice;
+mod lines;
+
+pub use choice::{Which, choose_attempt};
+pub use lines::Timestamps;
+use lines::{Filter, Lines};
+
+/// How much of a file is read at a time, and about how much is handed out at a time.
+const BLOCK_BYTES: usize = 64 * 1024;
+/// Where a change went unheard, a look this often finds it.
+const AUDIT: Duration = Duration::from_secs(5);
+/// What a container wrote last may still be on its way when we hear that it stopped.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Completes when the container has stopped.
+pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+pub struct LogRequest {
+    /// `podLogsDir`. Nothing below it is followed if it is a link.
+    pub logs_dir: PathBuf,
+    /// `<namespace>_<name>_<uid>`
+    pub pod_dir_name: String,
+    pub container: String,
+    /// Which run of the container; see `choose_attempt`.
+    pub attempt: u32,
+    /// Only so many lines from the end.
+    pub tail: Option<u64>,
+    /// Only what was written at this moment or later.
+    pub since: Option<Timestamp>,
+    pub timestamps: Timestamps,
+    /// Go on reading what is written, until the container has stopped.
+    pub follow: Option<Stopped>,
+}
+
+impl fmt::Debug for LogRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogRequest").field("file", &self.file()).field("tail", &self.tail).finish_non_exhaustive()
+    }
+}
+
+impl LogRequest {
+    /// Below `logs_dir`.
+    fn file(&self) -> PathBuf {
+        Path::new(&self.pod_dir_name).join(&self.container).join(format!("{}.log", self.attempt))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("read log {}", path.display())]
+pub struct LogError {
+    path: PathBuf,
+    #[source]
+    source: ReadError,
+}
+
+impl LogError {
+    /// There is no such log: the container never ran, or was removed.
+    pub fn is_not_found(&self) -> bool {
+        matches!(&self.source, ReadError::Io(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+/// Opens the log and streams it. The stream reads only when it is asked for more, so a slow reader costs nothing.
+pub async fn read(request: LogRequest) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + 'static, LogError> {
+    let path = request.logs_dir.join(request.file());
+    let reader = open(request).await.map_err(|source| LogError { path, source })?;
+    Ok(stream::try_unfold(reader, LogReader::next))
+}
+
+async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
+    let place = Place { logs_dir: request.logs_dir.clone(), file: request.file() };
+    // Watched before it is read: what is written in between is then heard.
+    let following = match request.follow {
+        None => None,
+        Some(stopped) => {
+            let dir = place.logs_dir.join(place.file.parent().expect("it was joined from three parts"));
+            let changes = watch::watch_dir(&dir, Interest::Writes).await?;
+            Some(Following { stopped, changes, phase: Phase::Running })
+        }
+    };
+    let filter = Filter { since: request.since, timestamps: request.timestamps };
+    let (tail, to_its_end) = (request.tail, following.is_none());
+    let source = blocking(move || {
+        let mut file = place.open()?;
+        let start = tail.map_or(Ok(0), |lines| start_of_tail(&mut file, lines))?;
+        let end = file.metadata()?.len();
+        file.seek(SeekFrom::Start(start))?;
+        // Without following, the log ends where it ended when it was opened, however fast it grows.
+        let left = if to_its_end { end.saturating_sub(start) } else { u64::MAX };
+        Ok::<_, ReadError>(Source { place, file, left, lines: Lines::new(filter) })
+    })
+    .await?;
+    Ok(LogReader { source, following })
+}
+
+struct LogReader {
+    source: Source,
+    following: Option<Following>,
+}
+
+struct Following {
+    stopped: Stopped,
+    changes: mpsc::Receiver<()>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// The container stopped; one more look, then the end.
+    Stopped,
+    Over,
+}
+
+impl LogReader {
+    async fn next(mut self) -> io::Result<Option<(Bytes, LogReader)>> {
+        loop {
+            let mut source = self.source;
+            let (result, returned) = blocking(move || Ok::<_, io::Error>((source.read_block(), source))).await?;
+            self.source = returned;
+            let block = result?;
+            if !block.text.is_empty() {
+                return Ok(Some((block.text.into(), self)));
+            }
+            if block.reached == Reached::More {
+                continue;
+            }
+            match &mut self.following {
+                Some(following) if following.phase != Phase::Over => following.wait().await,
+                Some(_) | None => {
+                    let rest = self.source.lines.take_rest();
+                    return Ok((!rest.is_empty()).then(|| (rest.into(), self)));
+                }
+            }
+        }
+    }
+}
+
+impl Following {
+    /// Until there may be more to read. Nothing is lost if this is dropped: a hint not taken stays in its channel.
+    async fn wait(&mut self) {
+        if self.phase == Phase::Stopped {
+            self.phase = Phase::Over;
+            return;
+        }
+        let mut has_stopped = false;
+        tokio::select! {
+            biased;
+            // All arms only wait, so whichever loses can be waited for again.
+            hint = self.changes.recv() => has_stopped = hint.is_none(),
+            () = &mut self.stopped => {
+                tokio::time::sleep(LAST_WORDS).await;
+                has_stopped = true;
+            }
+            () = tokio::time::sleep(AUDIT) => {}
+        }
+        if has_stopped {
+            self.phase = Phase::Stopped;
+        }
+    }
+}
+
+struct Place {
+    logs_dir: PathBuf,
+    file: PathBuf,
+}
+
+impl Place {
+    fn open(&self) -> Result<File, ReadError> {
+        fs::open_beneath(&self.logs_dir, &self.file)
+    }
+}
+
+/// The blocking side: a file, and what was read of it but not handed out.
+struct Source {
+    place: Place,
+    file: File,
+    left: u64,
+    lines: Lines,
+}
+
+struct Block {
+    text: Vec<u8>,
+    reached: Reached,
+}
+
+#[derive(PartialEq, Eq)]
+enum Reached {
+    /// There may be more at once.
+    More,
+    End,
+}
+
+impl Source {
+    fn read_block(&mut self) -> io::Result<Block> {
+        let mut buffer = vec![0; BLOCK_BYTES];
+        let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
+        let read = self.file.read(&mut buffer[..wanted])?;
+        self.left -= read as u64;
+        if read > 0 {
+            return Ok(Block { text: self.lines.take(&buffer[..read]), reached: Reached::More });
+        }
+        match if self.left > 0 { self.move_on()? } else { Move::Nowhere } {
+            Move::Nowhere => Ok(Block { text: Vec::new(), reached: Reached::End }),
+            Move::Further => Ok(Block { text: Vec::new(), reached: Reached::More }),
+            Move::NewFile => Ok(Block { text: self.lines.take_rest(), reached: Reached::More }),
+        }
+    }
+
+    /// At the end of the file: was it rotated away or cut? Then reading goes on at the start of the new one.
+    fn move_on(&mut self) -> io::Result<Move> {
+        let current = match self.place.open() {
+            Ok(file) => file,
+            // Between the renaming of the old file and the making of the new one, or after the pod is gone.
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(Move::Nowhere),
+            Err(ReadError::Io(error)) => return Err(error),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        let new = current.metadata()?;
+        let old = self.file.metadata()?;
+        let position = self.file.stream_position()?;
+        if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
+            if new.len() >= position {
+                return Ok(Move::Nowhere);
+            }
+        } else if new.len() == 0 {
+            // The runtime makes the new file first and changes over then: until something is in it, the old one may grow.
+            return Ok(Move::Nowhere);
+        } else if old.len() > position {
+            // Written after our last read and before the rotation.
+            return Ok(Move::Further);
+        }
+        self.file = current;
+        Ok(Move::NewFile)
+    }
+}
+
+enum Move {
+    Nowhere,
+    /// There is more in the same file after all.
+    Further,
+    NewFile,
+}
+
+/// Where the last `lines` lines begin. A last line without its end does not count.
+fn start_of_tail(file: &mut File, lines: u64) -> io::Result<u64> {
+    let mut seen = 0;
+    let mut right = file.seek(SeekFrom::End(0))?;
+    let mut buffer = vec![0; BLOCK_BYTES];
+    while right > 0 {
+        let left = right.saturating_sub(BLOCK_BYTES as u64);
+        let block = &mut buffer[..usize::try_from(right - left).expect("at most a block")];
+        file.seek(SeekFrom::Start(left))?;
+        file.read_exact(block)?;
+        for (offset, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
+            if seen == lines {
+                return Ok(left + offset as u64 + 1);
+            }
+            seen += 1;
+        }
+        right = left;
+    }
+    Ok(0)
+}
+
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<io::Error> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+        Err(_) => Err(io::Error::new(io::ErrorKind::Interrupted, "the agent is shutting down").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs as std_fs, io::Write, os::unix::fs::symlink};
+
+    use futures_util::StreamExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// A pod's log directory with one container.
+    struct Yard {
+        dir: tempfile::TempDir,
+    }
+
+    impl Yard {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            std_fs::create_dir_all(dir.path().join("ns_pod_uid/app")).unwrap();
+            Yard { dir }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join("ns_pod_uid/app").join(name)
+        }
+
+        fn append(&self, name: &str, texts: &[&str]) {
+            let mut file = File::options().create(true).append(true).open(self.path(name)).unwrap();
+            for text in texts {
+                file.write_all(format!("2026-11-15T10:00:00.000000000Z stdout F {text}\n").as_bytes()).unwrap();
+            }
+        }
+
+        fn request(&self) -> LogRequest {
+            LogRequest {
+                logs_dir: self.dir.path().to_owned(),
+                pod_dir_name: "ns_pod_uid".to_owned(),
+                container: "app".to_owned(),
+                attempt: 0,
+                tail: None,
+                since: None,
+                timestamps: Timestamps::Hidden,
+                follow: None,
+            }
+        }
+
+        async fn text(&self, request: LogRequest) -> String {
+            let chunks: Vec<_> = read(request).await.unwrap().map(Result::unwrap).collect().await;
+            String::from_utf8(chunks.concat()).unwrap()
+        }
+    }
+
+    /// A log that is followed, and what came of it.
+    struct Follower {
+        stream: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>,
+        stop: Option<oneshot::Sender<()>>,
+        seen: String,
+    }
+
+    impl Follower {
+        async fn new(yard: &Yard, tail: Option<u64>) -> Self {
+            let (stop, stopped) = oneshot::channel();
+            let follow: Stopped = Box::pin(async { drop(stopped.await) });
+            let stream = read(LogRequest { follow: Some(follow), tail, ..yard.request() }).await.unwrap();
+            Follower { stream: Box::pin(stream), stop: Some(stop), seen: String::new() }
+        }
+
+        async fn until(&mut self, text: &str) {
+            while !self.seen.contains(text) {
+                // Shorter than the audit, so that it is the hint that is tested.
+                let chunk = tokio::time::timeout(Duration::from_secs(3), self.stream.next()).await;
+                let chunk = chunk.unwrap_or_else(|_| panic!("{text:?} does not come after {:?}", self.seen));
+                self.seen += std::str::from_utf8(&chunk.unwrap().unwrap()).unwrap();
+            }
+        }
+
+        async fn seen_to_the_end(mut self) -> String {
+            self.stop.take().unwrap().send(()).unwrap();
+            let rest = async {
+                while let Some(chunk) = self.stream.next().await {
+                    self.seen += std::str::from_utf8(&chunk.unwrap()).unwrap();
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(3), rest).await.expect("the end after the container stopped");
+            self.seen
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_is_read_whole_or_from_its_tail() {
+        let yard = Yard::new();
+        yard.append("0.log", &["one", "two", "three"]);
+        let tails = [(None, "one two three"), (Some(0), ""), (Some(1), "three"), (Some(3), "one two three")];
+        for (tail, expected) in tails.into_iter().chain([(Some(u64::MAX), "one two three")]) {
+            let text = yard.text(LogRequest { tail, ..yard.request() }).await;
+            assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), expected, "{tail:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_tail_of_a_log_of_many_blocks_is_exact() {
+        let yard = Yard::new();
+        let lines: Vec<String> = (0..5000).map(|number| format!("{number} {}", "x".repeat(number % 300))).collect();
+        yard.append("0.log", &lines.iter().map(String::as_str).collect::<Vec<_>>());
+        for tail in [1, 999, 4321, 5000, 6000] {
+            let text = yard.text(LogRequest { tail: Some(tail as u64), ..yard.request() }).await;
+            let expected = &lines[lines.len().saturating_sub(tail)..];
+            assert!(text.lines().eq(expected), "tail {tail}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_that_grows_faster_than_it_is_read_has_an_end() {
+        let yard = Yard::new();
+        yard.append("0.log", &["x".repeat(1000).as_str(); 200]);
+        let mut stream = Box::pin(read(yard.request()).await.unwrap());
+        let mut bytes = 0;
+        while let Some(chunk) = stream.next().await {
+            bytes += chunk.unwrap().len();
+            yard.append("0.log", &["y".repeat(1000).as_str(); 200]);
+            assert!(bytes <= 200 * 1001, "read beyond the end it had");
+        }
+        assert_eq!(bytes, 200 * 1001);
+    }
+
+    #[tokio::test]
+    async fn following_shows_each_line_once_across_rotations_and_ends_with_the_container() {
+        let yard = Yard::new();
+        yard.append("0.log", &["old", "first"]);
+        let mut follower = Follower::new(&yard, Some(1)).await;
+        follower.until("first").await;
+        for round in 0..3 {
+            yard.append("0.log", &[&format!("before-{round}")]);
+            std_fs::rename(yard.path("0.log"), yard.path(&format!("0.log.{round}"))).unwrap();
+            // The runtime still has the renamed file open when the new one appears.
+            File::create(yard.path("0.log")).unwrap();
+            yard.append(&format!("0.log.{round}"), &[&format!("late-{round}")]);
+            follower.until(&format!("late-{round}")).await;
+            yard.append("0.log", &[&format!("after-{round}")]);
+            follower.until(&format!("after-{round}")).await;
+        }
+        yard.append("0.log", &["last"]);
+        let seen = follower.seen_to_the_end().await;
+        let expected = "first before-0 late-0 after-0 before-1 late-1 after-1 before-2 late-2 after-2 last";
+        assert_eq!(seen.split_whitespace().collect::<Vec<_>>().join(" "), expected);
+    }
+
+    #[tokio::test]
+    async fn following_goes_on_after_the_file_was_cut_and_shows_a_line_only_when_it_is_whole() {
+        let yard = Yard::new();
+        yard.append("0.log", &["a long first line"]);
+        let mut follower = Follower::new(&yard, None).await;
+        follower.until("a long first line\n").await;
+        File::options().write(true).open(yard.path("0.log")).unwrap().set_len(0).unwrap();
+        let mut file = File::options().append(true).open(yard.path("0.log")).unwrap();
+        file.write_all(b"2026-11-15T10:00:00Z stdout F ha").unwrap();
+        tokio::time::timeout(Duration::from_millis(200), follower.until("ha"))
+            .await
+            .expect_err("half a line was shown");
+        file.write_all(b"lf\n").unwrap();
+        follower.until("half\n").await;
+        assert_eq!(follower.seen_to_the_end().await, "a long first line\nhalf\n");
+    }
+
+    #[tokio::test]
+    async fn only_a_regular_file_below_the_log_directory_is_read() {
+        let yard = Yard::new();
+        std_fs::write(yard.dir.path().join("secret"), "secret").unwrap();
+        symlink("../../secret", yard.path("0.log")).unwrap();
+        let hostile =
+            [("ns_pod_uid", "app", 0), ("ns_pod_uid", "../..", 0), ("..", "etc", 0), ("ns_pod_uid", "none", 0)];
+        for (pod_dir_name, container, attempt) in hostile {
+            let (pod_dir_name, container) = (pod_dir_name.to_owned(), container.to_owned());
+            let request = LogRequest { pod_dir_name, container: container.clone(), attempt, ..yard.request() };
+            let error = read(request).await.err().expect("nothing can be read there");
+            assert_eq!(error.is_not_found(), container == "none", "{error:?}");
+        }
+    }
+}
