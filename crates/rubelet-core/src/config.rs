@@ -7,6 +7,7 @@ mod complete;
 mod document;
 mod duration;
 pub mod gates;
+mod names;
 mod quantity;
 mod types;
 mod validate;
@@ -15,6 +16,7 @@ pub use self::{
     complete::{API_VERSION, Checked, Draft, FlagValue, KIND, Origin, Problem},
     document::{Mismatch, at, shown},
     duration::{FlushForm, FlushFrequency, GoDuration},
+    names::node_labels,
     quantity::QuantityText,
     types::{
         AnonymousAuthentication, Authentication, Authorization, CrashLoopBackOff, Field, KubeletConfiguration,

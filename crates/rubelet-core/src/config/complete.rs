@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use serde_json::Value;
@@ -137,14 +137,16 @@ impl Draft {
     /// Flags win over files, except that gates only files set stay set.
     pub fn flags(mut self, values: &[FlagValue]) -> Result<Draft, Vec<Problem>> {
         let mut document = serde_json::to_value(&self.config).expect("a configuration has only string keys");
-        for FlagValue { flag, field, value } in values {
-            let mut value = value.clone();
+        for FlagValue { flag, field, value: given } in values {
+            let mut value = given.clone();
             if *field == "featureGates" {
                 let mut both = document[*field].clone();
-                document::merge(&mut both, &value);
+                document::merge(&mut both, given);
                 value = both;
             }
-            self.origins.insert((*field).to_owned(), Origin::Flag(flag.clone()));
+            self.origins.retain(|path, _| !is_below(path, field) || *field == "featureGates");
+            let origin = Origin::Flag(flag.clone());
+            self.note(&document::nested(field, given), &origin);
             document::put(&mut document, field, value);
         }
         self.config = document::decode(&document).map_err(|found| self.problems(&document, found))?.config;
@@ -177,10 +179,8 @@ impl Draft {
         }
         let mut wanted = flag_gates.clone();
         wanted.extend(config.feature_gates.clone());
-        let gates = Gates::resolve(&wanted).map_err(|refusals| {
-            let mismatch = |message| Mismatch { path: "featureGates".to_owned(), message };
-            self.problems(fields, refusals.into_iter().map(|refusal| mismatch(refusal.message)).collect())
-        })?;
+        let gates = Gates::resolve(&wanted)
+            .map_err(|refusals| self.problems(fields, refusals.into_iter().map(Mismatch::from).collect()))?;
         let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
         if config.node_status_report_frequency == GoDuration::default() || !given("nodeStatusReportFrequency") {
             // Before there was a report frequency, the update frequency was both.
@@ -211,7 +211,7 @@ impl Draft {
             &mut config.pod_logs_dir,
         ] {
             if !path.is_empty() && !path.starts_with('/') {
-                *path = dir.join(&*path).components().collect::<PathBuf>().display().to_string();
+                *path = cleaned(&dir.join(&*path)).display().to_string();
             }
         }
     }
@@ -231,18 +231,21 @@ impl Draft {
 
     /// Whoever set the field, a part of it, or the section it is in.
     fn origin_of(&self, field: &str) -> Option<&Origin> {
-        let above = |path: &str, inner: &str| inner.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
-        self.origins
-            .get(field)
-            .or_else(|| self.origins.iter().find(|(path, _)| above(field, path) || above(path, field)).map(|(_, o)| o))
+        let related = |path: &str| is_below(path, field) || is_below(field, path);
+        let near = || self.origins.iter().find(|(path, _)| related(path)).map(|(_, origin)| origin);
+        self.origins.get(field).or_else(near)
     }
 
     fn problems(&self, document: &Value, found: Vec<Mismatch>) -> Vec<Problem> {
         let problem = |Mismatch { path, message }: Mismatch| {
-            // Its values may be credentials.
-            let secret = path.starts_with("staticPodURLHeader");
-            let value = document::at(document, &path).filter(|_| !secret && !path.is_empty()).cloned();
-            Problem { origin: self.origin_of(&path).cloned(), field: path, value, message }
+            let origin = self.origin_of(&path).cloned();
+            if path.starts_with("staticPodURLHeader") {
+                // Its values may be credentials, and the message may quote them.
+                let message = "expected a list of texts".to_owned();
+                return Problem { origin, field: path, value: None, message };
+            }
+            let value = document::at(document, &path).filter(|_| !path.is_empty()).cloned();
+            Problem { origin, field: path, value, message }
         };
         found.into_iter().map(problem).collect()
     }
@@ -275,6 +278,26 @@ fn fill_gated(config: &mut KubeletConfiguration, gates: &Gates) {
     }
 }
 
+/// Is `path` inside the field or section `of`?
+fn is_below(path: &str, of: &str) -> bool {
+    path.strip_prefix(of).is_some_and(|rest| rest.starts_with(['.', '[']))
+}
+
+/// Without `.` and `..`, by text alone, as Go's `filepath.Join` does it.
+fn cleaned(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                clean.pop();
+            }
+            Component::CurDir => {}
+            Component::Prefix(_) | Component::RootDir | Component::Normal(_) => clean.push(part),
+        }
+    }
+    clean
+}
+
 /// The document without its type, which must be ours.
 fn fields_of(document: &Value, origin: &Origin) -> Result<Value, Vec<Problem>> {
     let refuse = |field: &str, message: String| {
@@ -293,4 +316,226 @@ fn fields_of(document: &Value, origin: &Origin) -> Result<Value, Vec<Problem>> {
         }
     }
     Ok(Value::Object(fields))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Upstream's own answers: a configuration as given, and the complete one that `/configz` then shows.
+    const UPSTREAM: &str = include_str!("../../testdata/complete.jsonl");
+
+    fn document(mut fields: Value) -> Value {
+        fields["apiVersion"] = json!(API_VERSION);
+        fields["kind"] = json!(KIND);
+        fields
+    }
+
+    fn file(fields: Value) -> Result<Draft, Vec<Problem>> {
+        Draft::from_file(Path::new("/etc/kubelet/config.yaml"), &document(fields), &BTreeMap::new())
+    }
+
+    fn drop_in(name: &str, fields: Value) -> (PathBuf, Value) {
+        (Path::new("/etc/kubelet.d").join(name), document(fields))
+    }
+
+    fn flag(name: &str, field: &'static str, value: Value) -> FlagValue {
+        FlagValue { flag: name.to_owned(), field, value }
+    }
+
+    fn shown(problems: &[Problem]) -> String {
+        problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn defaults_are_upstreams() {
+        for line in UPSTREAM.lines() {
+            let case: Value = serde_json::from_str(line).unwrap();
+            let mut draft = file(case["given"].clone()).unwrap();
+            // Upstream fills these in where it reads the file, which is not part of its answer.
+            if case["given"].get("evictionHard").is_none() {
+                draft.config.eviction_hard.clear();
+            }
+            assert_eq!(document::shown(&draft.config), case["shown"], "{}", case["given"]);
+        }
+        assert!(UPSTREAM.lines().count() > 15, "upstream's answers are there");
+    }
+
+    #[test]
+    fn without_a_file_four_defaults_are_older_and_nothing_is_evicted() {
+        let (old, new) = (Draft::without_file().config, Draft::empty_file().config);
+        let (old, new) = (document::shown(&old), document::shown(&new));
+        let changed = |name: &str| format!("{name}: {} / {}", old[name], new[name]);
+        let names = ["authentication", "authorization", "evictionHard", "readOnlyPort"];
+        insta::assert_snapshot!(names.map(changed).join("\n"), @r#"
+        authentication: {"anonymous":{"enabled":true},"webhook":{"cacheTTL":"2m0s","enabled":false},"x509":{}} / {"anonymous":{"enabled":false},"webhook":{"cacheTTL":"2m0s","enabled":true},"x509":{}}
+        authorization: {"mode":"AlwaysAllow","webhook":{"cacheAuthorizedTTL":"5m0s","cacheUnauthorizedTTL":"30s"}} / {"mode":"Webhook","webhook":{"cacheAuthorizedTTL":"5m0s","cacheUnauthorizedTTL":"30s"}}
+        evictionHard: null / {"imagefs.available":"15%","imagefs.inodesFree":"5%","memory.available":"100Mi","nodefs.available":"10%","nodefs.inodesFree":"5%"}
+        readOnlyPort: 10255 / null
+        "#);
+        let differs = |name: &&String| old.get(name.as_str()) != new.get(name.as_str());
+        let keys = old.as_object().unwrap().keys().chain(new.as_object().unwrap().keys());
+        let found: std::collections::BTreeSet<&String> = keys.filter(differs).collect();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), names);
+    }
+
+    #[test]
+    fn flags_win_over_drop_ins_and_drop_ins_over_the_file() {
+        let draft = file(json!({"maxPods": 1, "port": 1, "podsPerCore": 1, "clusterDNS": ["1", "2"]})).unwrap();
+        let draft = draft
+            .drop_ins(&[
+                drop_in("10.conf", json!({"maxPods": 2, "port": 2, "clusterDNS": ["3"]})),
+                drop_in("20.conf", json!({"maxPods": 3})),
+            ])
+            .unwrap();
+        let config = draft.flags(&[flag("port", "port", json!(4))]).unwrap().config;
+        assert_eq!((config.max_pods, config.port, config.pods_per_core, config.max_open_files), (3, 4, 1, 1_000_000));
+        assert_eq!(config.cluster_dns, ["3"]);
+    }
+
+    #[test]
+    fn null_in_a_drop_in_brings_the_default_back_and_maps_merge() {
+        let base = json!({"maxPods": 1, "evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}});
+        let patch = json!({"maxPods": null, "evictionHard": {"memory.available": "2Gi", "nodefs.available": "1%"}});
+        let config = file(base).unwrap().drop_ins(&[drop_in("a.conf", patch)]).unwrap().config;
+        assert_eq!(config.max_pods, 110);
+        let eviction: Vec<String> = config.eviction_hard.iter().map(|(k, v)| format!("{k}<{v}")).collect();
+        assert_eq!(eviction, ["memory.available<2Gi", "nodefs.available<1%", "pid.available<5%"]);
+    }
+
+    #[test]
+    fn eviction_defaults_fill_in_only_when_nothing_or_merging_is_asked_for() {
+        let thresholds = |fields: Value| file(fields).unwrap().config.eviction_hard.len();
+        assert_eq!(thresholds(json!({})), 5);
+        assert_eq!(thresholds(json!({"evictionHard": {}})), 0);
+        assert_eq!(thresholds(json!({"evictionHard": {"memory.available": "1Gi"}})), 1);
+        let merging = json!({"evictionHard": {"memory.available": "1Gi"}, "mergeDefaultEvictionSettings": true});
+        assert_eq!(thresholds(merging.clone()), 5);
+        assert_eq!(file(merging).unwrap().config.eviction_hard["memory.available"], "1Gi");
+    }
+
+    #[test]
+    fn gates_of_files_stay_when_flags_set_others() {
+        let draft = file(json!({"featureGates": {"MemoryQoS": true, "PodsAPI": true}})).unwrap();
+        let draft = draft.flags(&[flag("feature-gates", "featureGates", json!({"PodsAPI": false}))]).unwrap();
+        assert_eq!(json!(draft.config.feature_gates), json!({"MemoryQoS": true, "PodsAPI": false}));
+    }
+
+    #[test]
+    fn a_flag_may_set_zero_where_a_file_means_the_default() {
+        assert_eq!(file(json!({"registryBurst": 0})).unwrap().config.registry_burst, 10);
+        let draft = Draft::without_file().flags(&[flag("registry-burst", "registryBurst", json!(0))]).unwrap();
+        assert_eq!(draft.config.registry_burst, 0);
+    }
+
+    #[test]
+    fn relative_paths_in_the_file_are_relative_to_it() {
+        let config =
+            file(json!({"staticPodPath": "manifests", "tlsCertFile": "/abs", "podLogsDir": "../logs"})).unwrap().config;
+        assert_eq!(config.static_pod_path, "/etc/kubelet/manifests");
+        assert_eq!((config.tls_cert_file.as_str(), config.pod_logs_dir.as_str()), ("/abs", "/etc/logs"));
+        let draft = file(json!({})).unwrap().drop_ins(&[drop_in("a.conf", json!({"staticPodPath": "rel"}))]).unwrap();
+        assert_eq!(draft.config.static_pod_path, "rel");
+    }
+
+    #[test]
+    fn every_problem_names_who_set_what() {
+        let draft =
+            file(json!({"registryBurst": -1, "staticPodURL": "x", "authentication": {"webhook": {"cacheTTL": "1m"}}}))
+                .unwrap();
+        let patch = json!({"hairpinMode": "loop", "crashLoopBackOff": {"maxContainerRestartPeriod": "1h"}});
+        let draft = draft.drop_ins(&[drop_in("a.conf", patch)]).unwrap();
+        let draft = draft.flags(&[flag("max-pods", "maxPods", json!(-5))]).unwrap();
+        insta::assert_snapshot!(shown(&draft.check(Host::CgroupV1).unwrap_err()), @r#"
+        flag --max-pods: maxPods = -5: invalid configuration: maxPods (--max-pods) -5 must not be a negative number
+        /etc/kubelet/config.yaml: registryBurst = -1: invalid configuration: registryBurst (--registry-burst) -1 must not be a negative number
+        /etc/kubelet.d/a.conf: hairpinMode = "loop": invalid configuration: option "loop" specified for hairpinMode (--hairpin-mode). Valid options are "none", "hairpin-veth" or "promiscuous-bridge"
+        /etc/kubelet.d/a.conf: crashLoopBackOff.maxContainerRestartPeriod = "1h0m0s": invalid configuration: CrashLoopBackOff.MaxContainerRestartPeriod (got: 3600 seconds) must be set between 1s and 300s
+        failCgroupV1 = true: kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed in a future release
+        "#);
+    }
+
+    #[test]
+    fn a_gate_is_blamed_on_whoever_set_that_gate() {
+        let draft = file(json!({"featureGates": {"MemoryQoS": true}})).unwrap();
+        let gates = json!({"PodsAPI": true, "NodeSwap": false});
+        let draft = draft.flags(&[flag("feature-gates", "featureGates", gates)]).unwrap();
+        let refused = shown(&draft.check(Host::CgroupV2).unwrap_err());
+        insta::assert_snapshot!(refused, @"flag --feature-gates: featureGates.NodeSwap = false: cannot set feature gate NodeSwap to false, feature is locked to true");
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_named_with_its_file() {
+        let file_problems =
+            file(json!({"port": "x", "featureGates": {"A": "yes"}, "staticPodURLHeader": {"Authorization": 5}}))
+                .unwrap_err();
+        let drop_in_problems =
+            file(json!({"port": 1})).unwrap().drop_ins(&[drop_in("a.conf", json!({"maxPods": 1.5}))]).unwrap_err();
+        let gate_problems = file(json!({"featureGates": {"Nope": true, "NodeSwap": false}})).unwrap_err();
+        insta::assert_snapshot!([shown(&file_problems), shown(&drop_in_problems), shown(&gate_problems)].join("\n"), @r#"
+        /etc/kubelet/config.yaml: featureGates.A = "yes": invalid type: string "yes", expected a boolean
+        /etc/kubelet/config.yaml: port = "x": invalid type: string "x", expected i32
+        /etc/kubelet/config.yaml: staticPodURLHeader.Authorization: expected a list of texts
+        /etc/kubelet.d/a.conf: maxPods = 1.5: invalid type: floating point `1.5`, expected i32
+        /etc/kubelet/config.yaml: featureGates.NodeSwap = false: cannot set feature gate NodeSwap to false, feature is locked to true
+        /etc/kubelet/config.yaml: featureGates.Nope = true: unrecognized feature gate: Nope
+        "#);
+    }
+
+    #[test]
+    fn a_document_of_another_kind_is_refused() {
+        let refuse =
+            |document: Value| shown(&Draft::from_file(Path::new("/c"), &document, &BTreeMap::new()).unwrap_err());
+        let documents = [
+            json!({"kind": KIND}),
+            json!({"kind": "Pod", "apiVersion": "v1"}),
+            json!({"apiVersion": API_VERSION}),
+            json!([1]),
+            json!({"kind": KIND, "apiVersion": "kubelet.config.k8s.io/v1"}),
+        ];
+        insta::assert_snapshot!(documents.map(refuse).join("\n"), @r#"
+        /c: apiVersion: is missing, must be kubelet.config.k8s.io/v1beta1
+        /c: kind = "Pod": must be KubeletConfiguration
+        /c: kind: is missing, must be KubeletConfiguration
+        /c: expected an object of kind KubeletConfiguration, apiVersion kubelet.config.k8s.io/v1beta1
+        /c: apiVersion = "kubelet.config.k8s.io/v1": must be kubelet.config.k8s.io/v1beta1
+        "#);
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_with_a_warning_that_names_the_file() {
+        let draft = file(json!({"prot": 1})).unwrap();
+        let draft = draft.drop_ins(&[drop_in("a.conf", json!({"logging": {"color": true}}))]).unwrap();
+        insta::assert_snapshot!(draft.warnings.join("\n"), @r#"
+        /etc/kubelet/config.yaml: unknown field "prot" is ignored
+        /etc/kubelet.d/a.conf: unknown field "logging.color" is ignored
+        "#);
+    }
+
+    #[test]
+    fn a_gate_a_flag_turns_off_gives_the_file_no_default() {
+        let off = BTreeMap::from([("KubeletCrashLoopBackOffMax".to_owned(), false)]);
+        let draft = Draft::from_file(Path::new("/c"), &document(json!({})), &off).unwrap();
+        assert_eq!(draft.config.crash_loop_back_off.max_container_restart_period, None);
+    }
+
+    proptest! {
+        #[test]
+        fn completing_a_complete_configuration_changes_nothing(
+            max_pods in -1..3_i32, qps in -1..3_i32, pulls in proptest::option::of(0..4_i32), pids in -3..3_i64,
+            update_secs in proptest::option::of(0..3_i64), serialize in proptest::option::of(any::<bool>()), allocatable in 0..2_usize,
+        ) {
+            let fields = json!({
+                "maxPods": max_pods, "registryPullQPS": qps, "maxParallelImagePulls": pulls, "podPidsLimit": pids,
+                "nodeStatusUpdateFrequency": update_secs.map(GoDuration::from_secs), "serializeImagePulls": serialize,
+                "enforceNodeAllocatable": vec!["pods"; allocatable],
+            });
+            let once = file(fields).unwrap().drop_ins(&[]).unwrap().config;
+            let twice = file(document::shown(&once)).unwrap().drop_ins(&[]).unwrap().config;
+            prop_assert_eq!(once, twice);
+        }
+    }
 }

@@ -5,7 +5,10 @@
 
 use serde_json::{Map, Value};
 
-use super::types::{Field, KubeletConfiguration, Rule, Section};
+use super::{
+    gates::Refusal,
+    types::{Field, KubeletConfiguration, Rule, Section},
+};
 
 /// A value that its field cannot take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +23,12 @@ pub struct Decoded {
     pub config: KubeletConfiguration,
     /// Paths of fields that KubeletConfiguration does not have.
     pub unknown: Vec<String>,
+}
+
+impl From<Refusal> for Mismatch {
+    fn from(refusal: Refusal) -> Self {
+        Mismatch { path: format!("featureGates.{}", refusal.gate), message: refusal.message }
+    }
 }
 
 /// Decodes leniently; all mismatches at once.
@@ -78,16 +87,19 @@ pub fn at<'a>(document: &'a Value, path: &str) -> Option<&'a Value> {
 
 /// Sets the value at a dotted path, making the sections on the way.
 pub fn put(document: &mut Value, path: &str, value: Value) {
-    let path: Vec<String> = path.split('.').map(str::to_owned).collect();
-    merge(document, &nest(&path, Value::Null));
     let mut here = document;
-    for key in path {
+    for key in path.split('.') {
         if !here.is_object() {
             *here = Value::Object(Map::new());
         }
         here = here.as_object_mut().expect("it was just made an object").entry(key).or_insert(Value::Null);
     }
     *here = value;
+}
+
+/// A document with nothing but a value at a dotted path.
+pub fn nested(path: &str, value: &Value) -> Value {
+    path.split('.').rev().fold(value.clone(), |inner, key| Value::Object(Map::from_iter([(key.to_owned(), inner)])))
 }
 
 /// The dotted paths of all values that are not objects, and of empty objects.
