@@ -1,26 +1,144 @@
-//! End-to-end tests: the runner.
-use crate::testbed::{Programs, Runtime, Testbed};
+//! `cargo xtask e2e`: the built program on real containerds.
+//!
+//! Owns: the list of tests and the runner. Each test has a containerd, a network and an agent of its own, so several run at
+//! once: most of their time is waiting.
+
+mod crashes;
+mod life;
+mod manifest;
+mod many;
+mod node;
+mod odd;
+mod sweeping;
+
+use std::{
+    collections::VecDeque,
+    fs, panic,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
 use anyhow::bail;
-#[derive(Debug, Default)]
+
+use crate::{
+    clock::Stopwatch,
+    command::{command, output},
+    e2e::node::Node,
+    progress::step,
+    project,
+    testbed::{self, Programs, Runtime, Testbed, agent::AgentOptions},
+};
+
+/// A test: what must hold, and the proof.
+pub struct Case {
+    pub name: &'static str,
+    pub run: fn(&mut Node) -> anyhow::Result<()>,
+}
+
+/// Long ones first, so that none of them is left alone at the end.
+fn cases() -> Vec<Case> {
+    [many::CASES, life::CASES, crashes::CASES, odd::CASES, sweeping::CASES]
+        .iter()
+        .flat_map(|group| group.iter())
+        .map(|case| Case { name: case.name, run: case.run })
+        .collect()
+}
+
+/// Most of a test is waiting, but a burst of containers wants a core.
+const AT_ONCE: usize = 4;
+
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
 }
+
 impl Tally {
+    /// Prints the sum on a line of its own, which is the last.
     pub fn into_result(self) -> anyhow::Result<()> {
         println!("{} passed, {} failed", self.passed, self.failed);
         if self.failed > 0 {
-            bail!("some tests failed")
+            std::process::exit(1);
         }
         Ok(())
     }
 }
-pub fn run(runtimes: &[Runtime], _filter: &str) -> anyhow::Result<Tally> {
-    for runtime in runtimes {
-        let programs = Programs::ensure(*runtime)?;
-        let bed = Testbed::start(&programs)?;
-        println!("{}", bed.ctr(["version"])?);
-        println!("{}", bed.ctr(["images", "ls", "-q"])?);
+
+pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<Tally> {
+    let binary = step("building Rubelet (dev)", build)?;
+    let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
+    testbed::sweep_orphans()?;
+    let mut queue = VecDeque::new();
+    for case in cases().into_iter().filter(|case| case.name.contains(filter)) {
+        queue.extend(programs.iter().map(|programs| (programs.clone(), Case { name: case.name, run: case.run })));
     }
-    Ok(Tally::default())
+    if queue.is_empty() {
+        bail!("no test has `{filter}` in its name");
+    }
+    let queue = Mutex::new(queue);
+    let tally = Mutex::new(Tally::default());
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                // The queue is free again before the test begins.
+                let next = || lock(&queue).pop_front();
+                while let Some((programs, case)) = next() {
+                    let verdict = one(&programs, &binary, &case);
+                    let mut tally = lock(&tally);
+                    match verdict {
+                        Verdict::Passed => tally.passed += 1,
+                        Verdict::Failed => tally.failed += 1,
+                    }
+                }
+            });
+        }
+    });
+    Ok(*lock(&tally))
+}
+
+enum Verdict {
+    Passed,
+    Failed,
+}
+
+fn one(programs: &Programs, binary: &Path, case: &Case) -> Verdict {
+    let watch = Stopwatch::start();
+    let mut diagnosis = String::new();
+    let result = Testbed::start(programs).and_then(|bed| {
+        let mut node = Node::new(bed, binary, &AgentOptions::default())?;
+        let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (case.run)(&mut node)));
+        let result = result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")));
+        if result.is_err() {
+            diagnosis = node.diagnosis();
+        }
+        result
+    });
+    let runtime = programs.runtime().as_str();
+    // In one piece, because others print too.
+    match result {
+        Ok(()) => {
+            println!("ok      {runtime:6}  {} ({:.1} s)", case.name, watch.secs());
+            Verdict::Passed
+        }
+        Err(err) => {
+            println!("FAILED  {runtime:6}  {} ({:.1} s)\n{err:#}\n{diagnosis}\n", case.name, watch.secs());
+            Verdict::Failed
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A copy, so that a build that goes on meanwhile cannot change what is tested.
+fn build() -> anyhow::Result<PathBuf> {
+    let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
+    output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    let copy = project::target().join(format!("testbed/rubelet-{}", std::process::id()));
+    fs::create_dir_all(project::target().join("testbed"))?;
+    fs::copy(project::target().join("debug/rubelet"), &copy)?;
+    Ok(copy)
 }

@@ -62,6 +62,10 @@ pub struct Programs {
 }
 
 impl Programs {
+    pub fn runtime(&self) -> Runtime {
+        self.runtime
+    }
+
     /// Installs or builds what is missing.
     pub fn ensure(runtime: Runtime) -> anyhow::Result<Self> {
         packages::require_root()?;
@@ -151,7 +155,6 @@ enum AtEnd {
 #[derive(Debug)]
 pub struct Testbed {
     pub layout: Layout,
-    pub runtime: Runtime,
     programs: Programs,
     containerd: Option<Daemon>,
     at_end: AtEnd,
@@ -184,7 +187,7 @@ impl Testbed {
     }
 
     fn new(layout: Layout, programs: &Programs, at_end: AtEnd) -> Self {
-        Testbed { layout, runtime: programs.runtime, programs: programs.clone(), containerd: None, at_end }
+        Testbed { layout, programs: programs.clone(), containerd: None, at_end }
     }
 
     fn prepare(&mut self) -> anyhow::Result<()> {
@@ -234,6 +237,11 @@ impl Testbed {
         let mut ctr = command(&self.programs.ctr, ["--namespace", "k8s.io", "--address"]);
         ctr.arg(self.layout.socket()).args(args);
         output(&mut ctr, SHORT)
+    }
+
+    /// The name of the pods' bridge.
+    pub fn bridge(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.layout.bridge_file())?.trim().to_owned())
     }
 
     pub fn import(&self, archive: &Path) -> anyhow::Result<()> {

@@ -158,7 +158,7 @@ impl Agent {
 
     /// All there is to say about what the agent did, for somebody who reads a failed test.
     pub fn diagnosis(&self, pod: Option<&str>) -> String {
-        let mut rubelet = |args: &[&str]| {
+        let rubelet = |args: &[&str]| {
             let mut rubelet = command(&self.binary, args);
             rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
             match capture(&mut rubelet, ANSWER) {

@@ -1,0 +1,225 @@
+//! A pod's life without accidents: it starts, fails, is replaced, and ends.
+
+use std::{collections::BTreeMap, fs, path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::json;
+
+use crate::{
+    clock::Stopwatch,
+    e2e::{
+        Case,
+        manifest::{OBEDIENT, Pod, SLOW_TO_STOP, STUBBORN},
+        node::{Node, full_name},
+    },
+    image::{self, BUSYBOX},
+};
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "a crashing container shows CrashLoopBackOff with growing waits and the right restart count",
+        run: crash_loop,
+    },
+    Case { name: "an image that cannot be pulled is waited for, and runs at the next try once it is there", run: pull },
+    Case { name: "init containers run in order before the others, and logs are where upstream puts them", run: init },
+    Case { name: "editing the manifest replaces the pod, the old one gone before the new one starts", run: edit },
+    Case { name: "deleting the manifest stops the pod within its grace period", run: delete },
+    Case { name: "a container that ignores SIGTERM dies at the end of its grace period", run: ignore_term },
+];
+
+fn init(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let mounts = json!([{ "name": "shared", "mountPath": "/shared" }]);
+    let container = |name: &str, script: &str| json!({ "name": name, "image": BUSYBOX, "command": ["sh", "-c", script], "volumeMounts": mounts });
+    let manifest = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": "two" },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [
+                container("first", "sleep 1; echo first >> /shared/order"),
+                container("second", "echo second >> /shared/order"),
+            ],
+            "containers": [
+                container("left", "echo left >> /shared/order; cat /shared/order; sleep 3600"),
+                container("right", "echo hello from right; echo and from its stderr >&2; sleep 3600"),
+            ],
+            "volumes": [{ "name": "shared", "emptyDir": {} }],
+        },
+    });
+    node.drop_file("two.json", serde_json::to_string(&manifest)?.as_bytes())?;
+    let pod = node.wait_running("two", 60)?;
+    for name in ["first", "second"] {
+        let ended = &pod.container(name)["state"]["terminated"];
+        ensure!(ended["exitCode"] == 0 && ended["reason"] == "Completed", "init container {name}: {ended}");
+    }
+    ensure!(pod.status()["podIP"].as_str().is_some_and(|ip| ip.starts_with("10.213.")), "podIP: {}", pod.status());
+    let dir = node.agent.pod_logs_dir().join(format!("default_{}_{}", full_name("two"), pod.uid()));
+    let left = wait_log(node, &dir.join("left/0.log"), 3)?;
+    ensure!(left == ["first", "second", "left"], "the order was {left:?}");
+    let right = wait_log(node, &dir.join("right/0.log"), 2)?;
+    ensure!(right.iter().any(|line| line == "hello from right"), "right said {right:?}");
+    let id = pod.container("left")["containerID"].as_str().context("no containerID")?.replace("containerd://", "");
+    let link = format!("/var/log/containers/{}_default_left-{id}.log", full_name("two"));
+    let target = fs::canonicalize(&link).with_context(|| format!("link {link}"))?;
+    ensure!(target == dir.join("left/0.log"), "{link} leads to {}", target.display());
+    let said = node.agent.ask(&["logs", "two", "-c", "right"])?;
+    ensure!(said.contains("hello from right") && said.contains("and from its stderr"), "rubelet logs: {said}");
+    Ok(())
+}
+
+/// The messages in a log in CRI's format: `time stream F message`.
+fn wait_log(node: &Node, path: &Path, lines: usize) -> anyhow::Result<Vec<String>> {
+    node.wait(&format!("{lines} lines in {}", path.display()), 10, |_| {
+        let text = fs::read_to_string(path)?;
+        let messages: Vec<String> =
+            text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(str::to_owned).collect();
+        ensure!(messages.len() >= lines, "{text}");
+        Ok(messages)
+    })
+}
+
+fn crash_loop(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    node.apply(&Pod::new("crash", "date +%s.%N; exit 3"))?;
+    let mut starts: BTreeMap<u32, f64> = BTreeMap::new();
+    let mut was_in_backoff = false;
+    let pod = node.wait("the fourth start", 90, |node| {
+        let pod = node.pod("crash")?;
+        was_in_backoff |= pod.waiting_reason("main") == Some("CrashLoopBackOff");
+        let dir = node.agent.pod_logs_dir().join(format!("default_{}_{}/main", full_name("crash"), pod.uid()));
+        for attempt in 0..4 {
+            if let Some(second) = first_timestamp(&dir.join(format!("{attempt}.log"))) {
+                starts.entry(attempt).or_insert(second);
+            }
+        }
+        ensure!(starts.contains_key(&3), "starts so far: {starts:?}, the agent shows {}", pod.container("main"));
+        ensure!(pod.container("main")["restartCount"] == 3, "the agent shows {}", pod.container("main"));
+        Ok(pod)
+    })?;
+    ensure!(was_in_backoff, "CrashLoopBackOff was never shown");
+    ensure!(pod.phase() == "Running", "phase {}", pod.phase());
+    let gap = |attempt: u32| starts[&attempt] - starts[&(attempt - 1)];
+    // The first restart is at once; then 10 s, then 20 s, counted from the container's end.
+    for (attempt, least, most) in [(1, 0.0, 5.0), (2, 9.5, 14.0), (3, 19.5, 25.0)] {
+        let waited = gap(attempt);
+        ensure!((least..most).contains(&waited), "restart {attempt} came after {waited:.1} s");
+    }
+    let pod = node.wait("it waits again", 15, |node| {
+        let pod = node.pod("crash")?;
+        ensure!(pod.waiting_reason("main") == Some("CrashLoopBackOff"), "{}", pod.container("main"));
+        Ok(pod)
+    })?;
+    let last = &pod.container("main")["lastState"]["terminated"];
+    ensure!(last["exitCode"] == 3 && last["reason"] == "Error", "lastState {last}");
+    Ok(())
+}
+
+fn first_timestamp(log: &Path) -> Option<f64> {
+    let text = fs::read_to_string(log).ok()?;
+    text.lines().next()?.splitn(4, ' ').nth(3)?.parse().ok()
+}
+
+fn pull(node: &mut Node) -> anyhow::Result<()> {
+    // Nothing listens there, so the pull fails at once.
+    let image = "127.0.0.1:1/late/busybox:1";
+    node.agent.start()?;
+    node.apply(&Pod::new("late", "sleep 3600").image(image).grace_secs(1))?;
+    let mut reasons = Vec::new();
+    node.wait("ImagePullBackOff", 30, |node| {
+        let pod = node.pod("late")?;
+        let reason = pod.waiting_reason("main").unwrap_or_default().to_owned();
+        if reasons.last() != Some(&reason) {
+            reasons.push(reason.clone());
+        }
+        ensure!(reason == "ImagePullBackOff", "{}", pod.container("main"));
+        Ok(())
+    })?;
+    let events = node.agent.ask(&["events"])?;
+    for reason in ["ErrImagePull", "ImagePullBackOff"] {
+        ensure!(events.contains(reason), "`{reason}` is not in the events; reasons shown {reasons:?}:\n{events}");
+    }
+    let pod = node.pod("late")?;
+    ensure!(pod.phase() == "Pending" && pod.container("main")["restartCount"] == 0, "{}", pod.status());
+    let archive = node.bed.layout.dir.join("late.tar");
+    image::busybox_named(image, &archive)?;
+    node.bed.import(&archive)?;
+    // The first waits are 10 s and 20 s.
+    let pod = node.wait_running("late", 25)?;
+    ensure!(pod.container("main")["restartCount"] == 0, "a failed pull is no restart: {}", pod.container("main"));
+    Ok(())
+}
+
+fn edit(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let notes = node.notes("web");
+    let old = Pod::new("web", SLOW_TO_STOP).notes(&notes);
+    node.apply(&old)?;
+    let before = node.wait_running("web", 60)?;
+    node.wait("the old one runs", 10, |node| {
+        ensure!(node.noted("web") == ["start"]);
+        Ok(())
+    })?;
+    let new_script = "echo new >> /notes/main; sleep 3600";
+    node.apply(&Pod::new("web", new_script).notes(&notes).grace_secs(1))?;
+    let after = node.wait("the new one runs", 60, |node| {
+        let pod = node.pod("web")?;
+        ensure!(pod.uid() != before.uid(), "still the old one");
+        pod.check_running()?;
+        ensure!(node.noted("web").last().is_some_and(|note| note == "new"), "{:?}", node.noted("web"));
+        Ok(pod)
+    })?;
+    ensure!(node.noted("web") == ["start", "term", "stop", "new"], "it went {:?}", node.noted("web"));
+    ensure!(after.container("main")["restartCount"] == 0, "a new pod: {}", after.container("main"));
+    node.wait("the old pod's directory is gone", 90, |node| {
+        ensure!(!node.agent.root_dir().join("pods").join(before.uid()).exists(), "pods/{}", before.uid());
+        Ok(())
+    })
+}
+
+fn delete(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    node.apply(&Pod::new("web", OBEDIENT).notes(&node.notes("web")).grace_secs(20))?;
+    node.wait_running("web", 60)?;
+    node.wait("it runs", 10, |node| {
+        ensure!(node.noted("web") == ["start"]);
+        Ok(())
+    })?;
+    node.remove("web")?;
+    // It stops as soon as it is asked, long before the grace period is over.
+    node.wait("it is stopped", 10, |node| node.check_stopped("web"))?;
+    ensure!(node.noted("web") == ["start", "stop"], "it went {:?}", node.noted("web"));
+    node.wait_gone("web", 90)
+}
+
+fn ignore_term(node: &mut Node) -> anyhow::Result<()> {
+    const GRACE_SECS: u64 = 5;
+    node.agent.start()?;
+    node.apply(&Pod::new("web", STUBBORN).notes(&node.notes("web")).grace_secs(GRACE_SECS))?;
+    node.wait_running("web", 60)?;
+    node.wait("it runs", 10, |node| {
+        ensure!(node.noted("web") == ["start"]);
+        Ok(())
+    })?;
+    let container = node.containers()?.into_iter().find(|container| container.kind == "container");
+    let container = container.context("the runtime has no container")?;
+    node.remove("web")?;
+    let watch = Stopwatch::start();
+    loop {
+        let tasks = node.bed.ctr(["tasks", "list"])?;
+        let runs = tasks.lines().any(|line| line.starts_with(&container.id) && line.contains("RUNNING"));
+        if !runs {
+            break;
+        }
+        if watch.elapsed() > Duration::from_secs(GRACE_SECS + 10) {
+            bail!("it still runs {:.1} s after its manifest was removed", watch.secs());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let lived = watch.secs();
+    ensure!(lived > GRACE_SECS as f64 - 0.5, "it was killed after {lived:.1} s of {GRACE_SECS}");
+    ensure!(lived < GRACE_SECS as f64 + 4.0, "it lived {lived:.1} s with a grace period of {GRACE_SECS} s");
+    ensure!(node.noted("web") == ["start", "term"], "it went {:?}", node.noted("web"));
+    node.wait_gone("web", 90)
+}

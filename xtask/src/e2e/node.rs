@@ -1,0 +1,263 @@
+//! A node under test: a testbed with an agent, and the questions tests ask of both.
+//!
+//! Owns: dropping manifests, waiting with a limit, reading the agent's view (`rubelet pods`) and the runtime's (`ctr`).
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use serde_json::Value;
+
+use crate::{
+    clock::{self, Stopwatch},
+    e2e::manifest::Pod,
+    testbed::{
+        Testbed,
+        agent::{Agent, AgentOptions, NODE},
+        tail,
+    },
+};
+
+/// How often a condition is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub struct Node {
+    // Dropped in this order: the agent ends before its runtime goes.
+    pub agent: Agent,
+    pub bed: Testbed,
+    binary: PathBuf,
+}
+
+impl Node {
+    pub fn new(bed: Testbed, binary: &Path, options: &AgentOptions) -> anyhow::Result<Self> {
+        Ok(Node { agent: Agent::new(&bed, binary, options)?, bed, binary: binary.to_owned() })
+    }
+
+    /// Another agent on the same testbed, before any was started.
+    pub fn reconfigure(&mut self, options: &AgentOptions) -> anyhow::Result<()> {
+        self.agent = Agent::new(&self.bed, &self.binary, options)?;
+        Ok(())
+    }
+
+    /// Puts a manifest in place in one step.
+    pub fn apply(&self, pod: &Pod) -> anyhow::Result<()> {
+        self.drop_file(&format!("{}.json", pod.name), serde_json::to_string_pretty(&pod.manifest())?.as_bytes())
+    }
+
+    pub fn drop_file(&self, name: &str, content: &[u8]) -> anyhow::Result<()> {
+        let partial = self.agent.manifests().join(format!(".{name}"));
+        fs::write(&partial, content)?;
+        fs::rename(partial, self.agent.manifests().join(name))?;
+        Ok(())
+    }
+
+    pub fn remove(&self, pod: &str) -> anyhow::Result<()> {
+        fs::remove_file(self.agent.manifests().join(format!("{pod}.json"))).with_context(|| format!("remove {pod}"))
+    }
+
+    /// A directory of the node for a pod's notes.
+    pub fn notes(&self, pod: &str) -> PathBuf {
+        self.bed.layout.dir.join("notes").join(pod)
+    }
+
+    /// What the pod's container noted so far.
+    pub fn noted(&self, pod: &str) -> Vec<String> {
+        let text = fs::read_to_string(self.notes(pod).join("main")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for an answer; an error names what was waited for and what was there instead.
+    pub fn wait<T>(
+        &self,
+        what: &str,
+        limit_secs: u64,
+        mut ask: impl FnMut(&Node) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let watch = Stopwatch::start();
+        let mut last = anyhow!("never asked");
+        let answer = clock::poll(Duration::from_secs(limit_secs), LOOK_EVERY, || match ask(self) {
+            Ok(answer) => Some(answer),
+            Err(err) => {
+                last = err;
+                None
+            }
+        });
+        answer.ok_or(last).with_context(|| format!("waited {:.0} s for: {what}", watch.secs()))
+    }
+
+    pub fn wait_running(&self, pod: &str, limit_secs: u64) -> anyhow::Result<PodSeen> {
+        self.wait(&format!("{pod} runs"), limit_secs, |node| {
+            let seen = node.pod(pod)?;
+            seen.check_running()?;
+            Ok(seen)
+        })
+    }
+
+    /// Neither the agent nor the runtime knows anything of the pod any more.
+    pub fn wait_gone(&self, pod: &str, limit_secs: u64) -> anyhow::Result<()> {
+        self.wait(&format!("{pod} is gone"), limit_secs, |node| {
+            if node.pod(pod).is_ok() {
+                bail!("the agent still shows it");
+            }
+            node.check_stopped(pod)
+        })
+    }
+
+    pub fn check_stopped(&self, pod: &str) -> anyhow::Result<()> {
+        let containers = self.containers()?;
+        let left = containers.iter().find(|container| container.pod == full_name(pod) && container.is_running);
+        match left {
+            Some(left) => bail!("the runtime still runs {left:?}"),
+            None => Ok(()),
+        }
+    }
+
+    /// The pod as the agent shows it.
+    pub fn pod(&self, pod: &str) -> anyhow::Result<PodSeen> {
+        let name = full_name(pod);
+        let found = self.pods()?.into_iter().find(|seen| seen.name() == name);
+        found.with_context(|| format!("the agent shows no pod {name}"))
+    }
+
+    pub fn pods(&self) -> anyhow::Result<Vec<PodSeen>> {
+        let list = self.agent.pods()?;
+        let items = list.get("items").and_then(Value::as_array).context("`rubelet pods -o json` has no `items`")?;
+        Ok(items.iter().cloned().map(PodSeen).collect())
+    }
+
+    /// Containers and sandboxes as the runtime has them; it is asked without the agent.
+    pub fn containers(&self) -> anyhow::Result<Vec<RuntimeContainer>> {
+        let tasks = self.bed.ctr(["tasks", "list"])?;
+        let running: BTreeMap<&str, bool> = tasks
+            .lines()
+            .skip(1)
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                Some((words.next()?, words.nth(1)? == "RUNNING"))
+            })
+            .collect();
+        let ids = self.bed.ctr(["containers", "list", "-q"])?;
+        // One that goes away between two questions is not there.
+        let known = ids.lines().filter_map(|id| RuntimeContainer::ask(self, id, running.get(id).copied()).ok());
+        Ok(known.collect())
+    }
+
+    pub fn diagnosis(&self) -> String {
+        let manifests = fs::read_dir(self.agent.manifests()).into_iter().flatten().flatten();
+        let first = manifests.filter_map(|entry| entry.file_name().into_string().ok()).min();
+        let pod = first.as_deref().and_then(|name| name.strip_suffix(".json"));
+        let runtime = match self.containers() {
+            Ok(containers) => containers.iter().take(20).map(|container| format!("{container:?}\n")).collect(),
+            Err(err) => format!("{err:#}"),
+        };
+        let log = tail(&self.bed.layout.containerd_log(), 30);
+        format!("{}\n--- the runtime has\n{runtime}\n--- the end of containerd's log\n{log}", self.agent.diagnosis(pod))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.agent.stop();
+    }
+}
+
+/// A static pod's name on the node.
+pub fn full_name(pod: &str) -> String {
+    format!("{pod}-{NODE}")
+}
+
+/// A container or sandbox as containerd has it.
+#[derive(Clone, Debug)]
+pub struct RuntimeContainer {
+    pub id: String,
+    /// With the node's name behind it.
+    pub pod: String,
+    pub is_running: bool,
+    /// `container` or `sandbox`.
+    pub kind: String,
+}
+
+impl RuntimeContainer {
+    fn ask(node: &Node, id: &str, running: Option<bool>) -> anyhow::Result<Self> {
+        let info: Value = serde_json::from_str(&node.bed.ctr(["containers", "info", id])?)?;
+        let label = |name: &str| info["Labels"][name].as_str().unwrap_or_default().to_owned();
+        Ok(RuntimeContainer {
+            id: id.to_owned(),
+            pod: label("io.kubernetes.pod.name"),
+            is_running: running.unwrap_or(false),
+            kind: label("io.cri-containerd.kind"),
+        })
+    }
+}
+
+/// A pod with its status, as the agent shows it.
+#[derive(Clone, Debug)]
+pub struct PodSeen(Value);
+
+impl PodSeen {
+    pub fn name(&self) -> &str {
+        self.0["metadata"]["name"].as_str().unwrap_or_default()
+    }
+
+    pub fn uid(&self) -> &str {
+        self.0["metadata"]["uid"].as_str().unwrap_or_default()
+    }
+
+    pub fn status(&self) -> &Value {
+        &self.0["status"]
+    }
+
+    pub fn phase(&self) -> &str {
+        self.status()["phase"].as_str().unwrap_or_default()
+    }
+
+    pub fn check_running(&self) -> anyhow::Result<()> {
+        let statuses = self.container_statuses();
+        let all_run = !statuses.is_empty() && statuses.iter().all(|status| status["state"]["running"].is_object());
+        if self.phase() != "Running" || !all_run {
+            bail!("phase {}, containers {}", self.phase(), self.status()["containerStatuses"]);
+        }
+        Ok(())
+    }
+
+    pub fn container_statuses(&self) -> &[Value] {
+        self.status()["containerStatuses"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// The status of a container or init container; null when there is none.
+    pub fn container(&self, name: &str) -> &Value {
+        const NONE: Value = Value::Null;
+        let init = self.status()["initContainerStatuses"].as_array().into_iter().flatten();
+        let mut all = init.chain(self.container_statuses());
+        all.find(|status| status["name"] == name).unwrap_or(&NONE)
+    }
+
+    pub fn waiting_reason(&self, container: &str) -> Option<&str> {
+        self.container(container)["state"]["waiting"]["reason"].as_str()
+    }
+
+    /// All that must not change while nothing happens to the container.
+    pub fn identity(&self, container: &str) -> anyhow::Result<Identity> {
+        let status = self.container(container);
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Ok(Identity {
+            id: text(&status["containerID"]).context("no containerID")?,
+            restarts: status["restartCount"].as_i64().context("no restartCount")?,
+            started_at: text(&status["state"]["running"]["startedAt"]).context("it does not run")?,
+            pod_start: text(&self.status()["startTime"]).context("the pod has no startTime")?,
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub id: String,
+    pub restarts: i64,
+    pub started_at: String,
+    pub pod_start: String,
+}
