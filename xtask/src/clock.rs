@@ -38,3 +38,9 @@ pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option
         thread::sleep(every);
     }
 }
+
+/// Wall-clock now, to compare with what the runtime reports.
+#[expect(clippy::disallowed_methods, reason = "the commands read the wall clock, in this one place")]
+pub fn wall() -> jiff::Timestamp {
+    jiff::Timestamp::now()
+}

@@ -5,9 +5,9 @@
 
 mod crashes;
 mod life;
-mod manifest;
+pub mod manifest;
 mod many;
-mod node;
+pub mod node;
 mod odd;
 mod sweeping;
 
@@ -15,6 +15,7 @@ use std::{
     collections::VecDeque,
     fs, panic,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::{Mutex, PoisonError},
     thread,
     time::Duration,
@@ -56,13 +57,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Prints the sum on a line of its own, which is the last.
-    pub fn into_result(self) -> anyhow::Result<()> {
+    pub const PASSED: Tally = Tally { passed: 1, failed: 0 };
+
+    /// Prints the sum on a line of its own, as the last thing.
+    pub fn conclude(self) -> ExitCode {
         println!("{} passed, {} failed", self.passed, self.failed);
-        if self.failed > 0 {
-            std::process::exit(1);
-        }
-        Ok(())
+        if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
@@ -85,7 +85,7 @@ pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<Tally> {
                 // The queue is free again before the test begins.
                 let next = || lock(&queue).pop_front();
                 while let Some((programs, case)) = next() {
-                    let verdict = one(&programs, &binary, &case);
+                    let verdict = one(&programs, &binary.0, &case);
                     let mut tally = lock(&tally);
                     match verdict {
                         Verdict::Passed => tally.passed += 1,
@@ -134,11 +134,21 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// A copy, so that a build that goes on meanwhile cannot change what is tested.
-fn build() -> anyhow::Result<PathBuf> {
+fn build() -> anyhow::Result<Binary> {
     let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     let copy = project::target().join(format!("testbed/rubelet-{}", std::process::id()));
     fs::create_dir_all(project::target().join("testbed"))?;
     fs::copy(project::target().join("debug/rubelet"), &copy)?;
-    Ok(copy)
+    Ok(Binary(copy))
+}
+
+/// The program under test; the copy is gone with the value.
+struct Binary(PathBuf);
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        // If it cannot be removed, it is in nobody's way.
+        let _ = fs::remove_file(&self.0);
+    }
 }

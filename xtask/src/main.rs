@@ -2,6 +2,8 @@
 //!
 //! Owns: the command line. Each command is a file.
 
+mod bench;
+mod check;
 mod clock;
 mod command;
 mod e2e;
@@ -12,28 +14,48 @@ mod packages;
 mod process;
 mod progress;
 mod project;
+mod sim;
+mod test;
 mod testbed;
 mod up;
 
-use clap::{Arg, ArgMatches, Command};
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::testbed::Runtime;
 
-fn main() -> anyhow::Result<()> {
-    let matches = cli().get_matches();
-    match matches.subcommand() {
-        Some(("up", args)) => up::up(runtimes(args)?.first().copied().unwrap_or(Runtime::Debian16)),
-        Some(("down", _)) => up::down(),
-        Some(("e2e", args)) => {
-            let runtimes = runtimes(args)?;
-            let runtimes = if runtimes.is_empty() { Runtime::ALL.to_vec() } else { runtimes };
-            let filter = args.get_one::<String>("filter").map_or("", String::as_str);
-            e2e::run(&runtimes, filter)?.into_result()
+fn main() -> ExitCode {
+    match run(&cli().get_matches()) {
+        Ok(code) => code,
+        Err(err) => {
+            // Without a backtrace: these errors are for whoever typed the command.
+            eprintln!("error: {err:#}");
+            ExitCode::FAILURE
         }
-        Some(("gen", _)) => gen_protos::run(),
+    }
+}
+
+fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let runtime = |args: &ArgMatches| args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose();
+    match matches.subcommand() {
+        Some(("up", args)) if args.get_flag("runtime-only") => up::runtime_only(runtime(args)?)?,
+        Some(("up", args)) => up::up(runtime(args)?)?,
+        Some(("down", _)) => up::down()?,
+        Some(("test", _)) => return Ok(test::run()?.conclude()),
+        Some(("check", _)) => check::run()?,
+        Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
+        Some(("e2e", args)) => {
+            let runtimes = runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]);
+            let filter = args.get_one::<String>("filter").map_or("", String::as_str);
+            return Ok(e2e::run(&runtimes, filter)?.conclude());
+        }
+        Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24))?,
+        Some(("gen", _)) => gen_protos::run()?,
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
         None => unreachable!("clap requires a command"),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn cli() -> Command {
@@ -45,18 +67,28 @@ fn cli() -> Command {
         .subcommand(
             Command::new("up")
                 .about("Run Rubelet on this machine, with a containerd of its own, on the manifests in examples/")
-                .arg(runtime.clone()),
+                .arg(runtime.clone())
+                .arg(
+                    Arg::new("runtime-only")
+                        .long("runtime-only")
+                        .action(ArgAction::SetTrue)
+                        .help("Only start containerd, for running an agent by hand"),
+                ),
         )
         .subcommand(Command::new("down").about("End what `up` started and remove everything it made"))
         .subcommand(
+            Command::new("sim")
+                .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
+                .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
+        )
+        .subcommand(
             Command::new("e2e")
                 .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
-                .arg(runtime)
+                .arg(runtime.clone())
                 .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this")),
         )
+        .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
+        .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
+        .subcommand(Command::new("bench").about("Measure memory, processor and start times").arg(runtime))
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
-}
-
-fn runtimes(args: &ArgMatches) -> anyhow::Result<Vec<Runtime>> {
-    args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).into_iter().collect()
 }

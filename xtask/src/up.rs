@@ -19,16 +19,10 @@ use crate::{
     },
 };
 
-pub fn up(runtime: Runtime) -> anyhow::Result<()> {
+pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {
     packages::require_root()?;
     let binary = step("building Rubelet (release)", build)?;
-    let programs = Programs::ensure(runtime)?;
-    refuse_other_runtime(runtime)?;
-    let testbed = step(&format!("starting containerd ({})", runtime.as_str()), || {
-        let testbed = Testbed::open(&state_dir(), &programs)?;
-        fs::write(state_dir().join("runtime"), runtime.as_str())?;
-        Ok(testbed)
-    })?;
+    let testbed = open(runtime)?;
     let options = AgentOptions { manifests: Some(project::root().join("examples")), ..AgentOptions::default() };
     let mut agent = Agent::new(&testbed, &binary, &options)?;
     step("starting Rubelet on examples/", || {
@@ -46,6 +40,14 @@ pub fn up(runtime: Runtime) -> anyhow::Result<()> {
         .with_context(|| format!("the end of the agent's log:\n{}", crate::testbed::tail(&agent.log(), 20)))
 }
 
+/// Only the containerd of `up`: for running an agent by hand.
+pub fn runtime_only(runtime: Option<Runtime>) -> anyhow::Result<()> {
+    packages::require_root()?;
+    let testbed = open(runtime)?;
+    println!("containerd listens on {}; `cargo xtask down` removes it", testbed.layout.socket().display());
+    Ok(())
+}
+
 pub fn down() -> anyhow::Result<()> {
     if !state_dir().exists() {
         println!("nothing to do: {} does not exist", state_dir().display());
@@ -55,24 +57,29 @@ pub fn down() -> anyhow::Result<()> {
     step("ending containers, containerd and Rubelet, removing what they made", || sweep::sweep(&state_dir()))
 }
 
+/// Goes on with the runtime that is up, unless another is asked for.
+fn open(asked: Option<Runtime>) -> anyhow::Result<Testbed> {
+    let file = state_dir().join("runtime");
+    let present = fs::read_to_string(&file).ok().map(|name| Runtime::parse(&name)).transpose()?;
+    let runtime = asked.or(present).unwrap_or(Runtime::Debian16);
+    if let Some(present) = present.filter(|present| *present != runtime) {
+        // The state of one containerd is not the other's.
+        anyhow::bail!("containerd ({}) is up; run `cargo xtask down` first", present.as_str());
+    }
+    let programs = Programs::ensure(runtime)?;
+    step(&format!("starting containerd ({})", runtime.as_str()), || {
+        let testbed = Testbed::open(&state_dir(), &programs)?;
+        fs::write(file, runtime.as_str())?;
+        Ok(testbed)
+    })
+}
+
 fn state_dir() -> PathBuf {
     project::root().join(".rubelet")
 }
 
-/// The state of one containerd is not the other's.
-fn refuse_other_runtime(runtime: Runtime) -> anyhow::Result<()> {
-    match fs::read_to_string(state_dir().join("runtime")) {
-        Ok(name) if name != runtime.as_str() => {
-            anyhow::bail!(
-                "containerd ({name}) is up; run `cargo xtask down` before `up --runtime {}`",
-                runtime.as_str()
-            )
-        }
-        Ok(_) | Err(_) => Ok(()),
-    }
-}
-
-fn build() -> anyhow::Result<PathBuf> {
+/// Builds what ships.
+pub fn build() -> anyhow::Result<PathBuf> {
     let mut cargo = command(project::cargo(), ["build", "--release", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     Ok(project::target().join("release/rubelet"))

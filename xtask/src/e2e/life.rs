@@ -82,7 +82,7 @@ fn wait_log(node: &Node, path: &Path, lines: usize) -> anyhow::Result<Vec<String
 
 fn crash_loop(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
-    node.apply(&Pod::new("crash", "date +%s.%N; exit 3"))?;
+    node.apply(&Pod::new("crash", "echo start; exit 3"))?;
     let mut starts: BTreeMap<u32, f64> = BTreeMap::new();
     let mut was_in_backoff = false;
     let pod = node.wait("the fourth start", 90, |node| {
@@ -116,9 +116,11 @@ fn crash_loop(node: &mut Node) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// When the runtime received the container's first line, in seconds.
 fn first_timestamp(log: &Path) -> Option<f64> {
     let text = fs::read_to_string(log).ok()?;
-    text.lines().next()?.splitn(4, ' ').nth(3)?.parse().ok()
+    let time: jiff::Timestamp = text.split(' ').next()?.parse().ok()?;
+    Some(time.as_duration().as_secs_f64())
 }
 
 fn pull(node: &mut Node) -> anyhow::Result<()> {

@@ -1,0 +1,236 @@
+//! `cargo xtask bench`: how much memory, processor and time the agent takes, on a real containerd.
+//!
+//! Owns: the measurements and the table. Start times are compared with the bare CRI calls, made in the same run on the same
+//! runtime; both ends are read from the same clock, and the end is the first line in the container's log.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use jiff::Timestamp;
+
+use crate::{
+    clock::{self, Stopwatch},
+    command::{SHORT, command, output},
+    e2e::{
+        manifest::Pod,
+        node::{Node, full_name},
+    },
+    image::BUSYBOX,
+    progress::step,
+    project,
+    testbed::{self, Programs, Runtime, Testbed, agent::AgentOptions},
+    up,
+};
+
+const PODS: usize = 50;
+const STARTS: usize = 10;
+const IDLE: Duration = Duration::from_secs(60);
+const SCRIPT: &str = "echo start; exec sleep 3600";
+
+pub fn run(runtime: Runtime) -> anyhow::Result<()> {
+    let binary = step("building Rubelet (release)", up::build)?;
+    let bare_pods = step("building the bare CRI client (release)", build_bare_pods)?;
+    let programs = Programs::ensure(runtime)?;
+    testbed::sweep_orphans()?;
+    let mut node = Node::new(Testbed::start(&programs)?, &binary, &AgentOptions::default())?;
+    let mut table = Table::default();
+
+    let bare_ms = step("starting pods by bare CRI calls", || bare_starts(&node, &bare_pods))?;
+    step("the agent without pods", || {
+        node.agent.start()?;
+        thread::sleep(Duration::from_secs(10));
+        table.row("resident memory, idle", format!("{:.1} MB", resident_mb(&node)?), "under 20 MB");
+        Ok(())
+    })?;
+    let agent_ms = step("starting pods by manifest", || starts(&node))?;
+    table.row("file written to container running, median", format!("{agent_ms:.0} ms"), "");
+    table.row("the bare CRI calls, median", format!("{bare_ms:.0} ms"), "");
+    table.row("the agent's share", format!("{:.0} ms", agent_ms - bare_ms), "under 30 ms");
+    let restart_ms = step("restarting the agent", || restart(&mut node))?;
+    table.row("agent started to first pod synced, median", format!("{restart_ms:.0} ms"), "");
+    let fifty_secs = step("starting fifty pods", || fifty(&node))?;
+    table.row("fifty files written to all running", format!("{fifty_secs:.1} s"), "");
+    step("a minute with fifty pods", || idle(&node, &mut table))?;
+    println!("\n{}", table.render(runtime));
+    Ok(())
+}
+
+fn build_bare_pods() -> anyhow::Result<PathBuf> {
+    let mut cargo =
+        command(project::cargo(), ["build", "--release", "--package", "rubelet-cri", "--example", "bare_pods"]);
+    output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    Ok(project::target().join("release/examples/bare_pods"))
+}
+
+/// The median time from the first call to the first line of the container.
+fn bare_starts(node: &Node, program: &Path) -> anyhow::Result<f64> {
+    let logs = node.bed.layout.dir.join("bare");
+    fs::create_dir_all(&logs)?;
+    let mut bare = command(program, [node.bed.layout.socket(), logs.clone()]);
+    bare.args([BUSYBOX, &STARTS.to_string()]);
+    let out = output(&mut bare, Duration::from_secs(300))?;
+    let mut times = Vec::new();
+    for (number, line) in out.lines().enumerate() {
+        let began: i64 = line.split(' ').next().and_then(|ms| ms.parse().ok()).context("the client's line")?;
+        let log = logs.join(number.to_string()).join("main.log");
+        times.push(ms_between(Timestamp::from_millisecond(began)?, first_line_at(&log)?));
+    }
+    median(times)
+}
+
+fn starts(node: &Node) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
+    for number in 0..STARTS {
+        let name = format!("one{number}");
+        let began = clock::wall();
+        node.apply(&Pod::new(&name, SCRIPT).grace_secs(1))?;
+        let pod = node.wait_running(&name, 60)?;
+        let log = node.agent.pod_logs_dir().join(format!("default_{}_{}/main/0.log", full_name(&name), pod.uid()));
+        let ended = node.wait("its first line", 10, |_| first_line_at(&log))?;
+        times.push(ms_between(began, ended));
+        node.remove(&name)?;
+        node.wait_gone(&name, 60)?;
+        // The next one must not meet the clean-up of this one.
+        thread::sleep(Duration::from_secs(2));
+    }
+    median(times)
+}
+
+/// From exec to a view in which a running pod is known to run.
+fn restart(node: &mut Node) -> anyhow::Result<f64> {
+    node.apply(&Pod::new("kept", SCRIPT).grace_secs(1))?;
+    node.wait_running("kept", 60)?;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        node.agent.stop();
+        let watch = Stopwatch::start();
+        node.agent.spawn()?;
+        let synced = clock::poll(Duration::from_secs(30), Duration::from_millis(2), || {
+            node.agent.pod_list().ok().filter(|list| list.contains("\"phase\":\"Running\"")).map(drop)
+        });
+        synced.context("the pod is not synced after a restart of the agent")?;
+        times.push(watch.secs() * 1000.0);
+    }
+    node.remove("kept")?;
+    node.wait_gone("kept", 60)?;
+    median(times)
+}
+
+fn fifty(node: &Node) -> anyhow::Result<f64> {
+    let watch = Stopwatch::start();
+    for number in 0..PODS {
+        node.apply(&Pod::new(&format!("many{number}"), SCRIPT).grace_secs(1))?;
+    }
+    node.wait("fifty pods run", 300, |node| {
+        let running = node.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
+        ensure!(running == PODS, "{running} run");
+        Ok(())
+    })?;
+    let secs = watch.secs();
+    thread::sleep(Duration::from_secs(15));
+    Ok(secs)
+}
+
+fn idle(node: &Node, table: &mut Table) -> anyhow::Result<()> {
+    let before = Usage::read(node)?;
+    thread::sleep(IDLE);
+    let after = Usage::read(node)?;
+    let cpu_percent = (after.cpu_ns - before.cpu_ns) as f64 / IDLE.as_nanos() as f64 * 100.0;
+    let wakeups = (after.switches - before.switches) as f64 / IDLE.as_secs_f64();
+    table.row("resident memory, 50 pods", format!("{:.1} MB", resident_mb(node)?), "under 25 MB");
+    table.row("processor, 50 idle pods", format!("{cpu_percent:.2} % of a core"), "under 0.3 %");
+    table.row("wake-ups per second, 50 idle pods", format!("{wakeups:.1}"), "");
+    Ok(())
+}
+
+/// What the agent has used since its start, over all its threads.
+struct Usage {
+    cpu_ns: u64,
+    switches: u64,
+}
+
+impl Usage {
+    fn read(node: &Node) -> anyhow::Result<Usage> {
+        let mut usage = Usage { cpu_ns: 0, switches: 0 };
+        for task in fs::read_dir(format!("/proc/{}/task", pid(node)?))? {
+            let dir = task?.path();
+            let schedstat = fs::read_to_string(dir.join("schedstat"))?;
+            usage.cpu_ns += schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).context("schedstat")?;
+            usage.switches += field(&fs::read_to_string(dir.join("status"))?, "voluntary_ctxt_switches:")?;
+        }
+        Ok(usage)
+    }
+}
+
+fn resident_mb(node: &Node) -> anyhow::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid(node)?))?;
+    Ok(field(&status, "VmRSS:")? as f64 / 1024.0)
+}
+
+fn pid(node: &Node) -> anyhow::Result<i32> {
+    node.agent.pid().context("the agent does not run")
+}
+
+fn field(status: &str, name: &str) -> anyhow::Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let value = line.and_then(|rest| rest.split_whitespace().next()).and_then(|value| value.parse().ok());
+    value.with_context(|| format!("no {name} in /proc"))
+}
+
+fn first_line_at(log: &Path) -> anyhow::Result<Timestamp> {
+    let text = fs::read_to_string(log).with_context(|| format!("read {}", log.display()))?;
+    let time = text.split(' ').next().filter(|time| !time.is_empty()).context("the log is empty")?;
+    Ok(time.parse()?)
+}
+
+fn ms_between(began: Timestamp, ended: Timestamp) -> f64 {
+    ended.duration_since(began).as_secs_f64() * 1000.0
+}
+
+fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().context("nothing was measured")
+}
+
+#[derive(Default)]
+struct Table(Vec<[String; 3]>);
+
+impl Table {
+    fn row(&mut self, what: &str, measured: String, aim: &str) {
+        self.0.push([what.to_owned(), measured, aim.to_owned()]);
+    }
+
+    fn render(&self, runtime: Runtime) -> String {
+        let machine = output(&mut command("uname", ["-sr"]), SHORT).unwrap_or_default();
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        let mut text = format!("containerd {}, {}, {cores} cores\n\n", runtime.as_str(), machine.trim());
+        text.push_str("| what | measured | aim |\n|---|---|---|\n");
+        for [what, measured, aim] in &self.0 {
+            text.push_str(&format!("| {what} | {measured} | {aim} |\n"));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_and_of_nothing_there_is_none() {
+        assert!((median(vec![9.0, 1.0, 5.0]).unwrap() - 5.0).abs() < f64::EPSILON);
+        assert!(median(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_field_of_proc_is_found_by_its_whole_name() {
+        let status = "nonvoluntary_ctxt_switches:\t7\nvoluntary_ctxt_switches:\t42\nVmRSS:\t  2048 kB\n";
+        assert_eq!(field(status, "voluntary_ctxt_switches:").unwrap(), 42);
+        assert_eq!(field(status, "VmRSS:").unwrap(), 2048);
+    }
+}

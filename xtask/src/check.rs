@@ -1,0 +1,33 @@
+//! `cargo xtask check`: formatting, lints, and the rules no linter knows.
+//!
+//! Owns: what is run, in which order. The rules are in `check/tidy.rs`.
+
+mod source;
+mod tidy;
+
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::{
+    command::{capture, command},
+    progress::step,
+    project,
+};
+
+/// The cheapest first.
+pub fn run() -> anyhow::Result<()> {
+    let root = project::root();
+    step("tidy rules", || tidy::run(&root))?;
+    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", || cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"]))
+}
+
+fn cargo(args: &[&str]) -> anyhow::Result<()> {
+    let mut cargo = command(project::cargo(), args);
+    let out = capture(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    if !out.success {
+        bail!("`cargo {}` failed:\n{}{}", args.join(" "), out.stdout, out.stderr);
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! `cargo xtask sim`: runs the simulator.
+
+use std::time::Duration;
+
+use crate::{
+    command::{command, show},
+    project,
+};
+
+/// In virtual time an hour is short, but whoever asks for many seeds may wait long.
+const LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+pub fn run(args: &[String]) -> anyhow::Result<()> {
+    let mut cargo = command(project::cargo(), ["run", "--quiet", "--package", "rubelet-sim", "--"]);
+    show(cargo.args(args).current_dir(project::root()), LIMIT)
+}

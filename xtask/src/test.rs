@@ -1,0 +1,79 @@
+//! `cargo xtask test`: everything that must hold before something lands.
+//!
+//! Owns: the stages and their sum. A failed stage does not stop the others, so that one run tells all that is wrong; nothing
+//! is skipped for want of a tool.
+
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::{
+    check,
+    clock::Stopwatch,
+    command::{capture, command},
+    e2e::{self, Tally},
+    project, sim,
+    testbed::Runtime,
+};
+
+/// Fixed, so that a failure is the change's and not the dice's.
+const SIM_SEEDS: &str = "100";
+
+pub fn run() -> anyhow::Result<Tally> {
+    let mut tally = Tally::default();
+    stage("check", &mut tally, || check::run().map(|()| Tally::PASSED));
+    stage("unit tests", &mut tally, unit_tests);
+    stage("simulation", &mut tally, || sim::run(&["--seeds".into(), SIM_SEEDS.into()]).map(|()| Tally::PASSED));
+    stage("end to end", &mut tally, || e2e::run(&Runtime::ALL, ""));
+    Ok(tally)
+}
+
+fn stage(name: &str, tally: &mut Tally, work: impl FnOnce() -> anyhow::Result<Tally>) {
+    println!("\n== {name}");
+    let watch = Stopwatch::start();
+    let sum = work().unwrap_or_else(|err| {
+        println!("{name} failed: {err:#}");
+        Tally { passed: 0, failed: 1 }
+    });
+    println!("== {name}: {} passed, {} failed in {:.0} s", sum.passed, sum.failed, watch.secs());
+    tally.passed += sum.passed;
+    tally.failed += sum.failed;
+}
+
+fn unit_tests() -> anyhow::Result<Tally> {
+    let mut cargo = command(project::cargo(), ["test", "--workspace", "--quiet", "--no-fail-fast"]);
+    let out = capture(cargo.current_dir(project::root()), Duration::from_secs(2700))?;
+    let tally = sum_of(&out.stdout);
+    if !out.success {
+        println!("{}{}", out.stdout, out.stderr);
+        if tally.failed == 0 {
+            bail!("`cargo test` failed before it ran the tests");
+        }
+    }
+    Ok(tally)
+}
+
+/// Adds up cargo's lines `test result: ok. 3 passed; 0 failed; …`.
+fn sum_of(output: &str) -> Tally {
+    let number_before = |line: &str, word: &str| -> usize {
+        let before = line.split(word).next().unwrap_or_default();
+        before.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+    };
+    output.lines().filter(|line| line.starts_with("test result:")).fold(Tally::default(), |sum, line| Tally {
+        passed: sum.passed + number_before(line, " passed;"),
+        failed: sum.failed + number_before(line, " failed;"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_is_taken_over_all_crates() {
+        let output = "running 2 tests\n..\ntest result: ok. 2 passed; 0 failed; 0 ignored; finished\n\n\
+                      test result: FAILED. 11 passed; 3 failed; 0 ignored; finished\n";
+        let sum = sum_of(output);
+        assert_eq!((sum.passed, sum.failed), (13, 3));
+    }
+}
