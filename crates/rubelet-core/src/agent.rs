@@ -1,4 +1,97 @@
 //! The agent: all state, and the routing of each event to the code that decides about it.
 //!
-//! Owns: the one `match` over `Event`. Never: I/O, clocks, decisions of its own.
+//! Owns: the one `match` over `Event`. Never: I/O, clocks, decisions of its own; those are in `agent/` and below.
 //! Upstream: `Kubelet` as `SyncHandler` (HandlePodAdditions / Updates / Removes / Reconcile / Syncs / Cleanups).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    agent::outbox::Outbox,
+    effect::Effect,
+    event::Event,
+    id::PodUid,
+    images::Images,
+    node::Node,
+    pod::PodRecord,
+    pod_config::PodConfig,
+    pod_manager::PodManager,
+    settings::Settings,
+    snapshot::Snapshot,
+    status_manager::StatusManager,
+    time::{Now, Uptime},
+};
+
+mod cleanups;
+mod config;
+mod done;
+mod outbox;
+mod sync;
+
+pub use config::pod_ref;
+
+#[derive(Debug)]
+pub struct Agent {
+    settings: Settings,
+    /// What each source last said.
+    config: PodConfig,
+    /// The pods somebody wants here.
+    pods: PodManager,
+    /// The pods that are here, or on their way in or out.
+    records: BTreeMap<PodUid, PodRecord>,
+    images: Images,
+    statuses: StatusManager,
+    node: Node,
+    outbox: Outbox,
+    /// Pods to be planned before this turn ends.
+    touched: BTreeSet<PodUid>,
+    snapshot: Arc<Snapshot>,
+}
+
+impl Agent {
+    pub fn new(settings: Settings, now: Now) -> Self {
+        Agent {
+            settings,
+            config: PodConfig::default(),
+            pods: PodManager::default(),
+            records: BTreeMap::new(),
+            images: Images::default(),
+            statuses: StatusManager::default(),
+            node: Node::new(now),
+            outbox: Outbox::default(),
+            touched: BTreeSet::new(),
+            snapshot: Arc::default(),
+        }
+    }
+
+    /// One turn of the loop: takes in what happened and says what to do about it.
+    pub fn handle(&mut self, now: Now, event: Event) -> Vec<Effect> {
+        match event {
+            Event::Config { source, pods } => self.handle_config(source, pods, now),
+            Event::Hint { pod } => self.want_look(&pod),
+            Event::Due => {}
+            Event::Probe(result) => self.handle_probe(&result, now),
+            Event::Done { id, result } => self.handle_done(id, result, now),
+        }
+        self.handle_time(now);
+        self.handle_pod_syncs(now);
+        self.outbox.drain()
+    }
+
+    /// When `Event::Due` is wanted, if nothing else happens before.
+    pub fn wake_at(&self, now: Now) -> Uptime {
+        let pods = self.records.values().filter_map(|record| record.wake_at);
+        let others = [Some(self.node.wake_at()), self.images.wake_at(now), self.outbox.pulls_at];
+        pods.chain(others.into_iter().flatten()).min().expect("the node always has a next check")
+    }
+
+    /// The picture for readers as of the last turn.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

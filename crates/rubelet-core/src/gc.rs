@@ -1,4 +1,91 @@
 //! Which dead containers and sandboxes may go?
 //!
-//! Owns: upstream's container garbage collection rules. Never: removes anything itself.
+//! Owns: upstream's rules for pods that are still wanted; what a vanished pod leaves goes with it (`pod/termination.rs`).
+//! Never: removes anything itself.
 //! Upstream: `kuberuntime_gc.go`, `pod_container_deletor.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    effect::Op,
+    observation::{ContainerFacts, ContainerState, PodFacts, SandboxState},
+    pod::{Key, Planned, PodRecord},
+    settings::Settings,
+    time::Now,
+};
+
+/// In one pod: dead instances beyond `maxPerPodContainer` of their name, and sandboxes that are neither ready, nor the
+/// newest, nor home to a container any more.
+pub fn of_living_pod(record: &PodRecord, facts: &PodFacts, settings: &Settings, now: Now) -> Vec<Planned> {
+    let Ok(keep) = usize::try_from(settings.max_dead_containers_per_container) else {
+        return old_sandboxes(record, facts).collect();
+    };
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let beyond = facts.containers.iter().filter(|container| is_collectable(container, settings, now)).filter(|dead| {
+        let count = seen.entry(&dead.name).or_default();
+        *count += 1;
+        *count > keep
+    });
+    let reason = "newer dead instances of it are kept";
+    beyond.map(|dead| removal(record, dead, reason)).chain(old_sandboxes(record, facts)).collect()
+}
+
+/// On the whole node: dead containers beyond `maximum-dead-containers`, the oldest first, each container keeping its
+/// fair share as long as possible.
+pub fn over_node_limit<'a>(
+    pods: impl Iterator<Item = (&'a PodRecord, &'a PodFacts)>,
+    settings: &Settings,
+    now: Now,
+) -> Vec<(&'a PodRecord, Planned)> {
+    let Ok(limit) = usize::try_from(settings.max_dead_containers) else { return Vec::new() };
+    let mut by_name: BTreeMap<_, Vec<(&PodRecord, &ContainerFacts)>> = BTreeMap::new();
+    for (record, facts) in pods {
+        for dead in facts.containers.iter().filter(|container| is_collectable(container, settings, now)) {
+            by_name.entry((&record.id.uid, &dead.name)).or_default().push((record, dead));
+        }
+    }
+    let total: usize = by_name.values().map(Vec::len).sum();
+    if total <= limit {
+        return Vec::new();
+    }
+    let share = (limit / by_name.len()).max(1);
+    // Newest first in each list: what is beyond the share goes before anything within it does.
+    let mut candidates: Vec<_> =
+        by_name.values().flat_map(|list| list.iter().enumerate().map(|(rank, dead)| (rank < share, *dead))).collect();
+    candidates.sort_by_key(|(within_share, (_, dead))| (*within_share, dead.created_at));
+    let excess = candidates.into_iter().take(total - limit);
+    excess
+        .map(|(_, (record, dead))| (record, removal(record, dead, "the node keeps too many dead containers")))
+        .collect()
+}
+
+fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = Planned> {
+    let homes: BTreeSet<_> = facts.containers.iter().map(|container| &container.sandbox).collect();
+    let old = facts
+        .sandboxes
+        .iter()
+        .skip(1)
+        .filter(move |sandbox| sandbox.state == SandboxState::NotReady && !homes.contains(&sandbox.id));
+    old.map(|sandbox| Planned {
+        key: Key::Pod,
+        op: Op::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() },
+        reason: "a newer sandbox has taken its place".to_owned(),
+    })
+}
+
+fn removal(record: &PodRecord, dead: &ContainerFacts, reason: &str) -> Planned {
+    Planned {
+        key: Key::Container(dead.name.clone()),
+        op: Op::RemoveContainer { pod: record.id.clone(), name: dead.name.clone(), id: dead.id.clone() },
+        reason: reason.to_owned(),
+    }
+}
+
+fn is_collectable(container: &ContainerFacts, settings: &Settings, now: Now) -> bool {
+    let is_dead = match container.state {
+        ContainerState::Exited(_) => true,
+        // A created container is a start that goes on; an unknown one is stopped first.
+        ContainerState::Created | ContainerState::Running { .. } | ContainerState::Unknown => false,
+    };
+    is_dead && now.wall_since(container.created_at) >= settings.min_container_ttl
+}

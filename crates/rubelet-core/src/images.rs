@@ -1,4 +1,462 @@
 //! Which image may be pulled now?
 //!
-//! Owns: pull policies, the queue of pulls, registry QPS, back-off per pod and image.
+//! Owns: pull policies, the queue of pulls, registry QPS, back-off per pod and image, and the words users read about it.
+//! Never: pulls; `Agent` turns its answers into effects.
 //! Upstream: `images/image_manager.go`, `images/puller.go`.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Container;
+
+use crate::{
+    config::GoDuration,
+    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, ImageFacts, Op, Reason, Severity},
+    id::{PodRef, PodUid},
+    pod::status::Waiting,
+    settings::Settings,
+    time::{Now, Uptime},
+};
+
+const BACKOFF_FIRST: Duration = Duration::from_secs(10);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// `ErrImagePull` stays readable this long before it becomes `ImagePullBackOff`.
+const ERROR_SHOWN: Duration = Duration::from_secs(3);
+/// Between two looks for an image that may not be pulled, or could not be looked for.
+const RECHECK: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+/// A container waits for this image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageWant {
+    pub container: String,
+    pub image: String,
+    pub policy: PullPolicy,
+}
+
+impl ImageWant {
+    pub fn of(container: &Container) -> Self {
+        let policy = match container.image_pull_policy.as_deref() {
+            Some("Always") => PullPolicy::Always,
+            Some("Never") => PullPolicy::Never,
+            // Manifests and API pods are defaulted; this is upstream's answer to any other word.
+            _ => PullPolicy::IfNotPresent,
+        };
+        ImageWant { container: container.name.clone(), image: container.image.clone().unwrap_or_default(), policy }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness<'a> {
+    Ready(&'a ImageFacts),
+    NotReady,
+}
+
+/// The images containers are waiting for; one entry from the wish to start until the start.
+#[derive(Clone, Debug, Default)]
+pub struct Images {
+    wants: BTreeMap<(PodUid, String), Ensure>,
+    queue: VecDeque<(PodUid, String)>,
+    backoffs: BTreeMap<(PodUid, String), Backoff>,
+    tokens: Tokens,
+}
+
+#[derive(Clone, Debug)]
+struct Ensure {
+    pod: PodRef,
+    want: ImageWant,
+    state: State,
+    /// What the container's status says meanwhile.
+    waiting: Option<Waiting>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    /// Nothing is under way; looked for again at this moment.
+    Idle {
+        retry_at: Uptime,
+    },
+    Inspecting {
+        id: EffectId,
+    },
+    Queued {
+        since: Uptime,
+    },
+    Pulling {
+        id: EffectId,
+        since: Uptime,
+        queued_at: Uptime,
+    },
+    /// Pulled; asked for its id, size and user.
+    Describing {
+        id: EffectId,
+        pulled: Pulled,
+    },
+    Ready(ImageFacts),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pulled {
+    pull_took: Duration,
+    with_wait: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Backoff {
+    delay: Duration,
+    failed_at: Uptime,
+    error: String,
+}
+
+/// What the agent has to do for images.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ImageSteps {
+    pub ops: Vec<(PodUid, String, Op)>,
+    pub events: Vec<EventRecord>,
+}
+
+impl Images {
+    pub fn readiness(&self, uid: &PodUid, container: &str) -> Readiness<'_> {
+        match self.wants.get(&(uid.clone(), container.to_owned())).map(|ensure| &ensure.state) {
+            Some(State::Ready(facts)) => Readiness::Ready(facts),
+            Some(
+                State::Idle { .. }
+                | State::Inspecting { .. }
+                | State::Queued { .. }
+                | State::Pulling { .. }
+                | State::Describing { .. },
+            )
+            | None => Readiness::NotReady,
+        }
+    }
+
+    /// Why the container does not run yet, if it is for its image.
+    pub fn waiting(&self, uid: &PodUid, container: &str) -> Option<&Waiting> {
+        self.wants.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())
+    }
+
+    /// One sentence per image that is not there yet, with its next try.
+    pub fn story(&self, uid: &PodUid) -> Vec<ImageStory<'_>> {
+        let of_pod = self.wants.range((uid.clone(), String::new())..).take_while(|((owner, _), _)| owner == uid);
+        of_pod.map(|((_, container), ensure)| ImageStory::of(container, ensure)).collect()
+    }
+
+    /// A container wants its image: look for it now, unless that is under way or waits for its time.
+    pub fn want(&mut self, pod: &PodRef, want: ImageWant, now: Now) -> Option<Op> {
+        let key = (pod.uid.clone(), want.container.clone());
+        let image = want.image.clone();
+        let ensure = self.wants.entry(key).or_insert_with(|| Ensure {
+            pod: pod.clone(),
+            want: want.clone(),
+            state: State::Idle { retry_at: now.uptime },
+            waiting: None,
+        });
+        if ensure.want != want {
+            // Another image or policy is another wish; an answer to the old one finds no id to fit.
+            *ensure = Ensure { pod: pod.clone(), want, state: State::Idle { retry_at: now.uptime }, waiting: None };
+        }
+        let State::Idle { retry_at } = ensure.state else { return None };
+        (retry_at <= now.uptime).then(|| Op::InspectImage { pod: pod.clone(), image })
+    }
+
+    /// The agent gave this id to the inspection that `want` asked for, or to the pull that `next_pulls` let go.
+    pub fn under_way(&mut self, uid: &PodUid, container: &str, op: &Op, id: EffectId, now: Now) {
+        let Some(ensure) = self.wants.get_mut(&(uid.clone(), container.to_owned())) else { return };
+        ensure.state = match (&ensure.state, op) {
+            (State::Queued { since }, Op::PullImage { .. }) => {
+                State::Pulling { id, since: now.uptime, queued_at: *since }
+            }
+            (State::Pulling { since, queued_at, .. }, Op::InspectImage { .. }) => State::Describing {
+                id,
+                pulled: Pulled { pull_took: now.uptime.since(*since), with_wait: now.uptime.since(*queued_at) },
+            },
+            (_, _) => State::Inspecting { id },
+        };
+    }
+
+    /// The container was started, or is not wanted any more: a later start asks anew.
+    pub fn forget(&mut self, uid: &PodUid, container: &str) {
+        let key = (uid.clone(), container.to_owned());
+        self.wants.remove(&key);
+        self.queue.retain(|queued| *queued != key);
+    }
+
+    /// The pod goes: its wishes, its place in the queue and its back-offs go; returns what is under way for it.
+    pub fn forget_pod(&mut self, uid: &PodUid) -> Vec<EffectId> {
+        let under_way = self.wants.iter().filter(|((owner, _), _)| owner == uid);
+        let ids = under_way.filter_map(|(_, ensure)| ensure.flight()).collect();
+        self.wants.retain(|(owner, _), _| owner != uid);
+        self.backoffs.retain(|(owner, _), _| owner != uid);
+        self.queue.retain(|(owner, _)| owner != uid);
+        ids
+    }
+
+    /// The runtime went away: whatever was under way is looked at again from the start.
+    pub fn restart_all(&mut self, now: Now) {
+        self.queue.clear();
+        for ensure in self.wants.values_mut() {
+            if !matches!(ensure.state, State::Idle { .. } | State::Ready(_)) {
+                ensure.state = State::Idle { retry_at: now.uptime };
+            }
+        }
+    }
+
+    /// An inspection or a pull has ended. `None` when nobody waits for it any more.
+    pub fn done(
+        &mut self,
+        id: EffectId,
+        result: &Result<Option<ImageFacts>, EffectError>,
+        now: Now,
+    ) -> Option<(PodUid, ImageSteps)> {
+        let key = self.wants.iter().find(|(_, ensure)| ensure.flight() == Some(id)).map(|(key, _)| key.clone())?;
+        let mut steps = ImageSteps::default();
+        let ensure = self.wants.get_mut(&key).expect("the key was just found");
+        match ensure.state.clone() {
+            State::Inspecting { .. } => self.inspected(&key, result, &mut steps, now),
+            State::Pulling { .. } => match result {
+                Ok(_) => {
+                    let op = Op::InspectImage { pod: ensure.pod.clone(), image: ensure.want.image.clone() };
+                    steps.ops.push((key.0.clone(), key.1.clone(), op));
+                }
+                Err(error) => self.pull_failed(&key, error, &mut steps, now),
+            },
+            State::Describing { pulled, .. } => self.described(&key, result, pulled, &mut steps, now),
+            State::Idle { .. } | State::Queued { .. } | State::Ready(_) => {}
+        }
+        Some((key.0, steps))
+    }
+
+    /// Pulls that may start now, and when to ask again if one has to wait for the registry's rate.
+    pub fn next_pulls(&mut self, settings: &Settings, now: Now) -> (ImageSteps, Option<Uptime>) {
+        let mut steps = ImageSteps::default();
+        let mut pulling = self.wants.values().filter(|ensure| matches!(ensure.state, State::Pulling { .. })).count();
+        while let Some(key) = self.queue.front() {
+            if settings.max_parallel_pulls.is_some_and(|max| pulling >= max as usize) {
+                return (steps, None);
+            }
+            if let Err(wait_until) = self.tokens.take(settings, now.uptime) {
+                return (steps, Some(wait_until));
+            }
+            let ensure = self.wants.get(key).expect("what is queued is wanted");
+            let image = ensure.want.image.clone();
+            steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
+            let op = Op::PullImage { pod: ensure.pod.clone(), image };
+            steps.ops.push((key.0.clone(), key.1.clone(), op));
+            self.queue.pop_front();
+            pulling += 1;
+        }
+        (steps, None)
+    }
+
+    /// What time has changed: turns `ErrImagePull` into `ImagePullBackOff`, and names the pods whose next look for an
+    /// image is due.
+    pub fn on_time(&mut self, now: Now) -> (Vec<PodUid>, Vec<EventRecord>) {
+        let mut touched = Vec::new();
+        let mut events = Vec::new();
+        for ((uid, _), ensure) in &mut self.wants {
+            let State::Idle { retry_at } = ensure.state else { continue };
+            if retry_at <= now.uptime {
+                touched.push(uid.clone());
+                continue;
+            }
+            let Some(backoff) = self.backoffs.get(&(uid.clone(), ensure.want.image.clone())) else { continue };
+            let reason = Reason::ImagePullBackOff.as_str();
+            let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason);
+            if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
+                let said = format!("Back-off pulling image \"{}\"", ensure.want.image);
+                events.push(ensure.event(Severity::Normal, "BackOff", said.clone()));
+                let message = format!("{said}: {}", backoff.error);
+                ensure.waiting = Some(Waiting { reason: reason.to_owned(), message });
+                touched.push(uid.clone());
+            }
+        }
+        (touched, events)
+    }
+
+    /// The next moment at which something here changes by itself.
+    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
+        let moments = self.wants.iter().flat_map(|((uid, _), ensure)| {
+            let State::Idle { retry_at } = ensure.state else { return [None, None] };
+            let backoff = self.backoffs.get(&(uid.clone(), ensure.want.image.clone()));
+            [Some(retry_at), backoff.map(|backoff| backoff.failed_at + ERROR_SHOWN)]
+        });
+        moments.flatten().filter(|moment| *moment > now.uptime).min()
+    }
+
+    fn inspected(
+        &mut self,
+        key: &(PodUid, String),
+        result: &Result<Option<ImageFacts>, EffectError>,
+        steps: &mut ImageSteps,
+        now: Now,
+    ) {
+        let ensure = self.wants.get_mut(key).expect("the caller found it");
+        let image = ensure.want.image.clone();
+        match (result, ensure.want.policy) {
+            (Err(error), _) => {
+                let reason = match &error.kind {
+                    ErrorKind::Reject(reason) => *reason,
+                    ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::ImageInspectError,
+                };
+                let message = format!("Failed to inspect image \"{image}\": {}", error.message);
+                steps.events.push(ensure.event(Severity::Warning, "InspectFailed", message.clone()));
+                ensure.set_back(reason, message, now.uptime + RECHECK);
+            }
+            (Ok(Some(facts)), PullPolicy::IfNotPresent | PullPolicy::Never) => {
+                let message =
+                    format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
+                steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
+                ensure.state = State::Ready(facts.clone());
+                ensure.waiting = None;
+            }
+            (Ok(None), PullPolicy::Never) => {
+                let message = format!("Container image \"{image}\" is not present with pull policy of Never");
+                if ensure.waiting.is_none() {
+                    steps.events.push(ensure.event(Severity::Warning, "ErrImageNeverPull", message.clone()));
+                }
+                ensure.set_back(Reason::ErrImageNeverPull, message, now.uptime + RECHECK);
+            }
+            (Ok(None), PullPolicy::IfNotPresent) | (Ok(_), PullPolicy::Always) => {
+                ensure.state = State::Queued { since: now.uptime };
+                self.queue.push_back(key.clone());
+            }
+        }
+    }
+
+    fn pull_failed(&mut self, key: &(PodUid, String), error: &EffectError, steps: &mut ImageSteps, now: Now) {
+        let ensure = self.wants.get_mut(key).expect("the caller found it");
+        let image = ensure.want.image.clone();
+        let reason = match &error.kind {
+            ErrorKind::Reject(reason) => *reason,
+            ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::ErrImagePull,
+        };
+        let said = format!("Failed to pull image \"{image}\": {}", error.message);
+        steps.events.push(ensure.event(Severity::Warning, "Failed", said));
+        steps.events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {}", reason.as_str())));
+        let backoff_key = (key.0.clone(), image);
+        let delay = match self.backoffs.get(&backoff_key) {
+            Some(known) if now.uptime.since(known.failed_at) <= 2 * BACKOFF_MAX => (known.delay * 2).min(BACKOFF_MAX),
+            Some(_) | None => BACKOFF_FIRST,
+        };
+        let error_text = format!("{}: {}", reason.as_str(), error.message);
+        ensure.set_back(reason, error.message.clone(), now.uptime + delay);
+        self.backoffs.insert(backoff_key, Backoff { delay, failed_at: now.uptime, error: error_text });
+    }
+
+    fn described(
+        &mut self,
+        key: &(PodUid, String),
+        result: &Result<Option<ImageFacts>, EffectError>,
+        pulled: Pulled,
+        steps: &mut ImageSteps,
+        now: Now,
+    ) {
+        let ensure = self.wants.get_mut(key).expect("the caller found it");
+        let Ok(Some(facts)) = result else {
+            // Pulled and gone again, or the runtime does not answer: from the start.
+            ensure.state = State::Idle { retry_at: now.uptime + RECHECK };
+            return;
+        };
+        let message = format!(
+            "Successfully pulled image \"{}\" in {} ({} including waiting). Image size: {} bytes.",
+            ensure.want.image,
+            GoDuration::from(whole_millis(pulled.pull_took)),
+            GoDuration::from(whole_millis(pulled.with_wait)),
+            facts.size_bytes,
+        );
+        steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
+        ensure.state = State::Ready(facts.clone());
+        ensure.waiting = None;
+        self.backoffs.remove(&(key.0.clone(), ensure.want.image.clone()));
+    }
+}
+
+impl Ensure {
+    fn flight(&self) -> Option<EffectId> {
+        match self.state {
+            State::Inspecting { id } | State::Pulling { id, .. } | State::Describing { id, .. } => Some(id),
+            State::Idle { .. } | State::Queued { .. } | State::Ready(_) => None,
+        }
+    }
+
+    fn set_back(&mut self, reason: Reason, message: String, retry_at: Uptime) {
+        self.state = State::Idle { retry_at };
+        self.waiting = Some(Waiting { reason: reason.as_str().to_owned(), message });
+    }
+
+    fn event(&self, severity: Severity, reason: &str, message: String) -> EventRecord {
+        let about = About::Container { pod: self.pod.clone(), container: self.want.container.clone() };
+        EventRecord { about, severity, reason: reason.to_owned(), message }
+    }
+}
+
+/// What `explain` says about one image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageStory<'a> {
+    pub text: String,
+    pub since: Option<Uptime>,
+    pub next_retry: Option<Uptime>,
+    pub error: Option<&'a str>,
+    pub is_ready: bool,
+}
+
+impl<'a> ImageStory<'a> {
+    fn of(container: &str, ensure: &'a Ensure) -> Self {
+        let image = &ensure.want.image;
+        let error = ensure.waiting.as_ref().map(|waiting| waiting.message.as_str());
+        let (text, since, next_retry) = match &ensure.state {
+            State::Idle { retry_at } => {
+                (format!("{image} (for {container}) is looked for again"), None, Some(*retry_at))
+            }
+            State::Inspecting { .. } => (format!("looking for {image} (for {container})"), None, None),
+            State::Queued { since } => {
+                (format!("{image} (for {container}) waits for its turn to be pulled"), Some(*since), None)
+            }
+            State::Pulling { since, .. } => (format!("pulling {image} (for {container})"), Some(*since), None),
+            State::Describing { .. } => (format!("{image} (for {container}) was pulled"), None, None),
+            State::Ready(_) => (format!("{image} (for {container}) is present"), None, None),
+        };
+        ImageStory { text, since, next_retry, error, is_ready: matches!(ensure.state, State::Ready(_)) }
+    }
+}
+
+/// A token bucket: `registryPullQPS` a second, up to `registryBurst` at once. Pulls over the rate wait
+/// (upstream fails them with "pull QPS exceeded"; docs/parity.md).
+#[derive(Clone, Debug, Default)]
+struct Tokens {
+    /// How long the rate takes to make up for the pulls so far, as of `as_of`.
+    debt: Duration,
+    as_of: Uptime,
+}
+
+impl Tokens {
+    /// Takes a token, or says when there will be one.
+    fn take(&mut self, settings: &Settings, now: Uptime) -> Result<(), Uptime> {
+        if settings.registry_pull_qps == 0 {
+            return Ok(());
+        }
+        let price = Duration::from_secs(1) / settings.registry_pull_qps;
+        let limit = price * settings.registry_burst.max(1);
+        let debt = self.debt.saturating_sub(now.since(self.as_of)) + price;
+        if debt > limit {
+            return Err(now + (debt - limit));
+        }
+        *self = Tokens { debt, as_of: now };
+        Ok(())
+    }
+}
+
+fn whole_millis(took: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,371 @@
 //! One pod's life, from first sight to its last trace.
 //!
+//! Owns: the record of a pod, its lifecycle, what is in flight for it, and when it wants to be looked at again.
+//! Never: decides what to do next; `pod/sync_pod.rs` and `pod/termination.rs` do, from a record they cannot change.
 //! Upstream: `pod_workers.go`.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::{EffectId, EventRecord, Op},
+    event::Source,
+    id::{ContainerId, PodRef, SandboxId},
+    images::ImageWant,
+    observation::SharedFacts,
+    pod::{restart::CrashLoop, status::Waiting},
+    time::{Now, Uptime},
+};
+
+pub mod containers;
+pub mod init;
+pub mod restart;
 pub mod restart_policy;
+pub mod sandbox;
 pub mod status;
+pub mod sync_pod;
+pub mod termination;
+#[cfg(test)]
+mod tests;
+
+/// Where a pod is in its life. It only moves forward; a pod that is wanted again after its end starts over as a new record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lifecycle {
+    /// Known, not yet allowed to start.
+    Waiting,
+    Syncing,
+    /// Containers may still run; none is started any more.
+    Terminating {
+        grace: Grace,
+        cause: Cause,
+    },
+    /// No container runs, none will. What the pod held is given back.
+    Terminated {
+        cause: Cause,
+    },
+    /// Nothing is left to do for it. A pod that is still wanted (it completed) stays here for its readers.
+    Finished {
+        cause: Cause,
+    },
+}
+
+impl Lifecycle {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Lifecycle::Waiting => "Waiting",
+            Lifecycle::Syncing => "Syncing",
+            Lifecycle::Terminating { .. } => "Terminating",
+            Lifecycle::Terminated { .. } => "Terminated",
+            Lifecycle::Finished { .. } => "Finished",
+        }
+    }
+
+    /// Grows with every step forward.
+    fn rank(&self) -> u8 {
+        match self {
+            Lifecycle::Waiting => 0,
+            Lifecycle::Syncing => 1,
+            Lifecycle::Terminating { .. } => 2,
+            Lifecycle::Terminated { .. } => 3,
+            Lifecycle::Finished { .. } => 4,
+        }
+    }
+}
+
+/// Why a pod ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// Its source does not have it any more, or asks for its deletion.
+    Removed,
+    /// All its containers ended and none is to run again.
+    Completed,
+    /// The runtime has it and nobody asked for it.
+    Orphaned,
+}
+
+/// A grace period under way. It can be made shorter, never longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grace {
+    pub secs: i64,
+    /// When the last container must be gone.
+    pub ends_at: Uptime,
+}
+
+/// Upstream gives a container no less than this between SIGTERM and SIGKILL.
+pub const MINIMUM_GRACE_SECS: i64 = 2;
+
+impl Grace {
+    pub fn starting(secs: i64, now: Now) -> Self {
+        let secs = secs.max(1);
+        Grace { secs, ends_at: now.uptime + Duration::from_secs(secs.unsigned_abs()) }
+    }
+
+    /// The earlier end of the two.
+    #[must_use]
+    pub fn shrunk_to(self, other: Grace) -> Self {
+        if other.ends_at < self.ends_at { other } else { self }
+    }
+
+    /// What a container stopped now is given.
+    pub fn remaining_secs(self, now: Now) -> i64 {
+        let remaining = self.ends_at.since(now.uptime);
+        let whole_secs = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
+        i64::try_from(whole_secs).unwrap_or(i64::MAX).max(MINIMUM_GRACE_SECS)
+    }
+}
+
+/// Who asked for the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wanted {
+    By(Source),
+    /// Not any more, or it never was: then only the runtime knows it.
+    No,
+}
+
+/// Inside one pod, at most one mutating effect is under way per key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Key {
+    /// Directories, volumes and sandboxes: one after the other.
+    Pod,
+    /// A container name, all attempts together.
+    Container(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flight {
+    pub id: EffectId,
+    pub op: Op,
+    /// The shell answers before its deadline; should even that answer be lost, the agent stops waiting here.
+    pub give_up_at: Uptime,
+}
+
+/// The last failure under a key, until the key succeeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub retry_at: Uptime,
+    pub count: u32,
+    pub message: String,
+}
+
+/// First wait after a failed pod step, doubled up to `RETRY_MAX` (upstream: 10 s to 15 s flat).
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(15);
+
+impl Failure {
+    pub fn after(previous: Option<&Failure>, message: String, now: Now) -> Self {
+        let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
+        let wait = RETRY_FIRST.saturating_mul(1 << (count - 1).min(8)).min(RETRY_MAX);
+        Failure { retry_at: now.uptime + wait, count, message }
+    }
+}
+
+/// How far a pod's place on disk is prepared. Not remembered over a restart: every step is safe to repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Preparation {
+    Nothing,
+    Directories,
+    Volumes,
+}
+
+/// How far the traces of a pod nobody wants are removed from disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleared {
+    Nothing,
+    PodDir,
+    All,
+}
+
+/// Looking at the pod in the runtime: one look at a time, and never a wish forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    Idle,
+    Wanted,
+    /// `give_up_at` as in `Flight`.
+    UnderWay { id: EffectId, give_up_at: Uptime, meanwhile: Meanwhile },
+}
+
+/// What happened since a look began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Meanwhile {
+    Nothing,
+    /// Something says the pod changed: look once more, but what this look finds counts.
+    Hint,
+    /// We changed the pod: what this look finds may be from before.
+    Change,
+}
+
+/// All the agent knows of one pod.
+#[derive(Clone, Debug)]
+pub struct PodRecord {
+    pub id: PodRef,
+    /// The pod as asked for; for one that only the runtime knows, just its names.
+    pub pod: Arc<Pod>,
+    pub wanted: Wanted,
+    /// Order of arrival: the first of two static pods with one name goes first.
+    pub arrival: u64,
+    pub lifecycle: Lifecycle,
+    pub since: Now,
+    pub facts: Option<SharedFacts>,
+    pub look: Look,
+    /// No mutating effect has ended since the facts were gathered.
+    pub is_fresh: bool,
+    pub flights: BTreeMap<Key, Flight>,
+    pub failures: BTreeMap<Key, Failure>,
+    pub crash_loops: BTreeMap<String, CrashLoop>,
+    /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
+    pub ended: BTreeMap<ContainerId, Uptime>,
+    /// Why containers do not run yet (upstream: the reason cache).
+    pub waiting: BTreeMap<String, Waiting>,
+    pub prepared: Preparation,
+    pub cleared: Cleared,
+    /// Sandboxes that were stopped, and so have given their network back.
+    pub stopped_sandboxes: BTreeSet<SandboxId>,
+    pub wake_at: Option<Uptime>,
+    /// What the last plan waits for, for people.
+    pub blocked: Option<String>,
+}
+
+impl PodRecord {
+    pub fn new(id: PodRef, pod: Arc<Pod>, wanted: Wanted, arrival: u64, now: Now) -> Self {
+        PodRecord {
+            id,
+            pod,
+            wanted,
+            arrival,
+            lifecycle: Lifecycle::Waiting,
+            since: now,
+            facts: None,
+            look: Look::Idle,
+            is_fresh: false,
+            flights: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            crash_loops: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            prepared: Preparation::Nothing,
+            cleared: Cleared::Nothing,
+            stopped_sandboxes: BTreeSet::new(),
+            wake_at: None,
+            blocked: None,
+        }
+    }
+
+    pub fn enter(&mut self, next: Lifecycle, now: Now) {
+        assert!(next.rank() >= self.lifecycle.rank(), "a pod's life goes forward: {:?} to {next:?}", self.lifecycle);
+        if next.rank() > self.lifecycle.rank() {
+            self.since = now;
+            self.failures.clear();
+        }
+        self.lifecycle = next;
+    }
+
+    pub fn is_wanted(&self) -> bool {
+        matches!(self.wanted, Wanted::By(_))
+    }
+
+    /// The facts, if no mutating effect ended after they were gathered.
+    pub fn fresh_facts(&self) -> Option<&SharedFacts> {
+        self.facts.as_ref().filter(|_| self.is_fresh)
+    }
+
+    /// The pod should be looked at; a look under way is followed by another.
+    pub fn want_look(&mut self, why: Meanwhile) {
+        match &mut self.look {
+            Look::Idle | Look::Wanted => self.look = Look::Wanted,
+            Look::UnderWay { meanwhile, .. } => *meanwhile = (*meanwhile).max(why),
+        }
+    }
+
+    /// Something is under way or still to be waited for under this key.
+    pub fn is_busy(&self, key: &Key, now: Now) -> bool {
+        self.flights.contains_key(key) || self.failures.get(key).is_some_and(|failure| failure.retry_at > now.uptime)
+    }
+
+    /// The earliest moment at which a failed step may be tried again, or an effect is given up.
+    pub fn next_retry(&self, now: Now) -> Option<Uptime> {
+        let retries = self
+            .failures
+            .iter()
+            .filter(|(key, failure)| failure.retry_at > now.uptime && !self.flights.contains_key(key))
+            .map(|(_, failure)| failure.retry_at);
+        let look = match self.look {
+            Look::UnderWay { give_up_at, .. } => Some(give_up_at),
+            Look::Idle | Look::Wanted => None,
+        };
+        retries.chain(self.flights.values().map(|flight| flight.give_up_at)).chain(look).min()
+    }
+
+    /// The grace period the pod asks for.
+    pub fn grace_secs(&self) -> i64 {
+        let spec_secs = self.spec().termination_grace_period_seconds;
+        self.pod.metadata.deletion_grace_period_seconds.or(spec_secs).unwrap_or(30)
+    }
+
+    /// A pod that only the runtime knows has an empty one.
+    pub fn spec(&self) -> &PodSpec {
+        static UNKNOWN: LazyLock<PodSpec> = LazyLock::new(PodSpec::default);
+        self.pod.spec.as_ref().unwrap_or(&UNKNOWN)
+    }
+
+    pub fn init_containers(&self) -> &[Container] {
+        self.spec().init_containers.as_deref().unwrap_or_default()
+    }
+
+    pub fn containers(&self) -> &[Container] {
+        &self.spec().containers
+    }
+
+    pub fn restart_policy(&self) -> &str {
+        self.spec().restart_policy.as_deref().unwrap_or("Always")
+    }
+
+    pub fn uses_host_network(&self) -> bool {
+        self.spec().host_network.unwrap_or(false)
+    }
+
+    /// The wall-clock time of a moment of ours.
+    pub fn wall(moment: Uptime, now: Now) -> Timestamp {
+        if moment > now.uptime { now.wall + moment.since(now.uptime) } else { now.wall - now.uptime.since(moment) }
+    }
+}
+
+/// The next steps for one pod, and why. Only steps that can be taken now are in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub steps: Vec<Planned>,
+    /// Images that containers wait for.
+    pub images: Vec<ImageWant>,
+    /// Containers that may not start yet, and why.
+    pub waiting: BTreeMap<String, Waiting>,
+    pub events: Vec<EventRecord>,
+    pub next: Option<Lifecycle>,
+    /// Nothing of the pod is left anywhere; its record may go.
+    pub is_gone: bool,
+    pub wake_at: Option<Uptime>,
+    /// What the pod waits for, for people; `None` when it waits for nothing.
+    pub blocked: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    pub key: Key,
+    pub op: Op,
+    pub reason: String,
+}
+
+impl Plan {
+    pub fn step(&mut self, key: Key, op: Op, reason: impl Into<String>) {
+        self.steps.push(Planned { key, op, reason: reason.into() });
+    }
+
+    pub fn wake_by(&mut self, moment: Uptime) {
+        self.wake_at = Some(self.wake_at.map_or(moment, |earlier| earlier.min(moment)));
+    }
+}

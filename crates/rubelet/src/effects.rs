@@ -1,4 +1,21 @@
 //! Effects: the only I/O on behalf of pods.
+//!
+//! Owns: running each effect in a task of its own, its deadline, its cancellation, its answer, and the log lines about it.
+//! Never: decides; an effect gathers, builds, calls and reports.
+
+use std::collections::BTreeMap;
+
+use rubelet_core::{
+    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Op, Severity},
+    event::Event,
+};
+use tokio::{
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+
+use crate::{observe, world::World};
 
 pub mod container;
 pub mod directories;
@@ -6,3 +23,152 @@ mod failure;
 pub mod image;
 pub mod sandbox;
 pub mod volume;
+
+/// The effects under way. Dropping it aborts them all.
+#[derive(Debug)]
+pub struct Effects {
+    world: World,
+    inbox: mpsc::Sender<Event>,
+    tasks: JoinSet<()>,
+    under_way: BTreeMap<EffectId, AbortHandle>,
+}
+
+impl Effects {
+    pub fn new(world: World, inbox: mpsc::Sender<Event>) -> Self {
+        Effects { world, inbox, tasks: JoinSet::new(), under_way: BTreeMap::new() }
+    }
+
+    pub fn start(&mut self, effect: Effect) {
+        match effect {
+            Effect::Do { id, op, deadline, reason } => {
+                log_start(&op, &reason);
+                let (world, inbox) = (self.world.clone(), self.inbox.clone());
+                let task = self.tasks.spawn(async move {
+                    let result = timeout(deadline, perform(&world, &op)).await.unwrap_or_else(|_| {
+                        let message = format!("no answer within {} s", deadline.as_secs());
+                        Err(EffectError { kind: ErrorKind::Unavailable, message })
+                    });
+                    log_end(&op, &result);
+                    // The loop has gone: nobody is left to tell.
+                    let _ = inbox.send(Event::Done { id, result }).await;
+                });
+                self.under_way.insert(id, task);
+            }
+            Effect::Cancel(id) => {
+                if let Some(task) = self.under_way.remove(&id) {
+                    task.abort();
+                }
+            }
+            Effect::Record(record) => {
+                match record.severity {
+                    Severity::Normal => {
+                        tracing::info!(about = ?record.about, reason = record.reason, "{}", record.message);
+                    }
+                    Severity::Warning => {
+                        tracing::warn!(about = ?record.about, reason = record.reason, "{}", record.message);
+                    }
+                }
+                self.world.events.record(record, self.world.clock.now().wall);
+            }
+        }
+    }
+
+    /// The answer has arrived: the task is over.
+    pub fn ended(&mut self, id: EffectId) {
+        self.under_way.remove(&id);
+        while let Some(joined) = self.tasks.try_join_next() {
+            if let Err(error) = joined
+                && error.is_panic()
+            {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+    }
+}
+
+async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
+    match op {
+        Op::CheckRuntime => observe::check_runtime(world).await,
+        Op::Relist => observe::relist(world).await,
+        Op::InspectPod { pod } => observe::inspect(world, pod).await,
+        Op::InspectImage { image, .. } => image::inspect_image(world, image).await,
+        Op::ListPodDirs => directories::list_pod_dirs(world).await,
+        Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
+        Op::SetUpVolumes { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
+        Op::TearDownVolumes { pod } => volume::tear_down_volumes(world, pod).await,
+        Op::RemovePodDir { uid } => directories::remove_pod_dir(world, uid).await,
+        Op::RemoveLogDir { dir_name } => directories::remove_log_dir(world, dir_name).await,
+        Op::PullImage { pod, image } => image::pull_image(world, pod, image).await,
+        Op::RunSandbox(order) => sandbox::run_sandbox(world, order).await,
+        Op::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
+        Op::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
+        Op::StartContainer(order) => container::start_container(world, order).await,
+        Op::ResumeContainer { pod, name, id } => container::resume_container(world, pod, name, id).await,
+        Op::StopContainer { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
+        Op::RemoveContainer { pod, name, id } => container::remove_container(world, pod, name, id).await,
+    }
+}
+
+/// One line per decision that changes something; looks are told only at a high verbosity.
+fn log_start(op: &Op, reason: &str) {
+    let Named { name, pod, container } = Named::of(op);
+    if is_look(op) {
+        tracing::trace!(op = name, pod, container, reason, "look");
+    } else {
+        tracing::info!(op = name, pod, container, reason, "do");
+    }
+}
+
+fn log_end(op: &Op, result: &Result<Facts, EffectError>) {
+    let Named { name, pod, container } = Named::of(op);
+    match result {
+        Ok(_) if is_look(op) => tracing::trace!(op = name, pod, container, "looked"),
+        Ok(_) => tracing::debug!(op = name, pod, container, "done"),
+        Err(error) => tracing::warn!(op = name, pod, container, kind = ?error.kind, "failed: {error}"),
+    }
+}
+
+fn is_look(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs
+    )
+}
+
+/// What an operation is about, for the log.
+struct Named<'a> {
+    name: &'static str,
+    pod: String,
+    container: &'a str,
+}
+
+impl<'a> Named<'a> {
+    fn of(op: &'a Op) -> Self {
+        let named = |name, pod: String, container: &'a str| Named { name, pod, container };
+        let names = |pod: &k8s_openapi::api::core::v1::Pod| {
+            let meta = &pod.metadata;
+            let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+            format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default())
+        };
+        match op {
+            Op::CheckRuntime => named("CheckRuntime", String::new(), ""),
+            Op::Relist => named("Relist", String::new(), ""),
+            Op::ListPodDirs => named("ListPodDirs", String::new(), ""),
+            Op::InspectPod { pod } => named("InspectPod", pod.to_string(), ""),
+            Op::InspectImage { pod, image } => named("InspectImage", pod.to_string(), image),
+            Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string(), ""),
+            Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod), ""),
+            Op::TearDownVolumes { pod } => named("TearDownVolumes", pod.to_string(), ""),
+            Op::RemovePodDir { uid } => named("RemovePodDir", uid.to_string(), ""),
+            Op::RemoveLogDir { dir_name } => named("RemoveLogDir", dir_name.clone(), ""),
+            Op::PullImage { pod, image } => named("PullImage", pod.to_string(), image),
+            Op::RunSandbox(order) => named("RunSandbox", names(&order.pod), ""),
+            Op::StopSandbox { pod, .. } => named("StopSandbox", pod.to_string(), ""),
+            Op::RemoveSandbox { pod, .. } => named("RemoveSandbox", pod.to_string(), ""),
+            Op::StartContainer(order) => named("StartContainer", names(&order.pod), &order.container),
+            Op::ResumeContainer { pod, name, .. } => named("ResumeContainer", pod.to_string(), name),
+            Op::StopContainer { pod, name, .. } => named("StopContainer", pod.to_string(), name),
+            Op::RemoveContainer { pod, name, .. } => named("RemoveContainer", pod.to_string(), name),
+        }
+    }
+}

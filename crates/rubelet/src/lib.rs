@@ -9,4 +9,5 @@ pub mod logging;
 pub mod observe;
 pub mod server;
 pub mod sources;
+pub mod sync_loop;
 pub mod world;

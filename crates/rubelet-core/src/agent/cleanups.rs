@@ -1,0 +1,73 @@
+//! Nobody asked for this: pods in the runtime and directories on disk that have no owner.
+//!
+//! Owns: what counts as an orphan. Nothing does before every source has spoken.
+//! Upstream: HandlePodCleanups, `cleanupOrphanedPodDirs`, container garbage collection.
+
+use crate::{
+    agent::Agent,
+    gc,
+    id::{PodRef, PodUid},
+    pod::{Lifecycle, Planned},
+    time::Now,
+};
+
+impl Agent {
+    /// Pods the runtime has and nobody wants are stopped; statuses of pods that are gone are dropped.
+    pub(super) fn handle_pod_cleanups(&mut self, now: Now) {
+        if !self.config.sources_ready(&self.settings.sources) {
+            return;
+        }
+        let Some(listing) = &self.node.listing else { return };
+        let unknown: Vec<PodRef> = listing
+            .pods
+            .values()
+            .map(|listed| listed.pod.clone())
+            .filter(|pod| {
+                !self.records.contains_key(&pod.uid) && !self.node.was_gone_after(&pod.uid, listing.looked_at)
+            })
+            .collect();
+        for pod in unknown {
+            self.adopt_orphan(pod, now);
+        }
+        self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
+    }
+
+    /// Directories of pods nobody knows go the way of every ended pod.
+    pub(super) fn adopt_directories(&mut self, uids: Vec<PodUid>, log_dirs: &[String], now: Now) {
+        let named = log_dirs.iter().filter_map(|name| parse_log_dir(name));
+        let unnamed = uids.into_iter().map(|uid| {
+            let logs = log_dirs.iter().filter_map(|name| parse_log_dir(name)).find(|pod| pod.uid == uid);
+            logs.unwrap_or_else(|| PodRef { name: uid.as_str().into(), namespace: "".into(), uid })
+        });
+        let orphans: Vec<_> = named.chain(unnamed).filter(|pod| !self.records.contains_key(&pod.uid)).collect();
+        for pod in orphans {
+            if !self.records.contains_key(&pod.uid) {
+                self.adopt_orphan(pod, now);
+            }
+        }
+    }
+
+    /// Once in a while: every pod is synced, and the node's limit on dead containers is enforced.
+    pub(super) fn handle_housekeeping(&mut self, now: Now) {
+        self.node.housekeeping_at = now.uptime + self.settings.sync_frequency;
+        self.touched.extend(self.records.keys().cloned());
+        self.handle_pod_cleanups(now);
+        let living = self.records.values().filter(|record| !matches!(record.lifecycle, Lifecycle::Terminating { .. }));
+        let with_facts = living.filter_map(|record| Some((record, record.fresh_facts()?.as_ref())));
+        let removals: Vec<(PodUid, Planned)> = gc::over_node_limit(with_facts, &self.settings, now)
+            .into_iter()
+            .map(|(record, planned)| (record.id.uid.clone(), planned))
+            .collect();
+        for (uid, planned) in removals {
+            self.send_planned(&uid, planned, now);
+        }
+    }
+}
+
+/// `<namespace>_<name>_<uid>`: none of the three can hold an underscore.
+fn parse_log_dir(name: &str) -> Option<PodRef> {
+    let mut parts = name.split('_');
+    let (namespace, pod, uid) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_whole = parts.next().is_none() && !uid.is_empty();
+    is_whole.then(|| PodRef { uid: PodUid::new(uid), namespace: namespace.into(), name: pod.into() })
+}

@@ -1,0 +1,178 @@
+//! Pods come and go: what a source's words mean for the pods that are here.
+//!
+//! Upstream: HandlePodAdditions, HandlePodUpdates, HandlePodRemoves, HandlePodReconcile, `podWorkers.UpdatePod`.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    agent::Agent,
+    effect::Op,
+    event::{Probe, ProbeResult, Source},
+    id::{PodRef, PodUid},
+    pod::{Cause, Grace, Lifecycle, Look, PodRecord, Wanted},
+    pod_config::{ConfigOp, PodUpdate},
+    status_manager::{self, Readiness, Startup},
+    time::Now,
+};
+
+impl Agent {
+    pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Now) {
+        let changes = self.config.update(source, pods, now.wall);
+        for refused in changes.refused {
+            self.outbox.record(refused);
+        }
+        for PodUpdate { op, source, pods } in changes.updates {
+            for pod in pods {
+                match op {
+                    ConfigOp::Add => self.handle_pod_addition(source, pod, now),
+                    // Graceful deletion is an update: the pod is still wanted until its source forgets it.
+                    ConfigOp::Update | ConfigOp::Delete => self.handle_pod_update(source, pod, now),
+                    ConfigOp::Remove => self.handle_pod_removal(&pod, now),
+                    ConfigOp::Reconcile => self.handle_pod_reconcile(pod),
+                }
+            }
+        }
+        if self.config.sources_ready(&self.settings.sources) {
+            self.node.sources_ready(now);
+        }
+    }
+
+    fn handle_pod_addition(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
+        let id = pod_ref(&pod);
+        self.pods.add_pod(pod.clone());
+        if let Some(record) = self.records.get_mut(&id.uid) {
+            // It was here before and is on its way out; it starts over when it is gone.
+            record.wanted = Wanted::By(source);
+        } else {
+            let arrival = self.outbox.next_arrival();
+            let mut record = PodRecord::new(id.clone(), pod, Wanted::By(source), arrival, now);
+            record.look = Look::Wanted;
+            self.records.insert(id.uid.clone(), record);
+        }
+        self.touched.insert(id.uid);
+    }
+
+    fn handle_pod_update(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
+        let id = pod_ref(&pod);
+        if !self.records.contains_key(&id.uid) {
+            return self.handle_pod_addition(source, pod, now);
+        }
+        self.pods.update_pod(pod.clone());
+        let is_deleted = pod.metadata.deletion_timestamp.is_some();
+        if let Some(record) = self.records.get_mut(&id.uid) {
+            record.pod = pod;
+            let grace_secs = record.grace_secs();
+            if is_deleted {
+                self.terminate(&id.uid, Cause::Removed, grace_secs, now);
+            }
+        }
+        self.touched.insert(id.uid);
+    }
+
+    fn handle_pod_removal(&mut self, pod: &Pod, now: Now) {
+        let id = pod_ref(pod);
+        self.pods.remove_pod(pod);
+        let Some(record) = self.records.get_mut(&id.uid) else { return };
+        record.wanted = Wanted::No;
+        let grace_secs = record.grace_secs();
+        self.terminate(&id.uid, Cause::Removed, grace_secs, now);
+    }
+
+    /// Only the status changed at the source: nothing about the pod's life did.
+    fn handle_pod_reconcile(&mut self, pod: Arc<Pod>) {
+        self.touched.insert(pod_ref(&pod).uid);
+        self.pods.update_pod(pod);
+    }
+
+    pub(super) fn handle_probe(&mut self, result: &ProbeResult, now: Now) {
+        let ProbeResult { pod, container, probe, success } = result;
+        let context = status_manager::Context { pods: &self.pods, now };
+        match probe {
+            Probe::Liveness => {}
+            Probe::Readiness => {
+                let readiness = if *success { Readiness::Ready } else { Readiness::Unready };
+                self.statuses.set_container_readiness(pod, container, readiness, context);
+            }
+            Probe::Startup => {
+                let startup = if *success { Startup::Started } else { Startup::NotStarted };
+                self.statuses.set_container_startup(pod, container, startup, context);
+            }
+        }
+        self.touched.insert(pod.clone());
+    }
+
+    /// Starts the end of a pod, or hastens it. What was starting is cancelled.
+    pub(super) fn terminate(&mut self, uid: &PodUid, cause: Cause, grace_secs: i64, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        self.touched.insert(uid.clone());
+        let asked = Grace::starting(grace_secs, now);
+        match record.lifecycle {
+            Lifecycle::Waiting | Lifecycle::Syncing => {
+                record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
+                record.waiting.clear();
+                let starting: Vec<_> =
+                    record.flights.iter().filter(|(_, flight)| may_be_cancelled(&flight.op)).collect();
+                let keys: Vec<_> = starting.into_iter().map(|(key, flight)| (key.clone(), flight.id)).collect();
+                for (key, id) in keys {
+                    record.flights.remove(&key);
+                    self.outbox.cancel(id);
+                }
+                for id in self.images.forget_pod(uid) {
+                    self.outbox.cancel(id);
+                }
+            }
+            Lifecycle::Terminating { grace, cause } => {
+                let shrunk = grace.shrunk_to(asked);
+                if shrunk == grace {
+                    return;
+                }
+                record.enter(Lifecycle::Terminating { grace: shrunk, cause }, now);
+                // Stops under way were given more time than is left now: they are sent again.
+                let stops = record.flights.extract_if(.., |_, flight| matches!(flight.op, Op::StopContainer { .. }));
+                for (_, flight) in stops {
+                    self.outbox.cancel(flight.id);
+                }
+            }
+            // It had completed and was kept for its readers; now its traces may go.
+            Lifecycle::Terminated { .. } => record.enter(Lifecycle::Terminated { cause }, now),
+            Lifecycle::Finished { .. } => record.enter(Lifecycle::Finished { cause }, now),
+        }
+    }
+
+    /// A pod only the runtime or the disk knows: it is stopped and its traces are removed.
+    pub(super) fn adopt_orphan(&mut self, id: PodRef, now: Now) {
+        let pod = Arc::new(Pod {
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                name: Some(id.name.to_string()),
+                namespace: Some(id.namespace.to_string()),
+                uid: Some(id.uid.to_string()),
+                ..Default::default()
+            },
+            ..Pod::default()
+        });
+        let arrival = self.outbox.next_arrival();
+        let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
+        record.look = Look::Wanted;
+        // Upstream gives a pod nobody knows one second.
+        record.enter(Lifecycle::Terminating { grace: Grace::starting(1, now), cause: Cause::Orphaned }, now);
+        // Whatever it had on disk is unknown, so all of it is torn down.
+        record.prepared = crate::pod::Preparation::Volumes;
+        self.touched.insert(id.uid.clone());
+        self.records.entry(id.uid).or_insert(record);
+    }
+}
+
+/// Cutting these off leaves nothing half-done that a later look would not show.
+fn may_be_cancelled(op: &Op) -> bool {
+    matches!(op, Op::PullImage { .. } | Op::InspectImage { .. } | Op::SetUpVolumes { .. } | Op::MakePodDirs { .. })
+}
+
+pub fn pod_ref(pod: &Pod) -> PodRef {
+    PodRef {
+        uid: PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default()),
+        namespace: pod.metadata.namespace.as_deref().unwrap_or("default").into(),
+        name: pod.metadata.name.as_deref().unwrap_or_default().into(),
+    }
+}

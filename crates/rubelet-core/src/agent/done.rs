@@ -1,0 +1,306 @@
+//! An effect is over: what does its answer mean for the pod, the image or the node that waited for it?
+//!
+//! Owns: the transitions that answers cause, and the events users read about them. Never: plans the next step.
+
+use std::sync::Arc;
+
+use crate::{
+    agent::{Agent, outbox::Owner},
+    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
+    id::PodUid,
+    observation::{ContainerState, Listing, PodFacts},
+    pod::{Cleared, Failure, Flight, Key, Look, Meanwhile, PodRecord, Preparation, status::Waiting, sync_pod::event},
+    time::Now,
+};
+
+impl Agent {
+    pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        if let Err(error) = &result
+            && error.kind == ErrorKind::Unavailable
+        {
+            self.node.suspect_runtime(now);
+        }
+        match self.outbox.answered(id) {
+            // Cancelled, given up, or an answer that came twice.
+            None => {}
+            Some(Owner::Node) => self.node_done(id, result, now),
+            Some(Owner::Image) => self.image_done(id, result, now),
+            Some(Owner::Pod(uid)) => self.pod_done(id, &uid, result, now),
+        }
+    }
+
+    fn node_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        if self.node.check.is(id) {
+            self.runtime_checked(result, now);
+        } else if self.node.relist.is(id) {
+            self.node.relisted(now);
+            if let Ok(Facts::Listing(listing)) = result {
+                self.handle_listing(listing, now);
+            }
+        } else if self.node.list_dirs.is(id) {
+            self.node.dirs_listed(now);
+            if let Ok(Facts::PodDirs { uids, log_dirs }) = result {
+                self.adopt_directories(uids, &log_dirs, now);
+            }
+        }
+    }
+
+    fn runtime_checked(&mut self, result: Result<Facts, EffectError>, now: Now) {
+        let was_ready = self.node.is_ready();
+        let status = result.and_then(|facts| match facts {
+            Facts::Runtime(status) => Ok(status),
+            other => Err(EffectError { kind: ErrorKind::Retry, message: format!("unexpected answer {other:?}") }),
+        });
+        let has_become_ready = self.node.checked(&status, now);
+        if has_become_ready {
+            let uids: Vec<_> = self.records.keys().cloned().collect();
+            for uid in uids {
+                self.want_look(&uid);
+            }
+        }
+        if was_ready != self.node.is_ready() {
+            let (severity, reason, message) = match &self.node.runtime_problem {
+                Some(problem) => {
+                    (Severity::Warning, "NodeNotReady", format!("container runtime is down: {}", problem.message))
+                }
+                None => {
+                    let name = format!("{} {}", self.node.status.name, self.node.status.version);
+                    (Severity::Normal, "NodeReady", format!("container runtime is up: {name}"))
+                }
+            };
+            self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
+            self.touched.extend(self.records.keys().cloned());
+        }
+    }
+
+    fn handle_listing(&mut self, listing: Listing, now: Now) {
+        let differs: Vec<PodUid> = self
+            .records
+            .values()
+            .filter(|record| match (&record.facts, listing.pods.get(&record.id.uid)) {
+                (Some(facts), Some(listed)) => !listed.agrees_with(facts),
+                (Some(facts), None) => !facts.sandboxes.is_empty() || !facts.containers.is_empty(),
+                (None, _) => false,
+            })
+            .map(|record| record.id.uid.clone())
+            .collect();
+        for uid in differs {
+            self.want_look(&uid);
+        }
+        let is_first = self.node.listing.is_none();
+        self.node.take_listing(listing);
+        if is_first {
+            self.touched.extend(self.records.keys().cloned());
+        }
+        self.handle_pod_cleanups(now);
+    }
+
+    fn image_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        let result = result.map(|facts| match facts {
+            Facts::Image(image) => image,
+            _ => None,
+        });
+        if let Some((uid, steps)) = self.images.done(id, &result, now) {
+            self.touched.insert(uid);
+            self.send_image_steps(steps, now);
+        }
+    }
+
+    fn pod_done(&mut self, id: EffectId, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if let Look::UnderWay { id: look_id, meanwhile, .. } = record.look
+            && look_id == id
+        {
+            record.look = if meanwhile == Meanwhile::Nothing { Look::Idle } else { Look::Wanted };
+            match result {
+                Ok(Facts::Pod(facts)) => take_in(record, facts, meanwhile, now),
+                // Whatever the reason, nothing is known: look again, not at once.
+                Ok(_) | Err(_) => record.look_failed(now),
+            }
+            self.touched.insert(uid.clone());
+            return;
+        }
+        let Some(key) = record.flights.iter().find(|(_, flight)| flight.id == id).map(|(key, _)| key.clone()) else {
+            return;
+        };
+        let flight = record.flights.remove(&key).expect("the key was just found");
+        for event in settle(record, &key, &flight, result, now) {
+            self.outbox.record(event);
+        }
+        if let Op::StartContainer(order) = &flight.op {
+            self.images.forget(uid, &order.container);
+        }
+        // After a change the pod is looked at, whatever the answer was.
+        record.is_fresh = false;
+        record.want_look(Meanwhile::Change);
+        self.touched.insert(uid.clone());
+    }
+
+    /// Answers that never came are taken as failures, at the moment they are given up.
+    pub(super) fn give_up_lost(&mut self, now: Now) {
+        let lost = || Err(EffectError { kind: ErrorKind::Retry, message: "no answer in time".to_owned() });
+        let mut overdue = Vec::new();
+        for record in self.records.values() {
+            let flights = record.flights.values().filter(|flight| flight.give_up_at <= now.uptime);
+            overdue.extend(flights.map(|flight| flight.id));
+            if let Look::UnderWay { id, give_up_at, .. } = record.look
+                && give_up_at <= now.uptime
+            {
+                overdue.push(id);
+            }
+        }
+        for id in overdue {
+            self.handle_done(id, lost(), now);
+        }
+    }
+}
+
+/// A new look at the pod.
+fn take_in(record: &mut PodRecord, facts: PodFacts, meanwhile: Meanwhile, now: Now) {
+    record.failures.remove(&LOOK);
+    record.ended.retain(|id, _| facts.containers.iter().any(|container| container.id == *id));
+    record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
+    for container in &facts.containers {
+        match &container.state {
+            ContainerState::Exited(exit) => {
+                let ended = now.uptime.saturating_sub(now.wall_since(exit.finished_at));
+                record.ended.entry(container.id.clone()).or_insert(ended);
+            }
+            ContainerState::Running { .. } => {
+                record.waiting.remove(&container.name);
+            }
+            ContainerState::Created | ContainerState::Unknown => {}
+        }
+    }
+    record.facts = Some(Arc::new(facts));
+    record.is_fresh = meanwhile != Meanwhile::Change;
+}
+
+/// The key under which a failing look waits; no mutating effect uses an empty name.
+const LOOK: Key = Key::Container(String::new());
+
+impl PodRecord {
+    fn look_failed(&mut self, now: Now) {
+        let failure = Failure::after(self.failures.get(&LOOK), "the runtime could not be asked".to_owned(), now);
+        self.failures.insert(LOOK, failure);
+        self.look = Look::Wanted;
+    }
+
+    /// A look is wanted and not held back by an earlier failure.
+    pub(super) fn may_look(&self, now: Now) -> bool {
+        self.look == Look::Wanted && !self.is_busy(&LOOK, now)
+    }
+}
+
+/// Enters the outcome of a mutating effect into the record; returns what to tell.
+fn settle(
+    record: &mut PodRecord,
+    key: &Key,
+    flight: &Flight,
+    result: Result<Facts, EffectError>,
+    now: Now,
+) -> Vec<EventRecord> {
+    let error = match result {
+        Ok(_) => None,
+        // What was to be stopped or removed is not there: that is what was wanted.
+        Err(error) if error.kind == ErrorKind::Gone && is_ending(&flight.op) => None,
+        Err(error) => Some(error),
+    };
+    let Some(error) = error else {
+        record.failures.remove(key);
+        return succeeded(record, &flight.op);
+    };
+    let failure = Failure::after(record.failures.get(key), error.message.clone(), now);
+    record.failures.insert(key.clone(), failure);
+    failed(record, &flight.op, &error)
+}
+
+fn is_ending(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::StopContainer { .. } | Op::RemoveContainer { .. }
+    )
+}
+
+fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
+    let said = |record: &PodRecord, name: &str, reason: &str, message: &str| {
+        event(record, name, Severity::Normal, reason, message)
+    };
+    match op {
+        Op::MakePodDirs { .. } => record.prepared = Preparation::Directories,
+        Op::SetUpVolumes { .. } => record.prepared = Preparation::Volumes,
+        Op::TearDownVolumes { .. } => record.prepared = Preparation::Nothing,
+        Op::RemovePodDir { .. } => record.cleared = Cleared::PodDir,
+        Op::RemoveLogDir { .. } => record.cleared = Cleared::All,
+        Op::StopSandbox { id, .. } => {
+            record.stopped_sandboxes.insert(id.clone());
+        }
+        Op::StartContainer(order) => {
+            record.waiting.remove(&order.container);
+            return vec![
+                said(record, &order.container, "Created", "Container created"),
+                said(record, &order.container, "Started", "Container started"),
+            ];
+        }
+        Op::ResumeContainer { name, .. } => {
+            record.waiting.remove(name);
+            return vec![said(record, name, "Started", "Container started")];
+        }
+        Op::RunSandbox(_)
+        | Op::RemoveSandbox { .. }
+        | Op::StopContainer { .. }
+        | Op::RemoveContainer { .. }
+        | Op::PullImage { .. }
+        | Op::CheckRuntime
+        | Op::Relist
+        | Op::InspectPod { .. }
+        | Op::InspectImage { .. }
+        | Op::ListPodDirs => {}
+    }
+    Vec::new()
+}
+
+fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventRecord> {
+    let about_pod = |reason: &str, message: String| EventRecord {
+        about: About::Pod(record.id.clone()),
+        severity: Severity::Warning,
+        reason: reason.to_owned(),
+        message,
+    };
+    match op {
+        Op::StartContainer(order) => start_failed(record, &order.container, error),
+        Op::ResumeContainer { name, .. } => start_failed(record, name, error),
+        Op::RunSandbox(_) => {
+            vec![about_pod("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {}", error.message))]
+        }
+        Op::MakePodDirs { .. } => {
+            vec![about_pod("Failed", format!("error making pod data directories: {}", error.message))]
+        }
+        Op::SetUpVolumes { .. } => vec![about_pod("FailedMount", error.message.clone())],
+        Op::StopContainer { .. } | Op::StopSandbox { .. } => {
+            vec![about_pod("FailedKillPod", format!("error killing pod: {}", error.message))]
+        }
+        Op::TearDownVolumes { .. } => vec![about_pod("FailedUnMount", error.message.clone())],
+        // Tried again until it works; the log has every try.
+        Op::RemoveSandbox { .. }
+        | Op::RemoveContainer { .. }
+        | Op::RemovePodDir { .. }
+        | Op::RemoveLogDir { .. }
+        | Op::PullImage { .. }
+        | Op::CheckRuntime
+        | Op::Relist
+        | Op::InspectPod { .. }
+        | Op::InspectImage { .. }
+        | Op::ListPodDirs => Vec::new(),
+    }
+}
+
+fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<EventRecord> {
+    let reason = match &error.kind {
+        ErrorKind::Reject(reason) => *reason,
+        ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::RunContainerError,
+    };
+    let waiting = Waiting { reason: reason.as_str().to_owned(), message: error.message.clone() };
+    record.waiting.insert(name.to_owned(), waiting);
+    vec![event(record, name, Severity::Warning, "Failed", format!("Error: {}", error.message))]
+}

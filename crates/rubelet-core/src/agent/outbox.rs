@@ -1,0 +1,102 @@
+//! What leaves the core this turn, and who waits for which answer.
+//!
+//! Owns: effect ids and deadlines. Never: decides that something be done.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    effect::{Effect, EffectId, EventRecord, Op},
+    id::PodUid,
+    settings::Settings,
+    time::{Now, Uptime},
+};
+
+/// A look that lasts longer than this is as bad as none.
+const LOOK_DEADLINE: Duration = Duration::from_secs(30);
+/// The shortest question there is; a runtime that cannot answer it in time is not ready.
+const CHECK_DEADLINE: Duration = Duration::from_secs(10);
+/// File operations of one pod.
+const DISK_DEADLINE: Duration = Duration::from_secs(123);
+/// Upstream lets a pull last for ever; this is for ever with an end.
+const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+/// How long after its deadline an effect that never answered is given up.
+const LOST_AFTER: Duration = Duration::from_secs(10);
+
+/// Whose effect it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Node,
+    /// A look, or an effect in the pod's `flights`.
+    Pod(PodUid),
+    Image,
+}
+
+#[derive(Debug, Default)]
+pub struct Outbox {
+    effects: Vec<Effect>,
+    last_id: u64,
+    owners: BTreeMap<EffectId, Owner>,
+    /// How many pods have arrived so far.
+    pub arrivals: u64,
+    /// When the next queued pull may start, if it waits for the registry's rate.
+    pub pulls_at: Option<Uptime>,
+}
+
+impl Outbox {
+    /// Sends an effect; returns its id and when to give up on its answer.
+    pub fn send(&mut self, owner: Owner, op: Op, reason: String, settings: &Settings, now: Now) -> (EffectId, Uptime) {
+        self.last_id += 1;
+        let id = EffectId(self.last_id);
+        let deadline = deadline(&op, settings);
+        self.owners.insert(id, owner);
+        self.effects.push(Effect::Do { id, op, deadline, reason });
+        (id, now.uptime + deadline + LOST_AFTER)
+    }
+
+    pub fn cancel(&mut self, id: EffectId) {
+        if self.owners.remove(&id).is_some() {
+            self.effects.push(Effect::Cancel(id));
+        }
+    }
+
+    pub fn record(&mut self, event: EventRecord) {
+        self.effects.push(Effect::Record(event));
+    }
+
+    /// Who waits for this answer; `None` when nobody does any more.
+    pub fn answered(&mut self, id: EffectId) -> Option<Owner> {
+        self.owners.remove(&id)
+    }
+
+    pub fn next_arrival(&mut self) -> u64 {
+        self.arrivals += 1;
+        self.arrivals
+    }
+
+    pub fn drain(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+}
+
+fn deadline(op: &Op, settings: &Settings) -> Duration {
+    let request = settings.runtime_request_timeout;
+    match op {
+        Op::CheckRuntime => CHECK_DEADLINE,
+        Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } => LOOK_DEADLINE,
+        Op::ListPodDirs
+        | Op::MakePodDirs { .. }
+        | Op::SetUpVolumes { .. }
+        | Op::TearDownVolumes { .. }
+        | Op::RemovePodDir { .. }
+        | Op::RemoveLogDir { .. } => DISK_DEADLINE,
+        Op::PullImage { .. } => PULL_DEADLINE,
+        // As upstream: a sandbox may need its image and a network first.
+        Op::RunSandbox(_) => request * 2,
+        // Two calls.
+        Op::StartContainer(_) => request * 2,
+        Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::ResumeContainer { .. } | Op::RemoveContainer { .. } => {
+            request
+        }
+        Op::StopContainer { grace_secs, .. } => request + Duration::from_secs(grace_secs.unsigned_abs()),
+    }
+}

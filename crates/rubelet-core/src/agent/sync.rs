@@ -1,0 +1,382 @@
+//! A turn's end: what time has changed, and the next step of every pod that was touched.
+//!
+//! Owns: turning plans into effects. Never: decides for a pod; `pod/sync_pod.rs` and `pod/termination.rs` do.
+//! Upstream: HandlePodSyncs, `podWorkerLoop`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use crate::{
+    agent::{Agent, outbox::Owner},
+    effect::{About, EventRecord, Op, Severity},
+    explain,
+    id::PodUid,
+    images::ImageSteps,
+    manifest,
+    node::Routine,
+    observation::PodFacts,
+    pod::{
+        Cause, Flight, Lifecycle, Look, Meanwhile, Plan, Planned, PodRecord, Preparation, Wanted,
+        restart::CrashLoop,
+        status::{self, Stage, StatusInput},
+        sync_pod::{self, Context},
+        termination,
+    },
+    status_manager,
+    time::Now,
+};
+
+impl Agent {
+    pub(super) fn handle_time(&mut self, now: Now) {
+        self.give_up_lost(now);
+        let due = self.records.values().filter(|record| record.wake_at.is_some_and(|moment| moment <= now.uptime));
+        self.touched.extend(due.map(|record| record.id.uid.clone()));
+        let (touched, events) = self.images.on_time(now);
+        self.touched.extend(touched);
+        for event in events {
+            self.outbox.record(event);
+        }
+        if self.node.check.is_due(now) {
+            let (id, give_up_at) = self.send_node(Op::CheckRuntime, "is the runtime there?", now);
+            self.node.check = Routine::UnderWay { id, give_up_at };
+        }
+        if !self.node.is_ready() {
+            return;
+        }
+        if self.node.relist.is_due(now) {
+            let (id, give_up_at) = self.send_node(Op::Relist, "has anything changed?", now);
+            self.node.relist = Routine::UnderWay { id, give_up_at };
+        }
+        if self.node.list_dirs.is_due(now) {
+            let (id, give_up_at) = self.send_node(Op::ListPodDirs, "does anything on disk have no owner?", now);
+            self.node.list_dirs = Routine::UnderWay { id, give_up_at };
+        }
+        if self.node.housekeeping_at <= now.uptime {
+            self.handle_housekeeping(now);
+        }
+    }
+
+    /// Plans every touched pod; one pod's end may let another start, so it goes on until nobody is left.
+    pub(super) fn handle_pod_syncs(&mut self, now: Now) {
+        let mut seen = BTreeSet::new();
+        while let Some(uid) = self.touched.pop_first() {
+            seen.insert(uid.clone());
+            self.sync_pod(&uid, now);
+        }
+        let (steps, pulls_at) = self.images.next_pulls(&self.settings, now);
+        self.outbox.pulls_at = pulls_at;
+        self.send_image_steps(steps, now);
+        self.publish(seen, now);
+    }
+
+    fn sync_pod(&mut self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if record.lifecycle == Lifecycle::Waiting && !self.may_start(uid, now) {
+            return;
+        }
+        self.start_look(uid, now);
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(facts) = record.facts.clone() else {
+            record.wake_at = record.next_retry(now);
+            return;
+        };
+        let is_terminal = self.update_status(uid, &facts, now);
+        let Some(record) = self.records.get(uid) else { return };
+        if is_terminal && record.lifecycle == Lifecycle::Syncing && record.fresh_facts().is_some() {
+            let grace_secs = record.grace_secs();
+            self.terminate(uid, Cause::Completed, grace_secs, now);
+        }
+        self.plan_pod(uid, now);
+    }
+
+    /// A pod may start once the runtime was listed (so that an older pod of its name is known) and its name is free.
+    fn may_start(&mut self, uid: &PodUid, now: Now) -> bool {
+        self.adopt_namesakes(uid, now);
+        let record = &self.records[uid];
+        let blocked = if self.node.listing.is_none() {
+            Some("the first look at the runtime".to_owned())
+        } else {
+            self.name_holder(record)
+                .map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid))
+        };
+        let is_blocked = blocked.is_some();
+        let record = self.records.get_mut(uid).expect("the caller found it");
+        record.blocked = blocked;
+        if !is_blocked {
+            record.enter(Lifecycle::Syncing, now);
+            self.warn_of_unsupported(uid);
+        }
+        !is_blocked
+    }
+
+    /// A pod of this name that only the runtime has is an older version of it, whatever other sources may still say.
+    fn adopt_namesakes(&mut self, uid: &PodUid, now: Now) {
+        let Some(listing) = &self.node.listing else { return };
+        let id = &self.records[uid].id;
+        let namesakes = listing.pods.values().map(|listed| &listed.pod).filter(|other| {
+            other.name == id.name
+                && other.namespace == id.namespace
+                && !self.records.contains_key(&other.uid)
+                && !self.node.was_gone_after(&other.uid, listing.looked_at)
+        });
+        for other in namesakes.cloned().collect::<Vec<_>>() {
+            self.adopt_orphan(other, now);
+        }
+    }
+
+    /// Another pod that has this pod's name: one that is not over yet, or came first.
+    fn name_holder(&self, record: &PodRecord) -> Option<&PodRecord> {
+        self.records.values().find(|other| {
+            let same_name = other.id.name == record.id.name && other.id.namespace == record.id.namespace;
+            same_name
+                && other.id.uid != record.id.uid
+                && match other.lifecycle {
+                    Lifecycle::Waiting => other.arrival < record.arrival,
+                    Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
+                    Lifecycle::Terminated { .. } => other.prepared != Preparation::Nothing,
+                    Lifecycle::Finished { .. } => false,
+                }
+        })
+    }
+
+    fn warn_of_unsupported(&mut self, uid: &PodUid) {
+        let record = &self.records[uid];
+        let fields = manifest::unsupported(&record.pod);
+        if !fields.is_empty() {
+            self.outbox.record(EventRecord {
+                about: About::Pod(record.id.clone()),
+                severity: Severity::Warning,
+                reason: "UnsupportedFields".to_owned(),
+                message: format!("the pod runs, but this agent does not act on: {}", fields.join(", ")),
+            });
+        }
+    }
+
+    pub(super) fn want_look(&mut self, uid: &PodUid) {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.want_look(Meanwhile::Hint);
+            self.touched.insert(uid.clone());
+        }
+    }
+
+    fn start_look(&mut self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if !self.node.is_ready() || !record.may_look(now) {
+            return;
+        }
+        let op = Op::InspectPod { pod: record.id.clone() };
+        let owner = Owner::Pod(uid.clone());
+        let (id, give_up_at) =
+            self.outbox.send(owner, op, "something may have changed".to_owned(), &self.settings, now);
+        record.look = Look::UnderWay { id, give_up_at, meanwhile: Meanwhile::Nothing };
+    }
+
+    /// Computes the pod's status and hands it to the status manager; says whether the pod has come to its end.
+    fn update_status(&mut self, uid: &PodUid, facts: &PodFacts, now: Now) -> bool {
+        let record = &self.records[uid];
+        if record.pod.spec.is_none() {
+            return false;
+        }
+        let mut waiting = record.waiting.clone();
+        let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
+        for name in names {
+            if let Some(for_image) = self.images.waiting(uid, name) {
+                waiting.insert(name.clone(), for_image.clone());
+            }
+        }
+        let previous = self.statuses.pod_status(uid, &self.pods).map(Arc::as_ref);
+        let status = status::pod_status(&StatusInput {
+            pod: &record.pod,
+            facts,
+            previous,
+            waiting: &waiting,
+            stage: stage(&record.lifecycle),
+            host_ips: &self.settings.host_ips,
+            runtime: &self.node.status.name,
+            failed: None,
+            now,
+        });
+        let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
+        let context = status_manager::Context { pods: &self.pods, now };
+        self.statuses.set_pod_status(&record.pod, status, context);
+        is_terminal
+    }
+
+    fn plan_pod(&mut self, uid: &PodUid, now: Now) {
+        let record = &self.records[uid];
+        let Some(problem) = &self.node.runtime_problem else {
+            let plan = record.fresh_facts().map(|facts| self.plan_of(record, facts, now));
+            return match plan {
+                Some(plan) => self.carry_out(uid, plan, now),
+                None => self.rest(uid, None, now),
+            };
+        };
+        let blocked = format!("the container runtime: {}", problem.message);
+        self.rest(uid, Some(blocked), now);
+    }
+
+    fn plan_of(&self, record: &PodRecord, facts: &PodFacts, now: Now) -> Plan {
+        match record.lifecycle {
+            Lifecycle::Waiting => Plan::default(),
+            Lifecycle::Syncing => {
+                let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
+                let context = Context { images: &self.images, network_problem, settings: &self.settings };
+                sync_pod::plan(record, facts, context, now)
+            }
+            Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),
+            Lifecycle::Terminated { cause } | Lifecycle::Finished { cause } => {
+                termination::ended(record, facts, cause, now)
+            }
+        }
+    }
+
+    fn carry_out(&mut self, uid: &PodUid, plan: Plan, now: Now) {
+        for event in plan.events {
+            self.outbox.record(event);
+        }
+        for planned in plan.steps {
+            self.send_planned(uid, planned, now);
+        }
+        let record = self.records.get_mut(uid).expect("a plan is for a known pod");
+        let id = record.id.clone();
+        let has_news = plan.waiting.iter().any(|(name, waiting)| record.waiting.get(name) != Some(waiting));
+        record.waiting.extend(plan.waiting);
+        record.wake_at = plan.wake_at;
+        let has_moved = plan.next.as_ref().is_some_and(|next| *next != record.lifecycle);
+        if let Some(next) = plan.next {
+            record.enter(next, now);
+        }
+        self.rest(uid, plan.blocked, now);
+        for want in plan.images {
+            let container = want.container.clone();
+            if let Some(op) = self.images.want(&id, want, now) {
+                let steps = ImageSteps { ops: vec![(uid.clone(), container, op)], events: Vec::new() };
+                self.send_image_steps(steps, now);
+            }
+        }
+        if plan.is_gone {
+            self.let_go(uid, now);
+        } else if has_moved || has_news {
+            if has_moved {
+                self.lifecycle_moved(uid, now);
+            }
+            self.touched.insert(uid.clone());
+        }
+    }
+
+    /// Nothing to do for this pod until something happens or its time comes.
+    fn rest(&mut self, uid: &PodUid, blocked: Option<String>, now: Now) {
+        let record = self.records.get_mut(uid).expect("the caller found it");
+        let planned = record.wake_at.filter(|moment| *moment > now.uptime);
+        record.wake_at = planned.into_iter().chain(record.next_retry(now)).min();
+        record.blocked = blocked;
+    }
+
+    fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {
+        let record = &self.records[uid];
+        if matches!(record.lifecycle, Lifecycle::Terminated { .. }) && record.pod.spec.is_some() {
+            let context = status_manager::Context { pods: &self.pods, now };
+            self.statuses.terminate_pod(&record.pod, context);
+        }
+        // A pod of the same name may have waited for this.
+        let waiting = self.records.values().filter(|other| other.lifecycle == Lifecycle::Waiting);
+        self.touched.extend(waiting.map(|other| other.id.uid.clone()));
+    }
+
+    /// The last trace is gone. A pod that is wanted again starts over.
+    fn let_go(&mut self, uid: &PodUid, now: Now) {
+        let record = self.records.remove(uid).expect("the caller found it");
+        if let Look::UnderWay { id, .. } = record.look {
+            self.outbox.cancel(id);
+        }
+        for id in self.images.forget_pod(uid) {
+            self.outbox.cancel(id);
+        }
+        self.node.gone.insert(uid.clone(), now.uptime);
+        self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
+        if let Wanted::By(source) = record.wanted
+            && let Some(pod) = self.pods.pod_by_uid(uid).cloned()
+        {
+            let arrival = self.outbox.next_arrival();
+            let mut again = PodRecord::new(record.id, pod, Wanted::By(source), arrival, now);
+            again.look = Look::Wanted;
+            self.records.insert(uid.clone(), again);
+            self.touched.insert(uid.clone());
+        }
+        let waiting = self.records.values().filter(|other| other.lifecycle == Lifecycle::Waiting);
+        self.touched.extend(waiting.map(|other| other.id.uid.clone()));
+    }
+
+    pub(super) fn send_planned(&mut self, uid: &PodUid, planned: Planned, now: Now) {
+        let Planned { key, op, reason } = planned;
+        let record = self.records.get_mut(uid).expect("a plan is for a known pod");
+        if record.flights.contains_key(&key) {
+            return;
+        }
+        if let Op::StartContainer(order) = &op {
+            note_restart(record, &order.container, &self.settings, now);
+        }
+        let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
+        record.flights.insert(key, Flight { id, op, give_up_at });
+    }
+
+    pub(super) fn send_image_steps(&mut self, steps: ImageSteps, now: Now) {
+        for event in steps.events {
+            self.outbox.record(event);
+        }
+        for (uid, container, op) in steps.ops {
+            let reason = format!("container {container} needs it");
+            let (id, _) = self.outbox.send(Owner::Image, op.clone(), reason, &self.settings, now);
+            self.images.under_way(&uid, &container, &op, id, now);
+        }
+    }
+
+    fn send_node(&mut self, op: Op, reason: &str, now: Now) -> (crate::effect::EffectId, crate::time::Uptime) {
+        self.outbox.send(Owner::Node, op, reason.to_owned(), &self.settings, now)
+    }
+
+    /// Readers get a new picture of the pods that were touched.
+    fn publish(&mut self, seen: BTreeSet<PodUid>, now: Now) {
+        let node = explain::node_view(&self.settings, &self.node, &self.config);
+        if seen.is_empty() && node == self.snapshot.node {
+            return;
+        }
+        let snapshot = Arc::make_mut(&mut self.snapshot);
+        snapshot.node = node;
+        for uid in seen {
+            match self.records.get(&uid) {
+                Some(record) => {
+                    let status = self.statuses.pod_status(&uid, &self.pods).cloned().unwrap_or_default();
+                    let view = explain::pod_view(record, status, &self.images, now);
+                    snapshot.pods.insert(uid, Arc::new(view));
+                }
+                None => {
+                    snapshot.pods.remove(&uid);
+                }
+            }
+        }
+    }
+}
+
+/// A container that ran is started again: its next crash waits longer.
+fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::Settings, now: Now) {
+    let Some(facts) = &record.facts else { return };
+    let Some(ended) = facts.newest_container(name).and_then(|newest| record.ended.get(&newest.id)) else { return };
+    let all = record.init_containers().iter().chain(record.containers());
+    let image = all.into_iter().find(|each| each.name == name).and_then(|each| each.image.as_deref());
+    let crash_loop = CrashLoop::after_restart(
+        record.crash_loops.get(name),
+        image.unwrap_or_default(),
+        *ended,
+        settings.max_container_restart_period,
+        now.uptime,
+    );
+    record.crash_loops.insert(name.to_owned(), crash_loop);
+}
+
+fn stage(lifecycle: &Lifecycle) -> Stage {
+    match lifecycle {
+        Lifecycle::Waiting | Lifecycle::Syncing => Stage::Syncing,
+        Lifecycle::Terminating { .. } => Stage::Terminating,
+        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
+    }
+}

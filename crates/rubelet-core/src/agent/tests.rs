@@ -1,0 +1,263 @@
+//! The agent turn by turn: events in, effects out, every answer given by hand.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    agent::Agent,
+    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts, Op},
+    event::{Event, Source},
+    id::{PodRef, PodUid},
+    observation::{ListedPod, Listing, PodFacts, RuntimeStatus, SandboxState},
+    settings::Settings,
+    test_support::{facts, later, mk_pod},
+    time::Now,
+};
+
+/// An agent, the seconds since it began, and what it has asked for and not been told yet.
+struct Turns {
+    agent: Agent,
+    at_secs: u64,
+    asked: Vec<(EffectId, Op)>,
+}
+
+impl Turns {
+    fn new(settings: Settings) -> Self {
+        let mut turns = Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new() };
+        turns.happens(Event::Due);
+        turns
+    }
+
+    fn now(&self) -> Now {
+        later(self.at_secs)
+    }
+
+    fn happens(&mut self, event: Event) {
+        for effect in self.agent.handle(self.now(), event) {
+            match effect {
+                Effect::Do { id, op, .. } => self.asked.push((id, op)),
+                Effect::Cancel(id) => self.asked.retain(|(asked, _)| *asked != id),
+                Effect::Record(_) => {}
+            }
+        }
+        let wake_at = self.agent.wake_at(self.now());
+        assert!(wake_at > self.now().uptime, "the agent would spin: it wants to be woken at {wake_at:?}");
+    }
+
+    fn config(&mut self, pods: &[Pod]) {
+        let pods = pods.iter().cloned().map(Arc::new).collect();
+        self.happens(Event::Config { source: Source::File, pods });
+    }
+
+    /// Answers the only thing asked that fits.
+    fn answer(&mut self, name: &str, result: Result<Facts, EffectError>) {
+        let position = self.asked.iter().position(|(_, op)| named(op) == name);
+        let position = position.unwrap_or_else(|| panic!("nobody asked for {name}: {:?}", self.pending()));
+        let (id, _) = self.asked.remove(position);
+        self.happens(Event::Done { id, result });
+    }
+
+    fn pending(&self) -> Vec<&'static str> {
+        self.asked.iter().map(|(_, op)| named(op)).collect()
+    }
+
+    /// A runtime that answers, with this much in it.
+    fn runtime_is_up(&mut self, listed: &[ListedPod]) {
+        let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
+        self.answer("check", Ok(Facts::Runtime(status)));
+        self.relisted(listed);
+    }
+
+    fn relisted(&mut self, listed: &[ListedPod]) {
+        let pods = listed.iter().map(|listed| (listed.pod.uid.clone(), listed.clone())).collect();
+        self.answer("relist", Ok(Facts::Listing(Listing { looked_at: self.now().uptime, pods })));
+    }
+
+    fn inspected(&mut self, text: &str) {
+        let facts = PodFacts { looked_at: self.now().uptime, ..facts(text) };
+        self.answer("inspect", Ok(Facts::Pod(facts)));
+    }
+
+    fn lifecycle(&self, uid: &str) -> String {
+        let snapshot = self.agent.snapshot();
+        snapshot.pods.get(&PodUid::new(uid)).map_or("unknown".to_owned(), |view| view.lifecycle.clone())
+    }
+}
+
+fn named(op: &Op) -> &'static str {
+    match op {
+        Op::CheckRuntime => "check",
+        Op::Relist => "relist",
+        Op::InspectPod { .. } => "inspect",
+        Op::InspectImage { .. } => "inspect image",
+        Op::ListPodDirs => "list dirs",
+        Op::MakePodDirs { .. } => "make dirs",
+        Op::SetUpVolumes { .. } => "set up volumes",
+        Op::TearDownVolumes { .. } => "tear down volumes",
+        Op::RemovePodDir { .. } => "remove pod dir",
+        Op::RemoveLogDir { .. } => "remove log dir",
+        Op::PullImage { .. } => "pull image",
+        Op::RunSandbox(_) => "run sandbox",
+        Op::StopSandbox { .. } => "stop sandbox",
+        Op::RemoveSandbox { .. } => "remove sandbox",
+        Op::StartContainer(_) => "start container",
+        Op::ResumeContainer { .. } => "resume container",
+        Op::StopContainer { .. } => "stop container",
+        Op::RemoveContainer { .. } => "remove container",
+    }
+}
+
+fn web(uid: &str) -> Pod {
+    let mut pod = mk_pod("always | static | main a");
+    pod.metadata.uid = Some(uid.to_owned());
+    pod
+}
+
+fn listed(uid: &str, name: &str) -> ListedPod {
+    ListedPod {
+        pod: PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: name.into() },
+        sandboxes: BTreeMap::from([("sb0".into(), SandboxState::Ready)]),
+        containers: BTreeMap::new(),
+    }
+}
+
+fn unavailable() -> Result<Facts, EffectError> {
+    Err(EffectError { kind: ErrorKind::Unavailable, message: "connection refused".to_owned() })
+}
+
+#[test]
+fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    assert_eq!(turns.pending(), ["check"], "nothing happens before the runtime is known");
+    turns.runtime_is_up(&[]);
+    let mut order = Vec::new();
+    turns.inspected("sandbox gone");
+    for (step, state) in [
+        ("make dirs", "sandbox gone"),
+        ("set up volumes", "sandbox gone"),
+        ("run sandbox", "sandbox ready 1s"),
+    ] {
+        turns.answer(step, Ok(Facts::Nothing));
+        order.push(step);
+        turns.inspected(state);
+    }
+    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
+    turns.answer("start container", Ok(Facts::Nothing));
+    turns.inspected("sandbox ready 1s; a: running 0s");
+    assert_eq!(turns.pending(), ["list dirs"]);
+    let snapshot = turns.agent.snapshot();
+    let view = &snapshot.pods[&PodUid::new("u1")];
+    assert_eq!(view.status.phase.as_deref(), Some("Running"));
+    assert!(view.steps.iter().all(|step| step.state == crate::snapshot::StepState::Done), "{:#?}", view.steps);
+}
+
+#[test]
+fn nothing_is_cleaned_up_before_every_source_has_spoken() {
+    let settings = Settings { sources: vec![Source::File, Source::Http], ..Settings::for_node("node") };
+    let mut turns = Turns::new(settings);
+    turns.config(&[]);
+    turns.runtime_is_up(&[listed("stranger", "stranger")]);
+    assert_eq!(turns.lifecycle("stranger"), "unknown");
+    turns.happens(Event::Config { source: Source::Http, pods: Vec::new() });
+    turns.relisted(&[listed("stranger", "stranger")]);
+    assert_eq!(turns.lifecycle("stranger"), "Terminating");
+}
+
+#[test]
+fn a_changed_manifest_waits_until_the_old_pod_is_gone_even_over_a_restart() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("new")]);
+    turns.runtime_is_up(&[listed("old", "web")]);
+    assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
+    let is_of = |uid: &str, op: &Op| matches!(op, Op::InspectPod { pod } if pod.uid.as_str() == uid);
+    assert!(!turns.asked.iter().any(|(_, op)| is_of("new", op)), "the new pod is not even looked at");
+}
+
+#[test]
+fn a_runtime_that_goes_away_stops_all_plans_and_is_asked_until_it_returns() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox ready 1s; a: running 0s");
+    turns.answer("list dirs", unavailable());
+    assert_eq!(turns.pending(), ["check"], "one call without an answer is reason to ask");
+    turns.answer("check", unavailable());
+    assert!(turns.agent.snapshot().node.runtime_problem.is_some());
+    turns.at_secs += 300;
+    turns.happens(Event::Due);
+    assert_eq!(turns.pending(), ["check"], "while it is away nothing else is asked");
+    turns.runtime_is_up(&[]);
+    assert!(turns.agent.snapshot().node.runtime_problem.is_none());
+    assert!(turns.pending().contains(&"inspect"), "every pod is looked at again: {:?}", turns.pending());
+}
+
+#[test]
+fn an_answer_that_never_comes_is_given_up() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    assert!(turns.pending().contains(&"make dirs"));
+    turns.asked.retain(|(_, op)| named(op) != "make dirs");
+    turns.at_secs += 200;
+    turns.happens(Event::Due);
+    assert!(turns.pending().contains(&"inspect"), "the pod is looked at: {:?}", turns.pending());
+}
+
+#[test]
+fn a_look_that_began_before_the_last_change_plans_nothing() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    turns.happens(Event::Hint { pod: PodUid::new("u1") });
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    turns.inspected("sandbox gone");
+    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox ready 1s");
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("sandbox ready 1s");
+    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox ready 1s");
+    turns.answer("inspect image", Ok(Facts::Image(None)));
+    assert!(turns.pending().contains(&"pull image"));
+    turns.config(&[]);
+    assert!(!turns.pending().contains(&"pull image"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.config(&[]);
+    assert_eq!(turns.lifecycle("u1"), "Terminating");
+    turns.config(&[web("u1")]);
+    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.inspected("a: exit(137) 0s");
+    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s");
+    turns.answer("remove sandbox", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("remove pod dir", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("remove log dir", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
+}

@@ -1,0 +1,204 @@
+//! Why is a pod where it is?
+//!
+//! Owns: the stations of a pod's way in words, from its record. Never: decides; what it says is what the plans said.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::{
+    images::Images,
+    node::Node,
+    pod::{Key, Lifecycle, PodRecord, Preparation, Wanted},
+    pod_config::PodConfig,
+    settings::Settings,
+    snapshot::{NodeView, PodView, Step, StepState},
+    time::{Now, Uptime},
+};
+
+pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig) -> NodeView {
+    NodeView {
+        name: settings.node_name.clone(),
+        runtime: format!("{} {}", node.status.name, node.status.version).trim().to_owned(),
+        runtime_problem: node.runtime_problem.clone(),
+        network_problem: node.network_problem.clone(),
+        sources_awaited: config.awaited(&settings.sources),
+    }
+}
+
+pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now: Now) -> PodView {
+    let running = record.facts.iter().flat_map(|facts| facts.running());
+    PodView {
+        source: match record.wanted {
+            Wanted::By(source) => Some(source),
+            Wanted::No => None,
+        },
+        pod: record.pod.clone(),
+        lifecycle: record.lifecycle.name().to_owned(),
+        lifecycle_since: record.since.wall,
+        running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
+        steps: vec![
+            desired(record),
+            admitted(record),
+            volumes(record, now),
+            sandbox(record, now),
+            image_step(record, images, now),
+            containers(record, &status, now),
+            status_step(record, &status),
+        ],
+        status,
+    }
+}
+
+fn desired(record: &PodRecord) -> Step {
+    let detail = match record.wanted {
+        Wanted::By(source) => format!("asked for by source \"{}\"", source.as_str()),
+        Wanted::No => "nobody asks for it any more".to_owned(),
+    };
+    step("desired", StepState::Done, detail)
+}
+
+fn admitted(record: &PodRecord) -> Step {
+    match &record.lifecycle {
+        Lifecycle::Waiting => {
+            let waits_for = record.blocked.as_deref().unwrap_or("its turn");
+            Step {
+                since: Some(record.since.wall),
+                ..step("admitted", StepState::Waiting, format!("waits for {waits_for}"))
+            }
+        }
+        Lifecycle::Syncing => step("admitted", StepState::Done, "may run".to_owned()),
+        Lifecycle::Terminating { grace, cause } => Step {
+            since: Some(record.since.wall),
+            ..step("admitted", StepState::Done, format!("ends ({cause:?}) with {} s of grace", grace.secs))
+        },
+        Lifecycle::Terminated { cause } | Lifecycle::Finished { cause } => Step {
+            since: Some(record.since.wall),
+            ..step("admitted", StepState::Done, format!("has ended ({cause:?})"))
+        },
+    }
+}
+
+fn volumes(record: &PodRecord, now: Now) -> Step {
+    let (state, detail) = match record.prepared {
+        Preparation::Volumes => (StepState::Done, "directories and volumes are there"),
+        Preparation::Directories => (StepState::Working, "directories are there, volumes are being set up"),
+        Preparation::Nothing if record.lifecycle != Lifecycle::Syncing => (StepState::Pending, "nothing is set up"),
+        Preparation::Nothing if record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some()) => {
+            (StepState::Done, "in use since before the agent started")
+        }
+        Preparation::Nothing => (StepState::Pending, "nothing is set up yet"),
+    };
+    if record.prepared == Preparation::Volumes {
+        return step("volumes", state, detail.to_owned());
+    }
+    failing(record, &Key::Pod, step("volumes", state, detail.to_owned()), now)
+}
+
+fn sandbox(record: &PodRecord, now: Now) -> Step {
+    let ready = record.facts.as_ref().and_then(|facts| facts.ready_sandbox());
+    if let Some(sandbox) = ready {
+        let address = sandbox.ips.first().map_or("the node's network".to_owned(), |ip| format!("IP {ip}"));
+        let detail = format!("{} (attempt {}) is ready, {address}", short(sandbox.id.as_str()), sandbox.attempt);
+        return Step { since: Some(sandbox.created_at), ..step("sandbox", StepState::Done, detail) };
+    }
+    let state = match record.lifecycle {
+        Lifecycle::Syncing if record.prepared == Preparation::Volumes => StepState::Working,
+        Lifecycle::Syncing | Lifecycle::Waiting => StepState::Pending,
+        Lifecycle::Terminating { .. } | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => StepState::Done,
+    };
+    let none = step("sandbox", state, "there is no ready sandbox".to_owned());
+    if state == StepState::Working { failing(record, &Key::Pod, none, now) } else { none }
+}
+
+fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
+    let stories = images.story(&record.id.uid);
+    let Some(story) = stories.iter().find(|story| !story.is_ready).or(stories.first()) else {
+        let has_run = record.facts.as_ref().is_some_and(|facts| !facts.containers.is_empty());
+        let (state, detail) = if has_run {
+            (StepState::Done, "no container waits for an image")
+        } else {
+            (StepState::Pending, "not reached")
+        };
+        return step("images", state, detail.to_owned());
+    };
+    let state = match (story.is_ready, story.error) {
+        (true, _) => StepState::Done,
+        (false, Some(_)) => StepState::Failed,
+        (false, None) => StepState::Working,
+    };
+    Step {
+        name: "images".to_owned(),
+        state,
+        detail: story.text.clone(),
+        since: story.since.map(|moment| PodRecord::wall(moment, now)),
+        next_retry: story.next_retry.map(|moment| PodRecord::wall(moment, now)),
+        last_error: story.error.map(str::to_owned),
+    }
+}
+
+fn containers(record: &PodRecord, status: &PodStatus, now: Now) -> Step {
+    let total = record.containers().len();
+    let running = status.container_statuses.iter().flatten().filter(|each| each.ready).count();
+    let all = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    let waiting = all.filter_map(|each| Some((each, each.state.as_ref()?.waiting.as_ref()?))).find(|(_, waiting)| {
+        !matches!(waiting.reason.as_deref(), None | Some("ContainerCreating" | "PodInitializing"))
+    });
+    let blocked = record.blocked.as_deref();
+    let mut result = match (waiting, blocked) {
+        (Some((container, waiting)), _) => {
+            let reason = waiting.reason.as_deref().unwrap_or_default();
+            let mut failed = step("containers", StepState::Failed, format!("{}: {reason}", container.name));
+            failed.last_error = waiting.message.clone();
+            failed
+        }
+        (None, Some(waits_for)) if record.lifecycle != Lifecycle::Waiting => {
+            step("containers", StepState::Waiting, format!("{running} of {total} ready; waits for {waits_for}"))
+        }
+        (None, _) if total > 0 && running == total => {
+            step("containers", StepState::Done, format!("{running} of {total} ready"))
+        }
+        (None, _) => step("containers", StepState::Pending, format!("{running} of {total} ready")),
+    };
+    if result.state != StepState::Done {
+        result.next_retry = retry_of_containers(record, now).map(|moment| PodRecord::wall(moment, now));
+    }
+    result
+}
+
+/// When the next container is tried again.
+fn retry_of_containers(record: &PodRecord, now: Now) -> Option<Uptime> {
+    record.wake_at.filter(|moment| *moment > now.uptime && record.flights.is_empty())
+}
+
+fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
+    let phase = status.phase.as_deref().unwrap_or("Unknown");
+    let state = if record.facts.is_some() { StepState::Done } else { StepState::Pending };
+    let detail = match (&status.reason, record.facts.is_some()) {
+        (Some(reason), _) => format!("{phase} ({reason})"),
+        (None, true) => phase.to_owned(),
+        (None, false) => "not known before the first look at the runtime".to_owned(),
+    };
+    step("status", state, detail)
+}
+
+/// The step with the last failure under its key, if there is one.
+fn failing(record: &PodRecord, key: &Key, step: Step, now: Now) -> Step {
+    match record.failures.get(key) {
+        Some(failure) => Step {
+            state: StepState::Failed,
+            next_retry: Some(PodRecord::wall(failure.retry_at, now)),
+            last_error: Some(failure.message.clone()),
+            ..step
+        },
+        None => step,
+    }
+}
+
+fn step(name: &str, state: StepState, detail: String) -> Step {
+    Step { name: name.to_owned(), state, detail, since: None, next_retry: None, last_error: None }
+}
+
+fn short(id: &str) -> &str {
+    id.get(..13).unwrap_or(id)
+}

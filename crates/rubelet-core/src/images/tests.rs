@@ -1,0 +1,217 @@
+//! How images are looked for, queued, pulled and retried, as short stories over virtual time.
+
+use std::time::Duration;
+
+use crate::{
+    effect::{EffectError, EffectId, ErrorKind, ImageFacts, Op, Reason},
+    id::{PodRef, PodUid},
+    images::{ImageWant, Images, PullPolicy, Readiness},
+    settings::Settings,
+    test_support::later,
+};
+
+/// Drives the images of some pods and keeps a diary.
+struct Story {
+    images: Images,
+    settings: Settings,
+    at_secs: u64,
+    next_id: u64,
+    /// Operations under way, oldest first.
+    under_way: Vec<(EffectId, Op)>,
+    diary: Vec<String>,
+}
+
+impl Story {
+    fn new() -> Self {
+        let settings = Settings::for_node("node");
+        Story { images: Images::default(), settings, at_secs: 0, next_id: 0, under_way: Vec::new(), diary: Vec::new() }
+    }
+
+    fn want(&mut self, uid: &str, image: &str, policy: PullPolicy) {
+        let want = ImageWant { container: "c".to_owned(), image: image.to_owned(), policy };
+        if let Some(op) = self.images.want(&pod(uid), want, later(self.at_secs)) {
+            self.send(uid, op);
+        }
+        self.pull();
+    }
+
+    fn send(&mut self, uid: &str, op: Op) {
+        self.next_id += 1;
+        let id = EffectId(self.next_id);
+        self.images.under_way(&PodUid::new(uid), "c", &op, id, later(self.at_secs));
+        self.diary.push(match &op {
+            Op::InspectImage { image, .. } => format!("{uid} looks for {image}"),
+            Op::PullImage { image, .. } => format!("{uid} pulls {image}"),
+            other => panic!("images never ask for {other:?}"),
+        });
+        self.under_way.push((id, op));
+    }
+
+    fn pull(&mut self) {
+        let (steps, wait_until) = self.images.next_pulls(&self.settings, later(self.at_secs));
+        if let Some(moment) = wait_until {
+            self.diary.push(format!("wait {:?}", moment.since(later(self.at_secs).uptime)));
+        }
+        for (uid, _, op) in steps.ops {
+            self.send(uid.as_str(), op);
+        }
+    }
+
+    /// The oldest operation ends.
+    fn answer(&mut self, result: Result<Option<ImageFacts>, EffectError>) {
+        let (id, _) = self.under_way.remove(0);
+        if let Some((uid, steps)) = self.images.done(id, &result, later(self.at_secs)) {
+            for event in steps.events {
+                self.diary.push(format!("{uid} {}: {}", event.reason, event.message));
+            }
+            for (uid, _, op) in steps.ops {
+                self.send(uid.as_str(), op);
+            }
+        }
+        self.pull();
+    }
+
+    fn pass(&mut self, secs: u64) {
+        self.at_secs += secs;
+        let (_, events) = self.images.on_time(later(self.at_secs));
+        self.diary.extend(events.into_iter().map(|event| format!("{}: {}", event.reason, event.message)));
+    }
+
+    fn reason(&self, uid: &str) -> &str {
+        self.images.waiting(&PodUid::new(uid), "c").map_or("", |waiting| waiting.reason.as_str())
+    }
+
+    fn is_ready(&self, uid: &str) -> bool {
+        matches!(self.images.readiness(&PodUid::new(uid), "c"), Readiness::Ready(_))
+    }
+
+    fn told(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.diary)
+    }
+}
+
+fn pod(uid: &str) -> PodRef {
+    PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: uid.into() }
+}
+
+fn present() -> Result<Option<ImageFacts>, EffectError> {
+    Ok(Some(ImageFacts { id: "sha256:1".to_owned(), size_bytes: 7, ..ImageFacts::default() }))
+}
+
+fn refused() -> Result<Option<ImageFacts>, EffectError> {
+    Err(EffectError { kind: ErrorKind::Reject(Reason::ErrImagePull), message: "no such host".to_owned() })
+}
+
+#[test]
+fn an_image_that_is_there_is_not_pulled() {
+    for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
+        let mut story = Story::new();
+        story.want("p", "i:1", policy);
+        story.answer(present());
+        assert!(story.is_ready("p"), "{policy:?}");
+        assert_eq!(
+            story.told(),
+            [
+                "p looks for i:1",
+                "p Pulled: Container image \"i:1\" already present on machine and can be accessed by the pod"
+            ]
+        );
+    }
+}
+
+#[test]
+fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::Always);
+    story.answer(present());
+    assert_eq!(story.told(), ["p looks for i:1", "p pulls i:1"]);
+
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::Never);
+    story.answer(Ok(None));
+    assert_eq!(story.reason("p"), "ErrImageNeverPull");
+    assert_eq!(
+        story.told()[1],
+        "p ErrImageNeverPull: Container image \"i:1\" is not present with pull policy of Never"
+    );
+}
+
+#[test]
+fn a_pulled_image_is_described_and_ready() {
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    story.answer(Ok(None));
+    story.at_secs += 2;
+    story.answer(Ok(None));
+    story.answer(present());
+    assert!(story.is_ready("p"));
+    assert_eq!(
+        story.told()[3],
+        "p Pulled: Successfully pulled image \"i:1\" in 2s (2s including waiting). Image size: 7 bytes."
+    );
+}
+
+#[test]
+fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
+    let mut story = Story::new();
+    for delay in [10, 20, 40, 80, 160, 300, 300] {
+        story.want("p", "i:1", PullPolicy::IfNotPresent);
+        story.answer(Ok(None));
+        story.answer(refused());
+        assert_eq!(story.reason("p"), "ErrImagePull");
+        story.pass(3);
+        assert_eq!(story.reason("p"), "ImagePullBackOff");
+        let message = &story.images.waiting(&PodUid::new("p"), "c").unwrap().message;
+        assert_eq!(message, "Back-off pulling image \"i:1\": ErrImagePull: no such host");
+        story.told();
+        story.pass(delay - 4);
+        story.want("p", "i:1", PullPolicy::IfNotPresent);
+        assert_eq!(story.told(), [""; 0], "a try before {delay} s are over");
+        story.pass(1);
+    }
+}
+
+#[test]
+fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
+    let mut story = Story::new();
+    for uid in ["p", "q", "r"] {
+        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+    }
+    for _ in 0..3 {
+        story.answer(Ok(None));
+    }
+    assert_eq!(story.told()[3..], ["p pulls i:1"]);
+    assert_eq!(story.images.forget_pod(&PodUid::new("q")), []);
+    assert_eq!(story.images.forget_pod(&PodUid::new("p")), [EffectId(4)]);
+    story.pull();
+    assert_eq!(story.told(), ["r pulls i:1"]);
+}
+
+#[test]
+fn parallel_pulls_stop_at_their_limit() {
+    let mut story = Story::new();
+    story.settings.max_parallel_pulls = Some(2);
+    for uid in ["p", "q", "r"] {
+        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+    }
+    for _ in 0..3 {
+        story.answer(Ok(None));
+    }
+    assert_eq!(story.told()[3..], ["p pulls i:1", "q pulls i:1"]);
+}
+
+#[test]
+fn pulls_over_the_registrys_rate_wait() {
+    let mut story = Story::new();
+    story.settings.max_parallel_pulls = None;
+    story.settings.registry_pull_qps = 2;
+    story.settings.registry_burst = 3;
+    for uid in ["p", "q", "r", "s"] {
+        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+    }
+    for _ in 0..4 {
+        story.answer(Ok(None));
+    }
+    let half_a_second = format!("wait {:?}", Duration::from_millis(500));
+    assert_eq!(story.told()[4..], ["p pulls i:1", "q pulls i:1", "r pulls i:1", &half_a_second]);
+}

@@ -1,0 +1,163 @@
+//! Is the node able to run pods, and when is it looked at as a whole again?
+//!
+//! Owns: the runtime's and the network's condition, the last relist, the timers of checks that concern no single pod.
+//! Upstream: `runtimeState`, `updateRuntimeUp`, the PLEG's relist timer.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    effect::{EffectError, EffectId},
+    id::PodUid,
+    observation::{Listing, RuntimeStatus},
+    snapshot::Problem,
+    time::{Now, Uptime},
+};
+
+/// Between two checks of a runtime that answers (upstream: 5 s).
+const CHECK_READY: Duration = Duration::from_secs(10);
+/// Between two checks of one that does not: it should be found again soon.
+const CHECK_NOT_READY: Duration = Duration::from_secs(1);
+/// The relist where the runtime has no events, as upstream.
+const RELIST: Duration = Duration::from_secs(1);
+/// The slow audit behind the runtime's own events.
+const AUDIT: Duration = Duration::from_secs(30);
+/// Between two searches for directories nobody owns.
+const LIST_DIRS: Duration = Duration::from_secs(300);
+
+const NEVER: Uptime = Uptime::new(Duration::MAX);
+
+/// A check that is done again and again, one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routine {
+    At(Uptime),
+    UnderWay { id: EffectId, give_up_at: Uptime },
+}
+
+impl Routine {
+    pub fn is_due(self, now: Now) -> bool {
+        self.wake_at() <= now.uptime
+    }
+
+    fn wake_at(self) -> Uptime {
+        match self {
+            Routine::At(moment) | Routine::UnderWay { give_up_at: moment, .. } => moment,
+        }
+    }
+
+    pub fn is(self, effect: EffectId) -> bool {
+        matches!(self, Routine::UnderWay { id, .. } if id == effect)
+    }
+
+    fn hasten(&mut self, now: Now) {
+        if let Routine::At(moment) = self {
+            *moment = (*moment).min(now.uptime);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub check: Routine,
+    pub relist: Routine,
+    pub list_dirs: Routine,
+    /// When all pods are next synced and dead containers counted.
+    pub housekeeping_at: Uptime,
+    pub status: RuntimeStatus,
+    /// `None` is ready. It starts as a problem: nothing is known before the first answer.
+    pub runtime_problem: Option<Problem>,
+    pub network_problem: Option<Problem>,
+    /// The last relist; `None` before the first.
+    pub listing: Option<Listing>,
+    /// Pods that left no trace, and when: an older listing may still show them.
+    pub gone: BTreeMap<PodUid, Uptime>,
+}
+
+impl Node {
+    pub fn new(now: Now) -> Self {
+        Node {
+            check: Routine::At(Uptime::ZERO),
+            relist: Routine::At(Uptime::ZERO),
+            list_dirs: Routine::At(NEVER),
+            housekeeping_at: Uptime::ZERO,
+            status: RuntimeStatus::default(),
+            runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
+            network_problem: None,
+            listing: None,
+            gone: BTreeMap::new(),
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.runtime_problem.is_none()
+    }
+
+    /// A call was not answered: is it the call, or the runtime?
+    pub fn suspect_runtime(&mut self, now: Now) {
+        self.check.hasten(now);
+    }
+
+    /// Takes in the answer to a check; says whether the runtime has just become usable.
+    pub fn checked(&mut self, result: &Result<RuntimeStatus, EffectError>, now: Now) -> bool {
+        let was_ready = self.is_ready();
+        let runtime = match result {
+            Ok(status) => status.runtime_problem.clone(),
+            Err(error) => Some(error.message.clone()),
+        };
+        self.runtime_problem = lasting(self.runtime_problem.take(), runtime, now);
+        if let Ok(status) = result {
+            // A runtime that does not answer says nothing of the network either.
+            self.network_problem = lasting(self.network_problem.take(), status.network_problem.clone(), now);
+            self.status = status.clone();
+        }
+        let next = if self.is_ready() { CHECK_READY } else { CHECK_NOT_READY };
+        self.check = Routine::At(now.uptime + next);
+        let has_become_ready = !was_ready && self.is_ready();
+        if has_become_ready {
+            self.relist.hasten(now);
+        }
+        has_become_ready
+    }
+
+    /// Every source has spoken: from now on what nobody asked for may be cleaned up.
+    pub fn sources_ready(&mut self, now: Now) {
+        if self.list_dirs == Routine::At(NEVER) {
+            self.list_dirs.hasten(now);
+            self.relist.hasten(now);
+        }
+    }
+
+    /// A relist has ended, well or not.
+    pub fn relisted(&mut self, now: Now) {
+        let next = if self.status.has_events { AUDIT } else { RELIST };
+        self.relist = Routine::At(now.uptime + next);
+    }
+
+    pub fn take_listing(&mut self, listing: Listing) {
+        self.gone.retain(|_, gone_at| *gone_at > listing.looked_at);
+        self.listing = Some(listing);
+    }
+
+    /// The pod's last trace went after this look began.
+    pub fn was_gone_after(&self, uid: &PodUid, looked_at: Uptime) -> bool {
+        self.gone.get(uid).is_some_and(|gone_at| *gone_at >= looked_at)
+    }
+
+    pub fn dirs_listed(&mut self, now: Now) {
+        self.list_dirs = Routine::At(now.uptime + LIST_DIRS);
+    }
+
+    /// The next moment one of the routines is due. While the runtime is away only its check counts.
+    pub fn wake_at(&self) -> Uptime {
+        let always = self.check.wake_at();
+        if !self.is_ready() {
+            return always;
+        }
+        always.min(self.relist.wake_at()).min(self.list_dirs.wake_at()).min(self.housekeeping_at)
+    }
+}
+
+/// The problem with the time it began, which a change of its words does not move.
+fn lasting(known: Option<Problem>, message: Option<String>, now: Now) -> Option<Problem> {
+    let since = known.map_or(now.wall, |problem| problem.since);
+    message.map(|message| Problem { message, since })
+}

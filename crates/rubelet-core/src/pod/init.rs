@@ -1,0 +1,109 @@
+//! How far is the pod's initialization, and what does it need next?
+//!
+//! Owns: the order of init containers and the care for sidecars (init containers that keep running).
+//! Only containers of the present sandbox count: a new sandbox is initialized anew.
+//! Upstream: `computeInitContainerActions`.
+
+use k8s_openapi::api::core::v1::Container;
+
+use crate::{
+    observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
+    pod::{
+        PodRecord,
+        restart_policy::{is_sidecar, restarts_after},
+    },
+};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InitPlan<'a> {
+    /// Regular containers may run.
+    pub initialized: bool,
+    /// An init container failed and is not to be tried again: the pod has failed.
+    pub failed: bool,
+    /// To be started, in this order.
+    pub start: Vec<&'a Container>,
+    /// In a state nobody can tell, or of another definition: to be stopped before they are started again.
+    pub stop: Vec<&'a ContainerFacts>,
+}
+
+pub fn init_plan<'a>(record: &'a PodRecord, facts: &'a PodFacts, sandbox: &SandboxFacts) -> InitPlan<'a> {
+    let init_containers = record.init_containers();
+    let in_sandbox =
+        |name: &str| facts.containers.iter().find(|known| known.name == name && known.sandbox == sandbox.id);
+    let main_was_created = record.containers().iter().any(|main| in_sandbox(&main.name).is_some());
+    let reached = init_containers.iter().rposition(|init| in_sandbox(&init.name).is_some());
+
+    let mut plan = InitPlan::default();
+    let next = match reached {
+        _ if main_was_created => Next::Initialized,
+        None => Next::StartAt(0),
+        Some(index) => next_after(record, index, in_sandbox(&init_containers[index].name), &mut plan),
+    };
+    // Sidecars before the point reached are kept running while the rest goes on.
+    let settled = match next {
+        Next::Initialized => init_containers.len(),
+        Next::StartAt(index) => index,
+        Next::Wait => reached.unwrap_or(0),
+        Next::Failed => return InitPlan { failed: true, ..InitPlan::default() },
+    };
+    for sidecar in init_containers[..settled.min(init_containers.len())].iter().filter(|init| is_sidecar(init)) {
+        keep_running(sidecar, in_sandbox(&sidecar.name), &mut plan);
+    }
+    match next {
+        Next::Initialized => plan.initialized = true,
+        Next::StartAt(index) if index >= init_containers.len() => plan.initialized = true,
+        Next::StartAt(index) => plan.start.push(&init_containers[index]),
+        Next::Wait | Next::Failed => {}
+    }
+    plan
+}
+
+enum Next {
+    Initialized,
+    /// May be one past the last: then the pod is initialized.
+    StartAt(usize),
+    Wait,
+    Failed,
+}
+
+/// What follows from the state of the furthest init container that exists.
+fn next_after<'a>(
+    record: &'a PodRecord,
+    index: usize,
+    known: Option<&'a ContainerFacts>,
+    plan: &mut InitPlan<'a>,
+) -> Next {
+    let container = &record.init_containers()[index];
+    let Some(known) = known else { return Next::StartAt(index) };
+    match &known.state {
+        ContainerState::Created => Next::StartAt(index),
+        ContainerState::Running { .. } if is_sidecar(container) => Next::StartAt(index + 1),
+        ContainerState::Running { .. } => Next::Wait,
+        ContainerState::Exited(_) if is_sidecar(container) => Next::StartAt(index),
+        ContainerState::Exited(exit) if exit.code == 0 => Next::StartAt(index + 1),
+        ContainerState::Exited(exit) => {
+            if restarts_after(container, record.spec(), exit.code) {
+                Next::StartAt(index)
+            } else {
+                Next::Failed
+            }
+        }
+        ContainerState::Unknown => {
+            plan.stop.push(known);
+            Next::Wait
+        }
+    }
+}
+
+fn keep_running<'a>(sidecar: &'a Container, known: Option<&'a ContainerFacts>, plan: &mut InitPlan<'a>) {
+    match known.map(|known| (&known.state, known)) {
+        Some((ContainerState::Running { .. }, known)) => {
+            let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(sidecar));
+            if changed {
+                plan.stop.push(known);
+            }
+        }
+        Some((ContainerState::Unknown, known)) => plan.stop.push(known),
+        Some((ContainerState::Created | ContainerState::Exited(_), _)) | None => plan.start.push(sidecar),
+    }
+}

@@ -1,0 +1,67 @@
+//! Does the pod have the sandbox it needs?
+//!
+//! Owns: when a sandbox is kept, replaced, or not made at all. Never: looks at single containers' needs.
+//! Upstream: `PodSandboxChanged` and the first half of `computePodActions`.
+
+use crate::{
+    observation::{PodFacts, SandboxFacts, SandboxState},
+    pod::{PodRecord, restart_policy::restarts_after},
+};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum SandboxAction<'a> {
+    Keep(&'a SandboxFacts),
+    /// Everything of the pod that runs is stopped first.
+    Create {
+        attempt: u32,
+        why: &'static str,
+    },
+    /// The pod ran and is not to run again; what is left of it is stopped.
+    StayDown,
+}
+
+pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAction<'a> {
+    let (attempt, why) = match usable_sandbox(record, facts) {
+        Ok(sandbox) => return SandboxAction::Keep(sandbox),
+        Err(need) => need,
+    };
+    let never_restarts = record.restart_policy() == "Never" && record.containers().iter().all(has_no_own_policy);
+    if never_restarts && attempt != 0 && !facts.containers.is_empty() {
+        return SandboxAction::StayDown;
+    }
+    let ran = record.containers().iter().any(|container| facts.newest_container(&container.name).is_some());
+    let anything_to_start = record.containers().iter().any(|container| {
+        let last_exit = facts.newest_container(&container.name).and_then(|last| last.exit());
+        last_exit.is_none_or(|exit| exit.code != 0 || restarts_after(container, record.spec(), 0))
+    });
+    if ran && !anything_to_start {
+        return SandboxAction::StayDown;
+    }
+    SandboxAction::Create { attempt, why }
+}
+
+/// The sandbox to keep, or the attempt number of the next one and why it is needed.
+fn usable_sandbox<'a>(record: &PodRecord, facts: &'a PodFacts) -> Result<&'a SandboxFacts, (u32, &'static str)> {
+    let Some(newest) = facts.newest_sandbox() else {
+        return Err((0, "the pod has no sandbox"));
+    };
+    let next = facts.sandboxes.iter().map(|sandbox| sandbox.attempt).max().unwrap_or(0) + 1;
+    let ready = facts.sandboxes.iter().filter(|sandbox| sandbox.state == SandboxState::Ready).count();
+    if ready > 1 {
+        return Err((next, "the pod has more than one ready sandbox"));
+    }
+    if newest.state != SandboxState::Ready {
+        return Err((next, "the pod's sandbox is not ready"));
+    }
+    if newest.host_network != record.uses_host_network() {
+        return Err((next, "the sandbox has another network namespace than the pod asks for"));
+    }
+    if !newest.host_network && newest.ips.is_empty() {
+        return Err((next, "the sandbox has no IP address"));
+    }
+    Ok(newest)
+}
+
+fn has_no_own_policy(container: &k8s_openapi::api::core::v1::Container) -> bool {
+    container.restart_policy.is_none()
+}

@@ -1,0 +1,264 @@
+//! syncPod: what does a pod that should run need next?
+//!
+//! Owns: the order of steps. API status and status manager come before this (`agent.rs`), then
+//! network ready? → data directories → volumes → sandbox → images → init containers → containers.
+//! The steps "runnable?", pod cgroup, mirror pod and pull secrets belong between them; docs/parity.md says what is missing.
+//! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
+//! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
+
+use k8s_openapi::api::core::v1::Container;
+
+use crate::{
+    config::GoDuration,
+    effect::{About, EventRecord, Op, Reason, RunSandbox, Severity, StartContainer},
+    gc,
+    images::{ImageWant, Images, Readiness},
+    observation::{ContainerState, PodFacts, SandboxFacts},
+    pod::{
+        Key, Lifecycle, Plan, PodRecord, Preparation,
+        containers::{Verdict, verdict},
+        init::init_plan,
+        sandbox::{SandboxAction, sandbox_action},
+        status::Waiting,
+        termination,
+    },
+    settings::Settings,
+    time::Now,
+};
+
+/// What a plan may read beside the pod's own record.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    pub images: &'a Images,
+    /// Why pods cannot have a network, if they cannot.
+    pub network_problem: Option<&'a str>,
+    pub settings: &'a Settings,
+}
+
+/// Plans for a record in `Lifecycle::Syncing` whose facts are fresh.
+pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now) -> Plan {
+    debug_assert!(matches!(record.lifecycle, Lifecycle::Syncing));
+    let mut plan = Plan::default();
+    match sandbox_action(record, facts) {
+        SandboxAction::Keep(sandbox) => containers_plan(record, facts, sandbox, context, &mut plan, now),
+        SandboxAction::StayDown => termination::stop_everything(record, facts, None, &mut plan, now),
+        SandboxAction::Create { attempt, why } => {
+            if facts.is_active() || termination::has_unstopped_sandbox(record, facts) {
+                sandbox_changed(record, facts, &mut plan);
+                termination::stop_everything(record, facts, None, &mut plan, now);
+            } else if is_prepared(record, context, &mut plan, now) && !record.is_busy(&Key::Pod, now) {
+                let order = RunSandbox { uid: record.id.uid.clone(), pod: record.pod.clone(), attempt };
+                plan.step(Key::Pod, Op::RunSandbox(order), why);
+            }
+            plan.blocked.get_or_insert_with(|| why.to_owned());
+        }
+    }
+    collect_dead(record, facts, context.settings, &mut plan, now);
+    plan
+}
+
+fn containers_plan(
+    record: &PodRecord,
+    facts: &PodFacts,
+    sandbox: &SandboxFacts,
+    context: Context<'_>,
+    plan: &mut Plan,
+    now: Now,
+) {
+    let init = init_plan(record, facts, sandbox);
+    if init.failed {
+        termination::stop_everything(record, facts, None, plan, now);
+        return;
+    }
+    for stale in &init.stop {
+        termination::stop_container(record, stale, record.grace_secs(), "the init container must be replaced", plan);
+    }
+    let start = Start { record, facts, sandbox, context, now };
+    for container in &init.start {
+        start.plan(container, plan);
+    }
+    if !init.initialized {
+        plan.blocked.get_or_insert_with(|| "init containers have not finished".to_owned());
+        return;
+    }
+    let verdicts: Vec<_> = record.containers().iter().map(|each| (each, verdict(record, each, facts))).collect();
+    if verdicts.iter().all(|(_, verdict)| *verdict == Verdict::Done) {
+        // Sidecars must not keep a finished pod alive.
+        plan.steps.clear();
+        termination::stop_everything(record, facts, None, plan, now);
+        return;
+    }
+    for (container, verdict) in verdicts {
+        match verdict {
+            Verdict::Keep | Verdict::Done => {}
+            Verdict::Start => start.plan(container, plan),
+            Verdict::Replace { running, why } => {
+                plan.events.push(event(record, &container.name, Severity::Normal, "Killing", why.clone()));
+                termination::stop_container(record, running, record.grace_secs(), why, plan);
+            }
+        }
+    }
+}
+
+/// All that starting one container depends on.
+struct Start<'a> {
+    record: &'a PodRecord,
+    facts: &'a PodFacts,
+    sandbox: &'a SandboxFacts,
+    context: Context<'a>,
+    now: Now,
+}
+
+impl Start<'_> {
+    fn plan(&self, container: &Container, plan: &mut Plan) {
+        let record = self.record;
+        let key = Key::Container(container.name.clone());
+        if record.flights.contains_key(&key) {
+            return;
+        }
+        let newest = self.facts.newest_container(&container.name);
+        if let Some(created) = newest.filter(|known| known.sandbox == self.sandbox.id)
+            && created.state == ContainerState::Created
+            && !record.is_busy(&key, self.now)
+        {
+            let op = Op::ResumeContainer { pod: record.id.clone(), name: created.name.clone(), id: created.id.clone() };
+            plan.step(key, op, "the container was created and not started");
+            return;
+        }
+        if self.is_backing_off(container, plan) {
+            return;
+        }
+        if let Some(failure) = record.failures.get(&key)
+            && failure.retry_at > self.now.uptime
+        {
+            plan.blocked.get_or_insert_with(|| format!("container {}: {}", container.name, failure.message));
+            return;
+        }
+        if !is_prepared(record, self.context, plan, self.now) {
+            return;
+        }
+        match self.context.images.readiness(&record.id.uid, &container.name) {
+            Readiness::Ready(image) => {
+                let order = StartContainer {
+                    uid: record.id.uid.clone(),
+                    pod: record.pod.clone(),
+                    container: container.name.clone(),
+                    attempt: self.next_attempt(&container.name),
+                    sandbox: self.sandbox.id.clone(),
+                    sandbox_attempt: self.sandbox.attempt,
+                    pod_ips: self.sandbox.ips.clone(),
+                    image: image.clone(),
+                };
+                let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
+                plan.step(key, Op::StartContainer(order), reason);
+            }
+            Readiness::NotReady => {
+                plan.images.push(ImageWant::of(container));
+                plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
+            }
+        }
+    }
+
+    /// The restart count of the next instance.
+    fn next_attempt(&self, name: &str) -> u32 {
+        match self.facts.newest_container(name) {
+            Some(newest) => newest.attempt + 1,
+            None => self.facts.logged_attempts.get(name).map_or(0, |logged| logged + 1),
+        }
+    }
+
+    fn is_backing_off(&self, container: &Container, plan: &mut Plan) -> bool {
+        let image = container.image.as_deref().unwrap_or_default();
+        let Some(crash_loop) = self.record.crash_loops.get(&container.name) else { return false };
+        let Some(ended) = self
+            .facts
+            .newest_container(&container.name)
+            .filter(|newest| newest.exit().is_some())
+            .and_then(|newest| self.record.ended.get(&newest.id))
+        else {
+            return false;
+        };
+        let not_before = crash_loop.not_before(image, *ended);
+        if not_before <= self.now.uptime {
+            return false;
+        }
+        let reason = Reason::CrashLoopBackOff.as_str();
+        let pod = formatted(self.record);
+        let delay = GoDuration::from(crash_loop.delay);
+        let message = format!("back-off {delay} restarting failed container={} pod={pod}", container.name);
+        if self.record.waiting.get(&container.name).is_none_or(|known| known.reason != reason) {
+            let said = format!("Back-off restarting failed container {} in pod {pod}", container.name);
+            plan.events.push(event(self.record, &container.name, Severity::Warning, "BackOff", said));
+        }
+        plan.waiting.insert(container.name.clone(), Waiting { reason: reason.to_owned(), message });
+        plan.wake_by(not_before);
+        plan.blocked.get_or_insert_with(|| format!("back-off of container {}", container.name));
+        true
+    }
+}
+
+/// Network, directories and volumes are there; otherwise plans the next of them.
+fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) -> bool {
+    if let Some(problem) = context.network_problem
+        && !record.uses_host_network()
+    {
+        plan.blocked = Some(format!("network is not ready: {problem}"));
+        return false;
+    }
+    let (op, reason) = match record.prepared {
+        Preparation::Volumes => return true,
+        Preparation::Nothing => (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing"),
+        Preparation::Directories => (
+            Op::SetUpVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() },
+            "the pod's volumes may be missing",
+        ),
+    };
+    let already_planned = plan.steps.iter().any(|step| step.key == Key::Pod);
+    if !already_planned && !record.is_busy(&Key::Pod, now) {
+        plan.step(Key::Pod, op, reason);
+    }
+    plan.blocked.get_or_insert_with(|| reason.to_owned());
+    false
+}
+
+/// Says once per sandbox that it is replaced.
+fn sandbox_changed(record: &PodRecord, facts: &PodFacts, plan: &mut Plan) {
+    if facts.is_active() && record.flights.is_empty() && record.failures.is_empty() {
+        plan.events.push(EventRecord {
+            about: About::Pod(record.id.clone()),
+            severity: Severity::Normal,
+            reason: "SandboxChanged".to_owned(),
+            message: "Pod sandbox changed, it will be killed and re-created.".to_owned(),
+        });
+    }
+}
+
+/// Dead containers and sandboxes beyond what is kept, where nothing else is under way.
+fn collect_dead(record: &PodRecord, facts: &PodFacts, settings: &Settings, plan: &mut Plan, now: Now) {
+    for planned in gc::of_living_pod(record, facts, settings, now) {
+        let is_taken = plan.steps.iter().any(|step| step.key == planned.key);
+        if !is_taken && !record.is_busy(&planned.key, now) {
+            plan.steps.push(planned);
+        }
+    }
+}
+
+pub fn event(
+    record: &PodRecord,
+    container: &str,
+    severity: Severity,
+    reason: &str,
+    message: impl Into<String>,
+) -> EventRecord {
+    EventRecord {
+        about: About::Container { pod: record.id.clone(), container: container.to_owned() },
+        severity,
+        reason: reason.to_owned(),
+        message: message.into(),
+    }
+}
+
+/// Upstream's `format.Pod`.
+fn formatted(record: &PodRecord) -> String {
+    format!("{}_{}({})", record.id.name, record.id.namespace, record.id.uid)
+}

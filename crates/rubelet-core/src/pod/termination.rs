@@ -1,0 +1,167 @@
+//! How does a pod end?
+//!
+//! Owns: the order of stopping (containers together, sidecars after them in reverse, sandboxes last) and of clearing up
+//! (volumes, containers, sandboxes, directories). Never: shortens a grace period by itself.
+//! Upstream: `SyncTerminatingPod`, `SyncTerminatedPod`, `killPodWithSyncResult`.
+
+use crate::{
+    effect::{Op, Severity},
+    id::PodRef,
+    observation::{ContainerFacts, PodFacts, SandboxState},
+    pod::{
+        Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, restart_policy::is_sidecar,
+        sync_pod::event,
+    },
+    time::Now,
+};
+
+/// Plans for a record in `Terminating`: nothing may run at its end.
+pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {
+    let mut plan = Plan::default();
+    if !facts.is_active() && !has_unstopped_sandbox(record, facts) {
+        if record.flights.is_empty() {
+            plan.next = Some(Lifecycle::Terminated { cause });
+        } else {
+            plan.blocked = Some("a cancelled step to end".to_owned());
+        }
+        return plan;
+    }
+    stop_everything(record, facts, Some(grace), &mut plan, now);
+    plan
+}
+
+/// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
+/// containers, for their logs and exit codes, until nobody wants it any more.
+pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, now: Now) -> Plan {
+    let mut plan = Plan::default();
+    if facts.is_active() && record.flights.is_empty() {
+        // Nothing of ours starts a container here; somebody else did.
+        stop_everything(record, facts, None, &mut plan, now);
+    } else if record.prepared != Preparation::Nothing {
+        pod_step(record, Op::TearDownVolumes { pod: record.id.clone() }, "its volumes to be torn down", &mut plan, now);
+    } else {
+        match cause {
+            Cause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
+            Cause::Removed | Cause::Orphaned => remove_traces(record, facts, cause, &mut plan, now),
+        }
+    }
+    plan
+}
+
+/// Dead containers, then sandboxes, then directories.
+fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut Plan, now: Now) {
+    for container in &facts.containers {
+        let key = Key::Container(container.name.clone());
+        let is_planned = plan.steps.iter().any(|step| step.key == key);
+        if !is_planned && !record.is_busy(&key, now) {
+            let (pod, name, id) = (record.id.clone(), container.name.clone(), container.id.clone());
+            plan.step(key, Op::RemoveContainer { pod, name, id }, "nobody wants the pod any more");
+        }
+    }
+    if !facts.containers.is_empty() {
+        plan.blocked = Some("its dead containers to be removed".to_owned());
+        return;
+    }
+    if let Some(sandbox) = facts.sandboxes.first() {
+        let op = Op::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
+        return pod_step(record, op, "its sandbox to be removed", plan, now);
+    }
+    match record.cleared {
+        Cleared::Nothing => {
+            let op = Op::RemovePodDir { uid: record.id.uid.clone() };
+            pod_step(record, op, "its directory to be removed", plan, now);
+        }
+        Cleared::PodDir => {
+            let PodRef { uid, namespace, name } = &record.id;
+            let op = Op::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
+            pod_step(record, op, "its logs to be removed", plan, now);
+        }
+        Cleared::All if record.flights.is_empty() => {
+            plan.next = Some(Lifecycle::Finished { cause });
+            plan.is_gone = true;
+        }
+        Cleared::All => plan.blocked = Some("a cancelled step to end".to_owned()),
+    }
+}
+
+/// The next step under the pod's own key, unless one is under way.
+fn pod_step(record: &PodRecord, op: Op, waits_for: &str, plan: &mut Plan, now: Now) {
+    if !record.is_busy(&Key::Pod, now) {
+        plan.step(Key::Pod, op, "the pod has ended");
+    }
+    plan.blocked = Some(waits_for.to_owned());
+}
+
+/// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
+pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
+    let grace_secs = grace.map_or(record.grace_secs(), |grace| grace.remaining_secs(now));
+    let mut stopping = false;
+    for container in next_to_stop(record, facts) {
+        stopping = true;
+        let key = Key::Container(container.name.clone());
+        if record.is_busy(&key, now) || plan.steps.iter().any(|step| step.key == key) {
+            continue;
+        }
+        if !record.failures.contains_key(&key) {
+            let said = format!("Stopping container {}", container.name);
+            plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
+        }
+        stop_container(record, container, grace_secs, "the pod is being stopped", plan);
+    }
+    if stopping {
+        plan.blocked = Some("its containers to stop".to_owned());
+        return;
+    }
+    let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(record, sandbox));
+    if let Some(sandbox) = unstopped {
+        let op = Op::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
+        pod_step(record, op, "its sandbox to stop", plan, now);
+    }
+}
+
+/// A stop step for one container, unless something is under way for it.
+pub fn stop_container(
+    record: &PodRecord,
+    container: &ContainerFacts,
+    grace_secs: i64,
+    reason: impl Into<String>,
+    plan: &mut Plan,
+) {
+    let key = Key::Container(container.name.clone());
+    if record.flights.contains_key(&key) {
+        return;
+    }
+    let op = Op::StopContainer {
+        pod: record.id.clone(),
+        name: container.name.clone(),
+        id: container.id.clone(),
+        grace_secs: grace_secs.max(super::MINIMUM_GRACE_SECS),
+    };
+    plan.step(key, op, reason);
+}
+
+/// A dead sandbox still holds its network until it was stopped once.
+pub fn has_unstopped_sandbox(record: &PodRecord, facts: &PodFacts) -> bool {
+    facts.sandboxes.iter().any(|sandbox| !is_stopped(record, sandbox))
+}
+
+fn is_stopped(record: &PodRecord, sandbox: &crate::observation::SandboxFacts) -> bool {
+    sandbox.state == SandboxState::NotReady && record.stopped_sandboxes.contains(&sandbox.id)
+}
+
+/// All running containers but the sidecars; when only sidecars are left, the last of them.
+fn next_to_stop<'a>(record: &PodRecord, facts: &'a PodFacts) -> Vec<&'a ContainerFacts> {
+    let sidecar_rank = |container: &ContainerFacts| {
+        record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
+    };
+    let (sidecars, mains): (Vec<_>, Vec<_>) = facts
+        .containers
+        .iter()
+        .filter(|container| container.may_run())
+        .partition(|container| sidecar_rank(container).is_some());
+    if mains.is_empty() {
+        let last = sidecars.into_iter().max_by_key(|container| sidecar_rank(container));
+        return last.into_iter().collect();
+    }
+    mains
+}

@@ -1,0 +1,300 @@
+//! What is planned for a pod in a given state, as tables of one line each.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    agent::pod_ref,
+    effect::Op,
+    event::Source,
+    images::Images,
+    pod::{
+        Cause, Cleared, Grace, Lifecycle, Plan, PodRecord, Preparation, Wanted,
+        restart::CrashLoop,
+        sync_pod::{self, Context},
+        termination,
+    },
+    settings::Settings,
+    test_support::{ago, facts, mk_pod, now},
+    time::Uptime,
+};
+
+fn record(pod: &str, lifecycle: Lifecycle) -> PodRecord {
+    let pod = mk_pod(pod);
+    let mut record = PodRecord::new(pod_ref(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
+    record.lifecycle = lifecycle;
+    record.prepared = Preparation::Volumes;
+    record
+}
+
+/// Sandboxes that are not ready count as stopped, and ends are known, as after a look.
+fn observed(mut record: PodRecord, text: &str) -> (PodRecord, crate::observation::PodFacts) {
+    let facts = facts(text);
+    for sandbox in &facts.sandboxes {
+        record.stopped_sandboxes.insert(sandbox.id.clone());
+    }
+    for container in &facts.containers {
+        if let Some(exit) = container.exit() {
+            let age = now().wall_since(exit.finished_at);
+            record.ended.insert(container.id.clone(), now().uptime.saturating_sub(age));
+        }
+    }
+    (record, facts)
+}
+
+fn plan_of(pod: &str, state: &str) -> String {
+    let (record, facts) = observed(record(pod, Lifecycle::Syncing), state);
+    show(&sync_plan(&record, &facts))
+}
+
+fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
+    let settings = Settings::for_node("node");
+    let context = Context { images: &Images::default(), network_problem: None, settings: &settings };
+    sync_pod::plan(record, facts, context, now())
+}
+
+fn show(plan: &Plan) -> String {
+    let mut parts: Vec<String> = plan.steps.iter().map(|step| show_op(&step.op)).collect();
+    parts.extend(plan.images.iter().map(|want| format!("image for {}", want.container)));
+    for (name, waiting) in &plan.waiting {
+        let until = plan.wake_at.map(|moment| moment.since(now().uptime).as_secs());
+        parts.push(format!("wait {name} for {}s ({})", until.unwrap_or_default(), waiting.reason));
+    }
+    parts.extend(plan.next.iter().map(|next| format!("to {}", next.name())));
+    if plan.is_gone {
+        parts.push("gone".to_owned());
+    }
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
+}
+
+fn show_op(op: &Op) -> String {
+    match op {
+        Op::MakePodDirs { .. } => "make directories".to_owned(),
+        Op::SetUpVolumes { .. } => "set up volumes".to_owned(),
+        Op::TearDownVolumes { .. } => "tear down volumes".to_owned(),
+        Op::RemovePodDir { .. } => "remove pod directory".to_owned(),
+        Op::RemoveLogDir { dir_name } => format!("remove logs {dir_name}"),
+        Op::RunSandbox(order) => format!("run sandbox #{}", order.attempt),
+        Op::StopSandbox { id, .. } => format!("stop sandbox {id}"),
+        Op::RemoveSandbox { id, .. } => format!("remove sandbox {id}"),
+        Op::StartContainer(order) => format!("start {} #{}", order.container, order.attempt),
+        Op::ResumeContainer { id, .. } => format!("resume {id}"),
+        Op::StopContainer { id, grace_secs, .. } => format!("stop {id} in {grace_secs}s"),
+        Op::RemoveContainer { id, .. } => format!("remove {id}"),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pod_comes_up_step_by_step() {
+    for (state, expected) in [
+        ("sandbox gone", "run sandbox #0"),
+        ("", "image for a"),
+        ("a: running 5s", "image for b"),
+        ("a: exit(0) 5s", "image for b"),
+    ] {
+        let pod = if state.starts_with("a: exit") { "always | init a | main b" } else { "always | main a | main b" };
+        let expected = if state.is_empty() { "image for a, image for b" } else { expected };
+        assert_eq!(plan_of(pod, state), expected, "{pod} in state {state:?}");
+    }
+}
+
+#[test]
+fn directories_and_volumes_come_before_the_sandbox() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
+    record.prepared = Preparation::Nothing;
+    assert_eq!(show(&sync_plan(&record, &facts)), "make directories");
+    record.prepared = Preparation::Directories;
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes");
+}
+
+#[test]
+fn a_running_pod_needs_nothing_not_even_its_directories() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    record.prepared = Preparation::Nothing;
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+}
+
+#[test]
+fn init_containers_run_one_after_the_other() {
+    for (state, expected) in [
+        ("", "image for i"),
+        ("i: running 5s", "nothing"),
+        ("i: exit(0) 5s", "image for j"),
+        ("i: exit(0) 9s; j: running 5s", "nothing"),
+        ("i: exit(0) 9s; j: exit(1) 5s", "image for j"),
+        ("i: exit(0) 9s; j: exit(0) 5s", "image for m"),
+        ("j: exit(0) 5s", "image for m"),
+        ("m: running 5s", "nothing"),
+        ("i: created 5s", "resume i0"),
+    ] {
+        assert_eq!(plan_of("always | init i | init j | main m", state), expected, "{state:?}");
+    }
+    assert_eq!(plan_of("never | init i | main m", "i: exit(1) 5s"), "stop sandbox sb0");
+}
+
+#[test]
+fn sidecars_start_in_order_and_are_kept_running() {
+    for (state, expected) in [
+        ("", "image for s"),
+        ("s: running 5s", "image for j"),
+        ("s: running 9s; j: running 5s", "nothing"),
+        ("s: exit(1) 9s; j: running 5s", "image for s"),
+        ("s: running 9s; j: exit(0) 5s", "image for m"),
+        ("s: exit(0) 9s; j: exit(0) 8s; m: running 5s", "image for s"),
+    ] {
+        assert_eq!(plan_of("always | sidecar s | init j | main m", state), expected, "{state:?}");
+    }
+    // A finished pod is not kept alive by its sidecars.
+    assert_eq!(plan_of("never | sidecar s | main m", "s: running 9s; m: exit(0) 5s"), "stop s0 in 30s");
+}
+
+#[test]
+fn a_new_sandbox_is_initialized_anew() {
+    let (record, mut facts) =
+        observed(record("always | init i | main m", Lifecycle::Syncing), "sandbox notready 90s, ready 5s");
+    let old = crate::test_support::facts("i: exit(0) 80s; m: exit(137) 20s");
+    facts.containers = old.containers;
+    for container in &mut facts.containers {
+        container.sandbox = "sb0".into();
+    }
+    assert_eq!(show(&sync_plan(&record, &facts)), "image for i");
+}
+
+#[test]
+fn the_restart_policy_decides_who_starts_again() {
+    for (pod, state, expected) in [
+        ("always | main a | main b", "a: exit(0) 5s; b: running 5s", "image for a"),
+        ("onfailure | main a | main b", "a: exit(0) 5s; b: running 5s", "nothing"),
+        ("onfailure | main a | main b", "a: exit(1) 5s; b: running 5s", "image for a"),
+        ("never | main a | main b", "a: exit(1) 5s; b: running 5s", "nothing"),
+        ("never | main a", "a: exit(1) 5s", "stop sandbox sb0"),
+        ("never | main a", "sandbox notready; a: exit(1) 5s", "nothing"),
+        ("onfailure | main a", "sandbox notready; a: exit(0) 5s", "nothing"),
+        ("onfailure | main a", "sandbox notready; a: exit(1) 5s", "run sandbox #1"),
+        ("always | main a", "sandbox notready; a: exit(0) 5s", "run sandbox #1"),
+    ] {
+        assert_eq!(plan_of(pod, state), expected, "{pod} in state {state:?}");
+    }
+}
+
+#[test]
+fn a_pod_with_a_lost_sandbox_is_stopped_before_it_gets_a_new_one() {
+    for (state, expected) in [
+        ("sandbox ready 90s, ready 10s; a: running 5s", "stop a0 in 30s"),
+        ("sandbox ready 90s, ready 10s", "stop sandbox sb1"),
+        ("sandbox notready; a: running 5s", "stop a0 in 30s"),
+        ("sandbox notready", "run sandbox #1"),
+    ] {
+        let (record, facts) = observed(record("always | main a", Lifecycle::Syncing), state);
+        assert_eq!(show(&sync_plan(&record, &facts)), expected, "{state:?}");
+    }
+}
+
+#[test]
+fn third_crash_waits_twenty_seconds() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: exit(1) x3 5s");
+    let mut crash_loop = CrashLoop::after_restart(None, "a:1", Uptime::ZERO, Duration::from_secs(300), now().uptime);
+    crash_loop.delay *= 2;
+    record.crash_loops.insert("a".to_owned(), crash_loop);
+    let plan = sync_plan(&record, &facts);
+    assert_eq!(show(&plan), "remove a1, wait a for 15s (CrashLoopBackOff)");
+    assert_eq!(plan.waiting["a"].message, "back-off 20s restarting failed container=a pod=web_default(u1)");
+    assert_eq!(plan.events[0].message, "Back-off restarting failed container a in pod web_default(u1)");
+}
+
+#[test]
+fn a_container_created_and_not_started_is_started_not_doubled() {
+    assert_eq!(plan_of("always | main a", "a: created 5s"), "resume a0");
+}
+
+#[test]
+fn a_container_in_an_unknown_state_is_stopped_first() {
+    assert_eq!(plan_of("always | main a", "a: unknown 5s"), "stop a0 in 30s");
+}
+
+#[test]
+fn one_dead_instance_per_container_is_kept() {
+    assert_eq!(plan_of("always | main a", "a: exit(1) x3, running 5s"), "remove a1");
+}
+
+#[test]
+fn pods_wait_for_the_network_unless_they_use_the_nodes() {
+    for (pod, expected) in [("always | main a", "nothing"), ("always | host | main a", "run sandbox #0")] {
+        let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
+        let settings = Settings::for_node("node");
+        let context = Context { images: &Images::default(), network_problem: Some("no CNI"), settings: &settings };
+        assert_eq!(show(&sync_pod::plan(&record, &facts, context, now())), expected, "{pod}");
+    }
+}
+
+fn end_of(pod: &str, state: &str) -> String {
+    let grace = Grace::starting(30, now());
+    let (record, facts) = observed(record(pod, Lifecycle::Terminating { grace, cause: Cause::Removed }), state);
+    show(&termination::terminating(&record, &facts, grace, Cause::Removed, now()))
+}
+
+#[test]
+fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
+    for (state, expected) in [
+        ("s: running 9s; t: running 9s; a: running 5s; b: running 5s", "stop a0 in 30s, stop b0 in 30s"),
+        ("s: running 9s; t: running 9s; a: exit(0) 5s", "stop t0 in 30s"),
+        ("s: running 9s; t: exit(0) 1s", "stop s0 in 30s"),
+        ("s: exit(0) 1s", "stop sandbox sb0"),
+        ("sandbox notready; s: exit(0) 1s", "to Terminated"),
+        ("sandbox gone", "to Terminated"),
+    ] {
+        assert_eq!(end_of("always | sidecar s | sidecar t | main a | main b", state), expected, "{state:?}");
+    }
+}
+
+#[test]
+fn what_a_removed_pod_leaves_goes_in_order() {
+    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let (mut record, facts) =
+        observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
+    record.wanted = Wanted::No;
+    let mut steps = vec![show(&termination::ended(&record, &facts, Cause::Removed, now()))];
+    record.prepared = Preparation::Nothing;
+    steps.push(show(&termination::ended(&record, &facts, Cause::Removed, now())));
+    for (state, cleared) in [
+        ("sandbox notready", Cleared::Nothing),
+        ("sandbox gone", Cleared::Nothing),
+        ("sandbox gone", Cleared::PodDir),
+        ("sandbox gone", Cleared::All),
+    ] {
+        record.cleared = cleared;
+        let facts = crate::test_support::facts(state);
+        steps.push(show(&termination::ended(&record, &facts, Cause::Removed, now())));
+    }
+    assert_eq!(
+        steps,
+        [
+            "tear down volumes",
+            "remove a1",
+            "remove sandbox sb0",
+            "remove pod directory",
+            "remove logs default_web_u1",
+            "to Finished, gone"
+        ]
+    );
+}
+
+#[test]
+fn a_completed_pod_keeps_its_dead_containers() {
+    let lifecycle = Lifecycle::Terminated { cause: Cause::Completed };
+    let (mut record, facts) = observed(record("never | main a", lifecycle), "sandbox notready; a: exit(0) 5s");
+    record.prepared = Preparation::Nothing;
+    assert_eq!(show(&termination::ended(&record, &facts, Cause::Completed, now())), "to Finished");
+}
+
+#[test]
+fn a_grace_period_only_shrinks() {
+    let long = Grace::starting(30, now());
+    let short = Grace::starting(5, now());
+    assert_eq!(long.shrunk_to(short), short);
+    assert_eq!(short.shrunk_to(long), short);
+    assert_eq!(Grace::starting(0, now()).secs, 1);
+    assert_eq!(Grace::starting(0, now()).remaining_secs(now()), 2);
+    assert_eq!(long.remaining_secs(crate::test_support::later(12)), 18);
+    assert!(ago(5) < now().wall);
+}

@@ -1,0 +1,187 @@
+//! The agent from its options to its end: what is made, in which order, and who owns it.
+//!
+//! Owns: the start order and the tasks. Nothing outside the agent is touched before the options were found good.
+//! Upstream: `run` and `RunKubelet` of `cmd/kubelet/app/server.go`.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use rubelet_core::{
+    effect::{About, EventRecord, Severity},
+    settings::Settings,
+};
+use rubelet_cri::client::CriClient;
+use rubelet_host::linux::LinuxHost;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cli::options::{self, Options},
+    event_log::EventLog,
+    observe, sources,
+    server::{Addresses, Readers, Server, admin},
+    sync_loop::{Handles, SyncLoop},
+    world::{Clock, Paths, World},
+};
+
+/// Where upstream and log collectors look for links to container logs.
+const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
+
+/// Runs until SIGTERM or SIGINT. Pods go on running after it.
+pub async fn run(options: &Options) -> anyhow::Result<()> {
+    for warning in &options.warnings {
+        tracing::warn!("{warning}");
+    }
+    let world = world(options)?;
+    let server = Server::bind(&addresses(options, &world)?).await?;
+    let (sync_loop, handles) = SyncLoop::new(world.clone());
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+
+    tasks.spawn(sync_loop.run(stop.clone()));
+    tasks.spawn(server.serve(readers(&world, &handles), stop.clone()));
+    let mut inputs = JoinSet::new();
+    inputs.spawn(observe::events::follow(world.clone(), handles.inbox.clone()));
+    start_sources(options, &world, &handles, &mut inputs)?;
+    started(&world);
+
+    wait_for_signal().await?;
+    tracing::info!("stopping; pods keep running");
+    inputs.shutdown().await;
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+    Ok(())
+}
+
+fn world(options: &Options) -> anyhow::Result<World> {
+    let host_name = options::host_name().map_err(anyhow::Error::msg)?;
+    let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
+    let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
+    let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
+    let settings = Settings {
+        root_dir: root_dir.clone(),
+        pod_logs_dir: pod_logs_dir.clone(),
+        ..options.settings(&node_name, host_ips(&options.flags.node_ip)?)
+    };
+    let config = &options.config;
+    let runtime = CriClient::new(
+        &config.container_runtime_endpoint,
+        &config.image_service_endpoint,
+        config.runtime_request_timeout.as_std(),
+    )
+    .context("containerRuntimeEndpoint")?;
+    Ok(World {
+        runtime: Arc::new(runtime),
+        host: Arc::new(LinuxHost::default()),
+        paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
+        clock: Clock::system(),
+        events: EventLog::default(),
+        settings: Arc::new(settings),
+        has_runtime_events: Arc::default(),
+    })
+}
+
+/// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.
+fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(dir)
+        .with_context(|| format!("create directory {}", dir.display()))?;
+    dir.canonicalize().with_context(|| format!("resolve {}", dir.display()))
+}
+
+fn addresses(options: &Options, world: &World) -> anyhow::Result<Addresses> {
+    let config = &options.config;
+    let listen = |field: &str, address: &str, port: i32| -> anyhow::Result<Option<SocketAddr>> {
+        if port == 0 {
+            return Ok(None);
+        }
+        let ip: IpAddr = address.parse().with_context(|| format!("{field}: {address:?} is not an IP address"))?;
+        Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
+    };
+    let read_only_port = if config.enable_server { config.read_only_port } else { 0 };
+    Ok(Addresses {
+        socket: admin::socket_path(&world.paths.root_dir),
+        health: listen("healthzBindAddress", &config.healthz_bind_address, config.healthz_port.unwrap_or(0))?,
+        read_only: listen("address", &config.address, read_only_port)?,
+    })
+}
+
+fn readers(world: &World, handles: &Handles) -> Readers {
+    Readers {
+        snapshots: handles.snapshots.clone(),
+        events: world.events.clone(),
+        paths: world.paths.clone(),
+        clock: world.clock.clone(),
+        health: handles.health.clone(),
+    }
+}
+
+fn start_sources(
+    options: &Options,
+    world: &World,
+    handles: &Handles,
+    inputs: &mut JoinSet<()>,
+) -> anyhow::Result<()> {
+    let config = &options.config;
+    let node_name = world.settings.node_name.clone();
+    if !config.static_pod_path.is_empty() {
+        let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;
+        let every = config.file_check_frequency.as_std();
+        inputs.spawn(sources::file::run(world.clone(), path, node_name.clone(), every, handles.inbox.clone()));
+    }
+    if !config.static_pod_url.is_empty() {
+        let poll = sources::http::Poll {
+            url: config.static_pod_url.clone(),
+            headers: config.static_pod_url_header.clone(),
+            every: config.http_check_frequency.as_std(),
+        };
+        inputs.spawn(sources::http::run(world.clone(), poll, node_name, handles.inbox.clone()));
+    }
+    Ok(())
+}
+
+fn started(world: &World) {
+    let settings = &world.settings;
+    tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
+    let message = "Starting kubelet.".to_owned();
+    let record = EventRecord { about: About::Node, severity: Severity::Normal, reason: "Starting".to_owned(), message };
+    world.events.record(record, world.clock.now().wall);
+}
+
+/// `--node-ip`, or the addresses the node would use to reach others. Asking the kernel for a route sends nothing.
+fn host_ips(told: &str) -> anyhow::Result<Vec<String>> {
+    if !told.is_empty() {
+        let ips = told.split(',').map(|ip| ip.trim().parse::<IpAddr>().map(|ip| ip.to_string()));
+        return ips.collect::<Result<_, _>>().with_context(|| format!("--node-ip: {told:?} is not an IP address"));
+    }
+    // Addresses set aside for documentation: routed like any other, owned by nobody.
+    let probes = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+    let routed = probes.iter().filter_map(|(from, to)| {
+        let socket = UdpSocket::bind(from).ok()?;
+        socket.connect(to).ok()?;
+        Some(socket.local_addr().ok()?.ip().to_string())
+    });
+    Ok(routed.collect())
+}
+
+async fn wait_for_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tokio::select! {
+        biased;
+        // Both cancel-safe: a signal not received now ends nothing.
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

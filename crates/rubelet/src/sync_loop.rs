@@ -1,0 +1,124 @@
+//! The sync loop: the only place that changes the agent, and the only `select!` over its inputs.
+//!
+//! Owns: the agent, the inbox, the timer. It awaits nothing but the next event, so no pod can slow another.
+//! Config updates, runtime hints, probe results and ended effects all arrive in the inbox; the sync timer and
+//! housekeeping are the agent's own deadlines.
+//! Upstream: `syncLoop`, `syncLoopIteration`.
+
+use std::sync::Arc;
+
+use rubelet_core::{
+    agent::Agent,
+    effect::Effect,
+    event::Event,
+    snapshot::Snapshot,
+    time::{Now, Uptime},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep_until,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{effects::Effects, server::health::LoopHealth, world::World};
+
+/// Enough for every pod of a large node to answer at once; who finds it full waits, and the loop drains it in microseconds.
+pub const INBOX_CAPACITY: usize = 1024;
+
+/// Sees every turn: the simulator's trace and checkers.
+pub type Witness = Box<dyn FnMut(Now, &Event, &[Effect], &Agent) + Send>;
+
+pub struct SyncLoop {
+    agent: Agent,
+    world: World,
+    inbox: mpsc::Receiver<Event>,
+    effects: Effects,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    health: Arc<LoopHealth>,
+    witness: Option<Witness>,
+}
+
+impl std::fmt::Debug for SyncLoop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SyncLoop").field("agent", &self.agent).finish_non_exhaustive()
+    }
+}
+
+/// The ends of the loop that others hold.
+#[derive(Debug)]
+pub struct Handles {
+    pub inbox: mpsc::Sender<Event>,
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub health: Arc<LoopHealth>,
+}
+
+impl SyncLoop {
+    pub fn new(world: World) -> (SyncLoop, Handles) {
+        let (sender, inbox) = mpsc::channel(INBOX_CAPACITY);
+        let agent = Agent::new(world.settings.as_ref().clone(), world.clock.now());
+        let (snapshots, receiver) = watch::channel(agent.snapshot());
+        let health = Arc::new(LoopHealth::new(world.settings.sync_frequency));
+        let effects = Effects::new(world.clone(), sender.clone());
+        let handles = Handles { inbox: sender, snapshots: receiver, health: health.clone() };
+        (SyncLoop { agent, world, inbox, effects, snapshots, health, witness: None }, handles)
+    }
+
+    #[must_use]
+    pub fn with_witness(mut self, witness: Witness) -> Self {
+        self.witness = Some(witness);
+        self
+    }
+
+    /// Runs until told to stop. What the node runs goes on without the agent.
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let event = tokio::select! {
+                // Stopping comes first, then what has happened, and only then what time brings.
+                biased;
+                // Cancel-safe: a token keeps its state.
+                () = stop.cancelled() => break,
+                // Cancel-safe: an event that was not received stays in the channel.
+                Some(event) = self.inbox.recv() => event,
+                // Cancel-safe: the deadline is computed anew each turn.
+                () = sleep_until(self.world.clock.instant(self.wake_at())) => Event::Due,
+            };
+            self.turn(event);
+        }
+    }
+
+    fn wake_at(&self) -> Uptime {
+        self.agent.wake_at(self.world.clock.now())
+    }
+
+    fn turn(&mut self, event: Event) {
+        let now = self.world.clock.now();
+        if let Event::Done { id, .. } = &event {
+            self.effects.ended(*id);
+        }
+        let effects = match &mut self.witness {
+            None => self.agent.handle(now, event),
+            Some(witness) => {
+                let effects = self.agent.handle(now, event.clone());
+                witness(now, &event, &effects, &self.agent);
+                effects
+            }
+        };
+        self.publish();
+        for effect in effects {
+            self.effects.start(effect);
+        }
+        self.health.turned(now.uptime);
+    }
+
+    /// Readers are woken only when there is something new.
+    fn publish(&self) {
+        let newest = self.agent.snapshot();
+        self.snapshots.send_if_modified(|known| {
+            let is_new = !Arc::ptr_eq(known, &newest);
+            if is_new {
+                *known = newest;
+            }
+            is_new
+        });
+    }
+}
