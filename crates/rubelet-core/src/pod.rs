@@ -188,7 +188,11 @@ pub enum Look {
     Idle,
     Wanted,
     /// `give_up_at` as in `Flight`.
-    UnderWay { id: EffectId, give_up_at: Uptime, meanwhile: Meanwhile },
+    UnderWay {
+        id: EffectId,
+        give_up_at: Uptime,
+        meanwhile: Meanwhile,
+    },
 }
 
 /// What happened since a look began.

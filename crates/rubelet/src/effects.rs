@@ -89,8 +89,8 @@ impl Effects {
 async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
     match op {
         Op::CheckRuntime => observe::check_runtime(world).await,
-        Op::Relist => observe::relist(world).await,
-        Op::InspectPod { pod } => observe::inspect(world, pod).await,
+        Op::Relist => observe::relist::relist(world).await,
+        Op::InspectPod { pod } => observe::inspect::inspect(world, pod).await,
         Op::InspectImage { image, .. } => image::inspect_image(world, image).await,
         Op::ListPodDirs => directories::list_pod_dirs(world).await,
         Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
@@ -103,9 +103,9 @@ async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
         Op::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
         Op::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
         Op::StartContainer(order) => container::start_container(world, order).await,
-        Op::ResumeContainer { pod, name, id } => container::resume_container(world, pod, name, id).await,
+        Op::ResumeContainer { id, .. } => container::resume_container(world, id).await,
         Op::StopContainer { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
-        Op::RemoveContainer { pod, name, id } => container::remove_container(world, pod, name, id).await,
+        Op::RemoveContainer { id, .. } => container::remove_container(world, id).await,
     }
 }
 
@@ -129,10 +129,7 @@ fn log_end(op: &Op, result: &Result<Facts, EffectError>) {
 }
 
 fn is_look(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs
-    )
+    matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
 }
 
 /// What an operation is about, for the log.

@@ -7,6 +7,7 @@ pub mod effects;
 pub mod event_log;
 pub mod logging;
 pub mod observe;
+pub mod run;
 pub mod server;
 pub mod sources;
 pub mod sync_loop;

@@ -44,6 +44,14 @@ pub struct Logging {
     pub verbosity: u32,
 }
 
+impl Logging {
+    /// As the configuration says; it was checked, so any other word than `json` is `text`.
+    pub fn of(config: &rubelet_core::config::Logging) -> Self {
+        let format = if config.format == "json" { Format::Json } else { Format::Text };
+        Logging { format, verbosity: config.verbosity }
+    }
+}
+
 /// Sends everything logged from here on to standard error. Called once, by main.
 pub fn start(logging: Logging, clock: Clock) {
     // One write per line: lines of two threads never mix. A closed standard error must not end the agent.

@@ -12,21 +12,24 @@ use std::{
 use anyhow::Context as _;
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
+    event::Event,
     settings::Settings,
 };
 use rubelet_cri::client::CriClient;
 use rubelet_host::linux::LinuxHost;
 use tokio::{
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cli::options::{self, Options},
+    cli::{self, Options},
     event_log::EventLog,
-    observe, sources,
+    observe,
     server::{Addresses, Readers, Server, admin},
+    sources,
     sync_loop::{Handles, SyncLoop},
     world::{Clock, Paths, World},
 };
@@ -48,7 +51,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     tasks.spawn(sync_loop.run(stop.clone()));
     tasks.spawn(server.serve(readers(&world, &handles), stop.clone()));
     let mut inputs = JoinSet::new();
-    inputs.spawn(observe::events::follow(world.clone(), handles.inbox.clone()));
+    inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
     start_sources(options, &world, &handles, &mut inputs)?;
     started(&world);
 
@@ -61,7 +64,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn world(options: &Options) -> anyhow::Result<World> {
-    let host_name = options::host_name().map_err(anyhow::Error::msg)?;
+    let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
     let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
     let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
@@ -111,7 +114,7 @@ fn addresses(options: &Options, world: &World) -> anyhow::Result<Addresses> {
     let read_only_port = if config.enable_server { config.read_only_port } else { 0 };
     Ok(Addresses {
         socket: admin::socket_path(&world.paths.root_dir),
-        health: listen("healthzBindAddress", &config.healthz_bind_address, config.healthz_port.unwrap_or(0))?,
+        health: listen("healthzBindAddress", &config.healthz_bind_address, config.healthz_port)?,
         read_only: listen("address", &config.address, read_only_port)?,
     })
 }
@@ -126,28 +129,21 @@ fn readers(world: &World, handles: &Handles) -> Readers {
     }
 }
 
-fn start_sources(
-    options: &Options,
-    world: &World,
-    handles: &Handles,
-    inputs: &mut JoinSet<()>,
-) -> anyhow::Result<()> {
+fn start_sources(options: &Options, world: &World, handles: &Handles, inputs: &mut JoinSet<()>) -> anyhow::Result<()> {
     let config = &options.config;
     let node_name = world.settings.node_name.clone();
     if !config.static_pod_path.is_empty() {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;
         let every = config.file_check_frequency.as_std();
-        inputs.spawn(sources::file::run(world.clone(), path, node_name.clone(), every, handles.inbox.clone()));
-    }
-    if !config.static_pod_url.is_empty() {
-        let poll = sources::http::Poll {
-            url: config.static_pod_url.clone(),
-            headers: config.static_pod_url_header.clone(),
-            every: config.http_check_frequency.as_std(),
-        };
-        inputs.spawn(sources::http::run(world.clone(), poll, node_name, handles.inbox.clone()));
+        inputs.spawn(sources::file::run(world.clone(), path, node_name, every, handles.inbox.clone()));
     }
     Ok(())
+}
+
+async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
+    if observe::events::follow(&world, &inbox).await == observe::events::Ended::Unsupported {
+        tracing::info!("the runtime has no container events; it is listed every second instead");
+    }
 }
 
 fn started(world: &World) {

@@ -7,13 +7,7 @@
 
 use std::sync::Arc;
 
-use rubelet_core::{
-    agent::Agent,
-    effect::Effect,
-    event::Event,
-    snapshot::Snapshot,
-    time::{Now, Uptime},
-};
+use rubelet_core::{agent::Agent, effect::Effect, event::Event, snapshot::Snapshot, time::Now};
 use tokio::{
     sync::{mpsc, watch},
     time::sleep_until,
@@ -72,6 +66,7 @@ impl SyncLoop {
     /// Runs until told to stop. What the node runs goes on without the agent.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
+            let wake_at = self.world.clock.instant(self.agent.wake_at(self.world.clock.now()));
             let event = tokio::select! {
                 // Stopping comes first, then what has happened, and only then what time brings.
                 biased;
@@ -80,14 +75,10 @@ impl SyncLoop {
                 // Cancel-safe: an event that was not received stays in the channel.
                 Some(event) = self.inbox.recv() => event,
                 // Cancel-safe: the deadline is computed anew each turn.
-                () = sleep_until(self.world.clock.instant(self.wake_at())) => Event::Due,
+                () = sleep_until(wake_at) => Event::Due,
             };
             self.turn(event);
         }
-    }
-
-    fn wake_at(&self) -> Uptime {
-        self.agent.wake_at(self.world.clock.now())
     }
 
     fn turn(&mut self, event: Event) {

@@ -134,11 +134,9 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     turns.runtime_is_up(&[]);
     let mut order = Vec::new();
     turns.inspected("sandbox gone");
-    for (step, state) in [
-        ("make dirs", "sandbox gone"),
-        ("set up volumes", "sandbox gone"),
-        ("run sandbox", "sandbox ready 1s"),
-    ] {
+    for (step, state) in
+        [("make dirs", "sandbox gone"), ("set up volumes", "sandbox gone"), ("run sandbox", "sandbox ready 1s")]
+    {
         turns.answer(step, Ok(Facts::Nothing));
         order.push(step);
         turns.inspected(state);

@@ -250,8 +250,7 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
 #[test]
 fn what_a_removed_pod_leaves_goes_in_order() {
     let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
-    let (mut record, facts) =
-        observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
+    let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
     record.wanted = Wanted::No;
     let mut steps = vec![show(&termination::ended(&record, &facts, Cause::Removed, now()))];
     record.prepared = Preparation::Nothing;
