@@ -11,6 +11,7 @@ pub mod explain;
 pub mod flags;
 mod help;
 mod load;
+pub mod logs;
 mod options;
 pub mod pods;
 mod print;

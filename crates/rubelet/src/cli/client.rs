@@ -337,6 +337,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_log_is_followed_until_its_container_stops() {
+        let root = tempfile::tempdir().unwrap();
+        let agent = Agent::start(root.path()).await;
+        let state = |state: Value| {
+            let status = json!({ "phase": "Running", "containerStatuses": [
+                { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "state": state }] });
+            Arc::new(snapshot("n1", [("u1", view("default", "web-n1", &["a"], &[], status))]))
+        };
+        let error = agent.client.stream("/logs/web/a").await.unwrap_err();
+        assert_eq!(error.to_string(), r#"container "a" in pod "web-n1" is not available"#);
+
+        agent.snapshots.send_replace(state(json!({ "running": {} })));
+        let dir = root.path().join("logs/default_web-n1_u1/a");
+        std::fs::create_dir_all(&dir).unwrap();
+        let line = |text: &str| format!("2026-11-15T18:00:00.000000000Z stdout F {text}\n");
+        let file = dir.join("0.log");
+        std::fs::write(&file, line("one") + &line("two")).unwrap();
+        let mut log = agent.client.stream("/logs/web/a?tail=1").await.unwrap();
+        assert_eq!(log.rest().await.unwrap(), b"two\n");
+
+        let mut log = agent.client.stream("/logs/u1/a?follow=1&tail=1").await.unwrap();
+        assert_eq!(log.next_bytes().await.unwrap().as_deref(), Some(&b"two\n"[..]));
+        let mut written = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+        std::io::Write::write_all(&mut written, line("three").as_bytes()).unwrap();
+        assert_eq!(log.next_bytes().await.unwrap().as_deref(), Some(&b"three\n"[..]));
+        agent.snapshots.send_replace(state(json!({ "terminated": { "exitCode": 0 } })));
+        assert!(timeout(Duration::from_secs(5), log.rest()).await.expect("following ends").unwrap().is_empty());
+
+        let error = agent.client.stream("/logs/web/a?previous=1").await.unwrap_err();
+        assert_eq!(error.to_string(), r#"previous terminated container "a" in pod "web-n1" not found"#);
+        agent.end().await;
+    }
+
+    #[tokio::test]
     async fn an_agent_that_is_not_there_is_named() {
         let root = tempfile::tempdir().unwrap();
         for socket in [socket_path(root.path()), socket_path(&root.path().join("gone"))] {

@@ -23,7 +23,7 @@ use crate::{
     event_log::LoggedEvent,
     server::{
         admin::Explanation,
-        views::{self, status_column},
+        views::{self, find::NotFound, status_column},
     },
     world::Clock,
 };
@@ -36,7 +36,13 @@ pub fn run(args: Vec<String>) -> ExitCode {
         let matches = command().try_get_matches_from(args)?;
         let client = Client::new(&matches);
         let pod = matches.get_one::<String>("pod").expect("clap requires it");
-        let explanation = ask(&client, pod, matches.get_one::<String>("namespace").map(String::as_str)).await?;
+        let namespace = matches.get_one::<String>("namespace").map(String::as_str);
+        let explanation = match ask(&client, pod, namespace).await {
+            Err(CliError::NotFound(error)) => {
+                return Err(or_refused_manifest(error, pod, &events::all(&client).await?));
+            }
+            other => other?,
+        };
         let mut out = std::io::stdout();
         if matches.contains_id("output") {
             let json = serde_json::to_string_pretty(&explanation).expect("our views have string keys only");
@@ -53,6 +59,23 @@ pub fn run(args: Vec<String>) -> ExitCode {
 pub(super) async fn ask(client: &Client, pod: &str, namespace: Option<&str>) -> Result<Explanation, CliError> {
     let query: Vec<_> = namespace.map(|namespace| ("namespace", namespace)).into_iter().collect();
     client.json(&path(&["explain", pod], &query)).await
+}
+
+/// A pod that is not there because its manifest is wrong: then that is the answer.
+fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> CliError {
+    let refused = events.iter().rev().find_map(|event| match &event.record.about {
+        About::Manifest(path) => {
+            path.rsplit('/').next().is_some_and(|file| file.contains(typed)).then_some((path, event))
+        }
+        About::Node | About::Pod(_) | About::Container { .. } => None,
+    });
+    match refused {
+        None => error.into(),
+        Some((path, event)) => {
+            let (path, message) = (printable(path), printable(&event.record.message));
+            CliError::Refused(format!("{error}\nA manifest that may be meant was refused: {path}: {message}"))
+        }
+    }
 }
 
 fn command() -> Command {
@@ -257,12 +280,15 @@ mod tests {
     };
     use serde_json::json;
 
-    use super::{Story, letters, symbols};
+    use super::{Story, letters, or_refused_manifest, symbols};
     use crate::{
         event_log::{EventLog, LoggedEvent},
         server::{
             admin::Explanation,
-            views::tests::{at, snapshot, view},
+            views::{
+                find::NotFound,
+                tests::{at, snapshot, view},
+            },
         },
     };
 
@@ -343,6 +369,21 @@ mod tests {
         LAST SEEN           TYPE      REASON    OBJECT                  MESSAGE
         40s (x2 over 50s)   Warning   BackOff   pod/default/web-n1{a}   Back-off restarting failed container
         "#);
+    }
+
+    #[test]
+    fn a_pod_whose_manifest_was_refused_is_not_just_unknown() {
+        let log = EventLog::default();
+        let message = "spec.containers: Required value".to_owned();
+        let about = About::Manifest("/manifests/web.yaml".to_owned());
+        let record = EventRecord { about, severity: Severity::Warning, reason: "Refused".to_owned(), message };
+        log.record(record, at("2026-11-15T18:59:00Z"));
+        let unknown = |name: &str| NotFound::Unknown { wanted: name.to_owned(), similar: Vec::new() };
+        assert_snapshot!(or_refused_manifest(unknown("web"), "web", &log.since(0)), @r#"
+        pods "web" not found
+        A manifest that may be meant was refused: /manifests/web.yaml: spec.containers: Required value
+        "#);
+        assert_eq!(or_refused_manifest(unknown("db"), "db", &log.since(0)).to_string(), r#"pods "db" not found"#);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use super::{
     },
 };
 
+mod logs;
 pub mod socket;
 
 pub use socket::{AdminSocket, SocketError, socket_path};
@@ -59,6 +60,7 @@ pub(super) fn router(readers: Readers) -> Router {
         .route("/podlist", get(pod_list))
         .route("/explain/{pod}", get(explain))
         .route("/events", get(events))
+        .route("/logs/{pod}/{container}", get(logs::logs))
         .with_state(readers)
 }
 
