@@ -23,7 +23,10 @@ use crate::{
     image::BUSYBOX,
     progress::step,
     project,
-    testbed::{self, Programs, Runtime, Testbed, agent::AgentOptions},
+    testbed::{
+        self, Programs, Runtime, Testbed,
+        agent::{AgentOptions, Program},
+    },
     up,
 };
 
@@ -32,32 +35,53 @@ const STARTS: usize = 10;
 const IDLE: Duration = Duration::from_secs(60);
 const SCRIPT: &str = "echo start; exec sleep 3600";
 
-pub fn run(runtime: Runtime) -> anyhow::Result<()> {
+pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let binary = step("building Rubelet (release)", up::build)?;
     let bare_pods = step("building the bare CRI client (release)", build_bare_pods)?;
     let programs = Programs::ensure(runtime)?;
     testbed::sweep_orphans()?;
-    let mut node = Node::new(Testbed::start(&programs)?, &binary, &AgentOptions::default())?;
-    let mut table = Table::default();
+    let bare_ms = {
+        let node = Node::new(Testbed::start(&programs)?, &Program::Rubelet(binary.clone()), &AgentOptions::default())?;
+        step("starting pods by bare CRI calls", || bare_starts(&node, &bare_pods))?
+    };
+    let ours = measure("Rubelet", &Program::Rubelet(binary), &programs)?;
+    let peers = kubelet.map(|path| measure("upstream", &Program::Upstream(path.to_owned()), &programs)).transpose()?;
+    println!("\n{}", render(&machine(runtime), bare_ms, &ours, peers.as_ref()));
+    Ok(())
+}
 
-    let bare_ms = step("starting pods by bare CRI calls", || bare_starts(&node, &bare_pods))?;
-    step("the agent without pods", || {
+/// What one agent takes.
+#[derive(Debug)]
+struct Measured {
+    idle_mb: f64,
+    start_ms: f64,
+    restart_ms: f64,
+    fifty_secs: f64,
+    full: Full,
+}
+
+/// A node full of pods in which nothing happens.
+#[derive(Debug)]
+struct Full {
+    resident_mb: f64,
+    cpu_percent: f64,
+    wakeups: f64,
+}
+
+fn measure(name: &str, program: &Program, programs: &Programs) -> anyhow::Result<Measured> {
+    let mut node = Node::new(Testbed::start(programs)?, program, &AgentOptions::default())?;
+    let idle_mb = step(&format!("{name} without pods"), || {
         node.agent.start()?;
         thread::sleep(Duration::from_secs(10));
-        table.row("resident memory, idle", format!("{:.1} MB", resident_mb(&node)?), "under 20 MB");
-        Ok(())
+        resident_mb(&node)
     })?;
-    let agent_ms = step("starting pods by manifest", || starts(&node))?;
-    table.row("file written to container running, median", format!("{agent_ms:.0} ms"), "");
-    table.row("the bare CRI calls, median", format!("{bare_ms:.0} ms"), "");
-    table.row("the agent's share", format!("{:.0} ms", agent_ms - bare_ms), "under 30 ms");
-    let restart_ms = step("restarting the agent", || restart(&mut node))?;
-    table.row("agent started to first pod synced, median", format!("{restart_ms:.0} ms"), "");
-    let fifty_secs = step("starting fifty pods", || fifty(&node))?;
-    table.row("fifty files written to all running", format!("{fifty_secs:.1} s"), "");
-    step("a minute with fifty pods", || idle(&node, &mut table))?;
-    println!("\n{}", table.render(runtime));
-    Ok(())
+    Ok(Measured {
+        idle_mb,
+        start_ms: step(&format!("{name}: starting pods by manifest"), || starts(&node))?,
+        restart_ms: step(&format!("{name}: restarting it"), || restart(&mut node))?,
+        fifty_secs: step(&format!("{name}: starting fifty pods"), || fifty(&node))?,
+        full: step(&format!("{name}: a minute with fifty pods"), || idle(&node))?,
+    })
 }
 
 fn build_bare_pods() -> anyhow::Result<PathBuf> {
@@ -136,16 +160,16 @@ fn fifty(node: &Node) -> anyhow::Result<f64> {
     Ok(secs)
 }
 
-fn idle(node: &Node, table: &mut Table) -> anyhow::Result<()> {
+fn idle(node: &Node) -> anyhow::Result<Full> {
     let before = Usage::read(node)?;
     thread::sleep(IDLE);
     let after = Usage::read(node)?;
-    let cpu_percent = (after.cpu_ns - before.cpu_ns) as f64 / IDLE.as_nanos() as f64 * 100.0;
-    let wakeups = (after.switches - before.switches) as f64 / IDLE.as_secs_f64();
-    table.row("resident memory, 50 pods", format!("{:.1} MB", resident_mb(node)?), "under 25 MB");
-    table.row("processor, 50 idle pods", format!("{cpu_percent:.2} % of a core"), "under 0.3 %");
-    table.row("wake-ups per second, 50 idle pods", format!("{wakeups:.1}"), "");
-    Ok(())
+    Ok(Full {
+        resident_mb: resident_mb(node)?,
+        // A thread that ended meanwhile takes its share along.
+        cpu_percent: after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / IDLE.as_nanos() as f64 * 100.0,
+        wakeups: after.switches.saturating_sub(before.switches) as f64 / IDLE.as_secs_f64(),
+    })
 }
 
 /// What the agent has used since its start, over all its threads.
@@ -197,24 +221,45 @@ fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
     values.get(values.len() / 2).copied().context("nothing was measured")
 }
 
-#[derive(Default)]
-struct Table(Vec<[String; 3]>);
+fn machine(runtime: Runtime) -> String {
+    let kernel = output(&mut command("uname", ["-sr"]), SHORT).unwrap_or_default();
+    let cores = thread::available_parallelism().map_or(0, usize::from);
+    format!("containerd {}, {}, {cores} cores", runtime.as_str(), kernel.trim())
+}
 
-impl Table {
-    fn row(&mut self, what: &str, measured: String, aim: &str) {
-        self.0.push([what.to_owned(), measured, aim.to_owned()]);
-    }
+type Column = fn(&Measured) -> f64;
 
-    fn render(&self, runtime: Runtime) -> String {
-        let machine = output(&mut command("uname", ["-sr"]), SHORT).unwrap_or_default();
-        let cores = thread::available_parallelism().map_or(0, usize::from);
-        let mut text = format!("containerd {}, {}, {cores} cores\n\n", runtime.as_str(), machine.trim());
-        text.push_str("| what | measured | aim |\n|---|---|---|\n");
-        for [what, measured, aim] in &self.0 {
-            text.push_str(&format!("| {what} | {measured} | {aim} |\n"));
-        }
-        text
+/// A row each: what, unit, how to read it, what is aimed at.
+const ROWS: [(&str, &str, Column, &str); 7] = [
+    ("resident memory, idle", "MB", |m| m.idle_mb, "under 20 MB"),
+    ("resident memory, 50 pods", "MB", |m| m.full.resident_mb, "under 25 MB"),
+    ("processor, 50 idle pods", "% of a core", |m| m.full.cpu_percent, "under 0.3 %"),
+    ("wake-ups per second, 50 idle pods", "", |m| m.full.wakeups, ""),
+    ("file written to container running, median", "ms", |m| m.start_ms, ""),
+    ("agent started to a running pod synced, median", "ms", |m| m.restart_ms, ""),
+    ("fifty files written to all running", "s", |m| m.fifty_secs, ""),
+];
+
+fn render(machine: &str, bare_ms: f64, ours: &Measured, peer: Option<&Measured>) -> String {
+    let mut text = format!("{machine}\n\n| what | Rubelet | upstream | ratio | aim |\n|---|---|---|---|---|\n");
+    for (what, unit, read, aim) in ROWS {
+        text.push_str(&row(what, unit, (read(ours), peer.map(read)), aim));
     }
+    let share = |measured: &Measured| measured.start_ms - bare_ms;
+    text.push_str(&row("the agent's share of that start", "ms", (share(ours), peer.map(share)), "under 30 ms"));
+    text.push_str(&format!("\nThe bare CRI calls of the same start took {bare_ms:.0} ms (median of {STARTS}).\n"));
+    text
+}
+
+fn row(what: &str, unit: &str, (ours, peer): (f64, Option<f64>), aim: &str) -> String {
+    let number = |value: f64| match value.abs() {
+        v if v < 10.0 => format!("{value:.2} {unit}"),
+        v if v < 100.0 => format!("{value:.1} {unit}"),
+        _ => format!("{value:.0} {unit}"),
+    };
+    let upstream = peer.map(number).unwrap_or_default();
+    let ratio = peer.filter(|peer| *peer > 0.0).map(|peer| format!("{:.2}", ours / peer)).unwrap_or_default();
+    format!("| {what} | {} | {} | {ratio} | {aim} |\n", number(ours).trim(), upstream.trim())
 }
 
 #[cfg(test)]
@@ -225,6 +270,12 @@ mod tests {
     fn the_median_is_the_middle_and_of_nothing_there_is_none() {
         assert!((median(vec![9.0, 1.0, 5.0]).unwrap() - 5.0).abs() < f64::EPSILON);
         assert!(median(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_row_shows_the_ratio_only_beside_a_peer() {
+        assert_eq!(row("memory", "MB", (12.345, Some(49.38)), "low"), "| memory | 12.3 MB | 49.4 MB | 0.25 | low |\n");
+        assert_eq!(row("memory", "MB", (12.345, None), ""), "| memory | 12.3 MB |  |  |  |\n");
     }
 
     #[test]

@@ -29,7 +29,10 @@ use crate::{
     e2e::node::Node,
     progress::step,
     project,
-    testbed::{self, Programs, Runtime, Testbed, agent::AgentOptions},
+    testbed::{
+        self, Programs, Runtime, Testbed,
+        agent::{AgentOptions, Program},
+    },
 };
 
 /// A test: what must hold, and the proof.
@@ -66,8 +69,16 @@ impl Tally {
     }
 }
 
-pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<Tally> {
-    let binary = step("building Rubelet (dev)", build)?;
+/// Tests the program built from this tree, or `kubelet`, upstream's, to see whether the tests themselves are right.
+pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow::Result<Tally> {
+    let copy = Binary(project::target().join(format!("testbed/rubelet-{}", std::process::id())));
+    let program = match kubelet {
+        Some(kubelet) => Program::Upstream(kubelet.to_owned()),
+        None => {
+            step("building Rubelet (dev)", || build(&copy.0))?;
+            Program::Rubelet(copy.0.clone())
+        }
+    };
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     testbed::sweep_orphans()?;
     let mut queue = VecDeque::new();
@@ -85,7 +96,7 @@ pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<Tally> {
                 // The queue is free again before the test begins.
                 let next = || lock(&queue).pop_front();
                 while let Some((programs, case)) = next() {
-                    let verdict = one(&programs, &binary.0, &case);
+                    let verdict = one(&programs, &program, &case);
                     let mut tally = lock(&tally);
                     match verdict {
                         Verdict::Passed => tally.passed += 1,
@@ -103,11 +114,11 @@ enum Verdict {
     Failed,
 }
 
-fn one(programs: &Programs, binary: &Path, case: &Case) -> Verdict {
+fn one(programs: &Programs, program: &Program, case: &Case) -> Verdict {
     let watch = Stopwatch::start();
     let mut diagnosis = String::new();
     let result = Testbed::start(programs).and_then(|bed| {
-        let mut node = Node::new(bed, binary, &AgentOptions::default())?;
+        let mut node = Node::new(bed, program, &AgentOptions::default())?;
         let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (case.run)(&mut node)));
         let result = result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")));
         if result.is_err() {
@@ -133,14 +144,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A copy, so that a build that goes on meanwhile cannot change what is tested.
-fn build() -> anyhow::Result<Binary> {
+/// Into a copy, so that a build that goes on meanwhile cannot change what is tested.
+fn build(copy: &Path) -> anyhow::Result<()> {
     let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
-    let copy = project::target().join(format!("testbed/rubelet-{}", std::process::id()));
     fs::create_dir_all(project::target().join("testbed"))?;
-    fs::copy(project::target().join("debug/rubelet"), &copy)?;
-    Ok(Binary(copy))
+    fs::copy(project::target().join("debug/rubelet"), copy)?;
+    Ok(())
 }
 
 /// The program under test; the copy is gone with the value.
@@ -148,7 +158,7 @@ struct Binary(PathBuf);
 
 impl Drop for Binary {
     fn drop(&mut self) {
-        // If it cannot be removed, it is in nobody's way.
+        // It was never made, or it is in nobody's way.
         let _ = fs::remove_file(&self.0);
     }
 }

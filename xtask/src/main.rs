@@ -19,7 +19,7 @@ mod test;
 mod testbed;
 mod up;
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -48,9 +48,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("e2e", args)) => {
             let runtimes = runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]);
             let filter = args.get_one::<String>("filter").map_or("", String::as_str);
-            return Ok(e2e::run(&runtimes, filter)?.conclude());
+            return Ok(e2e::run(&runtimes, filter, kubelet(args))?.conclude());
         }
-        Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24))?,
+        Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?,
         Some(("gen", _)) => gen_protos::run()?,
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
         None => unreachable!("clap requires a command"),
@@ -60,6 +60,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 fn cli() -> Command {
     let runtime = Arg::new("runtime").long("runtime").value_name("debian|2.4").help("Which containerd to use");
+    let kubelet = Arg::new("kubelet").long("kubelet").value_name("PATH");
     Command::new("cargo xtask")
         .about("The project's own commands")
         .subcommand_required(true)
@@ -85,10 +86,21 @@ fn cli() -> Command {
             Command::new("e2e")
                 .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
                 .arg(runtime.clone())
-                .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this")),
+                .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this"))
+                .arg(kubelet.clone().help("Test this kubelet of upstream's instead: are the tests right?")),
         )
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
-        .subcommand(Command::new("bench").about("Measure memory, processor and start times").arg(runtime))
+        .subcommand(
+            Command::new("bench")
+                .about("Measure memory, processor and start times")
+                .arg(runtime)
+                .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios")),
+        )
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
+}
+
+/// Upstream's kubelet, when one is given.
+fn kubelet(args: &ArgMatches) -> Option<&Path> {
+    args.get_one::<String>("kubelet").map(Path::new)
 }

@@ -14,7 +14,7 @@ use crate::{
     project,
     testbed::{
         Programs, Runtime, Testbed,
-        agent::{Agent, AgentOptions},
+        agent::{Agent, AgentOptions, Program},
         sweep,
     },
 };
@@ -24,7 +24,7 @@ pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {
     let binary = step("building Rubelet (release)", build)?;
     let testbed = open(runtime)?;
     let options = AgentOptions { manifests: Some(project::root().join("examples")), ..AgentOptions::default() };
-    let mut agent = Agent::new(&testbed, &binary, &options)?;
+    let mut agent = Agent::new(&testbed, &Program::Rubelet(binary.clone()), &options)?;
     step("starting Rubelet on examples/", || {
         agent.replace_running()?;
         agent.start()

@@ -43,6 +43,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/sources",
     "crates/rubelet/src/observe",
     "crates/rubelet/src/server",
+    "crates/rubelet/src/cli",
     "crates/rubelet-cri/examples/",
     "crates/rubelet-sim/",
     "xtask/",

@@ -2,12 +2,7 @@
 //!
 //! Owns: dropping manifests, waiting with a limit, reading the agent's view (`rubelet pods`) and the runtime's (`ctr`).
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use serde_json::Value;
@@ -17,7 +12,7 @@ use crate::{
     e2e::manifest::Pod,
     testbed::{
         Testbed,
-        agent::{Agent, AgentOptions, NODE},
+        agent::{Agent, AgentOptions, NODE, Program},
         tail,
     },
 };
@@ -30,17 +25,17 @@ pub struct Node {
     // Dropped in this order: the agent ends before its runtime goes.
     pub agent: Agent,
     pub bed: Testbed,
-    binary: PathBuf,
+    program: Program,
 }
 
 impl Node {
-    pub fn new(bed: Testbed, binary: &Path, options: &AgentOptions) -> anyhow::Result<Self> {
-        Ok(Node { agent: Agent::new(&bed, binary, options)?, bed, binary: binary.to_owned() })
+    pub fn new(bed: Testbed, program: &Program, options: &AgentOptions) -> anyhow::Result<Self> {
+        Ok(Node { agent: Agent::new(&bed, program, options)?, bed, program: program.clone() })
     }
 
     /// Another agent on the same testbed, before any was started.
     pub fn reconfigure(&mut self, options: &AgentOptions) -> anyhow::Result<()> {
-        self.agent = Agent::new(&self.bed, &self.binary, options)?;
+        self.agent = Agent::new(&self.bed, &self.program, options)?;
         Ok(())
     }
 

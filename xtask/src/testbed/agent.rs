@@ -1,21 +1,22 @@
-//! The agent under test: the `rubelet` program on a testbed.
+//! The agent under test: the `rubelet` program on a testbed, or upstream's kubelet in its place.
 //!
 //! Owns: its configuration, its start and its end (orderly or SIGKILL), and asking it about pods over its socket.
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::json;
 
 use crate::{
     clock,
-    command::{capture, command, output},
+    command::{command, output},
     process::{self, Daemon},
     testbed::{Testbed, tail},
 };
@@ -25,6 +26,15 @@ pub const NODE: &str = "node";
 
 /// Long enough for an answer over a local socket on a busy machine.
 const ANSWER: Duration = Duration::from_secs(20);
+
+/// Which agent it is.
+#[derive(Clone, Debug)]
+pub enum Program {
+    Rubelet(PathBuf),
+    /// Upstream's kubelet: it proves the tests, and is the peer in measurements. It has no commands of its own, so its log
+    /// stands in for `events`.
+    Upstream(PathBuf),
+}
 
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
@@ -37,24 +47,27 @@ pub struct AgentOptions {
 #[derive(Debug)]
 pub struct Agent {
     dir: PathBuf,
-    binary: PathBuf,
+    program: Program,
+    /// Upstream's read-only port.
+    port: u16,
     root_dir: PathBuf,
     manifests: PathBuf,
     daemon: Option<Daemon>,
 }
 
 impl Agent {
-    pub fn new(testbed: &Testbed, binary: &Path, options: &AgentOptions) -> anyhow::Result<Self> {
+    pub fn new(testbed: &Testbed, program: &Program, options: &AgentOptions) -> anyhow::Result<Self> {
         let dir = testbed.layout.dir.clone();
         let agent = Agent {
             root_dir: options.root_dir.clone().unwrap_or_else(|| dir.join("kubelet")),
             manifests: options.manifests.clone().unwrap_or_else(|| dir.join("manifests")),
-            binary: binary.to_owned(),
+            program: program.clone(),
+            port: free_port()?,
             daemon: None,
             dir,
         };
         fs::create_dir_all(&agent.manifests)?;
-        let config = json!({
+        let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "staticPodPath": agent.manifests,
@@ -64,6 +77,22 @@ impl Agent {
             "healthzPort": 0,
             "failCgroupV1": false,
         });
+        if let Program::Upstream(_) = program {
+            let extra = json!({
+                "address": "127.0.0.1",
+                "port": free_port()?,
+                "readOnlyPort": agent.port,
+                "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+                "authorization": { "mode": "AlwaysAllow" },
+                // No cgroups of its own on a machine that others use, too.
+                "cgroupsPerQOS": false,
+                "enforceNodeAllocatable": [],
+                "evictionHard": {},
+                "localStorageCapacityIsolation": false,
+            });
+            let extra = extra.as_object().cloned().unwrap_or_default();
+            config.as_object_mut().expect("the configuration is an object").extend(extra);
+        }
         // JSON is YAML.
         fs::write(agent.config(), serde_json::to_string_pretty(&config)?)?;
         Ok(agent)
@@ -124,7 +153,8 @@ impl Agent {
 
     /// Starts it and does not wait: for tests that kill it again at once.
     pub fn spawn(&mut self) -> anyhow::Result<()> {
-        let mut rubelet = command(&self.binary, ["-v=4"]);
+        let (Program::Rubelet(binary) | Program::Upstream(binary)) = &self.program;
+        let mut rubelet = command(binary, ["-v=4"]);
         rubelet.arg(format!("--config={}", self.config().display()));
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
         rubelet.arg(format!("--hostname-override={NODE}"));
@@ -146,41 +176,67 @@ impl Agent {
         }
     }
 
-    /// Pods as the agent sees them.
+    /// Pods as the agent sees them: a v1 PodList.
     pub fn pods(&self) -> anyhow::Result<serde_json::Value> {
-        serde_json::from_str(&self.ask(&["pods", "-o", "json"])?).context("the answer of `rubelet pods -o json`")
+        let list = match &self.program {
+            Program::Rubelet(_) => self.ask(&["pods", "-o", "json"])?,
+            Program::Upstream(_) => self.pod_list()?,
+        };
+        serde_json::from_str(&list).context("the agent's list of pods")
     }
 
-    /// The same, straight from the socket: for measurements, where starting a program would count.
+    /// The same without starting a program, which would count in a measurement.
     pub fn pod_list(&self) -> anyhow::Result<String> {
-        let mut socket = UnixStream::connect(self.root_dir.join("rubelet.sock"))?;
-        socket.set_read_timeout(Some(ANSWER))?;
-        socket.write_all(b"GET /podlist HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer)?;
-        Ok(answer)
+        match &self.program {
+            Program::Rubelet(_) => {
+                let socket = UnixStream::connect(self.root_dir.join("rubelet.sock"))?;
+                socket.set_read_timeout(Some(ANSWER))?;
+                http_get(socket, "/podlist")
+            }
+            Program::Upstream(_) => {
+                let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+                socket.set_read_timeout(Some(ANSWER))?;
+                http_get(socket, "/pods")
+            }
+        }
     }
 
     /// Runs one of the program's own commands against the running agent.
     pub fn ask(&self, args: &[&str]) -> anyhow::Result<String> {
-        let mut rubelet = command(&self.binary, args);
+        let Program::Rubelet(binary) = &self.program else { return Ok(tail(&self.log(), usize::MAX)) };
+        let mut rubelet = command(binary, args);
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
         output(&mut rubelet, ANSWER)
     }
 
     /// All there is to say about what the agent did, for somebody who reads a failed test.
     pub fn diagnosis(&self, pod: Option<&str>) -> String {
-        let rubelet = |args: &[&str]| {
-            let mut rubelet = command(&self.binary, args);
-            rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
-            match capture(&mut rubelet, ANSWER) {
-                Ok(out) => format!("--- rubelet {}\n{}{}", args.join(" "), out.stdout, out.stderr),
-                Err(err) => format!("--- rubelet {}: {err:#}\n", args.join(" ")),
-            }
-        };
-        let mut parts = vec![rubelet(&["pods", "-o", "wide"]), rubelet(&["events"])];
-        parts.extend(pod.map(|pod| rubelet(&["explain", pod])));
+        let mut questions = vec![vec!["pods", "-o", "wide"], vec!["events"]];
+        questions.extend(pod.map(|pod| vec!["explain", pod]));
+        let mut parts = Vec::new();
+        if let Program::Rubelet(_) = self.program {
+            parts.extend(questions.iter().map(|args| {
+                let answer = self.ask(args).unwrap_or_else(|err| format!("{err:#}"));
+                format!("--- rubelet {}\n{answer}", args.join(" "))
+            }));
+        }
         parts.push(format!("--- the end of the agent's log\n{}", tail(&self.log(), 60)));
         parts.join("\n")
     }
+}
+
+/// In HTTP/1.0, so that the answer ends where the connection does.
+fn http_get(mut socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
+    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no end of headers")?;
+    let status = head.lines().next().unwrap_or_default();
+    ensure!(status.contains(" 200 "), "GET {path}: {status}");
+    Ok(body.to_owned())
+}
+
+/// Free now; nobody on a test machine is likely to take it before the agent does.
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
