@@ -7,9 +7,14 @@ use rubelet_core::config::{self, KubeletConfiguration};
 /// Fields of KubeletConfiguration, sorted.
 pub const ACTED_ON: &[&str] = &[
     "address",
+    "clusterDNS",
+    "clusterDomain",
     "containerRuntimeEndpoint",
+    "cpuCFSQuota",
+    "cpuCFSQuotaPeriod",
     "crashLoopBackOff",
     "enableServer",
+    "failCgroupV1",
     "featureGates",
     "fileCheckFrequency",
     "healthzBindAddress",
@@ -22,7 +27,9 @@ pub const ACTED_ON: &[&str] = &[
     "readOnlyPort",
     "registryBurst",
     "registryPullQPS",
+    "resolvConf",
     "runtimeRequestTimeout",
+    "seccompDefault",
     "serializeImagePulls",
     "staticPodPath",
     "staticPodURL",
@@ -40,6 +47,7 @@ pub const ACTED_ON_FLAGS: &[&str] = &[
     "minimum-container-ttl-duration",
     "node-ip",
     "root-dir",
+    "seccomp-default",
 ];
 
 /// Fields that differ from `default` and change nothing yet.
@@ -67,14 +75,15 @@ mod tests {
         let mut config = default.clone();
         assert_eq!(not_acted_on(&config, &default), <[String; 0]>::default());
         config.max_pods = 5;
-        config.resolv_conf = String::new();
+        config.hairpin_mode = "none".to_owned();
         config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
-        config.cluster_dns = vec!["10.0.0.10".to_owned()];
-        assert_eq!(not_acted_on(&config, &default), ["clusterDNS", "maxPods", "resolvConf"]);
+        config.tls_cipher_suites = vec!["TLS_AES_128_GCM_SHA256".to_owned()];
+        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "maxPods", "tlsCipherSuites"]);
     }
 
     #[test]
     fn every_listed_field_exists() {
+        assert!(ACTED_ON.is_sorted() && ACTED_ON_FLAGS.is_sorted());
         let fields = serde_json::to_value(KubeletConfiguration::default()).unwrap();
         for name in ACTED_ON {
             assert!(fields.get(name).is_some(), "{name}");

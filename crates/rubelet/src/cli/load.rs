@@ -17,6 +17,9 @@ use serde_saphyr::DuplicateKeyPolicy;
 /// No configuration is near this; a device or a wrong path must not fill the memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
+/// Advice to programmers in the middle of a message to users.
+const LIBRARY_HINT: &str = ", set DuplicateKeyPolicy in Options if acceptable";
+
 /// The files that make up a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
@@ -43,10 +46,11 @@ impl Sources {
                 Err(error) => problems.push(format!("{}: {error}", file.display())),
             }
         }
-        if !problems.is_empty() {
-            return Err(problems);
+        match draft.drop_ins(&documents) {
+            Ok(draft) if problems.is_empty() => Ok(draft),
+            Ok(_) => Err(problems),
+            Err(more) => Err(problems.into_iter().chain(lines(&more)).collect()),
         }
-        draft.drop_ins(&documents).map_err(|problems| lines(&problems))
     }
 }
 
@@ -117,7 +121,7 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String
     };
     match serde_saphyr::read_with_options::<_, Value>(&mut text.as_bytes(), options).next() {
         Some(Ok(value)) => Ok(value),
-        Some(Err(error)) => Err(format!("not YAML: {error}")),
+        Some(Err(error)) => Err(format!("not YAML: {}", error.to_string().replace(LIBRARY_HINT, ""))),
         None => Err("kubelet config file was empty".to_owned()),
     }
 }

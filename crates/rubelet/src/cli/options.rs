@@ -9,7 +9,7 @@ use std::{
 };
 
 use rubelet_core::{
-    config::{Checked, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
+    config::{self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
     event::Source,
     settings::{DefaultSeccomp, NodeProfile, Settings},
 };
@@ -92,7 +92,15 @@ impl Options {
         let flags: Flags =
             serde_json::from_value(own.clone().into()).expect("flags are parsed to their members' types");
         let sources = Sources { file: given(&flags.config), drop_in_dir: given(&flags.config_dir) };
-        let checked = check(&sources, &fields, host)?;
+        let mut problems = config::node_labels(&flags.node_labels);
+        let checked = match check(&sources, &fields, host) {
+            Ok(checked) if problems.is_empty() => checked,
+            Ok(_) => return Err(problems),
+            Err(more) => {
+                problems.extend(more);
+                return Err(problems);
+            }
+        };
         let idle_flags =
             own.keys().filter(|name| !ACTED_ON_FLAGS.contains(&name.as_str())).map(|name| format!("--{name}"));
         let idle_fields = acted_on::not_acted_on(&checked.config, &defaults(&sources));
@@ -190,8 +198,8 @@ fn check(sources: &Sources, fields: &[FlagValue], host: Host) -> Result<Checked,
 /// What the configuration would be had the files and flags said nothing.
 fn defaults(sources: &Sources) -> KubeletConfiguration {
     match sources.file {
-        None => rubelet_core::config::Draft::without_file().config,
-        Some(_) => rubelet_core::config::Draft::empty_file().config,
+        None => Draft::without_file().config,
+        Some(_) => Draft::empty_file().config,
     }
 }
 
