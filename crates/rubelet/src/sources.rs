@@ -5,6 +5,7 @@
 //! Upstream: `config/file.go`, `config/http.go`.
 
 pub mod file;
+pub mod http;
 mod yaml;
 
 use rubelet_core::{

@@ -118,8 +118,17 @@ async fn watch(world: &World, path: &Path) -> Option<mpsc::Receiver<()>> {
     timeout(READ_DEADLINE, world.host.watch_dir(dir)).await.ok()?.ok()
 }
 
-/// What lies there now: each manifest with its text, or with why it has none.
-type Found = Vec<(PathBuf, Result<Vec<u8>, String>)>;
+/// What lies there now.
+type Found = Vec<(PathBuf, Content)>;
+
+#[derive(Debug)]
+enum Content {
+    Text(Vec<u8>),
+    /// It is there, but why not readable: perhaps it will be again.
+    Unreadable(String),
+    /// A link to nothing, which is how a linked manifest is taken away.
+    Dangling,
+}
 
 async fn look(world: &World, path: &Path) -> io::Result<Found> {
     match timeout(READ_DEADLINE, world.host.file_kind(path)).await?? {
@@ -134,8 +143,8 @@ async fn look(world: &World, path: &Path) -> io::Result<Found> {
             | FileKind::CharDevice
             | FileKind::BlockDevice,
         ) => {
-            let text = read(world, path).await;
-            Ok(text.map(|text| (path.to_owned(), text)).into_iter().collect())
+            let content = read(world, path).await;
+            Ok(content.map(|content| (path.to_owned(), content)).into_iter().collect())
         }
     }
 }
@@ -147,27 +156,27 @@ async fn look_into(world: &World, dir: &Path) -> io::Result<Found> {
             continue;
         }
         let path = dir.join(name);
-        let text = match kind {
-            FileKind::Directory => Some(Err("it is a directory; manifests are not looked for inside".to_owned())),
-            FileKind::File
-            | FileKind::Symlink
-            | FileKind::Fifo
-            | FileKind::Socket
-            | FileKind::CharDevice
-            | FileKind::BlockDevice => read(world, &path).await,
+        let content = match kind {
+            FileKind::Directory => {
+                Some(Content::Unreadable("it is a directory; manifests are not looked for inside".to_owned()))
+            }
+            FileKind::Symlink => Some(read(world, &path).await.unwrap_or(Content::Dangling)),
+            FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {
+                read(world, &path).await
+            }
         };
-        found.extend(text.map(|text| (path, text)));
+        found.extend(content.map(|content| (path, content)));
     }
     Ok(found)
 }
 
-/// `None`: it is gone, or a link that leads nowhere, which is how a linked manifest is taken away.
-async fn read(world: &World, path: &Path) -> Option<Result<Vec<u8>, String>> {
+/// `None`: there is nothing (any more).
+async fn read(world: &World, path: &Path) -> Option<Content> {
     match timeout(READ_DEADLINE, world.host.read_file(path, MAX_MANIFEST_BYTES)).await {
-        Ok(Ok(text)) => Some(Ok(text)),
+        Ok(Ok(text)) => Some(Content::Text(text)),
         Ok(Err(ReadError::Io(error))) if error.kind() == io::ErrorKind::NotFound => None,
-        Ok(Err(error)) => Some(Err(error.to_string())),
-        Err(_elapsed) => Some(Err(format!("reading takes longer than {} s", READ_DEADLINE.as_secs()))),
+        Ok(Err(error)) => Some(Content::Unreadable(error.to_string())),
+        Err(_elapsed) => Some(Content::Unreadable(format!("reading takes longer than {} s", READ_DEADLINE.as_secs()))),
     }
 }
 
@@ -181,10 +190,28 @@ struct Manifests {
 #[derive(Debug)]
 struct Known {
     /// What the last look found, to tell whether there is anything to do.
-    seen: Result<Fnv128, String>,
+    seen: Seen,
     /// Of the last good content.
     pods: Vec<Arc<Pod>>,
     state: State,
+}
+
+/// What two looks are compared by.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Text(Fnv128),
+    Unreadable(String),
+    Dangling,
+}
+
+impl Seen {
+    fn of(content: &Content) -> Self {
+        match content {
+            Content::Text(text) => Seen::Text(Fnv128::of(text)),
+            Content::Unreadable(problem) => Seen::Unreadable(problem.clone()),
+            Content::Dangling => Seen::Dangling,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -217,22 +244,36 @@ impl Manifests {
     fn take(&mut self, found: Found) -> Vec<News> {
         let mut before = std::mem::take(&mut self.files);
         let mut news = Vec::new();
-        for (path, text) in found {
-            let seen = text.as_deref().map(Fnv128::of).map_err(String::clone);
+        for (path, content) in found {
             let known = match before.remove(&path) {
-                Some(known) if known.seen == seen => known.seen_again(&path, &mut news),
+                Some(known) if known.seen == Seen::of(&content) => known.seen_again(&path, &mut news),
                 known => {
-                    let pods = known.map(|known| known.pods).unwrap_or_default();
-                    let reading = match text {
-                        Ok(text) => self.reading(&path, &text),
-                        Err(problem) => Reading { pods: Err(problem), remarks: Vec::new() },
-                    };
-                    Known::read(&path, seen, reading, pods, &mut news)
+                    let last_good = known.map(|known| known.pods).unwrap_or_default();
+                    self.read(&path, content, last_good, &mut news)
                 }
             };
             self.files.insert(path, known);
         }
         news
+    }
+
+    fn read(&self, path: &Path, content: Content, last_good: Vec<Arc<Pod>>, news: &mut Vec<News>) -> Known {
+        let seen = Seen::of(&content);
+        let (problem, pods) = match content {
+            Content::Text(text) => {
+                let Reading { pods, remarks } = self.reading(path, &text);
+                match pods {
+                    Ok(pods) => {
+                        news.extend(remarks.into_iter().map(|remark| News::Remark { path: path.to_owned(), remark }));
+                        return Known { seen, pods, state: State::Good };
+                    }
+                    Err(problem) => (problem, last_good),
+                }
+            }
+            Content::Unreadable(problem) => (problem, last_good),
+            Content::Dangling => ("it is a link that leads nowhere".to_owned(), Vec::new()),
+        };
+        Known { seen, pods, state: State::Doubtful(problem) }
     }
 
     fn reading(&self, path: &Path, text: &[u8]) -> Reading {
@@ -250,22 +291,6 @@ impl Manifests {
 }
 
 impl Known {
-    fn read(
-        path: &Path,
-        seen: Result<Fnv128, String>,
-        reading: Reading,
-        last_good: Vec<Arc<Pod>>,
-        news: &mut Vec<News>,
-    ) -> Known {
-        match reading.pods {
-            Ok(pods) => {
-                news.extend(reading.remarks.into_iter().map(|remark| News::Remark { path: path.to_owned(), remark }));
-                Known { seen, pods, state: State::Good }
-            }
-            Err(problem) => Known { seen, pods: last_good, state: State::Doubtful(problem) },
-        }
-    }
-
     fn seen_again(mut self, path: &Path, news: &mut Vec<News>) -> Known {
         if let State::Doubtful(problem) = self.state {
             let kept = if self.pods.is_empty() { "" } else { "; the pod keeps running as it was last good" };
@@ -280,3 +305,6 @@ impl Known {
 fn same(a: &[Arc<Pod>], b: &[Arc<Pod>]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
 }
+
+#[cfg(test)]
+pub(super) mod tests;
