@@ -133,6 +133,18 @@ fn start_time_and_dates_of_unchanged_conditions_stay() {
 }
 
 #[test]
+fn a_static_pod_s_dates_follow_its_first_sandbox() {
+    let pod = mk_pod("always | static | main a");
+    let mut desk = Desk::with(&pod);
+    let early = Now { wall: ago(65), ..now() };
+    desk.offer(&pod, status_of(&pod, "sandbox gone", None, early), early);
+    assert!(desk.line("Pending").ends_with("start=-65s"));
+    desk.set(&pod, "a: running");
+    assert!(desk.line("Running").ends_with("start=-60s"));
+    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+}
+
+#[test]
 fn a_status_without_dates_is_dated_now() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
@@ -523,6 +535,10 @@ fn a_pod_is_not_called_ended_while_a_container_may_run() {
     assert_eq!((late.phase.as_deref(), late.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     let disruption = conditions::find(&late, DISRUPTION_TARGET).expect("sent with the end");
     assert_eq!(disruption.last_transition_time, Some(Time(later(9).wall)));
+
+    phase(&mut stored, "Failed");
+    let again = merge_pod_status(&stored, &ours, RunningContainers::None, later(20));
+    assert!(conditions::find(&again, DISRUPTION_TARGET).is_none(), "it is sent with the end or never");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 
-use crate::pod::restart_policy::{is_sidecar, restarts_after};
+use crate::pod::restart_policy::restarts_after;
 
 /// A container that had ended for good is said to be waiting or running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,8 +33,7 @@ pub(super) fn illegal(old: &PodStatus, new: &PodStatus, spec: &PodSpec) -> Optio
         let Some(container) = container else {
             return Some(IllegalTransition::UnknownInitContainer(before.name.clone()));
         };
-        let stays = !is_sidecar(container);
-        if stays && comes_back(before, new.init_container_statuses.as_deref(), Some(container), spec) {
+        if comes_back(before, new.init_container_statuses.as_deref(), Some(container), spec) {
             return Some(IllegalTransition::InitContainer(before.name.clone()));
         }
     }

@@ -219,12 +219,55 @@ fn a_sidecar_runs_beside_and_does_not_keep_the_pod_from_completing() {
 }
 
 #[test]
-fn a_restarting_sidecar_does_not_make_an_initialized_pod_pending() {
-    let case = Case::new("always | sidecar s | main a", "s: created; a: running 30s");
-    assert_eq!(case.phase(), "Pending");
-    let mut restarted = Case::new("always | sidecar s | main a", "s: exit(1), created 1s; a: running 30s");
-    restarted.waiting.clear();
-    assert_eq!(restarted.phase(), "Running");
+fn a_sidecar_that_restarts_does_not_take_an_initialized_pod_back() {
+    let first_start = Case::new("always | sidecar s | main a", "s: created");
+    assert!(first_start.show().contains("Initialized=False(ContainersNotInitialized)"));
+    assert_eq!(first_start.phase(), "Pending");
+    let restart = Case::new("always | sidecar s | main a", "s: exit(1), created 1s; a: running 30s");
+    assert!(restart.show().contains("Initialized=True"), "{}", restart.show());
+    assert_eq!(restart.phase(), "Running");
+}
+
+#[test]
+fn a_sidecar_whose_startup_is_not_over_holds_back_only_a_pod_that_is_not_initialized() {
+    for (seen, expected) in [("s: running", "Pending"), ("s: running; a: running", "Running")] {
+        let mut case = Case::new("always | sidecar s | main a", seen);
+        let init = case.pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("a sidecar");
+        init[0].startup_probe = Some(Probe::default());
+        let mut previous = case.status();
+        previous.init_container_statuses.as_mut().expect("a sidecar")[0].started = Some(false);
+        case.previous = Some(previous);
+        assert_eq!(case.phase(), expected, "{seen}");
+        assert!(case.show().contains("init s: running -30s, restarts=0\n"), "{}", case.show());
+    }
+}
+
+#[test]
+fn a_pod_that_was_initialized_stays_so_while_its_init_containers_run_again() {
+    let case =
+        Case::new("always | init i | main a", "i: exit(0); a: running").then("i: exit(0), running 5s", later(60));
+    assert!(case.show().contains("\nInitialized=True -30s"), "{}", case.show());
+}
+
+#[test]
+fn a_sandbox_serves_when_it_is_the_only_ready_one_with_an_address() {
+    for (seen, expected) in [
+        ("sandbox ready 90s", "True"),
+        ("sandbox gone", "False"),
+        ("sandbox notready 90s", "False"),
+        ("sandbox notready 90s, ready 10s", "True"),
+        ("sandbox ready 90s, notready 10s", "False"),
+        ("sandbox ready 90s, ready 10s", "False"),
+    ] {
+        let shown = Case::new("always | main a", seen).show();
+        assert!(shown.contains(&format!("PodReadyToStartContainers={expected}")), "{seen}: {shown}");
+    }
+    let mut without_address = Case::new("always | main a", "");
+    without_address.facts.sandboxes[0].ips.clear();
+    assert!(without_address.show().contains("PodReadyToStartContainers=False"));
+    let mut other_network = Case::new("always | main a", "");
+    other_network.facts.sandboxes[0].host_network = true;
+    assert!(other_network.show().contains("PodReadyToStartContainers=False"));
 }
 
 #[test]
@@ -255,6 +298,7 @@ fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
     for (pod, seen, expected) in [
         ("always | main a", "a: exit(0)", "Succeeded"),
         ("always | main a", "a: exit(137)", "Failed"),
+        ("always | main a", "a: exit(0), created", "Failed"),
         ("always | static | main a", "a: exit(137)", "Running"),
         ("never | static | main a", "a: exit(137)", "Failed"),
     ] {
@@ -359,8 +403,10 @@ fn addresses_come_in_the_node_s_family_first_and_outlive_the_sandbox() {
     case.host_ips = vec!["2001:db8::1".to_owned()];
     case.facts.sandboxes[0].ips = vec!["10.1.0.7".to_owned(), "fd00::7".to_owned()];
     assert!(case.show().contains("ip=fd00::7,10.1.0.7"));
-    let ended = case.then("sandbox notready; a: exit(0)", later(5));
+    let mut ended = case.then("sandbox notready; a: exit(0)", later(5));
     assert!(ended.show().contains("ip=fd00::7,10.1.0.7"));
+    ended.facts.sandboxes[0].state = SandboxState::Ready;
+    assert!(ended.show().contains("ip= "), "a ready sandbox without an address has none: {}", ended.show());
 }
 
 #[test]
