@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         },
         Ok(Command::Pods(args)) => cli::pods::run(args),
         Ok(Command::Explain(args)) => cli::explain::run(args),
-        Ok(Command::Logs(_)) => fail("not there yet"),
+        Ok(Command::Logs(args)) => cli::logs::run(args),
         Ok(Command::Events(args)) => cli::events::run(args),
         Ok(Command::Version(text) | Command::Help(text)) => print(&text),
         Err(failure) => fail(&failure.to_string()),
