@@ -36,11 +36,7 @@ const LINE_LIMIT_BYTES: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    #[error(
-        "nothing listens on {0:?}: is rubelet running? If its --root-dir is not {DEFAULT_ROOT_DIR}, pass the same --root-dir here"
-    )]
-    NotRunning(PathBuf),
-    #[error("may not open {0:?}: it is for root only; try again with sudo")]
+    #[error("nothing listens on {0:?}: is rubelet running? Its --root-dir must be given here too")]
     Denied(PathBuf),
     #[error("rubelet does not answer on {0:?}: it is stopped, or too many commands are being served")]
     NoAnswer(PathBuf),

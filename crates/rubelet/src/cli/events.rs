@@ -82,8 +82,21 @@ fn command() -> Command {
                 .value_name("POD")
                 .help("Only of this pod: its name, with or without the node's, or its UID"),
         )
-        .arg(Arg::new("namespace").short('n').long("namespace").help("Only of pods in this namespace"))
-        .arg(Arg::new("output").short('o').long("output").value_parser(["json"]).help("json: one object per line"))
+        .arg(
+            Arg::new("namespace")
+                .short('n')
+                .long("namespace")
+                .value_name("NAMESPACE")
+                .help("Only of pods in this namespace"),
+        )
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(["json"])
+                .help("json: one object per line"),
+        )
         .after_help(
             "Examples:\n  rubelet events                  the last thousand, oldest first\n  \
              rubelet events -f               and those to come\n  \

@@ -86,8 +86,21 @@ fn command() -> Command {
                 .required(true)
                 .help("A pod's name, with or without the node's name behind it, or its UID"),
         )
-        .arg(Arg::new("namespace").short('n').long("namespace").help("Where to look; everywhere without it"))
-        .arg(Arg::new("output").short('o').long("output").value_parser(["json"]).help("json: all that is known of it"))
+        .arg(
+            Arg::new("namespace")
+                .short('n')
+                .long("namespace")
+                .value_name("NAMESPACE")
+                .help("Where to look; everywhere without it"),
+        )
+        .arg(
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(["json"])
+                .help("json: all that is known of it"),
+        )
         .after_help(
             "Examples:\n  rubelet explain web             the story of web-<node>, step by step\n  \
              rubelet explain web -o json     the same for programs, with spec and status\n\n\

@@ -51,8 +51,20 @@ fn command() -> Command {
                 .help("A pod's name, with or without the node's name behind it, or its UID"),
         )
         .arg(Arg::new("container-name").value_name("CONTAINER").conflicts_with("container").help("As -c"))
-        .arg(Arg::new("container").short('c').long("container").help("Which container; the first without it"))
-        .arg(Arg::new("namespace").short('n').long("namespace").help("Where to look; everywhere without it"))
+        .arg(
+            Arg::new("container")
+                .short('c')
+                .long("container")
+                .value_name("NAME")
+                .help("Which container; the first without it"),
+        )
+        .arg(
+            Arg::new("namespace")
+                .short('n')
+                .long("namespace")
+                .value_name("NAMESPACE")
+                .help("Where to look; everywhere without it"),
+        )
         .arg(switch("follow").short('f').help("Stay until the container stops"))
         .arg(switch("previous").short('p').help("The run before this one, as after a crash"))
         .arg(switch("timestamps").help("Put the time before each line"))

@@ -43,7 +43,13 @@ pub fn run(args: Vec<String>) -> ExitCode {
 
 fn command() -> Command {
     client::with_socket_args(Command::new("rubelet pods").about("Show the pods of this node"))
-        .arg(Arg::new("namespace").short('n').long("namespace").help("Only this namespace; all are shown without it"))
+        .arg(
+            Arg::new("namespace")
+                .short('n')
+                .long("namespace")
+                .value_name("NAMESPACE")
+                .help("Only this namespace; all are shown without it"),
+        )
         .arg(
             Arg::new("all-namespaces")
                 .short('A')
@@ -56,6 +62,7 @@ fn command() -> Command {
             Arg::new("output")
                 .short('o')
                 .long("output")
+                .value_name("FORMAT")
                 .value_parser(["wide", "json"])
                 .help("wide: also address and node. json: a v1 PodList with everything"),
         )
