@@ -112,6 +112,11 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
         plan.blocked = Some("its containers to stop".to_owned());
         return;
     }
+    if record.flights.keys().any(|key| matches!(key, Key::Container(_))) {
+        // A container may be starting: it gets its grace period like the others, not the sandbox's sudden end.
+        plan.blocked = Some("a container's step to end".to_owned());
+        return;
+    }
     let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(record, sandbox));
     if let Some(sandbox) = unstopped {
         let op = Op::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };

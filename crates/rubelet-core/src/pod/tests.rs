@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::pod_ref,
-    effect::Op,
+    effect::{EffectId, Op},
     event::Source,
     images::Images,
     pod::{
-        Cause, Cleared, Grace, Lifecycle, Plan, PodRecord, Preparation, Wanted,
+        Cause, Cleared, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
         restart::CrashLoop,
         sync_pod::{self, Context},
         termination,
@@ -245,6 +245,17 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
     ] {
         assert_eq!(end_of("always | sidecar s | sidecar t | main a | main b", state), expected, "{state:?}");
     }
+}
+
+#[test]
+fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
+    let grace = Grace::starting(30, now());
+    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a", lifecycle), "");
+    let op = Op::ResumeContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
+    let flight = Flight { id: EffectId(1), op, give_up_at: now().uptime + Duration::from_secs(240) };
+    record.flights.insert(Key::Container("a".to_owned()), flight);
+    assert_eq!(show(&termination::terminating(&record, &facts, grace, Cause::Removed, now())), "nothing");
 }
 
 #[test]
