@@ -4,6 +4,7 @@
 //! Upstream: `apis/config/validation`. `testdata/validation.jsonl` has its answers.
 
 mod allocatable;
+mod eviction;
 mod images;
 mod logging;
 mod startup;
@@ -45,6 +46,8 @@ pub(super) fn validate(config: &KubeletConfiguration, host: Host) -> Vec<Mismatc
     rules.tracing();
     rules.container_logs();
     rules.startup();
+    rules.eviction();
+    rules.reserved();
     rules.found
 }
 

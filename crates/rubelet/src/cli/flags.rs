@@ -296,3 +296,70 @@ const fn kept(name: &'static str, kind: Kind, path: &'static str, help: &'static
 const fn cadvisor(name: &'static str, kind: Kind) -> Flag {
     Flag { name, short: None, kind, target: Nothing, help: "", deprecated: Some(CADVISOR) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rubelet_core::config::{KubeletConfiguration, at};
+
+    use super::*;
+
+    /// Upstream's flags, from its own flag set: name, Go type, whether deprecated, where it goes.
+    const UPSTREAM: &str = include_str!("../../testdata/flags.txt");
+
+    fn go_type(kind: Kind) -> &'static str {
+        match kind {
+            Text => "string",
+            Bool => "bool",
+            Int32 => "int32",
+            Int64 => "int64",
+            Duration => "duration",
+            Ip => "ip",
+            List => "stringSlice",
+            Map | Pair | Thresholds | Labels => "mapStringString",
+            Headers => "colonSeparatedMultimapStringString",
+            Gates => "mapStringBool",
+            Taints => "[]v1.Taint",
+            ReservedMemory => "reserved-memory",
+            Quantity => "quantity",
+            Level => "Level",
+            VModule => "pattern=N,...",
+            Version => "version",
+        }
+    }
+
+    #[test]
+    fn the_flags_are_upstreams_all_of_them_and_no_others() {
+        let ours: BTreeMap<&str, String> = all()
+            .filter(|flag| flag.target != Help)
+            .map(|flag| {
+                let deprecated = if flag.deprecated.is_some() { "deprecated" } else { "kept" };
+                let group = match flag.target {
+                    Field(_) => "config",
+                    Own => "flag",
+                    Nothing | PrintVersion | Help => "global",
+                };
+                (flag.name, format!("{} {deprecated} {group}", go_type(flag.kind)))
+            })
+            .collect();
+        let theirs: BTreeMap<&str, String> = UPSTREAM
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            // Only one of its flags is a plain int, and it has no effect.
+            .map(|(name, rest)| (name, rest.replacen("int ", "int64 ", usize::from(rest.starts_with("int ")))))
+            .collect();
+        assert_eq!(ours, theirs);
+        assert_eq!(all().count(), 149);
+    }
+
+    #[test]
+    fn every_flag_of_a_field_names_a_field_that_exists() {
+        let fields = serde_json::to_value(KubeletConfiguration::default()).unwrap();
+        for flag in all() {
+            if let Field(path) = flag.target {
+                assert!(at(&fields, path).is_some(), "{}", flag.name);
+            }
+        }
+    }
+}
