@@ -37,6 +37,8 @@ const LINE_LIMIT_BYTES: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     #[error("nothing listens on {0:?}: is rubelet running? Its --root-dir must be given here too")]
+    NotRunning(PathBuf),
+    #[error("may not open {0:?}: it is for root only; try again with sudo")]
     Denied(PathBuf),
     #[error("rubelet does not answer on {0:?}: it is stopped, or too many commands are being served")]
     NoAnswer(PathBuf),
