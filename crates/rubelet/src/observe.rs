@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod inspect;
+pub mod node;
 pub mod relist;
 pub mod termination_message;
 
@@ -22,7 +23,8 @@ use crate::world::World;
 
 /// The runtime's own word about itself.
 pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
-    let (status, version) = tokio::try_join!(world.runtime.status(), world.runtime.version()).map_err(failed)?;
+    let (status, version) =
+        tokio::try_join!(world.runtime.status(), world.runtime.version()).map_err(|error| failed(&error))?;
     let conditions = status.status.unwrap_or_default().conditions;
     Ok(Facts::Runtime(RuntimeStatus {
         name: version.runtime_name,
@@ -34,7 +36,7 @@ pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
 }
 
 /// A runtime that cannot be looked at is away, whatever it says.
-fn failed(error: RpcError) -> EffectError {
+fn failed(error: &RpcError) -> EffectError {
     EffectError { kind: ErrorKind::Unavailable, message: error.to_string() }
 }
 

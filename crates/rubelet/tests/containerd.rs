@@ -2,6 +2,11 @@
 //!
 //! `RUBELET_TEST_CONTAINERD=/path/to/containerd.sock cargo test -p rubelet --test containerd -- --ignored`
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking; clippy knows helpers of tests only inside of a test module"
+)]
+
 use std::{
     path::Path,
     sync::{Arc, atomic::AtomicBool},

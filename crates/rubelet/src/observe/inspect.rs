@@ -37,12 +37,13 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
         world.runtime.list_pod_sandbox(Some(sandbox_filter)),
         world.runtime.list_containers(Some(container_filter))
     )
-    .map_err(failed)?;
+    .map_err(|error| failed(&error))?;
     let sandboxes = stream::iter(sandboxes).map(|sandbox| sandbox_facts(world, sandbox)).buffered(CALLS_AT_ONCE);
     let containers =
         stream::iter(containers).map(|container| container_facts(world, container)).buffered(CALLS_AT_ONCE);
     let (sandboxes, containers) =
-        tokio::try_join!(sandboxes.try_collect::<Vec<_>>(), containers.try_collect::<Vec<_>>()).map_err(failed)?;
+        tokio::try_join!(sandboxes.try_collect::<Vec<_>>(), containers.try_collect::<Vec<_>>())
+            .map_err(|error| failed(&error))?;
     let mut facts = PodFacts {
         looked_at,
         sandboxes: sandboxes.into_iter().flatten().collect(),

@@ -17,7 +17,8 @@ use crate::world::World;
 pub async fn relist(world: &World) -> Result<Facts, EffectError> {
     let mut listing = Listing { looked_at: world.clock.now().uptime, ..Listing::default() };
     let (sandboxes, containers) =
-        tokio::try_join!(world.runtime.list_pod_sandbox(None), world.runtime.list_containers(None)).map_err(failed)?;
+        tokio::try_join!(world.runtime.list_pod_sandbox(None), world.runtime.list_containers(None))
+            .map_err(|error| failed(&error))?;
     for sandbox in sandboxes {
         if let Some(pod) = listed_pod(&mut listing, &sandbox.labels) {
             pod.sandboxes.insert(SandboxId::new(&sandbox.id), sandbox_state(sandbox.state()));
