@@ -13,9 +13,14 @@ pub struct Quantity {
     nanos: i128,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
-pub struct QuantityError;
+/// Upstream's words, because the API server uses them, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuantityError {
+    #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
+    Format,
+    #[error("unable to parse quantity's suffix")]
+    Suffix,
+}
 
 const NANOS_PER_UNIT: i128 = 1_000_000_000;
 /// Upstream caps quantities at the largest `i64`; beyond it the exact amount tells nobody anything.
@@ -86,12 +91,12 @@ enum Scale {
 fn digits_of(number: &str) -> Result<(String, i32), QuantityError> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
-        return Err(QuantityError);
+        return Err(QuantityError::Format);
     }
     // Trailing zeros of the fraction say nothing, and would only use up range.
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}");
-    let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError)?;
+    let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError::Format)?;
     Ok((digits.trim_start_matches('0').to_owned(), decimals))
 }
 
@@ -114,10 +119,17 @@ fn scale_of(suffix: &str) -> Result<Scale, QuantityError> {
         "Pi" => Scale::Binary(50),
         "Ei" => Scale::Binary(60),
         _ => {
-            let exponent = suffix.strip_prefix(['e', 'E']).ok_or(QuantityError)?;
-            Scale::Decimal(exponent.parse().map_err(|_| QuantityError)?)
+            let exponent = suffix.strip_prefix(['e', 'E']).and_then(|exponent| exponent.parse().ok());
+            Scale::Decimal(exponent.ok_or_else(|| suffix_error(suffix))?)
         }
     })
+}
+
+/// Letters that could be of a suffix, then perhaps a sign and digits, are a suffix that does not exist.
+fn suffix_error(suffix: &str) -> QuantityError {
+    let rest = suffix.trim_start_matches(|letter| "eEinumkKMGTP".contains(letter));
+    let digits = rest.strip_prefix(['-', '+']).unwrap_or(rest);
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { QuantityError::Suffix } else { QuantityError::Format }
 }
 
 /// `digits × 10^-decimals × scale` in billionths, rounded up, at most `MAX_NANOS`.
@@ -189,8 +201,12 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_is_refused() {
-        for text in ["", ".", "-", "1.2.3", "1ki", "1KB", "abc", "1 Gi", "1e", "0x10", "1Mib"] {
-            assert_eq!(Quantity::parse(text), Err(QuantityError), "{text}");
+        // Upstream takes "." and "-" for zero; nobody means that.
+        for text in ["", ".", "-", "1.2.3", "1KB", "abc", "1 Gi", "0x10", "1Mib"] {
+            assert_eq!(Quantity::parse(text), Err(QuantityError::Format), "{text}");
+        }
+        for text in ["1ki", "1e", "1mm", "1K"] {
+            assert_eq!(Quantity::parse(text), Err(QuantityError::Suffix), "{text}");
         }
     }
 }
