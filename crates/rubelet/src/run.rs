@@ -42,7 +42,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
-    let world = world(options)?;
+    let world = world(options).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
     let stop = CancellationToken::new();
@@ -63,16 +63,15 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn world(options: &Options) -> anyhow::Result<World> {
+async fn world(options: &Options) -> anyhow::Result<World> {
     let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
     let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
     let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
-    let settings = Settings {
-        root_dir: root_dir.clone(),
-        pod_logs_dir: pod_logs_dir.clone(),
-        ..options.settings(&node_name, host_ips(&options.flags.node_ip)?)
-    };
+    let host = LinuxHost::default();
+    let told = options.settings(&node_name, host_ips(&options.flags.node_ip)?);
+    let node = observe::node::profile(&host, told.node.clone()).await;
+    let settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
     let config = &options.config;
     let runtime = CriClient::new(
         &config.container_runtime_endpoint,
@@ -82,7 +81,7 @@ fn world(options: &Options) -> anyhow::Result<World> {
     .context("containerRuntimeEndpoint")?;
     Ok(World {
         runtime: Arc::new(runtime),
-        host: Arc::new(LinuxHost::default()),
+        host: Arc::new(host),
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
         clock: Clock::system(),
         events: EventLog::default(),

@@ -31,6 +31,7 @@ pub const ACTED_ON: &[&str] = &[
     "runtimeRequestTimeout",
     "seccompDefault",
     "serializeImagePulls",
+    "singleProcessOOMKill",
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",

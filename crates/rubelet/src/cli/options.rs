@@ -154,6 +154,7 @@ impl Options {
                 } else {
                     DefaultSeccomp::Unconfined
                 },
+                oom_kills_whole_container: config.single_process_oom_kill != Some(true),
                 ..NodeProfile::default()
             },
         }
