@@ -263,6 +263,20 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn doubled_dollars_protect_any_text(text in ".*") {
+            let environment = Environment::from([("A".to_owned(), "1".to_owned())]);
+            proptest::prop_assert_eq!(expand(&text.replace('$', "$$"), &environment), text);
+        }
+
+        #[test]
+        fn text_without_known_names_keeps_everything_but_doubled_dollars(text in "[a-z$()A ]{0,20}") {
+            proptest::prop_assume!(!text.contains("$$"));
+            proptest::prop_assert_eq!(expand(&text, &Environment::new()), text);
+        }
+    }
+
     fn order(container: &str) -> StartContainer {
         let pod: Pod = serde_json::from_str(&format!(
             r#"{{"metadata":{{"name":"web","namespace":"prod","labels":{{"app":"x","t":"a\"b"}},"annotations":{{"k":"v"}}}},
