@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Op, Severity},
     event::Event,
@@ -109,22 +110,24 @@ async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
     }
 }
 
-/// One line per decision that changes something; looks are told only at a high verbosity.
+/// One line per decision that changes something; looks are told only at a high verbosity, for a runtime that stays away
+/// would fill the log with them (the node's own event says it once).
 fn log_start(op: &Op, reason: &str) {
-    let Named { name, pod, container } = Named::of(op);
+    let Named { name, about } = Named::of(op);
     if is_look(op) {
-        tracing::trace!(op = name, pod, container, reason, "look");
+        tracing::trace!(op = name, about, reason, "look");
     } else {
-        tracing::info!(op = name, pod, container, reason, "do");
+        tracing::info!(op = name, about, reason, "do");
     }
 }
 
 fn log_end(op: &Op, result: &Result<Facts, EffectError>) {
-    let Named { name, pod, container } = Named::of(op);
+    let Named { name, about } = Named::of(op);
     match result {
-        Ok(_) if is_look(op) => tracing::trace!(op = name, pod, container, "looked"),
-        Ok(_) => tracing::debug!(op = name, pod, container, "done"),
-        Err(error) => tracing::warn!(op = name, pod, container, kind = ?error.kind, "failed: {error}"),
+        Ok(_) if is_look(op) => tracing::trace!(op = name, about, "looked"),
+        Ok(_) => tracing::debug!(op = name, about, "done"),
+        Err(error) if is_look(op) => tracing::debug!(op = name, about, kind = ?error.kind, "failed: {error}"),
+        Err(error) => tracing::warn!(op = name, about, kind = ?error.kind, "failed: {error}"),
     }
 }
 
@@ -132,40 +135,38 @@ fn is_look(op: &Op) -> bool {
     matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
 }
 
-/// What an operation is about, for the log.
-struct Named<'a> {
+/// What an operation is about, for the log: `namespace/pod`, `namespace/pod/container`.
+struct Named {
     name: &'static str,
-    pod: String,
-    container: &'a str,
+    about: String,
 }
 
-impl<'a> Named<'a> {
-    fn of(op: &'a Op) -> Self {
-        let named = |name, pod: String, container: &'a str| Named { name, pod, container };
-        let names = |pod: &k8s_openapi::api::core::v1::Pod| {
-            let meta = &pod.metadata;
-            let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+impl Named {
+    fn of(op: &Op) -> Self {
+        let named = |name, about: String| Named { name, about };
+        let names = |pod: &Pod| {
+            let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
             format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default())
         };
         match op {
-            Op::CheckRuntime => named("CheckRuntime", String::new(), ""),
-            Op::Relist => named("Relist", String::new(), ""),
-            Op::ListPodDirs => named("ListPodDirs", String::new(), ""),
-            Op::InspectPod { pod } => named("InspectPod", pod.to_string(), ""),
-            Op::InspectImage { pod, image } => named("InspectImage", pod.to_string(), image),
-            Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string(), ""),
-            Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod), ""),
-            Op::TearDownVolumes { pod } => named("TearDownVolumes", pod.to_string(), ""),
-            Op::RemovePodDir { uid } => named("RemovePodDir", uid.to_string(), ""),
-            Op::RemoveLogDir { dir_name } => named("RemoveLogDir", dir_name.clone(), ""),
-            Op::PullImage { pod, image } => named("PullImage", pod.to_string(), image),
-            Op::RunSandbox(order) => named("RunSandbox", names(&order.pod), ""),
-            Op::StopSandbox { pod, .. } => named("StopSandbox", pod.to_string(), ""),
-            Op::RemoveSandbox { pod, .. } => named("RemoveSandbox", pod.to_string(), ""),
-            Op::StartContainer(order) => named("StartContainer", names(&order.pod), &order.container),
-            Op::ResumeContainer { pod, name, .. } => named("ResumeContainer", pod.to_string(), name),
-            Op::StopContainer { pod, name, .. } => named("StopContainer", pod.to_string(), name),
-            Op::RemoveContainer { pod, name, .. } => named("RemoveContainer", pod.to_string(), name),
+            Op::CheckRuntime => named("CheckRuntime", String::new()),
+            Op::Relist => named("Relist", String::new()),
+            Op::ListPodDirs => named("ListPodDirs", String::new()),
+            Op::InspectPod { pod } => named("InspectPod", pod.to_string()),
+            Op::InspectImage { pod, image } => named("InspectImage", format!("{pod} {image}")),
+            Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string()),
+            Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod)),
+            Op::TearDownVolumes { pod } => named("TearDownVolumes", pod.to_string()),
+            Op::RemovePodDir { uid } => named("RemovePodDir", uid.to_string()),
+            Op::RemoveLogDir { dir_name } => named("RemoveLogDir", dir_name.clone()),
+            Op::PullImage { pod, image } => named("PullImage", format!("{pod} {image}")),
+            Op::RunSandbox(order) => named("RunSandbox", names(&order.pod)),
+            Op::StopSandbox { pod, .. } => named("StopSandbox", pod.to_string()),
+            Op::RemoveSandbox { pod, .. } => named("RemoveSandbox", pod.to_string()),
+            Op::StartContainer(order) => named("StartContainer", format!("{}/{}", names(&order.pod), order.container)),
+            Op::ResumeContainer { pod, name, .. } => named("ResumeContainer", format!("{pod}/{name}")),
+            Op::StopContainer { pod, name, .. } => named("StopContainer", format!("{pod}/{name}")),
+            Op::RemoveContainer { pod, name, .. } => named("RemoveContainer", format!("{pod}/{name}")),
         }
     }
 }

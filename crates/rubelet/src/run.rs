@@ -110,11 +110,10 @@ fn addresses(options: &Options, world: &World) -> anyhow::Result<Addresses> {
         let ip: IpAddr = address.parse().with_context(|| format!("{field}: {address:?} is not an IP address"))?;
         Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
     };
-    let read_only_port = if config.enable_server { config.read_only_port } else { 0 };
     Ok(Addresses {
         socket: admin::socket_path(&world.paths.root_dir),
         health: listen("healthzBindAddress", &config.healthz_bind_address, config.healthz_port)?,
-        read_only: listen("address", &config.address, read_only_port)?,
+        read_only: listen("address", &config.address, config.read_only_port)?,
     })
 }
 
@@ -134,7 +133,18 @@ fn start_sources(options: &Options, world: &World, handles: &Handles, inputs: &m
     if !config.static_pod_path.is_empty() {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;
         let every = config.file_check_frequency.as_std();
-        inputs.spawn(sources::file::run(world.clone(), path, node_name, every, handles.inbox.clone()));
+        inputs.spawn(sources::file::run(world.clone(), path, node_name.clone(), every, handles.inbox.clone()));
+    }
+    if !config.static_pod_url.is_empty() {
+        let headers = config.static_pod_url_header.iter();
+        let endpoint = sources::http::Endpoint {
+            url: config.static_pod_url.clone(),
+            headers: headers
+                .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
+                .collect(),
+        };
+        let every = config.http_check_frequency.as_std();
+        inputs.spawn(sources::http::run(world.clone(), endpoint, node_name, every, handles.inbox.clone()));
     }
     Ok(())
 }
