@@ -106,6 +106,7 @@ impl Draft {
         let fields = fields_of(document, &origin)?;
         let mut draft =
             Draft { config: KubeletConfiguration::default(), origins: BTreeMap::new(), warnings: Vec::new() };
+        draft.note(&serde_json::json!({"featureGates": flag_gates}), &Origin::Flag("feature-gates".to_owned()));
         draft.note(&fields, &origin);
         draft.config = draft.complete(&fields, flag_gates)?;
         draft.resolve_paths(path.parent().unwrap_or(Path::new("/")));
@@ -114,7 +115,11 @@ impl Draft {
     }
 
     /// Each is a JSON merge patch on the shown form of what is there, so that null brings back a default.
-    pub fn drop_ins(mut self, documents: &[(PathBuf, Value)]) -> Result<Draft, Vec<Problem>> {
+    pub fn drop_ins(
+        mut self,
+        documents: &[(PathBuf, Value)],
+        flag_gates: &BTreeMap<String, bool>,
+    ) -> Result<Draft, Vec<Problem>> {
         let mut merged = document::shown(&self.config);
         let mut problems = Vec::new();
         for (path, document) in documents {
@@ -130,7 +135,7 @@ impl Draft {
         if !problems.is_empty() {
             return Err(problems);
         }
-        self.config = self.complete(&merged, &BTreeMap::new())?;
+        self.config = self.complete(&merged, flag_gates)?;
         Ok(self)
     }
 
@@ -386,10 +391,13 @@ mod tests {
     fn flags_win_over_drop_ins_and_drop_ins_over_the_file() {
         let draft = file(json!({"maxPods": 1, "port": 1, "podsPerCore": 1, "clusterDNS": ["1", "2"]})).unwrap();
         let draft = draft
-            .drop_ins(&[
-                drop_in("10.conf", json!({"maxPods": 2, "port": 2, "clusterDNS": ["3"]})),
-                drop_in("20.conf", json!({"maxPods": 3})),
-            ])
+            .drop_ins(
+                &[
+                    drop_in("10.conf", json!({"maxPods": 2, "port": 2, "clusterDNS": ["3"]})),
+                    drop_in("20.conf", json!({"maxPods": 3})),
+                ],
+                &BTreeMap::new(),
+            )
             .unwrap();
         let config = draft.flags(&[flag("port", "port", json!(4))]).unwrap().config;
         assert_eq!((config.max_pods, config.port, config.pods_per_core, config.max_open_files), (3, 4, 1, 1_000_000));
@@ -400,7 +408,7 @@ mod tests {
     fn null_in_a_drop_in_brings_the_default_back_and_maps_merge() {
         let base = json!({"maxPods": 1, "evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}});
         let patch = json!({"maxPods": null, "evictionHard": {"memory.available": "2Gi", "nodefs.available": "1%"}});
-        let config = file(base).unwrap().drop_ins(&[drop_in("a.conf", patch)]).unwrap().config;
+        let config = file(base).unwrap().drop_ins(&[drop_in("a.conf", patch)], &BTreeMap::new()).unwrap().config;
         assert_eq!(config.max_pods, 110);
         let eviction: Vec<String> = config.eviction_hard.iter().map(|(k, v)| format!("{k}<{v}")).collect();
         assert_eq!(eviction, ["memory.available<2Gi", "nodefs.available<1%", "pid.available<5%"]);
@@ -437,7 +445,10 @@ mod tests {
             file(json!({"staticPodPath": "manifests", "tlsCertFile": "/abs", "podLogsDir": "../logs"})).unwrap().config;
         assert_eq!(config.static_pod_path, "/etc/kubelet/manifests");
         assert_eq!((config.tls_cert_file.as_str(), config.pod_logs_dir.as_str()), ("/abs", "/etc/logs"));
-        let draft = file(json!({})).unwrap().drop_ins(&[drop_in("a.conf", json!({"staticPodPath": "rel"}))]).unwrap();
+        let draft = file(json!({}))
+            .unwrap()
+            .drop_ins(&[drop_in("a.conf", json!({"staticPodPath": "rel"}))], &BTreeMap::new())
+            .unwrap();
         assert_eq!(draft.config.static_pod_path, "rel");
     }
 
@@ -447,7 +458,7 @@ mod tests {
             file(json!({"registryBurst": -1, "staticPodURL": "x", "authentication": {"webhook": {"cacheTTL": "1m"}}}))
                 .unwrap();
         let patch = json!({"hairpinMode": "loop", "crashLoopBackOff": {"maxContainerRestartPeriod": "1h"}});
-        let draft = draft.drop_ins(&[drop_in("a.conf", patch)]).unwrap();
+        let draft = draft.drop_ins(&[drop_in("a.conf", patch)], &BTreeMap::new()).unwrap();
         let draft = draft.flags(&[flag("max-pods", "maxPods", json!(-5))]).unwrap();
         insta::assert_snapshot!(shown(&draft.check(Host::CgroupV1).unwrap_err()), @r#"
         flag --max-pods: maxPods = -5: invalid configuration: maxPods (--max-pods) -5 must not be a negative number
@@ -472,8 +483,10 @@ mod tests {
         let file_problems =
             file(json!({"port": "x", "featureGates": {"A": "yes"}, "staticPodURLHeader": {"Authorization": 5}}))
                 .unwrap_err();
-        let drop_in_problems =
-            file(json!({"port": 1})).unwrap().drop_ins(&[drop_in("a.conf", json!({"maxPods": 1.5}))]).unwrap_err();
+        let drop_in_problems = file(json!({"port": 1}))
+            .unwrap()
+            .drop_ins(&[drop_in("a.conf", json!({"maxPods": 1.5}))], &BTreeMap::new())
+            .unwrap_err();
         let gate_problems = file(json!({"featureGates": {"Nope": true, "NodeSwap": false}})).unwrap_err();
         insta::assert_snapshot!([shown(&file_problems), shown(&drop_in_problems), shown(&gate_problems)].join("\n"), @r#"
         /etc/kubelet/config.yaml: featureGates.A = "yes": invalid type: string "yes", expected a boolean
@@ -508,7 +521,8 @@ mod tests {
     #[test]
     fn unknown_fields_are_ignored_with_a_warning_that_names_the_file() {
         let draft = file(json!({"prot": 1})).unwrap();
-        let draft = draft.drop_ins(&[drop_in("a.conf", json!({"logging": {"color": true}}))]).unwrap();
+        let draft =
+            draft.drop_ins(&[drop_in("a.conf", json!({"logging": {"color": true}}))], &BTreeMap::new()).unwrap();
         insta::assert_snapshot!(draft.warnings.join("\n"), @r#"
         /etc/kubelet/config.yaml: unknown field "prot" is ignored
         /etc/kubelet.d/a.conf: unknown field "logging.color" is ignored
@@ -520,6 +534,11 @@ mod tests {
         let off = BTreeMap::from([("KubeletCrashLoopBackOffMax".to_owned(), false)]);
         let draft = Draft::from_file(Path::new("/c"), &document(json!({})), &off).unwrap();
         assert_eq!(draft.config.crash_loop_back_off.max_container_restart_period, None);
+        let draft = draft.drop_ins(&[drop_in("a.conf", json!({"maxPods": 1}))], &off).unwrap();
+        assert_eq!(draft.config.crash_loop_back_off.max_container_restart_period, None);
+        let unknown = BTreeMap::from([("Nope".to_owned(), true)]);
+        let problems = Draft::from_file(Path::new("/c"), &document(json!({})), &unknown).unwrap_err();
+        assert_eq!(shown(&problems), "flag --feature-gates: featureGates.Nope: unrecognized feature gate: Nope");
     }
 
     proptest! {
@@ -533,8 +552,8 @@ mod tests {
                 "nodeStatusUpdateFrequency": update_secs.map(GoDuration::from_secs), "serializeImagePulls": serialize,
                 "enforceNodeAllocatable": vec!["pods"; allocatable],
             });
-            let once = file(fields).unwrap().drop_ins(&[]).unwrap().config;
-            let twice = file(document::shown(&once)).unwrap().drop_ins(&[]).unwrap().config;
+            let once = file(fields).unwrap().drop_ins(&[], &BTreeMap::new()).unwrap().config;
+            let twice = file(document::shown(&once)).unwrap().drop_ins(&[], &BTreeMap::new()).unwrap().config;
             prop_assert_eq!(once, twice);
         }
     }

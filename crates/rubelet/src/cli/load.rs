@@ -46,7 +46,7 @@ impl Sources {
                 Err(error) => problems.push(format!("{}: {error}", file.display())),
             }
         }
-        match draft.drop_ins(&documents) {
+        match draft.drop_ins(&documents, flag_gates) {
             Ok(draft) if problems.is_empty() => Ok(draft),
             Ok(_) => Err(problems),
             Err(more) => Err(problems.into_iter().chain(lines(&more)).collect()),
