@@ -21,7 +21,7 @@ pub struct PodFacts {
     pub looked_at: Uptime,
     /// Newest first, by creation time.
     pub sandboxes: Vec<SandboxFacts>,
-    /// Newest first, by creation time; every attempt the runtime still remembers.
+    /// Newest first, by attempt and then by creation time; every attempt the runtime still remembers.
     pub containers: Vec<ContainerFacts>,
     /// Highest attempt found in the pod's log directory per container name; looked up only when the runtime knows no
     /// container of the pod, so that restart counts survive a runtime that lost its state.

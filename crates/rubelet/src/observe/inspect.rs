@@ -50,9 +50,11 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
         containers: containers.into_iter().flatten().collect(),
         logged_attempts: BTreeMap::new(),
     };
-    // Ids last, so that equal times have an order, too.
+    // By attempt before time, because a wall clock can jump back; ids last, so that equal times have an order, too.
     facts.sandboxes.sort_by_key(|sandbox| (Reverse((sandbox.attempt, sandbox.created_at)), sandbox.id.clone()));
-    facts.containers.sort_by_key(|container| (Reverse(container.created_at), container.id.clone()));
+    facts
+        .containers
+        .sort_by_key(|container| (Reverse((container.attempt, container.created_at)), container.id.clone()));
     if facts.containers.is_empty() {
         facts.logged_attempts = logged_attempts(world, pod).await;
     }
