@@ -225,6 +225,9 @@ pub struct PodRecord {
     pub crash_loops: BTreeMap<String, CrashLoop>,
     /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
     pub ended: BTreeMap<ContainerId, Uptime>,
+    /// Highest attempts in the pod's logs, as of a look that found nothing of the pod in the runtime. Where the runtime
+    /// knows its sandbox it has forgotten nothing, and a list without containers may merely be late.
+    pub logged_attempts: BTreeMap<String, u32>,
     /// Why containers do not run yet (upstream: the reason cache).
     pub waiting: BTreeMap<String, Waiting>,
     pub prepared: Preparation,
@@ -252,6 +255,7 @@ impl PodRecord {
             failures: BTreeMap::new(),
             crash_loops: BTreeMap::new(),
             ended: BTreeMap::new(),
+            logged_attempts: BTreeMap::new(),
             waiting: BTreeMap::new(),
             prepared: Preparation::Nothing,
             cleared: Cleared::Nothing,

@@ -123,12 +123,14 @@ impl Agent {
                     self.outbox.cancel(id);
                 }
             }
-            Lifecycle::Terminating { grace, cause } => {
+            Lifecycle::Terminating { grace, cause: known } => {
                 let shrunk = grace.shrunk_to(asked);
+                // What completed is kept for its readers, unless nobody wants it by now.
+                let cause = if known == Cause::Completed { cause } else { known };
+                record.enter(Lifecycle::Terminating { grace: shrunk, cause }, now);
                 if shrunk == grace {
                     return;
                 }
-                record.enter(Lifecycle::Terminating { grace: shrunk, cause }, now);
                 // Stops under way were given more time than is left now: they are sent again.
                 let stops = record.flights.extract_if(.., |_, flight| matches!(flight.op, Op::StopContainer { .. }));
                 for (_, flight) in stops {
@@ -155,7 +157,7 @@ impl Agent {
         let arrival = self.outbox.next_arrival();
         let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
         record.look = Look::Wanted;
-        // Upstream gives a pod nobody knows one second.
+        // What it is given is known once its containers were looked at.
         record.enter(Lifecycle::Terminating { grace: Grace::starting(1, now), cause: Cause::Orphaned }, now);
         // Whatever it had on disk is unknown, so all of it is torn down.
         record.prepared = crate::pod::Preparation::Volumes;

@@ -9,7 +9,10 @@ use crate::{
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
     id::PodUid,
     observation::{ContainerState, Listing, PodFacts},
-    pod::{Cleared, Failure, Flight, Key, Look, Meanwhile, PodRecord, Preparation, status::Waiting, sync_pod::event},
+    pod::{
+        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, PodRecord, Preparation,
+        status::Waiting, sync_pod::event,
+    },
     time::Now,
 };
 
@@ -172,8 +175,23 @@ fn take_in(record: &mut PodRecord, facts: PodFacts, meanwhile: Meanwhile, now: N
             ContainerState::Created | ContainerState::Unknown => {}
         }
     }
+    if facts.sandboxes.is_empty() && facts.containers.is_empty() {
+        record.logged_attempts.clone_from(&facts.logged_attempts);
+    }
+    if record.facts.is_none() {
+        grant_own_grace(record, &facts, now);
+    }
     record.facts = Some(Arc::new(facts));
     record.is_fresh = meanwhile != Meanwhile::Change;
+}
+
+/// Of a pod nobody asks for, only its containers know how long it wanted to be given; upstream gives it one second.
+fn grant_own_grace(record: &mut PodRecord, facts: &PodFacts, now: Now) {
+    let Lifecycle::Terminating { cause: Cause::Orphaned, .. } = record.lifecycle else { return };
+    if let Some(secs) = facts.running().filter_map(|container| container.termination_grace_secs).max() {
+        let grace = Grace::starting(secs, now);
+        record.enter(Lifecycle::Terminating { grace, cause: Cause::Orphaned }, now);
+    }
 }
 
 /// The key under which a failing look waits; no mutating effect uses an empty name.

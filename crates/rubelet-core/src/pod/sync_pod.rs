@@ -163,7 +163,7 @@ impl Start<'_> {
     fn next_attempt(&self, name: &str) -> u32 {
         match self.facts.newest_container(name) {
             Some(newest) => newest.attempt + 1,
-            None => self.facts.logged_attempts.get(name).map_or(0, |logged| logged + 1),
+            None => self.record.logged_attempts.get(name).map_or(0, |logged| logged + 1),
         }
     }
 
