@@ -17,8 +17,10 @@ pub struct Knobs {
     pub done_but_error: f64,
     /// The answer takes seconds.
     pub late_answer: f64,
-    /// A list shows the world of some seconds ago.
+    /// A list of everything shows the world of some seconds ago.
     pub stale_list: f64,
+    /// So does a list of one pod's things, which containerd never does.
+    pub stale_look: f64,
     pub event_lost: f64,
     pub event_doubled: f64,
     pub event_late: f64,
@@ -53,6 +55,19 @@ pub struct Course {
     pub before: Duration,
     pub after: Duration,
     pub goes_on_without_client: bool,
+}
+
+/// What a list was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Everything,
+    OnePod,
+}
+
+impl Scope {
+    pub fn of<Filter>(filter: Option<&Filter>) -> Self {
+        if filter.is_some() { Scope::OnePod } else { Scope::Everything }
+    }
 }
 
 /// How an event reaches its listeners.
@@ -104,9 +119,13 @@ impl Faults {
     }
 
     /// How old the list is that the next listing shows.
-    pub fn list_age(&self, rng: &mut Rng) -> Option<Duration> {
-        let knobs = self.storm.as_ref()?;
-        roll(rng, knobs.stale_list).then(|| Duration::from_millis(rng.u64(100..3_000)))
+    pub fn list_age(&self, rng: &mut Rng, scope: Scope) -> Duration {
+        let Some(knobs) = &self.storm else { return Duration::ZERO };
+        let chance = match scope {
+            Scope::Everything => knobs.stale_list,
+            Scope::OnePod => knobs.stale_look,
+        };
+        if roll(rng, chance) { Duration::from_millis(rng.u64(100..3_000)) } else { Duration::ZERO }
     }
 
     pub fn loses_hint(&self, rng: &mut Rng) -> bool {

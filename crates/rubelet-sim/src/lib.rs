@@ -4,11 +4,17 @@
 //! what must never be (`invariants`), and how to tell a story with them (`play`, `swarm`).
 //! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
 
+pub mod agent;
 pub mod disk;
 pub mod faults;
 pub mod host;
 pub mod invariants;
+pub mod play;
 pub mod runtime;
 pub mod script;
 pub mod stage;
+pub mod swarm;
 pub mod trace;
+
+#[cfg(test)]
+mod scenarios;

@@ -17,7 +17,7 @@ use rubelet_cri::{
 use tokio::{sync::mpsc, time::sleep};
 
 use crate::{
-    faults::{Course, Fate},
+    faults::{Course, Fate, Scope},
     runtime::{act::Act, store::image_id},
     stage::{Cue, Life, Scene, Stage},
 };
@@ -257,7 +257,7 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
         self.look("ListPodSandbox", |scene| {
-            let age = scene.faults.list_age(&mut scene.rng).unwrap_or_default();
+            let age = scene.faults.list_age(&mut scene.rng, Scope::of(filter.as_ref()));
             Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_sandboxes(filter.as_ref()))
         })
         .await
@@ -297,7 +297,7 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
         self.look("ListContainers", |scene| {
-            let age = scene.faults.list_age(&mut scene.rng).unwrap_or_default();
+            let age = scene.faults.list_age(&mut scene.rng, Scope::of(filter.as_ref()));
             Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_containers(filter.as_ref()))
         })
         .await

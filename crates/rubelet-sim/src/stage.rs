@@ -31,6 +31,9 @@ use crate::{
 /// The wall clock's time when the curtain rises: 2026-01-01T00:00:00Z.
 const OPENING_SECS: i64 = 1_767_225_600;
 
+/// No burst of events takes the agent so many turns: 100 pods at once take some hundreds.
+const TURNS_PER_INSTANT: u32 = 20_000;
+
 /// A handle on the scene. The play and every fake hold one.
 #[derive(Debug)]
 pub struct Stage {
@@ -60,6 +63,8 @@ pub struct Scene {
     pub snapshot: Arc<Snapshot>,
     /// The agent dies at the border of a call when so many more have passed.
     pub agent_dies_after: Option<u64>,
+    /// Turns of the agent's loop within one instant: one that never rests would stop time itself.
+    turns: (Duration, u32),
     cues: BTreeMap<(Duration, u64), Cue>,
     cues_given: u64,
 }
@@ -112,6 +117,7 @@ impl Stage {
             agent: AgentState::Dead(Life(0)),
             snapshot: Arc::default(),
             agent_dies_after: None,
+            turns: (Duration::ZERO, 0),
             cues: BTreeMap::new(),
             cues_given: 0,
         };
@@ -197,6 +203,15 @@ impl Scene {
         if counted || self.faults.kills_agent(&mut self.rng) {
             self.log("world", "the agent is killed");
             self.agent = AgentState::Dying(life);
+        }
+    }
+
+    /// Counts a turn of the agent's loop, and calls it a spin when there is no end to them.
+    pub fn count_turn(&mut self) {
+        let (since, count) = self.turns;
+        self.turns = if since == self.now { (since, count + 1) } else { (self.now, 1) };
+        if self.turns.1 == TURNS_PER_INSTANT {
+            self.rules.broken("the loop rests", self.now, format!("{TURNS_PER_INSTANT} turns within one instant"));
         }
     }
 

@@ -1,0 +1,177 @@
+//! The real agent on the stage: its loop, sources, observation and effects over the fakes.
+//!
+//! Owns: wiring, as `rubelet/src/run.rs` does it for the real world, and the witness that writes the agent's turns into
+//! the trace. Never: plays a part of the agent itself.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use rubelet::{
+    event_log::EventLog,
+    observe, sources,
+    sync_loop::{SyncLoop, Witness},
+    world::{Paths, World},
+};
+use rubelet_core::{
+    effect::{Effect, Op},
+    event::{Event, Source},
+    settings::Settings,
+};
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    host::FakeHost,
+    play::{MANIFEST_URL, MANIFESTS, moments::NODE},
+    runtime::FakeRuntime,
+    stage::{Life, Stage},
+};
+
+/// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
+const CHECK_EVERY: Duration = Duration::from_secs(20);
+
+/// One life of the agent.
+#[derive(Debug)]
+pub struct AgentRun {
+    pub events: EventLog,
+    tasks: JoinSet<()>,
+}
+
+impl AgentRun {
+    pub fn launch(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> Self {
+        let world = world(stage, life, sources);
+        let (sync_loop, handles) = SyncLoop::new(world.clone());
+        let sync_loop = sync_loop.with_witness(witness(stage.clone(), life));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(sync_loop.run(CancellationToken::new()));
+        tasks.spawn(follow_events(world.clone(), handles.inbox.clone()));
+        let node = NODE.to_owned();
+        for source in sources {
+            match source {
+                Source::File => {
+                    let path = PathBuf::from(MANIFESTS);
+                    tasks.spawn(sources::file::run(
+                        world.clone(),
+                        path,
+                        node.clone(),
+                        CHECK_EVERY,
+                        handles.inbox.clone(),
+                    ));
+                }
+                Source::Http => {
+                    let endpoint = sources::http::Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
+                    tasks.spawn(sources::http::run(
+                        world.clone(),
+                        endpoint,
+                        node.clone(),
+                        CHECK_EVERY,
+                        handles.inbox.clone(),
+                    ));
+                }
+                Source::Api => unreachable!("plays have no API server"),
+            }
+        }
+        AgentRun { events: world.events, tasks }
+    }
+
+    /// Whether some task of it is over, though each should last as long as the agent. Its panic is passed on.
+    pub fn has_ended(&mut self) -> bool {
+        match self.tasks.try_join_next() {
+            None => false,
+            Some(Ok(())) => true,
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(Err(_)) => true,
+        }
+    }
+
+    /// Ends its tasks and waits until they are gone.
+    pub async fn end(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+/// Following may rightly end, where the runtime has no events; the agent goes on.
+async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
+    observe::events::follow(&world, &inbox).await;
+    std::future::pending().await
+}
+
+fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
+    let settings = Settings { sources: sources.to_vec(), ..Settings::for_node(NODE) };
+    World {
+        runtime: Arc::new(FakeRuntime::new(stage.clone(), life)),
+        host: Arc::new(FakeHost::new(stage.clone(), life)),
+        paths: Paths {
+            root_dir: settings.root_dir.clone(),
+            pod_logs_dir: settings.pod_logs_dir.clone(),
+            container_links_dir: PathBuf::from("/var/log/containers"),
+        },
+        clock: stage.clock_of_a_new_process(),
+        events: EventLog::default(),
+        settings: Arc::new(settings),
+        has_runtime_events: Arc::default(),
+    }
+}
+
+/// Tells the rules of every turn, and the trace of those that changed something.
+fn witness(stage: Arc<Stage>, life: Life) -> Witness {
+    Box::new(move |_now, event, effects, agent| {
+        stage.with(|scene| {
+            if !scene.is_alive(life) {
+                return;
+            }
+            match event {
+                Event::Done { result: Err(error), .. } => {
+                    scene.log("agent", format!("failed: {:?} {error}", error.kind))
+                }
+                Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
+                Event::Done { .. } | Event::Hint { .. } | Event::Due | Event::Probe(_) => {}
+            }
+            scene.count_turn();
+            for effect in effects {
+                match effect {
+                    Effect::Do { op, reason, .. } if !only_looks(op) => {
+                        scene.log("agent", format!("{}: {reason}", name(op)));
+                    }
+                    Effect::Do { .. } => {}
+                    Effect::Cancel(id) => scene.log("agent", format!("cancel {}", id.0)),
+                    Effect::Record(record) => {
+                        scene.log("agent", format!("event {}: {}", record.reason, record.message))
+                    }
+                }
+            }
+            let snapshot = agent.snapshot();
+            if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
+                scene.rules.told(scene.now, &snapshot);
+                scene.snapshot = snapshot;
+            }
+        });
+    })
+}
+
+fn only_looks(op: &Op) -> bool {
+    matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
+}
+
+/// The first word of an op as data, and whom it is about.
+fn name(op: &Op) -> String {
+    match op {
+        Op::CheckRuntime => "CheckRuntime".to_owned(),
+        Op::Relist => "Relist".to_owned(),
+        Op::ListPodDirs => "ListPodDirs".to_owned(),
+        Op::InspectPod { pod } => format!("InspectPod {pod}"),
+        Op::InspectImage { pod, image } => format!("InspectImage {pod} {image}"),
+        Op::MakePodDirs { pod } => format!("MakePodDirs {pod}"),
+        Op::SetUpVolumes { uid, .. } => format!("SetUpVolumes {uid}"),
+        Op::TearDownVolumes { pod } => format!("TearDownVolumes {pod}"),
+        Op::RemovePodDir { uid } => format!("RemovePodDir {uid}"),
+        Op::RemoveLogDir { dir_name } => format!("RemoveLogDir {dir_name}"),
+        Op::PullImage { pod, image } => format!("PullImage {pod} {image}"),
+        Op::RunSandbox(order) => format!("RunSandbox {} attempt {}", order.uid, order.attempt),
+        Op::StopSandbox { pod, id } => format!("StopSandbox {pod} {id}"),
+        Op::RemoveSandbox { pod, id } => format!("RemoveSandbox {pod} {id}"),
+        Op::StartContainer(order) => format!("StartContainer {} {}#{}", order.uid, order.container, order.attempt),
+        Op::ResumeContainer { pod, name, id } => format!("ResumeContainer {pod}/{name} {id}"),
+        Op::StopContainer { pod, name, id, grace_secs } => format!("StopContainer {pod}/{name} {id} {grace_secs}s"),
+        Op::RemoveContainer { pod, name, id } => format!("RemoveContainer {pod}/{name} {id}"),
+    }
+}

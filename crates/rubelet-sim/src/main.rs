@@ -1,0 +1,113 @@
+//! `cargo xtask sim`: plays random seeds and stops at the first that breaks a rule.
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use rubelet_sim::{play::Failure, swarm::play_out};
+
+const USAGE: &str = "\
+Usage: cargo xtask sim [--seeds N] [--seed S] [--minutes M]
+
+Plays random seeds in virtual time: the real agent over a fake runtime and host, with injected faults.
+  --seeds N     how many seeds to play (default 200)
+  --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
+  --minutes M   virtual minutes of faults before the calm (default 20)
+";
+
+struct Arguments {
+    first: u64,
+    count: u64,
+    minutes: u64,
+    /// One seed is being looked at.
+    whole_trace: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = match parse(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(problem) => {
+            eprint!("{problem}{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match play_all(&arguments) {
+        None => {
+            println!("{} seeds, no rule broken", arguments.count);
+            ExitCode::SUCCESS
+        }
+        Some(failure) => {
+            println!("{failure}");
+            println!("\nagain: cargo xtask sim --seed {} --minutes {}", failure.seed, arguments.minutes);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+    let (mut seed, mut seeds, mut minutes) = (None, None, 20);
+    while let Some(word) = words.next() {
+        if word == "--help" || word == "-h" {
+            return Err(String::new());
+        }
+        let value = words.next().and_then(|value| value.parse::<u64>().ok());
+        let value = value.ok_or_else(|| format!("{word} wants a number\n"))?;
+        match word.as_str() {
+            "--seed" => seed = Some(value),
+            "--seeds" => seeds = Some(value),
+            "--minutes" => minutes = value,
+            unknown => return Err(format!("unknown option {unknown}\n")),
+        }
+    }
+    let count = seeds.unwrap_or(if seed.is_some() { 1 } else { 200 });
+    Ok(Arguments { first: seed.unwrap_or(1), count, minutes, whole_trace: seed.is_some() && count == 1 })
+}
+
+/// The failure with the lowest seed among those that were found.
+fn play_all(arguments: &Arguments) -> Option<Failure> {
+    let next = AtomicU64::new(arguments.first);
+    let broken = AtomicBool::new(false);
+    let failures: Mutex<Vec<Failure>> = Mutex::default();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !broken.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= arguments.first + arguments.count {
+                        break;
+                    }
+                    if let Err(failure) = play_one(seed, arguments) {
+                        broken.store(true, Ordering::Relaxed);
+                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(*failure);
+                    }
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failures.sort_by_key(|failure| failure.seed);
+    failures.into_iter().next()
+}
+
+fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {
+    let story = match play_out(seed, arguments.minutes) {
+        Ok(story) => story,
+        Err(failure) => {
+            if arguments.whole_trace {
+                println!("{}", failure.trace.join("\n"));
+            }
+            return Err(failure);
+        }
+    };
+    if arguments.whole_trace {
+        println!("{}", story.trace.join("\n"));
+    } else {
+        println!("seed {seed}: {} starts, {} lines", story.starts, story.trace.len());
+    }
+    Ok(())
+}

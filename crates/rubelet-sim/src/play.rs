@@ -1,0 +1,452 @@
+//! How to tell a story: manifests come and go, things break, and at the end everything is as it should be.
+//!
+//! Owns: the director's loop, which moves virtual time, clears away a dead agent and stops at the first broken rule.
+//! A play is written as a chain of sentences and panics with its seed, the rule and the last lines of the trace.
+
+mod ending;
+pub mod moments;
+
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
+
+use fastrand::Rng;
+use jiff::SignedDuration;
+use rubelet_core::{
+    event::Source,
+    snapshot::{PodView, StepState},
+};
+use rubelet_host::port::FetchResponse;
+use tokio::{task::JoinHandle, time::Instant};
+
+use crate::{
+    agent::AgentRun,
+    faults::Knobs,
+    invariants::Violation,
+    play::moments::Moment,
+    runtime::store::Pull,
+    script::Script,
+    stage::{AgentState, Cue, Life, Scene, Stage},
+};
+
+pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
+/// What the manifest URL source asks for.
+pub const MANIFEST_URL: &str = "http://manifests.test/pods";
+
+/// Lines of the trace that a failure shows.
+const TAIL: usize = 60;
+/// `until` gives up after this.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+
+pub fn minutes(count: u64) -> Duration {
+    Duration::from_secs(count * 60)
+}
+
+pub fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+/// A run that broke a rule, with all one needs to see it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub seed: u64,
+    pub rule: String,
+    pub detail: String,
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { seed, rule, detail, trace } = self;
+        let tail = trace[trace.len().saturating_sub(TAIL)..].join("\n");
+        write!(f, "{tail}\n\nseed {seed} breaks the rule: {rule}\n  {detail}")
+    }
+}
+
+#[derive(Debug)]
+pub struct Play {
+    // Declared before the runtime that runs it.
+    agent: Option<AgentRun>,
+    stage: Arc<Stage>,
+    cues: JoinHandle<()>,
+    seed: u64,
+    lives: u32,
+    sources: Vec<Source>,
+    revival: Revival,
+    /// What the manifests say now, by pod name.
+    wanted: BTreeMap<String, Script>,
+    tokio: tokio::runtime::Runtime,
+}
+
+/// What follows a death of the agent that the play did not ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Revival {
+    /// Somebody starts it again, as systemd would.
+    BySupervisor { at: Option<Instant> },
+    /// It stays down until the play starts it.
+    ByPlay,
+}
+
+impl Play {
+    /// An empty node with a running agent, on which nothing fails unless the play says so.
+    pub fn seeded(seed: u64) -> Self {
+        let mut play = Self::before_start(seed);
+        play.start_agent();
+        play
+    }
+
+    /// The same, with the agent not started yet.
+    pub fn before_start(seed: u64) -> Self {
+        let tokio = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime without I/O needs nothing that could be missing");
+        let _entered = tokio.enter();
+        let stage = Stage::new(seed);
+        let cues = tokio.spawn(stage.clone().play_cues());
+        stage.with(|scene| {
+            for dir in [MANIFESTS, "/var/lib/kubelet", "/var/log/pods", "/var/log/containers"] {
+                scene.disk.make_dir(&PathBuf::from(dir), 0o755).expect("an empty disk takes directories");
+            }
+            let resolv = b"nameserver 10.0.0.1\n";
+            scene.disk.make_dir(&PathBuf::from("/etc"), 0o755).expect("an empty disk takes directories");
+            scene.disk.write_file(&PathBuf::from("/etc/resolv.conf"), resolv, 0o644).expect("an empty disk has room");
+        });
+        drop(_entered);
+        Play {
+            agent: None,
+            stage,
+            cues,
+            seed,
+            lives: 0,
+            sources: vec![Source::File],
+            revival: Revival::ByPlay,
+            wanted: BTreeMap::new(),
+            tokio,
+        }
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A generator for the plot, so that what happens on stage does not change it.
+    pub fn fork_rng(&mut self) -> Rng {
+        let _entered = self.tokio.enter();
+        self.stage.with(|scene| scene.rng.fork())
+    }
+
+    pub fn trace(&self) -> Vec<String> {
+        self.stage.look(|scene| scene.trace.lines().to_vec())
+    }
+
+    pub fn look<T>(&self, view: impl FnOnce(&Scene) -> T) -> T {
+        self.stage.look(view)
+    }
+
+    /// Changes the world directly: for what no sentence below says.
+    pub fn change(&mut self, change: impl FnOnce(&mut Scene)) -> &mut Self {
+        let _entered = self.tokio.enter();
+        self.stage.with(change);
+        drop(_entered);
+        self
+    }
+
+    pub fn wanted(&self) -> &BTreeMap<String, Script> {
+        &self.wanted
+    }
+
+    // --- manifests
+
+    /// Writes or replaces a manifest. A name alone is the plainest pod.
+    pub fn apply(&mut self, script: impl Into<Script>) -> &mut Self {
+        let script = script.into();
+        let text = script.manifest().to_string();
+        self.wanted.insert(script.name.clone(), script.clone());
+        self.change(|scene| {
+            scene.rules.learn(&script);
+            scene.log("play", format!("apply {} v{}", script.name, script.version));
+            scene.write_as_user(&manifest_path(&script.name), text.as_bytes());
+        })
+    }
+
+    pub fn remove(&mut self, name: &str) -> &mut Self {
+        self.wanted.remove(name);
+        self.change(|scene| {
+            scene.log("play", format!("remove {name}"));
+            scene.disk.remove_file(&manifest_path(name)).expect("a manifest is a file");
+        })
+    }
+
+    /// A file that is not, or not yet, a manifest.
+    pub fn write_manifest(&mut self, file: &str, text: &[u8]) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", format!("write {file}"));
+            scene.write_as_user(&PathBuf::from(MANIFESTS).join(file), text);
+        })
+    }
+
+    /// Pods come from a URL too. To be said before the agent starts.
+    pub fn with_url_source(&mut self) -> &mut Self {
+        self.sources.push(Source::Http);
+        self
+    }
+
+    /// The pod is not wanted any more, by a way the play took itself.
+    pub fn forget(&mut self, name: &str) -> &mut Self {
+        self.wanted.remove(name);
+        self
+    }
+
+    /// What the manifest URL answers from now on: pods, or nothing at all.
+    pub fn serve(&mut self, scripts: &[Script]) -> &mut Self {
+        let items: Vec<_> = scripts.iter().map(Script::manifest).collect();
+        let list = serde_json::json!({ "apiVersion": "v1", "kind": "PodList", "items": items });
+        let news: Vec<&Script> =
+            scripts.iter().filter(|script| self.wanted.get(&script.name) != Some(*script)).collect();
+        for script in &news {
+            self.wanted.insert(script.name.clone(), (*script).clone());
+        }
+        self.change(|scene| {
+            news.iter().for_each(|script| scene.rules.learn(script));
+            scene.log("play", format!("the URL serves {} pods", scripts.len()));
+            scene
+                .pages
+                .insert(MANIFEST_URL.to_owned(), FetchResponse { status: 200, body: list.to_string().into_bytes() });
+        })
+    }
+
+    // --- the agent
+
+    pub fn start_agent(&mut self) -> &mut Self {
+        assert!(self.agent.is_none(), "the agent runs already");
+        self.lives += 1;
+        let life = Life(self.lives);
+        let _entered = self.tokio.enter();
+        self.stage.with(|scene| {
+            scene.agent = AgentState::Alive(life);
+            scene.log("play", format!("the agent starts, life {}", life.0));
+        });
+        let agent = AgentRun::launch(&self.stage, life, &self.sources);
+        drop(_entered);
+        self.agent = Some(agent);
+        self
+    }
+
+    /// `kill -9`.
+    pub fn crash_agent(&mut self) -> &mut Self {
+        self.change(|scene| {
+            if let AgentState::Alive(life) = scene.agent {
+                scene.log("play", "kill -9");
+                scene.agent = AgentState::Dying(life);
+            }
+        });
+        self.bury_agent();
+        self
+    }
+
+    /// A dead agent is started again by itself, some seconds later.
+    pub fn supervised(&mut self) -> &mut Self {
+        self.revival = Revival::BySupervisor { at: None };
+        self
+    }
+
+    // --- the runtime, the disk, the clock
+
+    pub fn runtime_down(&mut self) -> &mut Self {
+        self.change(Scene::take_runtime_down)
+    }
+
+    pub fn runtime_up(&mut self) -> &mut Self {
+        self.change(Scene::bring_runtime_up)
+    }
+
+    pub fn runtime_down_for(&mut self, time: Duration) -> &mut Self {
+        self.change(|scene| {
+            scene.take_runtime_down();
+            scene.cue_in(time, Cue::RuntimeReturns);
+        })
+    }
+
+    pub fn disk_full_for(&mut self, time: Duration) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", "the disk is full");
+            scene.disk.full = true;
+            scene.cue_in(time, Cue::DiskHasRoom);
+        })
+    }
+
+    /// From now on the registry has the image, and gives it as `pull` says.
+    pub fn publish(&mut self, image: &str, pull: Pull) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", format!("the registry has {image}"));
+            scene.runtime.registry.insert(image.to_owned(), pull);
+        })
+    }
+
+    pub fn storm(&mut self, knobs: Knobs) -> &mut Self {
+        self.change(|scene| scene.faults.storm = Some(knobs))
+    }
+
+    pub fn calm(&mut self) -> &mut Self {
+        self.change(|scene| scene.faults.storm = None)
+    }
+
+    pub fn jump_wall_clock(&mut self, by: SignedDuration) -> &mut Self {
+        let _entered = self.tokio.enter();
+        self.stage.jump_wall_clock(by);
+        drop(_entered);
+        self
+    }
+
+    /// Ends a container's process, if it runs.
+    pub fn exit_container(&mut self, pod: &str, container: &str, code: i32) -> &mut Self {
+        self.change(|scene| {
+            let name = moments::node_name_of(pod);
+            let found = scene.runtime.running().find(|found| found.pod.name == name && found.role() == container);
+            if let Some(id) = found.map(|found| found.id.clone()) {
+                scene.exit_container(&id, code, "Error");
+            }
+        })
+    }
+
+    // --- time
+
+    /// Lets time pass until this moment has come.
+    #[track_caller]
+    pub fn until(&mut self, moment: &Moment) -> &mut Self {
+        match self.run_until(PATIENCE, moment) {
+            Ok(true) => self,
+            Ok(false) => panic!("{}", self.failure("until", format!("{} never came", moment.name))),
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+
+    #[track_caller]
+    pub fn wait(&mut self, time: Duration) -> &mut Self {
+        match self.run_for(time) {
+            Ok(()) => self,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+
+    pub fn run_for(&mut self, time: Duration) -> Result<(), Box<Failure>> {
+        self.run_until(time, &Moment::new("never", |_| false)).map(drop)
+    }
+
+    /// Whether the moment came within `limit`.
+    pub fn run_until(&mut self, limit: Duration, moment: &Moment) -> Result<bool, Box<Failure>> {
+        let stage = self.stage.clone();
+        let deadline = {
+            let _entered = self.tokio.enter();
+            Instant::now() + limit
+        };
+        loop {
+            self.attend()?;
+            if stage.look(|scene| moment.has_come(scene)) {
+                return Ok(true);
+            }
+            let revival = match self.revival {
+                Revival::BySupervisor { at } => at,
+                Revival::ByPlay => None,
+            };
+            let wake = revival.map_or(deadline, |at| at.min(deadline));
+            let late = self.tokio.block_on(async {
+                tokio::select! {
+                    // Cancel safe: both are only reasons to look again.
+                    biased;
+                    () = stage.stirred.notified() => false,
+                    () = tokio::time::sleep_until(wake) => wake == deadline,
+                }
+            });
+            if late {
+                self.attend()?;
+                return Ok(stage.look(|scene| moment.has_come(scene)));
+            }
+        }
+    }
+
+    /// What the director does between two steps: checks, buries, revives.
+    fn attend(&mut self) -> Result<(), Box<Failure>> {
+        if let Some(Violation { rule, at, detail }) = self.look(|scene| scene.rules.violations.first().cloned()) {
+            return Err(Box::new(self.failure(rule, format!("at {at:?}: {detail}"))));
+        }
+        if self.look(|scene| matches!(scene.agent, AgentState::Dying(_))) {
+            self.bury_agent();
+        }
+        if self.agent.as_mut().is_some_and(AgentRun::has_ended) {
+            return Err(Box::new(self.failure("the agent never ends by itself", "its task is over".to_owned())));
+        }
+        self.revive_agent();
+        Ok(())
+    }
+
+    fn revive_agent(&mut self) {
+        let Revival::BySupervisor { at } = self.revival else { return };
+        if self.agent.is_some() {
+            return;
+        }
+        let now = {
+            let _entered = self.tokio.enter();
+            Instant::now()
+        };
+        let at = match at {
+            Some(at) => at,
+            None => now + self.stage.with(|scene| Duration::from_millis(scene.rng.u64(10..20_000))),
+        };
+        self.revival = Revival::BySupervisor { at: Some(at) };
+        if at <= now {
+            self.revival = Revival::BySupervisor { at: None };
+            self.start_agent();
+        }
+    }
+
+    /// Clears away the tasks of an agent that is dead; none of them could touch anything any more.
+    fn bury_agent(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            self.tokio.block_on(agent.end());
+        }
+        self.change(|scene| {
+            if let AgentState::Alive(life) | AgentState::Dying(life) = scene.agent {
+                scene.agent = AgentState::Dead(life);
+            }
+            scene.snapshot = Arc::default();
+            scene.rules.agent_died();
+        });
+    }
+
+    pub(crate) fn failure(&self, rule: &str, detail: String) -> Failure {
+        let detail = self.look(|scene| format!("{detail}\n{}", agents_words(scene)));
+        Failure { seed: self.seed, rule: rule.to_owned(), detail, trace: self.trace() }
+    }
+}
+
+impl Drop for Play {
+    fn drop(&mut self) {
+        self.cues.abort();
+    }
+}
+
+/// What the agent itself has to say about each pod.
+fn agents_words(scene: &Scene) -> String {
+    let about = |view: &PodView| {
+        let name = view.pod.metadata.name.as_deref().unwrap_or_default();
+        let undone = view.steps.iter().filter(|step| step.state != StepState::Done);
+        let undone: Vec<String> =
+            undone.map(|step| format!("{} {:?}: {}", step.name, step.state, step.detail)).collect();
+        format!("  the agent says: {name} {} wanted by {:?}; {}", view.lifecycle, view.source, undone.join("; "))
+    };
+    scene.snapshot.pods.values().map(|view| about(view)).collect::<Vec<_>>().join("\n")
+}
+
+fn manifest_path(name: &str) -> PathBuf {
+    PathBuf::from(MANIFESTS).join(format!("{name}.yaml"))
+}
+
+impl Scene {
+    /// A full disk is the agent's trouble; whoever plays the user has room.
+    fn write_as_user(&mut self, path: &std::path::Path, text: &[u8]) {
+        let full = std::mem::take(&mut self.disk.full);
+        self.disk.write_file(path, text, 0o644).expect("the manifest directory is there");
+        self.disk.full = full;
+    }
+}

@@ -1,0 +1,269 @@
+//! How a play ends: faults cease, and within some minutes every pod is what its script says, and nothing else is left.
+//!
+//! Owns: what a script comes to in the end, and the sentences that check it.
+
+use std::{path::Path, time::Duration};
+
+use crate::{
+    invariants::Actor,
+    play::{
+        Failure, Play,
+        moments::{self, Moment, node_name_of},
+    },
+    runtime::store::{Pull, State},
+    script::{Policy, Program, Role, Script},
+    stage::Scene,
+};
+
+/// After all is well it must stay well for this long: longer than any resync.
+const ENCORE: Duration = Duration::from_secs(150);
+/// How often to see whether all is well.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// What a container comes to when nothing disturbs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fortune {
+    Runs,
+    Ends,
+    /// Ends and is started again, without end; or never starts at all.
+    Tries,
+}
+
+impl Play {
+    /// Faults cease, everything is repaired, and within `limit` all must be as it should.
+    #[track_caller]
+    pub fn settle(&mut self, limit: Duration) -> &mut Self {
+        match self.try_settle(limit) {
+            Ok(()) => self,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+
+    pub fn try_settle(&mut self, limit: Duration) -> Result<(), Box<Failure>> {
+        self.calm().change(|scene| {
+            scene.log("play", "calm");
+            scene.disk.full = false;
+            if scene.runtime.down {
+                scene.bring_runtime_up();
+            }
+        });
+        if self.agent.is_none() {
+            self.start_agent();
+        }
+        let mut left = limit;
+        while !left.is_zero() && self.complaint().is_some() {
+            self.run_for(GLANCE)?;
+            left = left.saturating_sub(GLANCE);
+        }
+        self.complain("everything converges when faults cease")?;
+        self.run_for(ENCORE)?;
+        self.complain("what has converged stays so")
+    }
+
+    fn complain(&self, rule: &str) -> Result<(), Box<Failure>> {
+        match self.complaint() {
+            None => Ok(()),
+            Some(complaint) => Err(Box::new(self.failure(rule, complaint))),
+        }
+    }
+
+    fn complaint(&self) -> Option<String> {
+        let scripts: Vec<Script> = self.wanted.values().cloned().collect();
+        self.look(|scene| complaint(scene, &scripts))
+    }
+
+    #[track_caller]
+    pub fn expect(&mut self, moment: &Moment) -> &mut Self {
+        let holds = self.look(|scene| moment.has_come(scene));
+        assert!(holds, "{}", self.failure("expect", moment.name.clone()));
+        self
+    }
+
+    #[track_caller]
+    pub fn expect_running(&mut self, pod: &str) -> &mut Self {
+        self.expect(&moments::running(pod)).expect(&moments::phase(pod, "Running"))
+    }
+
+    #[track_caller]
+    pub fn expect_gone(&mut self, pod: &str) -> &mut Self {
+        self.expect(&moments::gone(pod))
+    }
+
+    /// Containers of the pod were started exactly so often, over all its versions.
+    #[track_caller]
+    pub fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
+        let starts = self.look(|scene| moments::starts(scene, pod));
+        assert!(starts == times, "{}", self.failure("expect", format!("{pod}: {starts} starts, not {times}")));
+        self
+    }
+
+    /// The highest restart count the agent tells of the pod's containers.
+    #[track_caller]
+    pub fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
+        let told = self.look(|scene| {
+            let views = moments::views(scene, &node_name_of(pod));
+            views.iter().flat_map(|view| moments::statuses(view).map(|status| status.restart_count)).max()
+        });
+        assert!(told == Some(count), "{}", self.failure("expect", format!("{pod}: {told:?} restarts, not {count}")));
+        self
+    }
+}
+
+/// The first thing that is not as it should be.
+fn complaint(scene: &Scene, wanted: &[Script]) -> Option<String> {
+    if let Some(script) = wanted.iter().find(|script| uid_of(scene, script).is_none()) {
+        return Some(format!("nobody tells of {} v{}", script.name, script.version));
+    }
+    let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(scene, script)).collect();
+    leftover(scene, &uids).or_else(|| {
+        let mut pods = wanted.iter().zip(&uids);
+        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid))
+    })
+}
+
+fn uid_of(scene: &Scene, script: &Script) -> Option<String> {
+    use crate::script::{LABEL_POD, LABEL_VERSION};
+    let snapshot = &scene.snapshot;
+    let version = script.version.to_string();
+    let found = snapshot.pods.iter().find(|(_, view)| {
+        let labels = view.pod.metadata.labels.as_ref();
+        let label = |key: &str| labels.and_then(|labels| labels.get(key)).map_or("", String::as_str);
+        view.source.is_some() && label(LABEL_POD) == script.name && label(LABEL_VERSION) == version
+    });
+    found.map(|(uid, _)| uid.as_str().to_owned())
+}
+
+/// Something of a pod that nobody wants.
+fn leftover(scene: &Scene, wanted: &[String]) -> Option<String> {
+    let is_wanted = |uid: &str| wanted.iter().any(|known| known == uid);
+    let picture = &scene.runtime.picture;
+    if let Some(sandbox) = picture.sandboxes.values().find(|sandbox| !is_wanted(&sandbox.identity().uid)) {
+        return Some(format!("sandbox {} of {} is left", sandbox.id, sandbox.identity().name));
+    }
+    if let Some(container) = picture.containers.values().find(|container| !is_wanted(&container.pod.uid)) {
+        return Some(format!("container {container} is left"));
+    }
+    let told = &scene.snapshot;
+    if let Some((uid, view)) = told.pods.iter().find(|(uid, _)| !is_wanted(uid.as_str())) {
+        return Some(format!("the agent still tells of pod {uid}, {}", view.lifecycle));
+    }
+    let dirs = ["/var/lib/kubelet/pods", "/var/log/pods", "/var/log/containers"];
+    let left = dirs.iter().flat_map(|dir| scene.disk.leftovers(Path::new(dir)));
+    let mut unwanted = left.filter(|path| {
+        let text = path.to_string_lossy();
+        !wanted.iter().any(|uid| text.contains(uid.as_str())) && !is_live_link(scene, path)
+    });
+    unwanted.next().map(|path| format!("{} is left on disk", path.display()))
+}
+
+/// Links carry no uid; one that leads somewhere belongs to a pod that is there.
+fn is_live_link(scene: &Scene, path: &Path) -> bool {
+    path.starts_with("/var/log/containers") && matches!(scene.disk.node(path), Ok(Some(_)))
+}
+
+fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
+    let fortunes: Vec<Fortune> = script.containers.iter().map(|role| fortune(scene, script, role, uid)).collect();
+    let init_fails = script.init.iter().any(|role| fortune(scene, script, role, uid) == Fortune::Tries);
+    let init_failed =
+        script.policy == Policy::Never && script.init.iter().any(|role| failed_for_good(scene, role, uid));
+    if init_fails || init_failed {
+        return None;
+    }
+    for (role, fortune) in script.containers.iter().zip(&fortunes) {
+        let runs = scene.runtime.running().find(|found| found.pod.uid == uid && found.role() == role.name);
+        match (fortune, runs) {
+            (Fortune::Runs, None) => return Some(format!("{}/{} does not run", script.name, role.name)),
+            (Fortune::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
+            (Fortune::Runs, Some(found)) => {
+                let told = told_restarts(scene, script, &role.name);
+                if told.is_some_and(|told| told != i64::from(found.attempt())) {
+                    return Some(format!("{found}: the agent tells restartCount {told:?}"));
+                }
+            }
+            (Fortune::Ends, None) | (Fortune::Tries, _) => {}
+        }
+    }
+    phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
+}
+
+fn phase_complaint(scene: &Scene, script: &Script, fortunes: &[Fortune]) -> Option<String> {
+    let all = |wanted: Fortune| fortunes.iter().all(|fortune| *fortune == wanted);
+    let phases: &[&str] = if all(Fortune::Runs) {
+        &["Running"]
+    } else if all(Fortune::Ends) {
+        &["Succeeded", "Failed"]
+    } else {
+        return None;
+    };
+    let told = moments::views(scene, &node_name_of(&script.name));
+    let told = told.iter().filter_map(|view| view.status.phase.clone()).next_back().unwrap_or_default();
+    (!phases.contains(&told.as_str())).then(|| format!("{} is {told}, not {phases:?}", script.name))
+}
+
+/// More dead containers than upstream keeps: the newest of each name, and one more while it is being replaced.
+fn hoard(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
+    let roles = script.init.iter().chain(&script.containers);
+    roles.map(|role| role.name.as_str()).find_map(|role| {
+        let dead = scene.runtime.picture.containers.values().filter(|container| {
+            container.pod.uid == uid && container.role() == role && matches!(container.state, State::Exited { .. })
+        });
+        let count = dead.count();
+        (count > 2).then(|| format!("{count} dead containers of {}/{role} are kept", script.name))
+    })
+}
+
+fn told_restarts(scene: &Scene, script: &Script, role: &str) -> Option<i64> {
+    let views = moments::views(scene, &node_name_of(&script.name));
+    let statuses = views.iter().flat_map(|view| moments::statuses(view).cloned().collect::<Vec<_>>());
+    statuses.filter(|status| status.name == role).map(|status| i64::from(status.restart_count)).max()
+}
+
+fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
+    let has_image = scene.runtime.images.contains(&role.image)
+        || matches!(scene.runtime.registry.get(&role.image), Some(Pull::After(_)));
+    if !has_image {
+        return Fortune::Tries;
+    }
+    if has_ended_for_good(scene, script, role, uid) {
+        return Fortune::Ends;
+    }
+    let (ends, code) = match role.program {
+        Program::Run | Program::Slow { .. } | Program::Stubborn => (false, 0),
+        Program::Flaky { times } => (times > 0 && script.policy == Policy::Never, 1),
+        Program::Exit { code, .. } => (true, code),
+        Program::Oom { .. } => (true, 137),
+        Program::Missing => (true, 128),
+    };
+    let is_init = script.is_init(&role.name);
+    let again = match script.policy {
+        Policy::Always => !is_init || code != 0,
+        Policy::OnFailure => code != 0,
+        Policy::Never => false,
+    };
+    match (ends, again) {
+        (false, _) => Fortune::Runs,
+        (true, true) => Fortune::Tries,
+        (true, false) => Fortune::Ends,
+    }
+}
+
+/// Whatever its program would do, something ended it and its policy lets it rest.
+fn has_ended_for_good(scene: &Scene, script: &Script, role: &Role, uid: &str) -> bool {
+    let Some(actor) = actor(scene, role, uid) else { return false };
+    let runs = scene.runtime.running().any(|found| found.pod.uid == uid && found.role() == role.name);
+    let Some(exit) = actor.last_exit.as_ref().filter(|_| !runs) else { return false };
+    match script.policy {
+        Policy::Always => false,
+        Policy::OnFailure => exit.code == 0,
+        Policy::Never => true,
+    }
+}
+
+fn failed_for_good(scene: &Scene, role: &Role, uid: &str) -> bool {
+    actor(scene, role, uid).and_then(|actor| actor.last_exit.as_ref()).is_some_and(|exit| exit.code != 0)
+}
+
+fn actor<'a>(scene: &'a Scene, role: &Role, uid: &str) -> Option<&'a Actor> {
+    let (_, history) = scene.rules.pod(uid)?;
+    history.actors.get(&role.name)
+}

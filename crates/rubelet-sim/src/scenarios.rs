@@ -1,0 +1,8 @@
+//! Stories with a name. Each is a play over the real agent; the rules of `invariants.rs` hold throughout all of them.
+
+mod agent_death;
+mod images;
+mod life;
+mod manifests;
+mod restarts;
+mod runtime_trouble;

@@ -1,0 +1,118 @@
+//! `kill -9` of the agent, at every bad moment.
+
+use crate::{
+    play::{
+        Play, minutes,
+        moments::{Moment, calling, gone, running, sandboxed, started, stopping},
+        seconds,
+    },
+    runtime::store::Pull,
+    script::{Policy, Script},
+};
+
+/// Dies at `moment` on the way up, comes back, and the pod was started once all the same.
+#[track_caller]
+fn dies_on_the_way_up(seeds: std::ops::Range<u64>, moment: fn() -> Moment) {
+    for seed in seeds {
+        let mut play = Play::seeded(seed);
+        play.publish("reg.test/web:v1", Pull::After(seconds(5)));
+        play.apply(Script::from("web").image("reg.test/web:v1")).until(&moment()).crash_agent().wait(seconds(3));
+        play.start_agent().settle(minutes(3));
+        play.expect_running("web").expect_starts("web", 1).expect_restart_count("web", 0);
+    }
+}
+
+#[test]
+fn during_a_pull_the_container_is_started_once() {
+    dies_on_the_way_up(40..44, || calling("PullImage", "web"));
+}
+
+#[test]
+fn while_the_sandbox_is_made_the_container_is_started_once() {
+    dies_on_the_way_up(44..48, || calling("RunPodSandbox", "web"));
+}
+
+#[test]
+fn right_after_the_sandbox_was_made_the_container_is_started_once() {
+    dies_on_the_way_up(48..52, || sandboxed("web"));
+}
+
+#[test]
+fn while_the_container_is_created_it_is_started_once() {
+    dies_on_the_way_up(52..56, || calling("CreateContainer", "web"));
+}
+
+#[test]
+fn while_the_container_is_started_it_is_started_once() {
+    dies_on_the_way_up(56..60, || calling("StartContainer", "web"));
+}
+
+#[test]
+fn during_a_stop_the_stop_goes_on_to_its_end() {
+    for seed in 60..64 {
+        let mut play = Play::seeded(seed);
+        play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+        play.remove("web").until(&stopping("web")).wait(seconds(5)).crash_agent().wait(seconds(5)).start_agent();
+        play.settle(minutes(3)).expect_gone("web").expect_starts("web", 1);
+    }
+}
+
+#[test]
+fn while_the_sandbox_is_torn_down_nothing_is_left() {
+    for (seed, method) in [(64, "StopPodSandbox"), (65, "RemovePodSandbox"), (66, "RemoveContainer")] {
+        let mut play = Play::seeded(seed);
+        play.apply("web").until(&running("web")).remove("web").until(&calling(method, "web")).crash_agent();
+        play.start_agent().settle(minutes(3)).expect_gone("web");
+    }
+}
+
+#[test]
+fn a_restart_touches_no_running_pod() {
+    let mut play = Play::seeded(67);
+    play.apply("a").apply("b").settle(minutes(2));
+    for _ in 0..5 {
+        play.crash_agent().wait(seconds(7)).start_agent().wait(seconds(31));
+    }
+    play.settle(minutes(2)).expect_starts("a", 1).expect_starts("b", 1).expect_restart_count("a", 0);
+}
+
+#[test]
+fn a_manifest_removed_meanwhile_takes_its_pod_along_after_the_start() {
+    let mut play = Play::seeded(68);
+    play.apply("web").until(&running("web")).crash_agent().remove("web").wait(minutes(1)).expect(&running("web"));
+    play.start_agent().until(&gone("web")).settle(minutes(2)).expect_starts("web", 1);
+}
+
+#[test]
+fn a_manifest_edited_meanwhile_replaces_its_pod_after_the_start() {
+    let mut play = Play::seeded(69);
+    play.apply(Script::pod("web").grace_secs(30).container("app", "slow 20s")).until(&running("web")).crash_agent();
+    play.apply(Script::from("web").version(2)).wait(minutes(1)).start_agent().settle(minutes(3));
+    play.expect_running("web").expect_starts("web", 2);
+}
+
+#[test]
+fn restart_counts_outlive_the_agent() {
+    let mut play = Play::seeded(70);
+    play.apply(Script::pod("web").container("app", "flaky 4")).until(&started("web", 3)).crash_agent();
+    play.start_agent().settle(minutes(5)).expect_running("web").expect_starts("web", 5).expect_restart_count("web", 4);
+}
+
+#[test]
+fn a_job_that_ended_meanwhile_is_not_run_again() {
+    let mut play = Play::seeded(71);
+    play.apply(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 20s")).until(&running("job"));
+    play.crash_agent().wait(minutes(1)).start_agent().settle(minutes(2)).expect_starts("job", 1);
+}
+
+#[test]
+fn killed_at_any_call_of_a_pods_life_it_still_starts_once_and_leaves_nothing() {
+    for nth in 0..70 {
+        let mut play = Play::seeded(7_000 + nth);
+        play.supervised().publish("reg.test/web:v1", Pull::After(seconds(2)));
+        play.change(|scene| scene.agent_dies_after = Some(nth));
+        let pod = Script::pod("web").init("setup", "exit 0 after 1s").container("app", "run").image("reg.test/web:v1");
+        play.apply(pod).until(&started("web", 2)).wait(seconds(2)).remove("web").settle(minutes(3));
+        play.expect_gone("web").expect_starts("web", 2);
+    }
+}

@@ -1,0 +1,111 @@
+//! A runtime that dies, hangs, lies or stays silent.
+
+use crate::{
+    faults::Knobs,
+    play::{
+        Play, minutes,
+        moments::{gone, running, sandboxed, stopping},
+        seconds,
+    },
+    script::Script,
+};
+
+#[test]
+fn running_pods_stay_while_the_runtime_is_down_and_new_ones_start_after_it_returns() {
+    let mut play = Play::seeded(80);
+    play.apply("old").until(&running("old")).runtime_down().apply("new").wait(minutes(10));
+    play.runtime_up().settle(minutes(2));
+    play.expect_running("new").expect_starts("old", 1).expect_starts("new", 1).expect_restart_count("old", 0);
+}
+
+#[test]
+fn an_agent_that_starts_before_its_runtime_waits_for_it() {
+    let mut play = Play::before_start(81);
+    play.runtime_down().apply("web").start_agent().wait(minutes(3)).runtime_up();
+    play.until(&running("web")).settle(minutes(1)).expect_starts("web", 1);
+}
+
+#[test]
+fn a_runtime_that_dies_while_a_sandbox_is_made_gets_no_second_one_running() {
+    let mut play = Play::seeded(82);
+    play.apply("web").until(&sandboxed("web")).runtime_down_for(seconds(30)).settle(minutes(3));
+    play.expect_running("web").expect_starts("web", 1);
+}
+
+#[test]
+fn a_stop_that_the_runtimes_death_cut_off_is_done_after_its_return() {
+    let mut play = Play::seeded(83);
+    play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+    play.remove("web").until(&stopping("web")).runtime_down_for(seconds(60)).until(&gone("web")).settle(minutes(1));
+}
+
+#[test]
+fn a_container_that_died_while_the_runtime_was_down_is_started_again() {
+    let mut play = Play::seeded(84);
+    play.apply("web").until(&running("web")).runtime_down().exit_container("web", "app", 1).wait(minutes(2));
+    play.runtime_up().settle(minutes(2)).expect_running("web").expect_starts("web", 2).expect_restart_count("web", 1);
+}
+
+#[test]
+fn without_an_event_stream_a_dead_container_is_found_by_the_relist() {
+    let mut play = Play::before_start(85);
+    play.change(|scene| scene.runtime.has_events = false).start_agent().apply("web").until(&running("web"));
+    play.wait(seconds(30)).exit_container("web", "app", 1).wait(seconds(3)).expect_starts("web", 2).settle(minutes(1));
+}
+
+#[test]
+fn an_event_that_is_lost_is_made_up_for_by_the_audit() {
+    let mut play = Play::seeded(86);
+    play.apply("web").until(&running("web")).wait(seconds(30));
+    play.storm(Knobs { event_lost: 1.0, ..Knobs::default() }).exit_container("web", "app", 1).calm();
+    play.settle(minutes(3)).expect_running("web").expect_starts("web", 2);
+}
+
+#[test]
+fn stale_lists_double_no_container() {
+    for seed in 87..91 {
+        let mut play = Play::seeded(seed);
+        play.storm(Knobs { stale_list: 0.3, ..Knobs::default() });
+        play.apply("a").apply(Script::pod("b").container("app", "flaky 3")).wait(minutes(3));
+        play.settle(minutes(3)).expect_starts("a", 1).expect_starts("b", 4);
+    }
+}
+
+#[test]
+fn calls_that_were_done_but_answered_with_an_error_double_nothing() {
+    for seed in 91..95 {
+        let mut play = Play::seeded(seed);
+        play.storm(Knobs { done_but_error: 0.4, ..Knobs::default() }).apply("a").apply("b").wait(minutes(3));
+        play.settle(minutes(3)).expect_running("a").expect_running("b");
+        play.expect_starts("a", 1).expect_starts("b", 1);
+    }
+}
+
+#[test]
+fn a_call_that_hangs_for_one_pod_holds_up_no_other() {
+    let mut play = Play::seeded(95);
+    play.apply("first").storm(Knobs { hang: 1.0, ..Knobs::default() }).wait(seconds(5)).calm();
+    play.apply("second").until(&running("second")).settle(minutes(12)).expect_running("first");
+}
+
+#[test]
+fn a_network_that_is_not_ready_holds_up_pods_until_it_is() {
+    let mut play = Play::before_start(96);
+    play.change(|scene| scene.runtime.network_ready = false).start_agent().apply("web").wait(minutes(2));
+    play.expect_starts("web", 0).change(|scene| scene.runtime.network_ready = true);
+    play.settle(minutes(2)).expect_running("web");
+}
+
+#[test]
+fn a_disk_that_is_full_during_set_up_only_delays_the_pod() {
+    let mut play = Play::seeded(97);
+    play.disk_full_for(seconds(90)).apply("web").wait(minutes(1)).expect_starts("web", 0);
+    play.settle(minutes(3)).expect_running("web").expect_starts("web", 1);
+}
+
+#[test]
+fn a_disk_that_is_full_lets_pods_go() {
+    let mut play = Play::seeded(98);
+    play.apply("web").until(&running("web")).disk_full_for(minutes(30)).remove("web").until(&gone("web"));
+    play.settle(minutes(2));
+}

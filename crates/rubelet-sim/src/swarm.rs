@@ -1,0 +1,177 @@
+//! Random plays: pods, programs, edits and faults, all from one seed.
+//!
+//! Owns: the plot. Each seed turns on its own few faults, because faults hide each other.
+//! A run has a stormy part and a calm end; its rules are those of every play.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use jiff::SignedDuration;
+
+use crate::{
+    faults::Knobs,
+    play::{Failure, Play, minutes},
+    runtime::store::Pull,
+    script::{EmptyDir, Policy, Script},
+};
+
+/// Within this time of calm everything must be well: the longest back-off is five minutes, a hung call lasts four.
+const CALM: Duration = Duration::from_secs(25 * 60);
+const NAMES: [&str; 6] = ["ant", "bee", "cat", "dog", "eel", "fox"];
+const IMAGES: [&str; 3] = ["reg.test/quick:v1", "reg.test/slow:v1", "reg.test/late:v1"];
+
+/// What a run came to, for the statistics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Story {
+    pub starts: usize,
+    pub trace: Vec<String>,
+}
+
+/// Plays one seed through a storm of this many virtual minutes.
+pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
+    let mut play = Play::before_start(seed);
+    let mut rng = play.fork_rng();
+    let knobs = knobs(&mut rng);
+    play.supervised().publish(IMAGES[0], Pull::After(Duration::from_millis(500)));
+    play.publish(IMAGES[1], Pull::After(Duration::from_secs(20)));
+    let has_events = rng.bool();
+    play.change(|scene| {
+        scene.log("play", format!("has_events={has_events} {knobs:?}"));
+        scene.runtime.has_events = has_events;
+    });
+    play.start_agent().storm(knobs);
+    let mut version = 0;
+    let mut left = minutes(storm_minutes);
+    while left > Duration::ZERO {
+        let pause = Duration::from_millis(rng.u64(0..25_000)).min(left);
+        play.run_for(pause)?;
+        left = left.saturating_sub(pause.max(Duration::from_millis(1)));
+        version += 1;
+        happen(&mut play, &mut rng, version);
+    }
+    // An image that is not there by now will come, or its pod is waiting for ever: both are stories.
+    if rng.bool() {
+        play.publish(IMAGES[2], Pull::After(Duration::from_secs(1)));
+    }
+    play.try_settle(CALM)?;
+    let trace = play.trace();
+    let starts = trace.iter().filter(|line| line.contains("StartContainer") && line.ends_with("-> ok")).count();
+    Ok(Story { starts, trace })
+}
+
+/// One thing happens.
+fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
+    let name = NAMES[rng.usize(..NAMES.len())];
+    match rng.u32(0..100) {
+        0..35 => drop_in(play, rng, name, version),
+        35..50 if play.wanted().contains_key(name) => {
+            play.remove(name);
+        }
+        50..55 => remove_and_add(play, name),
+        55..68 => end_some_container(play, rng),
+        68..72 => end_some_sandbox(play, rng),
+        72..78 => {
+            play.runtime_down_for(Duration::from_millis(rng.u64(100..120_000)));
+        }
+        78..82 => {
+            play.disk_full_for(Duration::from_millis(rng.u64(1_000..90_000)));
+        }
+        82..88 => {
+            play.jump_wall_clock(SignedDuration::from_secs(rng.i64(-7_200..7_200)));
+        }
+        88..92 => {
+            play.crash_agent();
+        }
+        _ => {}
+    }
+}
+
+fn drop_in(play: &mut Play, rng: &mut Rng, name: &str, version: u32) {
+    play.apply(script(rng, name, version));
+}
+
+/// The very same manifest again, before the agent is done with taking it away.
+fn remove_and_add(play: &mut Play, name: &str) {
+    if let Some(script) = play.wanted().get(name).cloned() {
+        play.remove(name);
+        // A hint lost here would show the agent no change at all, which is right too.
+        play.apply(script);
+    }
+}
+
+fn end_some_container(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    let (code, reason) = if rng.bool() { (1, "Error") } else { (137, "OOMKilled") };
+    play.change(|scene| {
+        let running: Vec<String> = scene.runtime.running().map(|found| found.id.clone()).collect();
+        if !running.is_empty() {
+            scene.exit_container(&running[pick % running.len()], code, reason);
+        }
+    });
+}
+
+fn end_some_sandbox(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    play.change(|scene| {
+        let ready = scene.runtime.picture.sandboxes.values().filter(|sandbox| sandbox.ready);
+        let ready: Vec<String> = ready.map(|sandbox| sandbox.id.clone()).collect();
+        if !ready.is_empty() {
+            scene.kill_sandbox(&ready[pick % ready.len()]);
+        }
+    });
+}
+
+fn script(rng: &mut Rng, name: &str, version: u32) -> Script {
+    let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
+    let mut script = Script::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
+    for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
+        let program = ["exit 0 after 0s", "exit 0 after 3s", "flaky 1", "exit 1 after 1s"][rng.usize(..4)];
+        // A flaky init container would never end; it is one that fails.
+        let program = if program == "flaky 1" { "exit 0 after 1s" } else { program };
+        script = script.init(&format!("init{number}"), program);
+    }
+    for number in 0..[1, 1, 2, 3][rng.usize(..4)] {
+        let program = program(rng);
+        script = script.container(&format!("app{number}"), &program);
+        if rng.u32(0..4) == 0 {
+            script = script.image(IMAGES[rng.usize(..IMAGES.len())]);
+        }
+    }
+    match rng.u32(0..4) {
+        0 => script.empty_dir(EmptyDir::Disk),
+        1 => script.empty_dir(EmptyDir::Memory),
+        _ => script,
+    }
+}
+
+fn program(rng: &mut Rng) -> String {
+    match rng.u32(0..12) {
+        0..5 => "run".to_owned(),
+        5 => format!("exit 0 after {}s", rng.u32(0..40)),
+        6 => format!("exit 1 after {}s", rng.u32(0..40)),
+        7 => format!("flaky {}", rng.u32(1..4)),
+        8 => format!("slow {}s", rng.u32(1..40)),
+        9 => "stubborn".to_owned(),
+        10 => format!("oom after {}s", rng.u32(1..60)),
+        _ => "missing".to_owned(),
+    }
+}
+
+/// A few faults, each as strong as this seed likes.
+fn knobs(rng: &mut Rng) -> Knobs {
+    let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
+    Knobs {
+        error_before: some(0.2),
+        hang: some(0.02),
+        done_but_error: some(0.2),
+        late_answer: some(0.1),
+        stale_list: some(0.2),
+        stale_look: 0.0,
+        event_lost: some(0.5),
+        event_doubled: some(0.5),
+        event_late: some(0.5),
+        hint_lost: some(0.3),
+        agent_death: some(0.01),
+        goes_on_without_client: some(1.0),
+    }
+}
