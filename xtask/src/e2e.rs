@@ -81,10 +81,7 @@ pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow
     };
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     testbed::sweep_orphans()?;
-    let mut queue = VecDeque::new();
-    for case in cases().into_iter().filter(|case| case.name.contains(filter)) {
-        queue.extend(programs.iter().map(|programs| (programs.clone(), Case { name: case.name, run: case.run })));
-    }
+    let queue = schedule(&programs, filter);
     if queue.is_empty() {
         bail!("no test has `{filter}` in its name");
     }
@@ -107,6 +104,23 @@ pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow
         }
     });
     Ok(*lock(&tally))
+}
+
+/// Every test on every runtime. The runtimes begin at different tests, so that the heavy ones do not meet.
+fn schedule(programs: &[Programs], filter: &str) -> VecDeque<(Programs, Case)> {
+    let mut orders: Vec<VecDeque<Case>> = Vec::new();
+    for number in 0..programs.len() {
+        let mut order: VecDeque<Case> = cases().into_iter().filter(|case| case.name.contains(filter)).collect();
+        order.rotate_left(number * order.len() / programs.len());
+        orders.push(order);
+    }
+    let mut queue = VecDeque::new();
+    while orders.iter().any(|order| !order.is_empty()) {
+        for (programs, order) in programs.iter().zip(&mut orders) {
+            queue.extend(order.pop_front().map(|case| (programs.clone(), case)));
+        }
+    }
+    queue
 }
 
 enum Verdict {

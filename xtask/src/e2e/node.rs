@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::{
@@ -121,8 +121,9 @@ impl Node {
 
     pub fn pods(&self) -> anyhow::Result<Vec<PodSeen>> {
         let list = self.agent.pods()?;
-        let items = list.get("items").and_then(Value::as_array).context("`rubelet pods -o json` has no `items`")?;
-        Ok(items.iter().cloned().map(PodSeen).collect())
+        ensure!(list["kind"] == "PodList", "`rubelet pods -o json` is no PodList: {list}");
+        // Go writes an empty list as null.
+        Ok(list["items"].as_array().into_iter().flatten().cloned().map(PodSeen).collect())
     }
 
     /// Containers and sandboxes as the runtime has them; it is asked without the agent.

@@ -98,6 +98,11 @@ impl Agent {
         Ok(agent)
     }
 
+    /// Upstream has no commands to look at a node without a cluster.
+    pub fn is_upstream(&self) -> bool {
+        matches!(self.program, Program::Upstream(_))
+    }
+
     pub fn root_dir(&self) -> PathBuf {
         self.root_dir.clone()
     }

@@ -178,6 +178,12 @@ fn remove_traces(layout: &Layout, ids: &BTreeSet<String>) {
     for id in ids {
         let _ = fs::remove_file(shim_socket(layout, id));
     }
+    // The agent links its containers' logs from a place all tools know.
+    for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {
+        if fs::read_link(link.path()).is_ok_and(|target| target.starts_with(&layout.dir)) {
+            let _ = fs::remove_file(link.path());
+        }
+    }
     let Ok(network) = fs::read_to_string(layout.bridge_file()) else { return };
     let prefix = format!("{}-", network.trim());
     let Ok(entries) = fs::read_dir("/var/lib/cni/results") else { return };
