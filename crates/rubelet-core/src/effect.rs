@@ -3,7 +3,7 @@
 //! Owns: the closed set of effects, as plain data. Never: how they are done (`rubelet/src/effects/`).
 //! An effect may be lost, late or doubled; it decides nothing, has a deadline, and answers with `Event::Done`.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -231,6 +231,17 @@ pub enum About {
     },
     /// A manifest that did not become a pod: a file path or a URL.
     Manifest(String),
+}
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            About::Node => f.write_str("node"),
+            About::Pod(pod) => write!(f, "pod/{pod}"),
+            About::Container { pod, container } => write!(f, "pod/{pod}{{{container}}}"),
+            About::Manifest(origin) => f.write_str(origin),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

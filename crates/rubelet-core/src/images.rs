@@ -273,6 +273,7 @@ impl Images {
             if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
                 let said = format!("Back-off pulling image \"{}\"", ensure.want.image);
                 events.push(ensure.event(Severity::Normal, "BackOff", said.clone()));
+                events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {reason}")));
                 let message = format!("{said}: {}", backoff.error);
                 ensure.waiting = Some(Waiting { reason: reason.to_owned(), message });
                 touched.push(uid.clone());

@@ -69,7 +69,9 @@ impl PodConfig {
         let mut before = self.sources.remove(&source).unwrap_or_default();
         let mut after = BTreeMap::new();
         let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
-        let (pods, refused) = without_duplicates(pods, source);
+        // A newcomer does not push out a pod that is here, whatever the order of their files.
+        let (known, new): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| before.contains_key(&pod_ref(pod).uid));
+        let (pods, refused) = without_duplicates(known.into_iter().chain(new), source);
         for (uid, pod) in pods {
             let (op, pod) = match before.remove(&uid) {
                 Some(known) => compared(known, &pod, source),
@@ -101,7 +103,7 @@ impl PodConfig {
 type Identified = Vec<(PodUid, Arc<Pod>)>;
 
 /// The first pod of a name wins. Two pods of one UID would be one pod to everybody else, so there too the first wins.
-fn without_duplicates(pods: Vec<Arc<Pod>>, source: Source) -> (Identified, Vec<EventRecord>) {
+fn without_duplicates(pods: impl Iterator<Item = Arc<Pod>>, source: Source) -> (Identified, Vec<EventRecord>) {
     let mut names = BTreeSet::new();
     let mut uids = BTreeSet::new();
     let mut kept = Vec::new();
@@ -337,7 +339,9 @@ mod tests {
             let mut config = PodConfig::default();
             let mut model: BTreeMap<PodUid, Arc<Pod>> = BTreeMap::new();
             for set in sets {
-                let (wanted, _) = without_duplicates(set.clone(), Source::Api);
+                let is_known = |pod: &Arc<Pod>| model.contains_key(&pod_ref(pod).uid);
+                let (known, new): (Vec<_>, Vec<_>) = set.iter().cloned().partition(is_known);
+                let (wanted, _) = without_duplicates(known.into_iter().chain(new), Source::Api);
                 for update in config.update(Source::Api, set, at(1)).updates {
                     prop_assert!(!update.pods.is_empty());
                     for pod in update.pods {

@@ -63,10 +63,10 @@ impl Effects {
             Effect::Record(record) => {
                 match record.severity {
                     Severity::Normal => {
-                        tracing::info!(about = ?record.about, reason = record.reason, "{}", record.message);
+                        tracing::info!(about = %record.about, reason = record.reason, "{}", record.message);
                     }
                     Severity::Warning => {
-                        tracing::warn!(about = ?record.about, reason = record.reason, "{}", record.message);
+                        tracing::warn!(about = %record.about, reason = record.reason, "{}", record.message);
                     }
                 }
                 self.world.events.record(record, self.world.clock.now().wall);

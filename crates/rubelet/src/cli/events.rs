@@ -171,17 +171,11 @@ fn cells(event: &LoggedEvent, now: Timestamp) -> Vec<String> {
         Severity::Normal => "Normal",
         Severity::Warning => "Warning",
     };
-    let object = match &event.record.about {
-        About::Node => "node".to_owned(),
-        About::Pod(pod) => format!("pod/{pod}"),
-        About::Container { pod, container } => format!("pod/{pod}{{{container}}}"),
-        About::Manifest(path) => path.clone(),
-    };
     vec![
         seen,
         severity.to_owned(),
         printable(&event.record.reason),
-        printable(&object),
+        printable(&event.record.about.to_string()),
         printable(&event.record.message),
     ]
 }
