@@ -350,10 +350,12 @@ mod tests {
         let serial = no_files().options("").settings("node", Vec::new());
         assert_eq!((serial.max_parallel_pulls, serial.sources.len()), (Some(1), 0));
         // What the simulator and tests start from is what no flags at all give.
-        let default = rubelet_core::settings::Settings {
+        let mut default = rubelet_core::settings::Settings {
             sources: Vec::new(),
             ..rubelet_core::settings::Settings::for_node("node")
         };
+        // Asked for here; given once the node is seen to have it.
+        default.node.oom_kills_whole_container = true;
         assert_eq!(serial, default);
     }
 
