@@ -58,9 +58,9 @@ impl Story {
     }
 
     /// The oldest operation ends.
-    fn answer(&mut self, result: Result<Option<ImageFacts>, EffectError>) {
+    fn answer(&mut self, result: &Result<Option<ImageFacts>, EffectError>) {
         let (id, _) = self.under_way.remove(0);
-        if let Some((uid, steps)) = self.images.done(id, &result, later(self.at_secs)) {
+        if let Some((uid, steps)) = self.images.done(id, result, later(self.at_secs)) {
             for event in steps.events {
                 self.diary.push(format!("{uid} {}: {}", event.reason, event.message));
             }
@@ -107,7 +107,7 @@ fn an_image_that_is_there_is_not_pulled() {
     for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
         let mut story = Story::new();
         story.want("p", "i:1", policy);
-        story.answer(present());
+        story.answer(&present());
         assert!(story.is_ready("p"), "{policy:?}");
         assert_eq!(
             story.told(),
@@ -123,12 +123,12 @@ fn an_image_that_is_there_is_not_pulled() {
 fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
     let mut story = Story::new();
     story.want("p", "i:1", PullPolicy::Always);
-    story.answer(present());
+    story.answer(&present());
     assert_eq!(story.told(), ["p looks for i:1", "p pulls i:1"]);
 
     let mut story = Story::new();
     story.want("p", "i:1", PullPolicy::Never);
-    story.answer(Ok(None));
+    story.answer(&Ok(None));
     assert_eq!(story.reason("p"), "ErrImageNeverPull");
     assert_eq!(
         story.told()[1],
@@ -140,10 +140,10 @@ fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
 fn a_pulled_image_is_described_and_ready() {
     let mut story = Story::new();
     story.want("p", "i:1", PullPolicy::IfNotPresent);
-    story.answer(Ok(None));
+    story.answer(&Ok(None));
     story.at_secs += 2;
-    story.answer(Ok(None));
-    story.answer(present());
+    story.answer(&Ok(None));
+    story.answer(&present());
     assert!(story.is_ready("p"));
     assert_eq!(
         story.told()[3],
@@ -156,8 +156,8 @@ fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
     let mut story = Story::new();
     for delay in [10, 20, 40, 80, 160, 300, 300] {
         story.want("p", "i:1", PullPolicy::IfNotPresent);
-        story.answer(Ok(None));
-        story.answer(refused());
+        story.answer(&Ok(None));
+        story.answer(&refused());
         assert_eq!(story.reason("p"), "ErrImagePull");
         story.pass(3);
         assert_eq!(story.reason("p"), "ImagePullBackOff");
@@ -178,7 +178,7 @@ fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
         story.want(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..3 {
-        story.answer(Ok(None));
+        story.answer(&Ok(None));
     }
     assert_eq!(story.told()[3..], ["p pulls i:1"]);
     assert_eq!(story.images.forget_pod(&PodUid::new("q")), []);
@@ -195,7 +195,7 @@ fn parallel_pulls_stop_at_their_limit() {
         story.want(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..3 {
-        story.answer(Ok(None));
+        story.answer(&Ok(None));
     }
     assert_eq!(story.told()[3..], ["p pulls i:1", "q pulls i:1"]);
 }
@@ -210,7 +210,7 @@ fn pulls_over_the_registrys_rate_wait() {
         story.want(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..4 {
-        story.answer(Ok(None));
+        story.answer(&Ok(None));
     }
     let half_a_second = format!("wait {:?}", Duration::from_millis(500));
     assert_eq!(story.told()[4..], ["p pulls i:1", "q pulls i:1", "r pulls i:1", &half_a_second]);
