@@ -12,3 +12,4 @@ pub mod server;
 pub mod sources;
 pub mod sync_loop;
 pub mod world;
+mod yaml;

@@ -6,14 +6,16 @@
 
 pub mod file;
 pub mod http;
-mod yaml;
 
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     manifest::{self, Manifest, Origin},
 };
 
-use crate::world::World;
+use crate::{
+    world::World,
+    yaml::{self, DuplicateKeys},
+};
 
 /// Upstream's limit for a manifest, file or answer.
 const MAX_MANIFEST_BYTES: u64 = 10 << 20;
@@ -26,9 +28,9 @@ struct Reading {
 }
 
 fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
-    let document = match yaml::parse(text) {
+    let document = match yaml::parse(text, DuplicateKeys::Refuse) {
         Ok(document) => document,
-        Err(problem) => return Reading { pods: Err(problem), remarks: Vec::new() },
+        Err(error) => return Reading { pods: Err(error.to_string()), remarks: Vec::new() },
     };
     let mut remarks = Vec::new();
     if document.ignored_documents > 0 {

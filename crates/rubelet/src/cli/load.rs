@@ -1,6 +1,6 @@
 //! Reading configuration files: the one of `--config`, and the drop-ins of `--config-dir`.
 //!
-//! Owns: files, their order, YAML. Never: what they mean; that is `rubelet_core::config`.
+//! Owns: files and their order. Never: what they mean; that is `rubelet_core::config`.
 //! Upstream: `kubeletconfig/configfiles`, `mergeKubeletConfigurations`.
 
 use std::{
@@ -12,13 +12,11 @@ use std::{
 
 use rubelet_core::config::{Draft, Problem};
 use serde_json::Value;
-use serde_saphyr::DuplicateKeyPolicy;
+
+use crate::yaml::{self, DuplicateKeys, YamlError};
 
 /// No configuration is near this; a device or a wrong path must not fill the memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-
-/// Advice to programmers in the middle of a message to users.
-const LIBRARY_HINT: &str = ", set DuplicateKeyPolicy in Options if acceptable";
 
 /// The files that make up a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +39,7 @@ impl Sources {
         let mut documents = Vec::new();
         let mut problems = Vec::new();
         for file in files {
-            match read(&file).and_then(|text| parse(&text, DuplicateKeyPolicy::Error)) {
+            match read(&file).and_then(|text| parse(&text, DuplicateKeys::Refuse)) {
                 Ok(document) => documents.push((file, document)),
                 Err(error) => problems.push(format!("{}: {error}", file.display())),
             }
@@ -63,11 +61,11 @@ fn load_file(file: &Path, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, 
     let file = std::path::absolute(file).map_err(|error| refuse(error.to_string()))?;
     let text = read(&file).map_err(refuse)?;
     let mut warnings = Vec::new();
-    let document = match parse(&text, DuplicateKeyPolicy::Error) {
+    let document = match parse(&text, DuplicateKeys::Refuse) {
         Ok(document) => document,
         // The main file of v1beta1 is read leniently when it cannot be read strictly.
         Err(strict) => {
-            let document = parse(&text, DuplicateKeyPolicy::LastWins).map_err(|_| refuse(strict.clone()))?;
+            let document = parse(&text, DuplicateKeys::LastWins).map_err(|_| refuse(strict.clone()))?;
             warnings.push(format!("{}: Using lenient decoding as strict decoding failed: {strict}", file.display()));
             document
         }
@@ -107,21 +105,10 @@ fn read(path: &Path) -> Result<String, String> {
     if text.is_empty() { Err("kubelet config file was empty".to_owned()) } else { Ok(text) }
 }
 
-fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String> {
-    // JSON that YAML refuses, such as tabs before a key, is still JSON.
-    if text.trim_start().starts_with('{')
-        && let Ok(value) = serde_json::from_str(text)
-    {
-        return Ok(value);
-    }
-    let options = serde_saphyr::options! {
-        legacy_octal_numbers: true,
-        with_snippet: false,
-        duplicate_keys: duplicate_keys,
-    };
-    match serde_saphyr::read_with_options::<_, Value>(&mut text.as_bytes(), options).next() {
-        Some(Ok(value)) => Ok(value),
-        Some(Err(error)) => Err(format!("not YAML: {}", error.to_string().replace(LIBRARY_HINT, ""))),
-        None => Err("kubelet config file was empty".to_owned()),
+fn parse(text: &str, duplicate_keys: DuplicateKeys) -> Result<Value, String> {
+    match yaml::parse(text.as_bytes(), duplicate_keys) {
+        Ok(document) => Ok(document.value),
+        Err(YamlError::Empty) => Err("kubelet config file was empty".to_owned()),
+        Err(error @ YamlError::Malformed(_)) => Err(error.to_string()),
     }
 }

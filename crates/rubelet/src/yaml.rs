@@ -1,21 +1,39 @@
-//! From a manifest's text to plain data.
+//! From the text of a manifest or a configuration file to plain data.
 //!
 //! Owns: which YAML we read: YAML 1.1 as Kubernetes writes it (`0644` is octal, `yes` is true), JSON included.
-//! Never: knows what a pod is. Duplicate keys are refused: one of the two values would silently lose.
+//! Never: knows what a pod or a configuration is.
 
 use serde_json::Value;
+use serde_saphyr::DuplicateKeyPolicy;
 
 /// Advice to programmers in the middle of a message to users.
 const LIBRARY_HINT: &str = ", set DuplicateKeyPolicy in Options if acceptable";
 
+/// What becomes of a key that stands twice in one mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DuplicateKeys {
+    /// One of the two values would silently lose.
+    Refuse,
+    /// As upstream's lenient decoder has it.
+    LastWins,
+}
+
 #[derive(Debug)]
-pub(super) struct Document {
+pub(crate) struct Document {
     pub value: Value,
     /// Documents after the first.
     pub ignored_documents: usize,
 }
 
-pub(super) fn parse(text: &[u8]) -> Result<Document, String> {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum YamlError {
+    #[error("it is empty")]
+    Empty,
+    #[error("not YAML: {0}")]
+    Malformed(String),
+}
+
+pub(crate) fn parse(text: &[u8], duplicate_keys: DuplicateKeys) -> Result<Document, YamlError> {
     let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'{') {
         // JSON that YAML refuses, such as tabs before a key, is still JSON.
@@ -26,15 +44,19 @@ pub(super) fn parse(text: &[u8]) -> Result<Document, String> {
     let options = serde_saphyr::options! {
         legacy_octal_numbers: true,
         with_snippet: false,
-        // No manifest repeats itself so much; a few lines of aliases can stand for gigabytes.
+        duplicate_keys: match duplicate_keys {
+            DuplicateKeys::Refuse => DuplicateKeyPolicy::Error,
+            DuplicateKeys::LastWins => DuplicateKeyPolicy::LastWins,
+        },
+        // No file repeats itself so much; a few lines of aliases can stand for gigabytes.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     let mut reader = text;
     let mut documents = serde_saphyr::read_with_options::<_, Value>(&mut reader, options);
     let value = match documents.next() {
         Some(Ok(value)) => value,
-        Some(Err(error)) => return Err(format!("not YAML: {}", error.to_string().replace(LIBRARY_HINT, ""))),
-        None => return Err("it is empty".to_owned()),
+        Some(Err(error)) => return Err(YamlError::Malformed(error.to_string().replace(LIBRARY_HINT, ""))),
+        None => return Err(YamlError::Empty),
     };
     Ok(Document { value, ignored_documents: documents.count() })
 }
@@ -46,10 +68,10 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> String {
-        match parse(text.as_bytes()) {
+        match parse(text.as_bytes(), DuplicateKeys::Refuse) {
             Ok(document) if document.ignored_documents == 0 => document.value.to_string(),
             Ok(document) => format!("{} and {} more", document.value, document.ignored_documents),
-            Err(problem) => problem,
+            Err(error) => error.to_string(),
         }
     }
 
@@ -99,6 +121,12 @@ mod tests {
             let aliases = vec![format!("*a{below}"); 10].join(", ");
             text.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
         }
-        assert!(parse(text.as_bytes()).is_err());
+        assert!(parse(text.as_bytes(), DuplicateKeys::Refuse).is_err());
+    }
+
+    #[test]
+    fn the_last_of_two_values_wins_where_it_may() {
+        let document = parse(b"a: 1\nb: 2\na: 3\n", DuplicateKeys::LastWins).unwrap();
+        assert_eq!(document.value.to_string(), r#"{"a":3,"b":2}"#);
     }
 }
