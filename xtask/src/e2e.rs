@@ -10,6 +10,7 @@ mod many;
 pub mod node;
 mod odd;
 mod sweeping;
+mod url;
 
 use std::{
     collections::VecDeque,
@@ -43,7 +44,7 @@ pub struct Case {
 
 /// Long ones first, so that none of them is left alone at the end.
 fn cases() -> Vec<Case> {
-    [many::CASES, life::CASES, crashes::CASES, odd::CASES, sweeping::CASES]
+    [many::CASES, life::CASES, crashes::CASES, odd::CASES, url::CASES, sweeping::CASES]
         .iter()
         .flat_map(|group| group.iter())
         .map(|case| Case { name: case.name, run: case.run })

@@ -42,6 +42,8 @@ pub struct AgentOptions {
     pub manifests: Option<PathBuf>,
     /// What is given as `--root-dir`; a directory of the testbed unless given.
     pub root_dir: Option<PathBuf>,
+    /// A URL that has pods, too; the agent asks it every second, with a header that its server wants to see.
+    pub url: Option<String>,
 }
 
 #[derive(Debug)]
@@ -77,6 +79,11 @@ impl Agent {
             "healthzPort": 0,
             "failCgroupV1": false,
         });
+        if let Some(url) = &options.url {
+            config["staticPodURL"] = json!(url);
+            config["staticPodURLHeader"] = json!({ "Authorization": ["Bearer secret-of-the-test"] });
+            config["httpCheckFrequency"] = json!("1s");
+        }
         if let Program::Upstream(_) = program {
             let extra = json!({
                 "address": "127.0.0.1",
