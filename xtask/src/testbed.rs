@@ -12,6 +12,7 @@ use std::{
     fs,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -152,6 +153,9 @@ enum AtEnd {
     Leave,
 }
 
+/// Testbeds this process has started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
 #[derive(Debug)]
 pub struct Testbed {
     pub layout: Layout,
@@ -165,11 +169,9 @@ impl Testbed {
     pub fn start(programs: &Programs) -> anyhow::Result<Self> {
         let base = base_dir()?;
         let own = ProcessId::of(rustix::process::getpid().as_raw_pid()).context("we are not in /proc")?;
-        let layout = (1..1000)
-            .map(|number| base.join(number.to_string()))
-            .find_map(|dir| fs::DirBuilder::new().mode(0o700).create(&dir).is_ok().then_some(dir))
-            .with_context(|| format!("no free directory in {}", base.display()))
-            .and_then(|dir| Layout::create(&dir))?;
+        // Never used twice, or the end of one testbed could meet the beginning of another.
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let layout = Layout::create(&base.join(format!("{}-{number}", own.pid)))?;
         fs::write(layout.owner_file(), own.to_string())?;
         let mut testbed = Testbed::new(layout, programs, AtEnd::Sweep);
         testbed.prepare()?;

@@ -7,7 +7,7 @@ use crate::{
     e2e::{Case, node::Node},
     image::BUSYBOX,
     process,
-    testbed::sweep,
+    testbed::sweep::{self, Bridge},
 };
 
 pub const CASES: &[Case] =
@@ -34,7 +34,7 @@ fn killed_testbed(node: &mut Node) -> anyhow::Result<()> {
     let tasks = node.bed.ctr(["tasks", "list"])?;
     ensure!(tasks.contains(&id), "no task in\n{tasks}");
     let dir = node.bed.layout.dir.clone();
-    let bridge = node.bed.bridge()?;
+    let bridge = Bridge::named(&node.bed.bridge()?).context("there is no bridge")?;
     node.bed.kill_containerd();
     let socket = node.bed.layout.socket().display().to_string();
     let shim = process::all().into_iter().find(|id| process::command_line(*id).contains(&socket));

@@ -200,8 +200,23 @@ fn shim_socket(layout: &Layout, id: &str) -> PathBuf {
     Path::new("/run/containerd/s").join(digest)
 }
 
+/// A bridge that cannot be confused with a later one of the same name, which another testbed may have made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bridge {
+    name: String,
+    /// Given by the kernel, and never twice.
+    index: String,
+}
+
+impl Bridge {
+    pub fn named(name: &str) -> Option<Self> {
+        let index = fs::read_to_string(Path::new("/sys/class/net").join(name).join("ifindex")).ok()?;
+        Some(Bridge { name: name.to_owned(), index })
+    }
+}
+
 /// Whether anything of a testbed that lay in `dir` is left: used by tests of the sweep itself.
-pub fn leftovers(dir: &Path, bridge: &str) -> anyhow::Result<Vec<String>> {
+pub fn leftovers(dir: &Path, bridge: &Bridge) -> anyhow::Result<Vec<String>> {
     let mut left: Vec<String> = mounts_below(dir)?.iter().map(|mount| format!("mount {}", mount.display())).collect();
     let text = dir.display().to_string();
     for id in process::all() {
@@ -210,8 +225,8 @@ pub fn leftovers(dir: &Path, bridge: &str) -> anyhow::Result<Vec<String>> {
             left.push(format!("process {} {}", id.pid, words.join(" ")));
         }
     }
-    if Path::new("/sys/class/net").join(bridge).exists() {
-        left.push(format!("bridge {bridge}"));
+    if Bridge::named(&bridge.name).as_ref() == Some(bridge) {
+        left.push(format!("bridge {}", bridge.name));
     }
     match fs::symlink_metadata(dir) {
         Ok(_) => left.push(format!("directory {text}")),
