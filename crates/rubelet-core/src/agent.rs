@@ -30,8 +30,6 @@ mod done;
 mod outbox;
 mod sync;
 
-pub use config::pod_ref;
-
 #[derive(Debug)]
 pub struct Agent {
     settings: Settings,

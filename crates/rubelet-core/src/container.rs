@@ -21,6 +21,7 @@ pub mod security;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 pub use self::{config::container_config, hash::hash, sandbox_config::sandbox_config};
+use crate::id::{name_of, namespace_of};
 
 /// Why no configuration can be made of a pod; the text is what users see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,19 +43,11 @@ fn all(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.containers.iter().chain(spec.init_containers.iter().flatten())
 }
 
-fn namespace(pod: &Pod) -> &str {
-    pod.metadata.namespace.as_deref().unwrap_or("default")
-}
-
-fn name(pod: &Pod) -> &str {
-    pod.metadata.name.as_deref().unwrap_or_default()
-}
-
 fn is_host_network(spec: &PodSpec) -> bool {
     spec.host_network == Some(true)
 }
 
 /// `name_namespace(uid)`: how upstream's messages name a pod.
 fn described(pod: &Pod, uid: &str) -> String {
-    format!("{}_{}({uid})", name(pod), namespace(pod))
+    format!("{}_{}({uid})", name_of(pod), namespace_of(pod))
 }

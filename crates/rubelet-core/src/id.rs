@@ -1,9 +1,10 @@
 //! Names for things that must not be mixed up.
 //!
-//! Owns: the newtypes. They clone by reference count, because they are the keys of nearly every map.
+//! Owns: the newtypes, and what a pod is called. They clone by reference count, because they are the keys of nearly every map.
 
 use std::{fmt, sync::Arc};
 
+use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 macro_rules! string_id {
@@ -64,8 +65,19 @@ pub struct PodRef {
     pub name: Arc<str>,
 }
 
+impl PodUid {
+    /// Empty only in a pod that nobody has named yet.
+    pub fn of(pod: &Pod) -> Self {
+        PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default())
+    }
+}
+
 impl PodRef {
-    /// `name_namespace`: upstream's "full name", the key under which only one static pod may live at a time.
+    pub fn of(pod: &Pod) -> Self {
+        PodRef { uid: PodUid::of(pod), namespace: namespace_of(pod).into(), name: name_of(pod).into() }
+    }
+
+    /// As `full_name_of` the pod.
     pub fn full_name(&self) -> String {
         format!("{}_{}", self.name, self.namespace)
     }
@@ -75,4 +87,17 @@ impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
+}
+
+pub fn name_of(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+pub fn namespace_of(pod: &Pod) -> &str {
+    pod.metadata.namespace.as_deref().unwrap_or("default")
+}
+
+/// `name_namespace`: upstream's "full name", the key under which only one static pod may live at a time.
+pub fn full_name_of(pod: &Pod) -> String {
+    format!("{}_{}", name_of(pod), namespace_of(pod))
 }

@@ -70,7 +70,7 @@ impl PodConfig {
         let mut after = BTreeMap::new();
         let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
         // A newcomer does not push out a pod that is here, whatever the order of their files.
-        let (known, new): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| before.contains_key(&pod_ref(pod).uid));
+        let (known, new): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| before.contains_key(&PodUid::of(pod)));
         let (pods, refused) = without_duplicates(known.into_iter().chain(new), source);
         for (uid, pod) in pods {
             let (op, pod) = match before.remove(&uid) {
@@ -109,7 +109,7 @@ fn without_duplicates(pods: impl Iterator<Item = Arc<Pod>>, source: Source) -> (
     let mut kept = Vec::new();
     let mut refused = Vec::new();
     for pod in pods {
-        let pod_ref = pod_ref(&pod);
+        let pod_ref = PodRef::of(&pod);
         if names.contains(&pod_ref.full_name()) {
             let cause = format!("pod name \"{}\"", pod_ref.name);
             refused.push(refusal(&pod_ref, source, &cause));
@@ -179,14 +179,6 @@ fn marked(pod: &Pod, source: Source, seen: &str) -> Arc<Pod> {
     Arc::new(pod)
 }
 
-fn pod_ref(pod: &Pod) -> PodRef {
-    PodRef {
-        uid: PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default()),
-        namespace: Arc::from(pod.metadata.namespace.as_deref().unwrap_or_default()),
-        name: Arc::from(pod.metadata.name.as_deref().unwrap_or_default()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
@@ -194,6 +186,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::id::full_name_of;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
@@ -218,7 +211,7 @@ mod tests {
 
     fn shown(changes: &Changes) -> String {
         let ops = changes.updates.iter().map(|update| {
-            let pods: Vec<String> = update.pods.iter().map(|pod| pod_ref(pod).uid.to_string()).collect();
+            let pods: Vec<String> = update.pods.iter().map(|pod| PodUid::of(pod).to_string()).collect();
             format!("{:?} {}", update.op, pods.join(" "))
         });
         ops.chain(changes.refused.iter().map(|record| format!("{}: {}", record.reason, record.message)))
@@ -339,13 +332,13 @@ mod tests {
             let mut config = PodConfig::default();
             let mut model: BTreeMap<PodUid, Arc<Pod>> = BTreeMap::new();
             for set in sets {
-                let is_known = |pod: &Arc<Pod>| model.contains_key(&pod_ref(pod).uid);
+                let is_known = |pod: &Arc<Pod>| model.contains_key(&PodUid::of(pod));
                 let (known, new): (Vec<_>, Vec<_>) = set.iter().cloned().partition(is_known);
                 let (wanted, _) = without_duplicates(known.into_iter().chain(new), Source::Api);
                 for update in config.update(Source::Api, set, at(1)).updates {
                     prop_assert!(!update.pods.is_empty());
                     for pod in update.pods {
-                        let uid = pod_ref(&pod).uid;
+                        let uid = PodUid::of(&pod);
                         match update.op {
                             ConfigOp::Add => prop_assert!(model.insert(uid, pod).is_none()),
                             ConfigOp::Remove => prop_assert!(model.remove(&uid).is_some()),
@@ -359,7 +352,7 @@ mod tests {
                             }
                         }
                     }
-                    let names: BTreeSet<String> = model.values().map(|pod| pod_ref(pod).full_name()).collect();
+                    let names: BTreeSet<String> = model.values().map(|pod| full_name_of(pod)).collect();
                     prop_assert_eq!(names.len(), model.len());
                 }
                 prop_assert_eq!(model.len(), wanted.len());

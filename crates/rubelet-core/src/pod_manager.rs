@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     event::Source,
-    id::PodUid,
+    id::{PodUid, full_name_of},
     manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
     pod_config::MIRROR_ANNOTATION,
 };
@@ -43,7 +43,7 @@ impl PodManager {
 
     /// Adds the pod, or puts it in the place of what had its UID.
     pub fn add_pod(&mut self, pod: Arc<Pod>) {
-        let (uid, full_name) = (uid_of(&pod), full_name_of(&pod));
+        let (uid, full_name) = (PodUid::of(&pod), full_name_of(&pod));
         let (pods, names) = self.maps_for(&pod);
         names.insert(full_name, uid.clone());
         pods.insert(uid, pod);
@@ -55,7 +55,7 @@ impl PodManager {
 
     /// A newer pod that took over the full name keeps it.
     pub fn remove_pod(&mut self, pod: &Pod) {
-        let (uid, full_name) = (uid_of(pod), full_name_of(pod));
+        let (uid, full_name) = (PodUid::of(pod), full_name_of(pod));
         let (pods, names) = self.maps_for(pod);
         pods.remove(&uid);
         if names.get(&full_name) == Some(&uid) {
@@ -102,7 +102,7 @@ impl PodManager {
     /// The UID under which the pod is known here: a mirror pod's becomes its static pod's.
     pub fn translate_pod_uid(&self, uid: &PodUid) -> PodUid {
         let pod = self.mirror_pods.get(uid).and_then(|mirror| self.pod_by_mirror_pod(mirror));
-        pod.map_or_else(|| uid.clone(), |pod| uid_of(pod))
+        pod.map_or_else(|| uid.clone(), |pod| PodUid::of(pod))
     }
 
     pub fn uid_translations(&self) -> UidTranslations {
@@ -114,8 +114,8 @@ impl PodManager {
         }
         for (mirror_uid, mirror) in &self.mirror_pods {
             if let Some(pod) = self.pod_by_mirror_pod(mirror) {
-                translations.pod_to_mirror.insert(uid_of(pod), Some(mirror_uid.clone()));
-                translations.mirror_to_pod.insert(mirror_uid.clone(), uid_of(pod));
+                translations.pod_to_mirror.insert(PodUid::of(pod), Some(mirror_uid.clone()));
+                translations.mirror_to_pod.insert(mirror_uid.clone(), PodUid::of(pod));
             }
         }
         translations
@@ -145,16 +145,6 @@ pub fn is_mirror_pod_of(mirror_pod: &Pod, pod: &Pod) -> bool {
         mirror_pod.metadata.name == pod.metadata.name && mirror_pod.metadata.namespace == pod.metadata.namespace;
     let mirrored = annotation(mirror_pod, MIRROR_ANNOTATION);
     same_names && mirrored.is_some_and(|hash| hash == annotation(pod, HASH_ANNOTATION).unwrap_or_default())
-}
-
-/// `name_namespace`
-pub fn full_name_of(pod: &Pod) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}_{}", part(&pod.metadata.name), part(&pod.metadata.namespace))
-}
-
-pub fn uid_of(pod: &Pod) -> PodUid {
-    PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {

@@ -20,7 +20,7 @@ use crate::{
         conditions::{self, DISRUPTION_TARGET, READY},
         is_terminal, normalize_status,
     },
-    pod_manager::{PodManager, is_mirror_pod, is_static_pod, uid_of},
+    pod_manager::{PodManager, is_mirror_pod, is_static_pod},
     time::Now,
 };
 
@@ -186,7 +186,7 @@ impl StatusManager {
     /// The pod's end: what is not known to have ended well has failed, and the phase becomes terminal. To be called when
     /// everything the node held for the pod is given back.
     pub fn terminate_pod(&mut self, pod: &Pod, context: Context<'_>) -> Change {
-        let cached = self.pod_statuses.get(&uid_of(pod)).map(|cached| PodStatus::clone(&cached.status));
+        let cached = self.pod_statuses.get(&PodUid::of(pod)).map(|cached| PodStatus::clone(&cached.status));
         let status = terminate::terminated_status(pod, cached);
         self.update_status(pod, status, Occasion::Finish, context)
     }
@@ -236,7 +236,7 @@ impl StatusManager {
     /// A pod may have been deleted and made anew under the same name since the status was computed.
     pub fn on_fetched(&mut self, sync: &StatusSync, fetched: Option<&Pod>, pods: &PodManager) -> Decision {
         let Some(fetched) = fetched else { return Decision::Ignore };
-        let found = pods.translate_pod_uid(&uid_of(fetched));
+        let found = pods.translate_pod_uid(&PodUid::of(fetched));
         if found.as_str().is_empty() || found == sync.uid {
             return Decision::Patch;
         }
@@ -266,7 +266,7 @@ impl StatusManager {
     }
 
     fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> Change {
-        let uid = uid_of(pod);
+        let uid = PodUid::of(pod);
         let cached = self.pod_statuses.get(&uid);
         let nothing = PodStatus::default();
         let mirror = context.pods.mirror_pod_by_pod(pod).and_then(|mirror| mirror.status.as_ref());
@@ -287,7 +287,7 @@ impl StatusManager {
         let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
         let reclaimed = if why == Occasion::Finish || was_reclaimed { Reclaimed::Yes } else { Reclaimed::No };
         // A pod that was forgotten and comes back goes on from what the API server has, or its news would look old.
-        let api_uid = context.pods.mirror_pod_by_pod(pod).map_or_else(|| uid.clone(), |mirror| uid_of(mirror));
+        let api_uid = context.pods.mirror_pod_by_pod(pod).map_or_else(|| uid.clone(), |mirror| PodUid::of(mirror));
         let sent = self.api_status_versions.get(&api_uid).copied().unwrap_or(0);
         let version = cached.map_or(0, |cached| cached.version).max(sent) + 1;
         let versioned = VersionedPodStatus {

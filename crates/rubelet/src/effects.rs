@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Op, Severity},
     event::Event,
+    id::PodRef,
 };
 use tokio::{
     sync::mpsc,
@@ -144,10 +145,7 @@ struct Named {
 impl Named {
     fn of(op: &Op) -> Self {
         let named = |name, about: String| Named { name, about };
-        let names = |pod: &Pod| {
-            let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-            format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default())
-        };
+        let names = |pod: &Pod| PodRef::of(pod).to_string();
         match op {
             Op::CheckRuntime => named("CheckRuntime", String::new()),
             Op::Relist => named("Relist", String::new()),

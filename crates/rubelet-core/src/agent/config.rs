@@ -40,7 +40,7 @@ impl Agent {
     }
 
     fn handle_pod_addition(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
-        let id = pod_ref(&pod);
+        let id = PodRef::of(&pod);
         self.pods.add_pod(pod.clone());
         if let Some(record) = self.records.get_mut(&id.uid) {
             // It was here before and is on its way out; it starts over when it is gone.
@@ -55,7 +55,7 @@ impl Agent {
     }
 
     fn handle_pod_update(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
-        let id = pod_ref(&pod);
+        let id = PodRef::of(&pod);
         if !self.records.contains_key(&id.uid) {
             return self.handle_pod_addition(source, pod, now);
         }
@@ -72,7 +72,7 @@ impl Agent {
     }
 
     fn handle_pod_removal(&mut self, pod: &Pod, now: Now) {
-        let id = pod_ref(pod);
+        let id = PodRef::of(pod);
         self.pods.remove_pod(pod);
         let Some(record) = self.records.get_mut(&id.uid) else { return };
         record.wanted = Wanted::No;
@@ -82,7 +82,7 @@ impl Agent {
 
     /// Only the status changed at the source: nothing about the pod's life did.
     fn handle_pod_reconcile(&mut self, pod: Arc<Pod>) {
-        self.touched.insert(pod_ref(&pod).uid);
+        self.touched.insert(PodUid::of(&pod));
         self.pods.update_pod(pod);
     }
 
@@ -169,12 +169,4 @@ impl Agent {
 /// Cutting these off leaves nothing half-done that a later look would not show.
 fn may_be_cancelled(op: &Op) -> bool {
     matches!(op, Op::PullImage { .. } | Op::InspectImage { .. } | Op::SetUpVolumes { .. } | Op::MakePodDirs { .. })
-}
-
-pub fn pod_ref(pod: &Pod) -> PodRef {
-    PodRef {
-        uid: PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default()),
-        namespace: pod.metadata.namespace.as_deref().unwrap_or("default").into(),
-        name: pod.metadata.name.as_deref().unwrap_or_default().into(),
-    }
 }

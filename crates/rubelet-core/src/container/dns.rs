@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig, PodSpec};
 use rubelet_cri::v1::DnsConfig;
 
-use super::{is_host_network, namespace};
-use crate::settings::NodeProfile;
+use super::is_host_network;
+use crate::{id::namespace_of, settings::NodeProfile};
 
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
@@ -53,7 +53,7 @@ fn cluster(pod: &Pod, node: &NodeProfile, host: &DnsConfig) -> DnsConfig {
     let mut searches = Vec::new();
     if !node.cluster_domain.is_empty() {
         let domain = &node.cluster_domain;
-        searches.extend([format!("{}.svc.{domain}", namespace(pod)), format!("svc.{domain}"), domain.clone()]);
+        searches.extend([format!("{}.svc.{domain}", namespace_of(pod)), format!("svc.{domain}"), domain.clone()]);
     }
     searches.extend(host.searches.iter().cloned());
     DnsConfig {

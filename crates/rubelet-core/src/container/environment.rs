@@ -10,9 +10,10 @@ use k8s_openapi::api::core::v1::{
     Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector,
 };
 
-use super::{ConfigError, find, name, namespace};
+use super::{ConfigError, find};
 use crate::{
     effect::StartContainer,
+    id::{name_of, namespace_of},
     quantity::{Quantity, amount},
     settings::{Allocatable, Settings},
 };
@@ -111,7 +112,7 @@ fn resolve(
 }
 
 fn needs_api(kind: &str, pod: &Pod, name: &str) -> ConfigError {
-    ConfigError(format!("couldn't get {kind} {}/{name}, no kubeClient defined", namespace(pod)))
+    ConfigError(format!("couldn't get {kind} {}/{name}, no kubeClient defined", namespace_of(pod)))
 }
 
 fn field_value(
@@ -130,8 +131,8 @@ fn field_value(
         return Ok(map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default());
     }
     Ok(match field.field_path.as_str() {
-        "metadata.name" => name(pod).to_owned(),
-        "metadata.namespace" => namespace(pod).to_owned(),
+        "metadata.name" => name_of(pod).to_owned(),
+        "metadata.namespace" => namespace_of(pod).to_owned(),
         "metadata.uid" => order.uid.as_str().to_owned(),
         "metadata.annotations" => quoted_lines(annotations.as_ref()),
         "metadata.labels" => quoted_lines(labels.as_ref()),

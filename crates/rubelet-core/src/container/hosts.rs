@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::{HostAlias, Pod, PodSpec};
 
-use super::{ConfigError, is_host_network, name, namespace, spec};
+use super::{ConfigError, is_host_network, spec};
+use crate::id::{name_of, namespace_of};
 
 pub const HOSTS_PATH: &str = "/etc/hosts";
 /// The kernel's field holds 64 bytes, one of them the end.
@@ -69,24 +70,24 @@ fn hostname_and_domain(pod: &Pod, cluster_domain: &str) -> Result<(String, Strin
     if let Some(hostname) = &spec.hostname_override {
         return Ok((truncated(pod, hostname)?, String::new()));
     }
-    let hostname = spec.hostname.as_deref().filter(|hostname| !hostname.is_empty()).unwrap_or_else(|| name(pod));
+    let hostname = spec.hostname.as_deref().filter(|hostname| !hostname.is_empty()).unwrap_or_else(|| name_of(pod));
     let domain = match spec.subdomain.as_deref() {
         None | Some("") => String::new(),
-        Some(subdomain) => format!("{subdomain}.{}.svc.{cluster_domain}", namespace(pod)),
+        Some(subdomain) => format!("{subdomain}.{}.svc.{cluster_domain}", namespace_of(pod)),
     };
     Ok((truncated(pod, hostname)?, domain))
 }
 
 fn truncated(pod: &Pod, hostname: &str) -> Result<String, ConfigError> {
     let Some(head) = hostname.get(..HOSTNAME_MAX_BYTES.min(hostname.len())) else {
-        return Err(ConfigError(format!("hostname for pod {:?} was invalid: {hostname:?}", name(pod))));
+        return Err(ConfigError(format!("hostname for pod {:?} was invalid: {hostname:?}", name_of(pod))));
     };
     if head.len() == hostname.len() {
         return Ok(hostname.to_owned());
     }
     let head = head.trim_end_matches(['-', '.']);
     if head.is_empty() {
-        return Err(ConfigError(format!("hostname for pod {:?} was invalid: {hostname:?}", name(pod))));
+        return Err(ConfigError(format!("hostname for pod {:?} was invalid: {hostname:?}", name_of(pod))));
     }
     Ok(head.to_owned())
 }

@@ -12,8 +12,8 @@ use k8s_openapi::{
 };
 use serde::Serialize;
 
-use super::{go_json, hash, name, namespace};
-use crate::id::{PodRef, PodUid};
+use super::{go_json, hash};
+use crate::id::{PodRef, PodUid, name_of, namespace_of};
 
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -33,12 +33,12 @@ pub type Map = BTreeMap<String, String>;
 
 pub fn of_sandbox(pod: &Pod, uid: &PodUid) -> Map {
     let mut labels = pod.metadata.labels.clone().unwrap_or_default();
-    labels.extend(of_pod(name(pod), namespace(pod), uid));
+    labels.extend(of_pod(name_of(pod), namespace_of(pod), uid));
     labels
 }
 
 pub fn of_container(container: &Container, pod: &Pod, uid: &PodUid) -> Map {
-    let mut labels = of_pod(name(pod), namespace(pod), uid);
+    let mut labels = of_pod(name_of(pod), namespace_of(pod), uid);
     labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
     labels
 }

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, Pod, PodSpec};
 use rubelet_cri::v1::{LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol};
 
-use super::{ConfigError, dns, hosts, is_host_network, labels, logs, name, namespace, resources, security, spec};
+use super::{ConfigError, dns, hosts, is_host_network, labels, logs, resources, security, spec};
 use crate::{
-    id::{PodRef, PodUid},
+    id::{PodRef, PodUid, name_of, namespace_of},
     settings::Settings,
 };
 
@@ -25,12 +25,12 @@ pub fn sandbox_config(
     let spec = spec(pod)?;
     let hostname =
         if is_host_network(spec) { String::new() } else { hosts::kernel_hostname(pod, &settings.node.cluster_domain)? };
-    let log_directory = logs::pod_dir(&settings.pod_logs_dir, namespace(pod), name(pod), uid);
+    let log_directory = logs::pod_dir(&settings.pod_logs_dir, namespace_of(pod), name_of(pod), uid);
     Ok(PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
-            name: name(pod).to_owned(),
+            name: name_of(pod).to_owned(),
             uid: uid.as_str().to_owned(),
-            namespace: namespace(pod).to_owned(),
+            namespace: namespace_of(pod).to_owned(),
             attempt,
         }),
         hostname,

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::pod_ref,
     effect::{EffectId, Op},
     event::Source,
+    id::PodRef,
     images::Images,
     pod::{
         Cause, Cleared, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
@@ -20,7 +20,7 @@ use crate::{
 
 fn record(pod: &str, lifecycle: Lifecycle) -> PodRecord {
     let pod = mk_pod(pod);
-    let mut record = PodRecord::new(pod_ref(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
+    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
     record.lifecycle = lifecycle;
     record.prepared = Preparation::Volumes;
     record

@@ -26,7 +26,7 @@ impl Desk {
     }
 
     fn set(&mut self, pod: &Pod, seen: &str) -> Change {
-        let previous = self.manager.pod_statuses.get(&uid_of(pod)).map(|versioned| Arc::clone(&versioned.status));
+        let previous = self.manager.pod_statuses.get(&PodUid::of(pod)).map(|versioned| Arc::clone(&versioned.status));
         let status = status_of(pod, seen, previous.as_deref(), now());
         self.offer(pod, status, now())
     }

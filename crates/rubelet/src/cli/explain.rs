@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use rubelet_core::{
     effect::About,
     event::Source,
+    id::{name_of, namespace_of},
     snapshot::{PodView, Step, StepState},
 };
 
@@ -23,7 +24,7 @@ use crate::{
     event_log::LoggedEvent,
     server::{
         admin::Explanation,
-        views::{self, find::NotFound, status_column},
+        views::{find::NotFound, status_column},
     },
     world::Clock,
 };
@@ -152,8 +153,8 @@ impl Story<'_> {
         let ip = view.status.pod_ip.as_deref().map_or(String::new(), |ip| format!(", address {ip}"));
         format!(
             "Pod {}/{} (UID {}), {asked}\n{}: {}/{} ready{restarts}{ip}; {} for {}\n",
-            printable(views::namespace(view)),
-            printable(views::name(view)),
+            printable(namespace_of(&view.pod)),
+            printable(name_of(&view.pod)),
             self.explanation.uid,
             printable(&column.status),
             column.ready,

@@ -6,7 +6,7 @@ use std::{io::Write, process::ExitCode};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use k8s_openapi::api::core::v1::Pod;
-use rubelet_core::config::GoDuration;
+use rubelet_core::{config::GoDuration, id::name_of};
 
 use super::{
     client::{self, CliError, Client, path},
@@ -129,7 +129,7 @@ fn choose(pod: &Pod, asked: Option<&str>) -> Result<Chosen, CliError> {
         let init = init.iter().map(|name| format!("{name} (init)"));
         main.iter().cloned().chain(init).collect::<Vec<_>>().join(", ")
     };
-    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+    let pod_name = name_of(pod);
     if let Some(asked) = asked {
         return match is_there(asked) {
             true => Ok(Chosen { container: asked.to_owned(), notice: None }),

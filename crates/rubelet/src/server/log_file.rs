@@ -19,6 +19,7 @@ use std::{
 use axum::body::Bytes;
 use futures_util::{Stream, stream};
 use jiff::Timestamp;
+use rubelet_core::container::logs::container_log;
 use rubelet_host::{
     fs,
     port::ReadError,
@@ -69,7 +70,7 @@ impl fmt::Debug for LogRequest {
 impl LogRequest {
     /// Below `logs_dir`.
     fn file(&self) -> PathBuf {
-        Path::new(&self.pod_dir_name).join(&self.container).join(format!("{}.log", self.attempt))
+        Path::new(&self.pod_dir_name).join(container_log(&self.container, self.attempt))
     }
 }
 

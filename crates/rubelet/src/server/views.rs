@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use rubelet_core::{
     event::Source,
-    id::PodUid,
+    id::{PodUid, name_of, namespace_of},
     snapshot::{NodeView, PodView, Snapshot},
 };
 use serde::{Deserialize, Serialize};
@@ -50,8 +50,8 @@ fn pod_row(uid: &PodUid, view: &PodView) -> PodRow {
     let column = status_column::of(view);
     PodRow {
         uid: uid.clone(),
-        namespace: namespace(view).to_owned(),
-        name: name(view).to_owned(),
+        namespace: namespace_of(&view.pod).to_owned(),
+        name: name_of(&view.pod).to_owned(),
         ready: format!("{}/{}", column.ready, column.total),
         status: column.status,
         restarts: column.restarts,
@@ -60,14 +60,6 @@ fn pod_row(uid: &PodUid, view: &PodView) -> PodRow {
         ip: view.status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).find(|ip| !ip.is_empty()),
         source: view.source,
     }
-}
-
-pub fn name(view: &PodView) -> &str {
-    view.pod.metadata.name.as_deref().unwrap_or_default()
-}
-
-pub fn namespace(view: &PodView) -> &str {
-    view.pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
 /// A static pod has no creation time of its own, so the best witness that survives a restart of the agent comes first.
@@ -96,7 +88,7 @@ pub fn running_pods(snapshot: &Snapshot) -> Value {
             .map(|container| json!({ "name": container, "image": image_of(view, container), "resources": {} }))
             .collect();
         json!({
-            "metadata": { "name": name(view), "namespace": namespace(view), "uid": uid },
+            "metadata": { "name": name_of(&view.pod), "namespace": namespace_of(&view.pod), "uid": uid },
             "spec": { "containers": containers },
             "status": {},
         })

@@ -10,7 +10,8 @@ use axum::{
 };
 use jiff::{SignedDuration, Timestamp};
 use rubelet_core::{
-    id::PodUid,
+    container::logs::pod_dir_name,
+    id::{PodUid, name_of, namespace_of},
     snapshot::{PodView, Snapshot},
 };
 use serde::Deserialize;
@@ -22,10 +23,7 @@ use crate::{
         Readers,
         health::text,
         log_file::{self, LogRequest, Stopped, Timestamps, Which, choose_attempt},
-        views::{
-            self,
-            find::{Wanted, find},
-        },
+        views::find::{Wanted, find},
     },
 };
 
@@ -53,7 +51,7 @@ pub(super) async fn logs(
         Err(error) => return not_found(error),
     };
     let which = if query.previous == 0 { Which::Current } else { Which::Previous };
-    let attempt = match choose_attempt(&view.status, views::name(view), &container, which) {
+    let attempt = match choose_attempt(&view.status, name_of(&view.pod), &container, which) {
         Ok(attempt) => attempt,
         Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
     };
@@ -61,7 +59,7 @@ pub(super) async fn logs(
     let follow = (query.follow != 0).then(|| run.clone().stopped(&readers));
     let request = LogRequest {
         logs_dir: readers.paths.pod_logs_dir.clone(),
-        pod_dir_name: format!("{}_{}_{}", views::namespace(view), views::name(view), uid),
+        pod_dir_name: pod_dir_name(namespace_of(&view.pod), name_of(&view.pod), uid),
         container: run.container,
         attempt,
         tail: query.tail,

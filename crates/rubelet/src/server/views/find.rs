@@ -5,12 +5,10 @@
 use std::sync::Arc;
 
 use rubelet_core::{
-    id::PodUid,
+    id::{PodUid, name_of, namespace_of},
     snapshot::{PodView, Snapshot},
 };
 use serde::{Deserialize, Serialize};
-
-use super::{name, namespace};
 
 /// What was typed.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +33,13 @@ fn suggestions(similar: &[String]) -> String {
 
 /// The pod of this UID, else of this name, else of this name with the node's behind it.
 pub fn find<'a>(snapshot: &'a Snapshot, wanted: Wanted<'_>) -> Result<(&'a PodUid, &'a Arc<PodView>), NotFound> {
-    let in_namespace = |view: &PodView| wanted.namespace.is_none_or(|wanted| wanted == namespace(view));
+    let in_namespace = |view: &PodView| wanted.namespace.is_none_or(|wanted| wanted == namespace_of(&view.pod));
     let static_name = format!("{}-{}", wanted.name, snapshot.node.name);
     type Reading<'a> = &'a dyn Fn(&PodUid, &PodView) -> bool;
     let readings: [Reading<'_>; 3] = [
         &|uid, _| uid.as_str() == wanted.name,
-        &|_, view| name(view) == wanted.name && in_namespace(view),
-        &|_, view| name(view) == static_name && in_namespace(view),
+        &|_, view| name_of(&view.pod) == wanted.name && in_namespace(view),
+        &|_, view| name_of(&view.pod) == static_name && in_namespace(view),
     ];
     for meant in readings {
         let mut found: Vec<_> = snapshot.pods.iter().filter(|(uid, view)| meant(uid, view)).collect();
@@ -66,7 +64,7 @@ fn is_staying(view: &PodView) -> bool {
 }
 
 fn full_name(view: &PodView) -> String {
-    format!("{}/{}", namespace(view), name(view))
+    format!("{}/{}", namespace_of(&view.pod), name_of(&view.pod))
 }
 
 /// At most three names that are nearly what was typed, the nearest first; also those found only in another namespace.
@@ -76,9 +74,9 @@ fn similar(snapshot: &Snapshot, typed: &str) -> Vec<String> {
         .pods
         .values()
         .filter_map(|view| {
-            let short = name(view).strip_suffix(&suffix).unwrap_or(name(view));
-            let distance = distance(typed, name(view)).min(distance(typed, short));
-            let near = distance <= 2.min(typed.len() / 2) || (typed.len() >= 2 && name(view).contains(typed));
+            let short = name_of(&view.pod).strip_suffix(&suffix).unwrap_or(name_of(&view.pod));
+            let distance = distance(typed, name_of(&view.pod)).min(distance(typed, short));
+            let near = distance <= 2.min(typed.len() / 2) || (typed.len() >= 2 && name_of(&view.pod).contains(typed));
             near.then(|| (distance, full_name(view)))
         })
         .collect();
