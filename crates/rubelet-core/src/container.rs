@@ -43,7 +43,7 @@ fn all(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.containers.iter().chain(spec.init_containers.iter().flatten())
 }
 
-fn is_host_network(spec: &PodSpec) -> bool {
+pub fn is_host_network(spec: &PodSpec) -> bool {
     spec.host_network == Some(true)
 }
 

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    container::is_host_network,
     effect::{EffectId, EventRecord, Op},
     event::Source,
     id::{ContainerId, PodRef, SandboxId},
@@ -335,7 +336,7 @@ impl PodRecord {
     }
 
     pub fn uses_host_network(&self) -> bool {
-        self.spec().host_network.unwrap_or(false)
+        is_host_network(self.spec())
     }
 
     /// The wall-clock time of a moment of ours.

@@ -11,7 +11,11 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::quantity::{Quantity, amount};
+use crate::{
+    pod::restart_policy::is_sidecar,
+    pod_manager::{is_mirror_pod, is_static_pod},
+    quantity::{Quantity, amount},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QosClass {
@@ -72,7 +76,8 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: i6
     }
     let share = unassigned_pod_memory(spec);
     let own_request = memory_request(container) + share;
-    let request = if is_sidecar(spec, container) {
+    let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
+    let request = if is_init && is_sidecar(container) {
         // A sidecar must not die before the containers it serves.
         let smallest = spec.containers.iter().map(memory_request).min().unwrap_or(0) + share;
         own_request.max(smallest)
@@ -129,18 +134,9 @@ fn is_complete(resources: &ResourceRequirements) -> bool {
 }
 
 fn is_node_critical(pod: &Pod, spec: &PodSpec) -> bool {
-    let annotations = pod.metadata.annotations.as_ref();
-    let annotation = |name: &str| annotations.and_then(|all| all.get(name));
-    let is_static = annotation("kubernetes.io/config.source").is_some_and(|source| source != "api");
-    let is_mirror = annotation("kubernetes.io/config.mirror").is_some();
-    let is_critical =
-        is_static || is_mirror || spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
+    let has_critical_priority = spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
+    let is_critical = is_static_pod(pod) || is_mirror_pod(pod) || has_critical_priority;
     is_critical && spec.priority_class_name.as_deref() == Some("system-node-critical")
-}
-
-fn is_sidecar(spec: &PodSpec, container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-        && spec.init_containers.iter().flatten().any(|init| init.name == container.name)
 }
 
 fn memory_request(container: &Container) -> i64 {

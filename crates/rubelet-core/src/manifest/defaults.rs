@@ -13,9 +13,11 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
+use crate::container::is_host_network;
+
 pub(super) fn apply(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
-    let on_host_network = spec.host_network == Some(true);
+    let on_host_network = is_host_network(spec);
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         request_what_is_limited(container.resources.as_mut());
         if on_host_network {

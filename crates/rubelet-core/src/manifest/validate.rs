@@ -20,6 +20,7 @@ use k8s_openapi::{
 };
 
 use super::field::{Path, Problem, quoted};
+use crate::container::is_host_network;
 
 /// Upstream's limit for all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
@@ -108,7 +109,7 @@ fn host_names(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     if spec.set_hostname_as_fqdn == Some(true) {
         problems.push(Problem::forbidden(&field, "may not be specified when setHostnameAsFQDN is true"));
     }
-    if spec.host_network == Some(true) {
+    if is_host_network(spec) {
         problems.push(Problem::forbidden(&field, "may not be specified when hostNetwork is true"));
     }
     if name.len() > 64 {

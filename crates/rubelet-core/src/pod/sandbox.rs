@@ -3,7 +3,10 @@
 //! Owns: when a sandbox is kept, replaced, or not made at all. Never: looks at single containers' needs.
 //! Upstream: `PodSandboxChanged` and the first half of `computePodActions`.
 
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+
 use crate::{
+    container::is_host_network,
     observation::{PodFacts, SandboxFacts, SandboxState},
     pod::{PodRecord, restart_policy::restarts_after},
 };
@@ -21,7 +24,7 @@ pub enum SandboxAction<'a> {
 }
 
 pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAction<'a> {
-    let (attempt, why) = match usable_sandbox(record, facts) {
+    let (attempt, why) = match usable_sandbox(record.spec(), facts) {
         Ok(sandbox) => return SandboxAction::Keep(sandbox),
         Err(need) => need,
     };
@@ -41,7 +44,7 @@ pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAct
 }
 
 /// The sandbox to keep, or the attempt number of the next one and why it is needed.
-fn usable_sandbox<'a>(record: &PodRecord, facts: &'a PodFacts) -> Result<&'a SandboxFacts, (u32, &'static str)> {
+pub fn usable_sandbox<'a>(spec: &PodSpec, facts: &'a PodFacts) -> Result<&'a SandboxFacts, (u32, &'static str)> {
     let Some(newest) = facts.newest_sandbox() else {
         return Err((0, "the pod has no sandbox"));
     };
@@ -53,7 +56,7 @@ fn usable_sandbox<'a>(record: &PodRecord, facts: &'a PodFacts) -> Result<&'a San
     if newest.state != SandboxState::Ready {
         return Err((next, "the pod's sandbox is not ready"));
     }
-    if newest.host_network != record.uses_host_network() {
+    if newest.host_network != is_host_network(spec) {
         return Err((next, "the sandbox has another network namespace than the pod asks for"));
     }
     if !newest.host_network && newest.ips.is_empty() {
@@ -62,6 +65,6 @@ fn usable_sandbox<'a>(record: &PodRecord, facts: &'a PodFacts) -> Result<&'a San
     Ok(newest)
 }
 
-fn has_no_own_policy(container: &k8s_openapi::api::core::v1::Container) -> bool {
+fn has_no_own_policy(container: &Container) -> bool {
     container.restart_policy.is_none()
 }

@@ -13,6 +13,7 @@ use k8s_openapi::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    container::is_host_network,
     observation::{PodFacts, SandboxState},
     pod_manager::is_static_pod,
     qos::{QosClass, qos_class},
@@ -164,7 +165,7 @@ fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut 
     status.host_ips = (!host_ips.is_empty()).then_some(host_ips);
 
     let mut ips = sandbox_ips(input);
-    if ips.is_empty() && is_host_network(input.pod) {
+    if ips.is_empty() && input.pod.spec.as_ref().is_some_and(is_host_network) {
         ips = preferred(input.host_ips, input.host_ips);
     }
     // The API expects a finished pod to keep its address after its network is gone.
@@ -190,10 +191,6 @@ fn preferred(ips: &[String], host_ips: &[String]) -> Vec<String> {
     let first_is_ipv6 = host_ips.first().and_then(parse).is_some_and(|ip| ip.is_ipv6());
     let first_of = |ipv6: bool| ips.iter().filter_map(parse).find(|ip| ip.is_ipv6() == ipv6);
     [first_of(first_is_ipv6), first_of(!first_is_ipv6)].into_iter().flatten().map(|ip| ip.to_string()).collect()
-}
-
-fn is_host_network(pod: &Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true))
 }
 
 #[cfg(test)]

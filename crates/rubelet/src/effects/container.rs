@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
 use rubelet_core::{
-    container::{self, ConfigError, hosts, labels, logs, mounts},
+    container::{self, ConfigError, hosts, is_host_network, labels, logs, mounts},
     effect::{EffectError, Facts, Reason, StartContainer},
     id::{ContainerId, PodRef},
 };
@@ -109,7 +109,7 @@ async fn make_files(
 }
 
 async fn write_hosts(world: &World, order: &StartContainer) -> Result<(), EffectError> {
-    let is_host_network = order.pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+    let is_host_network = order.pod.spec.as_ref().is_some_and(is_host_network);
     let node_hosts = if is_host_network { read(world, Path::new(hosts::HOSTS_PATH)).await? } else { Vec::new() };
     let content = hosts::content(
         &order.pod,

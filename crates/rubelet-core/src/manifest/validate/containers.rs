@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, PodSpec};
 
 use super::{Path, Problem, invalid, names, one_of, probes, quoted, resources, security, volumes};
+use crate::{container::is_host_network, pod::restart_policy::is_sidecar};
 
 /// Fields a container may learn of its pod through its environment.
 const ENV_FIELDS: [&str; 9] = [
@@ -47,7 +48,7 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, path: &Path, 
         let path = path.child("initContainers").index(index);
         common(container, spec, volumes, &path, problems);
         unique_name(container, &mut known, &path, problems);
-        if container.restart_policy.as_deref() == Some("Always") {
+        if is_sidecar(container) {
             probes::container(container, grace_secs, &path, problems);
         } else {
             probes::forbidden(container, &path, problems);
@@ -150,7 +151,7 @@ fn host_ports(containers: &[Container], spec: &PodSpec, path: &Path, problems: &
                 problems.push(Problem::duplicate(&field, quoted(&taken)));
             }
             known.insert(taken);
-            if spec.host_network == Some(true) && number != port.container_port {
+            if is_host_network(spec) && number != port.container_port {
                 let why = "must match `containerPort` when `hostNetwork` is true";
                 problems.push(Problem::invalid(&field, number, why));
             }

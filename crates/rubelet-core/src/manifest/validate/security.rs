@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{AppArmorProfile, PodSpec, SeccompProfile, SecurityContext, Sysctl};
 
 use super::{Path, Problem, descending_path, names, one_of, quoted};
+use crate::container::is_host_network;
 
 pub(super) fn pod(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     if spec.host_users == Some(false) {
@@ -88,7 +89,7 @@ fn sysctls(sysctls: &[Sysctl], spec: &PodSpec, path: &Path, problems: &mut Vec<P
             problems.push(Problem::duplicate(&field, quoted(name)));
         }
         let dotted = name.replace('/', ".");
-        if spec.host_network == Some(true) && dotted.starts_with("net.") {
+        if is_host_network(spec) && dotted.starts_with("net.") {
             let why = "may not be specified when 'hostNetwork' is true";
             problems.push(Problem::invalid(&field, quoted(name), why));
         }

@@ -17,8 +17,7 @@ use super::{
     phase::{FAILED, SUCCEEDED},
 };
 use crate::{
-    observation::{PodFacts, SandboxState},
-    pod::restart_policy::is_sidecar,
+    pod::{restart_policy::is_sidecar, sandbox::usable_sandbox},
     pod_manager::is_static_pod,
 };
 
@@ -64,7 +63,8 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     if let Some(disruption) = input.old_status().and_then(|old| find(old, DISRUPTION_TARGET)) {
         replace_or_append(&mut conditions, disruption.clone());
     }
-    let ready_to_start = if sandbox_serves(input.pod, input.facts) { Verdict::True } else { Verdict::no("", "") };
+    let sandbox_serves = input.pod.spec.as_ref().is_some_and(|spec| usable_sandbox(spec, input.facts).is_ok());
+    let ready_to_start = if sandbox_serves { Verdict::True } else { Verdict::no("", "") };
     let dates = Dates::of(input, status);
     for (condition_type, verdict, since_true, since_false) in [
         (POD_READY_TO_START_CONTAINERS, ready_to_start, dates.sandbox, None),
@@ -241,17 +241,6 @@ fn status_of<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatu
 
 fn init_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten())
-}
-
-/// The newest sandbox is the only ready one, in the right network, with an address.
-/// Upstream: `PodSandboxChanged`, which also decides whether a new sandbox is needed.
-fn sandbox_serves(pod: &Pod, facts: &PodFacts) -> bool {
-    let host_network = super::is_host_network(pod);
-    let ready = facts.sandboxes.iter().filter(|sandbox| sandbox.state == SandboxState::Ready).count();
-    facts.newest_sandbox().is_some_and(|newest| {
-        let connected = newest.host_network == host_network && (host_network || !newest.ips.is_empty());
-        ready == 1 && newest.state == SandboxState::Ready && connected
-    })
 }
 
 /// When, by the facts, each condition became what it is. A change is dated by what caused it rather than by when it was

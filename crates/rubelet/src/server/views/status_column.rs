@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, PodStatus};
-use rubelet_core::snapshot::PodView;
+use rubelet_core::{pod::restart_policy::is_sidecar, snapshot::PodView};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Column {
@@ -143,10 +143,6 @@ fn end_word(end: &ContainerStateTerminated) -> String {
         ("", signal) => format!("Signal:{signal}"),
         (reason, _) => reason.to_owned(),
     }
-}
-
-fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
 }
 
 fn condition(status: &PodStatus, name: &str) -> bool {
