@@ -94,7 +94,6 @@ fn pod_step(record: &PodRecord, op: Op, waits_for: &str, plan: &mut Plan, now: N
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
 pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let grace_secs = grace.map_or(record.grace_secs(), |grace| grace.remaining_secs(now));
     let mut stopping = false;
     for container in next_to_stop(record, facts) {
         stopping = true;
@@ -106,6 +105,12 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
             let said = format!("Stopping container {}", container.name);
             plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
         }
+        let grace_secs = match grace {
+            None => record.grace_secs(),
+            Some(grace) if is_sidecar_of(record, &container.name) => grace.remaining_secs(now),
+            // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
+            Some(grace) => grace.secs,
+        };
         stop_container(record, container, grace_secs, "the pod is being stopped", plan);
     }
     if stopping {
@@ -152,6 +157,11 @@ pub fn has_unstopped_sandbox(record: &PodRecord, facts: &PodFacts) -> bool {
 
 fn is_stopped(record: &PodRecord, sandbox: &crate::observation::SandboxFacts) -> bool {
     sandbox.state == SandboxState::NotReady && record.stopped_sandboxes.contains(&sandbox.id)
+}
+
+/// Sidecars come last, and have what the others left of the pod's grace period.
+fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
+    record.init_containers().iter().any(|init| init.name == name && is_sidecar(init))
 }
 
 /// All running containers but the sidecars; when only sidecars are left, the last of them.
