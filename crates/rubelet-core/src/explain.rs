@@ -83,11 +83,15 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
     let (state, detail) = match record.prepared {
         Preparation::Volumes => (StepState::Done, "directories and volumes are there"),
         Preparation::Directories => (StepState::Working, "directories are there, volumes are being set up"),
-        Preparation::Nothing if record.lifecycle != Lifecycle::Syncing => (StepState::Pending, "nothing is set up"),
-        Preparation::Nothing if record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some()) => {
+        Preparation::Unknown | Preparation::Nothing if record.lifecycle != Lifecycle::Syncing => {
+            (StepState::Pending, "nothing is set up")
+        }
+        Preparation::Unknown | Preparation::Nothing
+            if record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some()) =>
+        {
             (StepState::Done, "in use since before the agent started")
         }
-        Preparation::Nothing => (StepState::Pending, "nothing is set up yet"),
+        Preparation::Unknown | Preparation::Nothing => (StepState::Pending, "nothing is set up yet"),
     };
     if record.prepared == Preparation::Volumes {
         return step("volumes", state, detail.to_owned());

@@ -170,6 +170,9 @@ impl Failure {
 /// How far a pod's place on disk is prepared. Not remembered over a restart: every step is safe to repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preparation {
+    /// Not in this life of the agent; an earlier one may have left anything.
+    Unknown,
+    /// What there was is torn down.
     Nothing,
     Directories,
     Volumes,
@@ -258,7 +261,7 @@ impl PodRecord {
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            prepared: Preparation::Nothing,
+            prepared: Preparation::Unknown,
             cleared: Cleared::Nothing,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,

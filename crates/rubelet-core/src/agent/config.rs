@@ -159,8 +159,6 @@ impl Agent {
         record.look = Look::Wanted;
         // What it is given is known once its containers were looked at.
         record.enter(Lifecycle::Terminating { grace: Grace::starting(1, now), cause: Cause::Orphaned }, now);
-        // Whatever it had on disk is unknown, so all of it is torn down.
-        record.prepared = crate::pod::Preparation::Volumes;
         self.touched.insert(id.uid.clone());
         self.records.entry(id.uid).or_insert(record);
     }

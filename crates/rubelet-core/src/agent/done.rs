@@ -13,7 +13,7 @@ use crate::{
         Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, PodRecord, Preparation,
         status::Waiting, sync_pod::event,
     },
-    time::Now,
+    time::{Now, Uptime},
 };
 
 impl Agent {
@@ -163,10 +163,12 @@ fn take_in(record: &mut PodRecord, facts: PodFacts, meanwhile: Meanwhile, now: N
     record.failures.remove(&LOOK);
     record.ended.retain(|id, _| facts.containers.iter().any(|container| container.id == *id));
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
+    // What ended since the last look ended after it, whatever the wall clock did meanwhile.
+    let last_look = record.facts.as_ref().map_or(Uptime::ZERO, |facts| facts.looked_at);
     for container in &facts.containers {
         match &container.state {
             ContainerState::Exited(exit) => {
-                let ended = now.uptime.saturating_sub(now.wall_since(exit.finished_at));
+                let ended = now.uptime.saturating_sub(now.wall_since(exit.finished_at)).max(last_look);
                 record.ended.entry(container.id.clone()).or_insert(ended);
             }
             ContainerState::Running { .. } => {

@@ -312,8 +312,25 @@ impl Agent {
         if record.flights.contains_key(&key) {
             return;
         }
-        if let Op::StartContainer(order) = &op {
-            note_restart(record, &order.container, &self.settings, now);
+        match &op {
+            Op::StartContainer(order) => note_restart(record, &order.container, &self.settings, now),
+            Op::ResumeContainer { name, .. } => note_restart(record, name, &self.settings, now),
+            Op::CheckRuntime
+            | Op::Relist
+            | Op::InspectPod { .. }
+            | Op::InspectImage { .. }
+            | Op::ListPodDirs
+            | Op::MakePodDirs { .. }
+            | Op::SetUpVolumes { .. }
+            | Op::TearDownVolumes { .. }
+            | Op::RemovePodDir { .. }
+            | Op::RemoveLogDir { .. }
+            | Op::PullImage { .. }
+            | Op::RunSandbox(_)
+            | Op::StopSandbox { .. }
+            | Op::RemoveSandbox { .. }
+            | Op::StopContainer { .. }
+            | Op::RemoveContainer { .. } => {}
         }
         let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
         record.flights.insert(key, Flight { id, op, give_up_at });
@@ -360,7 +377,8 @@ impl Agent {
 /// A container that ran is started again: its next crash waits longer.
 fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::Settings, now: Now) {
     let Some(facts) = &record.facts else { return };
-    let Some(ended) = facts.newest_container(name).and_then(|newest| record.ended.get(&newest.id)) else { return };
+    let mut dead = facts.containers.iter().filter(|container| container.name == name && container.exit().is_some());
+    let Some(ended) = dead.next().and_then(|newest| record.ended.get(&newest.id)) else { return };
     let all = record.init_containers().iter().chain(record.containers());
     let image = all.into_iter().find(|each| each.name == name).and_then(|each| each.image.as_deref());
     let crash_loop = CrashLoop::after_restart(

@@ -249,6 +249,9 @@ fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     turns.inspected("a: exit(137) 0s");
     turns.answer("stop sandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+    // An earlier life of the agent may have mounted something.
+    turns.answer("tear down volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
     turns.answer("remove container", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
     turns.answer("remove sandbox", Ok(Facts::Nothing));

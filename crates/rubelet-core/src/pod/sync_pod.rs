@@ -207,7 +207,9 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
     }
     let (op, reason) = match record.prepared {
         Preparation::Volumes => return true,
-        Preparation::Nothing => (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing"),
+        Preparation::Unknown | Preparation::Nothing => {
+            (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing")
+        }
         Preparation::Directories => (
             Op::SetUpVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() },
             "the pod's volumes may be missing",
