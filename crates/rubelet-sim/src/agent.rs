@@ -127,10 +127,18 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                 Event::Done { .. } | Event::Hint { .. } | Event::Due | Event::Probe(_) => {}
             }
             scene.count_turn();
+            let snapshot = agent.snapshot();
+            if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
+                scene.rules.told(scene.now, &snapshot);
+                scene.snapshot = snapshot;
+            }
             for effect in effects {
                 match effect {
                     Effect::Do { op, reason, .. } if !only_looks(op) => {
                         scene.log("agent", format!("{}: {reason}", name(op)));
+                        if let Some(uid) = starts_something_for(op) {
+                            scene.rules.ordered(scene.now, uid, &name(op));
+                        }
                     }
                     Effect::Do { .. } => {}
                     Effect::Cancel(id) => scene.log("agent", format!("cancel {}", id.0)),
@@ -139,17 +147,21 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     }
                 }
             }
-            let snapshot = agent.snapshot();
-            if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
-                scene.rules.told(scene.now, &snapshot);
-                scene.snapshot = snapshot;
-            }
         });
     })
 }
 
 fn only_looks(op: &Op) -> bool {
     matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
+}
+
+fn starts_something_for(op: &Op) -> Option<&str> {
+    match op {
+        Op::RunSandbox(order) => Some(order.uid.as_str()),
+        Op::StartContainer(order) => Some(order.uid.as_str()),
+        Op::ResumeContainer { pod, .. } | Op::PullImage { pod, .. } => Some(pod.uid.as_str()),
+        _ => None,
+    }
 }
 
 /// The first word of an op as data, and whom it is about.

@@ -47,9 +47,9 @@ pub struct Rules {
 impl Rules {
     pub fn learn(&mut self, script: &Script) {
         self.scripts.insert((script.name.clone(), script.version), script.clone());
-        // The same pod asked for again after it was taken away begins a new history.
+        // The same pod asked for again after it was taken away may begin a new history.
         for pod in self.pods.values_mut().filter(|pod| pod.script == (script.name.clone(), script.version)) {
-            pod.begin_anew();
+            pod.may_begin_anew = true;
         }
     }
 
@@ -79,11 +79,15 @@ impl Rules {
                 self.broken("one changing call per subject", now, format!("{} on {key}", act.method()));
             }
         }
-        if let Some(uid) = starts_something_for(act, picture).filter(|uid| self.seen.is_ending(uid)) {
-            let detail = format!("{} for pod {uid}, which is {}", act.method(), self.seen.lifecycle(&uid));
+        busy
+    }
+
+    /// The agent decided to start something for this pod.
+    pub fn ordered(&mut self, now: Duration, uid: &str, what: &str) {
+        if self.seen.is_ending(uid) {
+            let detail = format!("{what} for pod {uid}, which is {}", self.seen.lifecycle(uid));
             self.broken("nothing is started for a pod that ends", now, detail);
         }
-        busy
     }
 
     pub fn returned(&mut self, busy: Option<&str>) {
@@ -92,12 +96,21 @@ impl Rules {
         }
     }
 
-    pub fn sandbox_made(&mut self, sandbox: &Sandbox) {
+    pub fn sandbox_made(&mut self, now: Duration, sandbox: &Sandbox) {
         let label = |key: &str| sandbox.config.labels.get(key).cloned().unwrap_or_default();
         let script = (label(LABEL_POD), label(LABEL_VERSION).parse().unwrap_or(0));
         let pod = self.pods.entry(sandbox.identity().uid).or_default();
         pod.script = script;
+        // A first sandbox after others is that of a pod which starts over.
+        let starts_over = sandbox.attempt() == 0 && !pod.sandboxes.is_empty();
+        if starts_over && pod.may_begin_anew {
+            pod.begin_anew();
+        }
+        let is_second = starts_over && !pod.sandboxes.is_empty();
         pod.sandboxes.push(sandbox.id.clone());
+        if is_second {
+            self.broken("a pod starts over only when asked for again", now, sandbox.name.clone());
+        }
     }
 
     pub fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
@@ -225,19 +238,5 @@ fn subject(act: &Act, picture: &Picture) -> Option<String> {
         Act::StopSandbox(id) | Act::RemoveSandbox(id) => Some(id.clone()),
         // A shorter stop may overtake a longer one; pulls are shared by no one.
         Act::Term(_) | Act::Kill(_) | Act::Pull(_) => None,
-    }
-}
-
-fn starts_something_for(act: &Act, picture: &Picture) -> Option<String> {
-    match act {
-        Act::RunSandbox(config) => Some(config.metadata.clone().unwrap_or_default().uid),
-        Act::Create { sandbox, .. } => picture.sandboxes.get(sandbox).map(|sandbox| sandbox.identity().uid),
-        Act::Start(id) => picture.containers.get(id).map(|container| container.pod.uid.clone()),
-        Act::StopSandbox(_)
-        | Act::RemoveSandbox(_)
-        | Act::Term(_)
-        | Act::Kill(_)
-        | Act::RemoveContainer(_)
-        | Act::Pull(_) => None,
     }
 }

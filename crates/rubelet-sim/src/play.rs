@@ -219,6 +219,9 @@ impl Play {
 
     pub fn start_agent(&mut self) -> &mut Self {
         assert!(self.agent.is_none(), "the agent runs already");
+        if let Revival::BySupervisor { at } = &mut self.revival {
+            *at = None;
+        }
         self.lives += 1;
         let life = Life(self.lives);
         let _entered = self.tokio.enter();
@@ -316,7 +319,7 @@ impl Play {
     pub fn until(&mut self, moment: &Moment) -> &mut Self {
         match self.run_until(PATIENCE, moment) {
             Ok(true) => self,
-            Ok(false) => panic!("{}", self.failure("until", format!("{} never came", moment.name))),
+            Ok(false) => panic!("{}", self.failure("until", &format!("{} never came", moment.name))),
             Err(failure) => panic!("{failure}"),
         }
     }
@@ -368,13 +371,13 @@ impl Play {
     /// What the director does between two steps: checks, buries, revives.
     fn attend(&mut self) -> Result<(), Box<Failure>> {
         if let Some(Violation { rule, at, detail }) = self.look(|scene| scene.rules.violations.first().cloned()) {
-            return Err(Box::new(self.failure(rule, format!("at {at:?}: {detail}"))));
+            return Err(Box::new(self.failure(rule, &format!("at {at:?}: {detail}"))));
         }
         if self.look(|scene| matches!(scene.agent, AgentState::Dying(_))) {
             self.bury_agent();
         }
         if self.agent.as_mut().is_some_and(AgentRun::has_ended) {
-            return Err(Box::new(self.failure("the agent never ends by itself", "its task is over".to_owned())));
+            return Err(Box::new(self.failure("the agent never ends by itself", "its task is over")));
         }
         self.revive_agent();
         Ok(())
@@ -395,7 +398,6 @@ impl Play {
         };
         self.revival = Revival::BySupervisor { at: Some(at) };
         if at <= now {
-            self.revival = Revival::BySupervisor { at: None };
             self.start_agent();
         }
     }
@@ -414,7 +416,7 @@ impl Play {
         });
     }
 
-    pub(crate) fn failure(&self, rule: &str, detail: String) -> Failure {
+    pub(crate) fn failure(&self, rule: &str, detail: &str) -> Failure {
         let detail = self.look(|scene| format!("{detail}\n{}", agents_words(scene)));
         Failure { seed: self.seed, rule: rule.to_owned(), detail, trace: self.trace() }
     }

@@ -6,3 +6,4 @@ mod life;
 mod manifests;
 mod restarts;
 mod runtime_trouble;
+mod swarm;

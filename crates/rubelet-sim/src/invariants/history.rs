@@ -12,6 +12,8 @@ pub struct PodHistory {
     /// Name and version of the script it was made from.
     pub script: (String, u32),
     pub sandboxes: Vec<String>,
+    /// It was taken away and asked for again since it began.
+    pub may_begin_anew: bool,
     /// By container name.
     pub actors: BTreeMap<String, Actor>,
 }
@@ -38,6 +40,7 @@ impl PodHistory {
     pub fn begin_anew(&mut self) {
         self.actors.clear();
         self.sandboxes.clear();
+        self.may_begin_anew = false;
     }
 }
 

@@ -63,7 +63,7 @@ impl Play {
     fn complain(&self, rule: &str) -> Result<(), Box<Failure>> {
         match self.complaint() {
             None => Ok(()),
-            Some(complaint) => Err(Box::new(self.failure(rule, complaint))),
+            Some(complaint) => Err(Box::new(self.failure(rule, &complaint))),
         }
     }
 
@@ -75,7 +75,7 @@ impl Play {
     #[track_caller]
     pub fn expect(&mut self, moment: &Moment) -> &mut Self {
         let holds = self.look(|scene| moment.has_come(scene));
-        assert!(holds, "{}", self.failure("expect", moment.name.clone()));
+        assert!(holds, "{}", self.failure("expect", &moment.name));
         self
     }
 
@@ -93,7 +93,7 @@ impl Play {
     #[track_caller]
     pub fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
         let starts = self.look(|scene| moments::starts(scene, pod));
-        assert!(starts == times, "{}", self.failure("expect", format!("{pod}: {starts} starts, not {times}")));
+        assert!(starts == times, "{}", self.failure("expect", &format!("{pod}: {starts} starts, not {times}")));
         self
     }
 
@@ -104,7 +104,7 @@ impl Play {
             let views = moments::views(scene, &node_name_of(pod));
             views.iter().flat_map(|view| moments::statuses(view).map(|status| status.restart_count)).max()
         });
-        assert!(told == Some(count), "{}", self.failure("expect", format!("{pod}: {told:?} restarts, not {count}")));
+        assert!(told == Some(count), "{}", self.failure("expect", &format!("{pod}: {told:?} restarts, not {count}")));
         self
     }
 }

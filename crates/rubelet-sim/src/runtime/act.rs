@@ -173,7 +173,7 @@ impl Scene {
         let ip = format!("10.88.{}.{}", self.runtime.ids_given / 250, self.runtime.ids_given % 250 + 2);
         let name = sandbox_name(&config);
         let sandbox = Sandbox { id: id.clone(), name, config, ready: true, created_at: self.wall, ip };
-        self.rules.sandbox_made(&sandbox);
+        self.rules.sandbox_made(self.now, &sandbox);
         self.runtime.picture.sandboxes.insert(id.clone(), Arc::new(sandbox));
         id
     }

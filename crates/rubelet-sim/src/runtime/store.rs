@@ -204,6 +204,10 @@ impl Sandbox {
         PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name }
     }
 
+    pub fn attempt(&self) -> u32 {
+        self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    }
+
     pub fn status(&self) -> v1::PodSandboxStatus {
         let options = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = options.and_then(|security| security.namespace_options.clone());

@@ -7,7 +7,7 @@ use crate::{
         seconds,
     },
     runtime::store::Pull,
-    script::{Policy, Script},
+    script::{EmptyDir, Policy, Script},
 };
 
 /// Dies at `moment` on the way up, comes back, and the pod was started once all the same.
@@ -89,6 +89,13 @@ fn a_manifest_edited_meanwhile_replaces_its_pod_after_the_start() {
     play.apply(Script::pod("web").grace_secs(30).container("app", "slow 20s")).until(&running("web")).crash_agent();
     play.apply(Script::from("web").version(2)).wait(minutes(1)).start_agent().settle(minutes(3));
     play.expect_running("web").expect_starts("web", 2);
+}
+
+#[test]
+fn what_an_earlier_life_mounted_is_unmounted_by_the_next() {
+    let mut play = Play::seeded(72);
+    play.apply(Script::from("web").empty_dir(EmptyDir::Memory)).until(&running("web")).crash_agent().runtime_down();
+    play.start_agent().wait(seconds(5)).remove("web").wait(seconds(5)).runtime_up().settle(minutes(2));
 }
 
 #[test]

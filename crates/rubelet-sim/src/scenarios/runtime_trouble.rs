@@ -40,6 +40,14 @@ fn a_stop_that_the_runtimes_death_cut_off_is_done_after_its_return() {
 }
 
 #[test]
+fn a_stop_that_comes_late_gives_the_whole_grace_period_all_the_same() {
+    let mut play = Play::seeded(99);
+    play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+    play.runtime_down_for(seconds(60)).remove("web").until(&stopping("web")).wait(seconds(18));
+    play.expect(&stopping("web")).until(&gone("web")).settle(minutes(1));
+}
+
+#[test]
 fn a_container_that_died_while_the_runtime_was_down_is_started_again() {
     let mut play = Play::seeded(84);
     play.apply("web").until(&running("web")).runtime_down().exit_container("web", "app", 1).wait(minutes(2));

@@ -1,0 +1,35 @@
+//! Random plays, a fixed number of them, and the promise that a seed is a run.
+
+use crate::swarm::play_out;
+
+/// Virtual minutes of faults in each play.
+const STORM_MINUTES: u64 = 10;
+
+/// Two halves, so that two cores share them; together well under three minutes.
+#[test]
+fn a_swarm_of_random_plays_breaks_no_rule() {
+    plays_well(1..=20);
+}
+
+#[test]
+fn another_swarm_of_random_plays_breaks_no_rule() {
+    plays_well(21..=40);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    for seed in [3, 17, 29] {
+        let runs = [play_out(seed, 5), play_out(seed, 5)].map(|run| run.map_err(|failure| failure.to_string()));
+        assert_eq!(runs[0], runs[1]);
+        assert!(runs[0].as_ref().is_ok_and(|story| story.starts > 0), "a play in which something happens");
+    }
+}
+
+#[track_caller]
+fn plays_well(seeds: std::ops::RangeInclusive<u64>) {
+    for seed in seeds {
+        if let Err(failure) = play_out(seed, STORM_MINUTES) {
+            panic!("{failure}");
+        }
+    }
+}
