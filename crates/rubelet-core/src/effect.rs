@@ -24,6 +24,9 @@ pub enum Effect {
     Do { id: EffectId, op: Op, deadline: Duration, reason: String },
     /// Stop doing this; no answer is expected any more.
     Cancel(EffectId),
+    /// Begin no further step of this, and answer as soon as the step under way is over. For what must not be cut off in the
+    /// middle: a container whose start was asked for may start whether or not anybody listens.
+    Recall(EffectId),
     /// Tell whoever watches. No answer.
     Record(EventRecord),
 }
@@ -95,6 +98,13 @@ pub enum Op {
         name: String,
         id: ContainerId,
     },
+}
+
+impl Op {
+    /// At its end something may run that did not run before.
+    pub fn starts_something(&self) -> bool {
+        matches!(self, Op::RunSandbox(_) | Op::StartContainer(_) | Op::ResumeContainer { .. })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

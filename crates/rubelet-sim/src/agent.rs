@@ -142,6 +142,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     }
                     Effect::Do { .. } => {}
                     Effect::Cancel(id) => scene.log("agent", format!("cancel {}", id.0)),
+                    Effect::Recall(id) => scene.log("agent", format!("recall {}", id.0)),
                     Effect::Record(record) => {
                         scene.log("agent", format!("event {}: {}", record.reason, record.message))
                     }

@@ -16,6 +16,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{observe, world::World};
 
@@ -32,8 +33,17 @@ pub struct Effects {
     world: World,
     inbox: mpsc::Sender<Event>,
     tasks: JoinSet<()>,
-    under_way: BTreeMap<EffectId, AbortHandle>,
+    under_way: BTreeMap<EffectId, UnderWay>,
 }
+
+#[derive(Debug)]
+struct UnderWay {
+    task: AbortHandle,
+    recalled: Recalled,
+}
+
+/// Tells an effect to begin no further step. Effects that start something look at it before each call.
+pub type Recalled = CancellationToken;
 
 impl Effects {
     pub fn new(world: World, inbox: mpsc::Sender<Event>) -> Self {
@@ -44,9 +54,10 @@ impl Effects {
         match effect {
             Effect::Do { id, op, deadline, reason } => {
                 log_start(&op, &reason);
-                let (world, inbox) = (self.world.clone(), self.inbox.clone());
+                let (world, inbox, recalled) = (self.world.clone(), self.inbox.clone(), Recalled::new());
+                let recall = recalled.clone();
                 let task = self.tasks.spawn(async move {
-                    let result = timeout(deadline, perform(&world, &op)).await.unwrap_or_else(|_| {
+                    let result = timeout(deadline, perform(&world, &op, &recall)).await.unwrap_or_else(|_| {
                         let message = format!("no answer within {} s", deadline.as_secs());
                         Err(EffectError { kind: ErrorKind::Unavailable, message })
                     });
@@ -54,11 +65,16 @@ impl Effects {
                     // The loop has gone: nobody is left to tell.
                     let _ = inbox.send(Event::Done { id, result }).await;
                 });
-                self.under_way.insert(id, task);
+                self.under_way.insert(id, UnderWay { task, recalled });
             }
             Effect::Cancel(id) => {
-                if let Some(task) = self.under_way.remove(&id) {
-                    task.abort();
+                if let Some(effect) = self.under_way.remove(&id) {
+                    effect.task.abort();
+                }
+            }
+            Effect::Recall(id) => {
+                if let Some(effect) = self.under_way.get(&id) {
+                    effect.recalled.cancel();
                 }
             }
             Effect::Record(record) => {
@@ -88,7 +104,7 @@ impl Effects {
     }
 }
 
-async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
+async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, EffectError> {
     match op {
         Op::CheckRuntime => observe::check_runtime(world).await,
         Op::Relist => observe::relist::relist(world).await,
@@ -101,11 +117,11 @@ async fn perform(world: &World, op: &Op) -> Result<Facts, EffectError> {
         Op::RemovePodDir { uid } => directories::remove_pod_dir(world, uid).await,
         Op::RemoveLogDir { dir_name } => directories::remove_log_dir(world, dir_name).await,
         Op::PullImage { pod, image } => image::pull_image(world, pod, image).await,
-        Op::RunSandbox(order) => sandbox::run_sandbox(world, order).await,
+        Op::RunSandbox(order) => sandbox::run_sandbox(world, order, recalled).await,
         Op::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
         Op::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
-        Op::StartContainer(order) => container::start_container(world, order).await,
-        Op::ResumeContainer { id, .. } => container::resume_container(world, id).await,
+        Op::StartContainer(order) => container::start_container(world, order, recalled).await,
+        Op::ResumeContainer { id, .. } => container::resume_container(world, id, recalled).await,
         Op::StopContainer { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
         Op::RemoveContainer { id, .. } => container::remove_container(world, id).await,
     }

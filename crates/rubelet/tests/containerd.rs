@@ -15,7 +15,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet::{
-    effects::{container, image, sandbox},
+    effects::{Recalled, container, image, sandbox},
     event_log::EventLog,
     observe,
     world::{Clock, Paths, World},
@@ -76,7 +76,7 @@ impl Bed {
 
     async fn run_sandbox(&self) -> SandboxId {
         let order = RunSandbox { uid: self.at.uid.clone(), pod: self.pod.clone(), attempt: 0 };
-        match sandbox::run_sandbox(&self.world, &order).await {
+        match sandbox::run_sandbox(&self.world, &order, &Recalled::new()).await {
             Ok(Facts::Sandbox { id }) => id,
             other => panic!("no sandbox: {other:?}"),
         }
@@ -94,7 +94,7 @@ impl Bed {
             pod_ips: facts.newest_sandbox().expect("it was just run").ips.clone(),
             image: self.busybox().await,
         };
-        match container::start_container(&self.world, &order).await? {
+        match container::start_container(&self.world, &order, &Recalled::new()).await? {
             Facts::Container { id } => Ok(id),
             other => panic!("no container: {other:?}"),
         }
@@ -283,7 +283,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
     let id = bed.world.runtime.create_container(sandbox.as_str(), &config, &sandbox_config).await.unwrap();
     assert_eq!(bed.inspect().await.newest_container("main").unwrap().state, ContainerState::Created);
     for _ in 0..2 {
-        container::resume_container(&bed.world, &ContainerId::new(&id)).await.unwrap();
+        container::resume_container(&bed.world, &ContainerId::new(&id), &Recalled::new()).await.unwrap();
         assert!(bed.inspect().await.newest_container("main").unwrap().is_running());
     }
     assert_eq!(entries(&bed.world.paths.container_links_dir).len(), 1);

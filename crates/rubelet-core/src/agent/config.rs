@@ -119,6 +119,9 @@ impl Agent {
                     record.flights.remove(&key);
                     self.outbox.cancel(id);
                 }
+                for flight in record.flights.values().filter(|flight| flight.op.starts_something()) {
+                    self.outbox.recall(flight.id);
+                }
                 for id in self.images.forget_pod(uid) {
                     self.outbox.cancel(id);
                 }

@@ -230,6 +230,10 @@ fn settle(
         record.failures.remove(key);
         return succeeded(record, &flight.op);
     };
+    if flight.op.starts_something() && record.lifecycle != Lifecycle::Syncing {
+        // The pod ends: that something of it did not start is no failure.
+        return Vec::new();
+    }
     let failure = Failure::after(record.failures.get(key), error.message.clone(), now);
     record.failures.insert(key.clone(), failure);
     failed(record, &flight.op, &error)

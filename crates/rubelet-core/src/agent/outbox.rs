@@ -59,6 +59,10 @@ impl Outbox {
         }
     }
 
+    pub fn recall(&mut self, id: EffectId) {
+        self.effects.push(Effect::Recall(id));
+    }
+
     pub fn record(&mut self, event: EventRecord) {
         self.effects.push(Effect::Record(event));
     }

@@ -20,11 +20,12 @@ struct Turns {
     agent: Agent,
     at_secs: u64,
     asked: Vec<(EffectId, Op)>,
+    recalled: Vec<EffectId>,
 }
 
 impl Turns {
     fn new(settings: Settings) -> Self {
-        let mut turns = Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new() };
+        let mut turns = Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new(), recalled: Vec::new() };
         turns.happens(Event::Due);
         turns
     }
@@ -38,6 +39,7 @@ impl Turns {
             match effect {
                 Effect::Do { id, op, .. } => self.asked.push((id, op)),
                 Effect::Cancel(id) => self.asked.retain(|(asked, _)| *asked != id),
+                Effect::Recall(id) => self.recalled.push(id),
                 Effect::Record(_) => {}
             }
         }
@@ -233,6 +235,22 @@ fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
     assert!(turns.pending().contains(&"pull image"));
     turns.config(&[]);
     assert!(!turns.pending().contains(&"pull image"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: created 1s");
+    let id = turns.asked.iter().find(|(_, op)| named(op) == "resume container").expect("it is to be started").0;
+    turns.config(&[]);
+    assert_eq!(turns.recalled, [id]);
+    assert!(!turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+    let recalled = EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() };
+    turns.answer("resume container", Err(recalled));
+    turns.inspected("a: created 1s");
     assert!(turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
 }
 

@@ -14,7 +14,7 @@ use rubelet_core::{
 use rubelet_cri::{port::RpcErrorKind, v1};
 use rubelet_host::port::ReadError;
 
-use super::{failure, sandbox::read_resolv_conf};
+use super::{Recalled, failure, sandbox::read_resolv_conf};
 use crate::world::World;
 
 const LOG_DIR_MODE: u32 = 0o755;
@@ -26,7 +26,7 @@ const TERMINATION_MESSAGE_MODE: u32 = 0o666;
 const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 
 /// Creates and starts. Repeating it collides in the runtime: the container's name carries the attempt.
-pub async fn start_container(world: &World, order: &StartContainer) -> Result<Facts, EffectError> {
+pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
     let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
     let config = container::container_config(order, &world.settings).map_err(rejected)?;
@@ -35,11 +35,13 @@ pub async fn start_container(world: &World, order: &StartContainer) -> Result<Fa
         container::sandbox_config(&order.pod, &order.uid, order.sandbox_attempt, &world.settings, &resolv_conf)
             .map_err(rejected)?;
     make_files(world, order, spec, &sandbox).await?;
+    failure::unless(recalled)?;
     let id = world
         .runtime
         .create_container(order.sandbox.as_str(), &config, &sandbox)
         .await
         .map_err(|error| failure::step(&error, Reason::CreateContainerError))?;
+    failure::unless(recalled)?;
     world.runtime.start_container(&id).await.map_err(|error| failure::step(&error, Reason::RunContainerError))?;
     let log = Path::new(&sandbox.log_directory).join(&config.log_path);
     link_log(world, &log, &config.labels, &id).await;
@@ -47,12 +49,13 @@ pub async fn start_container(world: &World, order: &StartContainer) -> Result<Fa
 }
 
 /// Starts what an attempt that was cut off had created.
-pub async fn resume_container(world: &World, id: &ContainerId) -> Result<Facts, EffectError> {
+pub async fn resume_container(world: &World, id: &ContainerId, recalled: &Recalled) -> Result<Facts, EffectError> {
     let status = world
         .runtime
         .container_status(id.as_str())
         .await
         .map_err(|error| failure::step(&error, Reason::RunContainerError))?;
+    failure::unless(recalled)?;
     if status.state() == v1::ContainerState::ContainerCreated {
         world
             .runtime

@@ -8,6 +8,8 @@ use rubelet_core::{
 };
 use rubelet_cri::port::{RpcError, RpcErrorKind, RpcResult};
 
+use super::Recalled;
+
 /// The step failed for this reason, unless the runtime does not answer at all.
 pub fn step(error: &RpcError, reason: Reason) -> EffectError {
     of(error, ErrorKind::Reject(reason), error.message.clone())
@@ -25,6 +27,14 @@ pub fn config(error: ConfigError, reason: Reason) -> EffectError {
 /// A file or directory could not be made: the disk may have room again later.
 pub fn io(what: &str, error: &std::io::Error) -> EffectError {
     EffectError { kind: ErrorKind::Retry, message: format!("{what}: {error}") }
+}
+
+/// Ends an effect that was recalled before it begins another step.
+pub fn unless(recalled: &Recalled) -> Result<(), EffectError> {
+    if recalled.is_cancelled() {
+        return Err(EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() });
+    }
+    Ok(())
 }
 
 /// What is not there needs no stopping and no removing.

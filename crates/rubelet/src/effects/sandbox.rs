@@ -11,7 +11,7 @@ use rubelet_core::{
     id::SandboxId,
 };
 
-use super::failure;
+use super::{Recalled, failure};
 use crate::world::World;
 
 /// No resolver reads more; upstream's limit.
@@ -19,7 +19,7 @@ const RESOLV_CONF_LIMIT_BYTES: u64 = 10 << 20;
 const LOG_DIR_MODE: u32 = 0o755;
 
 /// Repeating it collides in the runtime: the sandbox's name carries the attempt.
-pub async fn run_sandbox(world: &World, order: &RunSandbox) -> Result<Facts, EffectError> {
+pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled) -> Result<Facts, EffectError> {
     let resolv_conf = read_resolv_conf(world).await?;
     let config = container::sandbox_config(&order.pod, &order.uid, order.attempt, &world.settings, &resolv_conf)
         .map_err(|error| EffectError { kind: ErrorKind::Retry, message: error.0 })?;
@@ -29,6 +29,7 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox) -> Result<Facts, Eff
         .make_dir(log_directory, LOG_DIR_MODE)
         .await
         .map_err(|error| failure::io(&format!("make log directory {}", log_directory.display()), &error))?;
+    failure::unless(recalled)?;
     let id = world.runtime.run_pod_sandbox(&config, "").await.map_err(|error| failure::retry(&error))?;
     Ok(Facts::Sandbox { id: SandboxId::new(id) })
 }
