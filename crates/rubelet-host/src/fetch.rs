@@ -186,7 +186,9 @@ fn is_https(uri: &Uri) -> bool {
 }
 
 fn unreachable(uri: &Uri, error: &(dyn std::error::Error + 'static)) -> io::Error {
-    let mut message = format!("connect to {}: {error}", uri.authority().map_or("", |authority| authority.as_str()));
+    // Not the authority: a name and a password may stand in it.
+    let port = uri.port().map_or(String::new(), |port| format!(":{port}"));
+    let mut message = format!("connect to {}{port}: {error}", uri.host().unwrap_or_default());
     let mut source = error.source();
     while let Some(cause) = source {
         message.push_str(&format!(": {cause}"));
@@ -347,6 +349,17 @@ mod tests {
         for (url, value, expected) in cases {
             assert_eq!(get(url, &[("X", value)]).await, Err(expected.to_owned()));
         }
+    }
+
+    #[test]
+    fn no_error_shows_a_password() {
+        let error = io::Error::other("refused");
+        let shown = |url: &str| unreachable(&url.parse().unwrap(), &error).to_string();
+        assert_eq!(shown("http://user:password@host:8080/p"), "connect to host:8080: refused");
+        assert_eq!(shown("https://user:password@host/p?q"), "connect to host: refused");
+        let base = "http://host/".parse().unwrap();
+        let location = resolve(&base, "http://user:password@ho st/").unwrap_err().to_string();
+        assert!(!location.contains("password"), "{location}");
     }
 
     #[tokio::test]
