@@ -4,6 +4,7 @@
 //! once: most of their time is waiting.
 
 mod crashes;
+mod effects;
 mod life;
 pub mod manifest;
 mod many;
@@ -44,7 +45,7 @@ pub struct Case {
 
 /// Long ones first, so that none of them is left alone at the end.
 fn cases() -> Vec<Case> {
-    [many::CASES, life::CASES, crashes::CASES, odd::CASES, url::CASES, sweeping::CASES]
+    [many::CASES, life::CASES, crashes::CASES, effects::CASES, odd::CASES, url::CASES, sweeping::CASES]
         .iter()
         .flat_map(|group| group.iter())
         .map(|case| Case { name: case.name, run: case.run })
@@ -80,6 +81,7 @@ pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow
             Program::Rubelet(copy.0.clone())
         }
     };
+    step("building the tests of its effects", effects::build)?;
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     testbed::sweep_orphans()?;
     let queue = schedule(&programs, filter);

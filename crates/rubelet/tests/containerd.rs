@@ -1,5 +1,6 @@
 //! The CRI client, the effects and the looks, against a real containerd with its network and the testbed's busybox image.
 //!
+//! `cargo xtask e2e --filter effects` runs them on containerds of its own. At a containerd that is there already:
 //! `RUBELET_TEST_CONTAINERD=/path/to/containerd.sock cargo test -p rubelet --test containerd -- --ignored`
 
 #![expect(
@@ -45,7 +46,6 @@ struct Bed {
 
 impl Bed {
     fn new(name: &str, spec: &str) -> Self {
-        let socket = std::env::var("RUBELET_TEST_CONTAINERD").expect("RUBELET_TEST_CONTAINERD names a socket");
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::for_node("node-1");
         settings.root_dir = dir.path().join("root");
@@ -57,7 +57,7 @@ impl Bed {
             container_links_dir: dir.path().join("links"),
         };
         let world = World {
-            runtime: Arc::new(CriClient::new(&socket, "", Duration::from_secs(30)).unwrap()),
+            runtime: Arc::new(client()),
             host: Arc::new(LinuxHost::default()),
             paths,
             clock: Clock::system(),
@@ -127,19 +127,54 @@ impl Bed {
     /// Removes whatever the runtime still has of the pod; twice, because everything may be repeated.
     async fn clean_up(self) {
         for _ in 0..2 {
-            let facts = self.inspect().await;
-            for found in &facts.containers {
-                container::stop_container(&self.world, &found.id, 0).await.unwrap();
-                container::remove_container(&self.world, &found.id).await.unwrap();
-            }
-            for found in &facts.sandboxes {
-                sandbox::stop_sandbox(&self.world, &found.id).await.unwrap();
-                sandbox::remove_sandbox(&self.world, &found.id).await.unwrap();
-            }
+            remove_all(&self.world, &self.at).await.unwrap();
         }
         let facts = self.inspect().await;
         assert!(facts.containers.is_empty() && facts.sandboxes.is_empty(), "{facts:?}");
     }
+}
+
+/// A test that panics does not come to its `clean_up`.
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        // The panic stopped the runtime that drives the test's own connection.
+        let world = World { runtime: Arc::new(client()), ..self.world.clone() };
+        let at = self.at.clone();
+        let removing = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(tokio::time::timeout(Duration::from_secs(30), remove_all(&world, &at)))
+        });
+        match removing.join() {
+            Ok(Ok(Ok(()))) => {}
+            failed => eprintln!("the failed test leaves its pod behind: {failed:?}"),
+        }
+    }
+}
+
+async fn remove_all(world: &World, at: &PodRef) -> Result<(), EffectError> {
+    let Facts::Pod(facts) = observe::inspect(world, at).await? else { panic!("a look at a pod shows a pod") };
+    for found in &facts.containers {
+        container::stop_container(world, &found.id, 0).await?;
+        container::remove_container(world, &found.id).await?;
+    }
+    for found in &facts.sandboxes {
+        sandbox::stop_sandbox(world, &found.id).await?;
+        sandbox::remove_sandbox(world, &found.id).await?;
+    }
+    Ok(())
+}
+
+fn client() -> CriClient {
+    CriClient::new(&socket(), "", Duration::from_secs(30)).unwrap()
+}
+
+fn socket() -> String {
+    std::env::var("RUBELET_TEST_CONTAINERD").expect(
+        "RUBELET_TEST_CONTAINERD names the socket of a containerd; `cargo xtask e2e --filter effects` brings its own",
+    )
 }
 
 fn entries(dir: &Path) -> Vec<String> {
@@ -148,7 +183,7 @@ fn entries(dir: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn a_pod_is_run_found_and_taken_away() {
     let bed = Bed::new(
         "life",
@@ -209,7 +244,7 @@ async fn a_pod_is_run_found_and_taken_away() {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn last_words_come_from_the_file_or_from_the_log() {
     for (policy, command, message) in [
         ("File", "echo to the log; echo -n why > /dev/termination-log; exit 1", "why"),
@@ -234,7 +269,7 @@ async fn last_words_come_from_the_file_or_from_the_log() {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn failures_carry_upstreams_reasons() {
     let bed = Bed::new(
         "fail",
@@ -257,7 +292,7 @@ async fn failures_carry_upstreams_reasons() {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn a_container_that_was_only_created_is_started_by_resuming() {
     let bed = Bed::new(
         "resume",
@@ -291,7 +326,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn runtime_says_what_it_is_and_its_events_are_hints_where_it_has_them() {
     let bed = Bed::new(
         "events",
@@ -352,17 +387,16 @@ impl Door {
 }
 
 #[tokio::test]
-#[ignore = "needs a containerd"]
+#[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
 async fn a_runtime_that_went_away_is_found_again_when_it_returns() {
     let mut bed = Bed::new("door", r#"{"containers":[]}"#);
-    let socket = std::env::var("RUBELET_TEST_CONTAINERD").unwrap();
     let at = bed.dir.path().join("door.sock");
     let client = CriClient::new(&format!("unix://{}", at.display()), "", Duration::from_secs(1)).unwrap();
     bed.world.runtime = Arc::new(client);
     let unavailable = |result: Result<Facts, EffectError>| result.unwrap_err().kind == ErrorKind::Unavailable;
 
     assert!(unavailable(observe::check_runtime(&bed.world).await), "nothing is there yet");
-    let door = Door::open(&at, &socket);
+    let door = Door::open(&at, &socket());
     assert!(observe::check_runtime(&bed.world).await.is_ok());
     door.close().await;
     assert!(unavailable(observe::relist(&bed.world).await), "it went away");
@@ -373,7 +407,7 @@ async fn a_runtime_that_went_away_is_found_again_when_it_returns() {
     assert!(asked.elapsed() < Duration::from_secs(3), "the deadline holds: {:?}", asked.elapsed());
     drop(silent);
     std::fs::remove_file(&at).unwrap();
-    let door = Door::open(&at, &socket);
+    let door = Door::open(&at, &socket());
     let mut answered = false;
     for _ in 0..20 {
         answered = observe::check_runtime(&bed.world).await.is_ok();
