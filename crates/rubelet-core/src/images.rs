@@ -85,22 +85,29 @@ enum State {
         retry_at: Uptime,
     },
     Inspecting {
-        id: EffectId,
+        asked: Asked,
     },
     Queued {
         since: Uptime,
     },
     Pulling {
-        id: EffectId,
+        asked: Asked,
         since: Uptime,
         queued_at: Uptime,
     },
     /// Pulled; asked for its id, size and user.
     Describing {
-        id: EffectId,
+        asked: Asked,
         pulled: Pulled,
     },
     Ready(ImageFacts),
+}
+
+/// An effect under way, and when to stop waiting for its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub id: EffectId,
+    pub give_up_at: Uptime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +168,7 @@ impl Images {
         });
         if ensure.want != want {
             // Another image or policy is another wish; an answer to the old one finds no id to fit.
+            self.queue.retain(|queued| (&queued.0, &queued.1) != (&pod.uid, &want.container));
             *ensure = Ensure { pod: pod.clone(), want, state: State::Idle { retry_at: now.uptime }, waiting: None };
         }
         let State::Idle { retry_at } = ensure.state else { return None };
@@ -168,17 +176,17 @@ impl Images {
     }
 
     /// The agent gave this id to the inspection that `want` asked for, or to the pull that `next_pulls` let go.
-    pub fn under_way(&mut self, uid: &PodUid, container: &str, op: &Op, id: EffectId, now: Now) {
+    pub fn under_way(&mut self, uid: &PodUid, container: &str, op: &Op, asked: Asked, now: Now) {
         let Some(ensure) = self.wants.get_mut(&(uid.clone(), container.to_owned())) else { return };
         ensure.state = match (&ensure.state, op) {
             (State::Queued { since }, Op::PullImage { .. }) => {
-                State::Pulling { id, since: now.uptime, queued_at: *since }
+                State::Pulling { asked, since: now.uptime, queued_at: *since }
             }
             (State::Pulling { since, queued_at, .. }, Op::InspectImage { .. }) => State::Describing {
-                id,
+                asked,
                 pulled: Pulled { pull_took: now.uptime.since(*since), with_wait: now.uptime.since(*queued_at) },
             },
-            (_, _) => State::Inspecting { id },
+            (_, _) => State::Inspecting { asked },
         };
     }
 
@@ -192,21 +200,11 @@ impl Images {
     /// The pod goes: its wishes, its place in the queue and its back-offs go; returns what is under way for it.
     pub fn forget_pod(&mut self, uid: &PodUid) -> Vec<EffectId> {
         let under_way = self.wants.iter().filter(|((owner, _), _)| owner == uid);
-        let ids = under_way.filter_map(|(_, ensure)| ensure.flight()).collect();
+        let ids = under_way.filter_map(|(_, ensure)| Some(ensure.asked()?.id)).collect();
         self.wants.retain(|(owner, _), _| owner != uid);
         self.backoffs.retain(|(owner, _), _| owner != uid);
         self.queue.retain(|(owner, _)| owner != uid);
         ids
-    }
-
-    /// The runtime went away: whatever was under way is looked at again from the start.
-    pub fn restart_all(&mut self, now: Now) {
-        self.queue.clear();
-        for ensure in self.wants.values_mut() {
-            if !matches!(ensure.state, State::Idle { .. } | State::Ready(_)) {
-                ensure.state = State::Idle { retry_at: now.uptime };
-            }
-        }
     }
 
     /// An inspection or a pull has ended. `None` when nobody waits for it any more.
@@ -216,7 +214,11 @@ impl Images {
         result: &Result<Option<ImageFacts>, EffectError>,
         now: Now,
     ) -> Option<(PodUid, ImageSteps)> {
-        let key = self.wants.iter().find(|(_, ensure)| ensure.flight() == Some(id)).map(|(key, _)| key.clone())?;
+        let key = self
+            .wants
+            .iter()
+            .find(|(_, ensure)| ensure.asked().is_some_and(|asked| asked.id == id))
+            .map(|(key, _)| key.clone())?;
         let mut steps = ImageSteps::default();
         let ensure = self.wants.get_mut(&key).expect("the key was just found");
         match ensure.state.clone() {
@@ -262,6 +264,10 @@ impl Images {
         let mut touched = Vec::new();
         let mut events = Vec::new();
         for ((uid, _), ensure) in &mut self.wants {
+            if ensure.asked().is_some_and(|asked| asked.give_up_at <= now.uptime) {
+                // The answer was lost.
+                ensure.state = State::Idle { retry_at: now.uptime };
+            }
             let State::Idle { retry_at } = ensure.state else { continue };
             if retry_at <= now.uptime {
                 touched.push(uid.clone());
@@ -285,7 +291,9 @@ impl Images {
     /// The next moment at which something here changes by itself.
     pub fn wake_at(&self, now: Now) -> Option<Uptime> {
         let moments = self.wants.iter().flat_map(|((uid, _), ensure)| {
-            let State::Idle { retry_at } = ensure.state else { return [None, None] };
+            let State::Idle { retry_at } = ensure.state else {
+                return [ensure.asked().map(|asked| asked.give_up_at), None];
+            };
             let backoff = self.backoffs.get(&(uid.clone(), ensure.want.image.clone()));
             [Some(retry_at), backoff.map(|backoff| backoff.failed_at + ERROR_SHOWN)]
         });
@@ -381,9 +389,9 @@ impl Images {
 }
 
 impl Ensure {
-    fn flight(&self) -> Option<EffectId> {
+    fn asked(&self) -> Option<Asked> {
         match self.state {
-            State::Inspecting { id } | State::Pulling { id, .. } | State::Describing { id, .. } => Some(id),
+            State::Inspecting { asked } | State::Pulling { asked, .. } | State::Describing { asked, .. } => Some(asked),
             State::Idle { .. } | State::Queued { .. } | State::Ready(_) => None,
         }
     }

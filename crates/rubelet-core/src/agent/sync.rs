@@ -10,7 +10,7 @@ use crate::{
     effect::{About, EventRecord, Op, Severity},
     explain,
     id::PodUid,
-    images::ImageSteps,
+    images::{Asked, ImageSteps},
     manifest,
     node::Routine,
     observation::PodFacts,
@@ -342,8 +342,8 @@ impl Agent {
         }
         for (uid, container, op) in steps.ops {
             let reason = format!("container {container} needs it");
-            let (id, _) = self.outbox.send(Owner::Image, op.clone(), reason, &self.settings, now);
-            self.images.under_way(&uid, &container, &op, id, now);
+            let (id, give_up_at) = self.outbox.send(Owner::Image, op.clone(), reason, &self.settings, now);
+            self.images.under_way(&uid, &container, &op, Asked { id, give_up_at }, now);
         }
     }
 

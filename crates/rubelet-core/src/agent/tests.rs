@@ -25,7 +25,8 @@ struct Turns {
 
 impl Turns {
     fn new(settings: Settings) -> Self {
-        let mut turns = Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new(), recalled: Vec::new() };
+        let mut turns =
+            Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new(), recalled: Vec::new() };
         turns.happens(Event::Due);
         turns
     }

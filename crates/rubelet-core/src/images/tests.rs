@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     effect::{EffectError, EffectId, ErrorKind, ImageFacts, Op, Reason},
     id::{PodRef, PodUid},
-    images::{ImageWant, Images, PullPolicy, Readiness},
+    images::{Asked, ImageWant, Images, PullPolicy, Readiness},
     settings::Settings,
     test_support::later,
 };
@@ -38,7 +38,9 @@ impl Story {
     fn send(&mut self, uid: &str, op: Op) {
         self.next_id += 1;
         let id = EffectId(self.next_id);
-        self.images.under_way(&PodUid::new(uid), "c", &op, id, later(self.at_secs));
+        let now = later(self.at_secs);
+        let asked = Asked { id, give_up_at: now.uptime + Duration::from_secs(3600) };
+        self.images.under_way(&PodUid::new(uid), "c", &op, asked, now);
         self.diary.push(match &op {
             Op::InspectImage { image, .. } => format!("{uid} looks for {image}"),
             Op::PullImage { image, .. } => format!("{uid} pulls {image}"),
@@ -185,6 +187,19 @@ fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
     assert_eq!(story.images.forget_pod(&PodUid::new("p")), [EffectId(4)]);
     story.pull();
     assert_eq!(story.told(), ["r pulls i:1"]);
+}
+
+#[test]
+fn an_answer_that_never_comes_is_asked_for_again() {
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    story.told();
+    story.pass(3599);
+    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    assert_eq!(story.told(), [""; 0]);
+    story.pass(1);
+    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    assert_eq!(story.told(), ["p looks for i:1"]);
 }
 
 #[test]
