@@ -5,6 +5,8 @@
 
 mod history;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -48,8 +50,10 @@ impl Rules {
     pub fn learn(&mut self, script: &Script) {
         self.scripts.insert((script.name.clone(), script.version), script.clone());
         // The same pod asked for again after it was taken away may begin a new history.
-        for pod in self.pods.values_mut().filter(|pod| pod.script == (script.name.clone(), script.version)) {
+        let same = |pod: &PodHistory| pod.script == (script.name.clone(), script.version);
+        for (uid, pod) in self.pods.iter_mut().filter(|(_, pod)| same(pod)) {
             pod.may_begin_anew = true;
+            self.seen.forget_counts(uid);
         }
     }
 
@@ -62,8 +66,8 @@ impl Rules {
     }
 
     /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
-    pub fn agent_died(&mut self) {
-        self.seen.agent_died();
+    pub fn agent_begins(&mut self) {
+        self.seen.agent_begins();
         for actor in self.pods.values_mut().flat_map(|pod| pod.actors.values_mut()) {
             actor.restarts_in_this_life = 0;
         }

@@ -227,6 +227,7 @@ impl Play {
         let _entered = self.tokio.enter();
         self.stage.with(|scene| {
             scene.agent = AgentState::Alive(life);
+            scene.rules.agent_begins();
             scene.log("play", format!("the agent starts, life {}", life.0));
         });
         let agent = AgentRun::launch(&self.stage, life, &self.sources);
@@ -412,7 +413,6 @@ impl Play {
                 scene.agent = AgentState::Dead(life);
             }
             scene.snapshot = Arc::default();
-            scene.rules.agent_died();
         });
     }
 

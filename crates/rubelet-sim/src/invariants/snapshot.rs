@@ -21,8 +21,12 @@ struct Told {
 }
 
 impl Seen {
-    pub fn agent_died(&mut self) {
+    pub fn agent_begins(&mut self) {
         self.pods.clear();
+    }
+
+    pub fn forget_counts(&mut self, uid: &str) {
+        self.restart_counts.retain(|(known, _), _| known != uid);
     }
 
     pub fn is_ending(&self, uid: &str) -> bool {
@@ -41,8 +45,10 @@ impl Rules {
             self.check_counts(now, uid.as_str(), view);
         }
         // A pod that is not told of any more may come back and begin again.
-        self.seen.pods.retain(|uid, _| snapshot.pods.keys().any(|known| known.as_str() == uid));
-        self.seen.restart_counts.retain(|(uid, _), _| snapshot.pods.keys().any(|known| known.as_str() == uid));
+        let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
+        for uid in self.seen.pods.extract_if(.., |uid, _| !is_told(uid)).map(|(uid, _)| uid).collect::<Vec<_>>() {
+            self.seen.forget_counts(&uid);
+        }
     }
 
     fn check_life(&mut self, now: Duration, uid: &str, view: &PodView) {
@@ -51,6 +57,7 @@ impl Rules {
         // From its end a pod may only begin anew, when the same pod is asked for again.
         let begins_anew = rank(&before.lifecycle) >= rank("Terminated") && rank(&told.lifecycle) <= rank("Syncing");
         if begins_anew {
+            self.seen.forget_counts(uid);
             return;
         }
         if rank(&told.lifecycle) < rank(&before.lifecycle) {
