@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use crate::{
     images::Images,
@@ -152,7 +152,8 @@ fn containers(record: &PodRecord, status: &PodStatus, now: Now) -> Step {
     let mut result = match (waiting, blocked) {
         (Some((container, waiting)), _) => {
             let reason = waiting.reason.as_deref().unwrap_or_default();
-            let mut failed = step("containers", StepState::Failed, format!("{}: {reason}", container.name));
+            let mut failed =
+                step("containers", StepState::Failed, format!("{}: {reason}{}", container.name, last_run(container)));
             failed.last_error = waiting.message.clone();
             failed
         }
@@ -168,6 +169,15 @@ fn containers(record: &PodRecord, status: &PodStatus, now: Now) -> Step {
         result.next_retry = retry_of_containers(record, now).map(|moment| PodRecord::wall(moment, now));
     }
     result
+}
+
+/// How the container's last run ended: what a crash loop is about.
+fn last_run(container: &ContainerStatus) -> String {
+    let ended = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    ended.map_or(String::new(), |ended| {
+        let reason = ended.reason.as_deref().unwrap_or("Error");
+        format!(", last run ended with exit code {} ({reason})", ended.exit_code)
+    })
 }
 
 /// When the next container is tried again.

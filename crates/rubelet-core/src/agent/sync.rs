@@ -146,7 +146,7 @@ impl Agent {
                 about: About::Pod(record.id.clone()),
                 severity: Severity::Warning,
                 reason: "UnsupportedFields".to_owned(),
-                message: format!("the pod runs, but this agent does not act on: {}", fields.join(", ")),
+                message: format!("not acted on yet: {}", fields.join(", ")),
             });
         }
     }

@@ -3,7 +3,7 @@
 //! Owns: the honest answer, so that nothing a user asks for is dropped in silence. Never: refuses the pod.
 //! Not listed: what upstream's kubelet leaves to others, such as topology spread or the scheduler's name.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::{decode, pattern};
 
@@ -23,9 +23,6 @@ const UNSUPPORTED: &[&str] = &[
     // Disk use is not measured yet, and there are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
-    // Sidecars and restart rules: a container's policy of its own.
-    "spec.<containers>[*].restartPolicy",
-    "spec.<containers>[*].restartPolicyRules",
     "spec.ephemeralContainers",
     "spec.volumes[*].<volume type>",
     // The pod's cgroup.
@@ -53,11 +50,27 @@ pub fn unsupported(pod: &Pod) -> Vec<String> {
     if spec.is_some_and(|spec| spec.host_users == Some(false)) {
         fields.push("spec.hostUsers".to_owned());
     }
+    fields.extend(restarts_of_all(spec));
     for (index, volume) in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten().enumerate() {
         let Some(empty_dir) = &volume.empty_dir else { continue };
         // In memory the limit is the file system's size; on disk somebody would have to measure.
         if empty_dir.size_limit.is_some() && empty_dir.medium.as_deref() != Some("Memory") {
             fields.push(format!("spec.volumes[{index}].emptyDir.sizeLimit"));
+        }
+    }
+    fields
+}
+
+/// The other action of a restart rule, `Restart`, is acted on.
+fn restarts_of_all(spec: Option<&PodSpec>) -> Vec<String> {
+    let mut fields = Vec::new();
+    let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let main = spec.map_or(&[][..], |spec| &spec.containers);
+    for (list, containers) in [("initContainers", init), ("containers", main)] {
+        for (index, container) in containers.iter().enumerate() {
+            let rules = container.restart_policy_rules.iter().flatten().enumerate();
+            let of_all = rules.filter(|(_, rule)| rule.action == "RestartAllContainers");
+            fields.extend(of_all.map(|(rule, _)| format!("spec.{list}[{index}].restartPolicyRules[{rule}].action")));
         }
     }
     fields
@@ -83,6 +96,11 @@ mod tests {
                 "volumeMounts": [{ "name": "v", "mountPath": "/v" }, { "name": "v", "mountPath": "/w", "subPath": "w" }],
                 "resources": { "limits": { "cpu": "1", "nvidia.com/gpu": 1 } },
                 "env": [{ "name": "A", "value": "a" }],
+                "restartPolicy": "Never",
+                "restartPolicyRules": [
+                    { "action": "Restart", "exitCodes": { "operator": "In", "values": [1] } },
+                    { "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [2] } },
+                ],
             }],
             "initContainers": [{ "name": "i", "restartPolicy": "Always" }],
             "volumes": [
@@ -99,10 +117,10 @@ mod tests {
         spec.containers[0].livenessProbe
         spec.containers[0].volumeMounts[1].subPath
         spec.containers[0].resources.limits[nvidia.com/gpu]
-        spec.initContainers[0].restartPolicy
         spec.volumes[2].nfs
         spec.runtimeClassName
         spec.hostUsers
+        spec.containers[0].restartPolicyRules[1].action
         spec.volumes[3].emptyDir.sizeLimit
         ");
     }

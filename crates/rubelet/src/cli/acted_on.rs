@@ -13,7 +13,6 @@ pub const ACTED_ON: &[&str] = &[
     "cpuCFSQuota",
     "cpuCFSQuotaPeriod",
     "crashLoopBackOff",
-    "enableServer",
     "failCgroupV1",
     "featureGates",
     "fileCheckFrequency",
