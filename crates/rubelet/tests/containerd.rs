@@ -140,12 +140,14 @@ impl Drop for Bed {
         if !std::thread::panicking() {
             return;
         }
-        // The panic stopped the runtime that drives the test's own connection.
-        let world = World { runtime: Arc::new(client()), ..self.world.clone() };
-        let at = self.at.clone();
+        let (world, at) = (self.world.clone(), self.at.clone());
         let removing = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(tokio::time::timeout(Duration::from_secs(30), remove_all(&world, &at)))
+            runtime.block_on(async {
+                // The panic stopped what drives the test's own connection.
+                let world = World { runtime: Arc::new(client()), ..world };
+                tokio::time::timeout(Duration::from_secs(30), remove_all(&world, &at)).await
+            })
         });
         match removing.join() {
             Ok(Ok(Ok(()))) => {}
