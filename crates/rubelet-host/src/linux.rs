@@ -127,7 +127,7 @@ impl Drop for Abandoned {
 }
 
 /// Runs on the blocking pool. A panic over there is a panic here; a runtime that shuts down is an error.
-pub(crate) async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
+pub async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,
     E: From<io::Error> + Send + 'static,

@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use rubelet_core::container::logs::container_log;
 use rubelet_host::{
     fs,
+    linux::blocking,
     port::ReadError,
     watch::{self, Interest},
 };
@@ -290,18 +291,6 @@ fn start_of_tail(file: &mut File, lines: u64) -> io::Result<u64> {
         right = left;
     }
     Ok(0)
-}
-
-async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
-where
-    T: Send + 'static,
-    E: From<io::Error> + Send + 'static,
-{
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
-        Err(_) => Err(io::Error::new(io::ErrorKind::Interrupted, "the agent is shutting down").into()),
-    }
 }
 
 #[cfg(test)]
