@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod config;
 pub mod container;
+pub mod demand;
 pub mod effect;
 pub mod event;
 pub mod explain;

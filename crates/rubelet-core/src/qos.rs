@@ -12,6 +12,7 @@ use k8s_openapi::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    demand,
     pod::restart_policy::is_sidecar,
     pod_manager::{is_mirror_pod, is_static_pod},
     quantity::{Quantity, amount},
@@ -75,11 +76,11 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: i6
         QosClass::Burstable => {}
     }
     let share = unassigned_pod_memory(spec);
-    let own_request = memory_request(container) + share;
+    let own_request = memory_request(container).value() + share;
     let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
     let request = if is_init && is_sidecar(container) {
         // A sidecar must not die before the containers it serves.
-        let smallest = spec.containers.iter().map(memory_request).min().unwrap_or(0) + share;
+        let smallest = spec.containers.iter().map(memory_request).min().unwrap_or_default().value() + share;
         own_request.max(smallest)
     } else {
         own_request
@@ -139,8 +140,8 @@ fn is_node_critical(pod: &Pod, spec: &PodSpec) -> bool {
     is_critical && spec.priority_class_name.as_deref() == Some("system-node-critical")
 }
 
-fn memory_request(container: &Container) -> i64 {
-    amount(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()), "memory").value()
+fn memory_request(container: &Container) -> Quantity {
+    amount(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()), "memory")
 }
 
 /// Memory the pod as a whole requests beyond its containers' requests, shared equally between them.
@@ -150,24 +151,9 @@ fn unassigned_pod_memory(spec: &PodSpec) -> i64 {
     if pod_request.is_zero() {
         return 0;
     }
-    let (containers, init) = (&spec.containers, spec.init_containers.as_deref().unwrap_or_default());
-    let count = i64::try_from(containers.len() + init.len()).unwrap_or(1).max(1);
-    (pod_request.value() - containers_memory_request(containers, init)) / count
-}
-
-/// The most memory the containers request at any moment of the pod's life: sidecars stay, other init containers go.
-fn containers_memory_request(containers: &[Container], init: &[Container]) -> i64 {
-    let mut sidecars = 0;
-    let mut most_during_init = 0;
-    for container in init {
-        if container.restart_policy.as_deref() == Some("Always") {
-            sidecars += memory_request(container);
-            most_during_init = most_during_init.max(sidecars);
-        } else {
-            most_during_init = most_during_init.max(sidecars + memory_request(container));
-        }
-    }
-    most_during_init.max(containers.iter().map(memory_request).sum::<i64>() + sidecars)
+    let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
+    let count = i64::try_from(count).unwrap_or(1).max(1);
+    (pod_request.value() - demand::peak(spec, memory_request).value()) / count
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@ use std::{
 
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, HostPathVolumeSource, Pod, PodSpec, Volume};
 
-use crate::quantity::{self, Quantity};
+use crate::{
+    demand,
+    quantity::{self, Quantity},
+};
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
@@ -144,21 +147,13 @@ fn pod_memory_limit(spec: &PodSpec) -> Option<Quantity> {
     if let Some(limit) = of_pod.filter(|limit| limit.is_positive()) {
         return Some(limit);
     }
-    let (mut sidecars, mut highest_init) = (Quantity::ZERO, Quantity::ZERO);
-    for container in spec.init_containers.iter().flatten() {
-        let limit = memory_limit(container)?;
-        if container.restart_policy.as_deref() == Some("Always") {
-            sidecars = sidecars.saturating_add(limit);
-            highest_init = highest_init.max(sidecars);
-        } else {
-            highest_init = highest_init.max(sidecars.saturating_add(limit));
-        }
-    }
-    let running = spec
-        .containers
-        .iter()
-        .try_fold(sidecars, |sum, container| Some(sum.saturating_add(memory_limit(container)?)))?;
-    Some(running.max(highest_init))
+    let mut is_bounded = true;
+    let peak = demand::peak(spec, |container| {
+        let limit = memory_limit(container);
+        is_bounded &= limit.is_some();
+        limit.unwrap_or_default()
+    });
+    is_bounded.then_some(peak)
 }
 
 fn memory_limit(container: &Container) -> Option<Quantity> {

@@ -12,7 +12,7 @@ use k8s_openapi::{
 use rubelet_cri::v1::{HugepageLimit, LinuxContainerResources};
 
 use crate::{
-    qos,
+    demand, qos,
     quantity::{Quantity, amount},
     settings::{NodeProfile, SwapController},
 };
@@ -116,23 +116,12 @@ fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&
         list.filter(|list| list.contains_key(name)).map(|list| amount(Some(list), name))
     };
     let mut is_asked_for = false;
-    let mut take = |container: &Container| {
+    let peak = demand::peak(spec, |container| {
         let asked = asks(container);
         is_asked_for |= asked.is_some();
         asked.unwrap_or_default()
-    };
-    let mut sidecars = Quantity::ZERO;
-    let mut most = Quantity::ZERO;
-    for container in spec.init_containers.iter().flatten() {
-        let with_this = sidecars.saturating_add(take(container));
-        most = most.max(with_this);
-        // A sidecar stays; any other init container is gone before the next one starts.
-        if container.restart_policy.as_deref() == Some("Always") {
-            sidecars = with_this;
-        }
-    }
-    let running = spec.containers.iter().fold(sidecars, |sum, container| sum.saturating_add(take(container)));
-    is_asked_for.then_some(most.max(running))
+    });
+    is_asked_for.then_some(peak)
 }
 
 /// Every size the kernel has, zero unless the container or its pod asks for it.
