@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
     container::is_host_network,
-    observation::{PodFacts, SandboxFacts, SandboxState},
+    observation::{ContainerState, PodFacts, SandboxFacts, SandboxState},
     pod::{PodRecord, restart_policy::restarts_after},
 };
 
@@ -29,10 +29,14 @@ pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAct
         Err(need) => need,
     };
     let never_restarts = record.restart_policy() == "Never" && record.containers().iter().all(has_no_own_policy);
-    if never_restarts && attempt != 0 && !facts.containers.is_empty() {
+    // Upstream also counts init containers as having run, and leaves such a pod Pending for ever.
+    let ran = record.containers().iter().any(|container| {
+        let newest = facts.newest_container(&container.name);
+        newest.is_some_and(|newest| newest.state != ContainerState::Created)
+    });
+    if never_restarts && ran {
         return SandboxAction::StayDown;
     }
-    let ran = record.containers().iter().any(|container| facts.newest_container(&container.name).is_some());
     let anything_to_start = record.containers().iter().any(|container| {
         let last_exit = facts.newest_container(&container.name).and_then(|last| last.exit());
         last_exit.is_none_or(|exit| exit.code != 0 || restarts_after(container, record.spec(), 0))

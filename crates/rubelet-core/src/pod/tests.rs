@@ -167,6 +167,8 @@ fn the_restart_policy_decides_who_starts_again() {
         ("never | main a | main b", "a: exit(1) 5s; b: running 5s", "nothing"),
         ("never | main a", "a: exit(1) 5s", "stop sandbox sb0"),
         ("never | main a", "sandbox notready; a: exit(1) 5s", "nothing"),
+        ("never | init i | main a", "sandbox notready; i: exit(0) 5s", "run sandbox #1"),
+        ("never | main a", "sandbox notready; a: created 5s", "run sandbox #1"),
         ("onfailure | main a", "sandbox notready; a: exit(0) 5s", "nothing"),
         ("onfailure | main a", "sandbox notready; a: exit(1) 5s", "run sandbox #1"),
         ("always | main a", "sandbox notready; a: exit(0) 5s", "run sandbox #1"),
