@@ -166,7 +166,7 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
     let init_fails = script.init.iter().any(|role| fortune(scene, script, role, uid) == Fortune::Tries);
     let init_failed =
         script.policy == Policy::Never && script.init.iter().any(|role| failed_for_good(scene, role, uid));
-    if init_fails || init_failed {
+    if init_fails || init_failed || stays_down(scene, script, uid) {
         return None;
     }
     for (role, fortune) in script.containers.iter().zip(&fortunes) {
@@ -184,6 +184,14 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
         }
     }
     phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
+}
+
+/// Upstream's quirk: a pod that never restarts and lost its sandbox after a container of it ran gets no other.
+fn stays_down(scene: &Scene, script: &Script, uid: &str) -> bool {
+    let picture = &scene.runtime.picture;
+    let has_home = picture.sandboxes.values().any(|sandbox| sandbox.ready && sandbox.identity().uid == uid);
+    let ran = scene.rules.pod(uid).is_some_and(|(_, history)| !history.actors.is_empty());
+    script.policy == Policy::Never && ran && !has_home
 }
 
 fn phase_complaint(scene: &Scene, script: &Script, fortunes: &[Fortune]) -> Option<String> {
