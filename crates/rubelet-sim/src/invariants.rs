@@ -41,6 +41,8 @@ pub struct Rules {
     /// By pod uid.
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
+    /// When the wall clock jumped last.
+    clock_jumped: Option<Duration>,
     /// Changing calls under way, by what they change.
     busy: BTreeMap<String, u32>,
     pub violations: Vec<Violation>,
@@ -55,6 +57,10 @@ impl Rules {
             pod.may_begin_anew = true;
             self.seen.forget_counts(uid);
         }
+    }
+
+    pub fn clock_jumps(&mut self, now: Duration) {
+        self.clock_jumped = Some(now);
     }
 
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
@@ -213,6 +219,10 @@ impl Rules {
             return;
         };
         let Some(exit) = &actor.last_exit else { return };
+        // An exit that nobody saw before the clock jumped has no true time; the stories check what was seen.
+        if self.clock_jumped.is_some_and(|jumped| jumped >= exit.at) {
+            return;
+        }
         let forgiven = exit.at.saturating_sub(actor.last_start) > 2 * MAX_BACKOFF;
         if forgiven || actor.restarts_in_this_life == 0 {
             return;

@@ -152,7 +152,10 @@ impl Stage {
     pub fn jump_wall_clock(&self, by: SignedDuration) {
         let by_ms = i64::try_from(by.as_millis()).unwrap_or(0);
         self.wall_offset_ms.fetch_add(by_ms, Ordering::Relaxed);
-        self.with(|scene| scene.log("world", format!("wall clock jumps by {}s", by.as_secs())));
+        self.with(|scene| {
+            scene.rules.clock_jumps(scene.now);
+            scene.log("world", format!("wall clock jumps by {}s", by.as_secs()));
+        });
     }
 
     /// Lets happen what happens by itself. Runs until it is aborted.
