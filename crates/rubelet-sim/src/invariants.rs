@@ -201,8 +201,16 @@ impl Rules {
     fn check_policy(&mut self, now: Duration, container: &Container) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let Some(actor) = self.pods[&container.pod.uid].actors.get(container.role()) else { return };
+        let main_ran = || {
+            let actors = &self.pods[&container.pod.uid].actors;
+            script.containers.iter().any(|main| actors.get(&main.name).is_some_and(|actor| actor.starts > 0))
+        };
         let forbidden = match script.policy {
             Policy::Always => false,
+            // A sandbox lost before any main container ran may be replaced, and runs its init containers anew.
+            Policy::Never if script.is_init(container.role()) => {
+                actor.starts > 0 && (main_ran() || actor.last_sandbox == container.sandbox)
+            }
             Policy::Never => actor.starts > 0,
             // A new sandbox runs its init containers anew.
             Policy::OnFailure if script.is_init(container.role()) => actor.succeeded_in(&container.sandbox),

@@ -23,6 +23,7 @@ pub struct Actor {
     pub starts: u32,
     pub highest_attempt: Option<u32>,
     pub last_start: Duration,
+    pub last_sandbox: String,
     pub last_exit: Option<LastExit>,
     /// Starts after an exit, made by the agent that lives now.
     pub restarts_in_this_life: u32,
@@ -58,6 +59,7 @@ impl Actor {
             self.restarts_in_this_life = if forgiven { 1 } else { self.restarts_in_this_life + 1 };
         }
         self.last_start = now;
+        self.last_sandbox.clone_from(&container.sandbox);
     }
 
     pub(super) fn exit(&mut self, now: Duration, container: &Container, code: i32) {

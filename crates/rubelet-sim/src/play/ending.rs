@@ -186,11 +186,11 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
     phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
 }
 
-/// Upstream's quirk: a pod that never restarts and lost its sandbox after a container of it ran gets no other.
+/// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
 fn stays_down(scene: &Scene, script: &Script, uid: &str) -> bool {
     let picture = &scene.runtime.picture;
     let has_home = picture.sandboxes.values().any(|sandbox| sandbox.ready && sandbox.identity().uid == uid);
-    let ran = scene.rules.pod(uid).is_some_and(|(_, history)| !history.actors.is_empty());
+    let ran = script.containers.iter().any(|role| actor(scene, role, uid).is_some_and(|actor| actor.starts > 0));
     script.policy == Policy::Never && ran && !has_home
 }
 
