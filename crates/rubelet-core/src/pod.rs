@@ -232,6 +232,10 @@ pub struct PodRecord {
     /// Highest attempts in the pod's logs, as of a look that found nothing of the pod in the runtime. Where the runtime
     /// knows its sandbox it has forgotten nothing, and a list without containers may merely be late.
     pub logged_attempts: BTreeMap<String, u32>,
+    /// The attempt last started per container name, in this life of the agent.
+    pub ordered: BTreeMap<String, u32>,
+    /// Containers whose start was cut off with an earlier life of the agent: they never ran, and are no restart.
+    pub cut_off: BTreeMap<String, ContainerId>,
     /// Why containers do not run yet (upstream: the reason cache).
     pub waiting: BTreeMap<String, Waiting>,
     pub prepared: Preparation,
@@ -260,6 +264,8 @@ impl PodRecord {
             crash_loops: BTreeMap::new(),
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
+            ordered: BTreeMap::new(),
+            cut_off: BTreeMap::new(),
             waiting: BTreeMap::new(),
             prepared: Preparation::Unknown,
             cleared: Cleared::Nothing,

@@ -2,13 +2,13 @@
 //!
 //! Owns: the transitions that answers cause, and the events users read about them. Never: plans the next step.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     agent::{Agent, outbox::Owner},
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
     id::PodUid,
-    observation::{ContainerState, Listing, PodFacts},
+    observation::{ContainerFacts, ContainerState, Listing, PodFacts},
     pod::{
         Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, PodRecord, Preparation,
         status::Waiting, sync_pod::event,
@@ -159,8 +159,9 @@ impl Agent {
 }
 
 /// A new look at the pod.
-fn take_in(record: &mut PodRecord, facts: PodFacts, meanwhile: Meanwhile, now: Now) {
+fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, now: Now) {
     record.failures.remove(&LOOK);
+    set_apart_cut_off(record, &mut facts);
     record.ended.retain(|id, _| facts.containers.iter().any(|container| container.id == *id));
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
     // What ended since the last look ended after it, whatever the wall clock did meanwhile.
@@ -185,6 +186,28 @@ fn take_in(record: &mut PodRecord, facts: PodFacts, meanwhile: Meanwhile, now: N
     }
     record.facts = Some(Arc::new(facts));
     record.is_fresh = meanwhile != Meanwhile::Change;
+}
+
+/// A runtime ends the start of a container when the agent that asked for it dies, and such a container has failed without
+/// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life, or one
+/// whose predecessor is not known any more (so that its number would be lost), is what it looks like.
+fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
+    let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
+    let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
+    let is_cut_off = |newest: &ContainerFacts| {
+        let has_predecessor =
+            facts.containers.iter().any(|other| other.name == newest.name && other.attempt < newest.attempt);
+        never_ran(newest)
+            && record.ordered.get(&newest.name) != Some(&newest.attempt)
+            && (newest.attempt == 0 || has_predecessor)
+    };
+    let cut_off: BTreeMap<_, _> = newest_by_name
+        .into_iter()
+        .filter(|(_, newest)| is_cut_off(newest))
+        .map(|(name, newest)| (name, newest.id.clone()))
+        .collect();
+    facts.containers.retain(|container| !cut_off.values().any(|id| *id == container.id));
+    record.cut_off = cut_off;
 }
 
 /// Of a pod nobody asks for, only its containers know how long it wanted to be given; upstream gives it one second.

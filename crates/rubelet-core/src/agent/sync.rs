@@ -313,7 +313,10 @@ impl Agent {
             return;
         }
         match &op {
-            Op::StartContainer(order) => note_restart(record, &order.container, &self.settings, now),
+            Op::StartContainer(order) => {
+                record.ordered.insert(order.container.clone(), order.attempt);
+                note_restart(record, &order.container, &self.settings, now);
+            }
             Op::ResumeContainer { name, .. } => note_restart(record, name, &self.settings, now),
             Op::CheckRuntime
             | Op::Relist

@@ -256,6 +256,37 @@ fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
 }
 
 #[test]
+fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
+    let never_ran = |text: &str| {
+        let mut facts = PodFacts { looked_at: later(0).uptime, ..facts(text) };
+        for container in &mut facts.containers {
+            if let crate::observation::ContainerState::Exited(exit) = &mut container.state {
+                exit.started_at = None;
+            }
+        }
+        Ok(Facts::Pod(facts))
+    };
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.answer("inspect", never_ran("a: exit(128) 1s"));
+    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.inspected("");
+    for step in ["make dirs", "set up volumes"] {
+        turns.answer(step, Ok(Facts::Nothing));
+        turns.inspected("");
+    }
+    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
+    let is_first = |op: &Op| matches!(op, Op::StartContainer(order) if order.attempt == 0);
+    assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
+    // The same end of a start of this life is what it looks like: a crash.
+    turns.answer("start container", Ok(Facts::Nothing));
+    turns.answer("inspect", never_ran("a: exit(128) 1s"));
+    assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
+}
+
+#[test]
 fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);

@@ -116,6 +116,14 @@ impl Start<'_> {
         if record.flights.contains_key(&key) {
             return;
         }
+        if let Some(id) = record.cut_off.get(&container.name) {
+            if !record.is_busy(&key, self.now) {
+                let (pod, name) = (record.id.clone(), container.name.clone());
+                plan.step(key, Op::RemoveContainer { pod, name, id: id.clone() }, "its start was cut off");
+            }
+            plan.blocked.get_or_insert_with(|| format!("what is left of container {}", container.name));
+            return;
+        }
         let newest = self.facts.newest_container(&container.name);
         if let Some(created) = newest.filter(|known| known.sandbox == self.sandbox.id)
             && created.state == ContainerState::Created
