@@ -210,7 +210,17 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
     {
-        plan.blocked = Some(format!("network is not ready: {problem}"));
+        let message = format!("network is not ready: {problem}");
+        let is_known = [&record.blocked, &plan.blocked].iter().any(|blocked| blocked.as_ref() == Some(&message));
+        if !is_known {
+            plan.events.push(EventRecord {
+                about: About::Pod(record.id.clone()),
+                severity: Severity::Warning,
+                reason: "NetworkNotReady".to_owned(),
+                message: message.clone(),
+            });
+        }
+        plan.blocked = Some(message);
         return false;
     }
     let (op, reason) = match record.prepared {

@@ -223,7 +223,11 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
         let settings = Settings::for_node("node");
         let context = Context { images: &Images::default(), network_problem: Some("no CNI"), settings: &settings };
-        assert_eq!(show(&sync_pod::plan(&record, &facts, context, now())), expected, "{pod}");
+        let plan = sync_pod::plan(&record, &facts, context, now());
+        assert_eq!(show(&plan), expected, "{pod}");
+        let said: Vec<_> = plan.events.iter().map(|event| (event.reason.as_str(), event.message.as_str())).collect();
+        let not_ready: &[_] = &[("NetworkNotReady", "network is not ready: no CNI")];
+        assert_eq!(said, if expected == "nothing" { not_ready } else { &[] }, "{pod}");
     }
 }
 
