@@ -126,11 +126,15 @@ impl Rules {
     pub fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
         self.check_company(now, container, picture);
         self.check_order(now, container);
-        self.check_policy(now, container);
-        self.check_backoff(now, container);
+        let actor = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role()));
+        let is_made_again = actor.is_some_and(|actor| actor.is_made_again(container));
+        if !is_made_again {
+            self.check_policy(now, container);
+            self.check_backoff(now, container);
+        }
         let pod = self.pods.entry(container.pod.uid.clone()).or_default();
         let actor = pod.actors.entry(container.role().to_owned()).or_default();
-        let earlier = actor.highest_attempt.filter(|highest| container.attempt() <= *highest);
+        let earlier = actor.highest_attempt.filter(|highest| !is_made_again && container.attempt() <= *highest);
         actor.start(now, container);
         if let Some(highest) = earlier {
             self.broken("attempts only grow", now, format!("{container} after attempt {highest}"));
@@ -203,7 +207,7 @@ impl Rules {
         let Some(actor) = self.pods[&container.pod.uid].actors.get(container.role()) else { return };
         let main_ran = || {
             let actors = &self.pods[&container.pod.uid].actors;
-            script.containers.iter().any(|main| actors.get(&main.name).is_some_and(|actor| actor.starts > 0))
+            script.containers.iter().any(|main| actors.get(&main.name).is_some_and(|actor| actor.has_run))
         };
         let forbidden = match script.policy {
             Policy::Always => false,

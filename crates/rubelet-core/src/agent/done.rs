@@ -189,17 +189,20 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
 }
 
 /// A runtime ends the start of a container when the agent that asked for it dies, and such a container has failed without
-/// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life, or one
-/// whose predecessor is not known any more (so that its number would be lost), is what it looks like.
+/// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life is what it
+/// looks like; so is one whose predecessor did not run either, or is not known any more: its number would be lost.
 fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
     let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
     let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
     let is_cut_off = |newest: &ContainerFacts| {
-        let has_predecessor =
-            facts.containers.iter().any(|other| other.name == newest.name && other.attempt < newest.attempt);
+        let has_predecessor = || {
+            let mut earlier =
+                facts.containers.iter().filter(|other| other.name == newest.name && other.id != newest.id);
+            earlier.next().is_some_and(|predecessor| !never_ran(predecessor))
+        };
         never_ran(newest)
             && record.ordered.get(&newest.name) != Some(&newest.attempt)
-            && (newest.attempt == 0 || has_predecessor)
+            && (newest.attempt == 0 || has_predecessor())
     };
     let cut_off: BTreeMap<_, _> = newest_by_name
         .into_iter()

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::runtime::store::Container;
+use crate::runtime::store::{Container, State};
 
 #[derive(Clone, Debug, Default)]
 pub struct PodHistory {
@@ -25,6 +25,10 @@ pub struct Actor {
     pub last_start: Duration,
     pub last_sandbox: String,
     pub last_exit: Option<LastExit>,
+    /// Its last start failed before anything ran.
+    never_ran: bool,
+    /// Some start of it did run.
+    pub has_run: bool,
     /// Starts after an exit, made by the agent that lives now.
     pub restarts_in_this_life: u32,
     /// Sandboxes in which it ended with code 0.
@@ -50,10 +54,18 @@ impl Actor {
         self.succeeded.contains(sandbox)
     }
 
+    /// The same attempt once more, of which nothing ran before: a start cut off by the agent's death is no restart.
+    pub(super) fn is_made_again(&self, container: &Container) -> bool {
+        self.never_ran && self.highest_attempt == Some(container.attempt())
+    }
+
     pub(super) fn start(&mut self, now: Duration, container: &Container) {
+        let is_made_again = self.is_made_again(container);
         self.starts += 1;
         self.highest_attempt = self.highest_attempt.max(Some(container.attempt()));
-        if let Some(exit) = &self.last_exit {
+        self.never_ran = matches!(container.state, State::Exited { started_at: None, .. });
+        self.has_run |= !self.never_ran;
+        if let Some(exit) = self.last_exit.as_ref().filter(|_| !is_made_again) {
             // A long healthy run forgives what was before it.
             let forgiven = exit.at.saturating_sub(self.last_start) > 2 * super::MAX_BACKOFF;
             self.restarts_in_this_life = if forgiven { 1 } else { self.restarts_in_this_life + 1 };
