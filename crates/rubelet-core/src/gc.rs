@@ -89,3 +89,53 @@ fn is_collectable(container: &ContainerFacts, settings: &Settings, now: Now) -> 
     };
     is_dead && now.wall_since(container.created_at) >= settings.min_container_ttl
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        event::Source,
+        id::PodRef,
+        pod::Wanted,
+        test_support::{facts, mk_pod, now},
+    };
+
+    /// The containers that go when the node keeps no more than `limit` dead ones, as `pod container-id`.
+    fn removed(pods: &[(&str, &str)], limit: i32) -> Vec<String> {
+        let settings = Settings { max_dead_containers: limit, ..Settings::for_node("node") };
+        let known: Vec<_> = pods
+            .iter()
+            .map(|(uid, state)| {
+                let mut pod = mk_pod("always | main a | main b");
+                pod.metadata.uid = Some((*uid).to_owned());
+                let record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
+                (record, facts(state))
+            })
+            .collect();
+        let over = over_node_limit(known.iter().map(|(record, facts)| (record, facts)), &settings, now());
+        over.into_iter()
+            .map(|(record, planned)| match planned.op {
+                Op::RemoveContainer { id, .. } => format!("{} {id}", record.id.uid),
+                other => panic!("only containers are removed: {other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_node_keeps_as_many_dead_containers_as_it_is_told_the_oldest_go_first() {
+        let pods = [("p", "a: exit(1) x3 5s; b: running 5s"), ("q", "a: exit(1) 50s")];
+        for (limit, expected) in [
+            (-1, vec![]),
+            (4, vec![]),
+            (3, vec!["p a0"]),
+            // Each keeps one as long as there is room for one each.
+            (2, vec!["p a0", "p a1"]),
+            (1, vec!["p a0", "p a1", "q a0"]),
+            (0, vec!["p a0", "p a1", "q a0", "p a2"]),
+        ] {
+            assert_eq!(removed(&pods, limit), expected, "limit {limit}");
+        }
+    }
+}
