@@ -55,8 +55,6 @@ pub type RpcResult<T> = Result<T, RpcError>;
 pub trait ContainerRuntime: Send + Sync + 'static {
     async fn version(&self) -> RpcResult<v1::VersionResponse>;
     async fn status(&self) -> RpcResult<v1::StatusResponse>;
-    /// The cgroup driver the runtime uses; `Unimplemented` before containerd 2.0.
-    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse>;
 
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String>;
     async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;

@@ -231,10 +231,6 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
-    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
-        self.look("RuntimeConfig", |_| Ok(v1::RuntimeConfigResponse::default())).await
-    }
-
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, _runtime_handler: &str) -> RpcResult<String> {
         self.change(Act::RunSandbox(Arc::new(config.clone())), Duration::from_millis(SANDBOX_MS)).await
     }
