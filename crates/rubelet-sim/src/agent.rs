@@ -108,6 +108,7 @@ fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
         clock: stage.clock_of_a_new_process(),
         events: EventLog::default(),
         settings: Arc::new(settings),
+        cluster: None,
         has_runtime_events: Arc::default(),
     }
 }

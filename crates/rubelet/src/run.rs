@@ -86,6 +86,7 @@ async fn world(options: &Options) -> anyhow::Result<World> {
         clock: Clock::system(),
         events: EventLog::default(),
         settings: Arc::new(settings),
+        cluster: None,
         has_runtime_events: Arc::default(),
     })
 }

@@ -9,6 +9,7 @@ use std::{
 use rubelet_core::{id::PodUid, settings::Settings, time::Now};
 use rubelet_cri::port::ContainerRuntime;
 use rubelet_host::port::Host;
+use rubelet_kube::port::ApiServer;
 use tokio::time::Instant;
 
 use crate::event_log::EventLog;
@@ -17,6 +18,8 @@ use crate::event_log::EventLog;
 pub struct World {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub host: Arc<dyn Host>,
+    /// `None` on a standalone node.
+    pub cluster: Option<Cluster>,
     pub paths: Paths,
     pub clock: Clock,
     pub events: EventLog,
@@ -28,6 +31,18 @@ pub struct World {
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World").field("paths", &self.paths).finish_non_exhaustive()
+    }
+}
+
+/// What a node of a cluster has beyond a standalone one.
+#[derive(Clone)]
+pub struct Cluster {
+    pub api: Arc<dyn ApiServer>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").finish_non_exhaustive()
     }
 }
 

@@ -63,6 +63,7 @@ impl Bed {
             clock: Clock::system(),
             events: EventLog::default(),
             settings: Arc::new(settings),
+            cluster: None,
             has_runtime_events: Arc::new(AtomicBool::new(false)),
         };
         // The process id keeps two runs at one containerd apart.

@@ -126,6 +126,7 @@ pub(super) mod tests {
             clock: Clock::system(),
             events: EventLog::default(),
             settings: Arc::new(Settings::for_node("node")),
+            cluster: None,
             has_runtime_events: Arc::default(),
         }
     }

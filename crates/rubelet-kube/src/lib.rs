@@ -1,0 +1,4 @@
+//! The API server: what the agent needs of it, and the client that gets it.
+
+pub mod port;
+pub mod reflector;
