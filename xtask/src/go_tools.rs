@@ -1,9 +1,13 @@
-//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins.
+//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd.
 //!
 //! Owns: what is built and how; the versions are pinned by `testbed/go/*/go.mod`. A finished build is kept under
 //! `target/testbed/` and made again when its module files change.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
@@ -15,16 +19,26 @@ use crate::{
     project,
 };
 
-struct GoTool {
+#[derive(Clone, Copy, Debug)]
+pub struct GoTool {
+    /// What is shown while it is built.
+    name: &'static str,
     /// The directory under `testbed/go`.
     module: &'static str,
     packages: &'static [&'static str],
     tags: &'static str,
     cgo: &'static str,
+    /// The name of the program, where it is not the package's.
+    program: Option<&'static str>,
 }
 
-const TOOLS: &[GoTool] = &[
+/// A program of a pure Go module.
+const PLAIN: GoTool = GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None };
+
+/// containerd 2.4 and what it runs.
+pub const RUNTIME: &[GoTool] = &[
     GoTool {
+        name: "containerd",
         module: "containerd",
         packages: &[
             "github.com/containerd/containerd/v2/cmd/containerd",
@@ -32,38 +46,60 @@ const TOOLS: &[GoTool] = &[
             "github.com/containerd/containerd/v2/cmd/ctr",
         ],
         tags: "no_btrfs no_zfs no_devmapper",
-        cgo: "0",
+        ..PLAIN
     },
-    GoTool { module: "runc", packages: &["github.com/opencontainers/runc"], tags: "seccomp", cgo: "1" },
     GoTool {
+        name: "runc",
+        module: "runc",
+        packages: &["github.com/opencontainers/runc"],
+        tags: "seccomp",
+        cgo: "1",
+        ..PLAIN
+    },
+    GoTool {
+        name: "cni",
         module: "cni",
         packages: &[
             "github.com/containernetworking/plugins/plugins/ipam/host-local",
             "github.com/containernetworking/plugins/plugins/main/bridge",
             "github.com/containernetworking/plugins/plugins/main/loopback",
         ],
-        tags: "",
-        cgo: "0",
+        ..PLAIN
     },
 ];
 
+pub const ETCD: GoTool =
+    GoTool { name: "etcd", module: "etcd", packages: &["go.etcd.io/etcd/server/v3"], program: Some("etcd"), ..PLAIN };
+pub const KUBE_APISERVER: GoTool = kubernetes("kube-apiserver", &["k8s.io/kubernetes/cmd/kube-apiserver"]);
+pub const KUBE_CONTROLLER_MANAGER: GoTool =
+    kubernetes("kube-controller-manager", &["k8s.io/kubernetes/cmd/kube-controller-manager"]);
+pub const KUBE_SCHEDULER: GoTool = kubernetes("kube-scheduler", &["k8s.io/kubernetes/cmd/kube-scheduler"]);
+pub const KUBECTL: GoTool = kubernetes("kubectl", &["k8s.io/kubernetes/cmd/kubectl"]);
+#[allow(dead_code, reason = "tests with it follow")]
+pub const KUBELET: GoTool = kubernetes("kubelet", &["k8s.io/kubernetes/cmd/kubelet"]);
+
+/// Each program is a tool of its own, because few tests need all of them.
+const fn kubernetes(name: &'static str, packages: &'static [&'static str]) -> GoTool {
+    GoTool { name, module: "kubernetes", packages, ..PLAIN }
+}
+
 /// Builds what is not built yet; returns the directory that holds the programs.
-pub fn ensure() -> anyhow::Result<PathBuf> {
+pub fn ensure(tools: &[GoTool]) -> anyhow::Result<PathBuf> {
     let bin = project::target().join("testbed/bin");
     fs::create_dir_all(&bin)?;
-    for tool in TOOLS {
-        let stamp = bin.join(format!(".{}", tool.module));
+    for tool in tools {
+        let stamp = bin.join(format!(".{}", tool.name));
         let version = tool.fingerprint()?;
         if fs::read_to_string(&stamp).is_ok_and(|built| built == version) {
             continue;
         }
         if !Tool::Program("go").is_there() {
-            bail!("Go is missing: containerd 2.4 is built from its module (Debian's golang is too old; see go.dev/dl)");
+            bail!("Go is missing: {} is built from its module (Debian's golang is too old; see go.dev/dl)", tool.name);
         }
         if tool.cgo == "1" {
             packages::ensure(packages::RUNC_BUILD)?;
         }
-        step(&format!("building {} from its Go module", tool.module), || tool.build(&bin))?;
+        step(&format!("building {} from its Go module", tool.name), || tool.build(&bin))?;
         fs::write(&stamp, version)?;
     }
     Ok(bin)
@@ -84,10 +120,47 @@ impl GoTool {
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    fn build(&self, bin: &std::path::Path) -> anyhow::Result<()> {
-        let mut go = command("go", ["build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w"]);
-        go.arg(format!("-tags={}", self.tags)).arg("-o").arg(bin).args(self.packages);
+    fn build(&self, bin: &Path) -> anyhow::Result<()> {
+        // Without -trimpath, so that the packages are those that other builds on this machine have in Go's cache already.
+        let mut go = command("go", ["build", "-buildvcs=false"]);
+        go.arg(format!("-ldflags={}", self.ldflags()?)).arg(format!("-tags={}", self.tags));
+        go.arg("-o").arg(bin.join(self.program.unwrap_or_default())).args(self.packages);
         go.current_dir(self.dir()).env("CGO_ENABLED", self.cgo);
-        output(&mut go, Duration::from_secs(1800)).map(drop)
+        output(&mut go, Duration::from_secs(3600)).map(drop)
+    }
+
+    /// Kubernetes does not take its version from the module, and refuses to work as `v0.0.0`.
+    fn ldflags(&self) -> anyhow::Result<String> {
+        let mut flags = "-s -w".to_owned();
+        if self.module == "kubernetes" {
+            let version = required_version(&fs::read_to_string(self.dir().join("go.mod"))?, "k8s.io/kubernetes")?;
+            let mut parts = version.trim_start_matches('v').split('.');
+            let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+                for (name, value) in [("gitVersion", version.as_str()), ("gitMajor", major), ("gitMinor", minor)] {
+                    flags.push_str(&format!(" -X {package}.{name}={value}"));
+                }
+            }
+        }
+        Ok(flags)
+    }
+}
+
+fn required_version(go_mod: &str, module: &str) -> anyhow::Result<String> {
+    let prefix = format!("require {module} ");
+    let line = go_mod.lines().find_map(|line| line.strip_prefix(&prefix));
+    Ok(line.with_context(|| format!("go.mod has no line `{prefix}…`"))?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubernetes_is_built_as_the_version_its_module_requires() {
+        let flags = KUBECTL.ldflags().unwrap();
+        let version = required_version("go 1.26\n\nrequire k8s.io/kubernetes v1.2.3\n", "k8s.io/kubernetes").unwrap();
+        assert_eq!(version, "v1.2.3");
+        assert!(flags.contains("k8s.io/component-base/version.gitMajor=1"), "{flags}");
     }
 }

@@ -40,6 +40,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = |args: &ArgMatches| args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose();
     match matches.subcommand() {
         Some(("up", args)) if args.get_flag("runtime-only") => up::runtime_only(runtime(args)?)?,
+        Some(("up", args)) if args.get_flag("control-plane-only") => up::control_plane_only()?,
         Some(("up", args)) => up::up(runtime(args)?)?,
         Some(("down", _)) => up::down()?,
         Some(("test", _)) => return Ok(test::run()?.conclude()),
@@ -74,6 +75,12 @@ fn cli() -> Command {
                         .long("runtime-only")
                         .action(ArgAction::SetTrue)
                         .help("Only start containerd, for running an agent by hand"),
+                )
+                .arg(
+                    Arg::new("control-plane-only")
+                        .long("control-plane-only")
+                        .action(ArgAction::SetTrue)
+                        .help("Only run a control plane until Ctrl-C, for running an agent by hand"),
                 ),
         )
         .subcommand(Command::new("down").about("End what `up` started and remove everything it made"))

@@ -4,12 +4,15 @@
 //! machine's own, which is never touched. `sweep` cleans up from the directory alone, so it also works after a crash.
 
 pub mod agent;
+#[allow(dead_code, reason = "tests on it follow")]
+pub mod cluster;
 mod containerd;
 mod network;
 pub mod sweep;
 
 use std::{
     fs,
+    net::{Ipv4Addr, TcpListener},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
@@ -85,7 +88,7 @@ impl Programs {
                 })
             }
             Runtime::Containerd24 => {
-                let bin = go_tools::ensure()?;
+                let bin = go_tools::ensure(go_tools::RUNTIME)?;
                 Ok(Programs {
                     runtime,
                     containerd: bin.join("containerd"),
@@ -116,6 +119,17 @@ impl Layout {
         if length > 100 {
             bail!("{} is too long for a socket ({length} bytes): use a shorter path", layout.socket().display());
         }
+        Ok(layout)
+    }
+
+    /// One that is an orphan, and swept, when we die.
+    fn temporary() -> anyhow::Result<Self> {
+        let base = base_dir()?;
+        let own = ProcessId::of(rustix::process::getpid().as_raw_pid()).context("we are not in /proc")?;
+        // Never used twice, or the end of one testbed could meet the beginning of another.
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let layout = Layout::create(&base.join(format!("{}-{number}", own.pid)))?;
+        fs::write(layout.owner_file(), own.to_string())?;
         Ok(layout)
     }
 
@@ -167,13 +181,7 @@ pub struct Testbed {
 impl Testbed {
     /// One for a test, in a temporary directory; it is gone with the value.
     pub fn start(programs: &Programs) -> anyhow::Result<Self> {
-        let base = base_dir()?;
-        let own = ProcessId::of(rustix::process::getpid().as_raw_pid()).context("we are not in /proc")?;
-        // Never used twice, or the end of one testbed could meet the beginning of another.
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let layout = Layout::create(&base.join(format!("{}-{number}", own.pid)))?;
-        fs::write(layout.owner_file(), own.to_string())?;
-        let mut testbed = Testbed::new(layout, programs, AtEnd::Sweep);
+        let mut testbed = Testbed::new(Layout::temporary()?, programs, AtEnd::Sweep);
         testbed.prepare()?;
         Ok(testbed)
     }
@@ -241,6 +249,11 @@ impl Testbed {
         output(&mut ctr, SHORT)
     }
 
+    /// This node's own address: its end of the pods' bridge.
+    pub fn address(&self) -> anyhow::Result<Ipv4Addr> {
+        network::address(&self.layout)
+    }
+
     /// The name of the pods' bridge.
     pub fn bridge(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.layout.bridge_file())?.trim().to_owned())
@@ -279,6 +292,11 @@ fn base_dir() -> anyhow::Result<PathBuf> {
         bail!("{} is not a directory of root's", base.display());
     }
     Ok(base)
+}
+
+/// Free now; nobody on a test machine is likely to take it before its user does.
+pub fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 /// Removes testbeds whose owner died without doing so.

@@ -9,12 +9,13 @@ use anyhow::Context as _;
 
 use crate::{
     command::{command, output, show},
-    packages,
+    packages, process,
     progress::step,
     project,
     testbed::{
-        Programs, Runtime, Testbed,
+        self, Programs, Runtime, Testbed,
         agent::{Agent, AgentOptions, Program},
+        cluster::{ClusterPrograms, ControlPlane, ControlPlaneOptions},
         sweep,
     },
 };
@@ -45,6 +46,22 @@ pub fn runtime_only(runtime: Option<Runtime>) -> anyhow::Result<()> {
     packages::require_root()?;
     let testbed = open(runtime)?;
     println!("containerd listens on {}; `cargo xtask down` removes it", testbed.layout.socket().display());
+    Ok(())
+}
+
+/// Only a control plane, until Ctrl-C: for running an agent by hand as the node `node`.
+pub fn control_plane_only() -> anyhow::Result<()> {
+    let programs = ClusterPrograms::ensure()?;
+    testbed::sweep_orphans()?;
+    let plane = step("starting a control plane", || ControlPlane::start(&programs, &ControlPlaneOptions::default()))?;
+    println!("\nexport KUBECONFIG={}", plane.admin_kubeconfig().display());
+    println!("kubectl:              {}", plane.kubectl_program().display());
+    println!("node's kubeconfig:    {}  (the node is called `node`)", plane.node_kubeconfig("node")?.display());
+    println!("bootstrap kubeconfig: {}", plane.bootstrap_kubeconfig().display());
+    println!("client CA:            {}", plane.client_authority().display());
+    println!("audit log:            {}", plane.audit_log().display());
+    println!("Ctrl-C ends it and removes everything.");
+    process::wait_for_interrupt()?;
     Ok(())
 }
 

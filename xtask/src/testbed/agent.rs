@@ -5,20 +5,20 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     clock,
     command::{command, output},
     process::{self, Daemon},
-    testbed::{Testbed, tail},
+    testbed::{Testbed, free_port, tail},
 };
 
 /// The name of the node; static pods carry it behind theirs.
@@ -44,14 +44,34 @@ pub struct AgentOptions {
     pub root_dir: Option<PathBuf>,
     /// A URL that has pods, too; the agent asks it every second, with a header that its server wants to see.
     pub url: Option<String>,
+    /// The cluster it is a node of; without one it stands alone.
+    pub cluster: Option<Membership>,
+    /// Fields of the configuration that a test sets.
+    pub config: serde_json::Map<String, Value>,
+}
+
+/// How an agent takes part in a cluster.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    pub node: String,
+    pub kubeconfig: PathBuf,
+    /// With it, the agent asks for a certificate and writes `kubeconfig` itself.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Who signs the clients of the agent's own server.
+    pub client_authority: PathBuf,
 }
 
 #[derive(Debug)]
 pub struct Agent {
     dir: PathBuf,
     program: Program,
-    /// Upstream's read-only port.
+    options: AgentOptions,
+    runtime_socket: PathBuf,
+    /// An address of this node alone.
+    address: Ipv4Addr,
     port: u16,
+    /// Upstream's, without TLS.
+    read_only_port: u16,
     root_dir: PathBuf,
     manifests: PathBuf,
     daemon: Option<Daemon>,
@@ -64,45 +84,81 @@ impl Agent {
             root_dir: options.root_dir.clone().unwrap_or_else(|| dir.join("kubelet")),
             manifests: options.manifests.clone().unwrap_or_else(|| dir.join("manifests")),
             program: program.clone(),
+            options: options.clone(),
+            runtime_socket: testbed.layout.socket(),
+            address: testbed.address()?,
             port: free_port()?,
+            read_only_port: free_port()?,
             daemon: None,
             dir,
         };
         fs::create_dir_all(&agent.manifests)?;
+        Ok(agent)
+    }
+
+    /// Another program from the next start on, with the same files.
+    #[allow(dead_code, reason = "tests with it follow")]
+    pub fn become_program(&mut self, program: &Program) {
+        self.program = program.clone();
+    }
+
+    fn configuration(&self) -> Value {
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "staticPodPath": agent.manifests,
-            "podLogsDir": agent.pod_logs_dir(),
-            "containerRuntimeEndpoint": format!("unix://{}", testbed.layout.socket().display()),
+            "staticPodPath": self.manifests,
+            "podLogsDir": self.pod_logs_dir(),
+            "containerRuntimeEndpoint": format!("unix://{}", self.runtime_socket.display()),
             // Several agents live on one machine here, so none may have the usual port.
             "healthzPort": 0,
             "failCgroupV1": false,
         });
-        if let Some(url) = &options.url {
+        if let Some(url) = &self.options.url {
             config["staticPodURL"] = json!(url);
             config["staticPodURLHeader"] = json!({ "Authorization": ["Bearer secret-of-the-test"] });
             config["httpCheckFrequency"] = json!("1s");
         }
-        if let Program::Upstream(_) = program {
-            let extra = json!({
-                "address": "127.0.0.1",
-                "port": free_port()?,
-                "readOnlyPort": agent.port,
-                "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
-                "authorization": { "mode": "AlwaysAllow" },
-                // No cgroups of its own on a machine that others use, too.
-                "cgroupsPerQOS": false,
-                "enforceNodeAllocatable": [],
-                "evictionHard": {},
-                "localStorageCapacityIsolation": false,
-            });
-            let extra = extra.as_object().cloned().unwrap_or_default();
-            config.as_object_mut().expect("the configuration is an object").extend(extra);
+        let mut extras = Vec::new();
+        if let Program::Upstream(_) = self.program {
+            extras.push(self.upstream_configuration());
         }
-        // JSON is YAML.
-        fs::write(agent.config(), serde_json::to_string_pretty(&config)?)?;
-        Ok(agent)
+        if let Some(cluster) = &self.options.cluster {
+            extras.push(self.cluster_configuration(cluster));
+        }
+        extras.push(Value::Object(self.options.config.clone()));
+        let object = config.as_object_mut().expect("the configuration is an object");
+        object.extend(extras.into_iter().flat_map(|extra| extra.as_object().cloned().unwrap_or_default()));
+        config
+    }
+
+    fn upstream_configuration(&self) -> Value {
+        json!({
+            "address": self.address,
+            "port": self.port,
+            "readOnlyPort": self.read_only_port,
+            "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+            "authorization": { "mode": "AlwaysAllow" },
+            // No cgroups of its own on a machine that others use, too.
+            "cgroupsPerQOS": false,
+            "enforceNodeAllocatable": [],
+            "evictionHard": {},
+            "localStorageCapacityIsolation": false,
+            "volumePluginDir": self.dir.join("volume-plugins"),
+        })
+    }
+
+    fn cluster_configuration(&self, cluster: &Membership) -> Value {
+        json!({
+            "address": self.address,
+            "port": self.port,
+            "authentication": {
+                "anonymous": { "enabled": false },
+                "webhook": { "enabled": true },
+                "x509": { "clientCAFile": cluster.client_authority },
+            },
+            "authorization": { "mode": "Webhook" },
+            "rotateCertificates": cluster.bootstrap_kubeconfig.is_some(),
+        })
     }
 
     /// Upstream has no commands to look at a node without a cluster.
@@ -116,6 +172,11 @@ impl Agent {
 
     pub fn pod_logs_dir(&self) -> PathBuf {
         self.dir.join("log/pods")
+    }
+
+    /// Where it keeps the certificates it was given.
+    pub fn pki_dir(&self) -> PathBuf {
+        self.dir.join("pki")
     }
 
     pub fn manifests(&self) -> &Path {
@@ -165,11 +226,21 @@ impl Agent {
 
     /// Starts it and does not wait: for tests that kill it again at once.
     pub fn spawn(&mut self) -> anyhow::Result<()> {
+        // JSON is YAML.
+        fs::write(self.config(), serde_json::to_string_pretty(&self.configuration())?)?;
         let (Program::Rubelet(binary) | Program::Upstream(binary)) = &self.program;
         let mut rubelet = command(binary, ["-v=4"]);
         rubelet.arg(format!("--config={}", self.config().display()));
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
-        rubelet.arg(format!("--hostname-override={NODE}"));
+        let node = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node);
+        rubelet.arg(format!("--hostname-override={node}"));
+        rubelet.arg(format!("--cert-dir={}", self.pki_dir().display()));
+        if let Some(cluster) = &self.options.cluster {
+            rubelet.arg(format!("--node-ip={}", self.address));
+            rubelet.arg(format!("--kubeconfig={}", cluster.kubeconfig.display()));
+            let bootstrap = cluster.bootstrap_kubeconfig.as_ref();
+            rubelet.args(bootstrap.map(|path| format!("--bootstrap-kubeconfig={}", path.display())));
+        }
         self.daemon = Some(process::start_daemon(&mut rubelet, &self.log(), &self.pid_file())?);
         Ok(())
     }
@@ -189,7 +260,7 @@ impl Agent {
     }
 
     /// Pods as the agent sees them: a v1 PodList.
-    pub fn pods(&self) -> anyhow::Result<serde_json::Value> {
+    pub fn pods(&self) -> anyhow::Result<Value> {
         let list = match &self.program {
             Program::Rubelet(_) => self.ask(&["pods", "-o", "json"])?,
             Program::Upstream(_) => self.pod_list()?,
@@ -206,7 +277,7 @@ impl Agent {
                 http_get(socket, "/podlist")
             }
             Program::Upstream(_) => {
-                let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+                let socket = TcpStream::connect((self.address, self.read_only_port))?;
                 socket.set_read_timeout(Some(ANSWER))?;
                 http_get(socket, "/pods")
             }
@@ -246,9 +317,4 @@ fn http_get(mut socket: impl Read + Write, path: &str) -> anyhow::Result<String>
     let status = head.lines().next().unwrap_or_default();
     ensure!(status.contains(" 200 "), "GET {path}: {status}");
     Ok(body.to_owned())
-}
-
-/// Free now; nobody on a test machine is likely to take it before the agent does.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -3,7 +3,7 @@
 //! Owns: the bridge and the CNI configuration. The bridge is made by us, not by the CNI plugin: its name is then the claim on
 //! a subnet, since the kernel gives a name only once, and nobody turns on forwarding or writes iptables rules for us.
 
-use std::fs;
+use std::{fs, net::Ipv4Addr};
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -39,10 +39,19 @@ pub fn set_up(layout: &Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The machine's address on the bridge, which no other testbed has.
+pub fn address(layout: &Layout) -> anyhow::Result<Ipv4Addr> {
+    Ok(Ipv4Addr::new(10, 213, number_of(&fs::read_to_string(layout.bridge_file())?)?, 1))
+}
+
+fn number_of(bridge: &str) -> anyhow::Result<u8> {
+    bridge.trim().trim_start_matches("rubelet").parse().context("the name of our bridge")
+}
+
 /// The number of a bridge that is ours now: the one we had, or the first that is free.
 fn claim(layout: &Layout) -> anyhow::Result<u8> {
     if let Ok(bridge) = fs::read_to_string(layout.bridge_file()) {
-        let number = bridge.trim().trim_start_matches("rubelet").parse().context("the name of our bridge")?;
+        let number = number_of(&bridge)?;
         if capture(&mut command("ip", ["link", "show", bridge.trim()]), SHORT)?.success || add(bridge.trim())? {
             return Ok(number);
         }

@@ -43,12 +43,13 @@ pub fn sweep(dir: &Path) -> anyhow::Result<()> {
     fs::remove_dir_all(&layout.dir).with_context(|| format!("remove {}", layout.dir.display()))
 }
 
-/// Processes that were started by us and still run. The agent's comes before containerd's by name, and so it ends first.
+/// Processes that were started by us and still run. The agent's comes before containerd's by name, and so it ends first;
+/// etcd ends last, because the API server cannot end in order without it.
 fn pid_files(dir: &Path) -> Vec<ProcessId> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "pid"));
-    files.sort();
+    files.sort_by_key(|path| (path.file_stem().is_some_and(|name| name == "etcd"), path.clone()));
     files.iter().filter_map(|path| process::from_pid_file(path)).collect()
 }
 

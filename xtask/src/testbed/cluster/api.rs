@@ -1,0 +1,73 @@
+//! Reading from the API server, through `kubectl proxy` on a socket: plain HTTP, as the administrator.
+//!
+//! Owns: requests and watches. A process per question would cost more than the question.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+/// Long enough for a busy machine; a server that is down answers at once.
+const ANSWER: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Debug)]
+pub struct Api {
+    socket: PathBuf,
+}
+
+impl Api {
+    pub fn new(socket: PathBuf) -> Self {
+        Api { socket }
+    }
+
+    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
+        serde_json::from_str(&self.get_text(path)?).with_context(|| format!("the answer to GET {path}"))
+    }
+
+    pub fn get_text(&self, path: &str) -> anyhow::Result<String> {
+        let mut answer = String::new();
+        self.ask(path, ANSWER)?.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// A list's items.
+    pub fn list(&self, path: &str) -> anyhow::Result<Vec<Value>> {
+        let mut list = self.get(path)?;
+        match list["items"].take() {
+            Value::Array(items) => Ok(items),
+            Value::Null => Ok(Vec::new()),
+            other => bail!("GET {path}: items are {other}"),
+        }
+    }
+
+    /// One watch event per line, until the connection ends. `silence` is how long none may come.
+    pub fn watch(&self, path: &str, silence: Duration) -> anyhow::Result<BufReader<UnixStream>> {
+        self.ask(path, silence)
+    }
+
+    /// In HTTP/1.0, so that the answer ends where the connection does. The reader stands at the body.
+    fn ask(&self, path: &str, limit: Duration) -> anyhow::Result<BufReader<UnixStream>> {
+        let mut socket = UnixStream::connect(&self.socket)
+            .with_context(|| format!("no `kubectl proxy` on {}", self.socket.display()))?;
+        socket.set_read_timeout(Some(limit))?;
+        write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut reader = BufReader::new(socket);
+        let mut status = String::new();
+        reader.read_line(&mut status)?;
+        let mut header = String::new();
+        while reader.read_line(&mut header)? > 2 {
+            header.clear();
+        }
+        if !status.contains(" 200 ") {
+            let mut body = String::new();
+            let _ = reader.read_to_string(&mut body);
+            ensure!(status.contains(" 200 "), "GET {path}: {} {body}", status.trim());
+        }
+        Ok(reader)
+    }
+}
