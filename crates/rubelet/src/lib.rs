@@ -5,8 +5,11 @@
 pub mod cli;
 pub mod effects;
 pub mod event_log;
+#[cfg(test)]
+mod fake_api;
 pub mod logging;
 pub mod observe;
+pub mod recorder;
 pub mod run;
 pub mod server;
 pub mod sources;

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cli::{self, Options},
     event_log::EventLog,
-    observe,
+    observe, recorder,
     server::{Addresses, Readers, Server, admin},
     sources,
     sync_loop::{Handles, SyncLoop},
@@ -53,6 +53,10 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let mut inputs = JoinSet::new();
     inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
     start_sources(options, &world, &handles, &mut inputs)?;
+    if let Some(cluster) = &world.cluster {
+        let node_name = world.settings.node_name.clone();
+        inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
+    }
     started(&world);
 
     wait_for_signal().await?;

@@ -36,14 +36,14 @@ const BANNED: &[Banned] = &[
 const CLOCKS: &[&str] =
     &["crates/rubelet-sim/", "crates/rubelet/src/world.rs", "crates/rubelet-cri/examples/", "xtask/src/clock.rs"];
 const RANDOM: &[&str] = &["crates/rubelet/src/world.rs", "crates/rubelet-sim/"];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; servers hold back slow or greedy
-/// readers. The simulator's time is virtual, and
-/// the commands of this crate wait for real programs.
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the recorder tries again; servers hold
+/// back slow or greedy readers. The simulator's time is virtual, and the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
     "crates/rubelet/src/sources",
     "crates/rubelet/src/observe",
+    "crates/rubelet/src/recorder.rs",
     "crates/rubelet/src/server",
     "crates/rubelet/src/cli",
     "crates/rubelet-cri/examples/",

@@ -1,0 +1,60 @@
+//! An API server for tests: answers in the order told, and remembers what it was asked.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchEvent, WatchStream};
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub struct FakeApi {
+    calls: Mutex<Vec<Call>>,
+    answers: Mutex<VecDeque<Result<String, ApiErrorKind>>>,
+    watches: Mutex<VecDeque<Vec<WatchEvent>>>,
+    called: Notify,
+}
+
+impl FakeApi {
+    /// What is not told is answered with an empty object, and a watch nobody told of never says anything.
+    pub fn answering(answers: impl IntoIterator<Item = Result<String, ApiErrorKind>>) -> Arc<Self> {
+        Arc::new(FakeApi { answers: Mutex::new(answers.into_iter().collect()), ..FakeApi::default() })
+    }
+
+    pub fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    pub async fn until_called(&self, times: usize) -> Vec<Call> {
+        loop {
+            let called = self.called.notified();
+            let calls = self.calls();
+            if calls.len() >= times {
+                return calls;
+            }
+            called.await;
+        }
+    }
+}
+
+#[async_trait]
+impl ApiServer for FakeApi {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.calls.lock().unwrap().push(call.clone());
+        self.called.notify_waiters();
+        let answer = self.answers.lock().unwrap().pop_front().unwrap_or_else(|| Ok("{}".to_owned()));
+        answer.map(Bytes::from).map_err(|kind| ApiError { kind, message: format!("{}: {kind:?}", call.path) })
+    }
+
+    async fn watch(&self, _watch: Watch) -> Result<WatchStream, ApiError> {
+        let told = self.watches.lock().unwrap().pop_front();
+        Ok(match told {
+            Some(events) => Box::pin(futures_util::stream::iter(events.into_iter().map(Ok))),
+            None => Box::pin(futures_util::stream::pending().boxed()),
+        })
+    }
+}

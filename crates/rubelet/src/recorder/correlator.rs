@@ -1,0 +1,355 @@
+//! Which of the events that happen are written, as what?
+//!
+//! Owns: counting what repeats, combining what differs only in its message, and the limit on events about one object.
+//! Never: writes anything, reads a clock.
+//! Upstream: `EventCorrelator` of `client-go/tools/record/events_cache.go`.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::core::v1::{Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
+use rubelet_core::effect::Severity;
+
+use super::recent::Recent;
+
+/// From this many different messages of one reason on, they are combined.
+const COMBINED_FROM: usize = 10;
+/// Events further apart than this are not similar any more.
+const SIMILAR_WITHIN: SignedDuration = SignedDuration::from_mins(10);
+const COMBINED_PREFIX: &str = "(combined from similar events): ";
+
+/// So many events of one type about an object at once, then one more every five minutes.
+const SPAM_BURST: f64 = 25.0;
+const SPAM_REFILL_SECS: f64 = 300.0;
+
+const COMPONENT: &str = "kubelet";
+/// What the API allows in a name.
+const NAME_MAX: usize = 253;
+
+/// Something that happened to an object, once or several times since the last look.
+#[derive(Clone, Debug)]
+pub struct Happening {
+    pub object: ObjectReference,
+    pub severity: Severity,
+    pub reason: String,
+    pub message: String,
+    pub times: u32,
+    pub first_at: Timestamp,
+    pub last_at: Timestamp,
+}
+
+/// What to write of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// Whole, as it is created when it is new or the server has forgotten it.
+    pub event: Event,
+    /// The server should have it: only its count, time and message change.
+    pub is_update: bool,
+}
+
+#[derive(Debug)]
+pub struct Correlator {
+    host: String,
+    similar: Recent<Similar>,
+    known: Recent<Option<Known>>,
+    budgets: Recent<Budget>,
+    /// The last name's number: no two events get the same name.
+    last_number: i128,
+}
+
+/// The messages of one reason about one object.
+#[derive(Debug)]
+struct Similar {
+    messages: BTreeSet<String>,
+    last_at: Timestamp,
+}
+
+#[derive(Debug)]
+struct Known {
+    name: String,
+    first_at: Timestamp,
+    count: u32,
+}
+
+#[derive(Debug)]
+struct Budget {
+    tokens: f64,
+    at: Timestamp,
+}
+
+impl Correlator {
+    pub fn new(host: &str) -> Self {
+        Correlator {
+            host: host.to_owned(),
+            similar: Recent::default(),
+            known: Recent::default(),
+            budgets: Recent::default(),
+            last_number: 0,
+        }
+    }
+
+    /// `None`: there were too many of its kind, it is not written.
+    pub fn correlate(&mut self, happening: Happening) -> Option<Written> {
+        let (happening, key) = self.combined(happening);
+        let written = self.counted(&happening, &key);
+        let budget = self.budgets.entry(&object_key(&happening), || Budget::full(happening.last_at));
+        budget.spend(happening.last_at).then_some(written)
+    }
+
+    /// The happening as it is to be told, and the key under which it is counted.
+    fn combined(&mut self, mut happening: Happening) -> (Happening, String) {
+        let at = happening.last_at;
+        let reason_key = joined(&[&object_key(&happening), &happening.reason]);
+        let similar = self.similar.entry(&reason_key, || Similar { messages: BTreeSet::new(), last_at: at });
+        if at.duration_since(similar.last_at) > SIMILAR_WITHIN {
+            similar.messages.clear();
+        }
+        similar.last_at = at;
+        similar.messages.insert(happening.message.clone());
+        if similar.messages.len() < COMBINED_FROM {
+            let field = happening.object.field_path.as_deref().unwrap_or_default();
+            let key = joined(&[&reason_key, field, &happening.message]);
+            return (happening, key);
+        }
+        // The set does not grow: whatever is new from now on is told under the one combined event.
+        similar.messages.remove(&happening.message);
+        happening.message = format!("{COMBINED_PREFIX}{}", happening.message);
+        happening.first_at = at;
+        (happening, reason_key)
+    }
+
+    fn counted(&mut self, happening: &Happening, key: &str) -> Written {
+        let known = self.known.entry(key, || None);
+        let is_update = known.is_some();
+        let known = known.get_or_insert_with(|| {
+            let number = happening.last_at.as_nanosecond().max(self.last_number + 1);
+            self.last_number = number;
+            let object_name = happening.object.name.as_deref().unwrap_or_default();
+            Known { name: event_name(object_name, number), first_at: happening.first_at, count: 0 }
+        });
+        known.count = known.count.saturating_add(happening.times);
+        Written { event: event(happening, known, &self.host), is_update }
+    }
+}
+
+impl Budget {
+    fn full(at: Timestamp) -> Self {
+        Budget { tokens: SPAM_BURST, at }
+    }
+
+    fn spend(&mut self, at: Timestamp) -> bool {
+        let refill = at.duration_since(self.at).as_secs_f64().max(0.0) / SPAM_REFILL_SECS;
+        self.tokens = (self.tokens + refill).min(SPAM_BURST);
+        self.at = at;
+        let is_enough = self.tokens >= 1.0;
+        if is_enough {
+            self.tokens -= 1.0;
+        }
+        is_enough
+    }
+}
+
+fn event(happening: &Happening, known: &Known, host: &str) -> Event {
+    let object = happening.object.clone();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(known.name.clone()),
+            // Events about what is in no namespace are kept in this one.
+            namespace: Some(object.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            ..ObjectMeta::default()
+        },
+        involved_object: object,
+        type_: Some(type_of(happening.severity).to_owned()),
+        reason: Some(happening.reason.clone()),
+        message: Some(happening.message.clone()),
+        count: Some(i32::try_from(known.count).unwrap_or(i32::MAX)),
+        first_timestamp: Some(Time(known.first_at)),
+        last_timestamp: Some(Time(happening.last_at)),
+        source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(host.to_owned()) }),
+        reporting_component: Some(COMPONENT.to_owned()),
+        reporting_instance: Some(host.to_owned()),
+        ..Event::default()
+    }
+}
+
+/// `web.18796fabc0d1e2f3`; an object's name that would make it too long is cut.
+fn event_name(object_name: &str, number: i128) -> String {
+    let number = format!(".{number:x}");
+    let room = NAME_MAX - number.len();
+    let cut: String = object_name.chars().take(room).collect();
+    format!("{}{number}", cut.trim_end_matches(['-', '.']))
+}
+
+/// Source and object; the source is always this node.
+fn object_key(happening: &Happening) -> String {
+    let object = &happening.object;
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    joined(&[
+        &part(&object.kind),
+        &part(&object.namespace),
+        &part(&object.name),
+        &part(&object.uid),
+        type_of(happening.severity),
+    ])
+}
+
+/// A NUL is in none of the parts.
+fn joined(parts: &[&str]) -> String {
+    parts.join("\0")
+}
+
+fn type_of(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Normal => "Normal",
+        Severity::Warning => "Warning",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    #[test]
+    fn what_happens_again_is_counted_under_the_same_name() {
+        let mut correlator = Correlator::new("n1");
+        let first = correlator.correlate(happening("Pulled", "a", 0)).unwrap();
+        let second = correlator.correlate(Happening { times: 3, ..happening("Pulled", "a", 700) }).unwrap();
+        assert!(!first.is_update && second.is_update);
+        assert_eq!(first.event.metadata.name, second.event.metadata.name);
+        assert_eq!(second.event.count, Some(4));
+        assert_eq!(second.event.first_timestamp, first.event.first_timestamp);
+        assert_eq!(second.event.last_timestamp, Some(Time(at(700))));
+    }
+
+    #[test]
+    fn an_event_says_who_tells_it_of_what() {
+        let mut correlator = Correlator::new("n1");
+        let written = correlator.correlate(happening("Pulled", "a", 0)).unwrap();
+        assert_snapshot!(serde_json::to_string_pretty(&written.event).unwrap(), @r#"
+        {
+          "apiVersion": "v1",
+          "kind": "Event",
+          "count": 1,
+          "firstTimestamp": "2027-01-15T08:00:00Z",
+          "involvedObject": {
+            "apiVersion": "v1",
+            "fieldPath": "spec.containers{a}",
+            "kind": "Pod",
+            "name": "web",
+            "namespace": "default",
+            "resourceVersion": "7",
+            "uid": "u1"
+          },
+          "lastTimestamp": "2027-01-15T08:00:00Z",
+          "message": "a",
+          "metadata": {
+            "name": "web.18fae27693b40000",
+            "namespace": "default"
+          },
+          "reason": "Pulled",
+          "reportingComponent": "kubelet",
+          "reportingInstance": "n1",
+          "source": {
+            "component": "kubelet",
+            "host": "n1"
+          },
+          "type": "Warning"
+        }
+        "#);
+    }
+
+    #[test]
+    fn the_tenth_message_of_one_reason_is_combined_and_the_first_nine_keep_their_own_events() {
+        let mut correlator = Correlator::new("n1");
+        let told: Vec<_> = (0..12)
+            .map(|number| correlator.correlate(happening("Failed", &format!("m{number}"), number)).unwrap())
+            .map(|written| (written.event.message.unwrap(), written.event.count.unwrap(), written.is_update))
+            .collect();
+        let combined = |text: &str| format!("{COMBINED_PREFIX}{text}");
+        assert_eq!(told[8], ("m8".to_owned(), 1, false));
+        assert_eq!(told[9], (combined("m9"), 1, false));
+        assert_eq!(told[10], (combined("m10"), 2, true));
+        assert_eq!(told[11], (combined("m11"), 3, true));
+        let again = correlator.correlate(happening("Failed", "m3", 20)).unwrap();
+        assert_eq!((again.event.message.as_deref(), again.event.count), (Some("m3"), Some(2)));
+    }
+
+    #[test]
+    fn messages_more_than_ten_minutes_apart_are_not_combined() {
+        let mut correlator = Correlator::new("n1");
+        for number in 0..9 {
+            correlator.correlate(happening("Failed", &format!("m{number}"), number));
+        }
+        let later = correlator.correlate(happening("Failed", "m9", 8 + 601)).unwrap();
+        assert_eq!(later.event.message.as_deref(), Some("m9"));
+    }
+
+    #[test]
+    fn an_object_gets_twenty_five_events_at_once_and_then_one_every_five_minutes() {
+        let mut correlator = Correlator::new("n1");
+        let mut written = |second| correlator.correlate(happening("Unhealthy", "same", second)).is_some();
+        assert_eq!((0..40).filter(|_| written(0)).count(), 25);
+        assert!(!written(299));
+        assert!(written(301));
+        assert!(!written(302));
+    }
+
+    #[test]
+    fn what_was_not_written_for_lack_of_room_is_counted_all_the_same() {
+        let mut correlator = Correlator::new("n1");
+        for _ in 0..30 {
+            correlator.correlate(happening("Unhealthy", "same", 0));
+        }
+        let next = correlator.correlate(happening("Unhealthy", "same", 400)).unwrap();
+        assert_eq!(next.event.count, Some(31));
+    }
+
+    #[test]
+    fn normal_events_do_not_use_up_the_room_of_warnings() {
+        let mut correlator = Correlator::new("n1");
+        for _ in 0..30 {
+            correlator.correlate(Happening { severity: Severity::Normal, ..happening("Pulled", "same", 0) });
+        }
+        assert!(correlator.correlate(happening("Failed", "same", 0)).is_some());
+    }
+
+    #[test]
+    fn two_events_of_one_moment_have_two_names_that_the_api_allows() {
+        let mut correlator = Correlator::new("n1");
+        let mut long = happening("Pulled", "a", 0);
+        long.object.name = Some(format!("{}-{}", "a".repeat(235), "b".repeat(17)));
+        let names = [long.clone(), Happening { message: "b".to_owned(), ..long }]
+            .map(|happening| correlator.correlate(happening).unwrap().event.metadata.name.unwrap());
+        assert_ne!(names[0], names[1]);
+        assert!(names.iter().all(|name| name.len() <= NAME_MAX && !name.contains("-.")), "{names:?}");
+    }
+
+    fn happening(reason: &str, message: &str, second: i64) -> Happening {
+        Happening {
+            object: ObjectReference {
+                kind: Some("Pod".to_owned()),
+                api_version: Some("v1".to_owned()),
+                namespace: Some("default".to_owned()),
+                name: Some("web".to_owned()),
+                uid: Some("u1".to_owned()),
+                resource_version: Some("7".to_owned()),
+                field_path: Some("spec.containers{a}".to_owned()),
+            },
+            severity: Severity::Warning,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            times: 1,
+            first_at: at(second),
+            last_at: at(second),
+        }
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+}

@@ -1,0 +1,65 @@
+//! A map that forgets what was not used for longest.
+//!
+//! Owns: the bound on what the recorder remembers. Upstream: `utils/lru`.
+
+use std::collections::BTreeMap;
+
+/// As many as upstream remembers; a few hundred bytes each.
+const CAPACITY: usize = 4096;
+
+#[derive(Debug)]
+pub struct Recent<V> {
+    entries: BTreeMap<String, (u64, V)>,
+    /// Who was used when; the first was not used for longest.
+    uses: BTreeMap<u64, String>,
+    now: u64,
+}
+
+impl<V> Default for Recent<V> {
+    fn default() -> Self {
+        Recent { entries: BTreeMap::new(), uses: BTreeMap::new(), now: 0 }
+    }
+}
+
+impl<V> Recent<V> {
+    /// What is remembered under the key, or what `make` gives. Either is the most recently used now.
+    pub fn entry(&mut self, key: &str, make: impl FnOnce() -> V) -> &mut V {
+        self.now += 1;
+        match self.entries.get(key) {
+            Some((used, _)) => {
+                self.uses.remove(used);
+            }
+            None => self.make_room(),
+        }
+        self.uses.insert(self.now, key.to_owned());
+        let (used, value) = self.entries.entry(key.to_owned()).or_insert_with(|| (0, make()));
+        *used = self.now;
+        value
+    }
+
+    fn make_room(&mut self) {
+        if self.entries.len() == CAPACITY
+            && let Some((_, oldest)) = self.uses.pop_first()
+        {
+            self.entries.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_used_for_longest_is_forgotten_first() {
+        let mut recent = Recent::default();
+        for key in 0..CAPACITY {
+            recent.entry(&key.to_string(), || key);
+        }
+        recent.entry("0", || unreachable!("still known"));
+        recent.entry("new", || 7);
+        assert_eq!(*recent.entry("0", || 99), 0, "was used again");
+        assert_eq!(*recent.entry("1", || 99), 99, "was not");
+        assert_eq!((recent.entries.len(), recent.uses.len()), (CAPACITY, CAPACITY));
+    }
+}
