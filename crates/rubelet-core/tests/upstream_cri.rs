@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    container::{container_config, sandbox_config},
+    container::{container_config, environment::Sources, sandbox_config},
     effect::{ImageFacts, ImageUser, StartContainer},
     settings::Settings,
 };
@@ -86,7 +86,7 @@ fn containers_are_as_upstream_makes_them() {
             pod_ips: vec!["10.0.0.5".to_owned()],
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Unset },
         };
-        match container_config(&order, &like_their_node(&theirs)) {
+        match container_config(&order, &Sources::default(), &like_their_node(&theirs)) {
             Ok(mut ours) => {
                 ours.mounts.clear();
                 assert_eq!(ours, theirs, "{pod}/{container}");

@@ -316,7 +316,12 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
     let settings = &bed.world.settings;
     let sandbox_config =
         rubelet_core::container::sandbox_config(&bed.pod, &bed.at.uid, 0, settings, "nameserver 1.1.1.1").unwrap();
-    let config = rubelet_core::container::container_config(&order, settings).unwrap();
+    let config = rubelet_core::container::container_config(
+        &order,
+        &rubelet_core::container::environment::Sources::default(),
+        settings,
+    )
+    .unwrap();
     std::fs::create_dir_all(Path::new(&sandbox_config.log_directory).join("main")).unwrap();
     let id = bed.world.runtime.create_container(sandbox.as_str(), &config, &sandbox_config).await.unwrap();
     assert_eq!(bed.inspect().await.newest_container("main").unwrap().state, ContainerState::Created);

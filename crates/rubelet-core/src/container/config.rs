@@ -8,15 +8,19 @@ use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, L
 
 use super::{
     ConfigError,
-    environment::{Environment, environment, expand},
+    environment::{Environment, Sources, environment, expand},
     find, labels, logs, mounts, resources, security, spec,
 };
 use crate::{effect::StartContainer, settings::Settings};
 
-pub fn container_config(order: &StartContainer, settings: &Settings) -> Result<ContainerConfig, ConfigError> {
+pub fn container_config(
+    order: &StartContainer,
+    sources: &Sources,
+    settings: &Settings,
+) -> Result<ContainerConfig, ConfigError> {
     let spec = spec(&order.pod)?;
     let container = find(&order.pod, &order.container)?;
-    let environment = environment(order, container, settings)?;
+    let environment = environment(order, container, sources, settings)?;
     let mounts = mounts::mounts(order, spec, container, settings)?;
     security::verify_run_as_non_root(&order.pod, &order.uid, container, &order.image.user)?;
     Ok(ContainerConfig {
@@ -31,7 +35,7 @@ pub fn container_config(order: &StartContainer, settings: &Settings) -> Result<C
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: environment
             .iter()
-            .map(|(key, value)| KeyValue { key: key.clone(), value: value.as_bytes().into() })
+            .map(|(key, value)| KeyValue { key: key.clone(), value: value.clone().into() })
             .collect(),
         mounts,
         labels: labels::of_container(container, &order.pod, &order.uid),
@@ -95,7 +99,7 @@ mod tests {
                     "resources":{"requests":{"cpu":"100m"},"limits":{"memory":"64Mi"}},
                     "volumeMounts":[{"name":"tmp","mountPath":"/tmp"},{"name":"logs","mountPath":"logs","readOnly":true,"mountPropagation":"HostToContainer"}]}]}"#,
         );
-        insta::assert_debug_snapshot!(container_config(&order, &Settings::for_node("node")).unwrap(), @r#"
+        insta::assert_debug_snapshot!(container_config(&order, &Sources::default(), &Settings::for_node("node")).unwrap(), @r#"
         ContainerConfig {
             metadata: Some(
                 ContainerMetadata {
@@ -297,7 +301,7 @@ mod tests {
         ] {
             let order =
                 order(&format!(r#"{{"volumes":[{{"name":"tmp","emptyDir":{{}}}}],"containers":[{container}]}}"#));
-            let error = container_config(&order, &Settings::for_node("node")).unwrap_err();
+            let error = container_config(&order, &Sources::default(), &Settings::for_node("node")).unwrap_err();
             assert_eq!(error.0, message, "{container}");
         }
     }
@@ -307,7 +311,7 @@ mod tests {
         let paths = |spec: &str, pod_ips: &[&str]| {
             let mut order = order(spec);
             order.pod_ips = pod_ips.iter().map(|&ip| ip.to_owned()).collect();
-            let config = container_config(&order, &Settings::for_node("node")).unwrap();
+            let config = container_config(&order, &Sources::default(), &Settings::for_node("node")).unwrap();
             config.mounts.into_iter().map(|mount| mount.container_path).collect::<Vec<_>>().join(" ")
         };
         let bare = r#"{"containers":[{"name":"web"}]}"#;

@@ -1,118 +1,187 @@
 //! What does a container find in its environment, and in `$(NAME)`?
 //!
-//! Owns: env values, field and resource references, the expansion of references. Never: asks the API server; values that
-//! need it are refused with upstream's words for a kubelet without one.
-//! Upstream: `makeEnvironmentVariables`, `third_party/forked/golang/expansion`, `pkg/fieldpath`, `pkg/api/v1/resource`.
+//! Owns: env and envFrom, the order in which they count, the expansion of references, which objects they need. Never: asks
+//! the API server; what was gathered of it comes in as `Sources`.
+//! Upstream: `makeEnvironmentVariables`, `third_party/forked/golang/expansion`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{
-    Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector,
-};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod};
 
 use super::{ConfigError, find};
 use crate::{
+    downward_api::{metadata_value, resource_value},
     effect::StartContainer,
-    id::{name_of, namespace_of},
-    quantity::{Quantity, amount},
-    settings::{Allocatable, Settings},
+    id::namespace_of,
+    objects::{Object, ObjectKey, Objects, Presence},
+    pod_manager::is_static_pod,
+    settings::Settings,
 };
 
-pub type Environment = BTreeMap<String, String>;
+pub mod services;
 
-/// Everything the container declares; a name declared twice has its last value.
+/// Values are bytes: a secret may hold anything.
+pub type Environment = BTreeMap<String, Vec<u8>>;
+
+/// What an environment is made of beside the pod itself.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// At least what `needs` named.
+    pub objects: Objects,
+    pub services: Services,
+}
+
+/// The variables that tell a container of the cluster's services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Services {
+    /// They were not read yet.
+    Unread,
+    Read(Environment),
+}
+
+impl Default for Services {
+    /// There are none.
+    fn default() -> Self {
+        Services::Read(Environment::new())
+    }
+}
+
+/// The objects without which the container's environment cannot be made.
+pub fn needs(pod: &Pod, container: &Container) -> BTreeSet<ObjectKey> {
+    let namespace = namespace_of(pod);
+    let mut keys = BTreeSet::new();
+    for source in container.env_from.iter().flatten() {
+        keys.extend(env_from_key(namespace, source).map(|(key, _)| key));
+    }
+    for source in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+        let config_map = source.config_map_key_ref.as_ref();
+        keys.extend(config_map.map(|key| ObjectKey::config_map(namespace, &key.name)));
+        keys.extend(source.secret_key_ref.as_ref().map(|key| ObjectKey::secret(namespace, &key.name)));
+    }
+    keys
+}
+
+/// Services first, then envFrom, then env: who comes later wins.
 pub fn environment(
     order: &StartContainer,
     container: &Container,
+    sources: &Sources,
     settings: &Settings,
 ) -> Result<Environment, ConfigError> {
-    refuse_api_sources(&order.pod, container.env_from.as_deref().unwrap_or_default())?;
-    let mut environment = Environment::new();
+    let mut environment = match &sources.services {
+        Services::Read(variables) => variables.clone(),
+        // A static pod does not wait for a cluster.
+        Services::Unread if is_static_pod(&order.pod) => Environment::new(),
+        Services::Unread => {
+            let message = "services have not yet been read at least once, cannot construct envvars";
+            return Err(ConfigError(message.to_owned()));
+        }
+    };
+    for source in container.env_from.iter().flatten() {
+        let Some((key, presence)) = env_from_key(namespace_of(&order.pod), source) else { continue };
+        let Some(object) = found(&sources.objects, &key, presence)? else { continue };
+        let prefix = source.prefix.as_deref().unwrap_or_default();
+        environment.extend(object.data.iter().map(|(name, value)| (format!("{prefix}{name}"), value.clone())));
+    }
     for variable in container.env.iter().flatten() {
         let value = match (variable.value.as_deref(), &variable.value_from) {
-            (Some(value), _) if !value.is_empty() => expand(value, &environment),
-            (_, Some(source)) => resolve(source, order, container, settings)?,
-            (_, None) => String::new(),
+            (Some(value), _) if !value.is_empty() => Some(expand_bytes(value, &environment)),
+            (_, Some(source)) => resolve(source, order, container, sources, settings)?,
+            (_, None) => Some(Vec::new()),
         };
-        environment.insert(variable.name.clone(), value);
+        if let Some(value) = value {
+            environment.insert(variable.name.clone(), value);
+        }
     }
     Ok(environment)
 }
 
 /// Replaces `$(NAME)` by its value; `$$` is a dollar, and what names nothing stays as it is.
 pub fn expand(text: &str, environment: &Environment) -> String {
-    let mut expanded = String::with_capacity(text.len());
+    String::from_utf8_lossy(&expand_bytes(text, environment)).into_owned()
+}
+
+fn expand_bytes(text: &str, environment: &Environment) -> Vec<u8> {
+    let mut expanded = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
-        expanded.push_str(&rest[..dollar]);
+        expanded.extend_from_slice(&rest.as_bytes()[..dollar]);
         let after = &rest[dollar + 1..];
         if let Some(escaped) = after.strip_prefix('$') {
-            expanded.push('$');
+            expanded.push(b'$');
             rest = escaped;
             continue;
         }
         match after.strip_prefix('(').and_then(|reference| reference.split_once(')')) {
             Some((name, tail)) => {
                 match environment.get(name) {
-                    Some(value) => expanded.push_str(value),
-                    None => {
-                        expanded.push_str("$(");
-                        expanded.push_str(name);
-                        expanded.push(')');
-                    }
+                    Some(value) => expanded.extend_from_slice(value),
+                    None => expanded.extend_from_slice(format!("$({name})").as_bytes()),
                 }
                 rest = tail;
             }
             None => {
-                expanded.push('$');
+                expanded.push(b'$');
                 rest = after;
             }
         }
     }
-    expanded.push_str(rest);
+    expanded.extend_from_slice(rest.as_bytes());
     expanded
 }
 
-fn refuse_api_sources(pod: &Pod, sources: &[EnvFromSource]) -> Result<(), ConfigError> {
-    for source in sources {
-        if let Some(config_map) = &source.config_map_ref {
-            return Err(needs_api("configMap", pod, &config_map.name));
-        }
-        if let Some(secret) = &source.secret_ref {
-            return Err(needs_api("secret", pod, &secret.name));
-        }
+fn env_from_key(namespace: &str, source: &EnvFromSource) -> Option<(ObjectKey, Presence)> {
+    if let Some(config_map) = &source.config_map_ref {
+        return Some((ObjectKey::config_map(namespace, &config_map.name), config_map.optional.into()));
     }
-    Ok(())
+    let secret = source.secret_ref.as_ref()?;
+    Some((ObjectKey::secret(namespace, &secret.name), secret.optional.into()))
 }
 
+/// `None`: the variable is not set.
 fn resolve(
     source: &EnvVarSource,
     order: &StartContainer,
     container: &Container,
+    sources: &Sources,
     settings: &Settings,
-) -> Result<String, ConfigError> {
-    let pod = &order.pod;
+) -> Result<Option<Vec<u8>>, ConfigError> {
+    let (pod, namespace) = (&order.pod, namespace_of(&order.pod));
     if let Some(field) = &source.field_ref {
-        field_value(field, order, settings)
+        field_value(field, order, settings).map(|value| Some(value.into_bytes()))
     } else if let Some(field) = &source.resource_field_ref {
         let of = match field.container_name.as_deref() {
             None | Some("") => container,
             Some(other) => find(pod, other).map_err(|_| ConfigError(format!("container {other} not found")))?,
         };
-        resource_value(field, of, settings.node.allocatable)
+        resource_value(field, of, settings.node.allocatable).map(|value| Some(value.into_bytes()))
     } else if let Some(key) = &source.config_map_key_ref {
-        Err(needs_api("configMap", pod, &key.name))
+        let object = ObjectKey::config_map(namespace, &key.name);
+        value_of(&sources.objects, &object, &key.key, key.optional.into())
     } else if let Some(key) = &source.secret_key_ref {
-        Err(needs_api("secret", pod, &key.name))
+        value_of(&sources.objects, &ObjectKey::secret(namespace, &key.name), &key.key, key.optional.into())
     } else if let Some(key) = &source.file_key_ref {
         Err(ConfigError(format!("cannot find the volume {:?} referenced by FileKeyRef", key.volume_name)))
     } else {
-        Ok(String::new())
+        Ok(Some(Vec::new()))
     }
 }
 
-fn needs_api(kind: &str, pod: &Pod, name: &str) -> ConfigError {
-    ConfigError(format!("couldn't get {kind} {}/{name}, no kubeClient defined", namespace_of(pod)))
+fn value_of(
+    objects: &Objects,
+    object: &ObjectKey,
+    key: &str,
+    presence: Presence,
+) -> Result<Option<Vec<u8>>, ConfigError> {
+    let Some(found) = found(objects, object, presence)? else { return Ok(None) };
+    match found.data.get(key) {
+        None if presence == Presence::Required => Err(ConfigError(format!("couldn't find key {key} in {object}"))),
+        value => Ok(value.cloned()),
+    }
+}
+
+fn found<'a>(objects: &'a Objects, key: &ObjectKey, presence: Presence) -> Result<Option<&'a Object>, ConfigError> {
+    objects.find(key, presence).map_err(|missing| ConfigError(missing.message))
 }
 
 fn field_value(
@@ -120,22 +189,8 @@ fn field_value(
     order: &StartContainer,
     settings: &Settings,
 ) -> Result<String, ConfigError> {
-    let (pod, spec) = (&order.pod, order.pod.spec.as_ref());
-    let (annotations, labels) = (&pod.metadata.annotations, &pod.metadata.labels);
-    if let Some((path, key)) = subscripted(&field.field_path) {
-        let map = match path {
-            "metadata.annotations" => annotations,
-            "metadata.labels" => labels,
-            _ => return Err(ConfigError(format!("fieldPath {:?} does not support subscript", field.field_path))),
-        };
-        return Ok(map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default());
-    }
+    let spec = order.pod.spec.as_ref();
     Ok(match field.field_path.as_str() {
-        "metadata.name" => name_of(pod).to_owned(),
-        "metadata.namespace" => namespace_of(pod).to_owned(),
-        "metadata.uid" => order.uid.as_str().to_owned(),
-        "metadata.annotations" => quoted_lines(annotations.as_ref()),
-        "metadata.labels" => quoted_lines(labels.as_ref()),
         "spec.nodeName" => spec
             .and_then(|spec| spec.node_name.clone())
             .filter(|node| !node.is_empty())
@@ -145,7 +200,7 @@ fn field_value(
         "status.hostIPs" => settings.host_ips.join(","),
         "status.podIP" => pod_ips(order, settings).first().cloned().unwrap_or_default(),
         "status.podIPs" => pod_ips(order, settings).join(","),
-        other => return Err(ConfigError(format!("unsupported fieldPath: {other}"))),
+        metadata => return metadata_value(&order.pod, &order.uid, metadata),
     })
 }
 
@@ -155,94 +210,16 @@ fn pod_ips<'a>(order: &'a StartContainer, settings: &'a Settings) -> &'a [String
     if order.pod_ips.is_empty() && is_host_network { &settings.host_ips } else { &order.pod_ips }
 }
 
-/// `metadata.labels['key']` as path and key.
-fn subscripted(path: &str) -> Option<(&str, &str)> {
-    path.strip_suffix("']")?.split_once("['").filter(|(path, _)| !path.is_empty())
-}
-
-/// One `key="value"` per line, sorted, quoted as Go quotes.
-fn quoted_lines(map: Option<&BTreeMap<String, String>>) -> String {
-    let lines: Vec<String> =
-        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", go_quoted(value))).collect();
-    lines.join("\n")
-}
-
-/// `strconv.Quote` for text that is valid UTF-8.
-pub fn go_quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for character in text.chars() {
-        match character {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\u{7}' => quoted.push_str("\\a"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            '\u{b}' => quoted.push_str("\\v"),
-            control if control < ' ' || control == '\u{7f}' => {
-                quoted.push_str(&format!("\\x{:02x}", u32::from(control)));
-            }
-            other => quoted.push(other),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-/// Rounded up to whole divisors. A limit that is not set is what the node has to give.
-fn resource_value(
-    field: &ResourceFieldSelector,
-    container: &Container,
-    allocatable: Allocatable,
-) -> Result<String, ConfigError> {
-    let unsupported = || ConfigError(format!("unsupported container resource : {}", field.resource));
-    let (kind, resource) = field.resource.split_once('.').ok_or_else(unsupported)?;
-    let is_huge_pages = resource.starts_with("hugepages-");
-    if !matches!(resource, "cpu" | "memory" | "ephemeral-storage") && !is_huge_pages {
-        return Err(unsupported());
-    }
-    let resources = container.resources.as_ref();
-    let quantity = match kind {
-        "requests" => amount(resources.and_then(|resources| resources.requests.as_ref()), resource),
-        "limits" => match amount(resources.and_then(|resources| resources.limits.as_ref()), resource) {
-            limit if limit.is_zero() && !is_huge_pages => allocatable_amount(allocatable, resource),
-            limit => limit,
-        },
-        _ => return Err(unsupported()),
-    };
-    let divisor = match &field.divisor {
-        None => Quantity::ZERO,
-        Some(divisor) => Quantity::parse(&divisor.0).map_err(|error| ConfigError(error.to_string()))?,
-    };
-    let divisor = if divisor.is_zero() { Quantity::from_units(1) } else { divisor };
-    let (amount, step) = match resource {
-        "cpu" => (quantity.millis(), divisor.millis()),
-        _ => (quantity.value(), divisor.value()),
-    };
-    Ok((amount.saturating_add(step - 1) / step.max(1)).to_string())
-}
-
-fn allocatable_amount(allocatable: Allocatable, resource: &str) -> Quantity {
-    match resource {
-        "cpu" => Quantity::from_millis(allocatable.cpu_millis),
-        "memory" => Quantity::from_units(allocatable.memory_bytes),
-        _ => Quantity::from_units(allocatable.ephemeral_storage_bytes),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::effect::ImageFacts;
+    use crate::{effect::ImageFacts, settings::Allocatable};
 
     #[test]
     fn references_expand_as_upstream_expands_them() {
-        let environment = Environment::from([("A".to_owned(), "1".to_owned()), ("E".to_owned(), String::new())]);
+        let environment = Environment::from([("A".to_owned(), b"1".to_vec()), ("E".to_owned(), Vec::new())]);
         for (text, expected) in [
             ("$(A)", "1"),
             ("x$(A)y$(A)", "x1y1"),
@@ -267,7 +244,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn doubled_dollars_protect_any_text(text in ".*") {
-            let environment = Environment::from([("A".to_owned(), "1".to_owned())]);
+            let environment = Environment::from([("A".to_owned(), b"1".to_vec())]);
             proptest::prop_assert_eq!(expand(&text.replace('$', "$$"), &environment), text);
         }
 
@@ -297,13 +274,30 @@ mod tests {
     }
 
     fn resolved(container: &str) -> Result<String, ConfigError> {
+        resolved_with(container, &Sources::default())
+    }
+
+    fn resolved_with(container: &str, sources: &Sources) -> Result<String, ConfigError> {
         let order = order(container);
         let mut settings = Settings::for_node("node-1");
-        settings.host_ips = vec!["192.0.2.1".to_owned()];
+        settings.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
         settings.node.allocatable = Allocatable { cpu_millis: 1900, memory_bytes: 1 << 30, ephemeral_storage_bytes: 0 };
-        let environment = environment(&order, &order.pod.spec.as_ref().unwrap().containers[0], &settings)?;
-        let lines: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let environment = environment(&order, &order.pod.spec.as_ref().unwrap().containers[0], sources, &settings)?;
+        let lines: Vec<String> =
+            environment.iter().map(|(name, value)| format!("{name}={}", String::from_utf8_lossy(value))).collect();
         Ok(lines.join(" "))
+    }
+
+    /// Objects of the pod's namespace; what is `None` is not there.
+    fn objects(known: &[(ObjectKey, Option<&[(&str, &str)]>)]) -> Objects {
+        let lookup = |(key, data): &(ObjectKey, Option<&[(&str, &str)]>)| {
+            let object = data.map(|data| {
+                let data = data.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
+                Arc::new(Object { data, ..Object::default() })
+            });
+            (key.clone(), object.ok_or_else(|| key.not_found()))
+        };
+        Objects(known.iter().map(lookup).collect())
     }
 
     fn field(path: &str) -> Result<String, ConfigError> {
@@ -331,6 +325,7 @@ mod tests {
             ("spec.nodeName", "node-1"),
             ("spec.serviceAccountName", "sa"),
             ("status.hostIP", "192.0.2.1"),
+            ("status.hostIPs", "192.0.2.1,2001:db8::1"),
             ("status.podIP", "10.0.0.5"),
             ("status.podIPs", "10.0.0.5,fd00::5"),
         ] {
@@ -362,10 +357,83 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_the_api_server_is_refused_in_upstreams_words() {
-        let container = r#"{"name":"c","env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}]}"#;
-        assert_eq!(resolved(container).unwrap_err().0, "couldn't get secret prod/s, no kubeClient defined");
-        let container = r#"{"name":"c","envFrom":[{"configMapRef":{"name":"m"}}]}"#;
-        assert_eq!(resolved(container).unwrap_err().0, "couldn't get configMap prod/m, no kubeClient defined");
+    fn the_objects_a_container_needs_are_named() {
+        let order = order(
+            r#"{"name":"c","envFrom":[{"configMapRef":{"name":"m"}},{"secretRef":{"name":"s"}}],
+                "env":[{"name":"A","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}},
+                       {"name":"B","valueFrom":{"configMapKeyRef":{"name":"n","key":"k"}}},
+                       {"name":"C","value":"1"}]}"#,
+        );
+        let needs = needs(&order.pod, find(&order.pod, "c").unwrap());
+        let names: Vec<_> = needs.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["ConfigMap prod/m", "ConfigMap prod/n", "Secret prod/s"]);
+    }
+
+    #[test]
+    fn env_wins_over_env_from_and_both_over_services() {
+        let sources = Sources {
+            objects: objects(&[
+                (ObjectKey::config_map("prod", "m"), Some(&[("A", "map"), ("B", "map"), ("K", "v")])),
+                (ObjectKey::secret("prod", "s"), Some(&[("B", "secret")])),
+            ]),
+            services: Services::Read(Environment::from([
+                ("A".to_owned(), b"service".to_vec()),
+                ("DB".to_owned(), b"10.0.0.9".to_vec()),
+            ])),
+        };
+        let container = r#"{"name":"c",
+            "envFrom":[{"configMapRef":{"name":"m"}},{"secretRef":{"name":"s"}},{"prefix":"P_","configMapRef":{"name":"m"}}],
+            "env":[{"name":"K","value":"$(B)@$(DB)"},{"name":"S","valueFrom":{"secretKeyRef":{"name":"s","key":"B"}}}]}"#;
+        assert_eq!(
+            resolved_with(container, &sources).unwrap(),
+            "A=map B=secret DB=10.0.0.9 K=secret@10.0.0.9 P_A=map P_B=map P_K=v S=secret"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_told_in_upstreams_words_unless_it_is_optional() {
+        let sources = Sources {
+            objects: objects(&[
+                (ObjectKey::config_map("prod", "m"), Some(&[("k", "v")])),
+                (ObjectKey::secret("prod", "s"), Some(&[("k", "v")])),
+                (ObjectKey::config_map("prod", "gone"), None),
+                (ObjectKey::secret("prod", "gone"), None),
+            ]),
+            services: Services::default(),
+        };
+        let key = |kind: &str, name: &str, optional: bool| {
+            let reference = format!(r#"{{"name":"{name}","key":"x","optional":{optional}}}"#);
+            resolved_with(
+                &format!(r#"{{"name":"c","env":[{{"name":"V","valueFrom":{{"{kind}KeyRef":{reference}}}}}]}}"#),
+                &sources,
+            )
+            .map_err(|error| error.0)
+        };
+        assert_eq!(key("configMap", "m", false).unwrap_err(), "couldn't find key x in ConfigMap prod/m");
+        assert_eq!(key("secret", "s", false).unwrap_err(), "couldn't find key x in Secret prod/s");
+        assert_eq!(key("configMap", "gone", false).unwrap_err(), r#"configmap "gone" not found"#);
+        assert_eq!(key("secret", "gone", false).unwrap_err(), r#"secret "gone" not found"#);
+        for (kind, name) in [("configMap", "m"), ("secret", "s"), ("configMap", "gone"), ("secret", "gone")] {
+            assert_eq!(key(kind, name, true).as_deref(), Ok(""), "{kind} {name}");
+        }
+        let from = |optional: bool| {
+            let source = format!(r#"{{"secretRef":{{"name":"gone","optional":{optional}}}}}"#);
+            resolved_with(&format!(r#"{{"name":"c","envFrom":[{source}]}}"#), &sources).map_err(|error| error.0)
+        };
+        assert_eq!(from(false).unwrap_err(), r#"secret "gone" not found"#);
+        assert_eq!(from(true).as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn a_pod_of_the_api_waits_for_the_services_and_a_static_one_does_not() {
+        let sources = Sources { services: Services::Unread, ..Sources::default() };
+        let message = "services have not yet been read at least once, cannot construct envvars";
+        assert_eq!(resolved_with(r#"{"name":"c"}"#, &sources).unwrap_err().0, message);
+        let mut order = order(r#"{"name":"c"}"#);
+        let annotations = Arc::make_mut(&mut order.pod).metadata.annotations.get_or_insert_default();
+        annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
+        let container = find(&order.pod, "c").unwrap();
+        let environment = environment(&order, container, &sources, &Settings::for_node("n")).unwrap();
+        assert_eq!(environment, Environment::new());
     }
 }

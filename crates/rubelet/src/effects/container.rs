@@ -7,9 +7,14 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
 use rubelet_core::{
-    container::{self, ConfigError, hosts, is_host_network, labels, logs, mounts},
+    container::{
+        self, ConfigError,
+        environment::{self, Sources},
+        hosts, is_host_network, labels, logs, mounts,
+    },
     effect::{EffectError, Facts, Reason, StartContainer},
     id::{ContainerId, PodRef},
+    objects::Objects,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
 use rubelet_host::port::ReadError;
@@ -29,7 +34,7 @@ const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
     let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
-    let config = container::container_config(order, &world.settings).map_err(rejected)?;
+    let config = container::container_config(order, &gather(order, spec), &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;
     let sandbox =
         container::sandbox_config(&order.pod, &order.uid, order.sandbox_attempt, &world.settings, &resolv_conf)
@@ -82,6 +87,16 @@ pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, 
     }
     failure::gone_is_done(world.runtime.remove_container(id.as_str()).await)?;
     Ok(Facts::Nothing)
+}
+
+/// What the container's environment is made of beside the pod itself.
+fn gather(order: &StartContainer, spec: &Container) -> Sources {
+    let needs = environment::needs(&order.pod, spec).into_iter();
+    let objects = needs.map(|key| {
+        let missing = key.standalone();
+        (key, Err(missing))
+    });
+    Sources { objects: Objects(objects.collect()), ..Sources::default() }
 }
 
 async fn make_files(

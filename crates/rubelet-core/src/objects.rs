@@ -1,0 +1,223 @@
+//! The API's objects that environments and volumes are made of: config maps, secrets, services.
+//!
+//! Owns: what they are called, what of them counts, and upstream's words for one that is missing. Never: reads them; the
+//! shell gathers them, and every builder gets what was gathered.
+//! Upstream: `pkg/kubelet/configmap`, `pkg/kubelet/secret`.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use k8s_openapi::api::core::v1 as api;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ObjectKind {
+    ConfigMap,
+    Secret,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ObjectKey {
+    pub kind: ObjectKind,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl ObjectKey {
+    pub fn config_map(namespace: &str, name: &str) -> Self {
+        ObjectKey { kind: ObjectKind::ConfigMap, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    pub fn secret(namespace: &str, name: &str) -> Self {
+        ObjectKey { kind: ObjectKind::Secret, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+
+    /// What people are told when it is not there.
+    pub fn not_found(&self) -> Missing {
+        let kind = match self.kind {
+            ObjectKind::ConfigMap => "configmap",
+            ObjectKind::Secret => "secret",
+        };
+        Missing { why: Why::NotFound, message: format!("{kind} {:?} not found", self.name) }
+    }
+
+    /// What people are told on a node that belongs to no cluster.
+    pub fn standalone(&self) -> Missing {
+        let kind = match self.kind {
+            ObjectKind::ConfigMap => "configMap",
+            ObjectKind::Secret => "secret",
+        };
+        let message = format!("couldn't get {kind} {}/{}, no kubeClient defined", self.namespace, self.name);
+        Missing { why: Why::Unreadable, message }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            ObjectKind::ConfigMap => "ConfigMap",
+            ObjectKind::Secret => "Secret",
+        };
+        write!(f, "{kind} {}/{}", self.namespace, self.name)
+    }
+}
+
+/// What of a config map or a secret is kept.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Object {
+    /// What an environment and a volume can have.
+    pub data: BTreeMap<String, Vec<u8>>,
+    /// What only a volume can have.
+    pub binary_data: BTreeMap<String, Vec<u8>>,
+    pub is_immutable: bool,
+}
+
+/// Values are secrets: never in a log.
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<_> = self.data.keys().chain(self.binary_data.keys()).collect();
+        f.debug_struct("Object").field("keys", &keys).field("is_immutable", &self.is_immutable).finish()
+    }
+}
+
+impl From<api::ConfigMap> for Object {
+    fn from(config_map: api::ConfigMap) -> Self {
+        let data = config_map.data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
+        let binary_data = config_map.binary_data.into_iter().flatten().map(|(key, value)| (key, value.0));
+        Object {
+            data: data.collect(),
+            binary_data: binary_data.collect(),
+            is_immutable: config_map.immutable.unwrap_or(false),
+        }
+    }
+}
+
+impl From<api::Secret> for Object {
+    fn from(secret: api::Secret) -> Self {
+        Object {
+            data: secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect(),
+            binary_data: BTreeMap::new(),
+            is_immutable: secret.immutable.unwrap_or(false),
+        }
+    }
+}
+
+/// Why an object cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    pub why: Why,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Who refers to it as optional can do without.
+    NotFound,
+    /// It may be there or not.
+    Unreadable,
+}
+
+pub type Lookup = Result<Arc<Object>, Missing>;
+
+/// What was gathered, good and bad.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Objects(pub BTreeMap<ObjectKey, Lookup>);
+
+impl Objects {
+    /// `None`: it is not there, and optional.
+    pub fn find(&self, key: &ObjectKey, presence: Presence) -> Result<Option<&Object>, Missing> {
+        match self.0.get(key) {
+            Some(Ok(object)) => Ok(Some(object)),
+            Some(Err(missing)) if missing.why == Why::NotFound && presence == Presence::Optional => Ok(None),
+            Some(Err(missing)) => Err(missing.clone()),
+            None => Err(Missing { why: Why::Unreadable, message: format!("{key} was not gathered") }),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Required,
+    Optional,
+}
+
+impl From<Option<bool>> for Presence {
+    fn from(optional: Option<bool>) -> Self {
+        if optional == Some(true) { Presence::Optional } else { Presence::Required }
+    }
+}
+
+/// What of a service ends up in environments. Only services with an address of their own are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub cluster_ip: String,
+    pub ports: Vec<ServicePort>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Empty for the only port of a service.
+    pub name: String,
+    pub port: i32,
+    pub protocol: String,
+}
+
+impl Service {
+    /// `None` for a service without an address, or without a port.
+    pub fn of(service: &api::Service) -> Option<Self> {
+        let spec = service.spec.as_ref()?;
+        let cluster_ip = spec.cluster_ip.clone().filter(|ip| !ip.is_empty() && ip != "None")?;
+        let ports: Vec<_> = spec.ports.iter().flatten().map(ServicePort::of).collect();
+        (!ports.is_empty()).then_some(Service { cluster_ip, ports })
+    }
+}
+
+impl ServicePort {
+    fn of(port: &api::ServicePort) -> Self {
+        let protocol = port.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP");
+        ServicePort { name: port.name.clone().unwrap_or_default(), port: port.port, protocol: protocol.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_data_is_kept_and_never_shown() {
+        let secret: api::Secret = serde_json::from_value(
+            json!({"metadata": {"name": "s", "labels": {"a": "b"}}, "data": {"k": "c2VjcmV0"}, "immutable": true}),
+        )
+        .unwrap();
+        let object = Object::from(secret);
+        assert_eq!(object.data["k"], b"secret");
+        assert_eq!(format!("{object:?}"), r#"Object { keys: ["k"], is_immutable: true }"#);
+        let config_map: api::ConfigMap =
+            serde_json::from_value(json!({"data": {"a": "1"}, "binaryData": {"b": "/w=="}})).unwrap();
+        let object = Object::from(config_map);
+        assert_eq!((&object.data["a"][..], &object.binary_data["b"][..]), (&b"1"[..], &[0xff][..]));
+    }
+
+    #[test]
+    fn only_what_is_optional_may_be_missing_and_only_if_it_is_not_there() {
+        let (gone, hidden) = (ObjectKey::config_map("n", "gone"), ObjectKey::secret("n", "hidden"));
+        let unreadable = Missing { why: Why::Unreadable, message: "forbidden".to_owned() };
+        let objects =
+            Objects(BTreeMap::from([(gone.clone(), Err(gone.not_found())), (hidden.clone(), Err(unreadable.clone()))]));
+        assert_eq!(objects.find(&gone, Presence::Optional), Ok(None));
+        assert_eq!(objects.find(&gone, Presence::Required).unwrap_err().message, r#"configmap "gone" not found"#);
+        assert_eq!(objects.find(&hidden, Presence::Optional), Err(unreadable));
+    }
+
+    #[test]
+    fn services_without_an_address_are_not_kept() {
+        let of = |spec: serde_json::Value| {
+            Service::of(&serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": spec})).unwrap())
+        };
+        let port = json!([{"port": 80}]);
+        assert_eq!(of(json!({"clusterIP": "None", "ports": port})), None);
+        assert_eq!(of(json!({"type": "ExternalName", "externalName": "x"})), None);
+        let service = of(json!({"clusterIP": "10.0.0.1", "ports": port})).unwrap();
+        assert_eq!(service.ports, [ServicePort { name: String::new(), port: 80, protocol: "TCP".to_owned() }]);
+    }
+}
