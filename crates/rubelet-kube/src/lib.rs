@@ -1,5 +1,8 @@
 //! The API server: what the agent needs of it, and the client that gets it.
 
 pub mod calls;
+pub mod client;
+mod clock;
+pub mod kubeconfig;
 pub mod port;
 pub mod reflector;

@@ -17,6 +17,10 @@ use rubelet_core::{
 };
 use rubelet_cri::client::CriClient;
 use rubelet_host::linux::LinuxHost;
+use rubelet_kube::{
+    client::{Client, RateLimit, RateLimits},
+    kubeconfig::Kubeconfig,
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -31,7 +35,7 @@ use crate::{
     server::{Addresses, Readers, Server, admin},
     sources,
     sync_loop::{Handles, SyncLoop},
-    world::{Clock, Paths, World},
+    world::{Clock, Cluster, Paths, World},
 };
 
 /// Where upstream and log collectors look for links to container logs.
@@ -90,9 +94,24 @@ async fn world(options: &Options) -> anyhow::Result<World> {
         clock: Clock::system(),
         events: EventLog::default(),
         settings: Arc::new(settings),
-        cluster: None,
+        cluster: cluster(options)?,
         has_runtime_events: Arc::default(),
     })
+}
+
+/// `None` without `--kubeconfig`: the node stands alone. The server need not be there yet, its address and our credentials must.
+fn cluster(options: &Options) -> anyhow::Result<Option<Cluster>> {
+    if options.flags.kubeconfig.is_empty() {
+        return Ok(None);
+    }
+    let config = &options.config;
+    let limits = RateLimits {
+        ordinary: RateLimit { qps: config.kube_api_qps, burst: config.kube_api_burst },
+        events: RateLimit { qps: config.event_record_qps, burst: config.event_burst },
+    };
+    let kubeconfig = Kubeconfig::read(Path::new(&options.flags.kubeconfig)).context("--kubeconfig")?;
+    let client = Client::new(&kubeconfig, limits).context("--kubeconfig")?;
+    Ok(Some(Cluster { api: Arc::new(client) }))
 }
 
 /// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.

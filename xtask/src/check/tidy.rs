@@ -32,12 +32,19 @@ const BANNED: &[Banned] = &[
     },
 ];
 
-/// The simulator reads tokio's clock, which it moves itself.
-const CLOCKS: &[&str] =
-    &["crates/rubelet-sim/", "crates/rubelet/src/world.rs", "crates/rubelet-cri/examples/", "xtask/src/clock.rs"];
-const RANDOM: &[&str] = &["crates/rubelet/src/world.rs", "crates/rubelet-sim/"];
+/// The simulator reads tokio's clock, which it moves itself; the API client measures its waits by it.
+const CLOCKS: &[&str] = &[
+    "crates/rubelet-sim/",
+    "crates/rubelet/src/world.rs",
+    "crates/rubelet-kube/src/clock.rs",
+    "crates/rubelet-cri/examples/",
+    "xtask/src/clock.rs",
+];
+/// The reflector's generator is seeded by whoever starts it.
+const RANDOM: &[&str] = &["crates/rubelet/src/world.rs", "crates/rubelet-kube/src/reflector.rs", "crates/rubelet-sim/"];
 /// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the recorder tries again; servers hold
-/// back slow or greedy readers. The simulator's time is virtual, and the commands of this crate wait for real programs.
+/// back slow or greedy readers; the API client waits for its turn and before it tries again. The simulator's time is virtual, and
+/// the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
@@ -47,6 +54,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/server",
     "crates/rubelet/src/cli",
     "crates/rubelet-cri/examples/",
+    "crates/rubelet-kube/src/",
     "crates/rubelet-sim/",
     "xtask/",
 ];

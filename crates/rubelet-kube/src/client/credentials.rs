@@ -1,0 +1,204 @@
+//! As whom we come, kept up to date with the files it is in.
+//!
+//! Owns: when certificates and tokens are read again, and what is used meanwhile. Never: asks for new ones.
+//! Upstream: `client-go/transport` (cert_rotation.go, token_source.go).
+
+use std::{
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::HeaderValue;
+use rustls::ClientConfig;
+use tokio::time::Instant;
+
+use crate::{
+    client::tls,
+    clock,
+    kubeconfig::{Authorization, ClientCertificate, Cluster, Kubeconfig, Source},
+};
+
+/// Files are looked at no more often than this, unless something asks for it.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Upstream's period for a token file.
+const READ_TOKEN_EVERY: Duration = Duration::from_secs(60);
+/// Tokens are a few KiB; a header must not be much longer.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+
+#[derive(Debug)]
+pub(super) struct Credentials {
+    cluster: Cluster,
+    certificate: Option<ClientCertificate>,
+    authorization: Authorization,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` for plain HTTP.
+    tls: Option<Arc<ClientConfig>>,
+    generation: u64,
+    stamps: Vec<Stamp>,
+    looked_at: Instant,
+    token: Option<(HeaderValue, Instant)>,
+}
+
+/// What differs when a file was written anew, or another was put in its place.
+type Stamp = Option<(u64, u64, i64, i64)>;
+
+/// How sure one must be that nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freshness {
+    /// As of a few seconds ago.
+    Recent,
+    Now,
+}
+
+impl Credentials {
+    /// Reads all files, so that what is wrong with them is known at start.
+    pub(super) fn load(kubeconfig: &Kubeconfig) -> Result<Self, String> {
+        let certificate = kubeconfig.user.certificate.clone();
+        let cluster = kubeconfig.cluster.clone();
+        let files = files(&cluster, certificate.as_ref());
+        let stamps = stamps(&files);
+        let tls = match cluster.server.scheme_str() {
+            Some("https") => Some(Arc::new(tls::config(&cluster, certificate.as_ref())?)),
+            _ => None,
+        };
+        let authorization = kubeconfig.user.authorization.clone();
+        if let Authorization::TokenFile(path) = &authorization {
+            read_token(path)?;
+        }
+        let state = Mutex::new(State { tls, generation: 0, stamps, looked_at: clock::now(), token: None });
+        Ok(Credentials { cluster, certificate, authorization, state })
+    }
+
+    /// The configuration for a new connection, and its generation: connections of an earlier one are out of date.
+    pub(super) async fn tls(&self, freshness: Freshness) -> (Option<Arc<ClientConfig>>, u64) {
+        if let Some(known) = self.is_time_to_look(freshness) {
+            self.look(known).await;
+        }
+        let state = self.state();
+        (state.tls.clone(), state.generation)
+    }
+
+    pub(super) async fn authorization(&self, freshness: Freshness) -> Result<Option<HeaderValue>, String> {
+        match &self.authorization {
+            Authorization::None => Ok(None),
+            Authorization::Token(token) => secret_header(&format!("Bearer {token}")).map(Some),
+            Authorization::Basic { username, password } => {
+                secret_header(&format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))).map(Some)
+            }
+            Authorization::TokenFile(path) => self.token_of_file(path, freshness).await.map(Some),
+        }
+    }
+
+    /// Whether asking again may bring another answer.
+    pub(super) fn can_be_refreshed(&self) -> bool {
+        match self.authorization {
+            Authorization::None | Authorization::Token(_) | Authorization::Basic { .. } => false,
+            Authorization::TokenFile(_) => true,
+        }
+    }
+
+    /// The stamps as known, if the files are to be looked at now. Whoever gets them looks; others go on meanwhile.
+    fn is_time_to_look(&self, freshness: Freshness) -> Option<Vec<Stamp>> {
+        let mut state = self.state();
+        let is_due = freshness == Freshness::Now || state.looked_at.elapsed() >= LOOK_EVERY;
+        if !is_due || state.tls.is_none() || state.stamps.is_empty() {
+            return None;
+        }
+        state.looked_at = clock::now();
+        Some(state.stamps.clone())
+    }
+
+    async fn look(&self, known: Vec<Stamp>) {
+        let (cluster, certificate) = (self.cluster.clone(), self.certificate.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            let found = stamps(&files(&cluster, certificate.as_ref()));
+            (found != known).then(|| (found, tls::config(&cluster, certificate.as_ref())))
+        });
+        match read.await {
+            Ok(Some((stamps, Ok(config)))) => {
+                let mut state = self.state();
+                state.tls = Some(Arc::new(config));
+                state.stamps = stamps;
+                state.generation += 1;
+                tracing::info!("the client certificate or its authority changed: new connections use it");
+            }
+            // Perhaps half written. The stamps stay as they were, so the next look reads it again.
+            Ok(Some((_, Err(error)))) => tracing::warn!("keeping the old client certificate: {error}"),
+            Ok(None) => {}
+            Err(error) => tracing::warn!("cannot look at the client certificate: {error}"),
+        }
+    }
+
+    async fn token_of_file(&self, path: &Path, freshness: Freshness) -> Result<HeaderValue, String> {
+        let known = self.state().token.clone();
+        if let (Freshness::Recent, Some((token, read_at))) = (freshness, &known)
+            && read_at.elapsed() < READ_TOKEN_EVERY
+        {
+            return Ok(token.clone());
+        }
+        let path = path.to_owned();
+        let read = tokio::task::spawn_blocking(move || read_token(&path)).await;
+        match (read.unwrap_or_else(|error| Err(error.to_string())), known) {
+            (Ok(token), _) => {
+                self.state().token = Some((token.clone(), clock::now()));
+                Ok(token)
+            }
+            (Err(error), Some((token, _))) => {
+                tracing::warn!("going on with the token as last read: {error}");
+                Ok(token)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn files(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Vec<PathBuf> {
+    let user = certificate.map(|certificate| [&certificate.certificate, &certificate.key]);
+    let sources = cluster.certificate_authority.iter().chain(user.into_iter().flatten());
+    sources
+        .filter_map(|source| match source {
+            Source::File(path) => Some(path.clone()),
+            Source::Data(_) => None,
+        })
+        .collect()
+}
+
+/// Of the files that links lead to.
+fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
+    let stamp = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+    };
+    files.iter().map(stamp).collect()
+}
+
+fn read_token(path: &Path) -> Result<HeaderValue, String> {
+    let wrong = |error: std::io::Error| format!("tokenFile {}: {error}", path.display());
+    if std::fs::metadata(path).map_err(wrong)?.len() > MAX_TOKEN_BYTES {
+        return Err(format!("tokenFile {} is too long to be a token", path.display()));
+    }
+    let text = std::fs::read_to_string(path).map_err(wrong)?;
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(format!("tokenFile {} is empty", path.display()));
+    }
+    secret_header(&format!("Bearer {token}"))
+}
+
+fn secret_header(text: &str) -> Result<HeaderValue, String> {
+    let mut value =
+        HeaderValue::from_str(text).map_err(|_| "the token has characters no header may have".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

@@ -1,0 +1,151 @@
+//! What the server's refusals and the network's failures mean.
+//!
+//! Owns: the kind of an error and its words. Never: shows a header or a token.
+//! Upstream: `apimachinery/pkg/api/errors`.
+
+use std::{error::Error, time::Duration};
+
+use http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
+
+use crate::port::{ApiError, ApiErrorKind};
+
+/// Of an answer that is not the API's own: a proxy's page, a plain text. Enough to recognise it.
+const SHOWN_TEXT_CHARS: usize = 200;
+
+/// The `metav1.Status` a refusal carries.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    message: Option<String>,
+    reason: Option<String>,
+    code: Option<u16>,
+    details: Option<Details>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    retry_after_seconds: Option<u64>,
+}
+
+/// `operation` is the verb and the path.
+pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
+    let status: Status = serde_json::from_slice(body).unwrap_or_default();
+    let header = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let retry_after = header.or(status.retry_after_secs()).map(Duration::from_secs);
+    let text = match &status.message {
+        Some(message) => message.clone(),
+        None => String::from_utf8_lossy(body).trim().chars().take(SHOWN_TEXT_CHARS).collect(),
+    };
+    let kind = kind(code.as_u16(), status.reason.as_deref(), retry_after);
+    ApiError { kind, message: sentence(operation, code, &text) }
+}
+
+/// An `ERROR` frame of a watch.
+pub(super) fn watch_failed(operation: &str, status: &Status) -> ApiError {
+    let code =
+        status.code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let retry_after = status.retry_after_secs().map(Duration::from_secs);
+    let kind = kind(code.as_u16(), status.reason.as_deref(), retry_after);
+    ApiError { kind, message: sentence(operation, code, status.message.as_deref().unwrap_or_default()) }
+}
+
+pub(super) fn unreachable(operation: &str, cause: impl std::fmt::Display) -> ApiError {
+    ApiError { kind: ApiErrorKind::Unreachable, message: format!("{operation}: {cause}") }
+}
+
+/// An error with what caused it, down to the innermost: the outer ones alone say little.
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let inner = error.to_string();
+        if !text.ends_with(&inner) {
+            text = format!("{text}: {inner}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl Status {
+    fn retry_after_secs(&self) -> Option<u64> {
+        self.details.as_ref()?.retry_after_seconds.filter(|seconds| *seconds > 0)
+    }
+}
+
+fn kind(code: u16, reason: Option<&str>, retry_after: Option<Duration>) -> ApiErrorKind {
+    match (code, reason) {
+        (410, _) | (_, Some("Expired" | "Gone")) => ApiErrorKind::Expired,
+        (409, Some("AlreadyExists")) => ApiErrorKind::AlreadyExists,
+        (409, _) => ApiErrorKind::Conflict,
+        (401, _) => ApiErrorKind::Unauthorized,
+        (403, _) => ApiErrorKind::Forbidden,
+        (404, _) => ApiErrorKind::NotFound,
+        (429, _) => ApiErrorKind::TooManyRequests { retry_after },
+        (503, _) if retry_after.is_some() => ApiErrorKind::TooManyRequests { retry_after },
+        (400..=499, _) => ApiErrorKind::Invalid,
+        _ => ApiErrorKind::Server,
+    }
+}
+
+fn sentence(operation: &str, code: StatusCode, text: &str) -> String {
+    let reason = code.canonical_reason().map_or(String::new(), |reason| format!(" {reason}"));
+    let text = if text.is_empty() { String::new() } else { format!(": {text}") };
+    format!("{operation}: {}{reason}{text}", code.as_u16())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16, retry_after: Option<&'static str>, body: &str) -> (ApiErrorKind, String) {
+        let mut headers = HeaderMap::new();
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, http::HeaderValue::from_static(seconds));
+        }
+        let code = StatusCode::from_u16(code).unwrap();
+        let error = refused("patch /api/v1/namespaces/x/pods/y/status", code, &headers, body.as_bytes());
+        (error.kind, error.message)
+    }
+
+    #[test]
+    fn a_refusal_is_told_with_the_request_the_code_and_the_servers_words() {
+        let body = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"y\" is forbidden: no","code":403}"#;
+        let (kind, message) = answer(403, None, body);
+        assert_eq!(kind, ApiErrorKind::Forbidden);
+        insta::assert_snapshot!(message, @r#"patch /api/v1/namespaces/x/pods/y/status: 403 Forbidden: pods "y" is forbidden: no"#);
+        let (kind, message) = answer(502, None, "<html>bad gateway</html>\n");
+        assert_eq!(kind, ApiErrorKind::Server);
+        insta::assert_snapshot!(message, @"patch /api/v1/namespaces/x/pods/y/status: 502 Bad Gateway: <html>bad gateway</html>");
+    }
+
+    #[test]
+    fn the_kind_follows_code_and_reason() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (code, retry_after, body, expected) in [
+            (404, None, "", ApiErrorKind::NotFound),
+            (409, None, r#"{"reason":"AlreadyExists"}"#, ApiErrorKind::AlreadyExists),
+            (409, None, r#"{"reason":"Conflict"}"#, ApiErrorKind::Conflict),
+            (410, None, "", ApiErrorKind::Expired),
+            (400, None, r#"{"reason":"Expired"}"#, ApiErrorKind::Expired),
+            (401, None, "", ApiErrorKind::Unauthorized),
+            (400, None, "", ApiErrorKind::Invalid),
+            (422, None, r#"{"reason":"Invalid"}"#, ApiErrorKind::Invalid),
+            (429, None, "", ApiErrorKind::TooManyRequests { retry_after: None }),
+            (429, Some("3"), "", ApiErrorKind::TooManyRequests { retry_after: seconds(3) }),
+            (
+                429,
+                None,
+                r#"{"details":{"retryAfterSeconds":7}}"#,
+                ApiErrorKind::TooManyRequests { retry_after: seconds(7) },
+            ),
+            (503, Some("1"), "", ApiErrorKind::TooManyRequests { retry_after: seconds(1) }),
+            (503, None, "", ApiErrorKind::Server),
+            (500, None, "not JSON", ApiErrorKind::Server),
+        ] {
+            assert_eq!(answer(code, retry_after, body).0, expected, "{code} {body}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The connections of one lane.
+//!
+//! Owns: which connection a request takes, when another is opened, and when one is let go. Never: decides to try again.
+//! HTTP/2 connections carry many requests at once up to the server's limit, HTTP/1.1 connections one.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Semaphore;
+
+use crate::client::transport::{Connection, Lease};
+
+/// Name look-up, TCP, TLS and HTTP together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// More unused connections than this are closed; HTTP/2 rarely needs a second.
+const MAX_IDLE: usize = 2;
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    state: Mutex<State>,
+    /// One request connects, the others wait for what it gets.
+    connecting: Semaphore,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connections: Vec<Arc<Connection>>,
+    /// How many attempts to connect failed, and how the last one did.
+    failures: u64,
+    last_failure: String,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Pool { state: Mutex::default(), connecting: Semaphore::new(1) }
+    }
+}
+
+impl Pool {
+    /// A place on a connection, on a new one if need be.
+    pub(super) async fn lease<Connecting>(&self, connect: impl FnOnce() -> Connecting) -> Result<Lease, String>
+    where
+        Connecting: Future<Output = Result<Connection, String>>,
+    {
+        if let Some(lease) = self.free() {
+            return Ok(lease);
+        }
+        let failures_before = self.state().failures;
+        let _turn = self.connecting.acquire().await.expect("the semaphore is never closed");
+        if let Some(lease) = self.free() {
+            return Ok(lease);
+        }
+        {
+            let state = self.state();
+            if state.failures > failures_before {
+                return Err(state.last_failure.clone());
+            }
+        }
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect()).await;
+        let connected = connected.unwrap_or_else(|_| Err(format!("not connected within {CONNECT_TIMEOUT:?}")));
+        let mut state = self.state();
+        match connected {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                let lease = Lease::of(&connection).ok_or_else(|| "closed as soon as it was open".to_owned())?;
+                state.connections.push(connection);
+                Ok(lease)
+            }
+            Err(error) => {
+                state.failures += 1;
+                state.last_failure.clone_from(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// No further request goes this way; those under way go on.
+    pub(super) fn abandon(&self, lease: &Lease) {
+        self.state().connections.retain(|connection| !lease.is_of(connection));
+    }
+
+    /// Lets go of connections made with credentials before those of `generation`.
+    pub(super) fn retire_before(&self, generation: u64) {
+        self.state().connections.retain(|connection| {
+            let is_current = connection.generation >= generation;
+            if !is_current {
+                connection.retire();
+            }
+            is_current
+        });
+    }
+
+    /// The first connections are filled first, so that the last ones fall idle.
+    fn free(&self) -> Option<Lease> {
+        let mut state = self.state();
+        state.connections.retain(|connection| !connection.is_closed());
+        let lease = state.connections.iter().find_map(Lease::of);
+        let mut idle = 0;
+        state.connections.retain(|connection| {
+            idle += usize::from(connection.is_idle());
+            !connection.is_idle() || idle <= MAX_IDLE
+        });
+        lease
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

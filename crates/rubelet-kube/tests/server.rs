@@ -1,0 +1,275 @@
+//! The client against a server of our own on real sockets: TLS, HTTP/2 and what servers do wrong.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/test_server.rs"]
+mod test_server;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::{Method, StatusCode};
+use rubelet_kube::{
+    client::{Client, RateLimit, RateLimits},
+    kubeconfig::Kubeconfig,
+    port::{ApiErrorKind, ApiServer as _, Call, Lane, ObjectPath, PatchKind, Verb, Watch, WatchEvent},
+};
+
+use crate::test_server::{Answer, Authority, Certificates, Protocol, TestServer};
+
+const NO_LIMITS: RateLimits = RateLimits { ordinary: RateLimit::NONE, events: RateLimit::NONE };
+const SOON: Duration = Duration::from_secs(20);
+
+fn client(kubeconfig: &std::path::Path) -> Client {
+    Client::new(&Kubeconfig::read(kubeconfig).unwrap(), NO_LIMITS).unwrap()
+}
+
+fn pods() -> ObjectPath {
+    ObjectPath::all("v1", "pods")
+}
+
+fn get(lane: Lane, path: ObjectPath, timeout: Duration) -> Call {
+    Call { lane, verb: Verb::Get, path, query: Vec::new(), body: None, timeout }
+}
+
+fn watch(path: ObjectPath) -> Watch {
+    Watch { collection: path, query: vec![("watch", "true".to_owned())] }
+}
+
+#[tokio::test]
+async fn a_request_says_who_asks_for_what() {
+    for protocol in [Protocol::Http2, Protocol::Http1] {
+        let certificates = Certificates::new();
+        let server = TestServer::start(&certificates, protocol, |request| {
+            let seen = format!(
+                "{} {} as {}\n{:?}\n{:?}\n{}",
+                request.method,
+                request.target,
+                request.peer,
+                request.header("content-type"),
+                request.header("user-agent"),
+                request.body
+            );
+            Answer::ok(seen)
+        })
+        .await;
+        let client = client(&certificates.kubeconfig(&server, "node-one"));
+        let call = Call {
+            lane: Lane::Ordinary,
+            verb: Verb::Patch(PatchKind::StrategicMerge),
+            path: pods().within("default").named("web").sub("status"),
+            query: vec![("fieldManager", "a=b,c d".to_owned())],
+            body: Some(Bytes::from_static(b"{}")),
+            timeout: SOON,
+        };
+        let seen = String::from_utf8(client.call(call).await.unwrap().to_vec()).unwrap();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(seen, @r#"
+            PATCH /api/v1/namespaces/default/pods/web/status?fieldManager=a%3Db%2Cc%20d as node-one
+            Some("application/strategic-merge-patch+json")
+            Some("rubelet/0.1.0 (linux/amd64) kubernetes/v1.36")
+            {}
+            "#);
+        }
+        assert_eq!(server.connections(), 1, "{protocol:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_another_authority_is_not_spoken_to() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::ok("")).await;
+    let kubeconfig = certificates.kubeconfig(&server, "node-one");
+    std::fs::write(certificates.path("ca.crt"), Authority::new().certificate_pem()).unwrap();
+    let error = client(&kubeconfig).call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Unreachable);
+    assert!(error.message.contains("invalid peer certificate"), "{error}");
+}
+
+#[tokio::test]
+async fn events_of_a_watch_come_as_they_happen() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::Stream).await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let mut events = client.watch(watch(pods())).await.unwrap();
+    let stream = server.next_stream().await;
+    for object in ["{\"a\":1}", "{\"b\":2}"] {
+        stream.send(format!("{{\"type\":\"MODIFIED\",\"object\":{object}}}\n"));
+        assert_eq!(events.next().await.unwrap().unwrap(), WatchEvent::Modified(Bytes::from(object)));
+    }
+    stream.send(
+        "{\"type\":\"ERROR\",\"object\":{\"code\":410,\"reason\":\"Expired\",\"message\":\"too old\"}}\n".to_owned(),
+    );
+    assert_eq!(events.next().await.unwrap().unwrap_err().kind, ApiErrorKind::Expired);
+    assert!(events.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_watch_that_the_server_ends_is_over() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::Stream).await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let mut events = client.watch(watch(pods())).await.unwrap();
+    drop(server.next_stream().await);
+    assert!(events.next().await.is_none());
+}
+
+#[tokio::test]
+async fn hundreds_of_watches_leave_heartbeats_and_calls_alone() {
+    let certificates = Certificates::new();
+    let server =
+        TestServer::start(&certificates, Protocol::Http2, |request| match request.target.contains("watch=true") {
+            true => Answer::Stream,
+            false => Answer::ok("pong"),
+        })
+        .await;
+    let client = Arc::new(client(&certificates.kubeconfig(&server, "node-one")));
+    let mut opening = tokio::task::JoinSet::new();
+    for number in 0..250 {
+        let client = Arc::clone(&client);
+        opening.spawn(async move { client.watch(watch(pods().within(format!("n{number}")))).await.unwrap() });
+    }
+    let watches = opening.join_all().await;
+    assert_eq!(watches.len(), 250);
+    assert_eq!(server.connections(), 4, "80 watches share one connection");
+    for lane in [Lane::Heartbeat, Lane::Ordinary, Lane::Events] {
+        assert_eq!(client.call(get(lane, pods(), SOON)).await.unwrap(), "pong");
+    }
+    assert_eq!(server.connections(), 7);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_patience_is_asked_again() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| match request.number {
+        0 => Answer::status(StatusCode::TOO_MANY_REQUESTS).with("retry-after", "1"),
+        1 => Answer::status(StatusCode::SERVICE_UNAVAILABLE).with("retry-after", "1"),
+        _ => Answer::ok(request.body.clone()),
+    })
+    .await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let body = Some(Bytes::from_static(b"{\"again\":true}"));
+    let create = Call { verb: Verb::Create, body, ..get(Lane::Ordinary, pods(), SOON) };
+    assert_eq!(client.call(create).await.unwrap(), "{\"again\":true}");
+    assert_eq!(server.requests(), 3);
+}
+
+#[tokio::test]
+async fn patience_ends_with_the_calls_time() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| {
+        Answer::status(StatusCode::TOO_MANY_REQUESTS).with("retry-after", "3600")
+    })
+    .await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(3600)) });
+    assert_eq!(server.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up_and_the_next_call_takes_another_connection() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| match request.number {
+        0 => Answer::Never,
+        _ => Answer::ok("here"),
+    })
+    .await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let error = client.call(get(Lane::Heartbeat, pods(), Duration::from_millis(300))).await.unwrap_err();
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (ApiErrorKind::Unreachable, "get /api/v1/pods: no answer within 300ms")
+    );
+    assert_eq!(client.call(get(Lane::Heartbeat, pods(), SOON)).await.unwrap(), "here");
+    assert_eq!(server.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_socket_that_accepts_and_says_nothing_is_given_up() {
+    let certificates = Certificates::new();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    let client = client(&certificates.kubeconfig_for(&format!("https://{address}"), "node-one"));
+    let error = client.call(get(Lane::Ordinary, pods(), Duration::from_millis(200))).await.unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Unreachable);
+    drop(silent);
+    let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
+    assert!(error.message.contains("Connection refused"), "{error}");
+}
+
+#[tokio::test]
+async fn a_connection_that_broke_is_replaced() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::ok("here")).await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    for expected in 1..=3 {
+        let delete = Call { verb: Verb::Get, ..get(Lane::Ordinary, pods(), SOON) };
+        assert_eq!(client.call(delete).await.unwrap(), "here");
+        assert_eq!(server.connections(), expected);
+        server.cut_connections().await;
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_was_cut_off_is_not_made_again() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::Cut).await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let create =
+        Call { verb: Verb::Create, body: Some(Bytes::from_static(b"{}")), ..get(Lane::Ordinary, pods(), SOON) };
+    assert_eq!(client.call(create).await.unwrap_err().kind, ApiErrorKind::Unreachable);
+    assert_eq!(server.requests(), 1);
+    assert_eq!(client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err().kind, ApiErrorKind::Unreachable);
+    assert_eq!(server.requests(), 3, "a question is asked twice");
+}
+
+#[tokio::test]
+async fn a_new_client_certificate_is_used_without_losing_a_request() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| {
+        match (request.target.contains("watch=true"), request.target.contains("slow")) {
+            (true, _) | (_, true) => Answer::Stream,
+            _ => Answer::ok(request.peer.clone()),
+        }
+    })
+    .await;
+    let client = Arc::new(client(&certificates.kubeconfig(&server, "node-old")));
+    let ask = || client.call(get(Lane::Ordinary, pods(), SOON));
+    assert_eq!(ask().await.unwrap(), "node-old");
+    let mut events = client.watch(watch(pods())).await.unwrap();
+    let _watch_stream = server.next_stream().await;
+    let slow = tokio::spawn({
+        let client = Arc::clone(&client);
+        async move { client.call(get(Lane::Ordinary, pods().within("slow"), SOON)).await }
+    });
+    let slow_stream = server.next_stream().await;
+
+    certificates.write_client("node-new");
+    client.credentials_changed().await;
+    assert_eq!(ask().await.unwrap(), "node-new");
+    slow_stream.send("done".to_owned());
+    drop(slow_stream);
+    assert_eq!(slow.await.unwrap().unwrap(), "done", "what was under way is finished");
+    assert!(events.next().await.is_none(), "a watch of the old certificate ends in peace");
+}
+
+#[tokio::test]
+async fn plain_http_and_a_token_file_are_enough() {
+    let certificates = Certificates::new();
+    let server =
+        TestServer::start(&certificates, Protocol::Plain, |request| match request.header("authorization").as_deref() {
+            Some("Bearer second") => Answer::ok(format!("{} {}", request.method, Method::GET)),
+            _ => Answer::status(StatusCode::UNAUTHORIZED),
+        })
+        .await;
+    let kubeconfig = certificates.token_kubeconfig(&server, "token");
+    std::fs::write(certificates.path("token"), "first\n").unwrap();
+    let client = client(&kubeconfig);
+    let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Unauthorized);
+    assert_eq!(server.requests(), 2, "the token is read again, once");
+    std::fs::write(certificates.path("token"), "second\n").unwrap();
+    assert_eq!(client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap(), "GET GET");
+}
