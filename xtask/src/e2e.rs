@@ -162,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Into a copy, so that a build that goes on meanwhile cannot change what is tested.
-fn build(copy: &Path) -> anyhow::Result<()> {
+pub fn build(copy: &Path) -> anyhow::Result<()> {
     let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     fs::create_dir_all(project::target().join("testbed"))?;

@@ -1,4 +1,4 @@
-//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd.
+//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd, upstream's suite.
 //!
 //! Owns: what is built and how; the versions are pinned by `testbed/go/*/go.mod`. A finished build is kept under
 //! `target/testbed/` and made again when its module files change.
@@ -30,10 +30,19 @@ pub struct GoTool {
     cgo: &'static str,
     /// The name of the program, where it is not the package's.
     program: Option<&'static str>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Programs,
+    /// The tests of one package, as a program.
+    Tests,
 }
 
 /// A program of a pure Go module.
-const PLAIN: GoTool = GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None };
+const PLAIN: GoTool =
+    GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None, kind: Kind::Programs };
 
 /// containerd 2.4 and what it runs.
 pub const RUNTIME: &[GoTool] = &[
@@ -75,8 +84,28 @@ pub const KUBE_CONTROLLER_MANAGER: GoTool =
     kubernetes("kube-controller-manager", &["k8s.io/kubernetes/cmd/kube-controller-manager"]);
 pub const KUBE_SCHEDULER: GoTool = kubernetes("kube-scheduler", &["k8s.io/kubernetes/cmd/kube-scheduler"]);
 pub const KUBECTL: GoTool = kubernetes("kubectl", &["k8s.io/kubernetes/cmd/kubectl"]);
-#[allow(dead_code, reason = "tests with it follow")]
 pub const KUBELET: GoTool = kubernetes("kubelet", &["k8s.io/kubernetes/cmd/kubelet"]);
+
+/// Upstream's end-to-end suite.
+pub const E2E_SUITE: GoTool = GoTool {
+    name: "e2e-suite",
+    module: "e2e",
+    packages: &["k8s.io/kubernetes/test/e2e"],
+    program: Some("e2e.test"),
+    kind: Kind::Tests,
+    ..PLAIN
+};
+/// What runs the suite, and what the suite runs in its pods.
+pub const E2E_TOOLS: GoTool = GoTool {
+    name: "e2e-tools",
+    module: "e2e",
+    packages: &[
+        "github.com/onsi/ginkgo/v2/ginkgo",
+        "k8s.io/kubernetes/test/images/agnhost",
+        "k8s.io/kubernetes/test/images/nonewprivs",
+    ],
+    ..PLAIN
+};
 
 /// Each program is a tool of its own, because few tests need all of them.
 const fn kubernetes(name: &'static str, packages: &'static [&'static str]) -> GoTool {
@@ -122,7 +151,11 @@ impl GoTool {
 
     fn build(&self, bin: &Path) -> anyhow::Result<()> {
         // Without -trimpath, so that the packages are those that other builds on this machine have in Go's cache already.
-        let mut go = command("go", ["build", "-buildvcs=false"]);
+        let mut go = match self.kind {
+            Kind::Programs => command("go", ["build"]),
+            Kind::Tests => command("go", ["test", "-c"]),
+        };
+        go.arg("-buildvcs=false");
         go.arg(format!("-ldflags={}", self.ldflags()?)).arg(format!("-tags={}", self.tags));
         go.arg("-o").arg(bin.join(self.program.unwrap_or_default())).args(self.packages);
         go.current_dir(self.dir()).env("CGO_ENABLED", self.cgo);
@@ -132,7 +165,7 @@ impl GoTool {
     /// Kubernetes does not take its version from the module, and refuses to work as `v0.0.0`.
     fn ldflags(&self) -> anyhow::Result<String> {
         let mut flags = "-s -w".to_owned();
-        if self.module == "kubernetes" {
+        if ["kubernetes", "e2e"].contains(&self.module) {
             let version = required_version(&fs::read_to_string(self.dir().join("go.mod"))?, "k8s.io/kubernetes")?;
             let mut parts = version.trim_start_matches('v').split('.');
             let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -147,9 +180,10 @@ impl GoTool {
 }
 
 fn required_version(go_mod: &str, module: &str) -> anyhow::Result<String> {
-    let prefix = format!("require {module} ");
-    let line = go_mod.lines().find_map(|line| line.strip_prefix(&prefix));
-    Ok(line.with_context(|| format!("go.mod has no line `{prefix}…`"))?.trim().to_owned())
+    let lines = go_mod.lines().map(|line| line.trim_start().trim_start_matches("require "));
+    let version =
+        lines.filter_map(|line| line.split_once(' ')).find_map(|(name, rest)| (name == module).then_some(rest));
+    Ok(version.with_context(|| format!("go.mod does not require {module}"))?.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -161,6 +195,9 @@ mod tests {
         let flags = KUBECTL.ldflags().unwrap();
         let version = required_version("go 1.26\n\nrequire k8s.io/kubernetes v1.2.3\n", "k8s.io/kubernetes").unwrap();
         assert_eq!(version, "v1.2.3");
+        let block =
+            required_version("require (\n\ta v1\n\tk8s.io/kubernetes v1.2.3\n)\n", "k8s.io/kubernetes").unwrap();
+        assert_eq!(block, "v1.2.3");
         assert!(flags.contains("k8s.io/component-base/version.gitMajor=1"), "{flags}");
     }
 }

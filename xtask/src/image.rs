@@ -3,8 +3,9 @@
 //! Owns: the archive format, the content of the pause and busybox images. `ctr images import` takes what is written here.
 
 use std::{
+    collections::BTreeMap,
     fs,
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -24,18 +25,20 @@ pub const PAUSE_NAMES: [&str; 2] = ["registry.k8s.io/pause:3.6", "registry.k8s.i
 /// Debian's busybox, under the name of the same version in the public registry.
 pub const BUSYBOX: &str = "docker.io/library/busybox:1.35";
 
-/// An image of one layer.
+/// An image: what it runs, and its layers from the lowest up. Images of one archive may share layers.
 pub struct Image<'a> {
     pub names: &'a [&'a str],
-    pub program: Program<'a>,
-    pub layer: Vec<u8>,
+    pub start: Start<'a>,
+    pub layers: &'a [&'a Layer],
 }
 
-/// What the image runs when the pod names no command.
-pub enum Program<'a> {
-    Entrypoint(&'a str),
+/// How a container of the image starts when the pod does not say.
+#[derive(Default)]
+pub struct Start<'a> {
+    pub entrypoint: &'a [&'a str],
     /// Replaced as a whole by a pod's `args`.
-    Cmd(&'a str),
+    pub cmd: &'a [&'a str],
+    pub user: &'a str,
 }
 
 /// Makes the images that are not made yet; returns their archives.
@@ -46,111 +49,163 @@ pub fn ensure() -> anyhow::Result<Vec<PathBuf>> {
     let busybox = dir.join("busybox.tar");
     if !newer(&pause, &[&pause_source()]) {
         step("making the pause image", || {
-            let layer = Layer::default().file("pause", &pause_program(&dir)?)?.finish()?;
-            write(&pause, &Image { names: &PAUSE_NAMES, program: Program::Entrypoint("/pause"), layer })
+            let layer = LayerBuilder::default().file("pause", &pause_program(&dir)?, 0o755)?.finish()?;
+            let start = Start { entrypoint: &["/pause"], ..Start::default() };
+            write(&pause, &[Image { names: &PAUSE_NAMES, start, layers: &[&layer] }])
         })?;
     }
     if !newer(&busybox, &[Path::new("/bin/busybox")]) {
-        step("making the busybox image", || {
-            write(&busybox, &Image { names: &[BUSYBOX], program: Program::Cmd("sh"), layer: busybox_layer()? })
-        })?;
+        step("making the busybox image", || busybox_named(BUSYBOX, &busybox))?;
     }
     Ok(vec![pause, busybox])
 }
 
 /// Busybox under another name: for tests in which an image appears late.
 pub fn busybox_named(name: &str, path: &Path) -> anyhow::Result<()> {
-    write(path, &Image { names: &[name], program: Program::Cmd("sh"), layer: busybox_layer()? })
+    let layer = busybox_layer(Path::new("/bin/busybox"))?;
+    let start = Start { cmd: &["sh"], ..Start::default() };
+    write(path, &[Image { names: &[name], start, layers: &[&layer] }])
 }
 
-/// Writes beside and renames, so that a reader never sees half an archive.
-fn write(path: &Path, image: &Image<'_>) -> anyhow::Result<()> {
+/// Writes all of `images` into one archive. Writes beside and renames, so that a reader never sees half of it.
+pub fn write(path: &Path, images: &[Image<'_>]) -> anyhow::Result<()> {
     let partial = path.with_extension(format!("partial.{}", std::process::id()));
-    fs::write(&partial, archive(image)?)?;
+    archive(fs::File::create(&partial)?, images)?.flush()?;
     fs::rename(&partial, path)?;
     Ok(())
 }
 
-fn archive(image: &Image<'_>) -> anyhow::Result<Vec<u8>> {
-    let digest = hex(&image.layer);
+fn archive<W: Write>(to: W, images: &[Image<'_>]) -> anyhow::Result<W> {
+    let configs = images.iter().map(config).collect::<anyhow::Result<Vec<_>>>()?;
+    let config_name = |config: &[u8]| format!("{}.json", hex(config));
+    let manifest: Vec<_> = images
+        .iter()
+        .zip(&configs)
+        .map(|(image, config)| {
+            let layers: Vec<_> = image.layers.iter().map(|layer| layer.name()).collect();
+            json!({ "Config": config_name(config), "RepoTags": image.names, "Layers": layers })
+        })
+        .collect();
+    let mut tar = tar::Builder::new(to);
+    append(&mut tar, "manifest.json", &serde_json::to_vec(&manifest)?, 0o644)?;
+    for config in &configs {
+        append(&mut tar, &config_name(config), config, 0o644)?;
+    }
+    let layers: BTreeMap<_, _> =
+        images.iter().flat_map(|image| image.layers).map(|layer| (layer.name(), layer)).collect();
+    for (name, layer) in layers {
+        match &layer.content {
+            Content::Memory(bytes) => append(&mut tar, &name, bytes, 0o644)?,
+            Content::File(path) => {
+                let mut header = header(tar::EntryType::Regular, path.metadata()?.len(), 0o644);
+                tar.append_data(&mut header, &name, fs::File::open(path)?)?;
+            }
+        }
+    }
+    Ok(tar.into_inner()?)
+}
+
+fn config(image: &Image<'_>) -> anyhow::Result<Vec<u8>> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
-    let (key, program) = match image.program {
-        Program::Entrypoint(program) => ("Entrypoint", program),
-        Program::Cmd(program) => ("Cmd", program),
-    };
-    let config = serde_json::to_vec(&json!({
+    let digests: Vec<_> = image.layers.iter().map(|layer| format!("sha256:{}", layer.digest)).collect();
+    Ok(serde_json::to_vec(&json!({
         "architecture": architecture,
         "os": "linux",
-        "config": { "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"], key: [program] },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{digest}")] },
-    }))?;
-    let config_name = format!("{}.json", hex(&config));
-    let layer_name = format!("{digest}/layer.tar");
-    let manifest = serde_json::to_vec(&json!([
-        { "Config": config_name, "RepoTags": image.names, "Layers": [layer_name] }
-    ]))?;
-    let mut tar = tar::Builder::new(Vec::new());
-    for (name, content) in [("manifest.json", &manifest), (&config_name, &config), (&layer_name, &image.layer)] {
-        append(&mut tar, name, content, 0o644)?;
-    }
-    Ok(tar.into_inner()?)
+        "config": {
+            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "Entrypoint": image.start.entrypoint,
+            "Cmd": image.start.cmd,
+            "User": image.start.user,
+        },
+        "rootfs": { "type": "layers", "diff_ids": digests },
+    }))?)
 }
 
-/// A layer under construction.
-pub struct Layer(tar::Builder<Vec<u8>>);
+/// A tar of files, known by its digest.
+pub struct Layer {
+    digest: String,
+    content: Content,
+}
 
-impl Default for Layer {
-    fn default() -> Self {
-        Layer(tar::Builder::new(Vec::new()))
-    }
+enum Content {
+    Memory(Vec<u8>),
+    /// For what is too large to hold.
+    File(PathBuf),
 }
 
 impl Layer {
-    /// An executable file.
-    fn file(mut self, name: &str, content: &[u8]) -> anyhow::Result<Self> {
-        append(&mut self.0, name, content, 0o755)?;
+    /// A layer that lies on disk already.
+    pub fn of_file(path: &Path) -> anyhow::Result<Self> {
+        let mut hash = Sha256::new();
+        let mut file = fs::File::open(path).with_context(|| format!("read {}", path.display()))?;
+        let mut block = vec![0; 1 << 20];
+        loop {
+            let length = file.read(&mut block)?;
+            if length == 0 {
+                break;
+            }
+            hash.update(&block[..length]);
+        }
+        Ok(Layer { digest: text(&hash.finalize()), content: Content::File(path.to_owned()) })
+    }
+
+    fn name(&self) -> String {
+        format!("{}/layer.tar", self.digest)
+    }
+}
+
+/// A layer under construction.
+pub struct LayerBuilder(tar::Builder<Vec<u8>>);
+
+impl Default for LayerBuilder {
+    fn default() -> Self {
+        LayerBuilder(tar::Builder::new(Vec::new()))
+    }
+}
+
+impl LayerBuilder {
+    pub fn file(mut self, name: &str, content: &[u8], mode: u32) -> anyhow::Result<Self> {
+        append(&mut self.0, name, content, mode)?;
         Ok(self)
     }
 
-    fn text(mut self, name: &str, content: &str) -> anyhow::Result<Self> {
-        append(&mut self.0, name, content.as_bytes(), 0o644)?;
-        Ok(self)
-    }
-
-    fn dir(mut self, name: &str, mode: u32) -> anyhow::Result<Self> {
+    pub fn dir(mut self, name: &str, mode: u32) -> anyhow::Result<Self> {
         let mut header = header(tar::EntryType::Directory, 0, mode);
         self.0.append_data(&mut header, format!("{name}/"), std::io::empty())?;
         Ok(self)
     }
 
-    fn link(mut self, name: &str, target: &str) -> anyhow::Result<Self> {
+    pub fn link(mut self, name: &str, target: &str) -> anyhow::Result<Self> {
         let mut header = header(tar::EntryType::Symlink, 0, 0o777);
         self.0.append_link(&mut header, name, target)?;
         Ok(self)
     }
 
-    fn finish(self) -> anyhow::Result<Vec<u8>> {
-        Ok(self.0.into_inner()?)
+    pub fn finish(self) -> anyhow::Result<Layer> {
+        let bytes = self.0.into_inner()?;
+        Ok(Layer { digest: hex(&bytes), content: Content::Memory(bytes) })
     }
 }
 
-fn busybox_layer() -> anyhow::Result<Vec<u8>> {
-    let program = fs::read("/bin/busybox").context("read /bin/busybox (Debian's busybox-static)")?;
-    let applets = output(&mut command("/bin/busybox", ["--list"]), SHORT)?;
-    let mut layer = Layer::default()
+/// A static busybox with a link for each of its tools.
+pub fn busybox_layer(busybox: &Path) -> anyhow::Result<Layer> {
+    let program = fs::read(busybox).with_context(|| format!("read {}", busybox.display()))?;
+    let applets = output(&mut command(busybox, ["--list"]), SHORT)?;
+    let passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/home:/bin/false\n";
+    let mut layer = LayerBuilder::default()
         .dir("bin", 0o755)?
         .dir("etc", 0o755)?
         .dir("home", 0o755)?
         .dir("root", 0o700)?
         .dir("tmp", 0o1777)?
         .dir("var", 0o755)?
-        .text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/home:/bin/false\n")?
-        .text("etc/group", "root:x:0:\nnogroup:x:65534:\n")?
-        .file("bin/busybox", &program)?;
+        .file("etc/passwd", passwd.as_bytes(), 0o644)?
+        .file("etc/group", b"root:x:0:\nnogroup:x:65534:\n", 0o644)?
+        .file("bin/busybox", &program, 0o755)?;
     for applet in applets.lines().filter(|applet| *applet != "busybox") {
         layer = layer.link(&format!("bin/{applet}"), "busybox")?;
     }
@@ -175,16 +230,16 @@ fn pause_program(dir: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn newer(made: &Path, sources: &[&Path]) -> bool {
+/// Whether it was made after all it is made of.
+pub fn newer(made: &Path, sources: &[&Path]) -> bool {
     let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
     let Some(made) = modified(made) else { return false };
     sources.iter().all(|source| modified(source).is_some_and(|source| source <= made))
 }
 
-fn append(tar: &mut tar::Builder<Vec<u8>>, name: &str, content: &[u8], mode: u32) -> anyhow::Result<()> {
+fn append<W: Write>(tar: &mut tar::Builder<W>, name: &str, content: &[u8], mode: u32) -> anyhow::Result<()> {
     let mut header = header(tar::EntryType::Regular, content.len() as u64, mode);
     tar.append_data(&mut header, name, content)?;
-    tar.get_mut().flush()?;
     Ok(())
 }
 
@@ -201,20 +256,24 @@ fn header(kind: tar::EntryType, size: u64, mode: u32) -> tar::Header {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    text(&Sha256::digest(bytes))
+}
+
+fn text(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
-
     use super::*;
 
     #[test]
-    fn an_archive_names_its_config_and_its_layer_by_digest() {
-        let layer = Layer::default().file("pause", b"program").unwrap().finish().unwrap();
-        let bytes = archive(&Image { names: &["a/b:1"], program: Program::Entrypoint("/pause"), layer: layer.clone() })
-            .unwrap();
+    fn an_archive_names_configs_and_layers_by_digest_and_holds_a_shared_layer_once() {
+        let base = LayerBuilder::default().file("pause", b"program", 0o755).unwrap().finish().unwrap();
+        let top = LayerBuilder::default().dir("tmp", 0o1777).unwrap().finish().unwrap();
+        let low = Image { names: &["a/b:1"], start: Start::default(), layers: &[&base] };
+        let high = Image { names: &["a/c:1"], start: Start::default(), layers: &[&base, &top] };
+        let bytes = archive(Vec::new(), &[low, high]).unwrap();
         let mut manifest = String::new();
         let mut names = Vec::new();
         for entry in tar::Archive::new(bytes.as_slice()).entries().unwrap() {
@@ -225,10 +284,22 @@ mod tests {
             }
         }
         let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-        assert_eq!(
-            names,
-            ["manifest.json", manifest[0]["Config"].as_str().unwrap(), &format!("{}/layer.tar", hex(&layer))]
-        );
         assert_eq!(manifest[0]["RepoTags"], json!(["a/b:1"]));
+        assert_eq!(manifest[1]["Layers"], json!([base.name(), top.name()]));
+        let config = |index: usize| manifest[index]["Config"].as_str().unwrap().to_owned();
+        let mut expected = vec!["manifest.json".to_owned(), config(0), config(1), base.name(), top.name()];
+        expected[3..].sort();
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_layer_has_one_digest_in_memory_and_on_disk() {
+        let layer = LayerBuilder::default().dir("tmp", 0o1777).unwrap().finish().unwrap();
+        let Content::Memory(bytes) = &layer.content else { panic!("built in memory") };
+        let path = std::env::temp_dir().join(format!("layer-{}.tar", std::process::id()));
+        fs::write(&path, bytes).unwrap();
+        let on_disk = Layer::of_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(on_disk.digest, layer.digest);
     }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `e2e`, `bench`, `gen`.
+//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `e2e`, `conformance`, `bench`, `gen`.
 //!
 //! Owns: the command line. Each command is a file.
 
@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod clock;
 mod command;
+mod conformance;
 mod e2e;
 mod gen_protos;
 mod go_tools;
@@ -51,6 +52,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             let filter = args.get_one::<String>("filter").map_or("", String::as_str);
             return Ok(e2e::run(&runtimes, filter, kubelet(args))?.conclude());
         }
+        Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?,
         Some(("gen", _)) => gen_protos::run()?,
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
@@ -96,6 +98,7 @@ fn cli() -> Command {
                 .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this"))
                 .arg(kubelet.clone().help("Test this kubelet of upstream's instead: are the tests right?")),
         )
+        .subcommand(conformance::cli())
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
         .subcommand(

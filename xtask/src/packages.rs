@@ -26,7 +26,7 @@ pub enum Tool {
     File(&'static str),
 }
 
-const fn program(name: &'static str, package: &'static str) -> Need {
+pub const fn program(name: &'static str, package: &'static str) -> Need {
     Need { tool: Tool::Program(name), package }
 }
 

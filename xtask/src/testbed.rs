@@ -15,6 +15,7 @@ use std::{
     net::{Ipv4Addr, TcpListener},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    process::Command,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -244,9 +245,13 @@ impl Testbed {
 
     /// Runs `ctr` in the namespace of Kubernetes.
     pub fn ctr<const N: usize>(&self, args: [&str; N]) -> anyhow::Result<String> {
+        output(&mut self.ctr_command(args), SHORT)
+    }
+
+    fn ctr_command<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut ctr = command(&self.programs.ctr, ["--namespace", "k8s.io", "--address"]);
         ctr.arg(self.layout.socket()).args(args);
-        output(&mut ctr, SHORT)
+        ctr
     }
 
     /// This node's own address: its end of the pods' bridge.
@@ -260,8 +265,8 @@ impl Testbed {
     }
 
     pub fn import(&self, archive: &Path) -> anyhow::Result<()> {
-        let archive = archive.to_str().context("a path in UTF-8")?;
-        self.ctr(["images", "import", archive]).map(drop)
+        let mut ctr = self.ctr_command(["images", "import"]);
+        output(ctr.arg(archive), Duration::from_secs(600)).map(drop)
     }
 }
 

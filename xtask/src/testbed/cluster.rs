@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-pub use self::programs::ClusterPrograms;
+pub use self::programs::{ClusterPrograms, upstream_kubelet};
 use self::{
     api::Api,
     certificates::{Authority, SigningKey},

@@ -36,7 +36,6 @@ impl ClusterPrograms {
 }
 
 /// Upstream's kubelet, for comparison.
-#[allow(dead_code, reason = "tests with it follow")]
 pub fn upstream_kubelet() -> anyhow::Result<PathBuf> {
     Ok(go_tools::ensure(&[go_tools::KUBELET])?.join("kubelet"))
 }
