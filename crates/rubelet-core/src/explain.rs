@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use crate::{
     images::Images,
     node::Node,
+    node_status,
     pod::{Key, Lifecycle, PodRecord, Preparation, Wanted},
     pod_config::PodConfig,
     settings::Settings,
@@ -16,12 +17,16 @@ use crate::{
     time::{Now, Uptime},
 };
 
-pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig) -> NodeView {
+pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now) -> NodeView {
     NodeView {
         name: settings.node_name.clone(),
         runtime: format!("{} {}", node.status.name, node.status.version).trim().to_owned(),
         runtime_problem: node.runtime_problem.clone(),
         network_problem: node.network_problem.clone(),
+        readiness: node.readiness(now),
+        runtime_version: node_status::runtime_version(&node.status),
+        runtime_handlers: node.status.handlers.clone(),
+        supplemental_groups_policy: node.status.supplemental_groups_policy,
         sources_awaited: config.awaited(&settings.sources),
     }
 }

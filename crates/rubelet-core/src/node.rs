@@ -9,7 +9,7 @@ use crate::{
     effect::{EffectError, EffectId},
     id::PodUid,
     observation::{Listing, RuntimeStatus},
-    snapshot::Problem,
+    snapshot::{Problem, Readiness},
     time::{Now, Uptime},
 };
 
@@ -23,6 +23,11 @@ const RELIST: Duration = Duration::from_secs(1);
 const AUDIT: Duration = Duration::from_secs(30);
 /// Between two searches for directories nobody owns.
 const LIST_DIRS: Duration = Duration::from_secs(300);
+
+/// A runtime that has not answered for this long is down; upstream's tolerance, so that its restart is no news.
+const DOWN_AFTER: Duration = Duration::from_secs(30);
+/// Without a relist for this long nobody knows what the node's pods do.
+const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 
 const NEVER: Uptime = Uptime::new(Duration::MAX);
 
@@ -66,6 +71,10 @@ pub struct Node {
     /// `None` is ready. It starts as a problem: nothing is known before the first answer.
     pub runtime_problem: Option<Problem>,
     pub network_problem: Option<Problem>,
+    /// The runtime's last answer that called it ready.
+    answered_at: Option<Uptime>,
+    /// The first check has ended, well or not.
+    is_checked: bool,
     /// The last relist; `None` before the first.
     pub listing: Option<Listing>,
     /// Pods that left no trace, and when: an older listing may still show them.
@@ -82,6 +91,8 @@ impl Node {
             status: RuntimeStatus::default(),
             runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
             network_problem: None,
+            answered_at: None,
+            is_checked: false,
             listing: None,
             gone: BTreeMap::new(),
         }
@@ -99,6 +110,7 @@ impl Node {
     /// Takes in the answer to a check; says whether the runtime has just become usable.
     pub fn checked(&mut self, result: &Result<RuntimeStatus, EffectError>, now: Now) -> bool {
         let was_ready = self.is_ready();
+        self.is_checked = true;
         let runtime = match result {
             Ok(status) => status.runtime_problem.clone(),
             Err(error) => Some(error.message.clone()),
@@ -108,6 +120,9 @@ impl Node {
             // A runtime that does not answer says nothing of the network either.
             self.network_problem = lasting(self.network_problem.take(), status.network_problem.clone(), now);
             self.status = status.clone();
+            if status.runtime_problem.is_none() {
+                self.answered_at = Some(now.uptime);
+            }
         }
         let next = if self.is_ready() { CHECK_READY } else { CHECK_NOT_READY };
         self.check = Routine::At(now.uptime + next);
@@ -144,6 +159,36 @@ impl Node {
 
     pub fn dirs_listed(&mut self, now: Now) {
         self.list_dirs = Routine::At(now.uptime + LIST_DIRS);
+    }
+
+    /// Whether the node may be called ready, in upstream's words where it may not.
+    pub fn readiness(&self, now: Now) -> Readiness {
+        if !self.is_checked {
+            return Readiness::Unchecked;
+        }
+        let mut problems = Vec::new();
+        match self.answered_at {
+            None if now.uptime < Uptime::ZERO + DOWN_AFTER && self.status.runtime_problem.is_none() => {
+                return Readiness::Unknown;
+            }
+            None => problems.push("container runtime status check may not have completed yet".to_owned()),
+            Some(answered_at) if now.uptime.since(answered_at) >= DOWN_AFTER => {
+                problems.push("container runtime is down".to_owned());
+            }
+            Some(_) => {}
+        }
+        if let Some(listing) = &self.listing {
+            let minutes = now.uptime.since(listing.looked_at).as_secs() / 60;
+            if minutes * 60 >= RELIST_THRESHOLD.as_secs() {
+                // In whole minutes: each change of the words is a report.
+                problems.push(format!(
+                    "PLEG is not healthy: pleg was last seen active {minutes}m0s ago; threshold is 3m0s"
+                ));
+            }
+        }
+        problems.extend(self.status.runtime_problem.clone());
+        problems.extend(self.status.network_problem.clone());
+        if problems.is_empty() { Readiness::Ready } else { Readiness::NotReady(problems) }
     }
 
     /// The next moment one of the routines is due. While the runtime is away only its check counts.

@@ -123,6 +123,18 @@ pub struct RuntimeStatus {
     pub network_problem: Option<String>,
     /// The runtime streams container events, so a slow audit is enough.
     pub has_events: bool,
+    /// In the order of their names.
+    pub handlers: Vec<RuntimeHandler>,
+    /// Whether `supplementalGroupsPolicy` is obeyed; `None` when the runtime says nothing of its features.
+    pub supplemental_groups_policy: Option<bool>,
+}
+
+/// One way the runtime can run a pod (a RuntimeClass names it), and what that way can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeHandler {
+    pub name: String,
+    pub recursive_read_only_mounts: bool,
+    pub user_namespaces: bool,
 }
 
 impl PodFacts {

@@ -1,6 +1,7 @@
 //! How much is `1500m`, `128Mi`, `1e3`?
 //!
-//! Owns: reading Kubernetes quantities exactly. Never: writes them back; the manifest's own text is kept.
+//! Owns: reading Kubernetes quantities exactly, and writing amounts in the one form the API has for each. Never: rewrites
+//! what somebody wrote; the manifest's own text is kept.
 //! Upstream: `k8s.io/apimachinery/pkg/api/resource`.
 
 use std::collections::BTreeMap;
@@ -71,6 +72,32 @@ impl Quantity {
         Quantity { nanos: (self.nanos + other.nanos).clamp(-MAX_NANOS, MAX_NANOS) }
     }
 
+    /// What is left of it; nothing when more is taken than there is.
+    pub fn less(self, other: Quantity) -> Quantity {
+        Quantity { nanos: (self.nanos - other.nanos).max(0) }
+    }
+
+    /// As the API writes amounts counted in thousands: `2`, `1900m`, `110`, `1k`.
+    pub fn decimal_text(self) -> Text {
+        const SUFFIXES: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
+        if self.nanos == 0 {
+            return Text("0".to_owned());
+        }
+        let (number, suffix) = reduced(self.nanos, 1000, &SUFFIXES);
+        Text(format!("{number}{suffix}"))
+    }
+
+    /// As the API writes amounts of memory, rounded up to whole bytes: `16369252Ki`, `0`.
+    pub fn binary_text(self) -> Text {
+        const SUFFIXES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+        let value = self.value();
+        if value.unsigned_abs() < 1024 {
+            return Quantity::from_units(value).decimal_text();
+        }
+        let (number, suffix) = reduced(i128::from(value), 1024, &SUFFIXES);
+        Text(format!("{number}{suffix}"))
+    }
+
     fn in_steps_of(self, step_nanos: i128) -> i64 {
         let away_from_zero = (self.nanos.abs() + step_nanos - 1) / step_nanos * self.nanos.signum();
         i64::try_from(away_from_zero).unwrap_or(if self.nanos < 0 { i64::MIN } else { i64::MAX })
@@ -80,6 +107,16 @@ impl Quantity {
 /// The amount of `name` in a resource list; zero when it is not there. Validation has refused what cannot be read.
 pub fn amount(list: Option<&BTreeMap<String, Text>>, name: &str) -> Quantity {
     list.and_then(|list| list.get(name)).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or_default()
+}
+
+/// The number with all whole factors of `base` taken out, and the suffix that stands for them.
+fn reduced<'a>(mut number: i128, base: i128, suffixes: &[&'a str]) -> (i128, &'a str) {
+    let mut factors = 0;
+    while factors + 1 < suffixes.len() && number % base == 0 {
+        number /= base;
+        factors += 1;
+    }
+    (number, suffixes[factors])
 }
 
 #[derive(Clone, Copy)]
@@ -197,6 +234,18 @@ mod tests {
             let quantity = Quantity::parse(text).unwrap();
             assert_eq!((quantity.value(), quantity.millis()), (value, millis), "{text}");
         }
+    }
+
+    #[test]
+    fn amounts_are_written_as_the_api_writes_them() {
+        let decimal = |millis| Quantity::from_millis(millis).decimal_text().0;
+        assert_eq!([0, 2000, 1900, 110_000, 1_000_000, 500].map(decimal), ["0", "2", "1900m", "110", "1k", "500m"]);
+        let binary = |bytes| Quantity::from_units(bytes).binary_text().0;
+        assert_eq!(
+            [0, 512, 1024, 16_761_114_624, 47_093_746_742, 1 << 30].map(binary),
+            ["0", "512", "1Ki", "16368276Ki", "47093746742", "1Gi"]
+        );
+        assert_eq!(Quantity::from_units(1).less(Quantity::from_units(2)), Quantity::ZERO);
     }
 
     #[test]

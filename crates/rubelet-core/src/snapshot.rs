@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde::{Deserialize, Serialize};
 
-use crate::{event::Source, id::PodUid};
+use crate::{event::Source, id::PodUid, observation::RuntimeHandler};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -23,8 +23,26 @@ pub struct NodeView {
     pub runtime: String,
     pub runtime_problem: Option<Problem>,
     pub network_problem: Option<Problem>,
+    pub readiness: Readiness,
+    /// As a node reports it: `containerd://2.4.2`.
+    pub runtime_version: String,
+    pub runtime_handlers: Vec<RuntimeHandler>,
+    pub supplemental_groups_policy: Option<bool>,
     /// Sources that have not spoken yet; nothing is cleaned up before they have.
     pub sources_awaited: Vec<Source>,
+}
+
+/// May pods be sent here?
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Readiness {
+    /// The first check is not over yet.
+    #[default]
+    Unchecked,
+    /// The runtime did not answer since the agent started, which was only just now: what was known before still counts.
+    Unknown,
+    Ready,
+    /// All the reasons.
+    NotReady(Vec<String>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -182,6 +182,13 @@ impl ContainerRuntime for CriClient {
         answer.status.ok_or_else(|| incomplete("ContainerStatus"))
     }
 
+    async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
+        let request = v1::ListImagesRequest { filter: None };
+        let mut client = self.images.clone();
+        let answer = call("ListImages", self.timeout, request, |request| client.list_images(request)).await?;
+        Ok(answer.images)
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let request = v1::ImageStatusRequest { image: Some(image.clone()), verbose: false };
         let mut client = self.images.clone();

@@ -75,6 +75,7 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
 
+    async fn list_images(&self) -> RpcResult<Vec<v1::Image>>;
     /// `None`: the image is not there.
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>>;
     /// Returns the reference of the pulled image.

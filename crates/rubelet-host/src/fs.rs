@@ -93,6 +93,11 @@ pub fn file_kind(path: &Path) -> io::Result<Option<FileKind>> {
     absent_is_none(fs::metadata(path).map(|found| kind_of(found.file_type())))
 }
 
+pub fn capacity_bytes(path: &Path) -> io::Result<u64> {
+    let file_system = rustix::fs::statvfs(path)?;
+    Ok(file_system.f_frsize.saturating_mul(file_system.f_blocks))
+}
+
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
     let dir = File::open(path)?;
@@ -267,6 +272,13 @@ mod tests {
         assert_eq!(entries, expected.map(|(name, kind)| (name.to_owned(), kind)));
         assert_eq!(file_kind(&dir.path().join("a")).unwrap(), Some(FileKind::File));
         assert_eq!(file_kind(&dir.path().join("e")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_system_has_a_size_and_a_path_that_is_not_there_has_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(capacity_bytes(dir.path()).unwrap() > 1 << 20);
+        assert_eq!(capacity_bytes(&dir.path().join("absent")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

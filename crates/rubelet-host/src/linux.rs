@@ -50,6 +50,11 @@ impl Host for LinuxHost {
         blocking(move || fs::file_kind(&path)).await
     }
 
+    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
+        let path = path.to_owned();
+        blocking(move || fs::capacity_bytes(&path)).await
+    }
+
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
         let path = path.to_owned();
         blocking(move || fs::make_dir(&path, mode)).await

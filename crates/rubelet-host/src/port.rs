@@ -68,6 +68,9 @@ pub trait Host: Send + Sync + 'static {
     /// What `path` is, following links; `None` when nothing is there.
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
 
+    /// How much the file system that holds `path` has in all.
+    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64>;
+
     /// Creates the directory and missing parents; sets the mode on the last one, whatever the umask.
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()>;
 

@@ -93,6 +93,10 @@ impl Host for FakeHost {
         self.look(|scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
     }
 
+    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.look(|scene| scene.disk.list_dir(path).map(|_| 1 << 37)).await
+    }
+
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.change(format!("mkdir {}", path.display()), |scene| scene.disk.make_dir(path, mode)).await
     }

@@ -307,16 +307,13 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
+    async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
+        self.look("ListImages", |scene| Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())).await
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
-        self.look("ImageStatus", |scene| {
-            Ok(scene.runtime.find_image(&image.image).map(|name| v1::Image {
-                id: image_id(name),
-                repo_tags: vec![name.clone()],
-                size: 1 << 20,
-                ..Default::default()
-            }))
-        })
-        .await
+        let found = |scene: &mut Scene| scene.runtime.find_image(&image.image).map(|name| image_called(name));
+        self.look("ImageStatus", |scene| Ok(found(scene))).await
     }
 
     async fn pull_image(
@@ -343,6 +340,10 @@ impl ContainerRuntime for FakeRuntime {
         })
         .await
     }
+}
+
+fn image_called(name: &str) -> v1::Image {
+    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1 << 20, ..Default::default() }
 }
 
 impl FakeRuntime {

@@ -8,6 +8,7 @@ pub mod event_log;
 #[cfg(test)]
 mod fake_api;
 pub mod logging;
+pub mod node;
 pub mod observe;
 pub mod recorder;
 pub mod run;

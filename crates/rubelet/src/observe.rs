@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
-    observation::RuntimeStatus,
+    observation::{RuntimeHandler, RuntimeStatus},
 };
 use rubelet_cri::{port::RpcError, v1};
 
@@ -26,13 +26,26 @@ pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
     let (status, version) =
         tokio::try_join!(world.runtime.status(), world.runtime.version()).map_err(|error| failed(&error))?;
     let conditions = status.status.unwrap_or_default().conditions;
+    let mut handlers: Vec<_> = status.runtime_handlers.into_iter().map(handler).collect();
+    handlers.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Facts::Runtime(RuntimeStatus {
         name: version.runtime_name,
         version: version.runtime_version,
         runtime_problem: problem(&conditions, "RuntimeReady", "container runtime not ready"),
         network_problem: problem(&conditions, "NetworkReady", "container runtime network not ready"),
         has_events: world.has_runtime_events.load(Ordering::Relaxed),
+        handlers,
+        supplemental_groups_policy: status.features.map(|features| features.supplemental_groups_policy),
     }))
+}
+
+fn handler(handler: v1::RuntimeHandler) -> RuntimeHandler {
+    let features = handler.features.unwrap_or_default();
+    RuntimeHandler {
+        name: handler.name,
+        recursive_read_only_mounts: features.recursive_read_only_mounts,
+        user_namespaces: features.user_namespaces,
+    }
 }
 
 /// A runtime that cannot be looked at is away, whatever it says.

@@ -4,7 +4,7 @@
 //! Upstream: `run` and `RunKubelet` of `cmd/kubelet/app/server.go`.
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
-    settings::Settings,
+    settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
 use rubelet_host::linux::LinuxHost;
@@ -31,6 +31,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cli::{self, Options},
     event_log::EventLog,
+    node::{
+        self,
+        addresses::{Ask, host_ips},
+    },
     observe, recorder,
     server::{Addresses, Readers, Server, admin},
     sources,
@@ -46,7 +50,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
-    let world = world(options).await?;
+    let (world, duty) = world(options).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
     let stop = CancellationToken::new();
@@ -60,6 +64,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(cluster) = &world.cluster {
         let node_name = world.settings.node_name.clone();
         inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
+        inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone()));
     }
     started(&world);
 
@@ -71,14 +76,21 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn world(options: &Options) -> anyhow::Result<World> {
+async fn world(options: &Options) -> anyhow::Result<(World, Arc<node::Duty>)> {
     let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
     let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
     let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
     let host = LinuxHost::default();
-    let told = options.settings(&node_name, host_ips(&options.flags.node_ip)?);
-    let node = observe::node::profile(&host, told.node.clone()).await;
+    let ask = if options.flags.kubeconfig.is_empty() { Ask::Routes } else { Ask::ResolverAndRoutes };
+    let host_ips = host_ips(&options.flags.node_ip, &node_name, ask).await?;
+    let setup = node::setup::setup(options, &node_name, &host_ips);
+    let machine = observe::node::machine(&host, &root_dir).await;
+    let told = options.settings(&node_name, host_ips);
+    let node = NodeProfile {
+        allocatable: node::setup::allocatable(&machine, &setup),
+        ..observe::node::profile(&host, told.node.clone(), &machine).await
+    };
     let settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
     let config = &options.config;
     let runtime = CriClient::new(
@@ -87,7 +99,7 @@ async fn world(options: &Options) -> anyhow::Result<World> {
         config.runtime_request_timeout.as_std(),
     )
     .context("containerRuntimeEndpoint")?;
-    Ok(World {
+    let world = World {
         runtime: Arc::new(runtime),
         host: Arc::new(host),
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
@@ -96,7 +108,8 @@ async fn world(options: &Options) -> anyhow::Result<World> {
         settings: Arc::new(settings),
         cluster: cluster(options)?,
         has_runtime_events: Arc::default(),
-    })
+    };
+    Ok((world, node::setup::duty(options, setup, machine)))
 }
 
 /// `None` without `--kubeconfig`: the node stands alone. The server need not be there yet, its address and our credentials must.
@@ -185,22 +198,6 @@ fn started(world: &World) {
     let message = "Starting kubelet.".to_owned();
     let record = EventRecord { about: About::Node, severity: Severity::Normal, reason: "Starting".to_owned(), message };
     world.events.record(record, world.clock.now().wall);
-}
-
-/// `--node-ip`, or the addresses the node would use to reach others. Asking the kernel for a route sends nothing.
-fn host_ips(told: &str) -> anyhow::Result<Vec<String>> {
-    if !told.is_empty() {
-        let ips = told.split(',').map(|ip| ip.trim().parse::<IpAddr>().map(|ip| ip.to_string()));
-        return ips.collect::<Result<_, _>>().with_context(|| format!("--node-ip: {told:?} is not an IP address"));
-    }
-    // Addresses set aside for documentation: routed like any other, owned by nobody.
-    let probes = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
-    let routed = probes.iter().filter_map(|(from, to)| {
-        let socket = UdpSocket::bind(from).ok()?;
-        socket.connect(to).ok()?;
-        Some(socket.local_addr().ok()?.ip().to_string())
-    });
-    Ok(routed.collect())
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     agent::{Agent, outbox::Owner},
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
+    event::Source,
     id::PodUid,
     observation::{ContainerFacts, ContainerState, Listing, PodFacts},
     pod::{
@@ -62,18 +63,26 @@ impl Agent {
             }
         }
         if was_ready != self.node.is_ready() {
-            let (severity, reason, message) = match &self.node.runtime_problem {
-                Some(problem) => {
-                    (Severity::Warning, "NodeNotReady", format!("container runtime is down: {}", problem.message))
-                }
-                None => {
-                    let name = format!("{} {}", self.node.status.name, self.node.status.version);
-                    (Severity::Normal, "NodeReady", format!("container runtime is up: {name}"))
-                }
-            };
-            self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
+            self.tell_runtime_turned();
             self.touched.extend(self.records.keys().cloned());
         }
+    }
+
+    /// In a cluster the node's reported condition tells it, with upstream's patience for a runtime that restarts.
+    fn tell_runtime_turned(&mut self) {
+        if self.settings.sources.contains(&Source::Api) {
+            return;
+        }
+        let (severity, reason, message) = match &self.node.runtime_problem {
+            Some(problem) => {
+                (Severity::Warning, "NodeNotReady", format!("container runtime is down: {}", problem.message))
+            }
+            None => {
+                let name = format!("{} {}", self.node.status.name, self.node.status.version);
+                (Severity::Normal, "NodeReady", format!("container runtime is up: {name}"))
+            }
+        };
+        self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
     }
 
     fn handle_listing(&mut self, listing: Listing, now: Now) {

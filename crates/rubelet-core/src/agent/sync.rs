@@ -356,7 +356,7 @@ impl Agent {
 
     /// Readers get a new picture of the pods that were touched.
     fn publish(&mut self, seen: BTreeSet<PodUid>, now: Now) {
-        let node = explain::node_view(&self.settings, &self.node, &self.config);
+        let node = explain::node_view(&self.settings, &self.node, &self.config, now);
         if seen.is_empty() && node == self.snapshot.node {
             return;
         }

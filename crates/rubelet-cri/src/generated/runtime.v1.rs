@@ -644,6 +644,21 @@ pub struct ContainerEventResponse {
     pub containers_statuses: ::prost::alloc::vec::Vec<ContainerStatus>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListImagesRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<ImageFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ImageFilter {
+    #[prost(message, optional, tag = "1")]
+    pub image: ::core::option::Option<ImageSpec>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListImagesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub images: ::prost::alloc::vec::Vec<Image>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ImageStatusRequest {
     #[prost(message, optional, tag = "1")]
     pub image: ::core::option::Option<ImageSpec>,
@@ -1810,6 +1825,30 @@ pub mod image_service_client {
         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
+        }
+        pub async fn list_images(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListImagesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListImagesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.ImageService/ListImages",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("runtime.v1.ImageService", "ListImages"));
+            self.inner.unary(req, path, codec).await
         }
         pub async fn image_status(
             &mut self,

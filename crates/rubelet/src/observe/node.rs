@@ -1,13 +1,17 @@
 //! What kind of node is this?
 //!
-//! Owns: the facts of kernel and hardware that end up in CRI configurations. Read once, at the start.
+//! Owns: the facts of kernel and hardware that end up in CRI configurations and in the Node object. Read once, at the start.
 //! Upstream: cAdvisor's machine info, `checkSwapControllerAvailability`, `possibleCPUs`, `HugePageSizes`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use rubelet_core::{
     container::resources::page_size_name,
-    settings::{Allocatable, NodeProfile, SwapController},
+    node_status::Machine,
+    settings::{NodeProfile, SwapController},
 };
 use rubelet_host::port::Host;
 
@@ -16,22 +20,51 @@ const CGROUP: &str = "/sys/fs/cgroup";
 /// Files of the kernel: a page or two.
 const LIMIT_BYTES: u64 = 1 << 20;
 
+/// What the machine is. What cannot be read is taken as not there.
+pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
+    let meminfo = text(host, Path::new("/proc/meminfo")).await;
+    let storage = host.capacity_bytes(root_dir).await;
+    Machine {
+        machine_id: first_line(host, &["/etc/machine-id", "/var/lib/dbus/machine-id"]).await,
+        system_uuid: first_line(
+            host,
+            &[
+                "/sys/class/dmi/id/product_uuid",
+                "/proc/device-tree/system-id",
+                "/proc/device-tree/vm,uuid",
+                "/etc/machine-id",
+            ],
+        )
+        .await,
+        boot_id: first_line(host, &["/proc/sys/kernel/random/boot_id"]).await,
+        kernel_version: first_line(host, &["/proc/sys/kernel/osrelease"]).await,
+        os_image: os_image(host).await,
+        cpus: cpu_list_len(&text(host, &Path::new(CPUS).join("online")).await),
+        memory_bytes: meminfo_bytes(&meminfo, "MemTotal:"),
+        swap_bytes: meminfo_bytes(&meminfo, "SwapTotal:"),
+        huge_pages: huge_pages(host).await,
+        storage_bytes: storage.ok().and_then(|bytes| i64::try_from(bytes).ok()),
+    }
+}
+
+/// How many processors `0-3,8` names.
+pub fn cpu_list_len(list: &str) -> i64 {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (i64, i64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        Some((last - first + 1).max(0))
+    });
+    ranges.sum()
+}
+
 /// Completes what the configuration says by what the node is. In `configured`, `oom_kills_whole_container` means "where the
 /// kernel can". What cannot be read is taken as not there.
-pub async fn profile(host: &dyn Host, configured: NodeProfile) -> NodeProfile {
+pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine) -> NodeProfile {
     let is_cgroup_v2 = exists(host, &Path::new(CGROUP).join("cgroup.controllers")).await;
-    let cpus = cpus(host).await;
-    let memory_bytes = memory_bytes(host).await;
     NodeProfile {
-        memory_capacity_bytes: memory_bytes,
-        // Nothing is reserved yet: all of the node may be used.
-        allocatable: Allocatable {
-            cpu_millis: i64::try_from(cpus.len()).unwrap_or(0) * 1000,
-            memory_bytes,
-            ephemeral_storage_bytes: configured.allocatable.ephemeral_storage_bytes,
-        },
-        thermal_throttle_paths: thermal_throttle_paths(host, &cpus).await,
-        huge_page_sizes: huge_page_sizes(host).await,
+        memory_capacity_bytes: machine.memory_bytes,
+        thermal_throttle_paths: thermal_throttle_paths(host, &cpus(host).await).await,
+        huge_page_sizes: machine.huge_pages.keys().map(|bytes| page_size_name(*bytes)).collect(),
         oom_kills_whole_container: configured.oom_kills_whole_container && is_cgroup_v2,
         swap_controller: if is_cgroup_v2 { swap_on_v2(host).await } else { swap_on_v1(host).await },
         selinux_enabled: exists(host, Path::new("/sys/fs/selinux/enforce")).await,
@@ -48,12 +81,35 @@ async fn text(host: &dyn Host, path: &Path) -> String {
     String::from_utf8_lossy(&content).into_owned()
 }
 
-async fn memory_bytes(host: &dyn Host) -> i64 {
-    meminfo_total_bytes(&text(host, Path::new("/proc/meminfo")).await)
+/// What the first of these files that exists says.
+async fn first_line(host: &dyn Host, paths: &[&str]) -> String {
+    for path in paths {
+        let content = text(host, Path::new(path)).await;
+        let content = content.trim_end_matches('\0').trim();
+        if !content.is_empty() {
+            return content.to_owned();
+        }
+    }
+    String::new()
 }
 
-fn meminfo_total_bytes(meminfo: &str) -> i64 {
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+async fn os_image(host: &dyn Host) -> String {
+    for path in ["/etc/os-release", "/usr/lib/os-release"] {
+        let release = text(host, Path::new(path)).await;
+        if !release.is_empty() {
+            return pretty_name(&release);
+        }
+    }
+    "Unknown".to_owned()
+}
+
+fn pretty_name(os_release: &str) -> String {
+    let name = os_release.lines().find_map(|line| line.trim().strip_prefix("PRETTY_NAME="));
+    name.map_or("Linux", |name| name.trim_matches('"')).to_owned()
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> i64 {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix(name));
     let kib: Option<i64> = total.and_then(|rest| rest.split_whitespace().next()).and_then(|kib| kib.parse().ok());
     kib.unwrap_or(0).saturating_mul(1024)
 }
@@ -78,15 +134,23 @@ async fn thermal_throttle_paths(host: &dyn Host, cpus: &[PathBuf]) -> Vec<String
     paths
 }
 
-async fn huge_page_sizes(host: &dyn Host) -> Vec<String> {
-    let entries = host.list_dir(Path::new("/sys/kernel/mm/hugepages")).await.unwrap_or_default();
-    entries.iter().filter_map(|entry| huge_page_size(&entry.name)).collect()
+/// Pages set aside, by the size of a page in bytes.
+async fn huge_pages(host: &dyn Host) -> BTreeMap<i64, i64> {
+    let dir = Path::new("/sys/kernel/mm/hugepages");
+    let mut sizes = BTreeMap::new();
+    for entry in host.list_dir(dir).await.unwrap_or_default() {
+        if let Some(bytes) = huge_page_bytes(&entry.name) {
+            let pages = text(host, &dir.join(&entry.name).join("nr_hugepages")).await;
+            sizes.insert(bytes, pages.trim().parse().unwrap_or(0));
+        }
+    }
+    sizes
 }
 
-/// `hugepages-2048kB` is `2MB`.
-fn huge_page_size(name: &str) -> Option<String> {
+/// `hugepages-2048kB` is of 2 MiB.
+fn huge_page_bytes(name: &str) -> Option<i64> {
     let kib: i64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-    Some(page_size_name(kib.checked_mul(1024)?))
+    kib.checked_mul(1024)
 }
 
 async fn swap_on_v1(host: &dyn Host) -> SwapController {
@@ -110,18 +174,26 @@ mod tests {
 
     #[test]
     fn kernel_files_are_read_as_the_kernel_writes_them() {
-        assert_eq!(meminfo_total_bytes("MemFree: 1 kB\nMemTotal:        4025048 kB\n"), 4_121_649_152);
-        assert_eq!(meminfo_total_bytes(""), 0);
-        assert_eq!(huge_page_size("hugepages-2048kB").as_deref(), Some("2MB"));
-        assert_eq!(huge_page_size("hugepages-1048576kB").as_deref(), Some("1GB"));
-        assert_eq!(huge_page_size("other"), None);
+        assert_eq!(meminfo_bytes("MemFree: 1 kB\nMemTotal:        4025048 kB\n", "MemTotal:"), 4_121_649_152);
+        assert_eq!(meminfo_bytes("", "SwapTotal:"), 0);
+        assert_eq!(huge_page_bytes("hugepages-2048kB"), Some(2 << 20));
+        assert_eq!(huge_page_bytes("other"), None);
+        assert_eq!(["0-3,8\n", "0", "", "2-3,5-6,9"].map(cpu_list_len), [5, 1, 0, 5]);
+        assert_eq!(
+            pretty_name("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n"),
+            "Debian GNU/Linux 12 (bookworm)"
+        );
+        assert_eq!(pretty_name("NAME=x\n"), "Linux");
     }
 
     #[tokio::test]
-    async fn this_node_has_memory_and_processors() {
-        let profile = profile(&LinuxHost::default(), NodeProfile::default()).await;
-        assert!(profile.memory_capacity_bytes > 16 << 20, "{profile:?}");
-        assert!(profile.allocatable.cpu_millis >= 1000, "{profile:?}");
+    async fn this_node_has_memory_processors_and_a_disk() {
+        let host = LinuxHost::default();
+        let machine = machine(&host, Path::new("/")).await;
+        assert!(machine.memory_bytes > 16 << 20 && machine.cpus >= 1, "{machine:?}");
+        assert!(machine.storage_bytes > Some(1 << 20) && !machine.kernel_version.is_empty(), "{machine:?}");
+        let profile = profile(&host, NodeProfile::default(), &machine).await;
+        assert_eq!(profile.memory_capacity_bytes, machine.memory_bytes);
         assert!(!profile.oom_kills_whole_container);
     }
 }

@@ -1,0 +1,108 @@
+//! The node's part in its cluster: it registers, reports its status, and renews its lease.
+//!
+//! Owns: the tasks that do so, and what they share. Never: decides what is reported (`rubelet_core::node_status`), or
+//! whether the node is ready (the sync loop, whose snapshots are read).
+//! Upstream: `syncNodeStatus`, `fastStatusUpdateOnce`, the node lease controller.
+
+pub mod addresses;
+pub mod lease;
+pub mod registration;
+pub mod setup;
+pub mod status;
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Node;
+use rubelet_core::{
+    node_status::{Machine, NodeSetup},
+    snapshot::Snapshot,
+};
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::world::World;
+
+/// What the node owes its cluster, and how often.
+#[derive(Clone, Debug)]
+pub struct Duty {
+    pub setup: NodeSetup,
+    pub machine: Machine,
+    /// `registerNode`; otherwise somebody else makes the Node object, and it is waited for.
+    pub registers: bool,
+    /// `nodeStatusUpdateFrequency`.
+    pub check_every: Duration,
+    /// `nodeStatusReportFrequency`.
+    pub report_every: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_secs: i32,
+}
+
+impl Duty {
+    /// A call that takes longer has missed its heartbeat.
+    fn timeout(&self) -> Duration {
+        self.check_every.min(self.lease_duration())
+    }
+
+    fn lease_duration(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.lease_secs).unwrap_or(0))
+    }
+
+    /// The same on every start, another one on every node: it spreads the nodes of a cluster over time.
+    fn seed(&self) -> u64 {
+        self.setup
+            .name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    fn path(&self) -> ObjectPath {
+        ObjectPath::all("v1", "nodes").named(self.setup.name.clone())
+    }
+}
+
+/// Runs until it is dropped. The lease has a task of its own: nothing that keeps a report waiting keeps the lease waiting.
+pub async fn run(world: World, api: Arc<dyn ApiServer>, duty: Arc<Duty>, snapshots: watch::Receiver<Arc<Snapshot>>) {
+    let (uid, known_uid) = watch::channel(None);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(lease::run(api.clone(), world.clock.clone(), duty.clone(), known_uid));
+    tasks.spawn(status::run(world, api, duty, snapshots, uid));
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+}
+
+/// How fresh an answer must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freshness {
+    /// Out of the server's memory, which may be a moment behind and costs it next to nothing.
+    Cached,
+    Newest,
+}
+
+async fn get_node(api: &dyn ApiServer, duty: &Duty, freshness: Freshness) -> Result<Node, ApiError> {
+    let query = match freshness {
+        Freshness::Cached => vec![("resourceVersion", "0".to_owned())],
+        Freshness::Newest => Vec::new(),
+    };
+    let path = duty.path();
+    let call =
+        Call { lane: Lane::Heartbeat, verb: Verb::Get, path: path.clone(), query, body: None, timeout: duty.timeout() };
+    let answer = api.call(call).await?;
+    serde_json::from_slice(&answer).map(lean).map_err(|error| ApiError {
+        kind: ApiErrorKind::Server,
+        message: format!("{path}: the answer cannot be read: {error}"),
+    })
+}
+
+/// Half of a Node is the record of who wrote which field; nobody here reads it.
+fn lean(mut node: Node) -> Node {
+    node.metadata.managed_fields = None;
+    node
+}
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,115 @@
+//! Under which addresses is this node reached?
+//!
+//! Owns: `--node-ip`, or what the node's name or the kernel's routes say. Nothing is sent but a question to the resolver.
+//! Upstream: `nodestatus.NodeAddress`, `validateNodeIP`, `ResolveBindAddress`.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+/// A resolver that takes longer shall not hold up the node; the kernel's routes answer at once.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Addresses set aside for documentation: routed like any other, owned by nobody.
+const PROBES: [(&str, &str); 2] = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+
+/// Whose word about the node's address is asked for when `--node-ip` says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// First the resolver about the node's name, as in a cluster.
+    ResolverAndRoutes,
+    /// A node that stands alone.
+    Routes,
+}
+
+/// Primary first; a second one only if `--node-ip` names two. Empty on a node without a network.
+pub async fn host_ips(told: &str, node_name: &str, ask: Ask) -> anyhow::Result<Vec<String>> {
+    let told_ips = parse(told)?;
+    let prefers_v6 = told_ips.first().is_some_and(IpAddr::is_ipv6);
+    if names_an_address(told) {
+        let strangers = told_ips.iter().filter(|ip| !is_of_this_node(**ip));
+        for ip in strangers {
+            tracing::warn!("--node-ip: {ip} is no address others could reach this node by");
+        }
+        return Ok(told_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string).collect());
+    }
+    if let Ok(ip) = node_name.parse::<IpAddr>() {
+        return Ok(vec![ip.to_string()]);
+    }
+    let mut named = match ask {
+        Ask::ResolverAndRoutes => resolved(node_name).await,
+        Ask::Routes => Vec::new(),
+    };
+    named.sort_by_key(|ip| ip.is_ipv6() != prefers_v6);
+    let found = named.into_iter().next().or_else(|| routed(prefers_v6));
+    Ok(found.map(|ip| ip.to_string()).into_iter().collect())
+}
+
+/// Whether `--node-ip` says more than which family is preferred (`0.0.0.0`, `::`).
+pub fn names_an_address(told: &str) -> bool {
+    parse(told).is_ok_and(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
+}
+
+fn parse(told: &str) -> anyhow::Result<Vec<IpAddr>> {
+    let ips = told.split(',').map(str::trim).filter(|ip| !ip.is_empty()).map(str::parse);
+    ips.collect::<Result<_, _>>().with_context(|| format!("--node-ip: {told:?} is not an IP address"))
+}
+
+async fn resolved(node_name: &str) -> Vec<IpAddr> {
+    let lookup = tokio::net::lookup_host((node_name, 0));
+    match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
+        Ok(Ok(addresses)) => addresses.map(|address| address.ip()).filter(|ip| is_of_this_node(*ip)).collect(),
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    }
+}
+
+/// The address the node would use to reach others. Asking the kernel for a route sends nothing.
+fn routed(prefers_v6: bool) -> Option<IpAddr> {
+    let mut probes = PROBES;
+    if prefers_v6 {
+        probes.reverse();
+    }
+    probes.iter().find_map(|(from, to)| {
+        let socket = UdpSocket::bind(from).ok()?;
+        socket.connect(to).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    })
+}
+
+fn is_of_this_node(ip: IpAddr) -> bool {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let is_reachable = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified() && !is_link_local;
+    is_reachable && UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn told_addresses_are_taken_in_their_order_and_a_family_alone_is_no_address() {
+        let ips = host_ips("10.0.0.7, fd00::7", "n", Ask::Routes).await.unwrap();
+        assert_eq!(ips, ["10.0.0.7", "fd00::7"]);
+        assert!(names_an_address("10.0.0.7"));
+        assert!(!names_an_address("::") && !names_an_address(""));
+        let error = host_ips("10.0.0", "n", Ask::Routes).await.unwrap_err();
+        assert_eq!(error.to_string(), "--node-ip: \"10.0.0\" is not an IP address");
+    }
+
+    #[tokio::test]
+    async fn a_node_named_by_its_address_has_that_address() {
+        assert_eq!(host_ips("", "192.0.2.77", Ask::Routes).await.unwrap(), ["192.0.2.77"]);
+    }
+
+    #[test]
+    fn addresses_nobody_else_could_use_are_not_the_nodes() {
+        for ip in ["127.0.0.1", "224.0.0.1", "169.254.1.1", "0.0.0.0", "::1", "192.0.2.1"] {
+            assert!(!is_of_this_node(ip.parse().unwrap()), "{ip}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The node's heartbeat: its lease, renewed at a quarter of its life.
+//!
+//! Owns: renewing, finding and making the lease, and the tries when that fails. Never: waits for anything else of the agent.
+//! Upstream: `component-helpers/apimachinery/lease`.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use rubelet_core::node_status::lease::{NAMESPACE, renewed};
+use rubelet_kube::{
+    calls,
+    port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath},
+};
+use tokio::{sync::watch, time::sleep};
+
+use super::Duty;
+use crate::world::Clock;
+
+/// Quick tries of one renewal before the lease is read again.
+const TRIES: u32 = 5;
+const BACK_OFF_FIRST: Duration = Duration::from_millis(200);
+const BACK_OFF_MAX: Duration = Duration::from_secs(7);
+
+/// Renews until it is dropped. `node_uid` is known once the node is registered.
+pub async fn run(api: Arc<dyn ApiServer>, clock: Clock, duty: Arc<Duty>, node_uid: watch::Receiver<Option<String>>) {
+    // Up to a twenty-fifth longer, so that the nodes of a cluster do not beat in step.
+    let stretch = fastrand::Rng::with_seed(duty.seed()).f64() * 0.04;
+    let every = (duty.lease_duration() / 4).mul_f64(1.0 + stretch);
+    let mut heart = Heart { api, clock, duty, node_uid, lease: None };
+    loop {
+        heart.beat().await;
+        sleep(every).await;
+    }
+}
+
+struct Heart {
+    api: Arc<dyn ApiServer>,
+    clock: Clock,
+    duty: Arc<Duty>,
+    node_uid: watch::Receiver<Option<String>>,
+    /// As of the last renewal: as long as nobody else writes it, it need not be read.
+    lease: Option<Lease>,
+}
+
+impl Heart {
+    async fn beat(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            match self.renew(lease).await {
+                Ok(lease) => {
+                    self.lease = Some(lease);
+                    return;
+                }
+                Err(error) => tracing::warn!("the node's lease is not renewed, looking it up: {error}"),
+            }
+        }
+        self.lease = match self.find_or_create().await {
+            Found::Created(lease) => Some(lease),
+            Found::Existing(lease) => match self.renew(lease).await {
+                Ok(lease) => Some(lease),
+                Err(error) => {
+                    tracing::warn!("the node's lease is not renewed: {error}");
+                    None
+                }
+            },
+        };
+    }
+
+    async fn renew(&self, mut lease: Lease) -> Result<Lease, ApiError> {
+        let path = leases().named(self.duty.setup.name.clone());
+        let mut tries = 0;
+        loop {
+            let next = self.next(Some(&lease));
+            let renewed = calls::update(&*self.api, Lane::Heartbeat, path.clone(), &next, self.duty.timeout()).await;
+            let Err(error) = renewed else { return renewed };
+            tries += 1;
+            if tries == TRIES || error.kind == ApiErrorKind::NotFound {
+                return Err(error);
+            }
+            if error.kind == ApiErrorKind::Conflict {
+                match self.find_or_create().await {
+                    Found::Created(lease) => return Ok(lease),
+                    Found::Existing(newer) => lease = newer,
+                }
+            }
+        }
+    }
+
+    /// Does not give up; without a lease the node is taken for dead.
+    async fn find_or_create(&self) -> Found {
+        let mut wait = BACK_OFF_FIRST;
+        loop {
+            match self.try_find_or_create().await {
+                Ok(found) => return found,
+                Err(error) => tracing::warn!("the node's lease cannot be had, next try in {wait:?}: {error}"),
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(BACK_OFF_MAX);
+        }
+    }
+
+    async fn try_find_or_create(&self) -> Result<Found, ApiError> {
+        let timeout = self.duty.timeout();
+        let path = leases().named(self.duty.setup.name.clone());
+        match calls::get(&*self.api, Lane::Heartbeat, path, timeout).await {
+            Ok(lease) => return Ok(Found::Existing(lease)),
+            Err(error) if error.kind == ApiErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        // A lease without its node would outlive it.
+        let is_registered = self.node_uid.clone().wait_for(Option::is_some).await.is_ok();
+        if !is_registered {
+            std::future::pending::<()>().await;
+        }
+        calls::create(&*self.api, Lane::Heartbeat, leases(), &self.next(None), timeout).await.map(Found::Created)
+    }
+
+    fn next(&self, known: Option<&Lease>) -> Lease {
+        let node_uid = self.node_uid.borrow().clone();
+        let Duty { setup, lease_secs, .. } = &*self.duty;
+        renewed(known, &setup.name, node_uid.as_deref(), *lease_secs, self.clock.now().wall)
+    }
+}
+
+enum Found {
+    Existing(Lease),
+    Created(Lease),
+}
+
+fn leases() -> ObjectPath {
+    ObjectPath::all("coordination.k8s.io/v1", "leases").within(NAMESPACE)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokio::{task::JoinSet, time::advance};
+
+    use super::*;
+    use crate::node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty};
+
+    fn lease(version: &str) -> Answer {
+        Ok(json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"holderIdentity": "n1"}}))
+    }
+
+    /// A heart beating at a server that gives these answers. It stops when the test ends.
+    struct Patient {
+        api: Arc<Scripted>,
+        node_uid: watch::Sender<Option<String>>,
+        _heart: JoinSet<()>,
+    }
+
+    impl Patient {
+        fn new(answers: impl IntoIterator<Item = Answer>) -> Patient {
+            let api = Scripted::new(answers);
+            let (node_uid, known_uid) = watch::channel(None);
+            let mut heart = JoinSet::new();
+            heart.spawn(run(api.clone(), Clock::system(), Arc::new(duty()), known_uid));
+            Patient { api, node_uid, _heart: heart }
+        }
+
+        async fn after(&self, secs: u64) -> Vec<String> {
+            sleep(Duration::from_secs(secs)).await;
+            self.api.heard()
+        }
+
+        fn last_body(&self) -> Value {
+            self.api.bodies().pop().unwrap()
+        }
+    }
+
+    const GET: &str = "Get leases/n1";
+    const CREATE: &str = "Create leases";
+    const UPDATE: &str = "Update leases/n1";
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_exists_is_taken_over_and_renewed_without_being_read_again() {
+        let patient = Patient::new([lease("1"), lease("2"), lease("3"), lease("4")]);
+        assert_eq!(patient.after(1).await, [GET, UPDATE]);
+        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "1");
+        assert_eq!(patient.after(9).await.len(), 2);
+        assert_eq!(patient.after(2).await, [GET, UPDATE, UPDATE]);
+        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "2");
+        assert_eq!(patient.last_body()["spec"]["leaseDurationSeconds"], 40);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_missing_lease_is_made_once_the_node_is_known() {
+        let patient = Patient::new([NOT_FOUND, lease("1")]);
+        assert_eq!(patient.after(30).await, [GET]);
+        patient.node_uid.send_replace(Some("u1".to_owned()));
+        assert_eq!(patient.after(1).await, [GET, CREATE]);
+        assert_eq!(patient.last_body()["metadata"]["ownerReferences"][0]["uid"], "u1");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_somebody_else_wrote_is_read_again() {
+        let patient = Patient::new([lease("1"), CONFLICT, lease("7"), lease("8")]);
+        assert_eq!(patient.after(1).await, [GET, UPDATE, GET, UPDATE]);
+        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "7");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_tried_five_times_and_then_looked_up() {
+        let failures = std::iter::repeat_n(UNREACHABLE, 5);
+        let patient =
+            Patient::new([lease("1"), lease("2")].into_iter().chain(failures).chain([lease("9"), lease("10")]));
+        assert_eq!(patient.after(1).await, [GET, UPDATE]);
+        assert_eq!(patient.after(11).await[2..], [UPDATE, UPDATE, UPDATE, UPDATE, UPDATE, GET, UPDATE]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_deleted_is_made_again() {
+        let patient = Patient::new([lease("1"), lease("2"), NOT_FOUND, NOT_FOUND, lease("3")]);
+        patient.node_uid.send_replace(Some("u1".to_owned()));
+        assert_eq!(patient.after(12).await, [GET, UPDATE, UPDATE, GET, CREATE]);
+        advance(Duration::from_secs(1)).await;
+    }
+}

@@ -1,0 +1,154 @@
+//! Making the node known to its cluster.
+//!
+//! Owns: finding the Node object, creating it, putting right what an earlier agent left on it, and trying again.
+//! Upstream: `registerWithAPIServer`, `tryRegisterWithAPIServer`.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use rubelet_core::node_status::{self, Report};
+use rubelet_kube::{
+    calls,
+    port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath, PatchKind},
+};
+use tokio::time::sleep;
+
+use super::{Duty, Freshness, get_node, lean};
+
+const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
+const BACK_OFF_MAX: Duration = Duration::from_secs(7);
+
+#[derive(Debug, PartialEq)]
+pub enum Registered {
+    Created(Node),
+    Existing(Node),
+}
+
+/// Tries until the node is known. The report is made anew for each try.
+pub async fn register<'a>(api: &dyn ApiServer, duty: &Duty, report: impl Fn() -> Report<'a>) -> Registered {
+    let mut wait = BACK_OFF_FIRST;
+    loop {
+        match try_register(api, duty, report()).await {
+            Ok(registered) => return registered,
+            Err(error) => {
+                let node = &duty.setup.name;
+                tracing::warn!(node, "the node is not registered, next try in {wait:?}: {error}");
+            }
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(BACK_OFF_MAX);
+    }
+}
+
+pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Report<'_>) -> Result<Registered, ApiError> {
+    // Upstream creates first; a node that restarts is known, and looking costs the server less than a refused write.
+    let error = match get_node(api, duty, Freshness::Cached).await {
+        Ok(known) => return reconcile(api, duty, known, report).await,
+        Err(error) => error,
+    };
+    if error.kind != ApiErrorKind::NotFound || !duty.registers {
+        return Err(error);
+    }
+    let node = node_status::initial(report);
+    let nodes = ObjectPath::all("v1", "nodes");
+    let created: Result<Node, _> = calls::create(api, Lane::Heartbeat, nodes, &node, duty.timeout()).await;
+    let error = match created {
+        Ok(node) => return Ok(Registered::Created(lean(node))),
+        Err(error) => error,
+    };
+    match error.kind {
+        // Who may not create a node may still have one.
+        ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden => match get_node(api, duty, Freshness::Newest).await {
+            Ok(known) => reconcile(api, duty, known, report).await,
+            Err(_) => Err(error),
+        },
+        _ => Err(error),
+    }
+}
+
+async fn reconcile(api: &dyn ApiServer, duty: &Duty, known: Node, report: Report<'_>) -> Result<Registered, ApiError> {
+    if !duty.registers {
+        return Ok(Registered::Existing(known));
+    }
+    let node = match node_status::patch(&known, &node_status::reconciled(&known, report)) {
+        None => known,
+        Some(patch) => patch_status(api, duty, &patch).await?,
+    };
+    Ok(Registered::Existing(node))
+}
+
+/// The answer is the node after the patch.
+pub(super) async fn patch_status(
+    api: &dyn ApiServer,
+    duty: &Duty,
+    patch: &serde_json::Value,
+) -> Result<Node, ApiError> {
+    let path = duty.path().sub("status");
+    calls::patch(api, Lane::Heartbeat, PatchKind::StrategicMerge, path, patch, duty.timeout()).await.map(lean)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::node::testing::{NOT_FOUND, Scripted, UNREACHABLE, duty, node, report, view};
+
+    /// Registers at a server that gives these answers; shows what was asked, and what came of it.
+    async fn registered(
+        duty: &Duty,
+        answers: impl IntoIterator<Item = Result<serde_json::Value, ApiErrorKind>>,
+    ) -> (Vec<String>, Registered) {
+        let (api, view) = (Scripted::new(answers), view());
+        let registered = register(&*api, duty, || report(duty, &view)).await;
+        (api.heard(), registered)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_known_and_right_is_not_written() {
+        let (heard, registered) = registered(&duty(), [Ok(node())]).await;
+        assert_eq!(heard, ["Get nodes/n1?resourceVersion=0"]);
+        assert!(matches!(registered, Registered::Existing(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_not_known_is_created() {
+        let (heard, registered) = registered(&duty(), [NOT_FOUND, Ok(node())]).await;
+        assert_eq!(heard, ["Get nodes/n1?resourceVersion=0", "Create nodes"]);
+        assert!(matches!(registered, Registered::Created(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_somebody_else_created_meanwhile_is_put_right() {
+        let mut other = node();
+        other["metadata"]["labels"]["kubernetes.io/hostname"] = json!("elsewhere");
+        let answers = [NOT_FOUND, Err(ApiErrorKind::AlreadyExists), Ok(other), Ok(node())];
+        let (heard, registered) = registered(&duty(), answers).await;
+        assert_eq!(
+            heard,
+            ["Get nodes/n1?resourceVersion=0", "Create nodes", "Get nodes/n1", "Patch(StrategicMerge) nodes/n1/status"]
+        );
+        assert!(matches!(registered, Registered::Existing(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_may_not_create_a_node_waits_until_it_may() {
+        let forbidden = || Err(ApiErrorKind::Forbidden);
+        let answers = [NOT_FOUND, forbidden(), NOT_FOUND, UNREACHABLE, NOT_FOUND, Ok(node())];
+        let started = Instant::now();
+        let (heard, _) = registered(&duty(), answers).await;
+        assert_eq!(heard.last().unwrap(), "Create nodes");
+        assert_eq!(started.elapsed(), Duration::from_millis(100 + 200));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_not_to_register_waits_for_its_object_and_leaves_it_alone() {
+        let mut known = node();
+        known["metadata"]["labels"] = json!({});
+        let duty = Duty { registers: false, ..duty() };
+        let (heard, registered) = registered(&duty, [NOT_FOUND, NOT_FOUND, Ok(known)]).await;
+        assert_eq!(heard, ["Get nodes/n1?resourceVersion=0"; 3]);
+        assert!(matches!(registered, Registered::Existing(_)));
+    }
+}

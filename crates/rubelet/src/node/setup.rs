@@ -1,0 +1,81 @@
+//! What the options say of the node and its duties.
+//!
+//! Owns: from flags and configuration to `NodeSetup` and `Duty`. Never: asks anybody.
+
+use std::sync::Arc;
+
+use rubelet_core::{
+    node_status::{Machine, NodeSetup, Reservations, ResourceList, resources},
+    quantity,
+    settings::Allocatable,
+};
+
+use super::Duty;
+use crate::{
+    cli::{KUBERNETES_VERSION, Options},
+    observe::node::cpu_list_len,
+};
+
+pub fn setup(options: &Options, node_name: &str, internal_ips: &[String]) -> NodeSetup {
+    let Options { flags, config, .. } = options;
+    let eviction =
+        if flags.experimental_allocatable_ignore_eviction { &Default::default() } else { &config.eviction_hard };
+    NodeSetup {
+        name: node_name.to_owned(),
+        internal_ips: internal_ips.to_vec(),
+        has_told_ips: super::addresses::names_an_address(&flags.node_ip),
+        labels: flags.node_labels.clone(),
+        taints: config.register_with_taints.clone(),
+        provider_id: config.provider_id.clone(),
+        has_external_cloud: flags.cloud_provider == "external",
+        attaches_by_controller: config.enable_controller_attach_detach,
+        max_pods: i64::from(config.max_pods),
+        pods_per_core: i64::from(config.pods_per_core),
+        reservations: Reservations {
+            system: config.system_reserved.clone(),
+            kube: config.kube_reserved.clone(),
+            eviction: eviction.clone(),
+            cpus: (!config.reserved_system_cpus.is_empty()).then(|| cpu_list_len(&config.reserved_system_cpus)),
+        },
+        isolates_storage: config.local_storage_capacity_isolation,
+        port: config.port,
+        max_images: config.node_status_max_images,
+        kubelet_version: KUBERNETES_VERSION.to_owned(),
+        architecture: architecture().to_owned(),
+        resets_extended_resources: !flags.root_dir.join("device-plugins/kubelet_internal_checkpoint").exists(),
+    }
+}
+
+pub fn duty(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<Duty> {
+    let config = &options.config;
+    Arc::new(Duty {
+        setup,
+        machine,
+        registers: config.register_node,
+        check_every: config.node_status_update_frequency.as_std(),
+        report_every: config.node_status_report_frequency.as_std(),
+        lease_secs: config.node_lease_duration_seconds,
+    })
+}
+
+/// What a container without a limit may believe it has.
+pub fn allocatable(machine: &Machine, setup: &NodeSetup) -> Allocatable {
+    let left: ResourceList = resources::allocatable(&resources::capacity(machine, setup), &setup.reservations);
+    let amount = |name| quantity::amount(Some(&left), name);
+    Allocatable {
+        cpu_millis: amount("cpu").millis(),
+        memory_bytes: amount("memory").value(),
+        ephemeral_storage_bytes: amount("ephemeral-storage").value(),
+    }
+}
+
+/// In Go's words, which are the API's.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}

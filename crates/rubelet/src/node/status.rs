@@ -1,0 +1,322 @@
+//! Reporting the node: at once when something changed, now and then when nothing did.
+//!
+//! Owns: when to look, when to report, the newest Node object, the events a report causes.
+//! Never: decides what the node is (`rubelet_core::node_status`).
+//! Upstream: `syncNodeStatus`, `tryUpdateNodeStatus`, `fastNodeStatusUpdate`.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use k8s_openapi::api::core::v1::Node;
+use rubelet_core::{
+    effect::EventRecord,
+    node_status::{self, ImageFacts, Report, status_event},
+    snapshot::{NodeView, Readiness, Snapshot},
+    time::Uptime,
+};
+use rubelet_cri::v1;
+use rubelet_kube::{
+    port::{ApiError, ApiErrorKind, ApiServer, ObjectPath},
+    reflector::{self, Change, Selection},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{sleep, sleep_until, timeout},
+};
+
+use super::{
+    Duty, Freshness, get_node, lean,
+    registration::{self, Registered, patch_status},
+};
+use crate::world::World;
+
+/// Tries of one report before the next look.
+const TRIES: u32 = 5;
+/// A list of images is good for this long, as upstream.
+const IMAGES_LAST: Duration = Duration::from_secs(30);
+const IMAGES_TIMEOUT: Duration = Duration::from_secs(10);
+/// After a report that somebody else's change to the node caused: two who do not agree shall not keep the server busy.
+const PAUSE_AFTER_DISPUTE: Duration = Duration::from_secs(1);
+/// One node changes seldom; should it change more often, the watch waits.
+const CHANGES_BOUND: usize = 4;
+
+/// Reports until it is dropped. Says the node's UID once it is known.
+pub async fn run(
+    world: World,
+    api: Arc<dyn ApiServer>,
+    duty: Arc<Duty>,
+    mut snapshots: watch::Receiver<Arc<Snapshot>>,
+    uid: watch::Sender<Option<String>>,
+) {
+    // Nothing is said of the node before its runtime was asked: a restart of the agent is no reason to call it not ready.
+    let is_checked = snapshots.wait_for(|snapshot| snapshot.node.readiness != Readiness::Unchecked).await.is_ok();
+    if !is_checked {
+        return;
+    }
+    let mut reporter = Reporter::register(world, api, duty, snapshots, uid).await;
+    let (sender, mut changes) = mpsc::channel(CHANGES_BOUND);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(follow_node(reporter.api.clone(), reporter.duty.clone(), sender));
+    let mut cause = Cause::Time;
+    loop {
+        let outcome = reporter.check().await;
+        if outcome == Outcome::Reported && cause == Cause::Dispute {
+            sleep(PAUSE_AFTER_DISPUTE).await;
+        }
+        cause = reporter.wait(&mut changes).await;
+    }
+}
+
+async fn follow_node(api: Arc<dyn ApiServer>, duty: Arc<Duty>, changes: mpsc::Sender<Change>) {
+    let fields = Some(format!("metadata.name={}", duty.setup.name));
+    let selection = Selection { collection: ObjectPath::all("v1", "nodes"), fields };
+    reflector::follow(&*api, &selection, duty.seed(), &changes).await;
+}
+
+/// Why the reporter looks again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Time,
+    View,
+    Dispute,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Nothing,
+    Reported,
+    Failed,
+}
+
+struct Reporter {
+    world: World,
+    api: Arc<dyn ApiServer>,
+    duty: Arc<Duty>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    uid: watch::Sender<Option<String>>,
+    random: fastrand::Rng,
+    /// What the last report was made of.
+    view: NodeView,
+    /// `None` until the runtime was asked once.
+    images: Option<Vec<ImageFacts>>,
+    images_at: Uptime,
+    /// The newest Node object we know.
+    node: Node,
+    /// An unchanged status is reported then.
+    report_at: Uptime,
+    is_unschedulable: bool,
+}
+
+impl Reporter {
+    async fn register(
+        world: World,
+        api: Arc<dyn ApiServer>,
+        duty: Arc<Duty>,
+        snapshots: watch::Receiver<Arc<Snapshot>>,
+        uid: watch::Sender<Option<String>>,
+    ) -> Reporter {
+        let images = list_images(&world).await;
+        let now = world.clock.now();
+        let view = snapshots.borrow().node.clone();
+        let mut reporter = Reporter {
+            random: fastrand::Rng::with_seed(duty.seed()),
+            view,
+            images,
+            images_at: now.uptime,
+            node: Node::default(),
+            report_at: now.uptime,
+            is_unschedulable: false,
+            world,
+            api,
+            duty,
+            snapshots,
+            uid,
+        };
+        let registered = registration::register(&*reporter.api, &reporter.duty, || reporter.report()).await;
+        let now = reporter.world.clock.now();
+        match registered {
+            Registered::Created(node) => {
+                tracing::info!(node = reporter.duty.setup.name, "the node is registered");
+                reporter.record_all(node_status::happenings(None, &node));
+                reporter.report_at = now.uptime + reporter.spread(reporter.duty.report_every);
+                reporter.take(node);
+            }
+            Registered::Existing(node) => {
+                tracing::info!(node = reporter.duty.setup.name, "the node was registered before");
+                // The agent before this one may have reported a moment ago.
+                let since = node_status::last_report(&node).map(|reported| now.wall_since(reported));
+                let left = since.map_or(Duration::ZERO, |since| reporter.duty.report_every.saturating_sub(since));
+                reporter.report_at = now.uptime + left;
+                reporter.take(node);
+            }
+        }
+        reporter
+    }
+
+    /// Reports if there is something to report.
+    async fn check(&mut self) -> Outcome {
+        self.refresh_images().await;
+        for attempt in 1..=TRIES {
+            self.view = self.snapshots.borrow_and_update().node.clone();
+            let updated = node_status::updated(&self.node, self.report());
+            let is_changed = node_status::has_changed(&self.node, &updated);
+            if !is_changed && self.world.clock.now().uptime < self.report_at {
+                return Outcome::Nothing;
+            }
+            match self.send(&updated).await {
+                Ok(node) => {
+                    self.record_all(node_status::happenings(Some(&self.node), &node));
+                    let every = self.duty.report_every;
+                    let wait = if is_changed { self.spread(every) } else { every };
+                    self.report_at = self.world.clock.now().uptime + wait;
+                    self.take(node);
+                    return Outcome::Reported;
+                }
+                Err(error) if error.kind == ApiErrorKind::NotFound => {
+                    tracing::warn!(
+                        "the Node object is gone; the node registers anew when the agent starts anew: {error}"
+                    );
+                    return Outcome::Failed;
+                }
+                Err(error) => tracing::warn!(attempt, "the node's status is not reported: {error}"),
+            }
+            if let Ok(node) = get_node(&*self.api, &self.duty, Freshness::Newest).await {
+                self.take(node);
+            }
+        }
+        Outcome::Failed
+    }
+
+    async fn send(&self, updated: &Node) -> Result<Node, ApiError> {
+        match node_status::patch(&self.node, updated) {
+            Some(patch) => patch_status(&*self.api, &self.duty, &patch).await,
+            None => Ok(updated.clone()),
+        }
+    }
+
+    /// Until something may have changed.
+    async fn wait(&mut self, changes: &mut mpsc::Receiver<Change>) -> Cause {
+        let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.duty.check_every);
+        loop {
+            let view = &self.view;
+            let change = tokio::select! {
+                biased;
+                // Cancel-safe: waiting for a value takes nothing away.
+                Ok(_) = self.snapshots.wait_for(|snapshot| snapshot.node != *view) => return Cause::View,
+                // Cancel-safe: a change that was not received stays in the channel.
+                Some(change) = changes.recv() => change,
+                // Cancel-safe: the deadline stays the same.
+                () = sleep_until(next_look) => return Cause::Time,
+            };
+            if self.take_change(change) {
+                return Cause::Dispute;
+            }
+        }
+    }
+
+    /// Whether it is another node than the one that was known.
+    fn take_change(&mut self, change: Change) -> bool {
+        let body = match change {
+            Change::Replaced(nodes) => nodes.into_iter().next(),
+            Change::Applied(node) => Some(node),
+            Change::Deleted(_) => {
+                tracing::warn!(node = self.duty.setup.name, "the Node object was deleted");
+                None
+            }
+        };
+        let Some(node) = body.and_then(|body| read(&body)) else { return false };
+        if !is_newer(&node, &self.node) {
+            return false;
+        }
+        self.take(node);
+        true
+    }
+
+    fn take(&mut self, node: Node) {
+        let is_unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+        if is_unschedulable != self.is_unschedulable {
+            self.is_unschedulable = is_unschedulable;
+            let reason = if is_unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };
+            self.record_all(vec![status_event(&self.duty.setup.name, reason)]);
+        }
+        self.uid.send_if_modified(|known| {
+            let is_new = *known != node.metadata.uid;
+            known.clone_from(&node.metadata.uid);
+            is_new
+        });
+        self.node = node;
+    }
+
+    async fn refresh_images(&mut self) {
+        let now = self.world.clock.now().uptime;
+        if self.images.is_some() && now.since(self.images_at) < IMAGES_LAST {
+            return;
+        }
+        if let Some(images) = list_images(&self.world).await {
+            self.images = Some(images);
+            self.images_at = now;
+        }
+    }
+
+    fn report(&self) -> Report<'_> {
+        Report {
+            setup: &self.duty.setup,
+            machine: &self.duty.machine,
+            view: &self.view,
+            images: self.images.as_deref(),
+            at: self.world.clock.now().wall,
+        }
+    }
+
+    /// Between half and one and a half of it, so that nodes that changed together do not report together for ever.
+    fn spread(&mut self, every: Duration) -> Duration {
+        every.mul_f64(0.5 + self.random.f64())
+    }
+
+    fn record_all(&self, events: Vec<EventRecord>) {
+        for event in events {
+            self.world.events.record(event, self.world.clock.now().wall);
+        }
+    }
+}
+
+/// `None` when the runtime did not answer.
+async fn list_images(world: &World) -> Option<Vec<ImageFacts>> {
+    match timeout(IMAGES_TIMEOUT, world.runtime.list_images()).await {
+        Ok(Ok(images)) => Some(images.into_iter().map(image_facts).collect()),
+        Ok(Err(error)) => {
+            tracing::debug!("the images cannot be listed: {error}");
+            None
+        }
+        Err(_elapsed) => None,
+    }
+}
+
+fn image_facts(image: v1::Image) -> ImageFacts {
+    ImageFacts {
+        id: image.id,
+        names: image.repo_digests.into_iter().chain(image.repo_tags).collect(),
+        size_bytes: i64::try_from(image.size).unwrap_or(i64::MAX),
+    }
+}
+
+fn read(body: &Bytes) -> Option<Node> {
+    match serde_json::from_slice(body) {
+        Ok(node) => Some(lean(node)),
+        Err(error) => {
+            tracing::warn!("the Node object cannot be read: {error}");
+            None
+        }
+    }
+}
+
+/// A watch may be behind what a patch answered. Versions of one kind of object are whole numbers that grow.
+fn is_newer(node: &Node, known: &Node) -> bool {
+    let version =
+        |node: &Node| node.metadata.resource_version.as_deref().and_then(|version| version.parse::<u128>().ok());
+    match (version(node), version(known)) {
+        (Some(node), Some(known)) => node > known,
+        _ => node != known,
+    }
+}
