@@ -7,6 +7,7 @@
 
 mod credentials;
 mod errors;
+mod exec;
 mod frames;
 mod pool;
 mod rate_limit;

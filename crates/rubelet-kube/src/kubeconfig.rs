@@ -46,7 +46,7 @@ pub struct User {
     pub authorization: Authorization,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     pub certificate: Source,
     pub key: Source,
@@ -58,7 +58,12 @@ pub enum Authorization {
     None,
     Token(String),
     TokenFile(PathBuf),
-    Basic { username: String, password: String },
+    Basic {
+        username: String,
+        password: String,
+    },
+    /// A program is asked for a token or a certificate.
+    Exec(Box<ExecPlugin>),
 }
 
 /// Names the way, never the secret.
@@ -69,7 +74,27 @@ impl fmt::Debug for Authorization {
             Authorization::Token(_) => f.write_str("Token"),
             Authorization::TokenFile(path) => f.debug_tuple("TokenFile").field(path).finish(),
             Authorization::Basic { username, .. } => f.debug_tuple("Basic").field(username).finish(),
+            Authorization::Exec(plugin) => f.debug_tuple("Exec").field(&plugin.command).finish(),
         }
+    }
+}
+
+#[derive(Clone)]
+pub struct ExecPlugin {
+    pub command: PathBuf,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// `client.authentication.k8s.io/v1` or `/v1beta1`.
+    pub api_version: String,
+    /// Shown when the command is not there.
+    pub install_hint: String,
+    pub is_told_the_cluster: bool,
+}
+
+/// Arguments and environment may hold secrets.
+impl fmt::Debug for ExecPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExecPlugin").field("command", &self.command).finish_non_exhaustive()
     }
 }
 
@@ -282,6 +307,26 @@ struct RawUser {
     #[serde(rename = "as")]
     impersonated: String,
     auth_provider: Option<Value>,
+    exec: Option<RawExec>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawExec {
+    command: String,
+    /// Upstream writes lists without entries as null.
+    args: Option<Vec<String>>,
+    env: Option<Vec<RawVariable>>,
+    api_version: String,
+    install_hint: String,
+    provide_cluster_info: bool,
+    interactive_mode: String,
+}
+
+#[derive(Deserialize)]
+struct RawVariable {
+    name: String,
+    value: String,
 }
 
 impl RawUser {
@@ -303,16 +348,56 @@ impl RawUser {
                 return Err("a client key without `client-certificate` or `client-certificate-data`".to_owned());
             }
         };
-        let has_token = !self.token.is_empty() || !self.token_file.is_empty();
+        let token_file = (!self.token_file.is_empty())
+            .then(|| ("tokenFile", Authorization::TokenFile(directory.join(self.token_file))));
+        // Upstream: a token file goes before a token.
+        let token =
+            (!self.token.is_empty() && token_file.is_none()).then_some(("token", Authorization::Token(self.token)));
         let has_password = !self.username.is_empty() || !self.password.is_empty();
-        let authorization = match (has_token, has_password) {
-            (true, true) => return Err("a token and a password exclude each other: drop one".to_owned()),
-            (true, false) if !self.token_file.is_empty() => Authorization::TokenFile(directory.join(self.token_file)),
-            (true, false) => Authorization::Token(self.token),
-            (false, true) => Authorization::Basic { username: self.username, password: self.password },
-            (false, false) => Authorization::None,
+        let (username, password) = (self.username, self.password);
+        let basic = has_password.then_some(("username", Authorization::Basic { username, password }));
+        let exec = self.exec.map(|exec| exec.checked(directory)).transpose()?;
+        let exec = exec.map(|plugin| ("exec", Authorization::Exec(Box::new(plugin))));
+        let mut given = [token_file, token, basic, exec].into_iter().flatten();
+        let authorization = match (given.next(), given.next()) {
+            (None, _) => Authorization::None,
+            (Some((_, authorization)), None) => authorization,
+            (Some((one, _)), Some((other, _))) => {
+                return Err(format!("`{one}` and `{other}` exclude each other: drop one"));
+            }
         };
         Ok(User { certificate, authorization })
+    }
+}
+
+impl RawExec {
+    fn checked(self, directory: &Path) -> Result<ExecPlugin, String> {
+        if self.command.is_empty() {
+            return Err("`exec.command` is empty: name the program that has the credentials".to_owned());
+        }
+        let version = self.api_version.as_str();
+        let is_beta = version == "client.authentication.k8s.io/v1beta1";
+        if !is_beta && version != "client.authentication.k8s.io/v1" {
+            let known = "client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1";
+            return Err(format!("`exec.apiVersion` is {version:?}, must be {known}"));
+        }
+        match self.interactive_mode.as_str() {
+            "Never" | "IfAvailable" => {}
+            "" if is_beta => {}
+            "Always" => return Err("`exec.interactiveMode` is Always: a node has nobody to ask".to_owned()),
+            other => return Err(format!("`exec.interactiveMode` is {other:?}, must be Never or IfAvailable")),
+        }
+        // Only a path is relative to the kubeconfig; a name is looked up in PATH.
+        let is_path = self.command.contains('/');
+        let variables = self.env.unwrap_or_default().into_iter();
+        Ok(ExecPlugin {
+            command: if is_path { directory.join(self.command) } else { PathBuf::from(self.command) },
+            args: self.args.unwrap_or_default(),
+            env: variables.map(|variable| (variable.name, variable.value)).collect(),
+            api_version: self.api_version,
+            install_hint: self.install_hint,
+            is_told_the_cluster: self.provide_cluster_info,
+        })
     }
 }
 
@@ -371,5 +456,152 @@ fn yaml(text: &[u8]) -> Result<Value, String> {
         Some(Ok(value)) => Ok(value),
         Some(Err(error)) => Err(format!("not YAML: {error}")),
         None => Err("it is empty".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Kubeconfig, String> {
+        Kubeconfig::parse(text.as_bytes(), Path::new("/etc/kubernetes/kubelet.conf"))
+    }
+
+    /// A kubeconfig with these entries.
+    fn with(cluster: &str, user: &str) -> Result<Kubeconfig, String> {
+        parsed(&format!(
+            "current-context: x\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+             clusters: [{{name: other, cluster: 5}}, {{name: c, cluster: {cluster}}}]\nusers: [{{name: u, user: {user}}}]\n"
+        ))
+    }
+
+    const SERVER: &str = "{server: 'https://10.0.0.1:6443'}";
+
+    #[test]
+    fn files_are_found_beside_the_kubeconfig_and_data_in_it() {
+        let found = with(
+            "{server: 'https://h/prefix', certificate-authority: ca.crt, tls-server-name: name}",
+            "{client-certificate-data: Zm9v, client-key: /abs/key, tokenFile: token}",
+        )
+        .unwrap();
+        let authority = Source::File(PathBuf::from("/etc/kubernetes/ca.crt"));
+        assert_eq!(found.cluster.certificate_authority, Some(authority));
+        assert_eq!(found.cluster.tls_server_name.as_deref(), Some("name"));
+        let certificate = Source::Data(b"foo".to_vec());
+        let key = Source::File(PathBuf::from("/abs/key"));
+        assert_eq!(found.user.certificate, Some(ClientCertificate { certificate, key }));
+        let Authorization::TokenFile(path) = found.user.authorization else { panic!("{:?}", found.user) };
+        assert_eq!(path, Path::new("/etc/kubernetes/token"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_the_entry_and_the_field() {
+        let contexts = "contexts: [{name: x, context: {cluster: c, user: u}}]";
+        let found = [
+            parsed(""),
+            parsed("a: [1"),
+            parsed("current-context: ''"),
+            parsed("current-context: away\ncontexts: [{name: x}, {name: z}]"),
+            parsed(&format!("current-context: x\n{contexts}\nclusters: []")),
+            with("{}", "{}"),
+            with("{server: '10.0.0.1:6443'}", "{}"),
+            with("{server: 'https://u:p@h'}", "{}"),
+            with("{server: 'https://h', proxy-url: 'http://proxy'}", "{}"),
+            with("{server: 'https://h', certificate-authority-data: '*'}", "{}"),
+            with("{server: 'https://h', certificate-authority: a, certificate-authority-data: Zm9v}", "{}"),
+            with("{server: 'https://h', certificate-authority: a, insecure-skip-tls-verify: true}", "{}"),
+            with(SERVER, "{client-certificate: a}"),
+            with(SERVER, "{client-key: a}"),
+            with(SERVER, "{token: 123456}"),
+            with(SERVER, "{token: t, username: u, password: p}"),
+            with(SERVER, "{as: somebody}"),
+            with(SERVER, "{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never}}"),
+            with(SERVER, "{exec: {command: c, apiVersion: v2, interactiveMode: Never}}"),
+            with(SERVER, "{exec: {command: c, apiVersion: client.authentication.k8s.io/v1}}"),
+        ]
+        .map(|found| found.unwrap_err())
+        .join("\n");
+        assert_snapshot!(found, @r#"
+        it is empty
+        not YAML: unclosed bracket '[' at line 1, column 4
+        `current-context` is empty: name one of `contexts`
+        no context is named "away"; `contexts` has ["x", "z"]
+        no cluster is named "c"; `clusters` has []
+        cluster "c": `server` is empty: give the API server's URL, such as https://10.0.0.1:6443
+        cluster "c": `server` "10.0.0.1:6443" must begin with https:// or http://
+        cluster "c": `server` has credentials in it: give them in `users`
+        cluster "c": `proxy-url` is not supported: the API server must be reachable from the node itself
+        cluster "c": `certificate-authority-data` is not base64: Invalid symbol 42, offset 0.
+        cluster "c": `certificate-authority` and `certificate-authority-data` exclude each other: drop one
+        cluster "c": `insecure-skip-tls-verify` and a certificate authority exclude each other: drop one
+        user "u": a client certificate without `client-key` or `client-key-data`
+        user "u": a client key without `client-certificate` or `client-certificate-data`
+        user "u": a field has the wrong type; quote text that looks like a number
+        user "u": `token` and `username` exclude each other: drop one
+        user "u": `as` is not supported: a node acts as itself
+        user "u": `exec.command` is empty: name the program that has the credentials
+        user "u": `exec.apiVersion` is "v2", must be client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1
+        user "u": `exec.interactiveMode` is "", must be Never or IfAvailable
+        "#);
+    }
+
+    #[test]
+    fn a_plugin_is_a_name_in_path_or_a_file_beside_the_kubeconfig() {
+        for (command, expected) in [("get-token", "get-token"), ("./get-token", "/etc/kubernetes/./get-token")] {
+            let user = format!(
+                "{{exec: {{command: {command}, apiVersion: client.authentication.k8s.io/v1beta1, args: null, \
+                 env: [{{name: A, value: b}}]}}}}"
+            );
+            let Authorization::Exec(plugin) = with(SERVER, &user).unwrap().user.authorization else { panic!("{user}") };
+            assert_eq!(plugin.command, Path::new(expected));
+            assert_eq!(plugin.env, [("A".to_owned(), "b".to_owned())]);
+        }
+    }
+
+    #[test]
+    fn a_bootstrapped_kubeconfig_is_written_as_upstream_writes_it() {
+        let bootstrap = with("{server: 'https://10.0.0.1:6443', certificate-authority-data: Zm9v}", "{token: secret}");
+        let written =
+            bootstrap.unwrap().with_client_certificate(Path::new("/pki/kubelet-client-current.pem")).to_yaml();
+        assert_snapshot!(written, @r#"
+        apiVersion: v1
+        clusters:
+        - cluster:
+            certificate-authority-data: Zm9v
+            server: "https://10.0.0.1:6443"
+          name: default-cluster
+        contexts:
+        - context:
+            cluster: default-cluster
+            namespace: default
+            user: default-auth
+          name: default-context
+        current-context: default-context
+        kind: Config
+        users:
+        - name: default-auth
+          user:
+            client-certificate: "/pki/kubelet-client-current.pem"
+            client-key: "/pki/kubelet-client-current.pem"
+        "#);
+        let read = parsed(&written).unwrap();
+        assert_eq!(read.to_yaml(), written);
+        assert_eq!(read.user.certificate.unwrap().key, Source::File(PathBuf::from("/pki/kubelet-client-current.pem")));
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let users = [
+            "{token: secret}",
+            "{username: me, password: secret}",
+            "{client-certificate-data: c2VjcmV0, client-key-data: c2VjcmV0}",
+            "{exec: {command: c, args: [secret], apiVersion: client.authentication.k8s.io/v1beta1}}",
+        ];
+        for user in users {
+            let shown = format!("{:?}", with(SERVER, user).unwrap());
+            assert!(!shown.contains("secret") && !shown.contains("115, 101"), "{shown}");
+        }
     }
 }

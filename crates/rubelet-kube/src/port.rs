@@ -88,6 +88,7 @@ impl ObjectPath {
     }
 
     #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "it adds a subresource, and subtracts nothing")]
     pub fn sub(mut self, subresource: &'static str) -> Self {
         self.subresource = Some(subresource);
         self

@@ -273,3 +273,86 @@ async fn plain_http_and_a_token_file_are_enough() {
     std::fs::write(certificates.path("token"), "second\n").unwrap();
     assert_eq!(client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap(), "GET GET");
 }
+
+/// A program that counts its runs and answers with `token-<run>`.
+fn counting_plugin(certificates: &Certificates, rest_of_status: &str) -> String {
+    let script = format!(
+        "cd \"$(dirname \"$0\")\"; echo \"$KUBERNETES_EXEC_INFO\" > asked; echo run >> runs\n\
+         echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
+         \"status\":{{\"token\":\"token-'$(wc -l < runs)'\"{rest_of_status}}}}}'\n"
+    );
+    std::fs::write(certificates.path("plugin.sh"), script).unwrap();
+    let arguments = certificates.path("plugin.sh");
+    format!(
+        "{{exec: {{command: sh, args: ['{}'], apiVersion: client.authentication.k8s.io/v1, \
+         interactiveMode: Never, provideClusterInfo: true}}}}",
+        arguments.display()
+    )
+}
+
+#[tokio::test]
+async fn a_program_is_asked_for_a_token_once_and_again_when_it_is_refused() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Plain, |request| match request.header("authorization") {
+        Some(token) if request.number < 2 || token != "Bearer token-1" => Answer::ok(token),
+        _ => Answer::status(StatusCode::UNAUTHORIZED),
+    })
+    .await;
+    let user = counting_plugin(&certificates, "");
+    let client = client(&certificates.write_kubeconfig(&format!("{{server: '{}'}}", server.url), &user));
+    let ask = || client.call(get(Lane::Ordinary, pods(), SOON));
+    assert_eq!(ask().await.unwrap(), "Bearer token-1");
+    assert_eq!(ask().await.unwrap(), "Bearer token-1");
+    let asked: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(certificates.path("asked")).unwrap()).unwrap();
+    assert_eq!(asked["spec"]["cluster"]["server"], server.url);
+
+    // Asked for a moment ago, and refused all the same: not asked for again at once.
+    assert_eq!(ask().await.unwrap_err().kind, ApiErrorKind::Unauthorized);
+    assert_eq!(server.requests(), 4);
+}
+
+#[tokio::test]
+async fn a_token_that_is_over_is_not_used() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Plain, |request| {
+        Answer::ok(request.header("authorization").unwrap_or_default())
+    })
+    .await;
+    let user = counting_plugin(&certificates, ",\"expirationTimestamp\":\"2020-01-01T00:00:00Z\"");
+    let client = client(&certificates.write_kubeconfig(&format!("{{server: '{}'}}", server.url), &user));
+    let ask = || client.call(get(Lane::Ordinary, pods(), SOON));
+    assert_eq!(ask().await.unwrap(), "Bearer token-1");
+    assert_eq!(ask().await.unwrap(), "Bearer token-2");
+}
+
+#[test]
+fn files_that_are_not_what_they_should_be_are_named() {
+    let certificates = Certificates::new();
+    let kubeconfig = certificates.kubeconfig_for("https://127.0.0.1:1", "node-one");
+    let failure = || {
+        let failed = Client::new(&Kubeconfig::read(&kubeconfig).unwrap(), NO_LIMITS).unwrap_err().to_string();
+        failed.replace(certificates.path("").to_str().unwrap(), "")
+    };
+    let other_key = Authority::new().sign("node-one").1;
+    let (certificate, _) = Authority::new().sign("node-one");
+    let write = |name: &str, text: &str| std::fs::write(certificates.path(name), text).unwrap();
+    let mut told = Vec::new();
+    write("client.pem", &format!("{certificate}{other_key}"));
+    told.push(failure());
+    write("client.pem", &certificate);
+    told.push(failure());
+    write("client.pem", "nothing\n");
+    told.push(failure());
+    write("ca.crt", "-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n");
+    told.push(failure());
+    std::fs::remove_file(certificates.path("ca.crt")).unwrap();
+    told.push(failure());
+    insta::assert_snapshot!(told.join("\n"), @"
+    kubeconfig kubeconfig: client-key client.pem does not belong to client-certificate client.pem
+    kubeconfig kubeconfig: client-key client.pem holds no private key in PEM
+    kubeconfig kubeconfig: client-certificate client.pem holds no certificate in PEM
+    kubeconfig kubeconfig: certificate-authority ca.crt is not PEM: base64 decode error: InvalidCharacter(42)
+    kubeconfig kubeconfig: certificate-authority ca.crt: No such file or directory (os error 2)
+    ");
+}

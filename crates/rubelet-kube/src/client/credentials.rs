@@ -1,7 +1,7 @@
-//! As whom we come, kept up to date with the files it is in.
+//! As whom we come, kept up to date with where it is written.
 //!
-//! Owns: when certificates and tokens are read again, and what is used meanwhile. Never: asks for new ones.
-//! Upstream: `client-go/transport` (cert_rotation.go, token_source.go).
+//! Owns: when certificates and tokens are read or asked for again, and what is used meanwhile.
+//! Upstream: `client-go/transport` (cert_rotation.go, token_source.go), the cache of its exec plugin.
 
 use std::{
     os::unix::fs::MetadataExt as _,
@@ -13,12 +13,15 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
 use rustls::ClientConfig;
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    client::tls,
+    client::{
+        exec::{self, Issued},
+        tls,
+    },
     clock,
-    kubeconfig::{Authorization, ClientCertificate, Cluster, Kubeconfig, Source},
+    kubeconfig::{Authorization, ClientCertificate, Cluster, ExecPlugin, Kubeconfig, Source},
 };
 
 /// Files are looked at no more often than this, unless something asks for it.
@@ -27,6 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const READ_TOKEN_EVERY: Duration = Duration::from_secs(60);
 /// Tokens are a few KiB; a header must not be much longer.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
+/// What a program just gave is not asked for again, however many requests were refused together.
+const ASK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Credentials {
@@ -34,6 +39,8 @@ pub(super) struct Credentials {
     certificate: Option<ClientCertificate>,
     authorization: Authorization,
     state: Mutex<State>,
+    /// One asks the program, the others wait for its answer.
+    asking: Semaphore,
 }
 
 #[derive(Debug)]
@@ -43,7 +50,17 @@ struct State {
     generation: u64,
     stamps: Vec<Stamp>,
     looked_at: Instant,
+    /// Of a file, and when it was read.
     token: Option<(HeaderValue, Instant)>,
+    issued: Option<FromProgram>,
+}
+
+#[derive(Clone, Debug)]
+struct FromProgram {
+    token: Option<HeaderValue>,
+    certificate: Option<ClientCertificate>,
+    expires: Option<jiff::Timestamp>,
+    asked_at: Instant,
 }
 
 /// What differs when a file was written anew, or another was put in its place.
@@ -72,8 +89,9 @@ impl Credentials {
         if let Authorization::TokenFile(path) = &authorization {
             read_token(path)?;
         }
-        let state = Mutex::new(State { tls, generation: 0, stamps, looked_at: clock::now(), token: None });
-        Ok(Credentials { cluster, certificate, authorization, state })
+        let state =
+            Mutex::new(State { tls, generation: 0, stamps, looked_at: clock::now(), token: None, issued: None });
+        Ok(Credentials { cluster, certificate, authorization, state, asking: Semaphore::new(1) })
     }
 
     /// The configuration for a new connection, and its generation: connections of an earlier one are out of date.
@@ -93,6 +111,7 @@ impl Credentials {
                 secret_header(&format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))).map(Some)
             }
             Authorization::TokenFile(path) => self.token_of_file(path, freshness).await.map(Some),
+            Authorization::Exec(plugin) => self.token_of_program(plugin, freshness).await,
         }
     }
 
@@ -100,7 +119,7 @@ impl Credentials {
     pub(super) fn can_be_refreshed(&self) -> bool {
         match self.authorization {
             Authorization::None | Authorization::Token(_) | Authorization::Basic { .. } => false,
-            Authorization::TokenFile(_) => true,
+            Authorization::TokenFile(_) | Authorization::Exec(_) => true,
         }
     }
 
@@ -116,7 +135,8 @@ impl Credentials {
     }
 
     async fn look(&self, known: Vec<Stamp>) {
-        let (cluster, certificate) = (self.cluster.clone(), self.certificate.clone());
+        let issued = self.state().issued.as_ref().and_then(|issued| issued.certificate.clone());
+        let (cluster, certificate) = (self.cluster.clone(), issued.or_else(|| self.certificate.clone()));
         let read = tokio::task::spawn_blocking(move || {
             let found = stamps(&files(&cluster, certificate.as_ref()));
             (found != known).then(|| (found, tls::config(&cluster, certificate.as_ref())))
@@ -156,6 +176,38 @@ impl Credentials {
             }
             (Err(error), None) => Err(error),
         }
+    }
+
+    /// `None` when the program gave a certificate instead, which `tls` then has.
+    async fn token_of_program(&self, plugin: &ExecPlugin, freshness: Freshness) -> Result<Option<HeaderValue>, String> {
+        if let Some(issued) = self.still_good(freshness) {
+            return Ok(issued.token);
+        }
+        let _turn = self.asking.acquire().await.expect("the semaphore is never closed");
+        if let Some(issued) = self.still_good(freshness) {
+            return Ok(issued.token);
+        }
+        let Issued { token, certificate, expires } = exec::run(plugin, &self.cluster).await?;
+        let token = token.map(|token| secret_header(&format!("Bearer {token}"))).transpose()?;
+        let known = self.state().issued.as_ref().and_then(|issued| issued.certificate.clone());
+        let tls = match &certificate {
+            Some(new) if known.as_ref() != Some(new) => Some(Arc::new(tls::config(&self.cluster, Some(new))?)),
+            _ => None,
+        };
+        let mut state = self.state();
+        if tls.is_some() && state.tls.is_some() {
+            state.tls = tls;
+            state.generation += 1;
+        }
+        state.issued = Some(FromProgram { token: token.clone(), certificate, expires, asked_at: clock::now() });
+        Ok(token)
+    }
+
+    fn still_good(&self, freshness: Freshness) -> Option<FromProgram> {
+        let issued = self.state().issued.clone()?;
+        let is_alive = issued.expires.is_none_or(|expires| clock::wall() < expires);
+        let is_wanted = freshness == Freshness::Recent || issued.asked_at.elapsed() < ASK_EVERY;
+        (is_alive && is_wanted).then_some(issued)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
