@@ -3,6 +3,7 @@
 //! Owns: the list of tests and the runner. Each test has a containerd, a network and an agent of its own, so several run at
 //! once: most of their time is waiting.
 
+mod cluster;
 mod crashes;
 mod effects;
 mod life;
@@ -23,17 +24,21 @@ use std::{
     time::Duration,
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 
 use crate::{
     clock::Stopwatch,
     command::{command, output},
-    e2e::node::Node,
+    e2e::{
+        cluster::{ClusterCase, ClusterNode, Planes},
+        node::Node,
+    },
     progress::step,
     project,
     testbed::{
         self, Programs, Runtime, Testbed,
         agent::{AgentOptions, Program},
+        cluster::upstream_kubelet,
     },
 };
 
@@ -71,23 +76,40 @@ impl Tally {
     }
 }
 
-/// Tests the program built from this tree, or `kubelet`, upstream's, to see whether the tests themselves are right.
-pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow::Result<Tally> {
+/// The agent that is tested.
+#[derive(Clone, Debug)]
+pub enum Tested {
+    /// Built from this tree.
+    Rubelet,
+    /// Upstream's kubelet, to see whether the tests themselves are right; built from its module.
+    Upstream,
+    /// A kubelet of upstream's that somebody has already.
+    Kubelet(PathBuf),
+}
+
+pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Result<Tally> {
     let copy = Binary(project::target().join(format!("testbed/rubelet-{}", std::process::id())));
-    let program = match kubelet {
-        Some(kubelet) => Program::Upstream(kubelet.to_owned()),
-        None => {
+    let program = match tested {
+        Tested::Kubelet(kubelet) => Program::Upstream(kubelet.clone()),
+        Tested::Upstream => Program::Upstream(upstream_kubelet()?),
+        Tested::Rubelet => {
             step("building Rubelet (dev)", || build(&copy.0))?;
             Program::Rubelet(copy.0.clone())
         }
     };
-    step("building the tests of its effects", effects::build)?;
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     testbed::sweep_orphans()?;
     let queue = schedule(&programs, filter);
     if queue.is_empty() {
         bail!("no test has `{filter}` in its name");
     }
+    if queue.iter().any(|(_, test)| matches!(test, Test::Node(_))) {
+        step("building the tests of its effects", effects::build)?;
+    }
+    let planes = match queue.iter().any(|(_, test)| matches!(test, Test::Cluster(_))) {
+        true => Some(Planes::ensure()?),
+        false => None,
+    };
     let queue = Mutex::new(queue);
     let tally = Mutex::new(Tally::default());
     thread::scope(|scope| {
@@ -95,8 +117,8 @@ pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow
             scope.spawn(|| {
                 // The queue is free again before the test begins.
                 let next = || lock(&queue).pop_front();
-                while let Some((programs, case)) = next() {
-                    let verdict = one(&programs, &program, &case);
+                while let Some((programs, test)) = next() {
+                    let verdict = one(&programs, &program, planes.as_ref(), &test);
                     let mut tally = lock(&tally);
                     match verdict {
                         Verdict::Passed => tally.passed += 1,
@@ -109,18 +131,37 @@ pub fn run(runtimes: &[Runtime], filter: &str, kubelet: Option<&Path>) -> anyhow
     Ok(*lock(&tally))
 }
 
-/// Every test on every runtime. The runtimes begin at different tests, so that the heavy ones do not meet.
-fn schedule(programs: &[Programs], filter: &str) -> VecDeque<(Programs, Case)> {
-    let mut orders: Vec<VecDeque<Case>> = Vec::new();
-    for number in 0..programs.len() {
-        let mut order: VecDeque<Case> = cases().into_iter().filter(|case| case.name.contains(filter)).collect();
-        order.rotate_left(number * order.len() / programs.len());
+/// A test on a node that stands alone, or on one of a cluster.
+enum Test {
+    Node(Case),
+    Cluster(&'static ClusterCase),
+}
+
+impl Test {
+    fn name(&self) -> &'static str {
+        match self {
+            Test::Node(case) => case.name,
+            Test::Cluster(case) => case.name,
+        }
+    }
+}
+
+/// Every test on every runtime, but those on a cluster, which are about the API, on the newest alone. The runtimes begin at
+/// different tests, so that the heavy ones do not meet.
+fn schedule(programs: &[Programs], filter: &str) -> VecDeque<(Programs, Test)> {
+    let mut orders: Vec<VecDeque<Test>> = Vec::new();
+    let count = programs.len();
+    for (number, programs) in programs.iter().enumerate() {
+        let on_clusters = cluster::cases().filter(|_| programs.runtime() == Runtime::Containerd24).map(Test::Cluster);
+        let all = on_clusters.chain(cases().into_iter().map(Test::Node));
+        let mut order: VecDeque<Test> = all.filter(|test| test.name().contains(filter)).collect();
+        order.rotate_left(number * order.len() / count);
         orders.push(order);
     }
     let mut queue = VecDeque::new();
     while orders.iter().any(|order| !order.is_empty()) {
         for (programs, order) in programs.iter().zip(&mut orders) {
-            queue.extend(order.pop_front().map(|case| (programs.clone(), case)));
+            queue.extend(order.pop_front().map(|test| (programs.clone(), test)));
         }
     }
     queue
@@ -131,30 +172,47 @@ enum Verdict {
     Failed,
 }
 
-fn one(programs: &Programs, program: &Program, case: &Case) -> Verdict {
+fn one(programs: &Programs, program: &Program, planes: Option<&Planes>, test: &Test) -> Verdict {
     let watch = Stopwatch::start();
     let mut diagnosis = String::new();
-    let result = Testbed::start(programs).and_then(|bed| {
-        let mut node = Node::new(bed, program, &AgentOptions::default())?;
-        let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (case.run)(&mut node)));
-        let result = result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")));
-        if result.is_err() {
-            diagnosis = node.diagnosis();
+    let result = Testbed::start(programs).and_then(|bed| match test {
+        Test::Node(case) => {
+            let mut node = Node::new(bed, program, &AgentOptions::default())?;
+            let result = guarded(|| (case.run)(&mut node));
+            if result.is_err() {
+                diagnosis = node.diagnosis();
+            }
+            result
         }
-        result
+        Test::Cluster(case) => {
+            let planes = planes.context("a control plane was not asked for")?;
+            let mut cluster = ClusterNode::new(planes, case.plane, bed, program)?;
+            let result = guarded(|| (case.run)(&mut cluster));
+            if result.is_err() {
+                diagnosis = cluster.diagnosis();
+            }
+            result
+        }
     });
+    let name = test.name();
     let runtime = programs.runtime().as_str();
     // In one piece, because others print too.
     match result {
         Ok(()) => {
-            println!("ok      {runtime:6}  {} ({:.1} s)", case.name, watch.secs());
+            println!("ok      {runtime:6}  {} ({:.1} s)", name, watch.secs());
             Verdict::Passed
         }
         Err(err) => {
-            println!("FAILED  {runtime:6}  {} ({:.1} s)\n{err:#}\n{diagnosis}\n", case.name, watch.secs());
+            println!("FAILED  {runtime:6}  {} ({:.1} s)\n{err:#}\n{diagnosis}\n", name, watch.secs());
             Verdict::Failed
         }
     }
+}
+
+/// A test that panics is one that failed.
+fn guarded(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(test));
+    result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

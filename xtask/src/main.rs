@@ -24,7 +24,7 @@ use std::{path::Path, process::ExitCode};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use crate::testbed::Runtime;
+use crate::{e2e::Tested, testbed::Runtime};
 
 fn main() -> ExitCode {
     match run(&cli().get_matches()) {
@@ -41,7 +41,8 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = |args: &ArgMatches| args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose();
     match matches.subcommand() {
         Some(("up", args)) if args.get_flag("runtime-only") => up::runtime_only(runtime(args)?)?,
-        Some(("up", args)) if args.get_flag("control-plane-only") => up::control_plane_only()?,
+        Some(("up", args)) if args.get_flag("control-plane-only") => up::cluster::control_plane_only()?,
+        Some(("up", args)) if args.get_flag("cluster") => up::cluster::up(runtime(args)?, kubelet(args))?,
         Some(("up", args)) => up::up(runtime(args)?)?,
         Some(("down", _)) => up::down()?,
         Some(("test", _)) => return Ok(test::run()?.conclude()),
@@ -50,7 +51,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("e2e", args)) => {
             let runtimes = runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]);
             let filter = args.get_one::<String>("filter").map_or("", String::as_str);
-            return Ok(e2e::run(&runtimes, filter, kubelet(args))?.conclude());
+            return Ok(e2e::run(&runtimes, filter, &tested(args))?.conclude());
         }
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?,
@@ -79,6 +80,13 @@ fn cli() -> Command {
                         .help("Only start containerd, for running an agent by hand"),
                 )
                 .arg(
+                    Arg::new("cluster")
+                        .long("cluster")
+                        .action(ArgAction::SetTrue)
+                        .help("With a control plane, as its one node, on the objects in examples/cluster/"),
+                )
+                .arg(kubelet.clone().requires("cluster").help("Upstream's kubelet as the node, instead of Rubelet"))
+                .arg(
                     Arg::new("control-plane-only")
                         .long("control-plane-only")
                         .action(ArgAction::SetTrue)
@@ -96,7 +104,15 @@ fn cli() -> Command {
                 .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
                 .arg(runtime.clone())
                 .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this"))
-                .arg(kubelet.clone().help("Test this kubelet of upstream's instead: are the tests right?")),
+                .arg(
+                    Arg::new("agent")
+                        .long("agent")
+                        .value_name("rubelet|upstream")
+                        .value_parser(["rubelet", "upstream"])
+                        .default_value("rubelet")
+                        .help("Whom to test; upstream's kubelet shows whether the tests are right"),
+                )
+                .arg(kubelet.clone().help("Test this kubelet of upstream's, instead of building one")),
         )
         .subcommand(conformance::cli())
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
@@ -108,6 +124,15 @@ fn cli() -> Command {
                 .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios")),
         )
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
+}
+
+fn tested(args: &ArgMatches) -> Tested {
+    let is_upstream = args.get_one::<String>("agent").is_some_and(|agent| agent == "upstream");
+    match kubelet(args) {
+        Some(path) => Tested::Kubelet(path.to_owned()),
+        None if is_upstream => Tested::Upstream,
+        None => Tested::Rubelet,
+    }
 }
 
 /// Upstream's kubelet, when one is given.

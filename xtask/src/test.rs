@@ -11,7 +11,7 @@ use crate::{
     check,
     clock::Stopwatch,
     command::{capture, command},
-    e2e::{self, Tally},
+    e2e::{self, Tally, Tested},
     project, sim,
     testbed::Runtime,
 };
@@ -24,7 +24,7 @@ pub fn run() -> anyhow::Result<Tally> {
     stage("check", &mut tally, || check::run().map(|()| Tally::PASSED));
     stage("unit tests", &mut tally, unit_tests);
     stage("simulation", &mut tally, || sim::run(&["--seeds".into(), SIM_SEEDS.into()]).map(|()| Tally::PASSED));
-    stage("end to end", &mut tally, || e2e::run(&Runtime::ALL, "", None));
+    stage("end to end", &mut tally, || e2e::run(&Runtime::ALL, "", &Tested::Rubelet));
     Ok(tally)
 }
 

@@ -4,7 +4,6 @@
 //! machine's own, which is never touched. `sweep` cleans up from the directory alone, so it also works after a crash.
 
 pub mod agent;
-#[allow(dead_code, reason = "tests on it follow")]
 pub mod cluster;
 mod containerd;
 mod network;
@@ -226,6 +225,15 @@ impl Testbed {
         if let Some(mut containerd) = self.containerd.take() {
             containerd.kill();
         }
+    }
+
+    /// As if the machine had been switched off and on: no process and no mount is left, but all files on disk.
+    pub fn reboot(&mut self) -> anyhow::Result<()> {
+        self.kill_containerd();
+        sweep::end_what_runs(&self.layout)?;
+        // On a real machine this one is in memory.
+        fs::remove_dir_all(self.layout.dir.join("state"))?;
+        self.start_containerd()
     }
 
     fn wait_ready(&mut self) -> anyhow::Result<()> {

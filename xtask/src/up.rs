@@ -3,19 +3,20 @@
 //! Owns: the `.rubelet` directory in the project, which holds all state. `up` may be run again: what runs goes on, and the
 //! agent is replaced by the one just built.
 
+pub mod cluster;
+
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 
 use crate::{
     command::{command, output, show},
-    packages, process,
+    packages,
     progress::step,
     project,
     testbed::{
-        self, Programs, Runtime, Testbed,
+        Programs, Runtime, Testbed,
         agent::{Agent, AgentOptions, Program},
-        cluster::{ClusterPrograms, ControlPlane, ControlPlaneOptions},
         sweep,
     },
 };
@@ -23,7 +24,7 @@ use crate::{
 pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {
     packages::require_root()?;
     let binary = step("building Rubelet (release)", build)?;
-    let testbed = open(runtime)?;
+    let testbed = open(runtime, Runtime::Debian16)?;
     let options = AgentOptions { manifests: Some(project::root().join("examples")), ..AgentOptions::default() };
     let mut agent = Agent::new(&testbed, &Program::Rubelet(binary.clone()), &options)?;
     step("starting Rubelet on examples/", || {
@@ -44,24 +45,8 @@ pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {
 /// Only the containerd of `up`: for running an agent by hand.
 pub fn runtime_only(runtime: Option<Runtime>) -> anyhow::Result<()> {
     packages::require_root()?;
-    let testbed = open(runtime)?;
+    let testbed = open(runtime, Runtime::Debian16)?;
     println!("containerd listens on {}; `cargo xtask down` removes it", testbed.layout.socket().display());
-    Ok(())
-}
-
-/// Only a control plane, until Ctrl-C: for running an agent by hand as the node `node`.
-pub fn control_plane_only() -> anyhow::Result<()> {
-    let programs = ClusterPrograms::ensure()?;
-    testbed::sweep_orphans()?;
-    let plane = step("starting a control plane", || ControlPlane::start(&programs, &ControlPlaneOptions::default()))?;
-    println!("\nexport KUBECONFIG={}", plane.admin_kubeconfig().display());
-    println!("kubectl:              {}", plane.kubectl_program().display());
-    println!("node's kubeconfig:    {}  (the node is called `node`)", plane.node_kubeconfig("node")?.display());
-    println!("bootstrap kubeconfig: {}", plane.bootstrap_kubeconfig().display());
-    println!("client CA:            {}", plane.client_authority().display());
-    println!("audit log:            {}", plane.audit_log().display());
-    println!("Ctrl-C ends it and removes everything.");
-    process::wait_for_interrupt()?;
     Ok(())
 }
 
@@ -71,14 +56,14 @@ pub fn down() -> anyhow::Result<()> {
         return Ok(());
     }
     packages::require_root()?;
-    step("ending containers, containerd and Rubelet, removing what they made", || sweep::sweep(&state_dir()))
+    step("ending everything that `up` started, removing what it made", || sweep::sweep(&state_dir()))
 }
 
 /// Goes on with the runtime that is up, unless another is asked for.
-fn open(asked: Option<Runtime>) -> anyhow::Result<Testbed> {
+fn open(asked: Option<Runtime>, default: Runtime) -> anyhow::Result<Testbed> {
     let file = state_dir().join("runtime");
     let present = fs::read_to_string(&file).ok().map(|name| Runtime::parse(&name)).transpose()?;
-    let runtime = asked.or(present).unwrap_or(Runtime::Debian16);
+    let runtime = asked.or(present).unwrap_or(default);
     if let Some(present) = present.filter(|present| *present != runtime) {
         // The state of one containerd is not the other's.
         anyhow::bail!("containerd ({}) is up; run `cargo xtask down` first", present.as_str());

@@ -191,9 +191,9 @@ impl RuntimeContainer {
     }
 }
 
-/// A pod with its status, as the agent shows it.
+/// A pod with its status, as the agent or the API server shows it.
 #[derive(Clone, Debug)]
-pub struct PodSeen(Value);
+pub struct PodSeen(pub Value);
 
 impl PodSeen {
     pub fn name(&self) -> &str {
@@ -212,6 +212,19 @@ impl PodSeen {
         self.status()["phase"].as_str().unwrap_or_default()
     }
 
+    pub fn label(&self, name: &str) -> &str {
+        self.0["metadata"]["labels"][name].as_str().unwrap_or_default()
+    }
+
+    pub fn is_ready(&self) -> bool {
+        let conditions = self.status()["conditions"].as_array().into_iter().flatten();
+        conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    }
+
+    pub fn is_being_deleted(&self) -> bool {
+        self.0["metadata"]["deletionTimestamp"].is_string()
+    }
+
     pub fn check_running(&self) -> anyhow::Result<()> {
         let statuses = self.container_statuses();
         let all_run = !statuses.is_empty() && statuses.iter().all(|status| status["state"]["running"].is_object());
@@ -225,12 +238,16 @@ impl PodSeen {
         self.status()["containerStatuses"].as_array().map_or(&[], Vec::as_slice)
     }
 
+    /// Of init containers, too.
+    pub fn all_container_statuses(&self) -> impl Iterator<Item = &Value> {
+        let init = self.status()["initContainerStatuses"].as_array().into_iter().flatten();
+        init.chain(self.container_statuses())
+    }
+
     /// The status of a container or init container; null when there is none.
     pub fn container(&self, name: &str) -> &Value {
         const NONE: Value = Value::Null;
-        let init = self.status()["initContainerStatuses"].as_array().into_iter().flatten();
-        let mut all = init.chain(self.container_statuses());
-        all.find(|status| status["name"] == name).unwrap_or(&NONE)
+        self.all_container_statuses().find(|status| status["name"] == name).unwrap_or(&NONE)
     }
 
     pub fn waiting_reason(&self, container: &str) -> Option<&str> {

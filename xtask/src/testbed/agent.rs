@@ -96,8 +96,11 @@ impl Agent {
         Ok(agent)
     }
 
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
     /// Another program from the next start on, with the same files.
-    #[allow(dead_code, reason = "tests with it follow")]
     pub fn become_program(&mut self, program: &Program) {
         self.program = program.clone();
     }

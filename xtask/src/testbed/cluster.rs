@@ -213,6 +213,14 @@ impl ControlPlane {
         result
     }
 
+    /// Null when the node does not say.
+    pub fn node_condition(&self, node: &str, kind: &str) -> anyhow::Result<Value> {
+        let node = self.api().get(&format!("/api/v1/nodes/{node}"))?;
+        let conditions = node["status"]["conditions"].as_array();
+        let found = conditions.into_iter().flatten().find(|condition| condition["type"] == kind);
+        Ok(found.cloned().unwrap_or_default())
+    }
+
     fn dir(&self) -> PathBuf {
         self.layout.dir.join("cluster")
     }

@@ -32,8 +32,7 @@ pub fn sweep(dir: &Path) -> anyhow::Result<()> {
         id.end(Duration::from_secs(10));
     }
     let ids = container_ids(&layout);
-    end_containers(&layout, &ids)?;
-    unmount_below(&layout.dir)?;
+    end_what_runs(&layout)?;
     remove_bridge(&layout)?;
     for id in &ids {
         remove_cgroups(Path::new("/sys/fs/cgroup"), id, 0);
@@ -41,6 +40,12 @@ pub fn sweep(dir: &Path) -> anyhow::Result<()> {
     remove_empty_parents();
     remove_traces(&layout, &ids);
     fs::remove_dir_all(&layout.dir).with_context(|| format!("remove {}", layout.dir.display()))
+}
+
+/// Ends all containers and takes away all mounts; files stay.
+pub fn end_what_runs(layout: &Layout) -> anyhow::Result<()> {
+    end_containers(layout, &container_ids(layout))?;
+    unmount_below(&layout.dir)
 }
 
 /// Processes that were started by us and still run. The agent's comes before containerd's by name, and so it ends first;
