@@ -20,6 +20,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use sha2::{Digest as _, Sha256};
 
 use crate::{
     clock,
@@ -139,6 +140,13 @@ impl Layout {
 
     pub fn containerd_log(&self) -> PathBuf {
         self.dir.join("containerd.log")
+    }
+
+    /// The cgroup above all pods of this testbed, so that nothing of the machine's is touched.
+    pub fn cgroup_root(&self) -> String {
+        let digest = Sha256::digest(self.dir.as_os_str().as_encoded_bytes());
+        let digest: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        format!("/rubelet-test-{digest}")
     }
 
     fn containerd_config(&self) -> PathBuf {

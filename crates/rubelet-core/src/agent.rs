@@ -24,6 +24,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
+mod cgroups;
 mod cleanups;
 mod config;
 mod done;

@@ -20,7 +20,11 @@ pub mod security;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
-pub use self::{config::container_config, hash::hash, sandbox_config::sandbox_config};
+pub use self::{
+    config::container_config,
+    hash::hash,
+    sandbox_config::{Identity, sandbox_config},
+};
 use crate::id::{name_of, namespace_of};
 
 /// Why no configuration can be made of a pod; the text is what users see.

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cgroups::Cgroup,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{Listing, PodFacts, RuntimeStatus},
 };
@@ -46,6 +47,19 @@ pub enum Op {
     /// Which pods have a directory under the root directory, or a log directory?
     ListPodDirs,
     // ---
+    /// Sets the cgroups above the pods' right, and says which there are below them.
+    SyncQosCgroups {
+        tiers: Vec<Cgroup>,
+    },
+    SetUpPodCgroup {
+        pod: PodRef,
+        cgroup: Cgroup,
+    },
+    /// Kills what is left in the pod's cgroup and removes it, wherever it is of these.
+    RemovePodCgroup {
+        pod: PodRef,
+        paths: Vec<String>,
+    },
     MakePodDirs {
         pod: PodRef,
     },
@@ -112,6 +126,8 @@ pub struct RunSandbox {
     pub uid: PodUid,
     pub pod: Arc<Pod>,
     pub attempt: u32,
+    /// The pod's cgroup; empty leaves it to the runtime.
+    pub cgroup_parent: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,6 +140,8 @@ pub struct StartContainer {
     pub attempt: u32,
     pub sandbox: SandboxId,
     pub sandbox_attempt: u32,
+    /// As the sandbox was made with.
+    pub cgroup_parent: String,
     /// Primary first; empty for host network.
     pub pod_ips: Vec<String>,
     pub image: ImageFacts,
@@ -165,6 +183,10 @@ pub enum Facts {
     PodDirs {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,
+    },
+    /// Names of the cgroups below the tiers, pods' or not.
+    Cgroups {
+        names: Vec<String>,
     },
 }
 

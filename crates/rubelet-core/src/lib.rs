@@ -4,6 +4,7 @@
 //! `Agent::handle(now, Event) -> Vec<Effect>` is the whole interface to the outside; start reading at `agent.rs`.
 
 pub mod agent;
+pub mod cgroups;
 pub mod config;
 pub mod container;
 pub mod demand;

@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
+    cgroups::Cgroup,
     effect::{EffectError, EffectId},
     id::PodUid,
     observation::{Listing, RuntimeStatus},
@@ -28,6 +29,8 @@ const LIST_DIRS: Duration = Duration::from_secs(300);
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// Without a relist for this long nobody knows what the node's pods do.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// Between two looks at the cgroups above the pods', as upstream.
+const SYNC_QOS: Duration = Duration::from_secs(60);
 
 const NEVER: Uptime = Uptime::new(Duration::MAX);
 
@@ -65,6 +68,7 @@ pub struct Node {
     pub check: Routine,
     pub relist: Routine,
     pub list_dirs: Routine,
+    pub qos: QosCgroups,
     /// When all pods are next synced and dead containers counted.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
@@ -81,12 +85,46 @@ pub struct Node {
     pub gone: BTreeMap<PodUid, Uptime>,
 }
 
+/// The cgroups above the pods'.
+#[derive(Clone, Debug)]
+pub struct QosCgroups {
+    pub sync: Routine,
+    /// As they were last set.
+    pub tiers: Vec<Cgroup>,
+    /// How the last sync ended; `None` before the first.
+    pub outcome: Option<Result<(), String>>,
+    /// Pods came or went since they were set.
+    pub pods_changed: bool,
+}
+
+impl QosCgroups {
+    /// It is time to set them again, or what they should be may have changed.
+    pub fn is_wanted(&self, now: Now) -> bool {
+        let may_be_sent = matches!(self.sync, Routine::At(moment) if moment != NEVER);
+        self.sync.is_due(now) || (self.pods_changed && may_be_sent)
+    }
+
+    /// There are none to be set.
+    pub fn never(&mut self) {
+        self.sync = Routine::At(NEVER);
+    }
+
+    /// A sync has ended; says whether it ended otherwise than the one before.
+    pub fn synced(&mut self, outcome: Result<(), String>, now: Now) -> bool {
+        self.sync = Routine::At(now.uptime + SYNC_QOS);
+        let is_news = self.outcome.as_ref() != Some(&outcome);
+        self.outcome = Some(outcome);
+        is_news
+    }
+}
+
 impl Node {
     pub fn new(now: Now) -> Self {
         Node {
             check: Routine::At(Uptime::ZERO),
             relist: Routine::At(Uptime::ZERO),
             list_dirs: Routine::At(NEVER),
+            qos: QosCgroups { sync: Routine::At(NEVER), tiers: Vec::new(), outcome: None, pods_changed: false },
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
@@ -137,6 +175,7 @@ impl Node {
     pub fn sources_ready(&mut self, now: Now) {
         if self.list_dirs == Routine::At(NEVER) {
             self.list_dirs.hasten(now);
+            self.qos.sync.hasten(now);
             self.relist.hasten(now);
         }
     }
@@ -197,7 +236,8 @@ impl Node {
         if !self.is_ready() {
             return always;
         }
-        always.min(self.relist.wake_at()).min(self.list_dirs.wake_at()).min(self.housekeeping_at)
+        let routines = [self.relist, self.list_dirs, self.qos.sync].map(Routine::wake_at);
+        routines.into_iter().fold(always, Uptime::min).min(self.housekeeping_at)
     }
 }
 

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cgroups::CgroupDriver,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     time::Uptime,
 };
@@ -112,7 +113,7 @@ pub enum ListedState {
     Unknown,
 }
 
-/// The runtime's own word about itself (CRI `Status` and `Version`).
+/// The runtime's own word about itself (CRI `Status`, `Version` and `RuntimeConfig`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeStatus {
     pub name: String,
@@ -121,6 +122,8 @@ pub struct RuntimeStatus {
     pub runtime_problem: Option<String>,
     /// `None` is ready; otherwise why pods cannot have a network.
     pub network_problem: Option<String>,
+    /// Who makes cgroups; `None` where the runtime does not say.
+    pub cgroup_driver: Option<CgroupDriver>,
     /// The runtime streams container events, so a slow audit is enough.
     pub has_events: bool,
     /// In the order of their names.

@@ -133,7 +133,7 @@ pub enum Wanted {
 /// Inside one pod, at most one mutating effect is under way per key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Key {
-    /// Directories, volumes and sandboxes: one after the other.
+    /// The cgroup, directories, volumes and sandboxes: one after the other.
     Pod,
     /// A container name, all attempts together.
     Container(String),
@@ -167,13 +167,15 @@ impl Failure {
     }
 }
 
-/// How far a pod's place on disk is prepared. Not remembered over a restart: every step is safe to repeat.
+/// How far a pod's place on the node is prepared. Not remembered over a restart: every step is safe to repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preparation {
     /// Not in this life of the agent; an earlier one may have left anything.
     Unknown,
     /// What there was is torn down.
     Nothing,
+    /// Its cgroup, and nothing on disk.
+    Cgroup,
     Directories,
     Volumes,
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::Source;
+use crate::{cgroups::CgroupSettings, event::Source};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -34,6 +34,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
+    /// `None`: pods have no cgroups of their own (`cgroupsPerQOS` is off).
+    pub cgroups: Option<CgroupSettings>,
     /// What the node and its configuration put into every sandbox and container.
     pub node: NodeProfile,
 }
@@ -126,6 +128,7 @@ impl Settings {
             min_container_ttl: Duration::ZERO,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            cgroups: Some(CgroupSettings::default()),
             node: NodeProfile::default(),
         }
     }

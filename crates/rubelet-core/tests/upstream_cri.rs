@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    container::{container_config, environment::Sources, sandbox_config},
+    container::{Identity, container_config, environment::Sources, sandbox_config},
     effect::{ImageFacts, ImageUser, StartContainer},
     settings::Settings,
 };
@@ -61,7 +61,8 @@ fn sandboxes_are_as_upstream_makes_them() {
         let mut theirs: v1::PodSandboxConfig = decode(&hex);
         let pod = &pods[&name];
         let uid = pod.metadata.uid.as_deref().unwrap().into();
-        let mut ours = sandbox_config(pod, &uid, 3, &settings(), "").unwrap();
+        let identity = Identity { uid: &uid, attempt: 3, cgroup_parent: "" };
+        let mut ours = sandbox_config(pod, identity, &settings(), "").unwrap();
         for config in [&mut theirs, &mut ours] {
             config.dns_config = None;
             config.hostname = String::new();
@@ -83,6 +84,7 @@ fn containers_are_as_upstream_makes_them() {
             attempt: 2,
             sandbox: "sandbox".into(),
             sandbox_attempt: 3,
+            cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned()],
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Unset },
         };

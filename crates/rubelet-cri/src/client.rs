@@ -90,6 +90,12 @@ impl ContainerRuntime for CriClient {
         call("Status", self.timeout, request, |request| client.status(request)).await
     }
 
+    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
+        let request = v1::RuntimeConfigRequest {};
+        let mut client = self.runtime.clone();
+        call("RuntimeConfig", self.timeout, request, |request| client.runtime_config(request)).await
+    }
+
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String> {
         let request =
             v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: runtime_handler.to_owned() };

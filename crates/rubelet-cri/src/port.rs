@@ -55,6 +55,8 @@ pub type RpcResult<T> = Result<T, RpcError>;
 pub trait ContainerRuntime: Send + Sync + 'static {
     async fn version(&self) -> RpcResult<v1::VersionResponse>;
     async fn status(&self) -> RpcResult<v1::StatusResponse>;
+    /// `Unimplemented` where the runtime is older than the call.
+    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse>;
 
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String>;
     async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;

@@ -1,8 +1,9 @@
-//! The node under our feet: files, mounts, watches, HTTP fetches.
+//! The node under our feet: files, mounts, cgroups, watches, HTTP fetches.
 //!
 //! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
 //! Never: decides anything about pods.
 
+pub mod cgroup;
 pub mod fetch;
 pub mod fs;
 pub mod linux;

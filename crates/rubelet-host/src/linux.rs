@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::{
+    cgroup::{Cgroup, Hierarchies},
     fetch::Fetcher,
     fs, mount,
     port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError},
@@ -110,6 +111,21 @@ impl Host for LinuxHost {
     async fn unmount(&self, path: &Path) -> io::Result<()> {
         let (mounter, path) = (self.mounter.clone(), path.to_owned());
         blocking(move || mounter.unmount(&path)).await
+    }
+
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+        let cgroup = cgroup.clone();
+        blocking(move || Hierarchies::mounted()?.apply(&cgroup)).await
+    }
+
+    async fn remove_cgroup(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || Hierarchies::mounted()?.remove(&path)).await
+    }
+
+    async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>> {
+        let path = path.to_owned();
+        blocking(move || Ok(Hierarchies::mounted()?.children(&path)?.into_iter().collect())).await
     }
 
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {

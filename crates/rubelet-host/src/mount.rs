@@ -83,7 +83,7 @@ fn top_mount(path: &Path) -> io::Result<Option<Mount>> {
     Ok(mount_table()?.into_iter().rfind(|mount| mount.point == path))
 }
 
-fn mount_table() -> io::Result<Vec<Mount>> {
+pub(crate) fn mount_table() -> io::Result<Vec<Mount>> {
     // The kernel hands the table out in pieces, and a change between two pieces can hide a line. Two equal readings are
     // a true picture; on a node where mounts never stop changing the last one has to do.
     const READINGS: usize = 5;

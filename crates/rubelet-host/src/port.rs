@@ -11,6 +11,8 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
+use crate::cgroup::Cgroup;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     pub name: String,
@@ -105,6 +107,16 @@ pub trait Host: Send + Sync + 'static {
 
     /// Takes away the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error.
     async fn unmount(&self, path: &Path) -> io::Result<()>;
+
+    /// Creates a cgroup and sets its limits. Returns what could not be set, for people.
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>>;
+
+    /// Kills what runs in a cgroup and removes it with all below it; it is no error if it is gone. Until the last process
+    /// is dead it is busy, and stays.
+    async fn remove_cgroup(&self, path: &Path) -> io::Result<()>;
+
+    /// The names of the cgroups right below this one; none when it is not there.
+    async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>>;
 
     /// Sends a hint whenever something in the directory may have changed. `Err` when it cannot be watched (it does not
     /// exist, or the node is out of watches); the channel closes when the directory itself goes away.

@@ -9,7 +9,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rubelet_host::port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError};
+use rubelet_host::{
+    cgroup::Cgroup,
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError},
+};
 use tokio::{sync::mpsc, time::sleep};
 
 use crate::{
@@ -143,6 +146,31 @@ impl Host for FakeHost {
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {
         self.change(format!("umount {}", path.display()), |scene| scene.disk.unmount(path)).await
+    }
+
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+        self.change(format!("cgroup {}", cgroup.path.display()), |scene| {
+            scene.cgroups.extend(cgroup.path.ancestors().map(Path::to_path_buf));
+            Ok(Vec::new())
+        })
+        .await
+    }
+
+    async fn remove_cgroup(&self, path: &Path) -> io::Result<()> {
+        self.change(format!("remove cgroup {}", path.display()), |scene| {
+            scene.rules.cgroup_removed(scene.now, path, &scene.runtime.picture);
+            scene.cgroups.retain(|cgroup| !cgroup.starts_with(path));
+            Ok(())
+        })
+        .await
+    }
+
+    async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.look(|scene| {
+            let children = scene.cgroups.iter().filter(|cgroup| cgroup.parent() == Some(path));
+            Ok(children.filter_map(|cgroup| Some(cgroup.file_name()?.to_str()?.to_owned())).collect())
+        })
+        .await
     }
 
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {

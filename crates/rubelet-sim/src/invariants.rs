@@ -8,7 +8,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 pub use history::{Actor, PodHistory};
 
@@ -153,6 +153,18 @@ impl Rules {
         if had + SLACK < grace {
             let detail = format!("{container} killed by {by:?} after {had:?} of {grace:?}");
             self.broken("SIGKILL waits for the grace period", now, detail);
+        }
+    }
+
+    /// Whatever runs in a cgroup dies with it.
+    pub fn cgroup_removed(&mut self, now: Duration, path: &Path, picture: &Picture) {
+        let is_inside = |sandbox: &Sandbox| {
+            let linux = sandbox.config.linux.as_ref();
+            linux.is_some_and(|linux| Path::new(&linux.cgroup_parent).starts_with(path))
+        };
+        for sandbox in picture.sandboxes.values().filter(|sandbox| sandbox.ready && is_inside(sandbox)) {
+            let detail = format!("{} is removed under sandbox {}", path.display(), sandbox.name);
+            self.broken("no cgroup is removed under what runs", now, detail);
         }
     }
 

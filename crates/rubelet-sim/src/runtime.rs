@@ -231,6 +231,15 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
+    /// As an old runtime: the agent's own configuration counts.
+    async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
+        self.look("RuntimeConfig", |_| {
+            let message = "unknown method RuntimeConfig".to_owned();
+            Err(RpcError { method: "RuntimeConfig", kind: RpcErrorKind::Unimplemented, message })
+        })
+        .await
+    }
+
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, _runtime_handler: &str) -> RpcResult<String> {
         self.change(Act::RunSandbox(Arc::new(config.clone())), Duration::from_millis(SANDBOX_MS)).await
     }

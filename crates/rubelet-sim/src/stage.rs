@@ -4,7 +4,8 @@
 //! runtime or a disk does.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicI64, Ordering},
@@ -55,6 +56,8 @@ pub struct Scene {
     pub faults: Faults,
     pub runtime: Store,
     pub disk: Disk,
+    /// Every cgroup there is below the root.
+    pub cgroups: BTreeSet<PathBuf>,
     /// What the web answers; nothing listens where there is no page.
     pub pages: BTreeMap<String, FetchResponse>,
     pub rules: Rules,
@@ -112,6 +115,7 @@ impl Stage {
             faults: Faults::default(),
             runtime: Store::default(),
             disk: Disk::default(),
+            cgroups: BTreeSet::new(),
             pages: BTreeMap::new(),
             rules: Rules::default(),
             agent: AgentState::Dead(Life(0)),

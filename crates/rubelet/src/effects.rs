@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{observe, world::World};
 
+mod cgroup;
 pub mod container;
 pub mod directories;
 mod failure;
@@ -111,6 +112,9 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::InspectPod { pod } => observe::inspect::inspect(world, pod).await,
         Op::InspectImage { image, .. } => image::inspect_image(world, image).await,
         Op::ListPodDirs => directories::list_pod_dirs(world).await,
+        Op::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
+        Op::SetUpPodCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
+        Op::RemovePodCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
         Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
         Op::SetUpVolumes { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
         Op::TearDownVolumes { pod } => volume::tear_down_volumes(world, pod).await,
@@ -168,6 +172,9 @@ impl Named {
             Op::ListPodDirs => named("ListPodDirs", String::new()),
             Op::InspectPod { pod } => named("InspectPod", pod.to_string()),
             Op::InspectImage { pod, image } => named("InspectImage", format!("{pod} {image}")),
+            Op::SyncQosCgroups { .. } => named("SyncQosCgroups", String::new()),
+            Op::SetUpPodCgroup { pod, .. } => named("SetUpPodCgroup", pod.to_string()),
+            Op::RemovePodCgroup { pod, .. } => named("RemovePodCgroup", pod.to_string()),
             Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string()),
             Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod)),
             Op::TearDownVolumes { pod } => named("TearDownVolumes", pod.to_string()),

@@ -14,17 +14,22 @@ pub use self::{inspect::inspect, relist::relist};
 use std::sync::atomic::Ordering;
 
 use rubelet_core::{
+    cgroups::CgroupDriver,
     effect::{EffectError, ErrorKind, Facts},
     observation::{RuntimeHandler, RuntimeStatus},
 };
-use rubelet_cri::{port::RpcError, v1};
+use rubelet_cri::{
+    port::{RpcError, RpcErrorKind, RpcResult},
+    v1,
+};
 
 use crate::world::World;
 
 /// The runtime's own word about itself.
 pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
-    let (status, version) =
-        tokio::try_join!(world.runtime.status(), world.runtime.version()).map_err(|error| failed(&error))?;
+    let (status, version, cgroup_driver) =
+        tokio::try_join!(world.runtime.status(), world.runtime.version(), cgroup_driver(world))
+            .map_err(|error| failed(&error))?;
     let conditions = status.status.unwrap_or_default().conditions;
     let mut handlers: Vec<_> = status.runtime_handlers.into_iter().map(handler).collect();
     handlers.sort_by(|one, other| one.name.cmp(&other.name));
@@ -33,6 +38,7 @@ pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
         version: version.runtime_version,
         runtime_problem: problem(&conditions, "RuntimeReady", "container runtime not ready"),
         network_problem: problem(&conditions, "NetworkReady", "container runtime network not ready"),
+        cgroup_driver,
         has_events: world.has_runtime_events.load(Ordering::Relaxed),
         handlers,
         supplemental_groups_policy: status.features.map(|features| features.supplemental_groups_policy),
@@ -45,6 +51,18 @@ fn handler(handler: v1::RuntimeHandler) -> RuntimeHandler {
         name: handler.name,
         recursive_read_only_mounts: features.recursive_read_only_mounts,
         user_namespaces: features.user_namespaces,
+    }
+}
+
+/// Who makes the containers' cgroups; `None` where the runtime is too old to say.
+async fn cgroup_driver(world: &World) -> RpcResult<Option<CgroupDriver>> {
+    match world.runtime.runtime_config().await {
+        Ok(config) => Ok(config.linux.map(|linux| match linux.cgroup_driver() {
+            v1::CgroupDriver::Systemd => CgroupDriver::Systemd,
+            v1::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
+        })),
+        Err(error) if error.kind == RpcErrorKind::Unimplemented => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

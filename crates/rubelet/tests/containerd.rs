@@ -76,7 +76,8 @@ impl Bed {
     }
 
     async fn run_sandbox(&self) -> SandboxId {
-        let order = RunSandbox { uid: self.at.uid.clone(), pod: self.pod.clone(), attempt: 0 };
+        let order =
+            RunSandbox { uid: self.at.uid.clone(), pod: self.pod.clone(), attempt: 0, cgroup_parent: String::new() };
         match sandbox::run_sandbox(&self.world, &order, &Recalled::new()).await {
             Ok(Facts::Sandbox { id }) => id,
             other => panic!("no sandbox: {other:?}"),
@@ -92,6 +93,7 @@ impl Bed {
             attempt,
             sandbox: sandbox.clone(),
             sandbox_attempt: 0,
+            cgroup_parent: String::new(),
             pod_ips: facts.newest_sandbox().expect("it was just run").ips.clone(),
             image: self.busybox().await,
         };
@@ -309,13 +311,15 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         attempt: 0,
         sandbox: sandbox.clone(),
         sandbox_attempt: 0,
+        cgroup_parent: String::new(),
         pod_ips: Vec::new(),
         image: bed.busybox().await,
     };
     // As far as an agent gets that is killed in the middle.
     let settings = &bed.world.settings;
+    let identity = rubelet_core::container::Identity { uid: &bed.at.uid, attempt: 0, cgroup_parent: "" };
     let sandbox_config =
-        rubelet_core::container::sandbox_config(&bed.pod, &bed.at.uid, 0, settings, "nameserver 1.1.1.1").unwrap();
+        rubelet_core::container::sandbox_config(&bed.pod, identity, settings, "nameserver 1.1.1.1").unwrap();
     let config = rubelet_core::container::container_config(
         &order,
         &rubelet_core::container::environment::Sources::default(),

@@ -67,6 +67,8 @@ pub struct Agent {
     program: Program,
     options: AgentOptions,
     runtime_socket: PathBuf,
+    /// Above all pods of the testbed.
+    cgroup_root: String,
     /// An address of this node alone.
     address: Ipv4Addr,
     port: u16,
@@ -86,6 +88,7 @@ impl Agent {
             program: program.clone(),
             options: options.clone(),
             runtime_socket: testbed.layout.socket(),
+            cgroup_root: testbed.layout.cgroup_root(),
             address: testbed.address()?,
             port: free_port()?,
             read_only_port: free_port()?,
@@ -112,7 +115,8 @@ impl Agent {
             "staticPodPath": self.manifests,
             "podLogsDir": self.pod_logs_dir(),
             "containerRuntimeEndpoint": format!("unix://{}", self.runtime_socket.display()),
-            // Several agents live on one machine here, so none may have the usual port.
+            // Several agents live on one machine here, so none may have the usual cgroup or port.
+            "cgroupRoot": self.cgroup_root,
             "healthzPort": 0,
             "failCgroupV1": false,
         });
@@ -142,6 +146,7 @@ impl Agent {
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
             // No cgroups of its own on a machine that others use, too.
+            "cgroupRoot": "",
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": [],
             "evictionHard": {},

@@ -37,6 +37,7 @@ pub fn sweep(dir: &Path) -> anyhow::Result<()> {
     for id in &ids {
         remove_cgroups(Path::new("/sys/fs/cgroup"), id, 0);
     }
+    remove_pod_cgroups(&layout);
     remove_empty_parents();
     remove_traces(&layout, &ids);
     fs::remove_dir_all(&layout.dir).with_context(|| format!("remove {}", layout.dir.display()))
@@ -171,6 +172,21 @@ fn remove_cgroup_tree(dir: &Path) {
     let _ = fs::remove_dir(dir);
 }
 
+/// In every hierarchy; their processes have been ended.
+fn remove_pod_cgroups(layout: &Layout) {
+    for root in pod_cgroup_roots(layout) {
+        remove_cgroup_tree(&root);
+    }
+}
+
+fn pod_cgroup_roots(layout: &Layout) -> Vec<PathBuf> {
+    let name = layout.cgroup_root();
+    let name = name.trim_start_matches('/');
+    let mounts = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    let places = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(mounts);
+    places.map(|place| place.join(name)).filter(|root| root.is_dir()).collect()
+}
+
 /// The cgroup above the containers' is shared by all containerds of the machine; removing it fails while another uses it.
 fn remove_empty_parents() {
     let Ok(entries) = fs::read_dir("/sys/fs/cgroup") else { return };
@@ -234,6 +250,8 @@ pub fn leftovers(dir: &Path, bridge: &Bridge) -> anyhow::Result<Vec<String>> {
     if Bridge::named(&bridge.name).as_ref() == Some(bridge) {
         left.push(format!("bridge {}", bridge.name));
     }
+    let layout = Layout { dir: dir.to_owned() };
+    left.extend(pod_cgroup_roots(&layout).iter().map(|root| format!("cgroup {}", root.display())));
     match fs::symlink_metadata(dir) {
         Ok(_) => left.push(format!("directory {text}")),
         Err(err) if err.kind() == io::ErrorKind::NotFound => {}

@@ -169,5 +169,12 @@ impl Agent {
 
 /// Cutting these off leaves nothing half-done that a later look would not show.
 fn may_be_cancelled(op: &Op) -> bool {
-    matches!(op, Op::PullImage { .. } | Op::InspectImage { .. } | Op::SetUpVolumes { .. } | Op::MakePodDirs { .. })
+    matches!(
+        op,
+        Op::PullImage { .. }
+            | Op::InspectImage { .. }
+            | Op::SetUpPodCgroup { .. }
+            | Op::SetUpVolumes { .. }
+            | Op::MakePodDirs { .. }
+    )
 }

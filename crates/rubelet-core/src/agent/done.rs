@@ -41,6 +41,8 @@ impl Agent {
             if let Ok(Facts::Listing(listing)) = result {
                 self.handle_listing(listing, now);
             }
+        } else if self.node.qos.sync.is(id) {
+            self.qos_cgroups_synced(result, now);
         } else if self.node.list_dirs.is(id) {
             self.node.dirs_listed(now);
             if let Ok(Facts::PodDirs { uids, log_dirs }) = result {
@@ -286,9 +288,11 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         event(record, name, Severity::Normal, reason, message)
     };
     match op {
+        Op::SetUpPodCgroup { .. } => record.prepared = Preparation::Cgroup,
+        Op::RemovePodCgroup { .. } => record.prepared = Preparation::Nothing,
         Op::MakePodDirs { .. } => record.prepared = Preparation::Directories,
         Op::SetUpVolumes { .. } => record.prepared = Preparation::Volumes,
-        Op::TearDownVolumes { .. } => record.prepared = Preparation::Nothing,
+        Op::TearDownVolumes { .. } => record.prepared = Preparation::Cgroup,
         Op::RemovePodDir { .. } => record.cleared = Cleared::PodDir,
         Op::RemoveLogDir { .. } => record.cleared = Cleared::All,
         Op::StopSandbox { id, .. } => {
@@ -314,6 +318,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         | Op::Relist
         | Op::InspectPod { .. }
         | Op::InspectImage { .. }
+        | Op::SyncQosCgroups { .. }
         | Op::ListPodDirs => {}
     }
     Vec::new()
@@ -331,6 +336,10 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::ResumeContainer { name, .. } => start_failed(record, name, error),
         Op::RunSandbox(_) => {
             vec![about_pod("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {}", error.message))]
+        }
+        Op::SetUpPodCgroup { .. } => {
+            let message = format!("unable to ensure pod container exists: {}", error.message);
+            vec![about_pod("FailedCreatePodContainer", message)]
         }
         Op::MakePodDirs { .. } => {
             vec![about_pod("Failed", format!("error making pod data directories: {}", error.message))]
@@ -350,6 +359,8 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::Relist
         | Op::InspectPod { .. }
         | Op::InspectImage { .. }
+        | Op::SyncQosCgroups { .. }
+        | Op::RemovePodCgroup { .. }
         | Op::ListPodDirs => Vec::new(),
     }
 }

@@ -88,6 +88,9 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::CheckRuntime => CHECK_DEADLINE,
         Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } => LOOK_DEADLINE,
         Op::ListPodDirs
+        | Op::SyncQosCgroups { .. }
+        | Op::SetUpPodCgroup { .. }
+        | Op::RemovePodCgroup { .. }
         | Op::MakePodDirs { .. }
         | Op::SetUpVolumes { .. }
         | Op::TearDownVolumes { .. }

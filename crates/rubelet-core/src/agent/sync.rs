@@ -65,6 +65,7 @@ impl Agent {
         let (steps, pulls_at) = self.images.next_pulls(&self.settings, now);
         self.outbox.pulls_at = pulls_at;
         self.send_image_steps(steps, now);
+        self.sync_qos_cgroups(now);
         self.publish(seen, now);
     }
 
@@ -103,6 +104,7 @@ impl Agent {
         record.blocked = blocked;
         if !is_blocked {
             record.enter(Lifecycle::Syncing, now);
+            self.node.qos.pods_changed = true;
             self.warn_of_unsupported(uid);
         }
         !is_blocked
@@ -219,12 +221,13 @@ impl Agent {
             Lifecycle::Waiting => Plan::default(),
             Lifecycle::Syncing => {
                 let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
-                let context = Context { images: &self.images, network_problem, settings: &self.settings };
+                let settings = &self.settings;
+                let context = Context { images: &self.images, network_problem, cgroups: self.cgroups(), settings };
                 sync_pod::plan(record, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),
             Lifecycle::Terminated { cause } | Lifecycle::Finished { cause } => {
-                termination::ended(record, facts, cause, now)
+                termination::ended(record, facts, cause, self.cgroups(), now)
             }
         }
     }
@@ -272,6 +275,7 @@ impl Agent {
     }
 
     fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {
+        self.node.qos.pods_changed = true;
         let record = &self.records[uid];
         if matches!(record.lifecycle, Lifecycle::Terminated { .. }) && record.pod.spec.is_some() {
             let context = status_manager::Context { pods: &self.pods, now };
@@ -323,6 +327,9 @@ impl Agent {
             | Op::InspectPod { .. }
             | Op::InspectImage { .. }
             | Op::ListPodDirs
+            | Op::SyncQosCgroups { .. }
+            | Op::SetUpPodCgroup { .. }
+            | Op::RemovePodCgroup { .. }
             | Op::MakePodDirs { .. }
             | Op::SetUpVolumes { .. }
             | Op::TearDownVolumes { .. }
@@ -350,7 +357,12 @@ impl Agent {
         }
     }
 
-    fn send_node(&mut self, op: Op, reason: &str, now: Now) -> (crate::effect::EffectId, crate::time::Uptime) {
+    pub(super) fn send_node(
+        &mut self,
+        op: Op,
+        reason: &str,
+        now: Now,
+    ) -> (crate::effect::EffectId, crate::time::Uptime) {
         self.outbox.send(Owner::Node, op, reason.to_owned(), &self.settings, now)
     }
 

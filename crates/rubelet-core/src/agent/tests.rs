@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{
+    api::core::v1::{Pod, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity,
+};
 
 use crate::{
     agent::Agent,
@@ -21,12 +24,24 @@ struct Turns {
     at_secs: u64,
     asked: Vec<(EffectId, Op)>,
     recalled: Vec<EffectId>,
+    /// The reasons of events.
+    told: Vec<String>,
 }
 
 impl Turns {
+    /// Pods have no cgroups of their own, to keep stories short; `with_cgroups` has them.
     fn new(settings: Settings) -> Self {
-        let mut turns =
-            Turns { agent: Agent::new(settings, later(0)), at_secs: 0, asked: Vec::new(), recalled: Vec::new() };
+        Turns::with_cgroups(Settings { cgroups: None, ..settings })
+    }
+
+    fn with_cgroups(settings: Settings) -> Self {
+        let mut turns = Turns {
+            agent: Agent::new(settings, later(0)),
+            at_secs: 0,
+            asked: Vec::new(),
+            recalled: Vec::new(),
+            told: Vec::new(),
+        };
         turns.happens(Event::Due);
         turns
     }
@@ -41,7 +56,7 @@ impl Turns {
                 Effect::Do { id, op, .. } => self.asked.push((id, op)),
                 Effect::Cancel(id) => self.asked.retain(|(asked, _)| *asked != id),
                 Effect::Recall(id) => self.recalled.push(id),
-                Effect::Record(_) => {}
+                Effect::Record(record) => self.told.push(record.reason),
             }
         }
         let wake_at = self.agent.wake_at(self.now());
@@ -95,6 +110,9 @@ fn named(op: &Op) -> &'static str {
         Op::InspectPod { .. } => "inspect",
         Op::InspectImage { .. } => "inspect image",
         Op::ListPodDirs => "list dirs",
+        Op::SyncQosCgroups { .. } => "sync qos",
+        Op::SetUpPodCgroup { .. } => "set up cgroup",
+        Op::RemovePodCgroup { .. } => "remove cgroup",
         Op::MakePodDirs { .. } => "make dirs",
         Op::SetUpVolumes { .. } => "set up volumes",
         Op::TearDownVolumes { .. } => "tear down volumes",
@@ -131,15 +149,18 @@ fn unavailable() -> Result<Facts, EffectError> {
 
 #[test]
 fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
-    let mut turns = Turns::new(Settings::for_node("node"));
+    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     assert_eq!(turns.pending(), ["check"], "nothing happens before the runtime is known");
     turns.runtime_is_up(&[]);
     let mut order = Vec::new();
     turns.inspected("sandbox gone");
-    for (step, state) in
-        [("make dirs", "sandbox gone"), ("set up volumes", "sandbox gone"), ("run sandbox", "sandbox ready 1s")]
-    {
+    for (step, state) in [
+        ("set up cgroup", "sandbox gone"),
+        ("make dirs", "sandbox gone"),
+        ("set up volumes", "sandbox gone"),
+        ("run sandbox", "sandbox ready 1s"),
+    ] {
         turns.answer(step, Ok(Facts::Nothing));
         order.push(step);
         turns.inspected(state);
@@ -148,7 +169,7 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     turns.answer("inspect image", Ok(Facts::Image(Some(image))));
     turns.answer("start container", Ok(Facts::Nothing));
     turns.inspected("sandbox ready 1s; a: running 0s");
-    assert_eq!(turns.pending(), ["list dirs"]);
+    assert_eq!(turns.pending(), ["list dirs", "sync qos"]);
     let snapshot = turns.agent.snapshot();
     let view = &snapshot.pods[&PodUid::new("u1")];
     assert_eq!(view.status.phase.as_deref(), Some("Running"));
@@ -302,6 +323,8 @@ fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     // An earlier life of the agent may have mounted something.
     turns.answer("tear down volumes", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
     turns.answer("remove container", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
     turns.answer("remove sandbox", Ok(Facts::Nothing));
@@ -311,4 +334,65 @@ fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     turns.answer("remove log dir", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
+}
+
+/// A pod that asks for this much CPU.
+fn burstable(uid: &str, cpu: &str) -> Pod {
+    let mut pod = web(uid);
+    pod.metadata.name = Some(uid.to_owned());
+    let requests = std::iter::once(("cpu".to_owned(), Quantity(cpu.to_owned()))).collect();
+    let resources = ResourceRequirements { requests: Some(requests), ..ResourceRequirements::default() };
+    pod.spec.as_mut().unwrap().containers[0].resources = Some(resources);
+    pod
+}
+
+/// The CPU shares the burstable pods are to have together, as last asked for.
+fn burstable_shares(turns: &Turns) -> Option<u64> {
+    turns.asked.iter().rev().find_map(|(_, op)| match op {
+        Op::SyncQosCgroups { tiers } => tiers[1].limits.cpu_shares,
+        _ => None,
+    })
+}
+
+#[test]
+fn the_burstable_tier_follows_the_pods_that_come_and_go() {
+    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
+    turns.config(&[burstable("u1", "500m")]);
+    turns.runtime_is_up(&[]);
+    assert_eq!(burstable_shares(&turns), Some(512));
+    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    assert_eq!(burstable_shares(&turns), None, "nothing changed");
+    turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
+    assert_eq!(burstable_shares(&turns), Some(1536));
+    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    turns.at_secs += 60;
+    turns.happens(Event::Due);
+    assert_eq!(burstable_shares(&turns), Some(1536), "once a minute they are set again");
+}
+
+#[test]
+fn a_cgroup_of_a_pod_nobody_knows_is_removed() {
+    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    let names = ["burstable", "podu1", "podstranger", "system.slice"].map(str::to_owned).to_vec();
+    turns.answer("sync qos", Ok(Facts::Cgroups { names }));
+    assert_eq!((turns.lifecycle("stranger"), turns.lifecycle("u1")), ("Terminating".to_owned(), "Syncing".to_owned()));
+}
+
+#[test]
+fn cgroups_that_cannot_be_written_are_told_once() {
+    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[]);
+    let refused = || Err(EffectError { kind: ErrorKind::Retry, message: "read-only".to_owned() });
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        turns.answer("sync qos", refused());
+        told.push(turns.told.len());
+        turns.at_secs += 60;
+        turns.happens(Event::Due);
+    }
+    assert_eq!(told[0], told[2], "{:?}", turns.told);
+    assert!(turns.told.contains(&"FailedNodeAllocatableEnforcement".to_owned()), "{:?}", turns.told);
 }

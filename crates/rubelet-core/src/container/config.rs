@@ -82,6 +82,7 @@ mod tests {
             attempt: 2,
             sandbox: "sandbox-1".into(),
             sandbox_attempt: 1,
+            cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned()],
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }

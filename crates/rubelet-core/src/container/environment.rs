@@ -268,6 +268,7 @@ mod tests {
             attempt: 0,
             sandbox: "s".into(),
             sandbox_attempt: 0,
+            cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()],
             image: ImageFacts::default(),
         }

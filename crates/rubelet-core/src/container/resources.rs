@@ -1,9 +1,10 @@
 //! What may a container use of the node?
 //!
-//! Owns: CPU shares and quota, memory, huge page and swap limits, as the runtime wants them. Never: pod cgroups.
+//! Owns: CPU shares and quota, memory, huge page and swap limits, as the runtime wants them; what a pod wants in all.
+//! Never: pod cgroups (`cgroups.rs`).
 //! Upstream: `calculateLinuxResources`, `generateLinuxContainerResources`, `cm/helpers_linux.go`, `component-helpers/resource`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
     api::core::v1::{Container, Pod, PodSpec, ResourceRequirements},
@@ -84,12 +85,13 @@ fn basic(
     resources
 }
 
-fn shares(millis: i64) -> i64 {
+/// CPU shares, within the kernel's bounds.
+pub fn shares(millis: i64) -> i64 {
     (millis.saturating_mul(SHARES_PER_CPU) / MILLIS_PER_CPU).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// Zero is no limit.
-fn quota(millis: i64, period_micros: i64) -> i64 {
+pub fn quota(millis: i64, period_micros: i64) -> i64 {
     if millis == 0 {
         return 0;
     }
@@ -122,6 +124,46 @@ fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&
         asked.unwrap_or_default()
     });
     is_asked_for.then_some(peak)
+}
+
+/// What the node must have for the pod, with what the runtime itself needs for it; `None` when nothing asks for it.
+pub fn pod_requests(spec: &PodSpec, name: &str) -> Option<Quantity> {
+    let asked = pod_total(spec, requests, name);
+    let overhead = spec.overhead.as_ref().filter(|overhead| overhead.contains_key(name));
+    if asked.is_none() && overhead.is_none() {
+        return None;
+    }
+    Some(asked.unwrap_or_default().saturating_add(amount(overhead, name)))
+}
+
+/// What the pod may use at most, with what the runtime itself needs for it; `None` where no limit is given.
+pub fn pod_limits(spec: &PodSpec, name: &str) -> Option<Quantity> {
+    let limit = pod_total(spec, limits, name)?;
+    let overhead = if limit.is_zero() { Quantity::ZERO } else { amount(spec.overhead.as_ref(), name) };
+    Some(limit.saturating_add(overhead))
+}
+
+/// Only then does the sum of the limits bound the pod.
+pub fn every_container_is_limited(spec: &PodSpec, name: &str) -> bool {
+    let is_limited = |resources: Option<&ResourceRequirements>| amount(limits(resources), name).is_positive();
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    is_limited(spec.resources.as_ref()) || containers.all(|container| is_limited(container.resources.as_ref()))
+}
+
+/// Bytes of huge pages the pod asks for, by page size (`2MB`).
+pub fn pod_huge_pages(spec: &PodSpec) -> BTreeMap<String, u64> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let lists = containers.map(|container| requests(container.resources.as_ref()));
+    let lists = lists.chain([requests(spec.resources.as_ref()), spec.overhead.as_ref()]);
+    let names: BTreeSet<&str> =
+        lists.flatten().flat_map(BTreeMap::keys).filter_map(|name| name.strip_prefix("hugepages-")).collect();
+    let mut pages = BTreeMap::new();
+    for name in names {
+        let Ok(size) = Quantity::parse(name) else { continue };
+        let bytes = pod_requests(spec, &format!("hugepages-{name}")).unwrap_or_default().value();
+        *pages.entry(page_size_name(size.value())).or_insert(0) += u64::try_from(bytes).unwrap_or(0);
+    }
+    pages
 }
 
 /// Every size the kernel has, zero unless the container or its pod asks for it.

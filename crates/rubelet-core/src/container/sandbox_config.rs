@@ -1,6 +1,6 @@
 //! A pod's sandbox as the runtime is asked for it.
 //!
-//! Owns: `PodSandboxConfig`. Never: the pod's cgroup, which comes with a later capability.
+//! Owns: `PodSandboxConfig`. Never: names the pod's cgroup (`cgroups.rs`).
 //! Upstream: `generatePodSandboxConfig`.
 
 use std::collections::BTreeSet;
@@ -14,14 +14,23 @@ use crate::{
     settings::Settings,
 };
 
+/// Which of the pod's sandboxes it is, and where its processes go.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    pub uid: &'a PodUid,
+    pub attempt: u32,
+    /// The pod's cgroup; empty leaves it to the runtime.
+    pub cgroup_parent: &'a str,
+}
+
 /// `resolv_conf` is the text of the file that `settings.node.resolv_conf` names.
 pub fn sandbox_config(
     pod: &Pod,
-    uid: &PodUid,
-    attempt: u32,
+    identity: Identity<'_>,
     settings: &Settings,
     resolv_conf: &str,
 ) -> Result<PodSandboxConfig, ConfigError> {
+    let Identity { uid, attempt, cgroup_parent } = identity;
     let spec = spec(pod)?;
     let hostname =
         if is_host_network(spec) { String::new() } else { hosts::kernel_hostname(pod, &settings.node.cluster_domain)? };
@@ -39,7 +48,7 @@ pub fn sandbox_config(
         port_mappings: spec.containers.iter().flat_map(port_mappings).collect(),
         labels: labels::of_sandbox(pod, uid),
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
-        linux: Some(linux(spec, settings)?),
+        linux: Some(linux(spec, cgroup_parent, settings)?),
     })
 }
 
@@ -57,10 +66,10 @@ pub fn for_pull(pod: &PodRef) -> PodSandboxConfig {
     }
 }
 
-fn linux(spec: &PodSpec, settings: &Settings) -> Result<LinuxPodSandboxConfig, ConfigError> {
+fn linux(spec: &PodSpec, cgroup_parent: &str, settings: &Settings) -> Result<LinuxPodSandboxConfig, ConfigError> {
     let sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
     Ok(LinuxPodSandboxConfig {
-        cgroup_parent: String::new(),
+        cgroup_parent: cgroup_parent.to_owned(),
         security_context: Some(security::of_sandbox(spec)?),
         sysctls: sysctls.map(|sysctl| (sysctl.name.clone(), sysctl.value.clone())).collect(),
         overhead: Some(resources::of_overhead(spec, &settings.node)),
@@ -111,8 +120,8 @@ mod tests {
                     {"name":"b","ports":[{"name":"dns","containerPort":53,"protocol":"UDP"}],"securityContext":{"privileged":true}}]}}"#,
         )
         .unwrap();
-        let config =
-            sandbox_config(&pod, &"u-1".into(), 3, &Settings::for_node("node"), "nameserver 9.9.9.9\n").unwrap();
+        let identity = Identity { uid: &"u-1".into(), attempt: 3, cgroup_parent: "/kubepods/besteffort/podu-1" };
+        let config = sandbox_config(&pod, identity, &Settings::for_node("node"), "nameserver 9.9.9.9\n").unwrap();
         insta::assert_debug_snapshot!(config, @r#"
         PodSandboxConfig {
             metadata: Some(
@@ -159,7 +168,7 @@ mod tests {
             },
             linux: Some(
                 LinuxPodSandboxConfig {
-                    cgroup_parent: "",
+                    cgroup_parent: "/kubepods/besteffort/podu-1",
                     security_context: Some(
                         LinuxSandboxSecurityContext {
                             namespace_options: Some(

@@ -1,14 +1,15 @@
 //! syncPod: what does a pod that should run need next?
 //!
 //! Owns: the order of steps. API status and status manager come before this (`agent.rs`), then
-//! network ready? → data directories → volumes → sandbox → images → init containers → containers.
-//! The steps "runnable?", pod cgroup, mirror pod and pull secrets belong between them; docs/parity.md says what is missing.
+//! network ready? → pod cgroup → data directories → volumes → sandbox → images → init containers → containers.
+//! The steps "runnable?", mirror pod and pull secrets belong between them; docs/parity.md says what is missing.
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
 use k8s_openapi::api::core::v1::Container;
 
 use crate::{
+    cgroups::Tree,
     config::GoDuration,
     effect::{About, EventRecord, Op, Reason, RunSandbox, Severity, StartContainer},
     gc,
@@ -32,6 +33,8 @@ pub struct Context<'a> {
     pub images: &'a Images,
     /// Why pods cannot have a network, if they cannot.
     pub network_problem: Option<&'a str>,
+    /// `None`: pods have no cgroups of their own.
+    pub cgroups: Option<Tree<'a>>,
     pub settings: &'a Settings,
 }
 
@@ -47,7 +50,12 @@ pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now
                 sandbox_changed(record, facts, &mut plan);
                 termination::stop_everything(record, facts, None, &mut plan, now);
             } else if is_prepared(record, context, &mut plan, now) && !record.is_busy(&Key::Pod, now) {
-                let order = RunSandbox { uid: record.id.uid.clone(), pod: record.pod.clone(), attempt };
+                let order = RunSandbox {
+                    uid: record.id.uid.clone(),
+                    pod: record.pod.clone(),
+                    attempt,
+                    cgroup_parent: cgroup_parent(record, context),
+                };
                 plan.step(Key::Pod, Op::RunSandbox(order), why);
             }
             plan.blocked.get_or_insert_with(|| why.to_owned());
@@ -154,6 +162,7 @@ impl Start<'_> {
                     attempt: self.next_attempt(&container.name),
                     sandbox: self.sandbox.id.clone(),
                     sandbox_attempt: self.sandbox.attempt,
+                    cgroup_parent: cgroup_parent(record, self.context),
                     pod_ips: self.sandbox.ips.clone(),
                     image: image.clone(),
                 };
@@ -205,7 +214,12 @@ impl Start<'_> {
     }
 }
 
-/// Network, directories and volumes are there; otherwise plans the next of them.
+/// Where the runtime puts the pod's processes; empty leaves it to the runtime.
+fn cgroup_parent(record: &PodRecord, context: Context<'_>) -> String {
+    context.cgroups.map_or_else(String::new, |tree| tree.pod_path(record.spec(), &record.id.uid))
+}
+
+/// Network, cgroup, directories and volumes are there; otherwise plans the next of them.
 fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) -> bool {
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
@@ -223,22 +237,34 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
         plan.blocked = Some(message);
         return false;
     }
-    let (op, reason) = match record.prepared {
-        Preparation::Volumes => return true,
-        Preparation::Unknown | Preparation::Nothing => {
-            (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing")
-        }
-        Preparation::Directories => (
-            Op::SetUpVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() },
-            "the pod's volumes may be missing",
-        ),
-    };
+    let Some((op, reason)) = next_preparation(record, context) else { return true };
     let already_planned = plan.steps.iter().any(|step| step.key == Key::Pod);
     if !already_planned && !record.is_busy(&Key::Pod, now) {
         plan.step(Key::Pod, op, reason);
     }
     plan.blocked.get_or_insert_with(|| reason.to_owned());
     false
+}
+
+fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'static str)> {
+    let make_dirs = || (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing");
+    match record.prepared {
+        Preparation::Unknown | Preparation::Nothing => {
+            let cgroup = context.cgroups.and_then(|tree| tree.pod(&record.pod, &record.id.uid));
+            Some(match cgroup {
+                Some(cgroup) => {
+                    (Op::SetUpPodCgroup { pod: record.id.clone(), cgroup }, "the pod's cgroup may be missing")
+                }
+                None => make_dirs(),
+            })
+        }
+        Preparation::Cgroup => Some(make_dirs()),
+        Preparation::Directories => {
+            let op = Op::SetUpVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() };
+            Some((op, "the pod's volumes may be missing"))
+        }
+        Preparation::Volumes => None,
+    }
 }
 
 /// Says once per sandbox that it is replaced.

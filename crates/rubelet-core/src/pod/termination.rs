@@ -1,10 +1,11 @@
 //! How does a pod end?
 //!
 //! Owns: the order of stopping (containers together, sidecars after them in reverse, sandboxes last) and of clearing up
-//! (volumes, containers, sandboxes, directories). Never: shortens a grace period by itself.
+//! (volumes, the cgroup, containers, sandboxes, directories). Never: shortens a grace period by itself.
 //! Upstream: `SyncTerminatingPod`, `SyncTerminatedPod`, `killPodWithSyncResult`.
 
 use crate::{
+    cgroups::Tree,
     effect::{Op, Severity},
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState},
@@ -32,13 +33,13 @@ pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Ca
 
 /// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
 /// containers, for their logs and exit codes, until nobody wants it any more.
-pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, now: Now) -> Plan {
+pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option<Tree<'_>>, now: Now) -> Plan {
     let mut plan = Plan::default();
     if facts.is_active() && record.flights.is_empty() {
         // Nothing of ours starts a container here; somebody else did.
         stop_everything(record, facts, None, &mut plan, now);
-    } else if record.prepared != Preparation::Nothing {
-        pod_step(record, Op::TearDownVolumes { pod: record.id.clone() }, "its volumes to be torn down", &mut plan, now);
+    } else if let Some((op, waits_for)) = next_release(record, cgroups) {
+        pod_step(record, op, waits_for, &mut plan, now);
     } else {
         match cause {
             Cause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
@@ -46,6 +47,21 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, now: Now) -> Pl
         }
     }
     plan
+}
+
+/// What the pod still holds of the node, in the order it is given back.
+fn next_release(record: &PodRecord, cgroups: Option<Tree<'_>>) -> Option<(Op, &'static str)> {
+    let pod = record.id.clone();
+    match record.prepared {
+        Preparation::Unknown | Preparation::Directories | Preparation::Volumes => {
+            Some((Op::TearDownVolumes { pod }, "its volumes to be torn down"))
+        }
+        Preparation::Cgroup => {
+            let paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
+            Some((Op::RemovePodCgroup { pod, paths }, "its cgroup to be removed"))
+        }
+        Preparation::Nothing => None,
+    }
 }
 
 /// Dead containers, then sandboxes, then directories.

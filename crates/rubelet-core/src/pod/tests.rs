@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    cgroups::Tree,
     effect::{EffectId, Op},
     event::Source,
     id::PodRef,
@@ -48,8 +49,14 @@ fn plan_of(pod: &str, state: &str) -> String {
 
 fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
     let settings = Settings::for_node("node");
-    let context = Context { images: &Images::default(), network_problem: None, settings: &settings };
+    let cgroups = Tree::new(&settings, None);
+    let context = Context { images: &Images::default(), network_problem: None, cgroups, settings: &settings };
     sync_pod::plan(record, facts, context, now())
+}
+
+fn ended(record: &PodRecord, facts: &crate::observation::PodFacts, cause: Cause) -> String {
+    let settings = Settings::for_node("node");
+    show(&termination::ended(record, facts, cause, Tree::new(&settings, None), now()))
 }
 
 fn show(plan: &Plan) -> String {
@@ -68,6 +75,8 @@ fn show(plan: &Plan) -> String {
 
 fn show_op(op: &Op) -> String {
     match op {
+        Op::SetUpPodCgroup { cgroup, .. } => format!("set up cgroup {}", cgroup.path),
+        Op::RemovePodCgroup { paths, .. } => format!("remove cgroup {}", paths.join(" or ")),
         Op::MakePodDirs { .. } => "make directories".to_owned(),
         Op::SetUpVolumes { .. } => "set up volumes".to_owned(),
         Op::TearDownVolumes { .. } => "tear down volumes".to_owned(),
@@ -97,9 +106,11 @@ fn a_pod_comes_up_step_by_step() {
 }
 
 #[test]
-fn directories_and_volumes_come_before_the_sandbox() {
+fn the_cgroup_directories_and_volumes_come_before_the_sandbox() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
     record.prepared = Preparation::Nothing;
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up cgroup /kubepods/besteffort/podu1");
+    record.prepared = Preparation::Cgroup;
     assert_eq!(show(&sync_plan(&record, &facts)), "make directories");
     record.prepared = Preparation::Directories;
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes");
@@ -222,7 +233,9 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
     for (pod, expected) in [("always | main a", "nothing"), ("always | host | main a", "run sandbox #0")] {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
         let settings = Settings::for_node("node");
-        let context = Context { images: &Images::default(), network_problem: Some("no CNI"), settings: &settings };
+        let cgroups = Tree::new(&settings, None);
+        let context =
+            Context { images: &Images::default(), network_problem: Some("no CNI"), cgroups, settings: &settings };
         let plan = sync_pod::plan(&record, &facts, context, now());
         assert_eq!(show(&plan), expected, "{pod}");
         let said: Vec<_> = plan.events.iter().map(|event| (event.reason.as_str(), event.message.as_str())).collect();
@@ -267,9 +280,11 @@ fn what_a_removed_pod_leaves_goes_in_order() {
     let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
     record.wanted = Wanted::No;
-    let mut steps = vec![show(&termination::ended(&record, &facts, Cause::Removed, now()))];
+    let mut steps = vec![ended(&record, &facts, Cause::Removed)];
+    record.prepared = Preparation::Cgroup;
+    steps.push(ended(&record, &facts, Cause::Removed));
     record.prepared = Preparation::Nothing;
-    steps.push(show(&termination::ended(&record, &facts, Cause::Removed, now())));
+    steps.push(ended(&record, &facts, Cause::Removed));
     for (state, cleared) in [
         ("sandbox notready", Cleared::Nothing),
         ("sandbox gone", Cleared::Nothing),
@@ -278,12 +293,13 @@ fn what_a_removed_pod_leaves_goes_in_order() {
     ] {
         record.cleared = cleared;
         let facts = crate::test_support::facts(state);
-        steps.push(show(&termination::ended(&record, &facts, Cause::Removed, now())));
+        steps.push(ended(&record, &facts, Cause::Removed));
     }
     assert_eq!(
         steps,
         [
             "tear down volumes",
+            "remove cgroup /kubepods/podu1 or /kubepods/burstable/podu1 or /kubepods/besteffort/podu1",
             "remove a1",
             "remove sandbox sb0",
             "remove pod directory",
@@ -298,7 +314,7 @@ fn a_completed_pod_keeps_its_dead_containers() {
     let lifecycle = Lifecycle::Terminated { cause: Cause::Completed };
     let (mut record, facts) = observed(record("never | main a", lifecycle), "sandbox notready; a: exit(0) 5s");
     record.prepared = Preparation::Nothing;
-    assert_eq!(show(&termination::ended(&record, &facts, Cause::Completed, now())), "to Finished");
+    assert_eq!(ended(&record, &facts, Cause::Completed), "to Finished");
 }
 
 #[test]

@@ -35,6 +35,18 @@ pub struct StatusResponse {
     #[prost(message, optional, tag = "4")]
     pub features: ::core::option::Option<RuntimeFeatures>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeConfigRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeConfigResponse {
+    #[prost(message, optional, tag = "1")]
+    pub linux: ::core::option::Option<LinuxRuntimeConfiguration>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LinuxRuntimeConfiguration {
+    #[prost(enumeration = "CgroupDriver", tag = "1")]
+    pub cgroup_driver: i32,
+}
 /// Conditions `RuntimeReady` and `NetworkReady` are required; the rest is for people.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RuntimeStatus {
@@ -898,6 +910,32 @@ pub struct Int64Value {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
+pub enum CgroupDriver {
+    Systemd = 0,
+    Cgroupfs = 1,
+}
+impl CgroupDriver {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Systemd => "SYSTEMD",
+            Self::Cgroupfs => "CGROUPFS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SYSTEMD" => Some(Self::Systemd),
+            "CGROUPFS" => Some(Self::Cgroupfs),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
 pub enum PodSandboxState {
     SandboxReady = 0,
     SandboxNotready = 1,
@@ -1447,6 +1485,30 @@ pub mod runtime_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("runtime.v1.RuntimeService", "Status"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn runtime_config(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RuntimeConfigRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RuntimeConfigResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.RuntimeService/RuntimeConfig",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("runtime.v1.RuntimeService", "RuntimeConfig"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn run_pod_sandbox(

@@ -147,6 +147,13 @@ fn leftover(scene: &Scene, wanted: &[String]) -> Option<String> {
     if let Some((uid, view)) = told.pods.iter().find(|(uid, _)| !is_wanted(uid.as_str())) {
         return Some(format!("the agent still tells of pod {uid}, {}", view.lifecycle));
     }
+    let unwanted_cgroup = scene.cgroups.iter().find(|cgroup| {
+        let uid = cgroup.file_name().and_then(|name| name.to_str()?.strip_prefix("pod"));
+        uid.is_some_and(|uid| !is_wanted(uid))
+    });
+    if let Some(cgroup) = unwanted_cgroup {
+        return Some(format!("cgroup {} is left", cgroup.display()));
+    }
     let dirs = ["/var/lib/kubelet/pods", "/var/log/pods", "/var/log/containers"];
     let left = dirs.iter().flat_map(|dir| scene.disk.leftovers(Path::new(dir)));
     let mut unwanted = left.filter(|path| {

@@ -4,7 +4,11 @@
 //! Names are reserved while their object lives, so a second create of the same attempt collides. Removing what runs kills
 //! it first; stopping or removing what is gone is no error.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use rubelet_cri::{
     port::{RpcError, RpcErrorKind, RpcResult},
@@ -174,6 +178,9 @@ impl Scene {
         let name = sandbox_name(&config);
         let sandbox = Sandbox { id: id.clone(), name, config, ready: true, created_at: self.wall, ip };
         self.rules.sandbox_made(self.now, &sandbox);
+        // As runc does, whether or not somebody made the pod's cgroup before.
+        let parent = sandbox.config.linux.as_ref().map(|linux| PathBuf::from(&linux.cgroup_parent)).unwrap_or_default();
+        self.cgroups.extend(parent.ancestors().map(Path::to_path_buf));
         self.runtime.picture.sandboxes.insert(id.clone(), Arc::new(sandbox));
         id
     }

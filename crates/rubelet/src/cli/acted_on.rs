@@ -7,6 +7,9 @@ use rubelet_core::config::{self, KubeletConfiguration};
 /// Fields of KubeletConfiguration, sorted.
 pub const ACTED_ON: &[&str] = &[
     "address",
+    "cgroupDriver",
+    "cgroupRoot",
+    "cgroupsPerQOS",
     "clusterDNS",
     "clusterDomain",
     "containerRuntimeEndpoint",
@@ -30,6 +33,7 @@ pub const ACTED_ON: &[&str] = &[
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
     "podLogsDir",
+    "podPidsLimit",
     "podsPerCore",
     "providerID",
     "readOnlyPort",

@@ -9,6 +9,7 @@ use std::{
 };
 
 use rubelet_core::{
+    cgroups::{CgroupDriver, CgroupSettings},
     config::{self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
     event::Source,
     settings::{DefaultSeccomp, NodeProfile, Settings},
@@ -144,6 +145,11 @@ impl Options {
             min_container_ttl: flags.minimum_container_ttl_duration.as_std(),
             root_dir: flags.root_dir.clone(),
             pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+            cgroups: config.cgroups_per_qos.then(|| CgroupSettings {
+                root: CgroupSettings::parse_root(&config.cgroup_root),
+                driver: if config.cgroup_driver == "systemd" { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs },
+                pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
+            }),
             node: NodeProfile {
                 cluster_dns: config.cluster_dns.clone(),
                 cluster_domain: config.cluster_domain.clone(),

@@ -36,9 +36,9 @@ pub async fn start_container(world: &World, order: &StartContainer, recalled: &R
     let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
     let config = container::container_config(order, &gather(order, spec), &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;
-    let sandbox =
-        container::sandbox_config(&order.pod, &order.uid, order.sandbox_attempt, &world.settings, &resolv_conf)
-            .map_err(rejected)?;
+    let (uid, attempt, cgroup_parent) = (&order.uid, order.sandbox_attempt, order.cgroup_parent.as_str());
+    let identity = container::Identity { uid, attempt, cgroup_parent };
+    let sandbox = container::sandbox_config(&order.pod, identity, &world.settings, &resolv_conf).map_err(rejected)?;
     make_files(world, order, spec, &sandbox).await?;
     failure::unless(recalled)?;
     let id = world

@@ -1,0 +1,396 @@
+//! Where in the cgroup tree does a pod live, and what may it use there?
+//!
+//! Owns: the names of QoS and pod cgroups, byte for byte upstream's, and their limits. Never: touches a cgroup.
+//! Upstream: `cm/{cgroup_manager,pod_container_manager,qos_container_manager,node_container_manager,helpers}_linux.go`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    container::resources::{self, quota, shares},
+    id::PodUid,
+    qos::{QosClass, qos_class},
+    quantity::Quantity,
+    settings::{NodeProfile, Settings},
+};
+
+/// Who makes cgroups, which decides their names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CgroupDriver {
+    #[default]
+    Cgroupfs,
+    Systemd,
+}
+
+/// What of the configuration concerns pods' cgroups; there is none when `cgroupsPerQOS` is off.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupSettings {
+    /// `cgroupRoot`, part by part; empty is the root of the tree.
+    pub root: Vec<String>,
+    /// `cgroupDriver`: what counts when the runtime does not say.
+    pub driver: CgroupDriver,
+    /// `podPidsLimit`; `None` is no limit.
+    pub pod_pids_limit: Option<i64>,
+}
+
+impl CgroupSettings {
+    /// `root` as in `cgroupRoot`: a path in the cgroup tree.
+    pub fn parse_root(root: &str) -> Vec<String> {
+        root.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    }
+}
+
+/// A cgroup as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroup {
+    /// From the root of the tree, in the driver's words: `/kubepods/burstable`, `/kubepods.slice/kubepods-burstable.slice`.
+    pub path: String,
+    /// Systemd makes its slices itself; we only set limits on what is there.
+    pub driver: CgroupDriver,
+    pub limits: Limits,
+}
+
+/// What is not given is left as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub cpu_shares: Option<u64>,
+    pub cpu_quota: Option<CpuQuota>,
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u64>,
+    /// By page size (`2MB`), in bytes.
+    pub huge_pages: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuQuota {
+    /// `None` is no limit.
+    pub quota_micros: Option<u64>,
+    pub period_micros: u64,
+}
+
+/// The cgroup above all pods.
+const PODS: &str = "kubepods";
+const POD_PREFIX: &str = "pod";
+const SLICE_SUFFIX: &str = ".slice";
+/// What upstream writes for "as many huge pages as there are".
+const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
+
+/// The cgroup tree of this node's pods.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree<'a> {
+    settings: &'a CgroupSettings,
+    node: &'a NodeProfile,
+    driver: CgroupDriver,
+}
+
+impl<'a> Tree<'a> {
+    /// `None` when pods have no cgroups of their own. The runtime's word about the driver counts more than the
+    /// configuration's: both must name cgroups alike.
+    pub fn new(settings: &'a Settings, runtimes_driver: Option<CgroupDriver>) -> Option<Self> {
+        let cgroups = settings.cgroups.as_ref()?;
+        Some(Tree { settings: cgroups, node: &settings.node, driver: runtimes_driver.unwrap_or(cgroups.driver) })
+    }
+
+    /// The pod's cgroup: also what the runtime is told as the parent of its containers.
+    pub fn pod_path(self, pod: &PodSpec, uid: &PodUid) -> String {
+        self.path_of_pod(qos_class(pod), uid)
+    }
+
+    pub fn pod(self, pod: &Pod, uid: &PodUid) -> Option<Cgroup> {
+        let spec = pod.spec.as_ref()?;
+        let limits = Limits { pids: self.pids(), ..pod_limits(spec, self.node) };
+        Some(Cgroup { path: self.pod_path(spec, uid), driver: self.driver, limits })
+    }
+
+    /// Wherever the pod's cgroup may be: of a pod that only the runtime knows nobody knows the class.
+    pub fn pod_paths(self, uid: &PodUid) -> Vec<String> {
+        [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
+            .map(|class| self.path_of_pod(class, uid))
+            .into()
+    }
+
+    /// The cgroup above all pods and those of the QoS classes, for these pods.
+    pub fn tiers<'p>(self, pods: impl Iterator<Item = &'p PodSpec>) -> Vec<Cgroup> {
+        let burstable = pods.filter(|spec| qos_class(spec) == QosClass::Burstable);
+        let burstable_millis = burstable
+            .map(|spec| resources::pod_requests(spec, "cpu").unwrap_or_default().millis())
+            .fold(0_i64, i64::saturating_add);
+        let allocatable = self.node.allocatable;
+        let whole_node = Limits {
+            cpu_shares: positive(shares(allocatable.cpu_millis)),
+            memory_bytes: positive(allocatable.memory_bytes),
+            ..Limits::default()
+        };
+        let huge_pages: BTreeMap<_, _> =
+            self.node.huge_page_sizes.iter().map(|size| (size.clone(), UNBOUNDED_HUGE_PAGES)).collect();
+        let tier = |millis: i64| Limits {
+            cpu_shares: positive(shares(millis)),
+            huge_pages: huge_pages.clone(),
+            ..Limits::default()
+        };
+        let cgroup = |class, limits| Cgroup { path: self.path(&self.tier(class)), driver: self.driver, limits };
+        vec![
+            cgroup(QosClass::Guaranteed, whole_node),
+            cgroup(QosClass::Burstable, tier(burstable_millis)),
+            cgroup(QosClass::BestEffort, tier(0)),
+        ]
+    }
+
+    /// Whose cgroup bears this name below a tier; `None` when it is no pod's.
+    pub fn uid_of(self, dir_name: &str) -> Option<PodUid> {
+        let part = match self.driver {
+            CgroupDriver::Cgroupfs => dir_name.to_owned(),
+            CgroupDriver::Systemd => unescaped(dir_name.strip_suffix(SLICE_SUFFIX)?.rsplit('-').next()?),
+        };
+        part.strip_prefix(POD_PREFIX).filter(|uid| !uid.is_empty()).map(PodUid::new)
+    }
+
+    /// Whether the cgroup of `named`, as read from its name, may be that of `pod`: systemd's names do not tell `_` from `-`.
+    pub fn may_be(self, named: &PodUid, pod: &PodUid) -> bool {
+        match self.driver {
+            CgroupDriver::Cgroupfs => named == pod,
+            CgroupDriver::Systemd => named.as_str() == unescaped(pod.as_str()),
+        }
+    }
+
+    fn path_of_pod(self, class: QosClass, uid: &PodUid) -> String {
+        let mut parts = self.tier(class);
+        parts.push(format!("{POD_PREFIX}{uid}"));
+        self.path(&parts)
+    }
+
+    fn tier(self, class: QosClass) -> Vec<String> {
+        let mut parts = self.settings.root.clone();
+        parts.push(PODS.to_owned());
+        match class {
+            QosClass::Guaranteed => {}
+            QosClass::Burstable => parts.push("burstable".to_owned()),
+            QosClass::BestEffort => parts.push("besteffort".to_owned()),
+        }
+        parts
+    }
+
+    fn path(self, parts: &[String]) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("/{}", parts.join("/")),
+            CgroupDriver::Systemd => slice_path(parts),
+        }
+    }
+
+    fn pids(self) -> Option<u64> {
+        self.settings.pod_pids_limit.and_then(positive)
+    }
+}
+
+/// Every slice has its parents' names in its own: `/a.slice/a-b.slice`.
+fn slice_path(parts: &[String]) -> String {
+    let mut name = String::new();
+    let mut path = String::new();
+    for part in parts {
+        if !name.is_empty() {
+            name.push('-');
+        }
+        name.push_str(&part.replace('-', "_"));
+        path.push('/');
+        path.push_str(&name);
+        path.push_str(SLICE_SUFFIX);
+    }
+    path
+}
+
+fn unescaped(part: &str) -> String {
+    part.replace('_', "-")
+}
+
+/// Upstream's ResourceConfigForPod: a limit is the pod's only when every container has one.
+fn pod_limits(spec: &PodSpec, node: &NodeProfile) -> Limits {
+    let class = qos_class(spec);
+    let requested_millis = match class {
+        QosClass::Guaranteed | QosClass::Burstable => resources::pod_requests(spec, "cpu").unwrap_or_default().millis(),
+        QosClass::BestEffort => 0,
+    };
+    let limit_of = |name: &str| -> Option<Quantity> {
+        let is_limited = match class {
+            QosClass::Guaranteed => true,
+            QosClass::Burstable => resources::every_container_is_limited(spec, name),
+            QosClass::BestEffort => false,
+        };
+        resources::pod_limits(spec, name).filter(|limit| is_limited && limit.is_positive())
+    };
+    // Of a size nobody asked for the pod gets none.
+    let asked = resources::pod_huge_pages(spec);
+    let sizes = node.huge_page_sizes.iter();
+    let huge_pages = sizes.map(|size| (size.clone(), asked.get(size).copied().unwrap_or(0)));
+    Limits {
+        cpu_shares: positive(shares(requested_millis)),
+        cpu_quota: limit_of("cpu").map(|limit| cpu_quota(limit, node)),
+        memory_bytes: limit_of("memory").and_then(|limit| positive(limit.value())),
+        pids: None,
+        huge_pages: huge_pages.collect(),
+    }
+}
+
+fn cpu_quota(limit: Quantity, node: &NodeProfile) -> CpuQuota {
+    const DEFAULT_PERIOD_MICROS: i64 = 100_000;
+    let period = node.cpu_cfs_quota_period.and_then(|period| i64::try_from(period.as_micros()).ok());
+    CpuQuota {
+        quota_micros: period.and_then(|period| positive(quota(limit.millis(), period))),
+        period_micros: positive(period.unwrap_or(DEFAULT_PERIOD_MICROS)).unwrap_or(1),
+    }
+}
+
+fn positive(number: i64) -> Option<u64> {
+    u64::try_from(number).ok().filter(|number| *number > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(root: &str, driver: CgroupDriver) -> Settings {
+        let mut settings = Settings::for_node("node");
+        settings.cgroups =
+            Some(CgroupSettings { root: CgroupSettings::parse_root(root), driver, pod_pids_limit: Some(100) });
+        settings.node.huge_page_sizes = vec!["2MB".to_owned()];
+        settings.node.allocatable.cpu_millis = 2000;
+        settings.node.allocatable.memory_bytes = 1 << 30;
+        settings
+    }
+
+    fn spec(text: &str) -> PodSpec {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// One container with these resources.
+    fn one(resources: &str) -> PodSpec {
+        spec(&format!(r#"{{"containers":[{{"name":"a","resources":{resources}}}]}}"#))
+    }
+
+    #[test]
+    fn names_are_upstreams_for_each_driver_class_and_root() {
+        let uid = PodUid::new("1234-abcd");
+        let (guaranteed, burstable, best_effort) = (
+            one(r#"{"requests":{"cpu":"1","memory":"1"},"limits":{"cpu":"1","memory":"1"}}"#),
+            one(r#"{"requests":{"cpu":"1"}}"#),
+            one("{}"),
+        );
+        let mut lines = Vec::new();
+        for (root, driver) in [
+            ("/", CgroupDriver::Cgroupfs),
+            ("/a-b/c", CgroupDriver::Cgroupfs),
+            ("", CgroupDriver::Systemd),
+            ("/a-b", CgroupDriver::Systemd),
+        ] {
+            let settings = settings(root, driver);
+            let tree = Tree::new(&settings, None).unwrap();
+            lines.extend([&guaranteed, &burstable, &best_effort].map(|spec| tree.pod_path(spec, &uid)));
+        }
+        insta::assert_snapshot!(lines.join("\n"), @"
+        /kubepods/pod1234-abcd
+        /kubepods/burstable/pod1234-abcd
+        /kubepods/besteffort/pod1234-abcd
+        /a-b/c/kubepods/pod1234-abcd
+        /a-b/c/kubepods/burstable/pod1234-abcd
+        /a-b/c/kubepods/besteffort/pod1234-abcd
+        /kubepods.slice/kubepods-pod1234_abcd.slice
+        /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice
+        /kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1234_abcd.slice
+        /a_b.slice/a_b-kubepods.slice/a_b-kubepods-pod1234_abcd.slice
+        /a_b.slice/a_b-kubepods.slice/a_b-kubepods-burstable.slice/a_b-kubepods-burstable-pod1234_abcd.slice
+        /a_b.slice/a_b-kubepods.slice/a_b-kubepods-besteffort.slice/a_b-kubepods-besteffort-pod1234_abcd.slice
+        ");
+    }
+
+    #[test]
+    fn the_runtimes_driver_counts_more_than_the_configurations() {
+        let settings = settings("/", CgroupDriver::Cgroupfs);
+        let tree = Tree::new(&settings, Some(CgroupDriver::Systemd)).unwrap();
+        assert_eq!(tree.tiers(std::iter::empty())[0].path, "/kubepods.slice");
+        let off = Settings { cgroups: None, ..settings.clone() };
+        assert!(Tree::new(&off, Some(CgroupDriver::Systemd)).is_none());
+    }
+
+    #[test]
+    fn a_pods_limits_are_the_sums_of_its_containers_where_all_have_one() {
+        let both = r#""limits":{"cpu":"500m","memory":"64Mi"}"#;
+        let mut lines = Vec::new();
+        for text in [
+            r#"{"containers":[{"name":"a"}]}"#.to_owned(),
+            format!(r#"{{"containers":[{{"name":"a","resources":{{"requests":{{"cpu":"250m"}},{both}}}}}]}}"#),
+            format!(r#"{{"containers":[{{"name":"a","resources":{{{both}}}}},{{"name":"b"}}]}}"#),
+            format!(r#"{{"resources":{{{both}}},"containers":[{{"name":"a"}}]}}"#),
+            format!(r#"{{"overhead":{{"cpu":"100m","memory":"1Mi"}},"containers":[{{"name":"a","resources":{{"requests":{{"cpu":"500m","memory":"64Mi"}},{both}}}}}]}}"#),
+            r#"{"containers":[{"name":"a","resources":{"requests":{"cpu":"1","hugepages-2Mi":"4Mi"},"limits":{"hugepages-2Mi":"4Mi"}}}]}"#.to_owned(),
+        ] {
+            let settings = settings("/", CgroupDriver::Cgroupfs);
+            let limits = pod_limits(&spec(&text), &settings.node);
+            let quota = limits.cpu_quota.map(|quota| (quota.quota_micros, quota.period_micros));
+            lines.push(format!("shares {:?} quota {quota:?} memory {:?} huge {:?}", limits.cpu_shares, limits.memory_bytes, limits.huge_pages));
+        }
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        shares Some(2) quota None memory None huge {"2MB": 0}
+        shares Some(256) quota Some((Some(50000), 100000)) memory Some(67108864) huge {"2MB": 0}
+        shares Some(2) quota None memory None huge {"2MB": 0}
+        shares Some(2) quota Some((Some(50000), 100000)) memory Some(67108864) huge {"2MB": 0}
+        shares Some(614) quota Some((Some(60000), 100000)) memory Some(68157440) huge {"2MB": 0}
+        shares Some(1024) quota None memory None huge {"2MB": 4194304}
+        "#);
+    }
+
+    #[test]
+    fn without_cfs_quota_a_limit_is_no_limit() {
+        let node = NodeProfile { cpu_cfs_quota_period: None, ..NodeProfile::default() };
+        let limits = pod_limits(&one(r#"{"limits":{"cpu":"1"}}"#), &node);
+        assert_eq!(limits.cpu_quota, Some(CpuQuota { quota_micros: None, period_micros: 100_000 }));
+    }
+
+    #[test]
+    fn the_burstable_tier_has_the_sum_of_its_pods_requests_and_best_effort_the_least() {
+        let settings = settings("/", CgroupDriver::Cgroupfs);
+        let tree = Tree::new(&settings, None).unwrap();
+        let pods = [
+            one(r#"{"requests":{"cpu":"500m"}}"#),
+            one(r#"{"requests":{"cpu":"1"}}"#),
+            one("{}"),
+            one(r#"{"requests":{"cpu":"1","memory":"1"},"limits":{"cpu":"1","memory":"1"}}"#),
+        ];
+        let tiers = tree.tiers(pods.iter());
+        let shown: Vec<_> = tiers
+            .iter()
+            .map(|tier| {
+                (
+                    tier.path.as_str(),
+                    tier.limits.cpu_shares,
+                    tier.limits.memory_bytes,
+                    tier.limits.huge_pages.get("2MB").copied(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("/kubepods", Some(2048), Some(1 << 30), None),
+                ("/kubepods/burstable", Some(1536), None, Some(1 << 62)),
+                ("/kubepods/besteffort", Some(2), None, Some(1 << 62)),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pods_uid_is_read_back_from_its_cgroups_name() {
+        for (driver, name, uid) in [
+            (CgroupDriver::Cgroupfs, "pod1-2", Some("1-2")),
+            (CgroupDriver::Cgroupfs, "burstable", None),
+            (CgroupDriver::Cgroupfs, "pod", None),
+            (CgroupDriver::Systemd, "kubepods-burstable-pod1_2.slice", Some("1-2")),
+            (CgroupDriver::Systemd, "kubepods-burstable.slice", None),
+            (CgroupDriver::Systemd, "cri-containerd-x.scope", None),
+        ] {
+            let settings = settings("/", driver);
+            let tree = Tree::new(&settings, None).unwrap();
+            assert_eq!(tree.uid_of(name).as_ref().map(PodUid::as_str), uid, "{name}");
+        }
+    }
+}

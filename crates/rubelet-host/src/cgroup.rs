@@ -1,0 +1,345 @@
+//! The kernel's cgroup trees: one per controller in version 1, one for all in version 2, both side by side on hybrid nodes.
+//!
+//! Owns: making a cgroup in every tree, setting its limits, emptying and removing it. Never: names one, decides a limit,
+//! moves a process, talks to systemd.
+//! Upstream: `github.com/opencontainers/cgroups` (fs, fs2) as `cm/cgroup_manager_linux.go` uses it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::process::{Pid, Signal};
+
+use crate::mount;
+
+/// Where the kernel's cgroup file systems are mounted on every node.
+const BASE: &str = "/sys/fs/cgroup";
+
+/// A cgroup as it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cgroup {
+    /// From the root of the tree.
+    pub path: PathBuf,
+    pub if_missing: IfMissing,
+    pub limits: Limits,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfMissing {
+    #[default]
+    Create,
+    /// Somebody else makes it.
+    Leave,
+}
+
+/// What is not given is left as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub cpu_shares: Option<u64>,
+    pub cpu_quota: Option<CpuQuota>,
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u64>,
+    /// By page size (`2MB`), in bytes.
+    pub huge_pages: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuQuota {
+    /// `None` is no limit.
+    pub quota_micros: Option<u64>,
+    pub period_micros: u64,
+}
+
+/// One mounted tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// All the trees of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchies(Vec<Hierarchy>);
+
+impl Hierarchies {
+    /// Those mounted now. Containers may have views of them elsewhere; only the node's own place counts.
+    pub fn mounted() -> io::Result<Self> {
+        let mounts = mount::mount_table()?.into_iter().filter(|mount| mount.point.starts_with(BASE));
+        let found: Vec<Hierarchy> = mounts
+            .filter_map(|mount| match mount.fs_type.as_str() {
+                "cgroup" => Some(Hierarchy { mount: mount.point, version: Version::V1 }),
+                "cgroup2" => Some(Hierarchy { mount: mount.point, version: Version::V2 }),
+                _ => None,
+            })
+            .collect();
+        if found.is_empty() {
+            let message = format!("no cgroup file system is mounted at or below {BASE}");
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
+        }
+        Ok(Hierarchies(found))
+    }
+
+    /// Creates it in every tree, parents included, and sets its limits. Returns what could not be set, for people: a node
+    /// may lack a controller, and its pods run all the same.
+    pub fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+        let mut dirs = Vec::new();
+        for hierarchy in &self.0 {
+            let dir = below(&hierarchy.mount, &cgroup.path)?;
+            match cgroup.if_missing {
+                IfMissing::Create => hierarchy.create(&dir)?,
+                IfMissing::Leave if dir.is_dir() => {}
+                IfMissing::Leave => continue,
+            }
+            dirs.push((dir, hierarchy.version));
+        }
+        if dirs.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(set(&dirs, &cgroup.limits))
+    }
+
+    /// Kills what runs in it and removes it from every tree. It is no error if it is gone. Processes take a moment to die:
+    /// until then it is busy, and stays.
+    pub fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut dirs = Vec::new();
+        for hierarchy in &self.0 {
+            let dir = below(&hierarchy.mount, path)?;
+            if dir.is_dir() {
+                dirs.push(dir);
+            }
+        }
+        for dir in &dirs {
+            kill_all(dir)?;
+        }
+        for dir in &dirs {
+            remove_bottom_up(dir).map_err(|error| named("remove", dir, &error))?;
+        }
+        Ok(())
+    }
+
+    /// The names of the cgroups right below this one, in whichever tree.
+    pub fn children(&self, path: &Path) -> io::Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for hierarchy in &self.0 {
+            let dir = below(&hierarchy.mount, path)?;
+            for child in child_dirs(&dir)? {
+                names.extend(child.file_name().and_then(|name| name.to_str()).map(str::to_owned));
+            }
+        }
+        Ok(names)
+    }
+}
+
+impl Hierarchy {
+    fn create(&self, dir: &Path) -> io::Result<()> {
+        let inside = dir.strip_prefix(&self.mount).unwrap_or(Path::new(""));
+        let mut current = self.mount.clone();
+        for part in inside.components() {
+            if self.version == Version::V2 {
+                enable_controllers(&current);
+            }
+            let parent = current.clone();
+            current.push(part);
+            match fs::create_dir(&current) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(named("create", &current, &error)),
+            }
+            if self.version == Version::V1 {
+                inherit_cpuset(&current, &parent)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In version 2 a cgroup's controllers are those its parent gives to all its children.
+fn enable_controllers(dir: &Path) {
+    let Ok(controllers) = fs::read_to_string(dir.join("cgroup.controllers")) else { return };
+    let file = dir.join("cgroup.subtree_control");
+    let wanted: Vec<String> = controllers.split_whitespace().map(|name| format!("+{name}")).collect();
+    if wanted.is_empty() || write(&file, &wanted.join(" ")).is_ok() {
+        return;
+    }
+    for controller in &wanted {
+        // What cannot be given is missed where a limit needs it.
+        let _ = write(&file, controller);
+    }
+}
+
+/// In version 1 a new cgroup may use no processor and no memory node at all until it is told.
+fn inherit_cpuset(dir: &Path, parent: &Path) -> io::Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let Ok(own) = fs::read_to_string(dir.join(file)) else { continue };
+        if own.trim().is_empty() {
+            let inherited = fs::read_to_string(parent.join(file)).map_err(|error| named("read", parent, &error))?;
+            write(&dir.join(file), inherited.trim()).map_err(|error| named("write", &dir.join(file), &error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns what could not be set.
+fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
+    let mut again = Vec::new();
+    let mut unset = Vec::new();
+    let is_unified = dirs.iter().any(|(dir, version)| *version == Version::V2 && !is_hybrid_part(dir));
+    let version = if is_unified { Version::V2 } else { Version::V1 };
+    for Knob { file, value, needed } in knobs(limits, version) {
+        let place = dirs.iter().map(|(dir, _)| dir.join(&file)).find(|path| path.exists());
+        match place {
+            // A value may be refused until another that it must fit has been set: it is tried again after them.
+            Some(path) if write(&path, &value).is_err() => again.push((path, value)),
+            Some(_) => {}
+            None if needed => unset.push(format!("{file} = {value}: the node has no such controller")),
+            None => {}
+        }
+    }
+    for (path, value) in again {
+        if let Err(error) = write(&path, &value) {
+            unset.push(format!("{} = {value}: {error}", path.display()));
+        }
+    }
+    unset
+}
+
+/// On a hybrid node the second tree has no controllers.
+fn is_hybrid_part(dir: &Path) -> bool {
+    dir.starts_with(Path::new(BASE).join("unified"))
+}
+
+/// A file and what is written into it.
+struct Knob {
+    file: String,
+    value: String,
+    /// A node without it does less than was asked for.
+    needed: bool,
+}
+
+fn knobs(limits: &Limits, version: Version) -> Vec<Knob> {
+    let mut knobs = Vec::new();
+    let mut add = |file: &str, value: String| knobs.push(Knob { file: file.to_owned(), value, needed: true });
+    match version {
+        Version::V1 => {
+            if let Some(shares) = limits.cpu_shares {
+                add("cpu.shares", shares.to_string());
+            }
+            if let Some(quota) = limits.cpu_quota {
+                add("cpu.cfs_period_us", quota.period_micros.to_string());
+                add("cpu.cfs_quota_us", quota.quota_micros.map_or("-1".to_owned(), |micros| micros.to_string()));
+            }
+            if let Some(bytes) = limits.memory_bytes {
+                add("memory.limit_in_bytes", bytes.to_string());
+            }
+        }
+        Version::V2 => {
+            if let Some(shares) = limits.cpu_shares {
+                add("cpu.weight", cpu_weight(shares).to_string());
+            }
+            if let Some(quota) = limits.cpu_quota {
+                let most = quota.quota_micros.map_or("max".to_owned(), |micros| micros.to_string());
+                add("cpu.max", format!("{most} {}", quota.period_micros));
+            }
+            if let Some(bytes) = limits.memory_bytes {
+                add("memory.max", bytes.to_string());
+            }
+        }
+    }
+    if let Some(pids) = limits.pids {
+        add("pids.max", pids.to_string());
+    }
+    for (size, bytes) in &limits.huge_pages {
+        for kind in ["", "rsvd."] {
+            let limit = if version == Version::V1 { "limit_in_bytes" } else { "max" };
+            let file = format!("hugetlb.{size}.{kind}{limit}");
+            knobs.push(Knob { file, value: bytes.to_string(), needed: false });
+        }
+    }
+    knobs
+}
+
+/// Version 1 counts CPU shares from 2 to 262144, version 2 weights from 1 to 10000.
+fn cpu_weight(shares: u64) -> u64 {
+    const MOST_SHARES: u64 = 262_144;
+    if shares >= MOST_SHARES { 10_000 } else { 1 + (shares.max(2) - 2) * 9999 / (MOST_SHARES - 2) }
+}
+
+fn kill_all(dir: &Path) -> io::Result<()> {
+    // Version 2 has one file for all of it, since Linux 5.14.
+    if write(&dir.join("cgroup.kill"), "1").is_ok() {
+        return Ok(());
+    }
+    for child in child_dirs(dir)? {
+        kill_all(&child)?;
+    }
+    let pids = match fs::read_to_string(dir.join("cgroup.procs")) {
+        Ok(pids) => pids,
+        Err(error) if is_gone(&error) => return Ok(()),
+        Err(error) => return Err(named("read", dir, &error)),
+    };
+    // A process of another PID namespace shows as 0; nobody here can end it.
+    let pids = pids.lines().filter_map(|line| line.parse().ok()).filter_map(Pid::from_raw);
+    for pid in pids.filter(|pid| *pid != rustix::process::getpid()) {
+        // It may have ended by itself.
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    Ok(())
+}
+
+/// A cgroup's files cannot be removed; its directory can, once it has no children and no processes.
+fn remove_bottom_up(dir: &Path) -> io::Result<()> {
+    for child in child_dirs(dir)? {
+        remove_bottom_up(&child)?;
+    }
+    match fs::remove_dir(dir) {
+        Err(error) if !is_gone(&error) => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// What is not there has no children.
+fn child_dirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(named("list", dir, &error)),
+    };
+    let entries = entries.filter_map(Result::ok).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(entries.map(|entry| entry.path()).collect())
+}
+
+/// The kernel says ENODEV of the files of a cgroup that is being removed.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+}
+
+/// In one call, as the kernel wants it; never creates the file.
+fn write(file: &Path, value: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(file)?.write_all(value.as_bytes())
+}
+
+/// Names come from manifests and from the runtime's labels; none may lead elsewhere.
+fn below(mount: &Path, path: &Path) -> io::Result<PathBuf> {
+    let inside = path.strip_prefix("/").unwrap_or(path);
+    if inside.as_os_str().is_empty() || !inside.components().all(|part| matches!(part, Component::Normal(_))) {
+        let message = format!("{} cannot be the path of a cgroup", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    Ok(mount.join(inside))
+}
+
+fn named(what: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

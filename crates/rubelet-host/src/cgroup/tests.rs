@@ -1,0 +1,180 @@
+//! The kernel's own cgroups, below one that is the test's; and version 2 on a directory that stands for its tree.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+};
+
+use super::*;
+use crate::testing::need_root;
+
+/// A cgroup of the test's own in every tree, gone with the value.
+struct Place {
+    path: PathBuf,
+    trees: Hierarchies,
+}
+
+impl Place {
+    fn new(name: &str) -> Self {
+        need_root();
+        let path = PathBuf::from(format!("/rubelet-test-{}-{name}", std::process::id()));
+        Place { path, trees: Hierarchies::mounted().unwrap() }
+    }
+
+    fn cgroup(&self, name: &str, limits: Limits) -> Cgroup {
+        Cgroup { path: self.path.join(name), if_missing: IfMissing::Create, limits }
+    }
+
+    fn dirs(&self, name: &str) -> Vec<PathBuf> {
+        let inside = self.path.strip_prefix("/").unwrap().join(name);
+        self.trees.0.iter().map(|tree| tree.mount.join(&inside)).collect()
+    }
+
+    /// What the kernel says, in whichever tree has the file.
+    fn read(&self, name: &str, file: &str) -> String {
+        let found = self.dirs(name).into_iter().find_map(|dir| fs::read_to_string(dir.join(file)).ok());
+        found.unwrap_or_default().trim().to_owned()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for _ in 0..500 {
+            if self.trees.remove(&self.path).is_ok() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Ends with the test, however it ends.
+struct Sleeper(Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        cpu_shares: Some(512),
+        cpu_quota: Some(CpuQuota { quota_micros: Some(50_000), period_micros: 100_000 }),
+        memory_bytes: Some(64 << 20),
+        pids: Some(20),
+        huge_pages: BTreeMap::new(),
+    }
+}
+
+#[test]
+fn a_cgroup_is_made_in_every_tree_with_its_limits_and_removed_again() {
+    let place = Place::new("made");
+    for _ in 0..2 {
+        let unset = place.trees.apply(&place.cgroup("burstable/pod1", limits())).unwrap();
+        assert_eq!(unset, Vec::<String>::new());
+    }
+    assert!(place.dirs("burstable/pod1").iter().all(|dir| dir.is_dir()));
+    if place.read("burstable/pod1", "cpu.weight").is_empty() {
+        let files = ["cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.limit_in_bytes", "pids.max"];
+        let read = files.map(|file| place.read("burstable/pod1", file));
+        assert_eq!(read, ["512", "50000", "100000", "67108864", "20"]);
+    } else {
+        let read = ["cpu.weight", "cpu.max", "memory.max", "pids.max"].map(|file| place.read("burstable/pod1", file));
+        assert_eq!(read, ["20", "50000 100000", "67108864", "20"]);
+    }
+    assert_eq!(place.trees.children(&place.path.join("burstable")).unwrap().into_iter().collect::<Vec<_>>(), ["pod1"]);
+    for _ in 0..2 {
+        place.trees.remove(&place.path.join("burstable")).unwrap();
+    }
+    assert!(place.dirs("burstable").iter().all(|dir| !dir.exists()));
+    assert!(place.trees.children(&place.path.join("burstable")).unwrap().is_empty());
+}
+
+#[test]
+fn what_still_runs_in_a_cgroup_is_killed_when_it_is_removed() {
+    let place = Place::new("killed");
+    place.trees.apply(&place.cgroup("pod1/inner", Limits::default())).unwrap();
+    let mut sleeper = Sleeper(Command::new("sleep").arg("600").spawn().unwrap());
+    for dir in place.dirs("pod1/inner") {
+        write(&dir.join("cgroup.procs"), &sleeper.0.id().to_string()).unwrap();
+    }
+    let pod = place.path.join("pod1");
+    // Removed at once, or busy until the process is dead.
+    let first = place.trees.remove(&pod);
+    assert!(first.as_ref().is_ok_and(|()| true) || first.unwrap_err().kind() == io::ErrorKind::ResourceBusy);
+    assert!(!sleeper.0.wait().unwrap().success());
+    place.trees.remove(&pod).unwrap();
+    assert!(place.dirs("pod1").iter().all(|dir| !dir.exists()));
+}
+
+#[test]
+fn a_cgroup_that_others_make_is_only_changed_where_it_is() {
+    let place = Place::new("left");
+    let cgroup = Cgroup { if_missing: IfMissing::Leave, ..place.cgroup("slice", limits()) };
+    assert_eq!(place.trees.apply(&cgroup).unwrap(), Vec::<String>::new());
+    assert!(place.dirs("slice").iter().all(|dir| !dir.exists()));
+}
+
+#[test]
+fn no_name_leads_out_of_the_tree() {
+    let trees = Hierarchies(vec![Hierarchy { mount: PathBuf::from("/nowhere"), version: Version::V1 }]);
+    for path in ["/", "", "/a/../../b", "..", "/."] {
+        assert_eq!(trees.remove(Path::new(path)).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{path}");
+    }
+}
+
+/// A directory with the files version 2 has; the kernel would make them with the directory.
+fn unified_tree(files: &[&str]) -> (tempfile::TempDir, Hierarchies) {
+    let dir = tempfile::tempdir().unwrap();
+    let levels = ["", "kubepods", "kubepods/burstable", "kubepods/burstable/pod1"].map(|level| dir.path().join(level));
+    for level in &levels {
+        fs::create_dir_all(level).unwrap();
+        fs::write(level.join("cgroup.controllers"), "cpuset cpu memory pids").unwrap();
+        fs::write(level.join("cgroup.subtree_control"), "").unwrap();
+    }
+    for file in files {
+        fs::write(levels[3].join(file), "").unwrap();
+    }
+    let tree = Hierarchy { mount: dir.path().to_owned(), version: Version::V2 };
+    (dir, Hierarchies(vec![tree]))
+}
+
+#[test]
+fn in_version_2_parents_hand_their_controllers_down_and_limits_have_its_words() {
+    let files = ["cpu.weight", "cpu.max", "memory.max", "pids.max", "hugetlb.2MB.max"];
+    let (dir, trees) = unified_tree(&files);
+    let huge_pages = BTreeMap::from([("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)]);
+    let cgroup = Cgroup {
+        path: "/kubepods/burstable/pod1".into(),
+        if_missing: IfMissing::Create,
+        limits: Limits { huge_pages, ..limits() },
+    };
+    assert_eq!(trees.apply(&cgroup).unwrap(), Vec::<String>::new());
+    let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
+    for level in
+        ["cgroup.subtree_control", "kubepods/cgroup.subtree_control", "kubepods/burstable/cgroup.subtree_control"]
+    {
+        assert_eq!(read(level), "+cpuset +cpu +memory +pids", "{level}");
+    }
+    assert_eq!(read("kubepods/burstable/pod1/cgroup.subtree_control"), "", "the pod's own children are the runtime's");
+    let written = files.map(|file| read(&format!("kubepods/burstable/pod1/{file}")));
+    assert_eq!(written, ["20", "50000 100000", "67108864", "20", "4194304"]);
+}
+
+#[test]
+fn a_controller_the_node_lacks_is_named_and_the_rest_is_set() {
+    let (dir, trees) = unified_tree(&["cpu.weight", "cpu.max", "pids.max"]);
+    let no_quota = CpuQuota { quota_micros: None, period_micros: 100_000 };
+    let limits = Limits { cpu_quota: Some(no_quota), ..limits() };
+    let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), if_missing: IfMissing::Create, limits };
+    assert_eq!(trees.apply(&cgroup).unwrap(), ["memory.max = 67108864: the node has no such controller"]);
+    assert_eq!(fs::read_to_string(dir.path().join("kubepods/burstable/pod1/cpu.max")).unwrap(), "max 100000");
+}
+
+#[test]
+fn shares_become_weights_as_upstream_maps_them() {
+    assert_eq!([2, 512, 1024, 262_144, 300_000, 0].map(cpu_weight), [1, 20, 39, 10_000, 10_000, 1]);
+}

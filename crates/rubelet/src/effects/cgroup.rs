@@ -1,0 +1,71 @@
+//! A pod's cgroup, and those above it.
+//!
+//! Owns: making, listing and removing them. Never: names one or decides a limit (`rubelet-core/src/cgroups.rs`).
+//! Upstream: `pcm.EnsureExists`, `pcm.Destroy`, `UpdateQOSCgroups`, `GetAllPodsFromCgroups`.
+
+use std::{io, path::Path};
+
+use rubelet_core::{
+    cgroups::{self, CgroupDriver},
+    effect::{EffectError, ErrorKind, Facts},
+};
+use rubelet_host::cgroup::{Cgroup, CpuQuota, IfMissing, Limits};
+
+use crate::world::World;
+
+pub async fn set_up_pod_cgroup(world: &World, cgroup: &cgroups::Cgroup) -> Result<Facts, EffectError> {
+    apply(world, cgroup).await?;
+    Ok(Facts::Nothing)
+}
+
+/// Sets the tiers from the top down, and lists what is in them.
+pub async fn sync_qos_cgroups(world: &World, tiers: &[cgroups::Cgroup]) -> Result<Facts, EffectError> {
+    let mut names = Vec::new();
+    for tier in tiers {
+        apply(world, tier).await?;
+        let children = world.host.list_cgroups(Path::new(&tier.path)).await;
+        names.extend(children.map_err(|error| failed("list", &tier.path, &error))?);
+    }
+    Ok(Facts::Cgroups { names })
+}
+
+pub async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<Facts, EffectError> {
+    for path in paths {
+        world.host.remove_cgroup(Path::new(path)).await.map_err(|error| failed("remove", path, &error))?;
+    }
+    Ok(Facts::Nothing)
+}
+
+async fn apply(world: &World, cgroup: &cgroups::Cgroup) -> Result<(), EffectError> {
+    let limits = &cgroup.limits;
+    let order = Cgroup {
+        path: cgroup.path.clone().into(),
+        if_missing: match cgroup.driver {
+            CgroupDriver::Cgroupfs => IfMissing::Create,
+            CgroupDriver::Systemd => IfMissing::Leave,
+        },
+        limits: Limits {
+            cpu_shares: limits.cpu_shares,
+            cpu_quota: limits
+                .cpu_quota
+                .map(|quota| CpuQuota { quota_micros: quota.quota_micros, period_micros: quota.period_micros }),
+            memory_bytes: limits.memory_bytes,
+            pids: limits.pids,
+            huge_pages: limits.huge_pages.clone(),
+        },
+    };
+    let unset = world.host.apply_cgroup(&order).await.map_err(|error| failed("set up", &cgroup.path, &error))?;
+    for limit in unset {
+        tracing::warn!(cgroup = cgroup.path, "a limit could not be set: {limit}");
+    }
+    Ok(())
+}
+
+fn failed(what: &str, path: &str, error: &io::Error) -> EffectError {
+    let mut message = format!("{what} cgroup {path}: {error}");
+    if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) {
+        message += "; rubelet needs to write below /sys/fs/cgroup, or cgroupsPerQOS: false and enforceNodeAllocatable: [] \
+                    in its configuration";
+    }
+    EffectError { kind: ErrorKind::Retry, message }
+}
