@@ -11,6 +11,7 @@ use std::{
 use crate::{
     agent::outbox::Outbox,
     effect::Effect,
+    errands::Errands,
     event::Event,
     id::PodUid,
     images::Images,
@@ -24,6 +25,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
+mod api;
 mod cgroups;
 mod cleanups;
 mod config;
@@ -42,6 +44,7 @@ pub struct Agent {
     records: BTreeMap<PodUid, PodRecord>,
     images: Images,
     statuses: StatusManager,
+    errands: Errands,
     node: Node,
     outbox: Outbox,
     /// Pods to be planned before this turn ends.
@@ -58,6 +61,7 @@ impl Agent {
             records: BTreeMap::new(),
             images: Images::default(),
             statuses: StatusManager::default(),
+            errands: Errands::default(),
             node: Node::new(now),
             outbox: Outbox::default(),
             touched: BTreeSet::new(),
@@ -76,13 +80,15 @@ impl Agent {
         }
         self.handle_time(now);
         self.handle_pod_syncs(now);
+        self.handle_errands(now);
         self.outbox.drain()
     }
 
     /// When `Event::Due` is wanted, if nothing else happens before.
     pub fn wake_at(&self, now: Now) -> Uptime {
         let pods = self.records.values().filter_map(|record| record.wake_at);
-        let others = [Some(self.node.wake_at()), self.images.wake_at(now), self.outbox.pulls_at];
+        let others =
+            [Some(self.node.wake_at()), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
         pods.chain(others.into_iter().flatten()).min().expect("the node always has a next check")
     }
 

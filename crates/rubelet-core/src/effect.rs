@@ -112,6 +112,24 @@ pub enum Op {
         name: String,
         id: ContainerId,
     },
+    /// `pod` is as the API server knows it: a static pod's mirror.
+    PatchStatus {
+        pod: PodRef,
+        /// Of the status the patch brings about.
+        version: u64,
+        patch: serde_json::Value,
+    },
+    /// Without grace, and only this very pod.
+    DeletePod {
+        pod: PodRef,
+    },
+    /// Makes the API server's copy of a static pod.
+    CreateMirrorPod {
+        pod: Arc<Pod>,
+    },
+    DeleteMirrorPod {
+        pod: PodRef,
+    },
 }
 
 impl Op {
@@ -188,6 +206,8 @@ pub enum Facts {
     Cgroups {
         names: Vec<String>,
     },
+    /// The pod as the API server holds it after a change of ours.
+    ApiPod(Arc<Pod>),
 }
 
 /// Why an effect failed: kind for the machine, text for people.

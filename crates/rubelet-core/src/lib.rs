@@ -10,6 +10,7 @@ pub mod container;
 pub mod demand;
 pub mod downward_api;
 pub mod effect;
+pub mod errands;
 pub mod event;
 pub mod explain;
 pub mod fnv;

@@ -94,6 +94,10 @@ impl PodConfig {
         self.awaited(expected).is_empty()
     }
 
+    pub fn has_spoken(&self, source: Source) -> bool {
+        self.sources.contains_key(&source)
+    }
+
     /// The sources that have not spoken yet.
     pub fn awaited(&self, expected: &[Source]) -> Vec<Source> {
         expected.iter().filter(|source| !self.sources.contains_key(source)).copied().collect()

@@ -25,14 +25,6 @@ pub struct PodManager {
     mirror_uid_by_full_name: BTreeMap<String, PodUid>,
 }
 
-/// Which UID stands for which: the source's and the API server's.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UidTranslations {
-    /// Every static pod; `None` while it has no mirror pod.
-    pub pod_to_mirror: BTreeMap<PodUid, Option<PodUid>>,
-    pub mirror_to_pod: BTreeMap<PodUid, PodUid>,
-}
-
 impl PodManager {
     pub fn set_pods(&mut self, pods: impl IntoIterator<Item = Arc<Pod>>) {
         *self = PodManager::default();
@@ -49,8 +41,16 @@ impl PodManager {
         pods.insert(uid, pod);
     }
 
-    pub fn update_pod(&mut self, pod: Arc<Pod>) {
-        self.add_pod(pod);
+    /// Like `add_pod`, but an echo from before our last write does not take that back.
+    pub fn update_pod(&mut self, pod: Arc<Pod>) -> Arc<Pod> {
+        let uid = PodUid::of(&pod);
+        let (pods, _) = self.maps_for(&pod);
+        let pod = match pods.get(&uid) {
+            Some(known) if is_newer(known, &pod) => Arc::new(Pod { status: known.status.clone(), ..Pod::clone(&pod) }),
+            Some(_) | None => pod,
+        };
+        self.add_pod(pod.clone());
+        pod
     }
 
     /// A newer pod that took over the full name keeps it.
@@ -72,12 +72,6 @@ impl PodManager {
         self.mirror_pods.values()
     }
 
-    /// Full names of mirror pods whose static pod is gone: they are to be deleted from the API.
-    pub fn orphaned_mirror_pods(&self) -> impl Iterator<Item = &str> {
-        let names = self.mirror_uid_by_full_name.keys();
-        names.filter(|name| !self.uid_by_full_name.contains_key(*name)).map(String::as_str)
-    }
-
     /// Never a mirror pod.
     pub fn pod_by_uid(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         self.pods.get(uid)
@@ -95,6 +89,10 @@ impl PodManager {
         self.mirror_pods.get(self.mirror_uid_by_full_name.get(&full_name_of(pod))?)
     }
 
+    pub fn mirror_pod_by_full_name(&self, full_name: &str) -> Option<&Arc<Pod>> {
+        self.mirror_pods.get(self.mirror_uid_by_full_name.get(full_name)?)
+    }
+
     pub fn pod_by_mirror_pod(&self, mirror_pod: &Pod) -> Option<&Arc<Pod>> {
         self.pod_by_full_name(&full_name_of(mirror_pod))
     }
@@ -105,20 +103,24 @@ impl PodManager {
         pod.map_or_else(|| uid.clone(), |pod| PodUid::of(pod))
     }
 
-    pub fn uid_translations(&self) -> UidTranslations {
-        let mut translations = UidTranslations::default();
-        for (uid, pod) in &self.pods {
-            if is_static_pod(pod) {
-                translations.pod_to_mirror.insert(uid.clone(), None);
-            }
+    /// The API server's copy of the pod known here by this UID: itself, or for a static pod its mirror.
+    pub fn api_pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        let pod = self.pods.get(uid)?;
+        if is_static_pod(pod) { self.mirror_pod_by_pod(pod) } else { Some(pod) }
+    }
+
+    /// Takes in the status the API server holds after a write of ours, ahead of the watch that will bring it too.
+    pub fn note_stored(&mut self, stored: &Pod) {
+        let uid = PodUid::of(stored);
+        let (pods, _) = self.maps_for(stored);
+        if let Some(known) = pods.get_mut(&uid)
+            && is_newer(stored, known)
+        {
+            let mut pod = Pod::clone(known);
+            pod.status.clone_from(&stored.status);
+            pod.metadata.resource_version.clone_from(&stored.metadata.resource_version);
+            *known = Arc::new(pod);
         }
-        for (mirror_uid, mirror) in &self.mirror_pods {
-            if let Some(pod) = self.pod_by_mirror_pod(mirror) {
-                translations.pod_to_mirror.insert(PodUid::of(pod), Some(mirror_uid.clone()));
-                translations.mirror_to_pod.insert(mirror_uid.clone(), PodUid::of(pod));
-            }
-        }
-        translations
     }
 
     fn maps_for(&mut self, pod: &Pod) -> (&mut BTreeMap<PodUid, Arc<Pod>>, &mut BTreeMap<String, PodUid>) {
@@ -128,6 +130,12 @@ impl PodManager {
             (&mut self.pods, &mut self.uid_by_full_name)
         }
     }
+}
+
+/// Resource versions are numbers that grow; a pod that has none is no newer than any.
+fn is_newer(one: &Pod, other: &Pod) -> bool {
+    let version = |pod: &Pod| pod.metadata.resource_version.as_ref().and_then(|text| text.parse::<u64>().ok());
+    matches!((version(one), version(other)), (Some(one), Some(other)) if one > other)
 }
 
 /// Asked for by a file or a URL rather than by the API server.
@@ -183,8 +191,7 @@ mod tests {
             let manager = manager(&pods);
             assert_eq!(manager.translate_pod_uid(&"m1".into()), "s1".into());
             assert_eq!(manager.translate_pod_uid(&"s1".into()), "s1".into());
-            assert_eq!(manager.uid_translations().pod_to_mirror, [("s1".into(), Some("m1".into()))].into());
-            assert_eq!(manager.uid_translations().mirror_to_pod, [("m1".into(), "s1".into())].into());
+            assert_eq!(manager.api_pod(&"s1".into()), Some(&copy));
             assert_eq!(manager.mirror_pod_by_pod(&pod), Some(&copy));
             assert_eq!(manager.pod_by_mirror_pod(&copy), Some(&pod));
             assert!(manager.pod_by_uid(&"m1".into()).is_none(), "a mirror pod is no pod to run");
@@ -193,19 +200,30 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_without_a_mirror_translates_to_nothing() {
+    fn a_static_pod_without_a_mirror_is_not_in_the_api() {
         let manager = manager(&[named("always | static | main a", "s1", "web"), named("always | main a", "p1", "api")]);
-        assert_eq!(manager.uid_translations().pod_to_mirror, [("s1".into(), None)].into());
+        assert_eq!(manager.api_pod(&"s1".into()), None);
+        assert_eq!(manager.api_pod(&"p1".into()).map(|pod| PodUid::of(pod)), Some("p1".into()));
     }
 
     #[test]
-    fn a_mirror_pod_whose_static_pod_is_gone_is_an_orphan() {
-        let pod = named("always | static | main a", "s1", "web");
-        let mut manager = manager(&[pod.clone(), mirror("m1", "web", "u1")]);
-        assert_eq!(manager.orphaned_mirror_pods().count(), 0);
-        manager.remove_pod(&pod);
-        assert_eq!(manager.orphaned_mirror_pods().collect::<Vec<_>>(), ["web_default"]);
-        assert_eq!(manager.translate_pod_uid(&"m1".into()), "m1".into());
+    fn an_echo_from_before_our_last_write_does_not_take_it_back() {
+        let at = |version: &str, phase: &str| {
+            let mut pod = Pod::clone(&named("always | main a", "p1", "web"));
+            pod.metadata.resource_version = Some(version.to_owned());
+            pod.status.get_or_insert_default().phase = Some(phase.to_owned());
+            Arc::new(pod)
+        };
+        let phase = |manager: &PodManager| manager.api_pod(&"p1".into()).unwrap().status.clone().unwrap().phase.unwrap();
+        let mut manager = manager(&[at("5", "Pending")]);
+        manager.note_stored(&at("9", "Running"));
+        assert_eq!(phase(&manager), "Running");
+        manager.update_pod(at("7", "Pending"));
+        assert_eq!(phase(&manager), "Running");
+        manager.update_pod(at("10", "Failed"));
+        assert_eq!(phase(&manager), "Failed");
+        manager.note_stored(&at("9", "Running"));
+        assert_eq!(phase(&manager), "Failed", "a late answer is old news");
     }
 
     #[test]

@@ -40,6 +40,13 @@ pub struct Settings {
     pub node: NodeProfile,
 }
 
+impl Settings {
+    /// Pods come from an API server, and it wants to hear of them.
+    pub fn is_in_cluster(&self) -> bool {
+        self.sources.contains(&Source::Api)
+    }
+}
+
 /// What of the node and of KubeletConfiguration ends up in CRI configurations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeProfile {

@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 
 use crate::{
-    id::{ContainerId, PodUid},
+    id::{ContainerId, PodRef, PodUid},
     pod::status::{
         conditions::{self, DISRUPTION_TARGET, READY},
         is_terminal, normalize_status,
@@ -26,11 +26,13 @@ use crate::{
 
 mod equality;
 mod merge;
+mod patch;
 mod terminate;
 mod transition;
 
 pub use equality::is_pod_status_by_kubelet_equal;
 pub use merge::{RunningContainers, merge_pod_status};
+pub use patch::status_patch;
 pub use transition::IllegalTransition;
 
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,12 @@ pub struct StatusManager {
     pod_statuses: BTreeMap<PodUid, VersionedPodStatus>,
     /// The newest version the API server has, by the UID it knows the pod by: for a static pod its mirror's.
     api_status_versions: BTreeMap<PodUid, u64>,
+    /// Pods the API server has not heard the last of, or whose deletion it waits for.
+    changed: BTreeSet<PodUid>,
+    /// Pods whose copy in the API changed since it was last compared with ours.
+    suspects: BTreeSet<PodUid>,
+    /// Pods the API server said it does not have, by its UID: there is nothing left to tell.
+    gone: BTreeSet<PodUid>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -78,31 +86,19 @@ pub enum Change {
     Refused(IllegalTransition),
 }
 
-/// Get the pod, merge, patch its status, and delete it if it may go.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StatusSync {
-    pub uid: PodUid,
-    /// The pod's UID in the API.
-    pub api_uid: PodUid,
-    pub status: VersionedPodStatus,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// Statuses with a version the API server has not got: right after a change.
+    /// Statuses with a version the API server has not got, and pods that may be deleted: right after a change.
     Changed,
-    /// Also those the API server holds differently, and pods that may be deleted: every 10 s.
-    All,
+    /// Also those the API server may hold differently: some seconds after its copy changed.
+    Reconcile,
 }
 
-/// What to do with a status once the API server has told which pod it would go to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    Patch,
-    /// The pod is gone; its status goes with the next clean-up.
-    Ignore,
-    /// Another pod has the name now; the status was forgotten.
-    Forget,
+/// What the API server is to be told about a pod next. `pod` is the pod as it knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StatusStep {
+    Patch { pod: PodRef, version: u64, patch: serde_json::Value },
+    Delete { pod: PodRef },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,54 +190,56 @@ impl StatusManager {
     /// Forgets every pod that is not among `known`.
     pub fn remove_orphaned_statuses(&mut self, known: &BTreeSet<PodUid>) {
         self.pod_statuses.retain(|uid, _| known.contains(uid));
+        self.changed.retain(|uid| known.contains(uid));
+        self.suspects.retain(|uid| known.contains(uid));
     }
 
-    /// What to send. Asking changes nothing but that a status the API server holds differently counts as not sent.
-    pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<StatusSync> {
-        let translations = pods.uid_translations();
-        if batch == Batch::All {
-            let statuses = &self.pod_statuses;
-            let is_known = |uid: &PodUid| statuses.contains_key(uid) || translations.mirror_to_pod.contains_key(uid);
-            self.api_status_versions.retain(|uid, _| is_known(uid));
-        }
-        let mut syncs = Vec::new();
-        for (uid, versioned) in &self.pod_statuses {
-            let api_uid = match translations.pod_to_mirror.get(uid) {
-                None => uid.clone(),
-                Some(Some(mirror_uid)) => mirror_uid.clone(),
-                // Nobody in the API could hear of it.
-                Some(None) => continue,
-            };
-            let due = match batch {
-                Batch::Changed => self.is_unsent(&api_uid, versioned),
-                Batch::All => self.needs_update(&api_uid, versioned, pods),
-            };
-            if !due {
-                if batch == Batch::Changed || !needs_reconcile(uid, &versioned.status, pods) {
-                    continue;
+    /// Forgets what the API server was told of a pod it does not list any more, by its own UID for it.
+    pub fn forget_api_pod(&mut self, api_uid: &PodUid) {
+        self.api_status_versions.remove(api_uid);
+        self.gone.remove(api_uid);
+    }
+
+    /// Whom to speak of, the most urgent first. A status the API server holds differently counts as not sent.
+    pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<PodUid> {
+        if batch == Batch::Reconcile {
+            for uid in std::mem::take(&mut self.suspects) {
+                let Some(versioned) = self.pod_statuses.get(&uid) else { continue };
+                if needs_reconcile(&uid, &versioned.status, pods) {
+                    self.api_status_versions.remove(&api_uid(&uid, pods));
+                    self.changed.insert(uid);
                 }
-                self.api_status_versions.remove(&api_uid);
             }
-            syncs.push(StatusSync { uid: uid.clone(), api_uid, status: versioned.clone() });
         }
-        syncs
+        let mut uids: Vec<_> = self.changed.iter().filter(|uid| self.pod_statuses.contains_key(*uid)).cloned().collect();
+        // Stable: among equals the order of their UIDs.
+        uids.sort_by_key(|uid| std::cmp::Reverse(urgency(pods.api_pod(uid), &self.pod_statuses[uid].status)));
+        uids
     }
 
-    /// The API server does not have this version yet, or has it and waits for the pod's deletion.
-    pub fn needs_update(&self, api_uid: &PodUid, versioned: &VersionedPodStatus, pods: &PodManager) -> bool {
-        let may_go = |pod: &Arc<Pod>| can_be_deleted(pod, versioned.reclaimed);
-        self.is_unsent(api_uid, versioned) || pods.pod_by_uid(api_uid).is_some_and(may_go)
-    }
-
-    /// A pod may have been deleted and made anew under the same name since the status was computed.
-    pub fn on_fetched(&mut self, sync: &StatusSync, fetched: Option<&Pod>, pods: &PodManager) -> Decision {
-        let Some(fetched) = fetched else { return Decision::Ignore };
-        let found = pods.translate_pod_uid(&PodUid::of(fetched));
-        if found.as_str().is_empty() || found == sync.uid {
-            return Decision::Patch;
+    /// The next thing to tell about this pod, if any. When there is nothing, the pod counts as told.
+    pub fn next_step(&mut self, uid: &PodUid, running: RunningContainers, context: Context<'_>) -> Option<StatusStep> {
+        let versioned = self.pod_statuses.get(uid)?;
+        // Nobody in the API could hear of it: a static pod without a mirror.
+        let stored = context.pods.api_pod(uid)?;
+        let pod = PodRef::of(stored);
+        if self.gone.contains(&pod.uid) {
+            self.changed.remove(uid);
+            return None;
         }
-        self.pod_statuses.remove(&sync.uid);
-        Decision::Forget
+        if self.is_unsent(&pod.uid, versioned) {
+            let merged = merge_pod_status(stored, &versioned.status, running, context.now);
+            if let Some(patch) = status_patch(stored, &merged) {
+                return Some(StatusStep::Patch { pod, version: versioned.version, patch });
+            }
+            let version = versioned.version;
+            self.api_status_versions.insert(pod.uid.clone(), version);
+        }
+        if can_be_deleted(stored, self.pod_statuses[uid].reclaimed) {
+            return Some(StatusStep::Delete { pod });
+        }
+        self.changed.remove(uid);
+        None
     }
 
     /// The API server has this version, or a newer one if that was sent meanwhile.
@@ -250,9 +248,23 @@ impl StatusManager {
         *known = version.max(*known);
     }
 
-    /// The pod is gone from the API, so there is nothing left to tell.
-    pub fn note_deleted(&mut self, uid: &PodUid) {
-        self.pod_statuses.remove(uid);
+    /// The API server does not have the pod (any more).
+    pub fn note_gone(&mut self, uid: &PodUid, api_uid: &PodUid) {
+        self.gone.insert(api_uid.clone());
+        self.changed.remove(uid);
+    }
+
+    /// The API server's copy of the pod changed, or came; by our own UID.
+    pub fn suspect(&mut self, uid: PodUid, pods: &PodManager) {
+        let api_uid = api_uid(&uid, pods);
+        self.gone.remove(&api_uid);
+        let Some(versioned) = self.pod_statuses.get(&uid) else { return };
+        // A mirror pod that was made anew has heard nothing yet; a pod that is deleted may be waiting for us.
+        let may_go = pods.api_pod(&uid).is_some_and(|stored| can_be_deleted(stored, versioned.reclaimed));
+        if self.is_unsent(&api_uid, versioned) || may_go {
+            self.changed.insert(uid.clone());
+        }
+        self.suspects.insert(uid);
     }
 
     fn is_unsent(&self, api_uid: &PodUid, versioned: &VersionedPodStatus) -> bool {
@@ -287,8 +299,7 @@ impl StatusManager {
         let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
         let reclaimed = if why == Occasion::Finish || was_reclaimed { Reclaimed::Yes } else { Reclaimed::No };
         // A pod that was forgotten and comes back goes on from what the API server has, or its news would look old.
-        let api_uid = context.pods.mirror_pod_by_pod(pod).map_or_else(|| uid.clone(), |mirror| PodUid::of(mirror));
-        let sent = self.api_status_versions.get(&api_uid).copied().unwrap_or(0);
+        let sent = self.api_status_versions.get(&api_uid(&uid, context.pods)).copied().unwrap_or(0);
         let version = cached.map_or(0, |cached| cached.version).max(sent) + 1;
         let versioned = VersionedPodStatus {
             version,
@@ -297,8 +308,27 @@ impl StatusManager {
             reclaimed,
             status: Arc::new(status),
         };
+        self.changed.insert(uid.clone());
         self.pod_statuses.insert(uid, versioned);
         Change::Changed { version }
+    }
+}
+
+/// The UID by which the API server knows the pod.
+fn api_uid(uid: &PodUid, pods: &PodManager) -> PodUid {
+    pods.api_pod(uid).map_or_else(|| uid.clone(), |stored| PodUid::of(stored))
+}
+
+/// What people and controllers wait for comes before noise: a pod that ends, runs for the first time, gets ready or its address.
+fn urgency(stored: Option<&Arc<Pod>>, ours: &PodStatus) -> u8 {
+    let nothing = PodStatus::default();
+    let theirs = stored.and_then(|pod| pod.status.as_ref()).unwrap_or(&nothing);
+    let is_ready = |status: &PodStatus| conditions::find(status, READY).is_some_and(|ready| ready.status == "True");
+    let is_ended = |status: &PodStatus| status.phase.as_deref().is_some_and(is_terminal);
+    if is_ended(ours) && !is_ended(theirs) {
+        2
+    } else {
+        u8::from(ours.phase != theirs.phase || is_ready(ours) != is_ready(theirs) || ours.pod_ip != theirs.pod_ip)
     }
 }
 
@@ -314,9 +344,7 @@ pub fn can_be_deleted(pod: &Pod, reclaimed: Reclaimed) -> bool {
 
 /// The API server holds another status than ours, and ours is the truth.
 pub fn needs_reconcile(uid: &PodUid, status: &PodStatus, pods: &PodManager) -> bool {
-    let Some(pod) = pods.pod_by_uid(uid) else { return false };
-    let stored = if is_static_pod(pod) { pods.mirror_pod_by_pod(pod) } else { Some(pod) };
-    let Some(stored) = stored else { return false };
+    let Some(stored) = pods.api_pod(uid) else { return false };
     let mut held = stored.status.clone().unwrap_or_default();
     normalize_status(stored, &mut held);
     !is_pod_status_by_kubelet_equal(&held, status)

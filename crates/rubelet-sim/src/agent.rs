@@ -190,5 +190,9 @@ fn name(op: &Op) -> String {
         Op::ResumeContainer { pod, name, id } => format!("ResumeContainer {pod}/{name} {id}"),
         Op::StopContainer { pod, name, id, grace_secs } => format!("StopContainer {pod}/{name} {id} {grace_secs}s"),
         Op::RemoveContainer { pod, name, id } => format!("RemoveContainer {pod}/{name} {id}"),
+        Op::PatchStatus { pod, version, .. } => format!("PatchStatus {pod} v{version}"),
+        Op::DeletePod { pod } => format!("DeletePod {pod}"),
+        Op::CreateMirrorPod { pod } => format!("CreateMirrorPod {}", rubelet_core::id::PodRef::of(pod)),
+        Op::DeleteMirrorPod { pod } => format!("DeleteMirrorPod {pod}"),
     }
 }

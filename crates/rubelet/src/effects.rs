@@ -26,6 +26,7 @@ pub mod directories;
 mod failure;
 pub mod image;
 pub mod sandbox;
+pub mod status;
 pub mod volume;
 
 /// The effects under way. Dropping it aborts them all.
@@ -128,6 +129,9 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::ResumeContainer { id, .. } => container::resume_container(world, id, recalled).await,
         Op::StopContainer { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
         Op::RemoveContainer { id, .. } => container::remove_container(world, id).await,
+        Op::PatchStatus { pod, patch, .. } => status::patch_status(world, pod, patch).await,
+        Op::DeletePod { pod } | Op::DeleteMirrorPod { pod } => status::delete_pod(world, pod).await,
+        Op::CreateMirrorPod { pod } => status::create_mirror_pod(world, pod).await,
     }
 }
 
@@ -188,6 +192,10 @@ impl Named {
             Op::ResumeContainer { pod, name, .. } => named("ResumeContainer", format!("{pod}/{name}")),
             Op::StopContainer { pod, name, .. } => named("StopContainer", format!("{pod}/{name}")),
             Op::RemoveContainer { pod, name, .. } => named("RemoveContainer", format!("{pod}/{name}")),
+            Op::PatchStatus { pod, .. } => named("PatchStatus", pod.to_string()),
+            Op::DeletePod { pod } => named("DeletePod", pod.to_string()),
+            Op::CreateMirrorPod { pod } => named("CreateMirrorPod", names(pod)),
+            Op::DeleteMirrorPod { pod } => named("DeleteMirrorPod", pod.to_string()),
         }
     }
 }

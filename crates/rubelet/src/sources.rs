@@ -1,9 +1,10 @@
-//! Where pods come from: a directory of manifests, a URL.
+//! Where pods come from: a directory of manifests, a URL, the API server.
 //!
 //! Owns: reading, and telling people what was wrong with what was read. Never: judges a pod (`rubelet_core::manifest`),
 //! finds out what changed for the agent (`rubelet_core::pod_config`).
-//! Upstream: `config/file.go`, `config/http.go`.
+//! Upstream: `config/file.go`, `config/http.go`, `config/apiserver.go`.
 
+pub mod api;
 pub mod file;
 pub mod http;
 

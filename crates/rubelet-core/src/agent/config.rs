@@ -10,9 +10,10 @@ use crate::{
     agent::Agent,
     effect::Op,
     event::{Probe, ProbeResult, Source},
-    id::{PodRef, PodUid},
+    id::{PodRef, PodUid, full_name_of},
     pod::{Cause, Grace, Lifecycle, Look, PodRecord, Wanted},
     pod_config::{ConfigOp, PodUpdate},
+    pod_manager::{is_mirror_pod, is_static_pod},
     status_manager::{self, Readiness, Startup},
     time::Now,
 };
@@ -25,18 +26,40 @@ impl Agent {
         }
         for PodUpdate { op, source, pods } in changes.updates {
             for pod in pods {
+                if is_mirror_pod(&pod) {
+                    self.handle_mirror_pod(op, &pod, now);
+                    continue;
+                }
                 match op {
                     ConfigOp::Add => self.handle_pod_addition(source, pod, now),
                     // Graceful deletion is an update: the pod is still wanted until its source forgets it.
                     ConfigOp::Update | ConfigOp::Delete => self.handle_pod_update(source, pod, now),
                     ConfigOp::Remove => self.handle_pod_removal(&pod, now),
-                    ConfigOp::Reconcile => self.handle_pod_reconcile(pod),
+                    ConfigOp::Reconcile => self.handle_pod_reconcile(pod, now),
                 }
             }
         }
         if self.config.sources_ready(&self.settings.sources) {
             self.node.sources_ready(now);
         }
+        if source == Source::Api {
+            let names = self.pods.pods().filter(|pod| is_static_pod(pod)).map(|pod| full_name_of(pod));
+            self.errands.mirrors.extend(names);
+        }
+    }
+
+    /// The API server's copy of a static pod is never run.
+    fn handle_mirror_pod(&mut self, op: ConfigOp, mirror: &Arc<Pod>, now: Now) {
+        match op {
+            ConfigOp::Add | ConfigOp::Update | ConfigOp::Delete | ConfigOp::Reconcile => {
+                self.pods.update_pod(mirror.clone());
+            }
+            ConfigOp::Remove => {
+                self.pods.remove_pod(mirror);
+                self.statuses.forget_api_pod(&PodUid::of(mirror));
+            }
+        }
+        self.mirror_pod_changed(mirror, now);
     }
 
     fn handle_pod_addition(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
@@ -51,7 +74,18 @@ impl Agent {
             record.look = Look::Wanted;
             self.records.insert(id.uid.clone(), record);
         }
-        self.touched.insert(id.uid);
+        self.pod_changed(&id.uid, now);
+    }
+
+    /// A pod that its source wants to end begins to end; the API server's copy of it may say something new.
+    fn pod_changed(&mut self, uid: &PodUid, now: Now) {
+        let record = &self.records[uid];
+        let (pod, grace_secs) = (record.pod.clone(), record.grace_secs());
+        if pod.metadata.deletion_timestamp.is_some() {
+            self.terminate(uid, Cause::Removed, grace_secs, now);
+        }
+        self.api_pod_changed(&pod, now);
+        self.touched.insert(uid.clone());
     }
 
     fn handle_pod_update(&mut self, source: Source, pod: Arc<Pod>, now: Now) {
@@ -59,21 +93,18 @@ impl Agent {
         if !self.records.contains_key(&id.uid) {
             return self.handle_pod_addition(source, pod, now);
         }
-        self.pods.update_pod(pod.clone());
-        let is_deleted = pod.metadata.deletion_timestamp.is_some();
+        let pod = self.pods.update_pod(pod);
         if let Some(record) = self.records.get_mut(&id.uid) {
             record.pod = pod;
-            let grace_secs = record.grace_secs();
-            if is_deleted {
-                self.terminate(&id.uid, Cause::Removed, grace_secs, now);
-            }
         }
-        self.touched.insert(id.uid);
+        self.pod_changed(&id.uid, now);
     }
 
     fn handle_pod_removal(&mut self, pod: &Pod, now: Now) {
         let id = PodRef::of(pod);
         self.pods.remove_pod(pod);
+        self.statuses.forget_api_pod(&id.uid);
+        self.errands.mirrors.insert(id.full_name());
         let Some(record) = self.records.get_mut(&id.uid) else { return };
         record.wanted = Wanted::No;
         let grace_secs = record.grace_secs();
@@ -81,9 +112,14 @@ impl Agent {
     }
 
     /// Only the status changed at the source: nothing about the pod's life did.
-    fn handle_pod_reconcile(&mut self, pod: Arc<Pod>) {
-        self.touched.insert(PodUid::of(&pod));
-        self.pods.update_pod(pod);
+    fn handle_pod_reconcile(&mut self, pod: Arc<Pod>, now: Now) {
+        let pod = self.pods.update_pod(pod);
+        let uid = PodUid::of(&pod);
+        self.api_pod_changed(&pod, now);
+        if let Some(record) = self.records.get_mut(&uid) {
+            record.pod = pod;
+        }
+        self.touched.insert(uid);
     }
 
     pub(super) fn handle_probe(&mut self, result: &ProbeResult, now: Now) {

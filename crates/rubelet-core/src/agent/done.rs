@@ -19,14 +19,17 @@ use crate::{
 
 impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        let owner = self.outbox.answered(id);
         if let Err(error) = &result
             && error.kind == ErrorKind::Unavailable
+            && owner != Some(Owner::Errand)
         {
             self.node.suspect_runtime(now);
         }
-        match self.outbox.answered(id) {
+        match owner {
             // Cancelled, given up, or an answer that came twice.
             None => {}
+            Some(Owner::Errand) => self.errand_done(id, result, now),
             Some(Owner::Node) => self.node_done(id, result, now),
             Some(Owner::Image) => self.image_done(id, result, now),
             Some(Owner::Pod(uid)) => self.pod_done(id, &uid, result, now),
@@ -163,6 +166,7 @@ impl Agent {
                 overdue.push(id);
             }
         }
+        overdue.extend(self.errands.overdue(now));
         for id in overdue {
             self.handle_done(id, lost(), now);
         }
@@ -319,7 +323,11 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         | Op::InspectPod { .. }
         | Op::InspectImage { .. }
         | Op::SyncQosCgroups { .. }
-        | Op::ListPodDirs => {}
+        | Op::ListPodDirs
+        | Op::PatchStatus { .. }
+        | Op::DeletePod { .. }
+        | Op::CreateMirrorPod { .. }
+        | Op::DeleteMirrorPod { .. } => {}
     }
     Vec::new()
 }
@@ -361,7 +369,11 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::InspectImage { .. }
         | Op::SyncQosCgroups { .. }
         | Op::RemovePodCgroup { .. }
-        | Op::ListPodDirs => Vec::new(),
+        | Op::ListPodDirs
+        | Op::PatchStatus { .. }
+        | Op::DeletePod { .. }
+        | Op::CreateMirrorPod { .. }
+        | Op::DeleteMirrorPod { .. } => Vec::new(),
     }
 }
 

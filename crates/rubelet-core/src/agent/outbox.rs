@@ -19,6 +19,8 @@ const CHECK_DEADLINE: Duration = Duration::from_secs(10);
 const DISK_DEADLINE: Duration = Duration::from_secs(123);
 /// Upstream lets a pull last for ever; this is for ever with an end.
 const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+/// One request to the API server, waiting for the client's rate limit included.
+const API_DEADLINE: Duration = Duration::from_secs(30);
 /// How long after its deadline an effect that never answered is given up.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
@@ -29,6 +31,8 @@ pub enum Owner {
     /// A look, or an effect in the pod's `flights`.
     Pod(PodUid),
     Image,
+    /// To the API server.
+    Errand,
 }
 
 #[derive(Debug, Default)]
@@ -103,6 +107,9 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::StartContainer(_) => request * 2,
         Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::ResumeContainer { .. } | Op::RemoveContainer { .. } => {
             request
+        }
+        Op::PatchStatus { .. } | Op::DeletePod { .. } | Op::CreateMirrorPod { .. } | Op::DeleteMirrorPod { .. } => {
+            API_DEADLINE
         }
         Op::StopContainer { grace_secs, .. } => request + Duration::from_secs(grace_secs.unsigned_abs()),
     }

@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use crate::{
     agent::{Agent, outbox::Owner},
     effect::{About, EventRecord, Op, Severity},
+    errands::Errand,
     explain,
     id::PodUid,
     images::{Asked, ImageSteps},
@@ -277,7 +278,8 @@ impl Agent {
     fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {
         self.node.qos.pods_changed = true;
         let record = &self.records[uid];
-        if matches!(record.lifecycle, Lifecycle::Terminated { .. }) && record.pod.spec.is_some() {
+        self.errands.mirrors.insert(record.id.full_name());
+        if matches!(record.lifecycle, Lifecycle::Finished { .. }) && record.pod.spec.is_some() {
             let context = status_manager::Context { pods: &self.pods, now };
             self.statuses.terminate_pod(&record.pod, context);
         }
@@ -289,6 +291,8 @@ impl Agent {
     /// The last trace is gone. A pod that is wanted again starts over.
     fn let_go(&mut self, uid: &PodUid, now: Now) {
         let record = self.records.remove(uid).expect("the caller found it");
+        self.errands.mirrors.insert(record.id.full_name());
+        self.errands.forget(&Errand::Status(uid.clone()));
         if let Look::UnderWay { id, .. } = record.look {
             self.outbox.cancel(id);
         }
@@ -340,7 +344,11 @@ impl Agent {
             | Op::StopSandbox { .. }
             | Op::RemoveSandbox { .. }
             | Op::StopContainer { .. }
-            | Op::RemoveContainer { .. } => {}
+            | Op::RemoveContainer { .. }
+            | Op::PatchStatus { .. }
+            | Op::DeletePod { .. }
+            | Op::CreateMirrorPod { .. }
+            | Op::DeleteMirrorPod { .. } => {}
         }
         let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
         record.flights.insert(key, Flight { id, op, give_up_at });

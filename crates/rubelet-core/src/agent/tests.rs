@@ -126,6 +126,10 @@ fn named(op: &Op) -> &'static str {
         Op::ResumeContainer { .. } => "resume container",
         Op::StopContainer { .. } => "stop container",
         Op::RemoveContainer { .. } => "remove container",
+        Op::PatchStatus { .. } => "patch status",
+        Op::DeletePod { .. } => "delete pod",
+        Op::CreateMirrorPod { .. } => "create mirror",
+        Op::DeleteMirrorPod { .. } => "delete mirror",
     }
 }
 

@@ -43,6 +43,10 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option
     } else {
         match cause {
             Cause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
+            // The API server has it until it hears that all is given back; so long its traces can be read.
+            Cause::Removed if record.is_wanted() && record.pod.metadata.deletion_timestamp.is_some() => {
+                plan.next = Some(Lifecycle::Finished { cause });
+            }
             Cause::Removed | Cause::Orphaned => remove_traces(record, facts, cause, &mut plan, now),
         }
     }

@@ -49,15 +49,31 @@ impl Desk {
         self.manager.set_container_startup(&"u1".into(), &container.into(), startup, context)
     }
 
-    fn batch(&mut self, batch: Batch) -> Vec<StatusSync> {
-        self.manager.sync_batch(batch, &self.pods)
+    /// `patch m1 v2` or `delete u1`, for each pod to speak of.
+    fn due(&mut self, batch: Batch) -> String {
+        let mut shown = Vec::new();
+        for uid in self.manager.sync_batch(batch, &self.pods) {
+            let context = Context { pods: &self.pods, now: now() };
+            match self.manager.next_step(&uid, RunningContainers::None, context) {
+                Some(StatusStep::Patch { pod, version, .. }) => shown.push(format!("patch {} v{version}", pod.uid)),
+                Some(StatusStep::Delete { pod }) => shown.push(format!("delete {}", pod.uid)),
+                None => {}
+            }
+        }
+        shown.join(", ")
     }
 
-    /// `u1 as m1 v2`, for each status to send.
-    fn due(&mut self, batch: Batch) -> String {
-        let syncs = self.batch(batch);
-        let shown = syncs.iter().map(|sync| format!("{} as {} v{}", sync.uid, sync.api_uid, sync.status.version));
-        shown.collect::<Vec<_>>().join(", ")
+    /// The API server took the status over, and the watch has said so.
+    fn stored(&mut self, pod: &Pod) -> Pod {
+        let status = PodStatus::clone(&self.manager.pod_statuses[&"u1".into()].status);
+        let pod = Pod { status: Some(status), ..pod.clone() };
+        self.watched(&pod);
+        pod
+    }
+
+    fn watched(&mut self, pod: &Pod) {
+        self.pods.update_pod(Arc::new(pod.clone()));
+        self.manager.suspect(self.pods.translate_pod_uid(&PodUid::of(pod)), &self.pods);
     }
 
     fn show(&self) -> String {
@@ -347,15 +363,28 @@ fn a_change_is_sent_until_the_api_server_has_its_version() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "");
-    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1");
-    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1", "asking is not sending");
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v1");
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v1", "asking is not sending");
     desk.manager.note_synced(&"u1".into(), 1);
     assert_eq!(desk.due(Batch::Changed), "");
     desk.set(&pod, "a: running");
-    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v2");
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
     desk.manager.note_synced(&"u1".into(), 2);
     desk.manager.note_synced(&"u1".into(), 1);
     assert_eq!(desk.due(Batch::Changed), "", "a late answer takes nothing back");
+}
+
+#[test]
+fn after_a_restart_nothing_is_sent_that_the_api_server_already_has() {
+    let pod = mk_pod("always | main a");
+    let mut before = Desk::with(&pod);
+    before.set(&pod, "a: running");
+    let pod = before.stored(&pod);
+
+    let mut desk = Desk::with(&pod);
+    assert_eq!(desk.set(&pod, "a: running"), changed(1));
+    assert_eq!(desk.due(Batch::Changed), "");
+    assert_eq!(desk.manager.changed.len(), 0, "it counts as told");
 }
 
 #[test]
@@ -364,31 +393,30 @@ fn a_static_pod_is_sent_under_its_mirror_s_uid_and_not_at_all_without_one() {
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "");
     assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.due(Batch::All), "");
-    desk.pods.add_pod(Arc::new(mirror_of(&pod, "m1")));
-    assert_eq!(desk.due(Batch::Changed), "u1 as m1 v1");
+    assert_eq!(desk.due(Batch::Reconcile), "");
+    desk.watched(&mirror_of(&pod, "m1"));
+    assert_eq!(desk.due(Batch::Changed), "patch m1 v1");
     desk.manager.note_synced(&"m1".into(), 1);
     assert_eq!(desk.due(Batch::Changed), "");
     assert_eq!(desk.manager.pod_status(&"m1".into(), &desk.pods), desk.manager.pod_status(&"u1".into(), &desk.pods));
+    desk.watched(&mirror_of(&pod, "m2"));
+    assert_eq!(desk.due(Batch::Changed), "patch m2 v1", "a mirror made anew has heard nothing");
 }
 
 #[test]
 fn a_status_the_api_server_holds_differently_is_sent_again() {
-    let mut pod = mk_pod("always | main a");
+    let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: running");
     desk.manager.note_synced(&"u1".into(), 1);
-    let ours = PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status);
+    let mut pod = desk.stored(&pod);
+    assert_eq!(desk.due(Batch::Reconcile), "", "the API server has it");
 
-    pod.status = Some(ours.clone());
-    desk.pods.update_pod(Arc::new(pod.clone()));
-    assert_eq!(desk.due(Batch::All), "", "the API server has it");
-
-    pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..ours });
-    desk.pods.update_pod(Arc::new(pod.clone()));
-    assert_eq!(desk.due(Batch::Changed), "", "reconciling waits for the full round");
-    assert_eq!(desk.due(Batch::All), "u1 as u1 v1");
-    assert_eq!(desk.due(Batch::Changed), "u1 as u1 v1", "it counts as not sent");
+    phase(&mut pod, "Pending");
+    desk.watched(&pod);
+    assert_eq!(desk.due(Batch::Changed), "", "reconciling waits for its round");
+    assert_eq!(desk.due(Batch::Reconcile), "patch u1 v1");
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v1", "it counts as not sent");
 }
 
 #[test]
@@ -398,12 +426,35 @@ fn a_static_pod_is_reconciled_with_its_mirror() {
     desk.set(&pod, "a: running");
     let mut mirror = mirror_of(&pod, "m1");
     mirror.status = Some(PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status));
-    desk.pods.add_pod(Arc::new(mirror.clone()));
+    desk.watched(&mirror);
     desk.manager.note_synced(&"m1".into(), 1);
-    assert_eq!(desk.due(Batch::All), "");
+    assert_eq!(desk.due(Batch::Reconcile), "");
     phase(&mut mirror, "Pending");
-    desk.pods.update_pod(Arc::new(mirror));
-    assert_eq!(desk.due(Batch::All), "u1 as m1 v1");
+    desk.watched(&mirror);
+    assert_eq!(desk.due(Batch::Reconcile), "patch m1 v1");
+}
+
+#[test]
+fn ends_come_first_then_what_people_wait_for_then_noise() {
+    let named = |uid: &str| {
+        let mut pod = mk_pod("never | main a");
+        pod.metadata.uid = Some(uid.to_owned());
+        pod.metadata.name = Some(uid.to_owned());
+        pod
+    };
+    let mut desk = Desk::default();
+    for uid in ["a", "b", "c"] {
+        let mut pod = named(uid);
+        phase(&mut pod, "Running");
+        desk.pods.add_pod(Arc::new(pod.clone()));
+        let ours = match uid {
+            "a" => PodStatus { phase: Some("Running".to_owned()), message: Some("noise".to_owned()), ..PodStatus::default() },
+            "b" => status_of(&pod, "a: running", None, now()),
+            _ => PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
+        };
+        desk.offer(&pod, ours, now());
+    }
+    assert_eq!(desk.due(Batch::Changed), "patch c v1, patch b v1, patch a v1");
 }
 
 #[test]
@@ -444,53 +495,18 @@ fn a_pod_is_deleted_only_when_asked_for_ended_and_reclaimed() {
 }
 
 #[test]
-fn a_pod_that_may_go_is_sent_once_more_though_its_status_is_known() {
-    let mut pod = mk_pod("always | deleted | main a");
+fn a_pod_is_deleted_once_the_api_server_has_seen_its_end_and_then_never_mentioned_again() {
+    let pod = mk_pod("always | deleted | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: exit(0)");
     desk.terminate(&pod);
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
     desk.manager.note_synced(&"u1".into(), 2);
-    pod.status = Some(PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status));
-    desk.pods.update_pod(Arc::new(pod));
-    assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.due(Batch::All), "u1 as u1 v2");
-    desk.manager.note_deleted(&"u1".into());
-    assert_eq!(desk.due(Batch::All), "");
-}
-
-#[test]
-fn versions_of_pods_nobody_knows_are_forgotten_in_the_full_round() {
-    let mut desk = Desk::default();
-    desk.manager.note_synced(&"u9".into(), 4);
-    desk.due(Batch::Changed);
-    assert_eq!(desk.manager.api_status_versions.len(), 1);
-    desk.due(Batch::All);
-    assert_eq!(desk.manager.api_status_versions.len(), 0);
-}
-
-#[test]
-fn a_status_meant_for_a_pod_that_was_made_anew_is_forgotten() {
-    let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
-    let sync = desk.batch(Batch::Changed).remove(0);
-    assert_eq!(desk.manager.on_fetched(&sync, None, &desk.pods), Decision::Ignore);
-    assert_eq!(desk.manager.on_fetched(&sync, Some(&pod), &desk.pods), Decision::Patch);
-    let mut another = pod.clone();
-    another.metadata.uid = Some("u2".to_owned());
-    assert_eq!(desk.manager.on_fetched(&sync, Some(&another), &desk.pods), Decision::Forget);
-    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_none());
-}
-
-#[test]
-fn a_fetched_mirror_pod_stands_for_its_static_pod() {
-    let pod = mk_pod("always | static | main a");
-    let mirror = mirror_of(&pod, "m1");
-    let mut desk = Desk::with(&pod);
-    desk.pods.add_pod(Arc::new(mirror.clone()));
-    desk.set(&pod, "");
-    let sync = desk.batch(Batch::Changed).remove(0);
-    assert_eq!(desk.manager.on_fetched(&sync, Some(&mirror), &desk.pods), Decision::Patch);
+    desk.stored(&pod);
+    assert_eq!(desk.due(Batch::Changed), "delete u1");
+    assert_eq!(desk.due(Batch::Changed), "delete u1", "until it is gone");
+    desk.manager.note_gone(&"u1".into(), &"u1".into());
+    assert_eq!(desk.due(Batch::Reconcile), "");
 }
 
 #[test]

@@ -1,0 +1,156 @@
+//! What the API server is told: statuses, the end of pods, mirror pods.
+//!
+//! Owns: turning what the status manager and the pod manager want into errands, and what their answers mean.
+//! Never: decides what a status says.
+//! Upstream: `statusManager.syncBatch` and `syncPod`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    agent::{Agent, outbox::Owner},
+    effect::{EffectError, EffectId, ErrorKind, Facts, Op},
+    errands::Errand,
+    event::Source,
+    id::{PodRef, PodUid, full_name_of},
+    pod::{Flight, Lifecycle},
+    pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
+    status_manager::{Batch, Context, RunningContainers, StatusStep},
+    time::Now,
+};
+
+impl Agent {
+    /// At the end of a turn: everything the API server has not heard yet and can hear now.
+    pub(super) fn handle_errands(&mut self, now: Now) {
+        if !self.settings.is_in_cluster() {
+            self.errands.mirrors.clear();
+            return;
+        }
+        let batch = if self.errands.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
+        for uid in self.statuses.sync_batch(batch, &self.pods) {
+            self.sync_status(&uid, now);
+        }
+        for name in std::mem::take(&mut self.errands.mirrors) {
+            self.sync_mirror_pod(name, now);
+        }
+    }
+
+    fn sync_status(&mut self, uid: &PodUid, now: Now) {
+        let errand = Errand::Status(uid.clone());
+        if self.errands.is_busy(&errand, now) || !self.errands.has_room() {
+            return;
+        }
+        let running = match self.records.get(uid).map(|record| &record.lifecycle) {
+            Some(Lifecycle::Terminated { .. } | Lifecycle::Finished { .. }) | None => RunningContainers::None,
+            Some(Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. }) => {
+                RunningContainers::Possible
+            }
+        };
+        let context = Context { pods: &self.pods, now };
+        match self.statuses.next_step(uid, running, context) {
+            None => {}
+            Some(StatusStep::Patch { pod, version, patch }) => {
+                self.send_errand(errand, Op::PatchStatus { pod, version, patch }, "the API server has an older status", now);
+            }
+            Some(StatusStep::Delete { pod }) => {
+                self.send_errand(errand, Op::DeletePod { pod }, "the pod has ended and holds nothing any more", now);
+            }
+        }
+    }
+
+    /// A static pod in the API: a copy of it, as long as it is wanted, made from the manifest it has now.
+    fn sync_mirror_pod(&mut self, name: String, now: Now) {
+        let errand = Errand::Mirror(name.clone());
+        if self.errands.is_busy(&errand, now) {
+            // What changed meanwhile is seen when the answer comes.
+            self.errands.mirrors.insert(name);
+            return;
+        }
+        let pod = self.pods.pod_by_full_name(&name).filter(|pod| is_static_pod(pod));
+        let mirror = self.pods.mirror_pod_by_full_name(&name);
+        let step = match (pod, mirror) {
+            (None, None) => None,
+            (None, Some(mirror)) => {
+                let may_go = self.config.sources_ready(&self.settings.sources) && !self.is_ending(&name);
+                may_go.then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
+            }
+            (Some(pod), None) => {
+                let is_listed = self.config.has_spoken(Source::Api);
+                let is_alive = self.records.get(&PodUid::of(pod)).is_some_and(|record| {
+                    matches!(record.lifecycle, Lifecycle::Waiting | Lifecycle::Syncing)
+                });
+                (is_listed && is_alive)
+                    .then(|| (Op::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod"))
+            }
+            (Some(pod), Some(mirror)) => {
+                let is_current = mirror.metadata.deletion_timestamp.is_none() && is_mirror_pod_of(mirror, pod);
+                (!is_current).then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "it shows an older manifest"))
+            }
+        };
+        if let Some((op, reason)) = step {
+            self.send_errand(errand, op, reason, now);
+        }
+    }
+
+    fn is_ending(&self, full_name: &str) -> bool {
+        self.records.values().any(|record| {
+            record.id.full_name() == full_name && matches!(record.lifecycle, Lifecycle::Terminating { .. })
+        })
+    }
+
+    fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
+        let (id, give_up_at) =
+            self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
+        self.errands.sent(errand, Flight { id, op, give_up_at });
+    }
+
+    pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        let Some((errand, flight)) = self.errands.ended(id) else { return };
+        match &errand {
+            Errand::Status(uid) => self.status_answered(uid, &flight.op, &result),
+            Errand::Mirror(name) => {
+                self.errands.mirrors.insert(name.clone());
+            }
+        }
+        match result {
+            Err(error) if error.kind != ErrorKind::Gone => self.errands.failed(errand, error.message, now),
+            Ok(_) | Err(_) => self.errands.succeeded(&errand),
+        }
+    }
+
+    fn status_answered(&mut self, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
+        match (op, result) {
+            (Op::PatchStatus { pod, version, .. }, Ok(Facts::ApiPod(stored))) => {
+                self.pods.note_stored(stored);
+                self.statuses.note_synced(&pod.uid, *version);
+            }
+            (Op::DeletePod { pod }, Ok(_)) => self.statuses.note_gone(uid, &pod.uid),
+            (Op::PatchStatus { pod, .. } | Op::DeletePod { pod }, Err(error)) if error.kind == ErrorKind::Gone => {
+                self.statuses.note_gone(uid, &pod.uid);
+            }
+            _ => {}
+        }
+    }
+
+    /// The API server's copy of a pod changed: does it still say what we said?
+    pub(super) fn api_pod_changed(&mut self, pod: &Pod, now: Now) {
+        if !self.settings.is_in_cluster() {
+            return;
+        }
+        let own = self.pods.translate_pod_uid(&PodUid::of(pod));
+        self.statuses.suspect(own, &self.pods);
+        self.errands.reconcile_soon(now);
+        if is_mirror_pod(pod) || is_static_pod(pod) {
+            self.errands.mirrors.insert(full_name_of(pod));
+        }
+    }
+
+    /// A mirror pod came, changed or went: nothing of it runs, but its static pod may have something to say.
+    pub(super) fn mirror_pod_changed(&mut self, mirror: &Arc<Pod>, now: Now) {
+        self.api_pod_changed(mirror, now);
+        if let Some(pod) = self.pods.pod_by_mirror_pod(mirror) {
+            self.touched.insert(PodUid::of(pod));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Errands to the API server: what is under way for whom, and what has to be tried again.
+//!
+//! Owns: one errand at a time per pod, how many at once, and when to try again. Never: decides what is to be said; the
+//! status manager and `agent/api.rs` do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::{
+    effect::EffectId,
+    pod::{Failure, Flight},
+    id::PodUid,
+    time::{Now, Uptime},
+};
+
+/// A status that somebody else overwrote is put right this long after it was seen, as upstream's round every 10 s.
+const RECONCILE_AFTER: Duration = Duration::from_secs(10);
+/// Enough to keep the connection busy; more would only wait for the client's rate limit, out of the order of urgency.
+const MAX_STATUS_FLIGHTS: usize = 16;
+
+/// What an errand is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Errand {
+    /// The status of the pod of this UID, or its deletion after its end.
+    Status(PodUid),
+    /// The mirror pod of this full name.
+    Mirror(String),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Errands {
+    flights: BTreeMap<Errand, Flight>,
+    failures: BTreeMap<Errand, Failure>,
+    /// Full names whose static and mirror pod are to be compared.
+    pub mirrors: BTreeSet<String>,
+    reconcile_at: Option<Uptime>,
+}
+
+impl Errands {
+    /// Under way, or waiting for another try.
+    pub fn is_busy(&self, errand: &Errand, now: Now) -> bool {
+        self.flights.contains_key(errand)
+            || self.failures.get(errand).is_some_and(|failure| failure.retry_at > now.uptime)
+    }
+
+    pub fn has_room(&self) -> bool {
+        let statuses = self.flights.keys().filter(|errand| matches!(errand, Errand::Status(_)));
+        statuses.count() < MAX_STATUS_FLIGHTS
+    }
+
+    pub fn sent(&mut self, errand: Errand, flight: Flight) {
+        self.flights.insert(errand, flight);
+    }
+
+    /// Takes an errand that ended out of the books.
+    pub fn ended(&mut self, id: EffectId) -> Option<(Errand, Flight)> {
+        let errand = self.flights.iter().find(|(_, flight)| flight.id == id).map(|(errand, _)| errand.clone())?;
+        let flight = self.flights.remove(&errand)?;
+        Some((errand, flight))
+    }
+
+    pub fn succeeded(&mut self, errand: &Errand) {
+        self.failures.remove(errand);
+    }
+
+    pub fn failed(&mut self, errand: Errand, message: String, now: Now) {
+        let failure = Failure::after(self.failures.get(&errand), message, now);
+        self.failures.insert(errand, failure);
+    }
+
+    /// Why the last try failed, until one succeeds.
+    pub fn failure(&self, errand: &Errand) -> Option<&Failure> {
+        self.failures.get(errand)
+    }
+
+    pub fn forget(&mut self, errand: &Errand) {
+        self.failures.remove(errand);
+    }
+
+    /// The API server's copy of some pod changed.
+    pub fn reconcile_soon(&mut self, now: Now) {
+        self.reconcile_at.get_or_insert(now.uptime + RECONCILE_AFTER);
+    }
+
+    /// It is time to compare; asked once per round.
+    pub fn take_reconcile(&mut self, now: Now) -> bool {
+        self.reconcile_at.take_if(|moment| *moment <= now.uptime).is_some()
+    }
+
+    /// Errands whose answer is overdue.
+    pub fn overdue(&self, now: Now) -> Vec<EffectId> {
+        self.flights.values().filter(|flight| flight.give_up_at <= now.uptime).map(|flight| flight.id).collect()
+    }
+
+    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
+        let retries = self.failures.iter().filter(|(errand, _)| !self.flights.contains_key(*errand));
+        let retries = retries.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime);
+        let answers = self.flights.values().map(|flight| flight.give_up_at);
+        retries.chain(answers).chain(self.reconcile_at).min()
+    }
+}

@@ -1,0 +1,132 @@
+//! The smallest change that makes the API server's status ours.
+//!
+//! Owns: the difference of two statuses as a strategic merge patch. Never: decides which status is right.
+//! Upstream: `PatchPodStatus`, `strategicpatch.CreateTwoWayMergePatch`.
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use serde_json::{Map, Value, json};
+
+/// Lists the API merges by a key; it replaces all others as a whole.
+const MERGED_BY_KEY: [(&str, &str); 4] =
+    [("conditions", "type"), ("podIPs", "ip"), ("hostIPs", "ip"), ("resourceClaimStatuses", "name")];
+
+/// `None` when there is nothing to say. The UID keeps the patch from another pod of this name.
+pub fn status_patch(stored: &Pod, wanted: &PodStatus) -> Option<Value> {
+    let old = object(stored.status.as_ref().unwrap_or(&PodStatus::default()));
+    let changes = difference(&old, &object(wanted));
+    (!changes.is_empty()).then(|| json!({ "metadata": { "uid": stored.metadata.uid }, "status": changes }))
+}
+
+fn object(status: &PodStatus) -> Map<String, Value> {
+    match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(_) => unreachable!("a status is an object"),
+    }
+}
+
+fn difference(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
+    let mut changes = Map::new();
+    for (field, after) in new {
+        match (old.get(field), after) {
+            (Some(before), _) if before == after => {}
+            (Some(Value::Object(before)), Value::Object(after)) => {
+                changes.insert(field.clone(), Value::Object(difference(before, after)));
+            }
+            (before, Value::Array(after)) => {
+                let key = MERGED_BY_KEY.iter().find(|(list, _)| list == field).map(|(_, key)| *key);
+                let before = before.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+                match key {
+                    Some(key) => merge_list(field, key, before, after, &mut changes),
+                    None => {
+                        changes.insert(field.clone(), Value::Array(after.clone()));
+                    }
+                }
+            }
+            (_, after) => {
+                changes.insert(field.clone(), after.clone());
+            }
+        }
+    }
+    for field in old.keys().filter(|field| !new.contains_key(*field)) {
+        changes.insert(field.clone(), Value::Null);
+    }
+    changes
+}
+
+/// Elements that are new or differ, those to be dropped, and the order of all.
+fn merge_list(field: &str, key: &str, before: &[Value], after: &[Value], changes: &mut Map<String, Value>) {
+    let named = |list: &[Value], name: &Value| list.iter().find(|element| element.get(key) == Some(name)).cloned();
+    let mut elements = Vec::new();
+    let mut order = Vec::new();
+    for element in after {
+        let name = &element[key];
+        order.push(json!({ key: name }));
+        match (named(before, name), element) {
+            (Some(known), _) if known == *element => {}
+            (Some(Value::Object(known)), Value::Object(element)) => {
+                let mut change = difference(&known, element);
+                change.insert(key.to_owned(), name.clone());
+                elements.push(Value::Object(change));
+            }
+            (_, element) => elements.push(element.clone()),
+        }
+    }
+    let dropped = before.iter().map(|element| &element[key]).filter(|name| named(after, name).is_none());
+    elements.extend(dropped.map(|name| json!({ "$patch": "delete", key: name })));
+    let same_order = before.iter().map(|element| &element[key]).eq(after.iter().map(|element| &element[key]));
+    if elements.is_empty() && same_order {
+        return;
+    }
+    changes.insert(format!("$setElementOrder/{field}"), Value::Array(order));
+    if !elements.is_empty() {
+        changes.insert(field.to_owned(), Value::Array(elements));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patch(old: &Value, new: &Value) -> String {
+        let stored: Pod = serde_json::from_value(json!({ "metadata": { "uid": "u1" }, "status": old })).unwrap();
+        let wanted: PodStatus = serde_json::from_value(new.clone()).unwrap();
+        status_patch(&stored, &wanted).map_or("nothing".to_owned(), |patch| patch["status"].to_string())
+    }
+
+    #[test]
+    fn only_what_differs_is_sent() {
+        assert_eq!(patch(&json!({ "phase": "Running" }), &json!({ "phase": "Running" })), "nothing");
+        assert_eq!(
+            patch(&json!({ "phase": "Pending", "podIP": "10.0.0.1" }), &json!({ "phase": "Running", "podIP": "10.0.0.1" })),
+            r#"{"phase":"Running"}"#
+        );
+        assert_eq!(patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })), r#"{"reason":null}"#);
+    }
+
+    #[test]
+    fn conditions_are_merged_by_type_and_container_statuses_replaced() {
+        let condition = |kind: &str, status: &str| json!({ "type": kind, "status": status });
+        assert_eq!(
+            patch(
+                &json!({ "conditions": [condition("Ready", "False"), condition("Theirs", "True"), condition("Old", "True")] }),
+                &json!({ "conditions": [condition("Ready", "True"), condition("Theirs", "True")] }),
+            ),
+            r#"{"$setElementOrder/conditions":[{"type":"Ready"},{"type":"Theirs"}],"conditions":[{"status":"True","type":"Ready"},{"$patch":"delete","type":"Old"}]}"#
+        );
+        let container = |name: &str, count: i64| json!({ "name": name, "image": "i", "imageID": "", "ready": true, "restartCount": count });
+        let sent = patch(
+            &json!({ "containerStatuses": [container("a", 0), container("b", 0)] }),
+            &json!({ "containerStatuses": [container("a", 0), container("b", 1)] }),
+        );
+        assert!(sent.contains(r#""name":"a""#) && sent.contains(r#""restartCount":1"#), "{sent}");
+    }
+
+    #[test]
+    fn the_primary_address_comes_first_even_if_only_the_order_changed() {
+        let ips = |ips: [&str; 2]| json!({ "podIPs": ips.map(|ip| json!({ "ip": ip })) });
+        assert_eq!(
+            patch(&ips(["fd00::1", "10.0.0.1"]), &ips(["10.0.0.1", "fd00::1"])),
+            r#"{"$setElementOrder/podIPs":[{"ip":"10.0.0.1"},{"ip":"fd00::1"}]}"#
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! Effects on pods in the API: status, end, mirror pods.
+//!
+//! Owns: the requests and what their failures mean. Never: what a status says, or when a pod may go (`rubelet_core`).
+//! Upstream: `statusManager.syncPod`, `PatchPodStatus`, `pod/mirror_client.go`.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use k8s_openapi::{
+    api::core::v1::{Node, Pod},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use rubelet_core::{
+    effect::{EffectError, ErrorKind, Facts},
+    id::{PodRef, namespace_of},
+    manifest::HASH_ANNOTATION,
+    pod_config::MIRROR_ANNOTATION,
+};
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+/// A request within an effect, which has a deadline of its own.
+const TIMEOUT: Duration = Duration::from_secs(25);
+
+pub async fn patch_status(world: &World, pod: &PodRef, patch: &Value) -> Result<Facts, EffectError> {
+    let path = path_of(pod).sub("status");
+    let stored = request(world, Verb::Patch(PatchKind::StrategicMerge), path, Some(patch)).await?;
+    let mut stored: Pod = serde_json::from_slice(&stored).map_err(|error| unreadable(pod, &error))?;
+    stored.metadata.managed_fields = None;
+    Ok(Facts::ApiPod(Arc::new(stored)))
+}
+
+/// Without grace, because its grace is over; of another pod of this name the UID keeps it away.
+pub async fn delete_pod(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
+    let options = json!({ "gracePeriodSeconds": 0, "preconditions": { "uid": pod.uid } });
+    request(world, Verb::Delete, path_of(pod), Some(&options)).await?;
+    Ok(Facts::Nothing)
+}
+
+/// The node owns its mirror pods: the API server accepts them from it for no other reason.
+pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, EffectError> {
+    let node_name = &world.settings.node_name;
+    let node = request(world, Verb::Get, ObjectPath::all("v1", "nodes").named(node_name), None).await.map_err(|error| {
+        let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
+        EffectError { kind, message: format!("the node is not registered: {}", error.message) }
+    })?;
+    let node: Node = serde_json::from_slice(&node).map_err(|error| unreadable(&PodRef::of(pod), &error))?;
+    let mirror = mirror_of(pod, &node);
+    let path = ObjectPath::all("v1", "pods").within(namespace_of(pod));
+    let body = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": mirror.metadata, "spec": mirror.spec });
+    match api(world)?.call(call(Verb::Create, path, Some(&body))).await {
+        Ok(_) => Ok(Facts::Nothing),
+        // The watch will show whether it is the one that is wanted.
+        Err(error) if error.kind == ApiErrorKind::AlreadyExists => Ok(Facts::Nothing),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+fn mirror_of(pod: &Pod, node: &Node) -> Pod {
+    let mut mirror = Pod { status: None, ..pod.clone() };
+    let annotations = mirror.metadata.annotations.get_or_insert_default();
+    let hash = annotations.get(HASH_ANNOTATION).cloned().unwrap_or_default();
+    annotations.insert(MIRROR_ANNOTATION.to_owned(), hash);
+    mirror.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.metadata.name.clone().unwrap_or_default(),
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }]);
+    mirror
+}
+
+fn path_of(pod: &PodRef) -> ObjectPath {
+    ObjectPath::all("v1", "pods").within(&*pod.namespace).named(&*pod.name)
+}
+
+async fn request(world: &World, verb: Verb, path: ObjectPath, body: Option<&Value>) -> Result<Bytes, EffectError> {
+    api(world)?.call(call(verb, path, body)).await.map_err(|error| failed(&error))
+}
+
+fn call(verb: Verb, path: ObjectPath, body: Option<&Value>) -> Call {
+    let body = body.map(|body| Bytes::from(body.to_string()));
+    Call { lane: Lane::Ordinary, verb, path, query: Vec::new(), body, timeout: TIMEOUT }
+}
+
+fn api(world: &World) -> Result<&dyn ApiServer, EffectError> {
+    let none = || EffectError { kind: ErrorKind::Retry, message: "this node has no API server".to_owned() };
+    world.cluster.as_ref().map(|cluster| cluster.api.as_ref()).ok_or_else(none)
+}
+
+/// A pod that is not there needs to hear nothing; everything else may be otherwise the next time. Another pod of the same
+/// name (409) is known by the watch, sooner or later.
+fn failed(error: &ApiError) -> EffectError {
+    let kind = if error.kind == ApiErrorKind::NotFound { ErrorKind::Gone } else { ErrorKind::Retry };
+    EffectError { kind, message: error.message.clone() }
+}
+
+fn unreadable(pod: &PodRef, error: &serde_json::Error) -> EffectError {
+    EffectError { kind: ErrorKind::Retry, message: format!("pod {pod}: the answer cannot be read: {error}") }
+}
