@@ -10,8 +10,8 @@ use std::{
 
 use crate::{
     effect::EffectId,
-    pod::{Failure, Flight},
     id::PodUid,
+    pod::{Failure, Flight},
     time::{Now, Uptime},
 };
 

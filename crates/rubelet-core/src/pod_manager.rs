@@ -214,7 +214,8 @@ mod tests {
             pod.status.get_or_insert_default().phase = Some(phase.to_owned());
             Arc::new(pod)
         };
-        let phase = |manager: &PodManager| manager.api_pod(&"p1".into()).unwrap().status.clone().unwrap().phase.unwrap();
+        let phase =
+            |manager: &PodManager| manager.api_pod(&"p1".into()).unwrap().status.clone().unwrap().phase.unwrap();
         let mut manager = manager(&[at("5", "Pending")]);
         manager.note_stored(&at("9", "Running"));
         assert_eq!(phase(&manager), "Running");

@@ -211,7 +211,8 @@ impl StatusManager {
                 }
             }
         }
-        let mut uids: Vec<_> = self.changed.iter().filter(|uid| self.pod_statuses.contains_key(*uid)).cloned().collect();
+        let mut uids: Vec<_> =
+            self.changed.iter().filter(|uid| self.pod_statuses.contains_key(*uid)).cloned().collect();
         // Stable: among equals the order of their UIDs.
         uids.sort_by_key(|uid| std::cmp::Reverse(urgency(pods.api_pod(uid), &self.pod_statuses[uid].status)));
         uids

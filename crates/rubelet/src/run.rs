@@ -167,6 +167,10 @@ fn readers(world: &World, handles: &Handles) -> Readers {
 fn start_sources(options: &Options, world: &World, handles: &Handles, inputs: &mut JoinSet<()>) -> anyhow::Result<()> {
     let config = &options.config;
     let node_name = world.settings.node_name.clone();
+    if let Some(cluster) = &world.cluster {
+        let seed = spread(&node_name);
+        inputs.spawn(sources::api::run(cluster.api.clone(), node_name.clone(), seed, handles.inbox.clone()));
+    }
     if !config.static_pod_path.is_empty() {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;
         let every = config.file_check_frequency.as_std();
@@ -184,6 +188,11 @@ fn start_sources(options: &Options, world: &World, handles: &Handles, inputs: &m
         inputs.spawn(sources::http::run(world.clone(), endpoint, node_name, every, handles.inbox.clone()));
     }
     Ok(())
+}
+
+/// Another number for every node, so that nodes that lose their API server together come back one after the other.
+fn spread(node_name: &str) -> u64 {
+    node_name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {

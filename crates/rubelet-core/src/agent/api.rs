@@ -51,7 +51,12 @@ impl Agent {
         match self.statuses.next_step(uid, running, context) {
             None => {}
             Some(StatusStep::Patch { pod, version, patch }) => {
-                self.send_errand(errand, Op::PatchStatus { pod, version, patch }, "the API server has an older status", now);
+                self.send_errand(
+                    errand,
+                    Op::PatchStatus { pod, version, patch },
+                    "the API server has an older status",
+                    now,
+                );
             }
             Some(StatusStep::Delete { pod }) => {
                 self.send_errand(errand, Op::DeletePod { pod }, "the pod has ended and holds nothing any more", now);
@@ -77,9 +82,10 @@ impl Agent {
             }
             (Some(pod), None) => {
                 let is_listed = self.config.has_spoken(Source::Api);
-                let is_alive = self.records.get(&PodUid::of(pod)).is_some_and(|record| {
-                    matches!(record.lifecycle, Lifecycle::Waiting | Lifecycle::Syncing)
-                });
+                let is_alive = self
+                    .records
+                    .get(&PodUid::of(pod))
+                    .is_some_and(|record| matches!(record.lifecycle, Lifecycle::Waiting | Lifecycle::Syncing));
                 (is_listed && is_alive)
                     .then(|| (Op::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod"))
             }
@@ -100,8 +106,7 @@ impl Agent {
     }
 
     fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
-        let (id, give_up_at) =
-            self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
+        let (id, give_up_at) = self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
         self.errands.sent(errand, Flight { id, op, give_up_at });
     }
 

@@ -97,10 +97,16 @@ mod tests {
     fn only_what_differs_is_sent() {
         assert_eq!(patch(&json!({ "phase": "Running" }), &json!({ "phase": "Running" })), "nothing");
         assert_eq!(
-            patch(&json!({ "phase": "Pending", "podIP": "10.0.0.1" }), &json!({ "phase": "Running", "podIP": "10.0.0.1" })),
+            patch(
+                &json!({ "phase": "Pending", "podIP": "10.0.0.1" }),
+                &json!({ "phase": "Running", "podIP": "10.0.0.1" })
+            ),
             r#"{"phase":"Running"}"#
         );
-        assert_eq!(patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })), r#"{"reason":null}"#);
+        assert_eq!(
+            patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })),
+            r#"{"reason":null}"#
+        );
     }
 
     #[test]

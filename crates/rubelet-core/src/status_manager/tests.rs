@@ -448,7 +448,11 @@ fn ends_come_first_then_what_people_wait_for_then_noise() {
         phase(&mut pod, "Running");
         desk.pods.add_pod(Arc::new(pod.clone()));
         let ours = match uid {
-            "a" => PodStatus { phase: Some("Running".to_owned()), message: Some("noise".to_owned()), ..PodStatus::default() },
+            "a" => PodStatus {
+                phase: Some("Running".to_owned()),
+                message: Some("noise".to_owned()),
+                ..PodStatus::default()
+            },
             "b" => status_of(&pod, "a: running", None, now()),
             _ => PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
         };

@@ -124,6 +124,7 @@ impl Options {
         let sources = [
             told(&config.static_pod_path).then_some(Source::File),
             told(&config.static_pod_url).then_some(Source::Http),
+            told(&flags.kubeconfig).then_some(Source::Api),
         ];
         let max_parallel = config.max_parallel_image_pulls.and_then(|most| u32::try_from(most).ok());
         Settings {

@@ -42,10 +42,11 @@ pub async fn delete_pod(world: &World, pod: &PodRef) -> Result<Facts, EffectErro
 /// The node owns its mirror pods: the API server accepts them from it for no other reason.
 pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, EffectError> {
     let node_name = &world.settings.node_name;
-    let node = request(world, Verb::Get, ObjectPath::all("v1", "nodes").named(node_name), None).await.map_err(|error| {
-        let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
-        EffectError { kind, message: format!("the node is not registered: {}", error.message) }
-    })?;
+    let node =
+        request(world, Verb::Get, ObjectPath::all("v1", "nodes").named(node_name), None).await.map_err(|error| {
+            let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
+            EffectError { kind, message: format!("the node is not registered: {}", error.message) }
+        })?;
     let node: Node = serde_json::from_slice(&node).map_err(|error| unreadable(&PodRef::of(pod), &error))?;
     let mirror = mirror_of(pod, &node);
     let path = ObjectPath::all("v1", "pods").within(namespace_of(pod));

@@ -23,10 +23,8 @@ const CHANGES_CAPACITY: usize = 64;
 
 /// Follows the pods bound to the node until the loop is gone.
 pub async fn run(api: Arc<dyn ApiServer>, node_name: String, seed: u64, inbox: mpsc::Sender<Event>) {
-    let selection = Selection {
-        collection: ObjectPath::all("v1", "pods"),
-        fields: Some(format!("spec.nodeName={node_name}")),
-    };
+    let selection =
+        Selection { collection: ObjectPath::all("v1", "pods"), fields: Some(format!("spec.nodeName={node_name}")) };
     let (sender, mut changes) = mpsc::channel(CHANGES_CAPACITY);
     let following = reflector::follow(api.as_ref(), &selection, seed, &sender);
     let telling = async {
@@ -81,7 +79,10 @@ impl Pods {
             }
             Err(error) => {
                 let uid = uid_of(object);
-                tracing::warn!(uid = uid.as_ref().map(PodUid::as_str), "a pod of the API server cannot be read: {error}");
+                tracing::warn!(
+                    uid = uid.as_ref().map(PodUid::as_str),
+                    "a pod of the API server cannot be read: {error}"
+                );
                 if let Some(uid) = uid
                     && let Some(pod) = before.remove(&uid)
                 {
