@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    command::{command, output},
+    command::{SHORT, command, output},
     packages::{self, Tool},
     progress::step,
     project,
@@ -137,6 +137,12 @@ pub fn ensure(tools: &[GoTool]) -> anyhow::Result<PathBuf> {
 impl GoTool {
     fn dir(&self) -> PathBuf {
         project::root().join("testbed/go").join(self.module)
+    }
+
+    /// Where Go keeps the source of a package of the module.
+    pub fn source_dir(&self, package: &str) -> anyhow::Result<PathBuf> {
+        let mut go = command("go", ["list", "-f", "{{.Dir}}", package]);
+        Ok(PathBuf::from(output(go.current_dir(self.dir()), SHORT)?.trim()))
     }
 
     fn fingerprint(&self) -> anyhow::Result<String> {

@@ -15,6 +15,7 @@ use anyhow::Context as _;
 
 use crate::{
     command::{command, output},
+    go_tools,
     image::{Image, Layer, LayerBuilder, Start, busybox_layer, write},
     packages::{self, Need, program},
     progress::step,
@@ -128,10 +129,14 @@ fn write_archive(path: &Path, parts: &Parts) -> anyhow::Result<()> {
     )
 }
 
-/// `agnhost-2` is for specs that replace the entrypoint, `uploads` for those that send files to it.
+/// `agnhost-2` is for specs that replace the entrypoint, `uploads` for those that send files to it, the certificate for
+/// those that speak TLS with it.
 fn agnhost_layer(agnhost: &Path) -> anyhow::Result<Layer> {
+    let porter = go_tools::E2E_TOOLS.source_dir("k8s.io/kubernetes/test/images/agnhost/porter")?;
     LayerBuilder::default()
         .file("agnhost", &fs::read(agnhost)?, 0o755)?
+        .file("localhost.crt", &fs::read(porter.join("localhost.crt"))?, 0o644)?
+        .file("localhost.key", &fs::read(porter.join("localhost.key"))?, 0o644)?
         .link("agnhost-2", "agnhost")?
         .dir("uploads", 0o755)?
         .finish()

@@ -22,7 +22,7 @@ const AGENT_SERVER: &[&str] = &[
 ];
 
 /// Enough of an error to tell it from others.
-const MESSAGE_CHARS: usize = 300;
+const MESSAGE_CHARS: usize = 200;
 
 #[derive(Debug, PartialEq)]
 pub struct Report {
