@@ -7,7 +7,6 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchEvent, WatchStream};
 use tokio::sync::Notify;
 
@@ -23,6 +22,12 @@ impl FakeApi {
     /// What is not told is answered with an empty object, and a watch nobody told of never says anything.
     pub fn answering(answers: impl IntoIterator<Item = Result<String, ApiErrorKind>>) -> Arc<Self> {
         Arc::new(FakeApi { answers: Mutex::new(answers.into_iter().collect()), ..FakeApi::default() })
+    }
+
+    /// The next watch tells this and then ends.
+    pub fn watched(self: Arc<Self>, events: impl IntoIterator<Item = WatchEvent>) -> Arc<Self> {
+        self.watches.lock().unwrap().push_back(events.into_iter().collect());
+        self
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -54,7 +59,7 @@ impl ApiServer for FakeApi {
         let told = self.watches.lock().unwrap().pop_front();
         Ok(match told {
             Some(events) => Box::pin(futures_util::stream::iter(events.into_iter().map(Ok))),
-            None => Box::pin(futures_util::stream::pending().boxed()),
+            None => Box::pin(futures_util::stream::pending()),
         })
     }
 }

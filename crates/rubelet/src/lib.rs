@@ -2,6 +2,7 @@
 //!
 //! A library, so that the simulator runs the very same loop over its own world.
 
+pub mod certs;
 pub mod cli;
 pub mod effects;
 pub mod event_log;

@@ -16,11 +16,8 @@ use rubelet_core::{
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
-use rubelet_host::linux::LinuxHost;
-use rubelet_kube::{
-    client::{Client, RateLimit, RateLimits},
-    kubeconfig::Kubeconfig,
-};
+use rubelet_host::{linux::LinuxHost, port::Host};
+use rubelet_kube::client::{Client, RateLimit, RateLimits};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -29,6 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    certs,
     cli::{self, Options},
     event_log::EventLog,
     node::{
@@ -50,7 +48,8 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
-    let (world, duty) = world(options).await?;
+    let client = client(options).await?;
+    let (world, duty) = world(options, client.as_ref()).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
     let stop = CancellationToken::new();
@@ -66,6 +65,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
         inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone()));
     }
+    certs::start(options, &world, client.as_ref(), &mut inputs).await?;
     started(&world);
 
     wait_for_signal().await?;
@@ -76,7 +76,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn world(options: &Options) -> anyhow::Result<(World, Arc<node::Duty>)> {
+async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(World, Arc<node::Duty>)> {
     let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
     let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
@@ -106,14 +106,15 @@ async fn world(options: &Options) -> anyhow::Result<(World, Arc<node::Duty>)> {
         clock: Clock::system(),
         events: EventLog::default(),
         settings: Arc::new(settings),
-        cluster: cluster(options)?,
+        cluster: client.map(|client| Cluster { api: Arc::new(client.clone()) }),
         has_runtime_events: Arc::default(),
     };
     Ok((world, node::setup::duty(options, setup, machine)))
 }
 
-/// `None` without `--kubeconfig`: the node stands alone. The server need not be there yet, its address and our credentials must.
-fn cluster(options: &Options) -> anyhow::Result<Option<Cluster>> {
+/// `None` without `--kubeconfig`: the node stands alone. The server need not be there yet, unless the node has yet to join; its
+/// address and our credentials must.
+async fn client(options: &Options) -> anyhow::Result<Option<Client>> {
     if options.flags.kubeconfig.is_empty() {
         return Ok(None);
     }
@@ -122,9 +123,11 @@ fn cluster(options: &Options) -> anyhow::Result<Option<Cluster>> {
         ordinary: RateLimit { qps: config.kube_api_qps, burst: config.kube_api_burst },
         events: RateLimit { qps: config.event_record_qps, burst: config.event_burst },
     };
-    let kubeconfig = Kubeconfig::read(Path::new(&options.flags.kubeconfig)).context("--kubeconfig")?;
-    let client = Client::new(&kubeconfig, limits).context("--kubeconfig")?;
-    Ok(Some(Cluster { api: Arc::new(client) }))
+    let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
+    let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
+    let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
+    let kubeconfig = certs::kubeconfig(options, &node_name, &host, &Clock::system()).await?;
+    Client::new(&kubeconfig, limits).context("--kubeconfig").map(Some)
 }
 
 /// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.

@@ -42,14 +42,15 @@ const CLOCKS: &[&str] = &[
 ];
 /// The reflector's generator is seeded by whoever starts it.
 const RANDOM: &[&str] = &["crates/rubelet/src/world.rs", "crates/rubelet-kube/src/reflector.rs", "crates/rubelet-sim/"];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the recorder tries again; servers hold
-/// back slow or greedy readers; the API client waits for its turn and before it tries again. The simulator's time is virtual, and
-/// the commands of this crate wait for real programs.
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the recorder and whoever asks for
+/// certificates try again; servers hold back slow or greedy readers; the API client waits for its turn and before it tries
+/// again. The simulator's time is virtual, and the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
     "crates/rubelet/src/sources",
     "crates/rubelet/src/observe",
+    "crates/rubelet/src/certs",
     "crates/rubelet/src/recorder.rs",
     "crates/rubelet/src/server",
     "crates/rubelet/src/cli",

@@ -42,9 +42,11 @@ pub const ACTED_ON: &[&str] = &[
     "registryBurst",
     "registryPullQPS",
     "resolvConf",
+    "rotateCertificates",
     "runtimeRequestTimeout",
     "seccompDefault",
     "serializeImagePulls",
+    "serverTLSBootstrap",
     "singleProcessOOMKill",
     "staticPodPath",
     "staticPodURL",
@@ -55,6 +57,8 @@ pub const ACTED_ON: &[&str] = &[
 
 /// Flags that are no field of KubeletConfiguration, sorted.
 pub const ACTED_ON_FLAGS: &[&str] = &[
+    "bootstrap-kubeconfig",
+    "cert-dir",
     "cloud-provider",
     "config",
     "config-dir",

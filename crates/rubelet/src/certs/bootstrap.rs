@@ -1,0 +1,137 @@
+//! How a node that has no certificate yet gets its first, and the kubeconfig that uses it.
+//!
+//! Owns: whether that is needed, and the order: key, request, certificate, kubeconfig. Whatever is cut off is taken up again
+//! at the next start, with the same key and the same request.
+//! Upstream: `pkg/kubelet/certificate/bootstrap`.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use rubelet_host::port::{Host, ReadError};
+use rubelet_kube::{
+    client::{Client, RateLimit, RateLimits},
+    kubeconfig::{Kubeconfig, Source},
+    port::ApiServer,
+};
+use tokio::time::{sleep, timeout};
+
+use super::{
+    Purpose, Wanted, leaf, pending_key,
+    signing::{self, Name},
+    store::{Store, make_missing_dir},
+};
+use crate::world::Clock;
+
+/// How long a person may take to approve.
+const PATIENCE: Duration = Duration::from_secs(3600);
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+const PEM_MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Clone)]
+pub struct Bootstrap {
+    pub host: Arc<dyn Host>,
+    pub clock: Clock,
+    pub node_name: String,
+    /// Written when the certificate is there.
+    pub kubeconfig: PathBuf,
+    /// May do nothing but ask for a certificate.
+    pub bootstrap_kubeconfig: PathBuf,
+    pub cert_dir: PathBuf,
+}
+
+impl std::fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bootstrap").field("kubeconfig", &self.kubeconfig).finish_non_exhaustive()
+    }
+}
+
+impl Bootstrap {
+    /// Makes sure that the kubeconfig is there and its certificate has not ended.
+    pub async fn run(&self) -> anyhow::Result<()> {
+        let kubeconfig = self.kubeconfig.display();
+        let Err(reason) = self.is_done().await else {
+            tracing::info!(%kubeconfig, "has a certificate that is good; no bootstrap is needed");
+            return Ok(());
+        };
+        tracing::info!(%kubeconfig, reason, "joining the cluster with {}", self.bootstrap_kubeconfig.display());
+        let bootstrap = Kubeconfig::read(&self.bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
+        let api = client(&self.bootstrap_kubeconfig)?;
+        let store = self.get_certificate(&api).await?;
+        let own = bootstrap.with_client_certificate(&store.current_path());
+        self.write_kubeconfig(&own.to_yaml()).await.with_context(|| format!("write {kubeconfig}"))?;
+        tracing::info!(%kubeconfig, "joined the cluster");
+        Ok(())
+    }
+
+    /// Or why not.
+    async fn is_done(&self) -> Result<(), String> {
+        match self.host.file_kind(&self.kubeconfig).await {
+            Ok(None) => return Err("is not there yet".to_owned()),
+            Ok(Some(_)) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        let kubeconfig = Kubeconfig::read(&self.kubeconfig).map_err(|error| error.to_string())?;
+        let Some(pair) = kubeconfig.user.certificate else { return Err("names no client certificate".to_owned()) };
+        let pem = match pair.certificate {
+            Source::Data(pem) => pem,
+            Source::File(path) => {
+                let read = self.host.read_file(&path, PEM_MAX_BYTES).await;
+                read.map_err(|error: ReadError| format!("{}: {error}", path.display()))?
+            }
+        };
+        let ends = leaf::first_end(&pem)?;
+        if ends <= self.clock.now().wall { Err(format!("its certificate ended at {ends}")) } else { Ok(()) }
+    }
+
+    /// Asks until there is an answer; a server that is away is waited for.
+    async fn get_certificate(&self, api: &dyn ApiServer) -> anyhow::Result<Store> {
+        let key = pending_key::load_or_make(self.host.as_ref(), &self.cert_dir)
+            .await
+            .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
+        let wanted = Wanted::client(&self.node_name);
+        let mut pause = FIRST_PAUSE;
+        let asking = async {
+            loop {
+                match signing::obtain(api, &wanted, &key, Name::Digested, PATIENCE).await {
+                    Err(error) if error.is_passing() => {
+                        tracing::warn!(%error, "cannot ask for a certificate; trying again in {} s", pause.as_secs());
+                        sleep(pause).await;
+                        pause = (pause * 2).min(LAST_PAUSE);
+                    }
+                    answer => return answer,
+                }
+            }
+        };
+        let Ok(answer) = timeout(PATIENCE, asking).await else {
+            anyhow::bail!("no certificate within {} minutes", PATIENCE.as_secs() / 60);
+        };
+        let chain = answer
+            .with_context(|| format!("ask for a client certificate with {}", self.bootstrap_kubeconfig.display()))?;
+        let store = Store::new(self.host.clone(), &self.cert_dir, Purpose::Client.prefix());
+        store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;
+        pending_key::forget(self.host.as_ref(), &self.cert_dir).await.context("remove the key that was waiting")?;
+        Ok(store)
+    }
+
+    async fn write_kubeconfig(&self, yaml: &str) -> std::io::Result<()> {
+        if let Some(dir) = self.kubeconfig.parent() {
+            make_missing_dir(self.host.as_ref(), dir).await?;
+        }
+        self.host.write_file(&self.kubeconfig, yaml.as_bytes(), 0o600).await
+    }
+}
+
+/// Asks seldom, so nothing limits it.
+pub fn client(bootstrap_kubeconfig: &Path) -> anyhow::Result<Client> {
+    let kubeconfig = Kubeconfig::read(bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
+    let limits = RateLimits { ordinary: RateLimit::NONE, events: RateLimit::NONE };
+    Client::new(&kubeconfig, limits).context("--bootstrap-kubeconfig")
+}
+
+#[cfg(test)]
+mod tests;

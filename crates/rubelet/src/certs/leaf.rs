@@ -1,0 +1,102 @@
+//! What a certificate says, as far as the node must know.
+//!
+//! Owns: reading PEM and X.509, and the check that key and certificate belong together.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use rustls::{
+    crypto::ring::sign::any_supported_type,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    sign::CertifiedKey,
+};
+use x509_cert::{
+    Certificate,
+    der::{Decode as _, asn1::ObjectIdentifier, oid::db::rfc4519},
+    ext::pkix::{SubjectAltName, name::GeneralName},
+    name::Name,
+};
+
+/// The first certificate of a chain: the one that names us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    pub common_name: String,
+    pub organizations: Vec<String>,
+    pub dns_names: Vec<String>,
+    pub ips: Vec<IpAddr>,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+}
+
+impl Leaf {
+    /// Of a text that holds a chain and the key of its first certificate.
+    pub fn of_pair(pem: &[u8]) -> Result<Self, String> {
+        let chain = chain(pem)?;
+        let leaf = Self::parse(&chain[0])?;
+        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("no private key in it: {error}"))?;
+        let key = any_supported_type(&key).map_err(|error| format!("its private key cannot be used: {error}"))?;
+        match CertifiedKey::new(chain, key).keys_match() {
+            Ok(()) => Ok(leaf),
+            Err(_) => Err("its private key is not that of its first certificate".to_owned()),
+        }
+    }
+
+    fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+        let wrong = |error: x509_cert::der::Error| format!("its certificate cannot be read: {error}");
+        let certificate = Certificate::from_der(certificate).map_err(wrong)?;
+        let certificate = certificate.tbs_certificate();
+        let subject = certificate.subject();
+        let alternatives = certificate.get_extension::<SubjectAltName>().map_err(wrong)?;
+        let names = alternatives.map(|(_, names)| names.0).unwrap_or_default();
+        let validity = certificate.validity();
+        Ok(Leaf {
+            common_name: values(subject, rfc4519::CN).into_iter().next().unwrap_or_default(),
+            organizations: values(subject, rfc4519::O),
+            dns_names: names.iter().filter_map(dns_name).collect(),
+            ips: names.iter().filter_map(ip).collect(),
+            not_before: timestamp(validity.not_before),
+            not_after: timestamp(validity.not_after),
+        })
+    }
+}
+
+/// When the first certificate of the text to end does.
+pub fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
+    let mut ends = Vec::new();
+    for certificate in chain(pem)? {
+        ends.push(Leaf::parse(&certificate)?.not_after);
+    }
+    Ok(ends.into_iter().min().expect("a chain is not empty"))
+}
+
+/// At least one.
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let chain = read.map_err(|error| format!("is not PEM: {error}"))?;
+    if chain.is_empty() { Err("no certificate in it".to_owned()) } else { Ok(chain) }
+}
+
+/// Whatever kind of string it is: all that occur are UTF-8 but for the very old.
+fn values(subject: &Name, attribute: ObjectIdentifier) -> Vec<String> {
+    let found = subject.iter().filter(|pair| pair.oid == attribute);
+    found.map(|pair| String::from_utf8_lossy(pair.value.value()).into_owned()).collect()
+}
+
+fn dns_name(name: &GeneralName) -> Option<String> {
+    match name {
+        GeneralName::DnsName(name) => Some(name.to_string()),
+        _ => None,
+    }
+}
+
+fn ip(name: &GeneralName) -> Option<IpAddr> {
+    let GeneralName::IpAddress(bytes) = name else { return None };
+    let four = <[u8; 4]>::try_from(bytes.as_bytes()).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(bytes.as_bytes()).map(IpAddr::from)).ok()
+}
+
+/// X.509 knows no fractions of a second and ends in the year 9999.
+fn timestamp(time: x509_cert::time::Time) -> Timestamp {
+    let seconds = i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)
+}

@@ -1,0 +1,148 @@
+//! What the node asks of a signer, and under which name.
+//!
+//! Owns: subjects, usages and signers, the request in PKCS#10, and whether a certificate is what is wanted.
+//! Upstream: `newGetTemplateFn`, `DefaultKubelet{Client,Serving}GetUsages`, `digestedName`.
+
+use std::net::IpAddr;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _, SanType};
+use sha2::{Digest as _, Sha512_256};
+
+use super::leaf::Leaf;
+
+const ORGANIZATION: &str = "system:nodes";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be somebody at the API server.
+    Client,
+    /// To be believed by those who call the node.
+    Serving,
+}
+
+impl Purpose {
+    pub fn signer(self) -> &'static str {
+        match self {
+            Purpose::Client => "kubernetes.io/kube-apiserver-client-kubelet",
+            Purpose::Serving => "kubernetes.io/kubelet-serving",
+        }
+    }
+
+    /// Our keys are of elliptic curves, which encipher nothing.
+    pub fn usages(self) -> [&'static str; 2] {
+        match self {
+            Purpose::Client => ["digital signature", "client auth"],
+            Purpose::Serving => ["digital signature", "server auth"],
+        }
+    }
+
+    /// How its files are called.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Purpose::Client => "kubelet-client",
+            Purpose::Serving => "kubelet-server",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub purpose: Purpose,
+    pub node_name: String,
+    /// By which the node is called; a client needs none.
+    pub dns_names: Vec<String>,
+    pub ips: Vec<IpAddr>,
+}
+
+impl Wanted {
+    pub fn client(node_name: &str) -> Self {
+        Wanted { purpose: Purpose::Client, node_name: node_name.to_owned(), dns_names: Vec::new(), ips: Vec::new() }
+    }
+
+    /// More than is wanted does no harm.
+    pub fn is_met_by(&self, leaf: &Leaf) -> bool {
+        leaf.common_name == self.common_name()
+            && leaf.organizations.iter().any(|organization| organization == ORGANIZATION)
+            && self.dns_names.iter().all(|name| leaf.dns_names.contains(name))
+            && self.ips.iter().all(|ip| leaf.ips.contains(ip))
+    }
+
+    /// The request in PEM, signed with the key it is for.
+    pub fn request(&self, key: &KeyPair) -> Result<String, rcgen::Error> {
+        let mut params = CertificateParams::new(self.dns_names.clone())?;
+        params.subject_alt_names.extend(self.ips.iter().map(|ip| SanType::IpAddress(*ip)));
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, ORGANIZATION);
+        params.distinguished_name.push(DnType::CommonName, self.common_name());
+        params.serialize_request(key)?.pem()
+    }
+
+    /// The same for the same key and wish, so that whoever asks again after a restart finds the first request.
+    pub fn digested_name(&self, key: &KeyPair) -> String {
+        let mut hash = Sha512_256::new();
+        let mut write = |part: &[u8]| {
+            hash.update(URL_SAFE_NO_PAD.encode(part));
+            // In no part's alphabet: two wishes cannot look the same.
+            hash.update(b"|");
+        };
+        write(&key.subject_public_key_info());
+        write(self.common_name().as_bytes());
+        write(ORGANIZATION.as_bytes());
+        for usage in self.purpose.usages() {
+            write(usage.as_bytes());
+        }
+        format!("node-csr-{}", URL_SAFE_NO_PAD.encode(hash.finalize()))
+    }
+
+    fn common_name(&self) -> String {
+        format!("system:node:{}", self.node_name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certs::test_authority::{Validity, authority};
+
+    #[test]
+    fn a_request_names_the_node_as_upstream_does() {
+        let key = KeyPair::generate().unwrap();
+        let wanted = Wanted {
+            purpose: Purpose::Serving,
+            dns_names: vec!["n1".to_owned()],
+            ips: vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()],
+            ..Wanted::client("n1")
+        };
+        let pair = authority().pair(&wanted, &key, Validity::hours(1));
+        let leaf = Leaf::of_pair(pair.as_bytes()).unwrap();
+        assert_eq!(
+            (leaf.common_name.as_str(), &*leaf.organizations),
+            ("system:node:n1", &["system:nodes".to_owned()][..])
+        );
+        assert!(wanted.is_met_by(&leaf));
+        let missing = Wanted { ips: vec!["10.0.0.8".parse().unwrap()], ..wanted.clone() };
+        assert!(!missing.is_met_by(&leaf));
+        assert!(!Wanted { node_name: "n2".to_owned(), ..wanted }.is_met_by(&leaf));
+        assert!(Wanted::client("n1").is_met_by(&leaf));
+    }
+
+    #[test]
+    fn a_requests_name_is_upstreams_for_the_same_key_and_node() {
+        let (key, expected) = (include_str!("testdata/key.pem"), include_str!("testdata/name.txt"));
+        let key = KeyPair::from_pem(key).unwrap();
+        assert_eq!(Wanted::client("node-1").digested_name(&key), expected.trim());
+        assert_ne!(Wanted::client("node-2").digested_name(&key), expected.trim());
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_found_out() {
+        let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let certificate = authority().certificate(&Wanted::client("n1"), &key, Validity::hours(1));
+        let mixed = format!("{certificate}{}", other.serialize_pem());
+        assert_eq!(
+            Leaf::of_pair(mixed.as_bytes()).unwrap_err(),
+            "its private key is not that of its first certificate"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Renews a certificate before it ends, for as long as the agent runs.
+//!
+//! Owns: when to ask, what to do when that fails, and telling the client that there is a new pair.
+//! Upstream: the loop of `client-go/util/certificate/certificate_manager.go`.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use jiff::{SignedDuration, Timestamp};
+use rcgen::KeyPair;
+use rubelet_kube::{client::Client, port::ApiServer};
+use sha2::{Digest as _, Sha256};
+use tokio::time::sleep;
+
+use super::{
+    Wanted, bootstrap,
+    leaf::Leaf,
+    signing::{self, Name},
+    store::Store,
+};
+use crate::world::Clock;
+
+/// A request that nobody answers is made anew after this long.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LAST_PAUSE: Duration = Duration::from_secs(32);
+/// The wall clock may be set, or the machine sleep, while we wait for a time of day.
+const LONGEST_NAP: Duration = Duration::from_secs(60);
+/// A signer whose certificates are due as soon as they are made must not be asked without end.
+const BETWEEN_ROTATIONS: Duration = Duration::from_secs(1);
+
+pub struct Rotation {
+    pub api: Arc<dyn ApiServer>,
+    pub store: Store,
+    pub wanted: Wanted,
+    pub clock: Clock,
+    /// Who uses the certificate and is told of a new one.
+    pub user: Option<Client>,
+    /// How to ask when the certificate has ended and the API server does not know us any more.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Rotation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rotation").field("store", &self.store).field("wanted", &self.wanted).finish_non_exhaustive()
+    }
+}
+
+impl Rotation {
+    /// Until the task is ended.
+    pub async fn run(self) {
+        let mut failures = 0;
+        loop {
+            let current = self.current().await;
+            if failures == 0
+                && let Some(leaf) = &current
+            {
+                let due = due_at(leaf, self.spread(leaf));
+                tracing::info!(signer = self.signer(), ends = %leaf.not_after, renewal = %due, "certificate in use");
+                self.sleep_until(due).await;
+            }
+            match self.rotate(current.as_ref()).await {
+                Ok(leaf) => {
+                    failures = 0;
+                    tracing::info!(signer = self.signer(), ends = %leaf.not_after, "got a new certificate");
+                    sleep(BETWEEN_ROTATIONS).await;
+                }
+                Err(error) => {
+                    failures += 1;
+                    self.tell_failure(current.as_ref(), &error);
+                    sleep(pause_after(failures)).await;
+                }
+            }
+        }
+    }
+
+    /// The pair in use, if it is what we want.
+    async fn current(&self) -> Option<Leaf> {
+        match self.store.current().await {
+            Ok(Some(leaf)) if self.wanted.is_met_by(&leaf) => Some(leaf),
+            Ok(Some(_)) => {
+                tracing::info!(signer = self.signer(), "the certificate names other addresses than the node has");
+                None
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(signer = self.signer(), %error, "the certificate in use cannot be read");
+                None
+            }
+        }
+    }
+
+    async fn rotate(&self, current: Option<&Leaf>) -> anyhow::Result<Leaf> {
+        let key = KeyPair::generate().context("make a key")?;
+        let api = self.api(current)?;
+        let chain = signing::obtain(api.as_ref(), &self.wanted, &key, Name::Generated, PATIENCE).await?;
+        let leaf = self.store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;
+        if let Some(user) = &self.user {
+            user.credentials_changed().await;
+        }
+        Ok(leaf)
+    }
+
+    /// The client that uses the certificate, unless the certificate has ended.
+    fn api(&self, current: Option<&Leaf>) -> anyhow::Result<Arc<dyn ApiServer>> {
+        let has_ended = current.is_none_or(|leaf| leaf.not_after <= self.clock.now().wall);
+        match &self.bootstrap_kubeconfig {
+            Some(kubeconfig) if has_ended => Ok(Arc::new(bootstrap::client(kubeconfig)?)),
+            _ => Ok(self.api.clone()),
+        }
+    }
+
+    fn tell_failure(&self, current: Option<&Leaf>, error: &anyhow::Error) {
+        let signer = self.signer();
+        match current {
+            Some(leaf) if leaf.not_after <= self.clock.now().wall => {
+                tracing::error!(signer, ended = %leaf.not_after, "the certificate has ended and was not renewed: {error:#}");
+            }
+            Some(leaf) => {
+                tracing::warn!(signer, ends = %leaf.not_after, "the certificate was not renewed; trying again: {error:#}");
+            }
+            None => tracing::warn!(signer, "got no certificate; trying again: {error:#}"),
+        }
+    }
+
+    async fn sleep_until(&self, due: Timestamp) {
+        loop {
+            let left = due.duration_since(self.clock.now().wall);
+            let Ok(left) = Duration::try_from(left) else { return };
+            if left.is_zero() {
+                return;
+            }
+            sleep(left.min(LONGEST_NAP)).await;
+        }
+    }
+
+    /// Differs from node to node and from certificate to certificate, and is the same after a restart.
+    fn spread(&self, leaf: &Leaf) -> f64 {
+        let seed = format!("{} {} {}", self.wanted.node_name, self.signer(), leaf.not_after);
+        let [a, b, ..] = Sha256::digest(seed).0;
+        f64::from(u16::from_be_bytes([a, b])) / f64::from(u16::MAX)
+    }
+
+    fn signer(&self) -> &'static str {
+        self.wanted.purpose.signer()
+    }
+}
+
+/// Between 70 and 90 per cent of its life: `spread` from 0 to 1 says where, so that nodes that joined together do not all
+/// ask together.
+fn due_at(leaf: &Leaf, spread: f64) -> Timestamp {
+    let life = leaf.not_after.duration_since(leaf.not_before);
+    let part = life.as_secs_f64() * (0.7 + 0.2 * spread);
+    leaf.not_before.saturating_add(SignedDuration::from_secs_f64(part)).unwrap_or(leaf.not_after)
+}
+
+fn pause_after(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(4);
+    (FIRST_PAUSE * 2_u32.pow(doublings)).min(LAST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests;

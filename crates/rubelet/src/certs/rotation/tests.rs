@@ -1,0 +1,123 @@
+//! Renewal in virtual time, against a signer that signs at once.
+
+use std::{path::Path, sync::atomic::AtomicI64};
+
+use proptest::prelude::*;
+use rubelet_host::linux::LinuxHost;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::certs::{
+    Purpose,
+    test_authority::{Signer, start},
+};
+
+#[tokio::test(start_paused = true)]
+async fn certificates_of_two_minutes_are_each_renewed_before_they_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (signer, task) = rotating(dir.path(), 120);
+    sleep(Duration::from_secs(600)).await;
+    task.abort();
+    let asked = signer.asked_at.lock().unwrap().clone();
+    assert!((6..=8).contains(&asked.len()), "{asked:?}");
+    for pair in asked.windows(2) {
+        let apart = pair[1].duration_since(pair[0]).as_secs();
+        assert!((84..=109).contains(&apart), "{apart} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_after_growing_pauses_and_the_old_pair_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (signer, task) = rotating(dir.path(), 3600);
+    sleep(Duration::from_secs(10)).await;
+    let before = store(dir.path()).current().await.unwrap().unwrap();
+    *signer.refusals.lock().unwrap() = 7;
+    signer.asked_at.lock().unwrap().clear();
+    sleep(Duration::from_secs(3300)).await;
+    task.abort();
+    let asked = signer.asked_at.lock().unwrap().clone();
+    let pauses: Vec<_> = asked.windows(2).take(7).map(|pair| pair[1].duration_since(pair[0]).as_secs()).collect();
+    assert_eq!(pauses, [2, 4, 8, 16, 32, 32, 32]);
+    let after = store(dir.path()).current().await.unwrap().unwrap();
+    assert!(after.not_after > before.not_after);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_names_other_addresses_is_replaced_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (signer, task) = rotating(dir.path(), 3600);
+    sleep(Duration::from_secs(10)).await;
+    task.abort();
+    let mut rotation = rotation(dir.path(), signer.clone(), clock());
+    rotation.wanted.ips = vec!["10.0.0.9".parse().unwrap()];
+    let task = tokio::spawn(rotation.run());
+    sleep(Duration::from_secs(10)).await;
+    task.abort();
+    assert!(signer.asked_at.lock().unwrap().len() > 1);
+}
+
+proptest! {
+    #[test]
+    fn a_renewal_is_due_between_seven_and_nine_tenths_of_a_certificates_life(
+        begin in 0_i64..4_000_000_000,
+        life in 1_i64..315_360_000,
+        spread in 0.0..=1.0_f64,
+    ) {
+        let not_before = Timestamp::from_second(begin).unwrap();
+        let leaf = Leaf {
+            common_name: String::new(),
+            organizations: Vec::new(),
+            dns_names: Vec::new(),
+            ips: Vec::new(),
+            not_before,
+            not_after: not_before + SignedDuration::from_secs(life),
+        };
+        let part = due_at(&leaf, spread).duration_since(not_before).as_secs_f64() / life as f64;
+        prop_assert!((0.699_999..=0.900_001).contains(&part), "{}", part);
+    }
+}
+
+#[test]
+fn nodes_and_certificates_are_spread_over_the_whole_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = clock();
+    let spread = |number: i64| {
+        let wanted = Wanted::client(&format!("node-{number}"));
+        let not_after = start() + SignedDuration::from_secs(number);
+        let leaf = Leaf {
+            common_name: String::new(),
+            organizations: Vec::new(),
+            dns_names: Vec::new(),
+            ips: Vec::new(),
+            not_before: start(),
+            not_after,
+        };
+        let signer = Signer::new(clock.clone(), wanted.clone(), 60);
+        let rotation = Rotation { wanted, ..rotation(dir.path(), signer, clock.clone()) };
+        rotation.spread(&leaf)
+    };
+    let mut spreads: Vec<_> = (0..20).map(spread).collect();
+    spreads.sort_by(f64::total_cmp);
+    assert!(spreads[0] < 0.2 && spreads[19] > 0.8, "{spreads:?}");
+}
+
+fn rotating(dir: &Path, life_secs: i64) -> (Arc<Signer>, JoinHandle<()>) {
+    let clock = clock();
+    let signer = Signer::new(clock.clone(), Wanted::client("n1"), life_secs);
+    let task = tokio::spawn(rotation(dir, signer.clone(), clock).run());
+    (signer, task)
+}
+
+fn rotation(dir: &Path, signer: Arc<Signer>, clock: Clock) -> Rotation {
+    let wanted = Wanted::client("n1");
+    Rotation { api: signer, store: store(dir), wanted, clock, user: None, bootstrap_kubeconfig: None }
+}
+
+fn store(dir: &Path) -> Store {
+    Store::new(Arc::new(LinuxHost::default()), dir, Purpose::Client.prefix())
+}
+
+fn clock() -> Clock {
+    Clock::simulated(start(), Arc::new(AtomicI64::new(0)))
+}

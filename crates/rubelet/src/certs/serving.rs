@@ -1,0 +1,155 @@
+//! The certificate the node's own server shows.
+//!
+//! Owns: which of the three ways there are to it is taken, and the pair we sign ourselves.
+//! Upstream: `InitializeTLS`, `NewKubeletServerCertificateManager`, `GenerateSelfSignedCertKey`.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, SanType,
+};
+use rubelet_host::port::Host;
+
+use super::{leaf::Leaf, store::make_missing_dir};
+
+const PEM_MAX_BYTES: u64 = 1 << 20;
+const VALID_FOR: Duration = Duration::from_secs(365 * 86_400);
+/// For callers whose clocks are behind ours.
+const VALID_SINCE: Duration = Duration::from_secs(3600);
+
+/// Two files, as told or as made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Files {
+    fn of_our_own(cert_dir: &Path) -> Self {
+        Files { certificate: cert_dir.join("kubelet.crt"), key: cert_dir.join("kubelet.key") }
+    }
+
+    /// Says what is wrong with them, if anything is.
+    pub async fn check(&self, host: &dyn Host) -> anyhow::Result<Leaf> {
+        let mut pair = Vec::new();
+        for path in [&self.certificate, &self.key] {
+            let read = host.read_file(path, PEM_MAX_BYTES).await;
+            pair.extend(read.with_context(|| path.display().to_string())?);
+            pair.push(b'\n');
+        }
+        let read = Leaf::of_pair(&pair).map_err(anyhow::Error::msg);
+        read.with_context(|| format!("{} and {}", self.certificate.display(), self.key.display()))
+    }
+}
+
+/// Leaves a pair in the directory: the one that is there, or a new one that nobody but its owner can vouch for.
+pub async fn self_signed(
+    host: &dyn Host,
+    cert_dir: &Path,
+    node_name: &str,
+    ips: &[IpAddr],
+    now: Timestamp,
+) -> anyhow::Result<()> {
+    let files = Files::of_our_own(cert_dir);
+    let mut is_there = [false, false];
+    for (path, is_there) in [&files.certificate, &files.key].into_iter().zip(&mut is_there) {
+        *is_there = host.file_kind(path).await.with_context(|| path.display().to_string())?.is_some();
+    }
+    match is_there {
+        [true, true] => return files.check(host).await.map(drop),
+        [false, false] => {}
+        _ => anyhow::bail!("{} has a certificate without its key or a key without its certificate", cert_dir.display()),
+    }
+    let (chain, key) = make_pair(node_name, ips, now).context("make a serving certificate")?;
+    make_missing_dir(host, cert_dir).await.with_context(|| cert_dir.display().to_string())?;
+    // The key first: a certificate alone would keep the next start from making both.
+    for (path, pem, mode) in [(&files.key, key, 0o600), (&files.certificate, chain, 0o644)] {
+        host.write_file(path, pem.as_bytes(), mode).await.with_context(|| path.display().to_string())?;
+    }
+    tracing::info!(certificate = %files.certificate.display(), "made a serving certificate and signed it ourselves");
+    Ok(())
+}
+
+/// The chain of a certificate and the authority made for it alone, and the certificate's key.
+fn make_pair(node_name: &str, ips: &[IpAddr], now: Timestamp) -> Result<(String, String), rcgen::Error> {
+    let stamp = now.as_second();
+    let mut authority = params(format!("{node_name}-ca@{stamp}"), now);
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages =
+        vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment, KeyUsagePurpose::KeyCertSign];
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+    let mut params = params(format!("{node_name}@{stamp}"), now);
+    params.subject_alt_names = match node_name.parse() {
+        Ok(ip) => vec![SanType::IpAddress(ip)],
+        Err(_) => vec![SanType::DnsName(node_name.try_into()?)],
+    };
+    params.subject_alt_names.extend(ips.iter().map(|ip| SanType::IpAddress(*ip)));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &authority)?;
+    Ok((format!("{}{}", certificate.pem(), authority.pem()), key.serialize_pem()))
+}
+
+fn params(common_name: String, now: Timestamp) -> CertificateParams {
+    let now = SystemTime::from(now);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.not_before = (now - VALID_SINCE).into();
+    params.not_after = (now + VALID_FOR).into();
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::MetadataExt as _};
+
+    use rubelet_host::linux::LinuxHost;
+
+    use super::*;
+    use crate::certs::test_authority::start;
+
+    #[tokio::test]
+    async fn a_pair_of_our_own_is_made_once_with_the_names_of_the_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, pki) = (LinuxHost::default(), dir.path().join("pki"));
+        let ips = ["10.0.0.7".parse().unwrap()];
+        self_signed(&host, &pki, "n1", &ips, start()).await.unwrap();
+        let files = Files::of_our_own(&pki);
+        let leaf = files.check(&host).await.unwrap();
+        assert_eq!(leaf.common_name, "n1@1794787200");
+        assert_eq!((&*leaf.dns_names, &*leaf.ips), (&["n1".to_owned()][..], &ips[..]));
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!([mode(&pki), mode(&files.certificate), mode(&files.key)], [0o755, 0o644, 0o600]);
+        self_signed(&host, &pki, "n1", &ips, start() + Duration::from_secs(9)).await.unwrap();
+        assert_eq!(files.check(&host).await.unwrap(), leaf);
+    }
+
+    #[tokio::test]
+    async fn half_a_pair_is_no_pair() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("kubelet.key"), "").unwrap();
+        let error = self_signed(&LinuxHost::default(), dir.path(), "n1", &[], start()).await.unwrap_err();
+        assert!(error.to_string().contains("without its key"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn files_that_do_not_belong_together_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = LinuxHost::default();
+        for name in ["a", "b"] {
+            self_signed(&host, &dir.path().join(name), name, &[], start()).await.unwrap();
+        }
+        let mixed = Files { certificate: dir.path().join("a/kubelet.crt"), key: dir.path().join("b/kubelet.key") };
+        let error = format!("{:#}", mixed.check(&host).await.unwrap_err());
+        assert!(error.ends_with("its private key is not that of its first certificate"), "{error}");
+    }
+}
