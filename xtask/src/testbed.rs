@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod cluster;
 mod containerd;
+pub mod dice;
 mod network;
 pub mod sweep;
 

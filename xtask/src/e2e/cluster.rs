@@ -6,7 +6,7 @@
 mod authorization;
 mod certificates;
 mod churn;
-mod dice;
+mod faults;
 mod outage;
 mod reboot;
 mod recorder;
@@ -55,6 +55,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
     let groups = [
         certificates::CASES,
         outage::CASES,
+        faults::CASES,
         churn::CASES,
         takeover::CASES,
         authorization::CASES,

@@ -221,6 +221,11 @@ impl PodSeen {
         conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     }
 
+    /// What the API server shows of a static pod.
+    pub fn is_mirror(&self) -> bool {
+        self.0["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string()
+    }
+
     pub fn is_being_deleted(&self) -> bool {
         self.0["metadata"]["deletionTimestamp"].is_string()
     }

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod bootstrap;
 mod certificates;
+mod fault_proxy;
 mod kubeconfig;
 mod programs;
 
@@ -24,7 +25,8 @@ use serde_json::{Value, json};
 pub use self::programs::{ClusterPrograms, upstream_kubelet};
 use self::{
     api::Api,
-    certificates::{Authority, SigningKey},
+    certificates::{Authority, Identity, SigningKey},
+    fault_proxy::FaultProxy,
     kubeconfig::Credential,
 };
 use crate::{
@@ -175,10 +177,31 @@ impl ControlPlane {
     /// For a node, with a certificate in its name.
     pub fn node_kubeconfig(&self, node: &str) -> anyhow::Result<PathBuf> {
         let path = self.dir().join(format!("node-{node}.kubeconfig"));
-        let identity =
-            self.authority.client(&format!("node-{node}"), &format!("system:node:{node}"), Some("system:nodes"))?;
-        self.write_kubeconfig(&path, &Credential::Certificate(&identity))?;
+        self.write_kubeconfig(&path, &Credential::Certificate(&self.node_identity(node)?))?;
         Ok(path)
+    }
+
+    /// The same, with a proxy in between.
+    pub fn node_kubeconfig_by_way_of(&self, node: &str, url: &str) -> anyhow::Result<PathBuf> {
+        let path = self.dir().join(format!("node-{node}-by-proxy.kubeconfig"));
+        let identity = self.node_identity(node)?;
+        kubeconfig::write(&path, url, &self.authority.certificate(), &Credential::Certificate(&identity))
+    }
+
+    /// Spoils what a node asks; see there.
+    pub fn fault_proxy(&self, node: &str, seed: u64) -> anyhow::Result<FaultProxy> {
+        let (serving, node) = (self.serving_identity()?, self.node_identity(node)?);
+        FaultProxy::start(&self.server_url(), &self.authority.certificate(), &serving, &node, seed)
+    }
+
+    fn node_identity(&self, node: &str) -> anyhow::Result<Identity> {
+        self.authority.client(&format!("node-{node}"), &format!("system:node:{node}"), Some("system:nodes"))
+    }
+
+    fn serving_identity(&self) -> anyhow::Result<Identity> {
+        let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))];
+        let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
+        self.authority.server("apiserver", &addresses, &names)
     }
 
     /// What signs the clients of an agent's own server.
@@ -299,9 +322,7 @@ impl ControlPlane {
 
     fn apiserver_command(&self) -> anyhow::Result<Command> {
         let authority = self.authority.certificate();
-        let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1))];
-        let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
-        let serving = self.authority.server("apiserver", &addresses, &names)?;
+        let serving = self.serving_identity()?;
         let kubelet_client = self.authority.client(
             "apiserver-kubelet-client",
             "kube-apiserver-kubelet-client",

@@ -6,8 +6,9 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, dice::Dice, pod, recorder},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder},
     image::BUSYBOX,
+    testbed::dice::Dice,
 };
 
 pub const CASES: &[ClusterCase] = &[ClusterCase {

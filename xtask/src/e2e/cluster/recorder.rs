@@ -107,6 +107,11 @@ fn follow(
                 Some("ADDED" | "MODIFIED") => Some(Kind::Changed),
                 Some("DELETED") => Some(Kind::Deleted),
                 Some("BOOKMARK") => None,
+                // A server that was away knows no more what came before; what is there now is seen all the same.
+                Some("ERROR") if object["code"] == 410 => {
+                    version = catch_up(api, path, events)?;
+                    break;
+                }
                 other => bail!("the watch says {other:?}: {object}"),
             };
             version = object["metadata"]["resourceVersion"].as_str().unwrap_or(&version).to_owned();
@@ -118,6 +123,15 @@ fn follow(
             return Ok(());
         }
     }
+}
+
+/// Notes all pods as they are; returns the version from which to go on.
+fn catch_up(api: &Api, path: &str, events: &Mutex<Vec<Seen>>) -> anyhow::Result<String> {
+    let mut list = api.get(path)?;
+    let items = list["items"].take();
+    let pods = items.as_array().into_iter().flatten().cloned();
+    lock(events).extend(pods.map(|pod| Seen { kind: Kind::Changed, pod: PodSeen(pod) }));
+    Ok(list["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Every step from one sight of a pod to the next must be one that can happen to a pod.

@@ -65,7 +65,12 @@ fn identities(cluster: &ClusterNode) -> anyhow::Result<BTreeMap<String, Identity
         if !pod.is_ready() {
             bail!("{} is not ready: {}", pod.name(), pod.status());
         }
-        found.insert(pod.name().to_owned(), pod.identity("main")?);
+        let mut identity = pod.identity("main")?;
+        if pod.is_mirror() {
+            // Upstream's kubelet forgets when a static pod began.
+            identity.pod_start.clear();
+        }
+        found.insert(pod.name().to_owned(), identity);
     }
     Ok(found)
 }
