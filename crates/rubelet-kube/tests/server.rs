@@ -205,8 +205,7 @@ async fn a_connection_that_broke_is_replaced() {
     let server = TestServer::start(&certificates, Protocol::Http2, |_| Answer::ok("here")).await;
     let client = client(&certificates.kubeconfig(&server, "node-one"));
     for expected in 1..=3 {
-        let delete = Call { verb: Verb::Get, ..get(Lane::Ordinary, pods(), SOON) };
-        assert_eq!(client.call(delete).await.unwrap(), "here");
+        assert_eq!(client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap(), "here");
         assert_eq!(server.connections(), expected);
         server.cut_connections().await;
     }
@@ -253,6 +252,23 @@ async fn a_new_client_certificate_is_used_without_losing_a_request() {
     drop(slow_stream);
     assert_eq!(slow.await.unwrap().unwrap(), "done", "what was under way is finished");
     assert!(events.next().await.is_none(), "a watch of the old certificate ends in peace");
+}
+
+#[tokio::test]
+async fn a_certificate_that_changed_on_disk_is_noticed() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| Answer::ok(request.peer.clone())).await;
+    let client = client(&certificates.kubeconfig(&server, "node-old"));
+    let ask = || client.call(get(Lane::Ordinary, pods(), SOON));
+    assert_eq!(ask().await.unwrap(), "node-old");
+    certificates.write_client("node-new");
+    server.cut_connections().await;
+    assert_eq!(ask().await.unwrap(), "node-new");
+
+    // Half of a rotation is no certificate: the last good one stays.
+    std::fs::write(certificates.path("client.pem"), "half").unwrap();
+    server.cut_connections().await;
+    assert_eq!(ask().await.unwrap(), "node-new");
 }
 
 #[tokio::test]

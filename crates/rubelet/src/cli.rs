@@ -185,7 +185,6 @@ mod tests {
         Flag --pod-manifest-path has been deprecated
         Flag --fail-swap-on has been deprecated
         Flag --max-pods has been deprecated
-        --node-labels is accepted but not acted on yet
         failSwapOn is accepted but not acted on yet
         maxPods is accepted but not acted on yet
         ");
