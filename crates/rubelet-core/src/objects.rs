@@ -39,6 +39,14 @@ impl ObjectKey {
         Missing { why: Why::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
 
+    /// What people are told when a volume wants a key of it that it does not have.
+    pub fn no_such_key(&self, key: &str) -> String {
+        match self.kind {
+            ObjectKind::ConfigMap => format!("configmap references non-existent config key: {key}"),
+            ObjectKind::Secret => format!("references non-existent secret key: {key}"),
+        }
+    }
+
     /// What people are told on a node that belongs to no cluster.
     pub fn standalone(&self) -> Missing {
         let kind = match self.kind {

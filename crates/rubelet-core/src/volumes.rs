@@ -1,7 +1,7 @@
 //! What must be on the node before a pod's containers can mount its volumes?
 //!
-//! Owns: which volumes a pod really uses, what each needs, where an emptyDir lies. Never: touches the disk.
-//! Upstream: `volumemanager`'s populator, `emptydir`, `hostpath`.
+//! Owns: which volumes a pod really uses, what each needs, where each lies. Never: touches the disk.
+//! Upstream: `volumemanager`'s populator, `emptydir`, `hostpath`, `nested_volumes.go`.
 
 use std::{
     collections::BTreeSet,
@@ -13,19 +13,22 @@ use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, HostPathVolume
 use crate::{
     demand,
     quantity::{self, Quantity},
+    volumes::files::{FilePlugin, FileVolume},
 };
+
+pub mod files;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
 
 /// One volume that some container of the pod mounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VolumeNeed {
     pub name: String,
     pub source: VolumeSource,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum VolumeSource {
     EmptyDir {
         medium: Medium,
@@ -36,6 +39,7 @@ pub enum VolumeSource {
         path: PathBuf,
         must_be: HostPathType,
     },
+    Files(FileVolume),
     /// A kind of volume that cannot be set up yet; the word is the field's name in the manifest.
     Unsupported(String),
 }
@@ -67,7 +71,39 @@ pub fn needs(pod: &Pod) -> Vec<VolumeNeed> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let mounted = mounted_names(spec);
     let volumes = spec.volumes.iter().flatten().filter(|volume| mounted.contains(volume.name.as_str()));
-    volumes.map(|volume| VolumeNeed { name: volume.name.clone(), source: source(spec, volume) }).collect()
+    volumes.map(|volume| VolumeNeed { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
+}
+
+/// The pod has volumes whose content may change while it runs.
+pub fn change_with_time(pod: &Pod) -> bool {
+    needs(pod).iter().any(|need| matches!(need.source, VolumeSource::Files(_)))
+}
+
+/// Directories a volume must have because containers mount other volumes there, inside of it: a read-only volume cannot get
+/// them later. Below the volume's own directory; the outermost only.
+pub fn nested_mount_points(spec: &PodSpec, volume: &str) -> Vec<PathBuf> {
+    let mut nested = Vec::new();
+    for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
+        let mounts = || container.volume_mounts.iter().flatten();
+        let mut points: Vec<PathBuf> = mounts().map(|mount| plain(&mount.mount_path)).collect();
+        points.sort();
+        for mount in mounts().filter(|mount| mount.name == volume) {
+            let own = plain(&mount.mount_path);
+            let mut outermost: Vec<&PathBuf> = Vec::new();
+            for point in points.iter().filter(|point| point.starts_with(&own) && **point != own) {
+                if !outermost.iter().any(|outer| point.starts_with(outer)) {
+                    outermost.push(point);
+                    nested.extend(point.strip_prefix(&own).map(Path::to_path_buf));
+                }
+            }
+        }
+    }
+    nested
+}
+
+/// Where the files of a volume lie.
+pub fn files_path(pod_dir: &Path, plugin: FilePlugin, volume: &str) -> PathBuf {
+    pod_dir.join("volumes").join(plugin.dir_name()).join(volume)
 }
 
 /// Where the content of an emptyDir lies.
@@ -88,8 +124,23 @@ fn mounted_names(spec: &PodSpec) -> BTreeSet<&str> {
     mounts.chain(ephemeral_mounts).map(|mount| mount.name.as_str()).collect()
 }
 
-fn source(spec: &PodSpec, volume: &Volume) -> VolumeSource {
-    if let Some(source) = &volume.empty_dir {
+/// Without a slash in front, a dot or a way up.
+fn plain(path: &str) -> PathBuf {
+    let mut names: Vec<&str> = Vec::new();
+    for name in path.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names.into_iter().collect()
+}
+
+fn source(pod: &Pod, spec: &PodSpec, volume: &Volume) -> VolumeSource {
+    if let Some(files) = FileVolume::of(pod, spec, volume) {
+        VolumeSource::Files(files)
+    } else if let Some(source) = &volume.empty_dir {
         empty_dir(spec, source)
     } else if let Some(source) = &volume.host_path {
         host_path(source)
@@ -108,8 +159,12 @@ fn empty_dir(spec: &PodSpec, source: &EmptyDirVolumeSource) -> VolumeSource {
         "Memory" => Medium::Memory { size_bytes: memory_size(spec, source) },
         other => return VolumeSource::Unsupported(format!("emptyDir.medium {other}")),
     };
-    let fs_group = spec.security_context.as_ref().and_then(|context| context.fs_group);
-    VolumeSource::EmptyDir { medium, group: fs_group.and_then(|group| u32::try_from(group).ok()) }
+    VolumeSource::EmptyDir { medium, group: fs_group(spec) }
+}
+
+fn fs_group(spec: &PodSpec) -> Option<u32> {
+    let group = spec.security_context.as_ref().and_then(|context| context.fs_group)?;
+    u32::try_from(group).ok()
 }
 
 fn host_path(source: &HostPathVolumeSource) -> VolumeSource {
@@ -205,7 +260,7 @@ mod tests {
                 {"name": "host", "hostPath": {"path": "/data"}},
                 {"name": "socket", "hostPath": {"path": "/s", "type": "Socket"}},
                 {"name": "wrong", "hostPath": {"path": "/s", "type": "Sock"}},
-                {"name": "later", "configMap": {"name": "x"}},
+                {"name": "later", "nfs": {"server": "s", "path": "/"}},
             ]),
             &json!({"securityContext": {"fsGroup": 2000}}),
         );
@@ -219,8 +274,27 @@ mod tests {
         HostPath { path: "/data", must_be: Unchecked }
         HostPath { path: "/s", must_be: Socket }
         Unsupported("hostPath.type Sock")
-        Unsupported("configMap")
+        Unsupported("nfs")
         "#);
+    }
+
+    #[test]
+    fn a_volume_gets_directories_for_those_mounted_inside_of_it() {
+        let mounts = |points: &[(&str, &str)]| {
+            let mounts: Vec<_> = points.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
+            json!(mounts)
+        };
+        let spec: PodSpec = serde_json::from_value(json!({
+            "initContainers": [{"name": "i", "volumeMounts": mounts(&[("v", "/v/"), ("w", "/v/init/../w")])}],
+            "containers": [{"name": "c", "volumeMounts": mounts(&[
+                ("v", "/dir"), ("a", "/dir/nested/double"), ("b", "/dir/nested"), ("c", "/dir/nested-vol"), ("d", "/dirs"),
+            ])}],
+        }))
+        .unwrap();
+        let nested: Vec<_> =
+            nested_mount_points(&spec, "v").into_iter().map(|path| path.display().to_string()).collect();
+        assert_eq!(nested, ["nested", "nested-vol", "w"]);
+        assert_eq!(nested_mount_points(&spec, "b"), [PathBuf::from("double")]);
     }
 
     #[test]

@@ -18,8 +18,10 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
 
 use crate::port::{DirEntry, FileKind, ReadError};
 
+mod project;
 mod remove_tree;
 
+pub use project::project;
 pub use remove_tree::remove_tree;
 
 pub fn list_dir(path: &Path) -> io::Result<Vec<DirEntry>> {

@@ -19,7 +19,7 @@ use crate::{
     cgroup::{Cgroup, Hierarchies},
     fetch::Fetcher,
     fs, mount,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError},
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, Projected, Projection, ReadError},
     watch,
 };
 
@@ -79,6 +79,11 @@ impl Host for LinuxHost {
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
         let (target, link) = (target.to_owned(), link.to_owned());
         blocking(move || fs::make_link(&target, &link)).await
+    }
+
+    async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected> {
+        let dir = dir.to_owned();
+        blocking(move || fs::project(&dir, &projection)).await
     }
 
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {

@@ -3,7 +3,8 @@
 //! Every call is bounded: by the caller's deadline, and where a size could be hostile by a limit in the arguments.
 
 use std::{
-    io,
+    collections::BTreeMap,
+    fmt, io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -56,6 +57,38 @@ pub struct FetchResponse {
     pub body: Vec<u8>,
 }
 
+/// Files that a directory shows all at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Projection {
+    /// By path below the directory.
+    pub files: BTreeMap<PathBuf, ProjectedFile>,
+    /// The group that may read them.
+    pub group: Option<u32>,
+    /// What the hidden directory that holds them is called, but for a number at its end: `..2026_11_16_00_23_38.`.
+    pub stamp: String,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProjectedFile {
+    pub content: Vec<u8>,
+    pub mode: u32,
+    pub owner: Option<u32>,
+}
+
+/// The content may be a secret: never in a log.
+impl fmt::Debug for ProjectedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes, mode {:o}, owner {:?}", self.content.len(), self.mode, self.owner)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projected {
+    /// The directory showed these files already.
+    Unchanged,
+    Written,
+}
+
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Entries in lexical order.
@@ -88,6 +121,10 @@ pub trait Host: Send + Sync + 'static {
 
     /// Creates or replaces a symbolic link in one step.
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()>;
+
+    /// Makes an existing directory show exactly these files, all at once: a reader sees the old or the new, never a mixture.
+    /// A failure leaves the old. What was put there by others stays.
+    async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected>;
 
     /// Where a symbolic link points; `None` when there is no link.
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>>;

@@ -8,7 +8,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use rubelet_host::port::{DirEntry, FileKind};
+use rubelet_host::port::{DirEntry, FileKind, Projected, Projection};
 use tokio::sync::mpsc;
 
 /// Linux gives up on a path after so many links.
@@ -94,6 +94,48 @@ impl Disk {
     pub fn make_fifo(&mut self, path: &Path) -> io::Result<()> {
         let real = self.entry(path)?;
         self.put(real, Node::Fifo)
+    }
+
+    /// A new hidden directory each time, as the real one; nobody here looks at modes.
+    pub fn project(&mut self, path: &Path, projection: &Projection) -> io::Result<Projected> {
+        let dir = self.existing_dir(path)?;
+        let current = self.read_link(&dir.join("..data"))?.map(|name| dir.join(name));
+        let shown = |disk: &Disk, hidden: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
+            let files = disk.below(hidden).filter_map(|(path, node)| match node {
+                Node::File { content, .. } => Some((path.strip_prefix(hidden).ok()?.to_path_buf(), content.clone())),
+                Node::Directory { .. } | Node::Link(_) | Node::Fifo => None,
+            });
+            files.collect()
+        };
+        let wanted: BTreeMap<_, _> =
+            projection.files.iter().map(|(path, file)| (path.clone(), file.content.clone())).collect();
+        if current.as_ref().is_some_and(|hidden| shown(self, hidden) == wanted) {
+            return Ok(Projected::Unchanged);
+        }
+        let mut names = (0..).map(|number| dir.join(format!("{}{number}", projection.stamp)));
+        let hidden = names.find(|name| !self.nodes.contains_key(name)).expect("numbers do not end");
+        let written = self.fill(&dir, &hidden, projection);
+        if written.is_err() {
+            self.remove_tree(&hidden)?;
+        } else if let Some(old) = current {
+            self.remove_tree(&old)?;
+        }
+        written.map(|()| Projected::Written)
+    }
+
+    fn fill(&mut self, dir: &Path, hidden: &Path, projection: &Projection) -> io::Result<()> {
+        self.make_dir(hidden, 0o755)?;
+        for (path, file) in &projection.files {
+            let path = hidden.join(path);
+            self.make_dir(path.parent().unwrap_or(hidden), 0o755)?;
+            self.write_file(&path, &file.content, file.mode)?;
+        }
+        let names: BTreeSet<_> = projection.files.keys().filter_map(|path| path.iter().next()).collect();
+        self.make_link(Path::new(&file_name(hidden)), &dir.join("..data"))?;
+        for name in names {
+            self.make_link(&Path::new("..data").join(name), &dir.join(name))?;
+        }
+        Ok(())
     }
 
     pub fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use rubelet_host::{
     cgroup::Cgroup,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, ReadError},
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, Projected, Projection, ReadError},
 };
 use tokio::{sync::mpsc, time::sleep};
 
@@ -122,6 +122,10 @@ impl Host for FakeHost {
 
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
         self.change(format!("link {}", link.display()), |scene| scene.disk.make_link(target, link)).await
+    }
+
+    async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected> {
+        self.change(format!("project {}", dir.display()), |scene| scene.disk.project(dir, &projection)).await
     }
 
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {

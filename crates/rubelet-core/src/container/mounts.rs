@@ -9,7 +9,12 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, Volume, VolumeMount};
 use rubelet_cri::v1::{Mount, MountPropagation};
 
 use super::{ConfigError, hash, hosts};
-use crate::{effect::StartContainer, id::PodUid, settings::Settings};
+use crate::{
+    effect::StartContainer,
+    id::PodUid,
+    settings::Settings,
+    volumes::{self, files::FilePlugin},
+};
 
 pub fn mounts(
     order: &StartContainer,
@@ -87,7 +92,7 @@ fn volume_mount(
     Ok(Mount {
         container_path: absolute(&mount.mount_path),
         host_path: text(&source.host_path),
-        readonly: mount.read_only.unwrap_or(false),
+        readonly: mount.read_only.unwrap_or(false) || source.is_read_only,
         selinux_relabel: source.is_ours && settings.node.selinux_enabled,
         propagation: propagation(mount)?.into(),
         ..Mount::default()
@@ -98,16 +103,22 @@ struct VolumeSource {
     host_path: PathBuf,
     /// Made for this pod: its files may be relabelled. The node's own must not be.
     is_ours: bool,
+    is_read_only: bool,
 }
 
 impl VolumeSource {
     fn of(volume: &Volume, root_dir: &Path, uid: &PodUid) -> Option<Self> {
+        let pod_dir = pod_dir(root_dir, uid);
+        if let Some(plugin) = FilePlugin::of(volume) {
+            let host_path = volumes::files_path(&pod_dir, plugin, &volume.name);
+            return Some(VolumeSource { host_path, is_ours: true, is_read_only: true });
+        }
         if volume.empty_dir.is_some() {
-            let host_path = pod_dir(root_dir, uid).join("volumes/kubernetes.io~empty-dir").join(&volume.name);
-            return Some(VolumeSource { host_path, is_ours: true });
+            let host_path = volumes::empty_dir_path(&pod_dir, &volume.name);
+            return Some(VolumeSource { host_path, is_ours: true, is_read_only: false });
         }
         let host_path = PathBuf::from(&volume.host_path.as_ref()?.path);
-        Some(VolumeSource { host_path, is_ours: false })
+        Some(VolumeSource { host_path, is_ours: false, is_read_only: false })
     }
 }
 

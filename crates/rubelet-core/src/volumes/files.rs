@@ -1,0 +1,360 @@
+//! Volumes whose files are made of what the API and the pod say: configMap, secret, downwardAPI, projected.
+//!
+//! Owns: what such a volume is made of, which objects and tokens it needs, and the files that come out. Never: gathers or
+//! writes them.
+//! Upstream: `pkg/volume/{configmap,secret,downwardapi,projected}`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::PathBuf,
+};
+
+use k8s_openapi::api::core::v1::{
+    Container, DownwardAPIVolumeFile, KeyToPath, Pod, PodSpec, ServiceAccountTokenProjection, Volume, VolumeProjection,
+};
+
+use crate::{
+    container::{ConfigError, find},
+    downward_api::{metadata_value, resource_value},
+    id::{PodUid, name_of, namespace_of},
+    objects::{Object, ObjectKey, Objects, Presence},
+    settings::Allocatable,
+    volumes::fs_group,
+};
+
+/// As the API server defaults it.
+const DEFAULT_MODE: i32 = 0o644;
+const DEFAULT_TOKEN_SECS: i64 = 3600;
+/// A token in a volume with an owner is that owner's alone; the pod's group comes on top.
+const TOKEN_MODE: u32 = 0o600;
+const MAX_PATH_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 255;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileVolume {
+    pub plugin: FilePlugin,
+    parts: Vec<Part>,
+    default_mode: u32,
+    /// The pod's fsGroup.
+    pub group: Option<u32>,
+    /// The user all containers of the pod run as, if they run as one.
+    user: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilePlugin {
+    ConfigMap,
+    Secret,
+    DownwardApi,
+    Projected,
+}
+
+impl FilePlugin {
+    /// The name of its directory in a pod's `volumes`.
+    pub fn dir_name(self) -> &'static str {
+        match self {
+            FilePlugin::ConfigMap => "kubernetes.io~configmap",
+            FilePlugin::Secret => "kubernetes.io~secret",
+            FilePlugin::DownwardApi => "kubernetes.io~downward-api",
+            FilePlugin::Projected => "kubernetes.io~projected",
+        }
+    }
+
+    /// `None` for a volume of another kind.
+    pub fn of(volume: &Volume) -> Option<Self> {
+        if volume.config_map.is_some() {
+            Some(FilePlugin::ConfigMap)
+        } else if volume.secret.is_some() {
+            Some(FilePlugin::Secret)
+        } else if volume.downward_api.is_some() {
+            Some(FilePlugin::DownwardApi)
+        } else {
+            volume.projected.is_some().then_some(FilePlugin::Projected)
+        }
+    }
+
+    /// Config maps are no secrets and stay on disk, as upstream keeps them.
+    pub fn is_in_memory(self) -> bool {
+        self != FilePlugin::ConfigMap
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Object { key: ObjectKey, items: Vec<KeyToPath>, presence: Presence },
+    Fields(Vec<DownwardAPIVolumeFile>),
+    Token { key: TokenKey, path: String },
+    Unsupported(&'static str),
+}
+
+/// What tells one service account token from another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TokenKey {
+    pub namespace: String,
+    pub service_account: String,
+    /// Bound to this pod: it ends with it.
+    pub pod_name: String,
+    pub pod_uid: PodUid,
+    /// `None`: the API server itself.
+    pub audience: Option<String>,
+    pub expiration_secs: i64,
+}
+
+/// What must be gathered before the files can be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    pub objects: BTreeSet<ObjectKey>,
+    pub tokens: BTreeSet<TokenKey>,
+}
+
+#[derive(Clone, Default)]
+pub struct Gathered {
+    pub objects: Objects,
+    /// A token, or why there is none.
+    pub tokens: BTreeMap<TokenKey, Result<String, String>>,
+}
+
+/// Tokens are secrets: never in a log.
+impl fmt::Debug for Gathered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gathered").field("objects", &self.objects).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub struct VolumeFile {
+    pub content: Vec<u8>,
+    pub mode: u32,
+    pub owner: Option<u32>,
+}
+
+impl fmt::Debug for VolumeFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes, mode {:o}, owner {:?}", self.content.len(), self.mode, self.owner)
+    }
+}
+
+pub type Files = BTreeMap<PathBuf, VolumeFile>;
+
+impl FileVolume {
+    /// `None` for a volume of another kind.
+    pub fn of(pod: &Pod, spec: &PodSpec, volume: &Volume) -> Option<Self> {
+        let namespace = namespace_of(pod);
+        let (parts, default_mode) = if let Some(source) = &volume.config_map {
+            let key = ObjectKey::config_map(namespace, &source.name);
+            (vec![object_part(key, source.items.as_ref(), source.optional)], source.default_mode)
+        } else if let Some(source) = &volume.secret {
+            let key = ObjectKey::secret(namespace, source.secret_name.as_deref().unwrap_or_default());
+            (vec![object_part(key, source.items.as_ref(), source.optional)], source.default_mode)
+        } else if let Some(source) = &volume.downward_api {
+            (vec![Part::Fields(source.items.clone().unwrap_or_default())], source.default_mode)
+        } else {
+            let source = volume.projected.as_ref()?;
+            let parts = source.sources.iter().flatten().filter_map(|part| projected_part(pod, spec, part));
+            (parts.collect(), source.default_mode)
+        };
+        Some(FileVolume {
+            plugin: FilePlugin::of(volume)?,
+            parts,
+            default_mode: mode_bits(default_mode.unwrap_or(DEFAULT_MODE)),
+            group: fs_group(spec),
+            user: only_user(spec),
+        })
+    }
+
+    pub fn needs(&self) -> Needs {
+        let mut needs = Needs::default();
+        for part in &self.parts {
+            match part {
+                Part::Object { key, .. } => {
+                    needs.objects.insert(key.clone());
+                }
+                Part::Token { key, .. } => {
+                    needs.tokens.insert(key.clone());
+                }
+                Part::Fields(_) | Part::Unsupported(_) => {}
+            }
+        }
+        needs
+    }
+
+    /// The files, or everything that stands in their way. Of two files of one path the later part's counts.
+    pub fn files(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        gathered: &Gathered,
+        allocatable: Allocatable,
+    ) -> Result<Files, ConfigError> {
+        let mut files = Files::new();
+        let mut problems = Vec::new();
+        for part in &self.parts {
+            let made = match part {
+                Part::Object { key, items, presence } => self.object_files(key, items, *presence, &gathered.objects),
+                Part::Fields(items) => self.field_files(items, pod, uid, allocatable),
+                Part::Token { key, path } => self.token_file(key, path, &gathered.tokens),
+                Part::Unsupported(what) => Err(ConfigError(format!("projected.sources.{what} is not supported yet"))),
+            };
+            match made {
+                Ok(made) => files.extend(made),
+                Err(problem) => problems.push(problem.0),
+            }
+        }
+        match problems.as_slice() {
+            [] => Ok(files),
+            [problem] => Err(ConfigError(problem.clone())),
+            more => Err(ConfigError(format!("[{}]", more.join(", ")))),
+        }
+    }
+
+    fn object_files(
+        &self,
+        key: &ObjectKey,
+        items: &[KeyToPath],
+        presence: Presence,
+        objects: &Objects,
+    ) -> Result<Files, ConfigError> {
+        let none = Object::default();
+        let object = objects.find(key, presence).map_err(|missing| ConfigError(missing.message))?.unwrap_or(&none);
+        let mut files = Files::new();
+        if items.is_empty() {
+            for (name, content) in object.data.iter().chain(&object.binary_data) {
+                files.insert(checked(name)?, self.file(content, None));
+            }
+        }
+        for item in items {
+            match object.data.get(&item.key).or_else(|| object.binary_data.get(&item.key)) {
+                Some(content) => {
+                    files.insert(checked(&item.path)?, self.file(content, item.mode));
+                }
+                None if presence == Presence::Optional => {}
+                None => return Err(ConfigError(key.no_such_key(&item.key))),
+            }
+        }
+        Ok(files)
+    }
+
+    fn field_files(
+        &self,
+        items: &[DownwardAPIVolumeFile],
+        pod: &Pod,
+        uid: &PodUid,
+        allocatable: Allocatable,
+    ) -> Result<Files, ConfigError> {
+        let mut files = Files::new();
+        for item in items {
+            let content = if let Some(field) = &item.field_ref {
+                metadata_value(pod, uid, &field.field_path)?
+            } else if let Some(field) = &item.resource_field_ref {
+                let name = field.container_name.as_deref().unwrap_or_default();
+                let container = find(pod, name).map_err(|_| ConfigError(format!("container {name} not found")))?;
+                resource_value(field, container, allocatable)?
+            } else {
+                String::new()
+            };
+            files.insert(checked(&item.path)?, self.file(content.as_bytes(), item.mode));
+        }
+        Ok(files)
+    }
+
+    fn token_file(
+        &self,
+        key: &TokenKey,
+        path: &str,
+        tokens: &BTreeMap<TokenKey, Result<String, String>>,
+    ) -> Result<Files, ConfigError> {
+        let token = match tokens.get(key) {
+            Some(Ok(token)) => token,
+            Some(Err(problem)) => return Err(ConfigError(problem.clone())),
+            None => return Err(ConfigError("the token was not gathered".to_owned())),
+        };
+        let has_owner = self.user.is_some() || self.group.is_some();
+        let mode = if has_owner { TOKEN_MODE } else { self.default_mode };
+        let file = VolumeFile { content: token.as_bytes().to_vec(), mode, owner: self.user };
+        Ok(Files::from([(checked(path)?, file)]))
+    }
+
+    fn file(&self, content: &[u8], mode: Option<i32>) -> VolumeFile {
+        VolumeFile { content: content.to_vec(), mode: mode.map_or(self.default_mode, mode_bits), owner: None }
+    }
+}
+
+fn object_part(key: ObjectKey, items: Option<&Vec<KeyToPath>>, optional: Option<bool>) -> Part {
+    Part::Object { key, items: items.cloned().unwrap_or_default(), presence: optional.into() }
+}
+
+fn projected_part(pod: &Pod, spec: &PodSpec, part: &VolumeProjection) -> Option<Part> {
+    let namespace = namespace_of(pod);
+    if let Some(source) = &part.secret {
+        return Some(object_part(ObjectKey::secret(namespace, &source.name), source.items.as_ref(), source.optional));
+    }
+    if let Some(source) = &part.config_map {
+        let key = ObjectKey::config_map(namespace, &source.name);
+        return Some(object_part(key, source.items.as_ref(), source.optional));
+    }
+    if let Some(source) = &part.downward_api {
+        return Some(Part::Fields(source.items.clone().unwrap_or_default()));
+    }
+    if let Some(source) = &part.service_account_token {
+        return Some(Part::Token { key: token_key(pod, spec, source), path: source.path.clone() });
+    }
+    if part.cluster_trust_bundle.is_some() {
+        return Some(Part::Unsupported("clusterTrustBundle"));
+    }
+    part.pod_certificate.is_some().then_some(Part::Unsupported("podCertificate"))
+}
+
+fn token_key(pod: &Pod, spec: &PodSpec, source: &ServiceAccountTokenProjection) -> TokenKey {
+    let account = spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default");
+    TokenKey {
+        namespace: namespace_of(pod).to_owned(),
+        service_account: account.to_owned(),
+        pod_name: name_of(pod).to_owned(),
+        pod_uid: PodUid::of(pod),
+        audience: source.audience.clone().filter(|audience| !audience.is_empty()),
+        expiration_secs: source.expiration_seconds.unwrap_or(DEFAULT_TOKEN_SECS),
+    }
+}
+
+/// `None` when containers run as several users, or one of them as whoever its image says.
+fn only_user(spec: &PodSpec) -> Option<u32> {
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
+    let of = |container: &Container| container.security_context.as_ref().and_then(|own| own.run_as_user).or(of_pod);
+    let mut users = spec.init_containers.iter().flatten().chain(&spec.containers).map(of);
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then_some(u32::try_from(first).ok()?)
+}
+
+fn mode_bits(mode: i32) -> u32 {
+    mode.unsigned_abs() & 0o7777
+}
+
+/// A path below the volume, in upstream's words if it is none. Names that begin with `..` are the volume's own.
+fn checked(path: &str) -> Result<PathBuf, ConfigError> {
+    let invalid = |why: String| Err(ConfigError(format!("invalid path: {why}")));
+    if path.is_empty() {
+        return invalid("must not be empty: \"\"".to_owned());
+    }
+    if path.starts_with('/') {
+        return invalid(format!("must be relative path: {path}"));
+    }
+    if path.len() > MAX_PATH_BYTES {
+        return invalid(format!("must be less than or equal to {MAX_PATH_BYTES} characters"));
+    }
+    for name in path.split('/') {
+        if name == ".." {
+            return invalid(format!("must not contain '..': {path}"));
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return invalid(format!("filenames must be less than or equal to {MAX_NAME_BYTES} characters"));
+        }
+    }
+    if path.starts_with("..") {
+        return invalid(format!("must not start with '..': {path}"));
+    }
+    Ok(path.split('/').filter(|name| !matches!(*name, "" | ".")).collect())
+}
+
+#[cfg(test)]
+mod tests;
