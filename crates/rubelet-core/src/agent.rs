@@ -74,6 +74,7 @@ impl Agent {
         match event {
             Event::Config { source, pods } => self.handle_config(source, pods, now),
             Event::Hint { pod } => self.want_look(&pod),
+            Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Due => {}
             Event::Probe(result) => self.handle_probe(&result, now),
             Event::Done { id, result } => self.handle_done(id, result, now),

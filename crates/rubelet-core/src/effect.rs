@@ -67,6 +67,11 @@ pub enum Op {
         pod: Arc<Pod>,
         uid: PodUid,
     },
+    /// Brings the volumes that change with time up to date; leaves the others alone.
+    RefreshVolumes {
+        pod: Arc<Pod>,
+        uid: PodUid,
+    },
     /// Unmounts and removes the pod's volumes.
     TearDownVolumes {
         pod: PodRef,

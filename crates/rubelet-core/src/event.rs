@@ -24,6 +24,10 @@ pub enum Event {
     Hint {
         pod: PodUid,
     },
+    /// An object changed that the pod's volumes or environment are made of.
+    Refresh {
+        pod: PodUid,
+    },
     /// The moment `Agent::wake_at` named has come.
     Due,
     Probe(ProbeResult),

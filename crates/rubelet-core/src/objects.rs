@@ -130,6 +130,15 @@ pub type Lookup = Result<Arc<Object>, Missing>;
 pub struct Objects(pub BTreeMap<ObjectKey, Lookup>);
 
 impl Objects {
+    /// What a node without a cluster has of them.
+    pub fn standalone(keys: impl IntoIterator<Item = ObjectKey>) -> Self {
+        let missing = |key: ObjectKey| {
+            let why = key.standalone();
+            (key, Err(why))
+        };
+        Objects(keys.into_iter().map(missing).collect())
+    }
+
     /// `None`: it is not there, and optional.
     pub fn find(&self, key: &ObjectKey, presence: Presence) -> Result<Option<&Object>, Missing> {
         match self.0.get(key) {

@@ -135,6 +135,8 @@ pub enum Wanted {
 pub enum Key {
     /// The cgroup, directories, volumes and sandboxes: one after the other.
     Pod,
+    /// Bringing volumes that are there up to date, which holds up nothing else.
+    Volumes,
     /// A container name, all attempts together.
     Container(String),
 }
@@ -241,6 +243,8 @@ pub struct PodRecord {
     /// Why containers do not run yet (upstream: the reason cache).
     pub waiting: BTreeMap<String, Waiting>,
     pub prepared: Preparation,
+    /// When the volumes that change with time are to be brought up to date; `None` without such volumes.
+    pub refresh_at: Option<Uptime>,
     pub cleared: Cleared,
     /// Sandboxes that were stopped, and so have given their network back.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
@@ -270,6 +274,7 @@ impl PodRecord {
             cut_off: BTreeMap::new(),
             waiting: BTreeMap::new(),
             prepared: Preparation::Unknown,
+            refresh_at: None,
             cleared: Cleared::Nothing,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
@@ -300,6 +305,13 @@ impl PodRecord {
         match &mut self.look {
             Look::Idle | Look::Wanted => self.look = Look::Wanted,
             Look::UnderWay { meanwhile, .. } => *meanwhile = (*meanwhile).max(why),
+        }
+    }
+
+    /// What the volumes are made of may have changed.
+    pub fn want_refresh(&mut self, now: Now) {
+        if let Some(moment) = &mut self.refresh_at {
+            *moment = now.uptime;
         }
     }
 

@@ -125,7 +125,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
-                Event::Done { .. } | Event::Hint { .. } | Event::Due | Event::Probe(_) => {}
+                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Due | Event::Probe(_) => {}
             }
             scene.count_turn();
             let snapshot = agent.snapshot();
@@ -179,6 +179,7 @@ fn name(op: &Op) -> String {
         Op::RemovePodCgroup { pod, .. } => format!("RemovePodCgroup {pod}"),
         Op::MakePodDirs { pod } => format!("MakePodDirs {pod}"),
         Op::SetUpVolumes { uid, .. } => format!("SetUpVolumes {uid}"),
+        Op::RefreshVolumes { uid, .. } => format!("RefreshVolumes {uid}"),
         Op::TearDownVolumes { pod } => format!("TearDownVolumes {pod}"),
         Op::RemovePodDir { uid } => format!("RemovePodDir {uid}"),
         Op::RemoveLogDir { dir_name } => format!("RemoveLogDir {dir_name}"),

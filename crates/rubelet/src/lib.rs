@@ -10,6 +10,7 @@ pub mod event_log;
 mod fake_api;
 pub mod logging;
 pub mod node;
+pub mod objects;
 pub mod observe;
 pub mod recorder;
 pub mod run;

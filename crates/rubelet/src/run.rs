@@ -33,6 +33,7 @@ use crate::{
         self,
         addresses::{Ask, host_ips},
     },
+    objects::Strategy,
     observe, recorder,
     server::{Addresses, Readers, Server, admin},
     sources,
@@ -99,14 +100,16 @@ async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(Wo
         config.runtime_request_timeout.as_std(),
     )
     .context("containerRuntimeEndpoint")?;
+    let clock = Clock::system();
+    let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
     let world = World {
         runtime: Arc::new(runtime),
         host: Arc::new(host),
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
-        clock: Clock::system(),
         events: EventLog::default(),
         settings: Arc::new(settings),
-        cluster: client.map(|client| Cluster { api: Arc::new(client.clone()) }),
+        cluster: client.map(|client| Cluster::new(Arc::new(client.clone()), strategy, &node_name, &clock)),
+        clock,
         has_runtime_events: Arc::default(),
     };
     Ok((world, node::setup::duty(options, setup, machine)))

@@ -52,6 +52,9 @@ impl SyncLoop {
         let agent = Agent::new(world.settings.as_ref().clone(), world.clock.now());
         let (snapshots, receiver) = watch::channel(agent.snapshot());
         let health = Arc::new(LoopHealth::new(world.settings.sync_frequency));
+        if let Some(cluster) = &world.cluster {
+            cluster.objects.connect(sender.clone());
+        }
         let effects = Effects::new(world.clone(), sender.clone());
         let handles = Handles { inbox: sender, snapshots: receiver, health: health.clone() };
         (SyncLoop { agent, world, inbox, effects, snapshots, health, witness: None }, handles)

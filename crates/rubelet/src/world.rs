@@ -12,7 +12,10 @@ use rubelet_host::port::Host;
 use rubelet_kube::port::ApiServer;
 use tokio::time::Instant;
 
-use crate::event_log::EventLog;
+use crate::{
+    event_log::EventLog,
+    objects::{Objects, Strategy},
+};
 
 #[derive(Clone)]
 pub struct World {
@@ -38,6 +41,13 @@ impl std::fmt::Debug for World {
 #[derive(Clone)]
 pub struct Cluster {
     pub api: Arc<dyn ApiServer>,
+    pub objects: Objects,
+}
+
+impl Cluster {
+    pub fn new(api: Arc<dyn ApiServer>, strategy: Strategy, node_name: &str, clock: &Clock) -> Self {
+        Cluster { objects: Objects::new(api.clone(), strategy, node_name, clock.clone()), api }
+    }
 }
 
 impl std::fmt::Debug for Cluster {

@@ -96,6 +96,7 @@ impl Agent {
         let pod = self.pods.update_pod(pod);
         if let Some(record) = self.records.get_mut(&id.uid) {
             record.pod = pod;
+            record.want_refresh(now);
         }
         self.pod_changed(&id.uid, now);
     }
@@ -120,6 +121,16 @@ impl Agent {
             record.pod = pod;
         }
         self.touched.insert(uid);
+    }
+
+    /// What failed for want of the object may be tried again at once.
+    pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.want_refresh(now);
+        for failure in record.failures.values_mut() {
+            failure.retry_at = failure.retry_at.min(now.uptime);
+        }
+        self.touched.insert(uid.clone());
     }
 
     pub(super) fn handle_probe(&mut self, result: &ProbeResult, now: Now) {
@@ -211,6 +222,7 @@ fn may_be_cancelled(op: &Op) -> bool {
             | Op::InspectImage { .. }
             | Op::SetUpPodCgroup { .. }
             | Op::SetUpVolumes { .. }
+            | Op::RefreshVolumes { .. }
             | Op::MakePodDirs { .. }
     )
 }

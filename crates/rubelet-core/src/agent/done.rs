@@ -141,6 +141,14 @@ impl Agent {
             return;
         };
         let flight = record.flights.remove(&key).expect("the key was just found");
+        if let Op::RefreshVolumes { .. } = flight.op {
+            // Nothing in the runtime changed, so there is nothing to look at.
+            if let Err(error) = result {
+                self.outbox.record(failed_mount(record, &error));
+            }
+            self.touched.insert(uid.clone());
+            return;
+        }
         for event in settle(record, &key, &flight, result, now) {
             self.outbox.record(event);
         }
@@ -313,7 +321,8 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
             record.waiting.remove(name);
             return vec![said(record, name, "Started", "Container started")];
         }
-        Op::RunSandbox(_)
+        Op::RefreshVolumes { .. }
+        | Op::RunSandbox(_)
         | Op::RemoveSandbox { .. }
         | Op::StopContainer { .. }
         | Op::RemoveContainer { .. }
@@ -352,7 +361,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::MakePodDirs { .. } => {
             vec![about_pod("Failed", format!("error making pod data directories: {}", error.message))]
         }
-        Op::SetUpVolumes { .. } => vec![about_pod("FailedMount", error.message.clone())],
+        Op::SetUpVolumes { .. } | Op::RefreshVolumes { .. } => vec![failed_mount(record, error)],
         Op::StopContainer { .. } | Op::StopSandbox { .. } => {
             vec![about_pod("FailedKillPod", format!("error killing pod: {}", error.message))]
         }
@@ -374,6 +383,15 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::DeletePod { .. }
         | Op::CreateMirrorPod { .. }
         | Op::DeleteMirrorPod { .. } => Vec::new(),
+    }
+}
+
+fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
+    EventRecord {
+        about: About::Pod(record.id.clone()),
+        severity: Severity::Warning,
+        reason: "FailedMount".to_owned(),
+        message: error.message.clone(),
     }
 }
 

@@ -97,6 +97,7 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         | Op::RemovePodCgroup { .. }
         | Op::MakePodDirs { .. }
         | Op::SetUpVolumes { .. }
+        | Op::RefreshVolumes { .. }
         | Op::TearDownVolumes { .. }
         | Op::RemovePodDir { .. }
         | Op::RemoveLogDir { .. } => DISK_DEADLINE,

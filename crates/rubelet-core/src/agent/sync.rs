@@ -24,6 +24,7 @@ use crate::{
     },
     status_manager,
     time::Now,
+    volumes,
 };
 
 impl Agent {
@@ -326,6 +327,10 @@ impl Agent {
                 note_restart(record, &order.container, &self.settings, now);
             }
             Op::ResumeContainer { name, .. } => note_restart(record, name, &self.settings, now),
+            Op::SetUpVolumes { pod, .. } | Op::RefreshVolumes { pod, .. } => {
+                let next = now.uptime + self.settings.sync_frequency;
+                record.refresh_at = volumes::change_with_time(pod).then_some(next);
+            }
             Op::CheckRuntime
             | Op::Relist
             | Op::InspectPod { .. }
@@ -335,7 +340,6 @@ impl Agent {
             | Op::SetUpPodCgroup { .. }
             | Op::RemovePodCgroup { .. }
             | Op::MakePodDirs { .. }
-            | Op::SetUpVolumes { .. }
             | Op::TearDownVolumes { .. }
             | Op::RemovePodDir { .. }
             | Op::RemoveLogDir { .. }

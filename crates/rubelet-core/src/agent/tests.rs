@@ -115,6 +115,7 @@ fn named(op: &Op) -> &'static str {
         Op::RemovePodCgroup { .. } => "remove cgroup",
         Op::MakePodDirs { .. } => "make dirs",
         Op::SetUpVolumes { .. } => "set up volumes",
+        Op::RefreshVolumes { .. } => "refresh volumes",
         Op::TearDownVolumes { .. } => "tear down volumes",
         Op::RemovePodDir { .. } => "remove pod dir",
         Op::RemoveLogDir { .. } => "remove log dir",
@@ -136,6 +137,17 @@ fn named(op: &Op) -> &'static str {
 fn web(uid: &str) -> Pod {
     let mut pod = mk_pod("always | static | main a");
     pod.metadata.uid = Some(uid.to_owned());
+    pod
+}
+
+/// A pod whose volume is made of a config map.
+fn fed(uid: &str) -> Pod {
+    let mut pod = web(uid);
+    let spec = pod.spec.as_mut().unwrap();
+    let map = serde_json::json!({"name": "v", "configMap": {"name": "m"}});
+    spec.volumes = Some(vec![serde_json::from_value(map).unwrap()]);
+    let mount = serde_json::json!({"name": "v", "mountPath": "/v"});
+    spec.containers[0].volume_mounts = Some(vec![serde_json::from_value(mount).unwrap()]);
     pod
 }
 
@@ -399,4 +411,79 @@ fn cgroups_that_cannot_be_written_are_told_once() {
     }
     assert_eq!(told[0], told[2], "{:?}", turns.told);
     assert!(turns.told.contains(&"FailedNodeAllocatableEnforcement".to_owned()), "{:?}", turns.told);
+}
+
+/// A running pod of an earlier life of the agent, whose volume is made of a config map.
+fn running_and_fed() -> Turns {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[fed("u1")]);
+    turns.runtime_is_up(&[listed("u1", "web")]);
+    turns.inspected("a: running");
+    turns
+}
+
+#[test]
+fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_from_then_on() {
+    let mut turns = running_and_fed();
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    turns.at_secs += 61;
+    turns.happens(Event::Due);
+    turns.answer("refresh volumes", Ok(Facts::Nothing));
+    assert!(!turns.pending().contains(&"inspect"), "nothing in the runtime changed: {:?}", turns.pending());
+    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_changed_object_refreshes_the_volumes_at_once_and_again_if_it_changes_meanwhile() {
+    let mut turns = running_and_fed();
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    assert!(turns.pending().contains(&"refresh volumes"));
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    assert_eq!(turns.pending().iter().filter(|name| **name == "refresh volumes").count(), 1);
+    turns.answer("refresh volumes", unready("configmap \"m\" not found"));
+    assert!(turns.pending().contains(&"refresh volumes"));
+    turns.answer("refresh volumes", Ok(Facts::Nothing));
+    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    assert_eq!(turns.lifecycle("u1"), "Syncing");
+}
+
+#[test]
+fn volumes_that_failed_for_want_of_an_object_are_set_up_as_soon_as_it_is_there() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[fed("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("set up volumes", unready("configmap \"m\" not found"));
+    turns.inspected("sandbox gone");
+    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_pod_that_ends_is_not_refreshed() {
+    let mut turns = running_and_fed();
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.inspected("a: running");
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    turns.config(&[]);
+    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+}
+
+fn unready(message: &str) -> Result<Facts, EffectError> {
+    Err(EffectError { kind: ErrorKind::Retry, message: message.to_owned() })
 }

@@ -42,7 +42,7 @@ struct Picked<'a> {
     name: &'a str,
 }
 
-pub(super) fn fnv32a(bytes: &[u8]) -> u32 {
+pub fn fnv32a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 

@@ -1,7 +1,7 @@
 //! Which fields of a pod are used? Asked by path pattern, so that a table of fields is a table of strings.
 //!
 //! Owns: the pattern language. `spec.volumes[*].nfs` is every entry's field; `<containers>` stands for the three lists
-//! of containers, `<volume type>` for any volume type but emptyDir and hostPath, `<resource>` for any but cpu and memory.
+//! of containers, `<volume type>` for any volume type that nothing acts on, `<resource>` for any but cpu and memory.
 
 use serde_json::Value;
 
@@ -43,7 +43,9 @@ fn descend(value: &Value, segments: &[&str], path: &Path, found: &mut Vec<Path>)
 fn matches(name: &str, field: &str) -> bool {
     match name {
         "<containers>" => matches!(field, "containers" | "initContainers" | "ephemeralContainers"),
-        "<volume type>" => !matches!(field, "name" | "emptyDir" | "hostPath"),
+        "<volume type>" => {
+            !matches!(field, "name" | "emptyDir" | "hostPath" | "configMap" | "secret" | "downwardAPI" | "projected")
+        }
         "<resource>" => !matches!(field, "cpu" | "memory"),
         name => name == field,
     }

@@ -12,9 +12,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].readinessProbe",
     "spec.<containers>[*].startupProbe",
     "spec.<containers>[*].lifecycle",
-    "spec.<containers>[*].envFrom",
-    "spec.<containers>[*].env[*].valueFrom.configMapKeyRef",
-    "spec.<containers>[*].env[*].valueFrom.secretKeyRef",
     "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
     "spec.<containers>[*].volumeMounts[*].subPath",
     "spec.<containers>[*].volumeMounts[*].subPathExpr",
@@ -25,6 +22,8 @@ const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].resizePolicy",
     "spec.ephemeralContainers",
     "spec.volumes[*].<volume type>",
+    "spec.volumes[*].projected.sources[*].clusterTrustBundle",
+    "spec.volumes[*].projected.sources[*].podCertificate",
     // The pod's cgroup.
     "spec.resources",
     "spec.overhead",

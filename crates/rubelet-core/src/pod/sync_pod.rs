@@ -25,6 +25,7 @@ use crate::{
     },
     settings::Settings,
     time::Now,
+    volumes,
 };
 
 /// What a plan may read beside the pod's own record.
@@ -43,7 +44,10 @@ pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now
     debug_assert!(matches!(record.lifecycle, Lifecycle::Syncing));
     let mut plan = Plan::default();
     match sandbox_action(record, facts) {
-        SandboxAction::Keep(sandbox) => containers_plan(record, facts, sandbox, context, &mut plan, now),
+        SandboxAction::Keep(sandbox) => {
+            containers_plan(record, facts, sandbox, context, &mut plan, now);
+            refresh_volumes(record, context, &mut plan, now);
+        }
         SandboxAction::StayDown => termination::stop_everything(record, facts, None, &mut plan, now),
         SandboxAction::Create { attempt, why } => {
             if facts.is_active() || termination::has_unstopped_sandbox(record, facts) {
@@ -237,15 +241,13 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
         plan.blocked = Some(message);
         return false;
     }
-    let Some((op, reason)) = next_preparation(record, context) else { return true };
-    let already_planned = plan.steps.iter().any(|step| step.key == Key::Pod);
-    if !already_planned && !record.is_busy(&Key::Pod, now) {
-        plan.step(Key::Pod, op, reason);
-    }
+    let Some((_, reason)) = next_preparation(record, context) else { return true };
+    prepare(record, context, plan, now);
     plan.blocked.get_or_insert_with(|| reason.to_owned());
     false
 }
 
+/// `None` when all is there.
 fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'static str)> {
     let make_dirs = || (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing");
     match record.prepared {
@@ -264,6 +266,35 @@ fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'s
             Some((op, "the pod's volumes may be missing"))
         }
         Preparation::Volumes => None,
+    }
+}
+
+/// Plans the next step of the preparation, unless the pod is busy with another.
+fn prepare(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) {
+    let already_planned = plan.steps.iter().any(|step| step.key == Key::Pod);
+    if let Some((op, reason)) = next_preparation(record, context)
+        && !already_planned
+        && !record.is_busy(&Key::Pod, now)
+    {
+        plan.step(Key::Pod, op, reason);
+    }
+}
+
+/// Volumes made of what the API says are brought up to date from time to time, and at once when that changed.
+fn refresh_volumes(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) {
+    if record.prepared != Preparation::Volumes {
+        // An earlier life of the agent set them up; this one must know of them before it can keep them up to date.
+        if volumes::change_with_time(&record.pod) {
+            prepare(record, context, plan, now);
+        }
+        return;
+    }
+    let Some(refresh_at) = record.refresh_at else { return };
+    if refresh_at > now.uptime {
+        plan.wake_by(refresh_at);
+    } else if !record.flights.contains_key(&Key::Volumes) {
+        let op = Op::RefreshVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() };
+        plan.step(Key::Volumes, op, "what its volumes are made of may have changed");
     }
 }
 

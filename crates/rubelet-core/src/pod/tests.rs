@@ -79,6 +79,7 @@ fn show_op(op: &Op) -> String {
         Op::RemovePodCgroup { paths, .. } => format!("remove cgroup {}", paths.join(" or ")),
         Op::MakePodDirs { .. } => "make directories".to_owned(),
         Op::SetUpVolumes { .. } => "set up volumes".to_owned(),
+        Op::RefreshVolumes { .. } => "refresh volumes".to_owned(),
         Op::TearDownVolumes { .. } => "tear down volumes".to_owned(),
         Op::RemovePodDir { .. } => "remove pod directory".to_owned(),
         Op::RemoveLogDir { dir_name } => format!("remove logs {dir_name}"),

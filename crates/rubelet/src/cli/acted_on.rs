@@ -12,6 +12,7 @@ pub const ACTED_ON: &[&str] = &[
     "cgroupsPerQOS",
     "clusterDNS",
     "clusterDomain",
+    "configMapAndSecretChangeDetectionStrategy",
     "containerRuntimeEndpoint",
     "cpuCFSQuota",
     "cpuCFSQuotaPeriod",

@@ -9,18 +9,19 @@ use k8s_openapi::api::core::v1::Container;
 use rubelet_core::{
     container::{
         self, ConfigError,
-        environment::{self, Sources},
+        environment::{self, Sources, services::Links},
         hosts, is_host_network, labels, logs, mounts,
     },
     effect::{EffectError, Facts, Reason, StartContainer},
-    id::{ContainerId, PodRef},
+    id::{ContainerId, PodRef, namespace_of},
     objects::Objects,
+    pod_manager::is_static_pod,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
 use rubelet_host::port::ReadError;
 
 use super::{Recalled, failure, sandbox::read_resolv_conf};
-use crate::world::World;
+use crate::{objects::Patience, world::World};
 
 const LOG_DIR_MODE: u32 = 0o755;
 const CONTAINER_DIR_MODE: u32 = 0o750;
@@ -34,7 +35,8 @@ const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
     let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
-    let config = container::container_config(order, &gather(order, spec), &world.settings).map_err(rejected)?;
+    let config =
+        container::container_config(order, &gather(world, order, spec).await, &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;
     let (uid, attempt, cgroup_parent) = (&order.uid, order.sandbox_attempt, order.cgroup_parent.as_str());
     let identity = container::Identity { uid, attempt, cgroup_parent };
@@ -90,13 +92,19 @@ pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, 
 }
 
 /// What the container's environment is made of beside the pod itself.
-fn gather(order: &StartContainer, spec: &Container) -> Sources {
-    let needs = environment::needs(&order.pod, spec).into_iter();
-    let objects = needs.map(|key| {
-        let missing = key.standalone();
-        (key, Err(missing))
-    });
-    Sources { objects: Objects(objects.collect()), ..Sources::default() }
+async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sources {
+    let needs = environment::needs(&order.pod, spec);
+    let Some(cluster) = &world.cluster else {
+        return Sources { objects: Objects::standalone(needs), ..Sources::default() };
+    };
+    let has_links = order.pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
+    let links = if has_links { Links::All } else { Links::Master };
+    let patience = if is_static_pod(&order.pod) { Patience::Now } else { Patience::Wait };
+    let (objects, services) = tokio::join!(
+        cluster.objects.gather(&order.uid, needs),
+        cluster.objects.services().variables(namespace_of(&order.pod), links, patience),
+    );
+    Sources { objects, services }
 }
 
 async fn make_files(

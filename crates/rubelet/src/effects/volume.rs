@@ -1,7 +1,7 @@
 //! A pod's volumes, set up and torn down.
 //!
-//! Owns: emptyDir on disk and in memory, the checks of hostPath. Never: removes what a hostPath points to, unmounts anything
-//! outside the pod's directory.
+//! Owns: emptyDir on disk and in memory, the checks of hostPath, files made of objects (`volume/files.rs`). Never: removes what
+//! a hostPath points to, unmounts anything outside the pod's directory.
 //! Upstream: `pkg/volume/emptydir`, `pkg/volume/hostpath`.
 
 use std::{io, path::Path};
@@ -14,8 +14,11 @@ use rubelet_core::{
 };
 use rubelet_host::port::FileKind;
 
+use self::files::Owner;
 use super::directories::{component, retry};
 use crate::world::World;
+
+mod files;
 
 /// A tmpfs as upstream mounts it: everybody may write, only owners may remove.
 const TMPFS_MODE: u32 = 0o1777;
@@ -23,9 +26,23 @@ const TMPFS_MODE: u32 = 0o1777;
 /// Sets up every volume, also after one failed: the others then wait for nothing at the next try.
 pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
+    let owner = Owner { pod, uid, dir: &pod_dir };
+    set_up_each(world, &owner, volumes::needs(pod)).await
+}
+
+/// Only volumes whose content changes with time.
+pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
+    let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
+    let owner = Owner { pod, uid, dir: &pod_dir };
+    let mut needs = volumes::needs(pod);
+    needs.retain(|need| matches!(need.source, VolumeSource::Files(_)));
+    set_up_each(world, &owner, needs).await
+}
+
+async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -> Result<Facts, EffectError> {
     let mut failures = Vec::new();
-    for need in volumes::needs(pod) {
-        if let Err(error) = set_up(world, &pod_dir, &need).await {
+    for need in needs {
+        if let Err(error) = set_up(world, owner, &need).await {
             failures.push(format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name));
         }
     }
@@ -38,6 +55,9 @@ pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Fa
 
 pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
     component(pod.uid.as_str())?;
+    if let Some(cluster) = &world.cluster {
+        cluster.objects.release(&pod.uid);
+    }
     let pod_dir = world.paths.pod_dir(&pod.uid);
     // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
@@ -53,13 +73,14 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, Eff
     Ok(Facts::Nothing)
 }
 
-async fn set_up(world: &World, pod_dir: &Path, need: &VolumeNeed) -> Result<(), EffectError> {
+async fn set_up(world: &World, owner: &Owner<'_>, need: &VolumeNeed) -> Result<(), EffectError> {
     match &need.source {
         VolumeSource::EmptyDir { medium, group } => {
             let name = component(&need.name)?;
-            set_up_empty_dir(world, pod_dir, name, EmptyDir { medium: *medium, group: *group }).await
+            set_up_empty_dir(world, owner.dir, name, EmptyDir { medium: *medium, group: *group }).await
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
+        VolumeSource::Files(volume) => files::set_up(world, owner, &need.name, volume).await,
         VolumeSource::Unsupported(what) => Err(refused(format!("{what} is not supported yet"))),
     }
 }

@@ -1,0 +1,209 @@
+//! Volumes made of what the API and the pod say, written and brought up to date.
+//!
+//! Owns: the order of gathering, making and writing. What cannot be gathered leaves what is there.
+//! Upstream: SetUpAt of `pkg/volume/{configmap,secret,downwardapi,projected}`.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use jiff::tz::TimeZone;
+use k8s_openapi::api::core::v1::Pod;
+use rubelet_core::{
+    effect::EffectError,
+    id::PodUid,
+    objects::Objects,
+    volumes::{
+        self,
+        files::{FileVolume, Files, Gathered, VolumeFile},
+    },
+};
+use rubelet_host::port::{ProjectedFile, Projection};
+
+use super::{TMPFS_MODE, refused};
+use crate::{
+    effects::directories::{component, retry},
+    world::World,
+};
+
+/// Open, as an emptyDir: the files have modes of their own.
+const DIR_MODE: u32 = 0o777;
+const NESTED_MODE: u32 = 0o755;
+
+/// The pod whose volume it is.
+pub struct Owner<'a> {
+    pub pod: &'a Pod,
+    pub uid: &'a PodUid,
+    pub dir: &'a Path,
+}
+
+/// What is right already is left alone, so this is also how a volume is brought up to date.
+pub async fn set_up(world: &World, owner: &Owner<'_>, name: &str, volume: &FileVolume) -> Result<(), EffectError> {
+    let gathered = gather(world, owner.uid, volume).await;
+    let files = volume
+        .files(owner.pod, owner.uid, &gathered, world.settings.node.allocatable)
+        .map_err(|error| refused(error.0))?;
+    let dir = volumes::files_path(owner.dir, volume.plugin, component(name)?);
+    let host = &world.host;
+    host.make_dir(&dir, DIR_MODE).await.map_err(|error| retry("make directory", &dir, &error))?;
+    if volume.plugin.is_in_memory() {
+        // Without a limit: only we write there, and what we write was in an object of the API.
+        host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| retry("mount tmpfs at", &dir, &error))?;
+    }
+    if let Some(group) = volume.group {
+        host.share_dir(&dir, group).await.map_err(|error| retry("give to the pod's group", &dir, &error))?;
+    }
+    let nested = owner.pod.spec.as_ref().map(|spec| volumes::nested_mount_points(spec, name));
+    for point in nested.into_iter().flatten().map(|point| dir.join(point)) {
+        host.make_dir(&point, NESTED_MODE).await.map_err(|error| retry("make directory", &point, &error))?;
+    }
+    let projection = Projection { files: projected(files), group: volume.group, stamp: stamp(world) };
+    host.project(&dir, projection).await.map_err(|error| retry("write files to", &dir, &error))?;
+    Ok(())
+}
+
+async fn gather(world: &World, uid: &PodUid, volume: &FileVolume) -> Gathered {
+    let needs = volume.needs();
+    if let Some(cluster) = &world.cluster {
+        return cluster.objects.gather_for_volume(uid, needs).await;
+    }
+    let no_token = || Err("cannot use TokenManager when kubelet is in standalone mode".to_owned());
+    Gathered {
+        objects: Objects::standalone(needs.objects),
+        tokens: needs.tokens.into_iter().map(|key| (key, no_token())).collect(),
+    }
+}
+
+fn projected(files: Files) -> BTreeMap<PathBuf, ProjectedFile> {
+    let file = |VolumeFile { content, mode, owner }| ProjectedFile { content, mode, owner };
+    files.into_iter().map(|(path, made)| (path, file(made))).collect()
+}
+
+/// Upstream's name for a version of the content: the time it was written.
+fn stamp(world: &World) -> String {
+    let now = world.clock.now().wall.to_zoned(TimeZone::UTC);
+    now.strftime("..%Y_%m_%d_%H_%M_%S.").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::MetadataExt, sync::Arc};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        effects::{
+            directories::tests::{pod_ref, world_in},
+            volume::{refresh_volumes, set_up_volumes, tear_down_volumes},
+        },
+        objects::{Strategy, tests::Scripted},
+        world::Cluster,
+    };
+
+    const UID: &str = "0001";
+
+    /// A pod whose only container mounts the volumes.
+    fn pod(volumes: &Value) -> Pod {
+        let names = volumes.as_array().unwrap().iter().map(|volume| volume["name"].clone());
+        let mounts: Vec<_> = names.map(|name| json!({"name": name, "mountPath": "/x"})).collect();
+        let metadata = json!({"name": "web", "namespace": "prod", "uid": UID, "labels": {"app": "web"}});
+        let spec = json!({
+            "containers": [{"name": "c", "volumeMounts": mounts}],
+            "volumes": volumes,
+            "securityContext": {"fsGroup": 4321},
+        });
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    fn in_cluster(dir: &Path) -> (World, Scripted) {
+        let api = Scripted::default();
+        let mut world = world_in(dir);
+        world.cluster = Some(Cluster::new(Arc::new(api.clone()), Strategy::Get, "node", &world.clock));
+        (world, api)
+    }
+
+    fn volume_dir(world: &World, plugin: &str, name: &str) -> PathBuf {
+        world.paths.pod_dir(&PodUid::new(UID)).join("volumes").join(plugin).join(name)
+    }
+
+    fn seen(path: &Path) -> String {
+        let found = fs::metadata(path).unwrap();
+        let content = fs::read_to_string(path).unwrap();
+        format!("{content} {:o} {}", found.mode() & 0o7777, found.gid())
+    }
+
+    #[tokio::test]
+    async fn volumes_lie_where_upstream_puts_them_belong_to_the_group_and_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (world, api) = in_cluster(dir.path());
+        api.put("/api/v1/namespaces/prod/configmaps/m", json!({"metadata": {}, "data": {"k": "map"}})).await;
+        api.put("/api/v1/namespaces/prod/secrets/s", json!({"metadata": {}, "data": {"k": "c2VjcmV0"}})).await;
+        let labels = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
+        let pod = pod(&json!([
+            {"name": "a", "configMap": {"name": "m"}},
+            {"name": "b", "secret": {"secretName": "s", "defaultMode": 0o400}},
+            {"name": "c", "downwardAPI": {"items": labels}},
+            {"name": "d", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+        ]));
+        let uid = PodUid::new(UID);
+        for _ in 0..2 {
+            set_up_volumes(&world, &pod, &uid).await.unwrap();
+        }
+        assert_eq!(seen(&volume_dir(&world, "kubernetes.io~configmap", "a").join("k")), "map 644 4321");
+        assert_eq!(seen(&volume_dir(&world, "kubernetes.io~secret", "b").join("k")), "secret 440 4321");
+        let labels = volume_dir(&world, "kubernetes.io~downward-api", "c").join("labels");
+        assert_eq!(seen(&labels), "app=\"web\" 644 4321");
+        let token = seen(&volume_dir(&world, "kubernetes.io~projected", "d").join("token"));
+        assert!(token.starts_with("token ") && token.ends_with(" 640 4321"), "{token}");
+        let mounted = world.host.mounts_below(&world.paths.pod_dir(&uid)).await.unwrap();
+        let names: Vec<_> = mounted.iter().map(|point| point.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["d", "c", "b"], "all but the config map are in memory, each mounted once");
+        tear_down_volumes(&world, &pod_ref(UID)).await.unwrap();
+        assert_eq!(world.host.mounts_below(&world.paths.pod_dir(&uid)).await.unwrap(), Vec::<PathBuf>::new());
+        assert!(!world.paths.volumes_dir(&uid).exists());
+    }
+
+    #[tokio::test]
+    async fn a_refresh_brings_what_changed_and_a_failed_one_leaves_what_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let (world, api) = in_cluster(dir.path());
+        let object = |value: &str| json!({"metadata": {}, "data": {"k": value}});
+        api.put("/api/v1/namespaces/prod/configmaps/m", object("1")).await;
+        let items = json!([{"key": "k", "path": "sub/file"}]);
+        let pod =
+            pod(&json!([{"name": "a", "configMap": {"name": "m", "items": items}}, {"name": "e", "emptyDir": {}}]));
+        let uid = PodUid::new(UID);
+        set_up_volumes(&world, &pod, &uid).await.unwrap();
+        let file = volume_dir(&world, "kubernetes.io~configmap", "a").join("sub/file");
+        api.put("/api/v1/namespaces/prod/configmaps/m", object("2")).await;
+        fs::remove_dir(volume_dir(&world, "kubernetes.io~empty-dir", "e")).unwrap();
+        refresh_volumes(&world, &pod, &uid).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "2");
+        assert!(!volume_dir(&world, "kubernetes.io~empty-dir", "e").exists(), "other volumes are left alone");
+        api.put("/api/v1/namespaces/prod/configmaps/m", json!({"metadata": {}, "data": {}})).await;
+        let error = refresh_volumes(&world, &pod, &uid).await.unwrap_err();
+        assert_eq!(
+            error.message,
+            "MountVolume.SetUp failed for volume \"a\" : configmap references non-existent config key: k"
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), "2");
+    }
+
+    #[tokio::test]
+    async fn a_standalone_node_makes_volumes_of_the_pod_itself_and_refuses_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
+        let pod =
+            pod(&json!([{"name": "d", "downwardAPI": {"items": name}}, {"name": "m", "configMap": {"name": "m"}}]));
+        let error = set_up_volumes(&world, &pod, &PodUid::new(UID)).await.unwrap_err();
+        assert_eq!(
+            error.message,
+            "MountVolume.SetUp failed for volume \"m\" : couldn't get configMap prod/m, no kubeClient defined"
+        );
+        assert_eq!(seen(&volume_dir(&world, "kubernetes.io~downward-api", "d").join("name")), "web 644 4321");
+        tear_down_volumes(&world, &pod_ref(UID)).await.unwrap();
+    }
+}

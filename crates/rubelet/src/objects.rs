@@ -1,0 +1,297 @@
+//! The config maps, secrets, services and tokens that pods of this node need, kept no longer than they need them.
+//!
+//! Owns: who needs which object, one watch per object that is needed, the hint to the loop when one changes. Never: lists a
+//! whole kind (but services), keeps more of an object than its data, logs a value.
+//! Upstream: `pkg/kubelet/util/manager`, `pkg/kubelet/{configmap,secret,token}`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use rubelet_core::{
+    container::hash::fnv32a,
+    event::Event,
+    id::PodUid,
+    objects::{self, Lookup, Missing, Object, ObjectKey, ObjectKind, Why},
+    time::Uptime,
+    volumes::files::{self, Gathered},
+};
+use rubelet_kube::{
+    calls,
+    port::{ApiErrorKind, ApiServer, Lane, ObjectPath},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+
+pub use self::services::{KnownServices, Patience};
+use self::tokens::Tokens;
+use crate::world::Clock;
+
+mod follow;
+mod services;
+#[cfg(test)]
+pub(crate) mod tests;
+mod tokens;
+
+/// How long a pod's step waits for the first list of a new watch. The step is tried again, and the list hints when it is
+/// there; so this only saves a failure that people would see.
+const FIRST_LIST: Duration = Duration::from_secs(3);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a value that was read is good under `Strategy::Cache`, as upstream.
+const CACHE_TTL: Duration = Duration::from_secs(60);
+
+/// `configMapAndSecretChangeDetectionStrategy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strategy {
+    #[default]
+    Watch,
+    /// Read again when the last answer is a minute old.
+    Cache,
+    /// Read each time.
+    Get,
+}
+
+impl Strategy {
+    /// A configuration that was checked has no other words than these.
+    pub fn of(word: &str) -> Self {
+        match word {
+            "Cache" => Strategy::Cache,
+            "Get" => Strategy::Get,
+            _ => Strategy::Watch,
+        }
+    }
+}
+
+/// Dropping the last clone ends all watches.
+#[derive(Clone)]
+pub struct Objects {
+    shared: Arc<Shared>,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects").field("strategy", &self.shared.strategy).finish_non_exhaustive()
+    }
+}
+
+/// What the watches share with those who ask. No lock is held over an await.
+struct Shared {
+    api: Arc<dyn ApiServer>,
+    clock: Clock,
+    strategy: Strategy,
+    /// Spreads the retries of many nodes over time.
+    node_name: String,
+    inbox: OnceLock<mpsc::Sender<Event>>,
+    entries: Mutex<BTreeMap<ObjectKey, Entry>>,
+    services: KnownServices,
+    tokens: Tokens,
+}
+
+struct Entry {
+    /// Who needs it.
+    pods: BTreeSet<PodUid>,
+    known: watch::Sender<Known>,
+    watching: Option<AbortHandle>,
+    /// Somebody asked, and went away without an answer.
+    was_missed: bool,
+}
+
+#[derive(Clone)]
+enum Known {
+    Unread,
+    Read {
+        /// `None`: it is not there.
+        object: Option<Arc<Object>>,
+        at: Uptime,
+    },
+}
+
+impl Objects {
+    pub fn new(api: Arc<dyn ApiServer>, strategy: Strategy, node_name: &str, clock: Clock) -> Self {
+        let shared = Shared {
+            api,
+            clock,
+            strategy,
+            node_name: node_name.to_owned(),
+            inbox: OnceLock::new(),
+            entries: Mutex::default(),
+            services: KnownServices::default(),
+            tokens: Tokens::default(),
+        };
+        Objects { shared: Arc::new(shared), tasks: Arc::default() }
+    }
+
+    /// Begins to follow the services, and tells the loop of changes from now on.
+    pub fn connect(&self, inbox: mpsc::Sender<Event>) {
+        if self.shared.inbox.set(inbox).is_ok() {
+            self.spawn(services::follow(self.shared.clone()));
+        }
+    }
+
+    /// The objects, each read or with the reason why not. From now on the pod is told when one of them changes.
+    pub async fn gather(&self, pod: &PodUid, keys: BTreeSet<ObjectKey>) -> objects::Objects {
+        let lookups = keys.into_iter().map(|key| async {
+            let lookup = self.look_up(pod, &key).await;
+            (key, lookup)
+        });
+        objects::Objects(join_all(lookups).await.into_iter().collect())
+    }
+
+    /// Everything a volume is made of.
+    pub async fn gather_for_volume(&self, pod: &PodUid, needs: files::Needs) -> Gathered {
+        let tokens = needs.tokens.into_iter().map(|key| async {
+            let token = self.shared.tokens.token(&*self.shared.api, &key, &self.shared.clock).await;
+            (key, token)
+        });
+        let (objects, tokens) = tokio::join!(self.gather(pod, needs.objects), join_all(tokens));
+        Gathered { objects, tokens: tokens.into_iter().collect() }
+    }
+
+    pub fn services(&self) -> &KnownServices {
+        &self.shared.services
+    }
+
+    /// The pod needs nothing any more.
+    pub fn release(&self, pod: &PodUid) {
+        self.shared.tokens.forget(pod);
+        locked(&self.shared.entries).retain(|_, entry| {
+            entry.pods.remove(pod);
+            let is_needed = !entry.pods.is_empty();
+            if let Some(task) = entry.watching.as_ref().filter(|_| !is_needed) {
+                task.abort();
+            }
+            is_needed
+        });
+    }
+
+    async fn look_up(&self, pod: &PodUid, key: &ObjectKey) -> Lookup {
+        let mut known = self.register(pod, key);
+        match self.shared.strategy {
+            Strategy::Watch => {
+                let read = timeout(FIRST_LIST, known.wait_for(|known| matches!(known, Known::Read { .. }))).await;
+                match read.ok().and_then(Result::ok).as_deref() {
+                    Some(Known::Read { object, .. }) => object.clone().ok_or_else(|| key.not_found()),
+                    Some(Known::Unread) | None => Err(self.shared.missed(key)),
+                }
+            }
+            Strategy::Cache => {
+                let last = known.borrow().clone();
+                self.shared.look_up_cached(key, last).await
+            }
+            Strategy::Get => match self.shared.fetch(key).await? {
+                Some(object) => Ok(Arc::new(object)),
+                None => Err(key.not_found()),
+            },
+        }
+    }
+
+    /// Notes that the pod needs it, and begins to watch it if it is the first.
+    fn register(&self, pod: &PodUid, key: &ObjectKey) -> watch::Receiver<Known> {
+        let mut entries = locked(&self.shared.entries);
+        let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
+            pods: BTreeSet::new(),
+            known: watch::Sender::new(Known::Unread),
+            watching: None,
+            was_missed: false,
+        });
+        entry.pods.insert(pod.clone());
+        if entry.watching.is_none() && self.shared.strategy == Strategy::Watch {
+            entry.watching = Some(self.spawn(follow::follow(self.shared.clone(), key.clone())));
+        }
+        entry.known.subscribe()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let mut tasks = locked(&self.tasks);
+        while let Some(ended) = tasks.try_join_next() {
+            if let Err(error) = ended
+                && error.is_panic()
+            {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+        tasks.spawn(task)
+    }
+}
+
+impl Shared {
+    /// In upstream's words. When the list comes after all, its pods are told.
+    fn missed(&self, key: &ObjectKey) -> Missing {
+        if let Some(entry) = locked(&self.entries).get_mut(key) {
+            entry.was_missed = true;
+        }
+        let kind = match key.kind {
+            ObjectKind::ConfigMap => "configmap",
+            ObjectKind::Secret => "secret",
+        };
+        let message = format!("failed to sync {kind} cache: timed out waiting for the condition");
+        Missing { why: Why::Unreadable, message }
+    }
+
+    async fn look_up_cached(&self, key: &ObjectKey, last: Known) -> Lookup {
+        let now = self.clock.now().uptime;
+        if let Known::Read { object: Some(object), at } = &last
+            && now.since(*at) < CACHE_TTL
+        {
+            return Ok(object.clone());
+        }
+        let object = match (self.fetch(key).await, last) {
+            (Ok(found), _) => {
+                let object = found.map(Arc::new);
+                if let Some(entry) = locked(&self.entries).get(key) {
+                    entry.known.send_replace(Known::Read { object: object.clone(), at: now });
+                }
+                object
+            }
+            // Better an old value than none, as upstream.
+            (Err(_), Known::Read { object, .. }) => object,
+            (Err(missing), Known::Unread) => return Err(missing),
+        };
+        object.ok_or_else(|| key.not_found())
+    }
+
+    /// `None`: it is not there.
+    async fn fetch(&self, key: &ObjectKey) -> Result<Option<Object>, Missing> {
+        let path = collection(key).named(&key.name);
+        let read = match key.kind {
+            ObjectKind::ConfigMap => {
+                calls::get::<ConfigMap>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
+            }
+            ObjectKind::Secret => {
+                calls::get::<Secret>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
+            }
+        };
+        match read {
+            Ok(object) => Ok(Some(object)),
+            Err(error) if error.kind == ApiErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Missing { why: Why::Unreadable, message: error.message }),
+        }
+    }
+
+    /// Differs between nodes and between objects.
+    fn seed(&self, subject: &str) -> u64 {
+        u64::from(fnv32a(format!("{}/{subject}", self.node_name).as_bytes()))
+    }
+}
+
+fn collection(key: &ObjectKey) -> ObjectPath {
+    let resource = match key.kind {
+        ObjectKind::ConfigMap => "configmaps",
+        ObjectKind::Secret => "secrets",
+    };
+    ObjectPath::all("v1", resource).within(&key.namespace)
+}
+
+/// A thread that panicked while it held the lock left nothing half-done that the next write would not replace.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,94 @@
+//! One object, followed for as long as a pod needs it.
+//!
+//! Owns: the watch of a single config map or secret, and what a change of it means. An immutable one is read once.
+//! Upstream: `watch_based_manager.go`.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use rubelet_core::{
+    event::Event,
+    id::PodUid,
+    objects::{Object, ObjectKey, ObjectKind},
+};
+use rubelet_kube::reflector::{self, Change, Selection};
+use tokio::sync::mpsc;
+
+use super::{Known, Shared, collection, locked};
+
+/// Changes of one object are rare, and each is taken in at once.
+const BACKLOG: usize = 1;
+
+pub(super) async fn follow(shared: Arc<Shared>, key: ObjectKey) {
+    let selection = Selection { collection: collection(&key), fields: Some(format!("metadata.name={}", key.name)) };
+    let (sender, mut changes) = mpsc::channel(BACKLOG);
+    let taking_in = async {
+        while let Some(change) = changes.recv().await {
+            if take_in(&shared, &key, change).await == Next::Stop {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        // Neither is awaited again after the other has ended.
+        () = taking_in => {}
+        () = reflector::follow(&*shared.api, &selection, shared.seed(&key.to_string()), &sender) => {}
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Next {
+    GoOn,
+    /// It will not change any more, or nobody needs it.
+    Stop,
+}
+
+async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
+    let body = match change {
+        Change::Replaced(objects) => objects.into_iter().next(),
+        Change::Applied(object) => Some(object),
+        Change::Deleted(_) => None,
+    };
+    let object = match body.map(|body| read(key, &body)).transpose() {
+        Ok(object) => object.map(Arc::new),
+        Err(error) => {
+            // What it says of the place is safe to tell; what is there may not be.
+            tracing::warn!(object = %key, line = error.line(), column = error.column(), "the object cannot be read");
+            return Next::GoOn;
+        }
+    };
+    let is_immutable = object.as_ref().is_some_and(|object| object.is_immutable);
+    let Some(pods) = shared.enter(key, object) else { return Next::Stop };
+    if !pods.is_empty() {
+        tracing::debug!(object = %key, pods = pods.len(), "changed");
+    }
+    if let Some(inbox) = shared.inbox.get() {
+        for pod in pods {
+            // Without a loop nobody is left to tell.
+            let _ = inbox.send(Event::Refresh { pod }).await;
+        }
+    }
+    if is_immutable { Next::Stop } else { Next::GoOn }
+}
+
+fn read(key: &ObjectKey, body: &[u8]) -> Result<Object, serde_json::Error> {
+    match key.kind {
+        ObjectKind::ConfigMap => serde_json::from_slice::<ConfigMap>(body).map(Object::from),
+        ObjectKind::Secret => serde_json::from_slice::<Secret>(body).map(Object::from),
+    }
+}
+
+impl Shared {
+    /// Keeps the new value, and names the pods that must hear of it; `None` when nobody needs it.
+    fn enter(&self, key: &ObjectKey, object: Option<Arc<Object>>) -> Option<Vec<PodUid>> {
+        let mut entries = locked(&self.entries);
+        let entry = entries.get_mut(key)?;
+        let at = self.clock.now().uptime;
+        let is_news = match entry.known.send_replace(Known::Read { object: object.clone(), at }) {
+            Known::Unread => std::mem::take(&mut entry.was_missed),
+            Known::Read { object: last, .. } => last != object,
+        };
+        Some(if is_news { entry.pods.iter().cloned().collect() } else { Vec::new() })
+    }
+}

@@ -1,0 +1,309 @@
+//! Objects against an API server that says what the test wants.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rubelet_core::volumes::files::{Needs, TokenKey};
+use rubelet_kube::port::{ApiError, Call, Verb, Watch, WatchEvent, WatchStream};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Holds objects by their path, and lets watches hear of changes.
+#[derive(Default)]
+struct Script {
+    objects: BTreeMap<String, Value>,
+    watches: BTreeMap<String, mpsc::Sender<Result<WatchEvent, ApiError>>>,
+    /// Every call and watch, one line each.
+    heard: Vec<String>,
+    is_away: bool,
+    version: u64,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Scripted(Arc<Mutex<Script>>);
+
+impl Scripted {
+    fn with<T>(&self, act: impl FnOnce(&mut Script) -> T) -> T {
+        act(&mut self.0.lock().unwrap())
+    }
+
+    /// Stores the object and tells its watch.
+    pub(crate) async fn put(&self, path: &str, mut object: Value) {
+        let (event, watch) = self.with(|script| {
+            script.version += 1;
+            object["metadata"]["resourceVersion"] = json!(script.version.to_string());
+            script.objects.insert(path.to_owned(), object.clone());
+            (WatchEvent::Modified(Bytes::from(object.to_string())), script.watches.get(path).cloned())
+        });
+        if let Some(watch) = watch {
+            watch.send(Ok(event)).await.unwrap();
+        }
+    }
+
+    async fn delete(&self, path: &str) {
+        let (object, watch) =
+            self.with(|script| (script.objects.remove(path).unwrap(), script.watches.get(path).cloned()));
+        watch.unwrap().send(Ok(WatchEvent::Deleted(Bytes::from(object.to_string())))).await.unwrap();
+    }
+
+    fn is_watched(&self, path: &str) -> bool {
+        self.with(|script| script.watches.get(path).is_some_and(|watch| !watch.is_closed()))
+    }
+
+    fn heard(&self) -> Vec<String> {
+        self.with(|script| std::mem::take(&mut script.heard))
+    }
+}
+
+/// `metadata.name=x` of a collection is the object's own path.
+fn path_of(collection: &ObjectPath, query: &[(&'static str, String)]) -> String {
+    let selector = query.iter().find(|(name, _)| *name == "fieldSelector").map(|(_, value)| value.as_str());
+    match selector.and_then(|selector| selector.strip_prefix("metadata.name=")) {
+        Some(name) => format!("{collection}/{name}"),
+        None => collection.to_string(),
+    }
+}
+
+#[async_trait]
+impl ApiServer for Scripted {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.with(|script| {
+            let is_list = call.path.name.is_none();
+            let path = path_of(&call.path, &call.query);
+            script.heard.push(format!("{:?} {path}", call.verb));
+            if script.is_away {
+                return Err(ApiError { kind: ApiErrorKind::Unreachable, message: "connection refused".to_owned() });
+            }
+            if call.verb == Verb::Create {
+                let request: Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
+                let token = format!("token {}", script.heard.len());
+                let status = json!({"token": token, "expirationTimestamp": "2026-01-01T01:00:00Z"});
+                return Ok(Bytes::from(json!({"spec": request["spec"], "status": status}).to_string()));
+            }
+            let found = script.objects.get(&path);
+            match (found, is_list) {
+                (found, true) => {
+                    let items: Vec<_> = found.into_iter().collect();
+                    let metadata = json!({"resourceVersion": script.version.to_string()});
+                    Ok(Bytes::from(json!({"metadata": metadata, "items": items}).to_string()))
+                }
+                (Some(object), false) => Ok(Bytes::from(object.to_string())),
+                (None, false) => Err(ApiError { kind: ApiErrorKind::NotFound, message: format!("{path} not found") }),
+            }
+        })
+    }
+
+    async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
+        let (sender, receiver) = mpsc::channel(8);
+        self.with(|script| {
+            let path = path_of(&watch.collection, &watch.query);
+            script.heard.push(format!("Watch {path}"));
+            script.watches.insert(path, sender);
+        });
+        Ok(Box::pin(futures_util::stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|event| (event, receiver))
+        })))
+    }
+}
+
+const MAP: &str = "/api/v1/namespaces/prod/configmaps/m";
+
+struct Bed {
+    api: Scripted,
+    objects: Objects,
+    hints: mpsc::Receiver<Event>,
+}
+
+impl Bed {
+    fn new(strategy: Strategy) -> Self {
+        let api = Scripted::default();
+        let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap(), Arc::default());
+        let objects = Objects::new(Arc::new(api.clone()), strategy, "node", clock);
+        let (sender, hints) = mpsc::channel(16);
+        objects.connect(sender);
+        Bed { api, objects, hints }
+    }
+
+    /// The value of key `k` of config map `m`, as one pod sees it.
+    async fn read(&self, pod: &str) -> String {
+        let key = ObjectKey::config_map("prod", "m");
+        let found = self.objects.gather(&PodUid::new(pod), BTreeSet::from([key.clone()])).await;
+        match &found.0[&key] {
+            Ok(object) => String::from_utf8(object.data["k"].clone()).unwrap(),
+            Err(missing) => format!("{:?}: {}", missing.why, missing.message),
+        }
+    }
+
+    /// What was hinted so far, once everything has settled.
+    async fn hinted(&mut self) -> Vec<String> {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let mut pods = Vec::new();
+        while let Ok(event) = self.hints.try_recv() {
+            match event {
+                Event::Refresh { pod } => pods.push(pod.to_string()),
+                other => panic!("{other:?}"),
+            }
+        }
+        pods
+    }
+}
+
+fn map(value: &str) -> Value {
+    json!({"metadata": {"name": "m", "namespace": "prod"}, "data": {"k": value}})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_told_when_an_object_it_needs_changes_and_others_are_not() {
+    let mut bed = Bed::new(Strategy::Watch);
+    bed.api.put(MAP, map("1")).await;
+    assert_eq!(bed.read("a").await, "1");
+    assert_eq!(bed.hinted().await, Vec::<String>::new());
+    bed.api.put(MAP, map("2")).await;
+    assert_eq!(bed.hinted().await, ["a"]);
+    assert_eq!(bed.read("a").await, "2");
+    let mut labelled = map("2");
+    labelled["metadata"]["labels"] = json!({"x": "y"});
+    bed.api.put(MAP, labelled).await;
+    assert_eq!(bed.hinted().await, Vec::<String>::new());
+    assert_eq!(bed.read("b").await, "2");
+    bed.api.put(MAP, map("3")).await;
+    assert_eq!(bed.hinted().await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_watch_serves_all_pods_and_ends_with_the_last() {
+    let mut bed = Bed::new(Strategy::Watch);
+    bed.api.put(MAP, map("1")).await;
+    bed.read("a").await;
+    bed.read("b").await;
+    bed.hinted().await;
+    let watches = bed.api.heard().into_iter().filter(|line| *line == format!("Watch {MAP}")).count();
+    assert_eq!(watches, 1);
+    bed.objects.release(&PodUid::new("a"));
+    bed.hinted().await;
+    assert!(bed.api.is_watched(MAP));
+    bed.objects.release(&PodUid::new("b"));
+    bed.hinted().await;
+    assert!(!bed.api.is_watched(MAP));
+    assert!(locked(&bed.objects.shared.entries).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_there_is_not_found_until_it_appears_and_again_when_it_goes() {
+    let mut bed = Bed::new(Strategy::Watch);
+    assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
+    bed.hinted().await;
+    bed.api.put(MAP, map("1")).await;
+    assert_eq!(bed.hinted().await, ["a"]);
+    assert_eq!(bed.read("a").await, "1");
+    bed.api.delete(MAP).await;
+    assert_eq!(bed.hinted().await, ["a"]);
+    assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_immutable_object_is_read_and_not_watched() {
+    let mut bed = Bed::new(Strategy::Watch);
+    let mut object = map("1");
+    object["immutable"] = json!(true);
+    bed.api.put(MAP, object).await;
+    assert_eq!(bed.read("a").await, "1");
+    bed.hinted().await;
+    assert!(!bed.api.is_watched(MAP));
+    assert_eq!(bed.read("b").await, "1");
+    assert_eq!(bed.api.heard().iter().filter(|line| **line == format!("Get {MAP}")).count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_went_without_an_answer_is_told_when_there_is_one() {
+    let mut bed = Bed::new(Strategy::Watch);
+    bed.api.put(MAP, map("1")).await;
+    bed.api.with(|script| script.is_away = true);
+    let waited = "Unreadable: failed to sync configmap cache: timed out waiting for the condition";
+    assert_eq!(bed.read("a").await, waited);
+    bed.api.with(|script| script.is_away = false);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.hinted().await, ["a"]);
+    assert_eq!(bed.read("a").await, "1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cached_object_is_read_again_after_a_minute_and_outlives_the_server() {
+    let bed = Bed::new(Strategy::Cache);
+    bed.api.put(MAP, map("1")).await;
+    assert_eq!(bed.read("a").await, "1");
+    bed.api.put(MAP, map("2")).await;
+    assert_eq!(bed.read("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(bed.read("a").await, "2");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    bed.api.with(|script| script.is_away = true);
+    assert_eq!(bed.read("a").await, "2");
+    assert!(!bed.api.is_watched(MAP));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_cache_every_look_is_a_read() {
+    let bed = Bed::new(Strategy::Get);
+    bed.api.put(MAP, map("1")).await;
+    assert_eq!(bed.read("a").await, "1");
+    bed.api.put(MAP, map("2")).await;
+    assert_eq!(bed.read("a").await, "2");
+    bed.api.with(|script| script.is_away = true);
+    assert_eq!(bed.read("a").await, "Unreadable: connection refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_asked_for_once_renewed_when_old_and_forgotten_with_its_pod() {
+    let bed = Bed::new(Strategy::Watch);
+    let key = TokenKey {
+        namespace: "prod".to_owned(),
+        service_account: "sa".to_owned(),
+        pod_name: "web".to_owned(),
+        pod_uid: "a".into(),
+        audience: None,
+        expiration_secs: 3600,
+    };
+    let token = async || {
+        let needs = Needs { tokens: BTreeSet::from([key.clone()]), ..Needs::default() };
+        bed.objects.gather_for_volume(&key.pod_uid, needs).await.tokens.remove(&key).unwrap()
+    };
+    let requests = || bed.api.heard().into_iter().filter(|line| line.starts_with("Create")).collect::<Vec<_>>();
+    let first = token().await.unwrap();
+    assert_eq!(token().await.unwrap(), first);
+    assert_eq!(requests(), ["Create /api/v1/namespaces/prod/serviceaccounts/sa/token"]);
+    tokio::time::sleep(Duration::from_secs(2_900)).await;
+    bed.api.with(|script| script.is_away = true);
+    assert_eq!(token().await.unwrap(), first);
+    assert_eq!(requests().len(), 1);
+    tokio::time::sleep(Duration::from_secs(800)).await;
+    assert_eq!(token().await.unwrap_err(), "token expired and refresh failed: connection refused");
+    bed.objects.release(&key.pod_uid);
+    assert_eq!(token().await.unwrap_err(), "failed to fetch token: connection refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_are_waited_for_and_kept_up_with() {
+    use rubelet_core::container::environment::{Services, services::Links};
+    let mut bed = Bed::new(Strategy::Watch);
+    let services = "/api/v1/services";
+    let host = async |bed: &Bed, patience| match bed.objects.services().variables("prod", Links::All, patience).await {
+        Services::Unread => "unread".to_owned(),
+        Services::Read(variables) => {
+            let host = variables.get("DB_SERVICE_HOST").cloned().unwrap_or_default();
+            String::from_utf8(host).unwrap()
+        }
+    };
+    assert_eq!(host(&bed, Patience::Now).await, "unread");
+    assert_eq!(host(&bed, Patience::Wait).await, "");
+    bed.hinted().await;
+    let service = |ip: &str| json!({"metadata": {"name": "db", "namespace": "prod"}, "spec": {"clusterIP": ip, "ports": [{"port": 1}]}});
+    bed.api.put(services, service("10.0.0.1")).await;
+    bed.hinted().await;
+    assert_eq!(host(&bed, Patience::Now).await, "10.0.0.1");
+    bed.api.delete(services).await;
+    bed.hinted().await;
+    assert_eq!(host(&bed, Patience::Now).await, "");
+}

@@ -1,0 +1,140 @@
+//! Service account tokens for pods: asked for once, and again before they grow old.
+//!
+//! Owns: the request, the cache, and when a token is too old. Never: logs a token.
+//! Upstream: `pkg/kubelet/token/token_manager.go`.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use jiff::{SignedDuration, Timestamp};
+use rubelet_core::{container::hash::fnv32a, id::PodUid, volumes::files::TokenKey};
+use rubelet_kube::{
+    calls,
+    port::{ApiError, ApiServer, Lane, ObjectPath},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{CALL_TIMEOUT, locked};
+use crate::world::Clock;
+
+/// No token is used longer than this, however long it is good.
+const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
+/// Renewals of many pods that started together are spread over this long.
+const JITTER_SECS: u32 = 10;
+
+#[derive(Default)]
+pub(super) struct Tokens(Mutex<BTreeMap<TokenKey, Token>>);
+
+#[derive(Clone)]
+struct Token {
+    token: String,
+    expires_at: Timestamp,
+    lifetime: SignedDuration,
+}
+
+impl Tokens {
+    /// From the cache while it is young; an older one as long as no newer one can be had.
+    pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<String, String> {
+        let known = locked(&self.0).get(key).cloned();
+        if let Some(token) = known.as_ref().filter(|token| !token.is_old(jitter(key), clock.now().wall)) {
+            return Ok(token.token.clone());
+        }
+        match (request(api, key).await, known) {
+            (Ok(fresh), _) => {
+                let token = fresh.token.clone();
+                let now = clock.now().wall;
+                let mut tokens = locked(&self.0);
+                tokens.retain(|_, known| known.expires_at > now);
+                tokens.insert(key.clone(), fresh);
+                Ok(token)
+            }
+            (Err(error), Some(known)) if known.expires_at > clock.now().wall => {
+                let pod = format!("{}/{}", key.namespace, key.pod_name);
+                tracing::warn!(pod, "cannot renew a service account token, the old one is still good: {error}");
+                Ok(known.token)
+            }
+            (Err(error), Some(_)) => Err(format!("token expired and refresh failed: {error}")),
+            (Err(error), None) => Err(format!("failed to fetch token: {error}")),
+        }
+    }
+
+    pub(super) fn forget(&self, pod: &PodUid) {
+        locked(&self.0).retain(|key, _| key.pod_uid != *pod);
+    }
+}
+
+impl Token {
+    /// In the last fifth of its life, or a day old.
+    fn is_old(&self, jitter: SignedDuration, now: Timestamp) -> bool {
+        let issued_at = self.expires_at - self.lifetime;
+        now > issued_at + (MAX_AGE - jitter) || now > self.expires_at - self.lifetime / 5 - jitter
+    }
+}
+
+/// The same for one token at all times, and another for the next.
+fn jitter(key: &TokenKey) -> SignedDuration {
+    SignedDuration::from_secs(i64::from(fnv32a(key.pod_uid.as_str().as_bytes()) % JITTER_SECS))
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    spec: AnswerSpec,
+    status: AnswerStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerSpec {
+    expiration_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerStatus {
+    token: String,
+    expiration_timestamp: Timestamp,
+}
+
+async fn request(api: &dyn ApiServer, key: &TokenKey) -> Result<Token, ApiError> {
+    let path = ObjectPath::all("v1", "serviceaccounts").within(&key.namespace).named(&key.service_account).sub("token");
+    let answer: Answer = calls::create(api, Lane::Ordinary, path, &body(key), CALL_TIMEOUT).await?;
+    // The server may give another lifetime than was asked for.
+    let lifetime = SignedDuration::from_secs(answer.spec.expiration_seconds.unwrap_or(key.expiration_secs));
+    Ok(Token { token: answer.status.token, expires_at: answer.status.expiration_timestamp, lifetime })
+}
+
+fn body(key: &TokenKey) -> Value {
+    let audiences: Vec<_> = key.audience.iter().collect();
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": audiences,
+            "expirationSeconds": key.expiration_secs,
+            "boundObjectRef": { "apiVersion": "v1", "kind": "Pod", "name": key.pod_name, "uid": key.pod_uid.as_str() },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_renewed_in_the_last_fifth_of_its_life_or_after_a_day() {
+        let issued_at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let old_after = |lifetime_secs: i64, jitter_secs: i64| {
+            let lifetime = SignedDuration::from_secs(lifetime_secs);
+            let token = Token { token: String::new(), expires_at: issued_at + lifetime, lifetime };
+            let is_old = |secs: &i64| {
+                token.is_old(SignedDuration::from_secs(jitter_secs), issued_at + SignedDuration::from_secs(*secs))
+            };
+            (0..200_000).find(is_old).unwrap()
+        };
+        assert_eq!(old_after(600, 0), 481);
+        assert_eq!(old_after(600, 9), 472);
+        assert_eq!(old_after(3600, 0), 2881);
+        assert_eq!(old_after(7 * 86_400, 0), 86_401);
+        assert_eq!(old_after(7 * 86_400, 5), 86_396);
+    }
+}
