@@ -220,15 +220,18 @@ impl Reporter {
         let body = match change {
             Change::Replaced(nodes) => nodes.into_iter().next(),
             Change::Applied(node) => Some(node),
-            Change::Deleted(_) => {
-                tracing::warn!(node = self.duty.setup.name, "the Node object was deleted");
-                None
-            }
+            Change::Deleted(_) => None,
         };
-        let Some(node) = body.and_then(|body| read(&body)) else { return false };
-        if !is_newer(&node, &self.node) {
+        let Some(body) = body else {
+            // As upstream: whoever deletes a node may be about to take its machine away.
+            tracing::warn!(
+                node = self.duty.setup.name,
+                "the Node object is gone; it is made anew when the agent starts anew"
+            );
+            self.uid.send_replace(None);
             return false;
-        }
+        };
+        let Some(node) = read(&body).filter(|node| is_newer(node, &self.node)) else { return false };
         self.take(node);
         true
     }
@@ -276,6 +279,7 @@ impl Reporter {
 
     fn record_all(&self, events: Vec<EventRecord>) {
         for event in events {
+            tracing::info!(about = %event.about, reason = event.reason, "{}", event.message);
             self.world.events.record(event, self.world.clock.now().wall);
         }
     }
@@ -320,3 +324,6 @@ fn is_newer(node: &Node, known: &Node) -> bool {
         _ => node != known,
     }
 }
+
+#[cfg(test)]
+mod tests;

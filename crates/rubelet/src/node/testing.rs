@@ -42,6 +42,10 @@ impl Scripted {
 #[async_trait]
 impl ApiServer for Scripted {
     async fn call(&self, call: Call) -> Result<bytes::Bytes, ApiError> {
+        if call.lane == Lane::Ordinary {
+            // The watch's first list.
+            return std::future::pending().await;
+        }
         assert_eq!(call.lane, Lane::Heartbeat);
         let object = [Some(call.path.resource), call.path.name.as_deref(), call.path.subresource];
         let object = object.into_iter().flatten().collect::<Vec<_>>().join("/");

@@ -307,4 +307,4 @@ fn same(a: &[Arc<Pod>], b: &[Arc<Pod>]) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -1,0 +1,145 @@
+use rubelet_core::{node_status::initial, settings::Settings};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty, report, view},
+    sources::file::tests::world,
+    world::Clock,
+};
+
+const CACHED: &str = "Get nodes/n1?resourceVersion=0";
+const NEWEST: &str = "Get nodes/n1";
+const PATCH: &str = "Patch(StrategicMerge) nodes/n1/status";
+const CREATE: &str = "Create nodes";
+
+/// The node as this very agent reported it at the moment the tests begin.
+fn reported(version: u64) -> Value {
+    let duty = duty();
+    let mut node = serde_json::to_value(initial(report(&duty, &view()))).unwrap();
+    node["metadata"]["resourceVersion"] = json!(version.to_string());
+    node["metadata"]["uid"] = json!("u1");
+    node
+}
+
+fn reported_not_ready(version: u64) -> Value {
+    let mut node = reported(version);
+    let conditions = node["status"]["conditions"].as_array_mut().unwrap();
+    conditions[3]["status"] = json!("False");
+    node
+}
+
+/// A reporter at a server that gives these answers, on a node whose runtime is not there to list images.
+struct Stand {
+    api: Arc<Scripted>,
+    world: World,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    uid: watch::Receiver<Option<String>>,
+    _tasks: JoinSet<()>,
+    _dir: TempDir,
+}
+
+impl Stand {
+    fn new(readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
+        let settings = Arc::new(Settings::for_node("n1"));
+        let world = World { clock, settings, ..world(dir.path()) };
+        let api = Scripted::new(answers);
+        let (snapshots, receiver) = watch::channel(snapshot(readiness));
+        let (sender, uid) = watch::channel(None);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty()), receiver, sender));
+        Stand { api, world, snapshots, uid, _tasks: tasks, _dir: dir }
+    }
+
+    fn turn(&self, readiness: Readiness) {
+        self.snapshots.send_replace(snapshot(readiness));
+    }
+
+    async fn after(&self, secs: u64) -> Vec<String> {
+        sleep(Duration::from_secs(secs)).await;
+        self.api.heard()
+    }
+
+    fn events(&self) -> Vec<String> {
+        self.world.events.since(0).into_iter().map(|event| event.record.reason).collect()
+    }
+}
+
+fn snapshot(readiness: Readiness) -> Arc<Snapshot> {
+    Arc::new(Snapshot { node: NodeView { readiness, ..NodeView::default() }, ..Snapshot::default() })
+}
+
+fn down() -> Readiness {
+    Readiness::NotReady(vec!["container runtime is down".to_owned()])
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_starts_again_writes_nothing_until_a_report_is_due() {
+    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
+    assert_eq!(stand.after(299).await, [CACHED]);
+    assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
+    assert_eq!(stand.after(10).await, [CACHED, PATCH]);
+    assert_eq!(stand.events(), <[String; 0]>::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_said_of_the_node_before_its_runtime_was_asked() {
+    let stand = Stand::new(Readiness::Unchecked, [Ok(reported(5))]);
+    assert_eq!(stand.after(5).await, <[&str; 0]>::default());
+    stand.turn(Readiness::Ready);
+    assert_eq!(stand.after(1).await, [CACHED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_node_is_created_with_all_there_is_to_say() {
+    let stand = Stand::new(Readiness::Ready, [NOT_FOUND, Ok(reported(5))]);
+    assert_eq!(stand.after(60).await, [CACHED, CREATE]);
+    assert_eq!(stand.api.bodies()[1]["status"]["conditions"][3]["status"], "True");
+    assert_eq!(
+        stand.events(),
+        ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_turns_is_reported_at_once() {
+    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
+    assert_eq!(stand.after(3).await, [CACHED]);
+    stand.turn(down());
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(stand.api.heard(), [CACHED, PATCH]);
+    let patch = stand.api.bodies().pop().unwrap();
+    assert_eq!(patch["status"]["conditions"][3]["message"], "container runtime is down");
+    stand.turn(Readiness::Ready);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(stand.events(), ["NodeNotReady", "NodeReady"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_fails_is_made_again_from_the_newest_node() {
+    let answers = [Ok(reported(5)), CONFLICT, Ok(reported(6)), UNREACHABLE, UNREACHABLE, Ok(reported_not_ready(7))];
+    let stand = Stand::new(Readiness::Ready, answers);
+    stand.after(1).await;
+    stand.turn(down());
+    assert_eq!(stand.after(1).await, [CACHED, PATCH, NEWEST, PATCH, NEWEST, PATCH]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
+    let stand = Stand::new(Readiness::Ready, [Ok(reported(5))].into_iter().chain([const { UNREACHABLE }; 10]));
+    stand.after(1).await;
+    stand.turn(down());
+    assert_eq!(stand.after(5).await.iter().filter(|heard| *heard == PATCH).count(), 5);
+    assert_eq!(stand.after(10).await.iter().filter(|heard| *heard == PATCH).count(), 6);
+}
+
+#[test]
+fn a_watch_that_is_behind_brings_no_older_node() {
+    let node = |version: u64| serde_json::from_value::<Node>(reported(version)).unwrap();
+    assert!(is_newer(&node(10), &node(9)));
+    assert!(!is_newer(&node(9), &node(10)) && !is_newer(&node(9), &node(9)));
+    assert!(is_newer(&node(1), &Node::default()));
+}
