@@ -31,6 +31,7 @@ mod cleanups;
 mod config;
 mod done;
 mod outbox;
+mod probes;
 mod sync;
 
 #[derive(Debug)]
@@ -76,7 +77,6 @@ impl Agent {
             Event::Hint { pod } => self.want_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Due => {}
-            Event::Probe(result) => self.handle_probe(&result, now),
             Event::Done { id, result } => self.handle_done(id, result, now),
         }
         self.handle_time(now);

@@ -12,6 +12,7 @@ use crate::{
     cgroups::Cgroup,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{Listing, PodFacts, RuntimeStatus},
+    probes::{ProbeOrder, ProbeOutcome},
 };
 
 /// Ties an answer to the effect that asked. Never used twice in one run of the agent.
@@ -46,6 +47,8 @@ pub enum Op {
     },
     /// Which pods have a directory under the root directory, or a log directory?
     ListPodDirs,
+    /// Asks a container how it is. What its program does about it is its own affair.
+    Probe(ProbeOrder),
     // ---
     /// Sets the cgroups above the pods' right, and says which there are below them.
     SyncQosCgroups {
@@ -203,6 +206,7 @@ pub enum Facts {
     Container {
         id: ContainerId,
     },
+    Probe(ProbeOutcome),
     PodDirs {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,

@@ -10,32 +10,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     effect::{EffectError, EffectId, Facts},
-    id::{ContainerId, PodUid},
+    id::PodUid,
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
-    Config {
-        source: Source,
-        pods: Vec<Arc<Pod>>,
-    },
+    Config { source: Source, pods: Vec<Arc<Pod>> },
     /// Something says this pod changed in the runtime. A hint: it only causes a look.
-    Hint {
-        pod: PodUid,
-    },
+    Hint { pod: PodUid },
     /// An object changed that the pod's volumes or environment are made of.
-    Refresh {
-        pod: PodUid,
-    },
+    Refresh { pod: PodUid },
     /// The moment `Agent::wake_at` named has come.
     Due,
-    Probe(ProbeResult),
     /// An effect is over.
-    Done {
-        id: EffectId,
-        result: Result<Facts, EffectError>,
-    },
+    Done { id: EffectId, result: Result<Facts, EffectError> },
 }
 
 /// Where a pod was asked for.
@@ -56,20 +45,4 @@ impl Source {
             Source::Api => "api",
         }
     }
-}
-
-/// A prober's verdict about one container.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbeResult {
-    pub pod: PodUid,
-    pub container: ContainerId,
-    pub probe: Probe,
-    pub success: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Probe {
-    Liveness,
-    Readiness,
-    Startup,
 }

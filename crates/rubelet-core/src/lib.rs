@@ -25,6 +25,7 @@ pub mod observation;
 pub mod pod;
 pub mod pod_config;
 pub mod pod_manager;
+pub mod probes;
 pub mod qos;
 pub mod quantity;
 pub mod settings;

@@ -22,6 +22,7 @@ use crate::{
     images::ImageWant,
     observation::SharedFacts,
     pod::{restart::CrashLoop, status::Waiting},
+    probes::Probes,
     time::{Now, Uptime},
 };
 
@@ -231,6 +232,7 @@ pub struct PodRecord {
     pub flights: BTreeMap<Key, Flight>,
     pub failures: BTreeMap<Key, Failure>,
     pub crash_loops: BTreeMap<String, CrashLoop>,
+    pub probes: Probes,
     /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
     pub ended: BTreeMap<ContainerId, Uptime>,
     /// Highest attempts in the pod's logs, as of a look that found nothing of the pod in the runtime. Where the runtime
@@ -268,6 +270,7 @@ impl PodRecord {
             flights: BTreeMap::new(),
             failures: BTreeMap::new(),
             crash_loops: BTreeMap::new(),
+            probes: Probes::default(),
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
             ordered: BTreeMap::new(),

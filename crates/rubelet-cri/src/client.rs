@@ -195,6 +195,23 @@ impl ContainerRuntime for CriClient {
         Ok(answer.images)
     }
 
+    async fn exec_sync(
+        &self,
+        container_id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> RpcResult<v1::ExecSyncResponse> {
+        let request = v1::ExecSyncRequest {
+            container_id: container_id.to_owned(),
+            cmd: command.to_vec(),
+            timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        };
+        let mut client = self.runtime.clone();
+        // The runtime keeps the command's time; ours is for a runtime that does not.
+        let deadline = self.timeout.saturating_add(timeout);
+        call("ExecSync", deadline, request, |request| client.exec_sync(request)).await
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let request = v1::ImageStatusRequest { image: Some(image.clone()), verbose: false };
         let mut client = self.images.clone();

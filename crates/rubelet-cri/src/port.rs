@@ -1,5 +1,7 @@
 //! What the agent needs of a container runtime: CRI v1, one method per RPC we use.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
@@ -76,6 +78,14 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn remove_container(&self, container_id: &str) -> RpcResult<()>;
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
+    /// Runs a command in a container and waits for its end. `DeadlineExceeded` when it was killed for taking longer than
+    /// `timeout`, which is counted in whole seconds.
+    async fn exec_sync(
+        &self,
+        container_id: &str,
+        command: &[String],
+        timeout: Duration,
+    ) -> RpcResult<v1::ExecSyncResponse>;
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>>;
     /// `None`: the image is not there.

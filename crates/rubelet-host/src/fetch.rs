@@ -63,11 +63,11 @@ impl Fetcher {
     async fn get(&self, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<Answer> {
         if is_https(uri) {
             let connection = self.tls().await?.oneshot(uri.clone()).await.map_err(|error| unreachable(uri, &*error))?;
-            exchange(connection, uri, headers, limit_bytes).await
+            exchange(connection, request(uri, headers)?, limit_bytes).await
         } else {
             let connection =
                 HttpConnector::new().oneshot(uri.clone()).await.map_err(|error| unreachable(uri, &error))?;
-            exchange(connection, uri, headers, limit_bytes).await
+            exchange(connection, request(uri, headers)?, limit_bytes).await
         }
     }
 
@@ -93,16 +93,27 @@ struct Answer {
     body: Vec<u8>,
 }
 
+async fn exchange<C>(connection: C, request: Request<Empty<Bytes>>, limit_bytes: u64) -> io::Result<Answer>
+where
+    C: rt::Read + rt::Write + Unpin,
+{
+    let read = async |response| read_answer(response, limit_bytes).await;
+    converse(connection, request, read).await
+}
+
 /// One request over a fresh connection. The connection is driven here, so it ends with this future.
-async fn exchange<C>(connection: C, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<Answer>
+pub(crate) async fn converse<C, T>(
+    connection: C,
+    request: Request<Empty<Bytes>>,
+    read: impl AsyncFnOnce(Response<Incoming>) -> io::Result<T>,
+) -> io::Result<T>
 where
     C: rt::Read + rt::Write + Unpin,
 {
     let (mut sender, driver) = hyper::client::conn::http1::handshake(connection).await.map_err(io::Error::other)?;
-    let request = request(uri, headers)?;
     let answer = async {
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
-        read_answer(response, limit_bytes).await
+        read(response).await
     };
     tokio::pin!(driver, answer);
     tokio::select! {
@@ -164,7 +175,7 @@ fn check(uri: &Uri) -> io::Result<()> {
 }
 
 /// Where a `Location` leads, seen from the page that sent it.
-fn resolve(base: &Uri, location: &str) -> io::Result<Uri> {
+pub(crate) fn resolve(base: &Uri, location: &str) -> io::Result<Uri> {
     let location = location.split('#').next().unwrap_or_default();
     let scheme = base.scheme_str().unwrap_or("http");
     let authority = base.authority().map_or("", |authority| authority.as_str());
@@ -181,7 +192,7 @@ fn resolve(base: &Uri, location: &str) -> io::Result<Uri> {
     absolute.parse().map_err(|error| invalid(format!("redirected to an invalid URL: {error}")))
 }
 
-fn is_https(uri: &Uri) -> bool {
+pub(crate) fn is_https(uri: &Uri) -> bool {
     uri.scheme() == Some(&Scheme::HTTPS)
 }
 
@@ -197,7 +208,7 @@ fn unreachable(uri: &Uri, error: &(dyn std::error::Error + 'static)) -> io::Erro
     io::Error::new(io::ErrorKind::NotConnected, message)
 }
 
-fn invalid(message: String) -> io::Error {
+pub(crate) fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 

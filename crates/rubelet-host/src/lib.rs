@@ -1,9 +1,10 @@
-//! The node under our feet: files, mounts, cgroups, watches, HTTP fetches.
+//! The node under our feet: files, mounts, cgroups, watches, HTTP fetches, checks of containers.
 //!
 //! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
 //! Never: decides anything about pods.
 
 pub mod cgroup;
+pub mod check;
 pub mod fetch;
 pub mod fs;
 pub mod linux;

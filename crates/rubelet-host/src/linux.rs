@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,9 +18,10 @@ use tokio::sync::mpsc;
 
 use crate::{
     cgroup::{Cgroup, Hierarchies},
+    check::{self, Checker},
     fetch::Fetcher,
     fs, mount,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, Projected, Projection, ReadError},
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, HttpCheck, Projected, Projection, ReadError},
     watch,
 };
 
@@ -27,6 +29,7 @@ use crate::{
 pub struct LinuxHost {
     mounter: mount::Mounter,
     fetcher: Fetcher,
+    checker: Checker,
 }
 
 #[async_trait]
@@ -135,6 +138,14 @@ impl Host for LinuxHost {
 
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
         watch::watch_dir(path, watch::Interest::Entries).await
+    }
+
+    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+        self.checker.check_http(check).await
+    }
+
+    async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()> {
+        check::check_tcp(host, port, timeout).await
     }
 
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {

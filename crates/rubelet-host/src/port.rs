@@ -89,6 +89,15 @@ pub enum Projected {
     Written,
 }
 
+/// What a probe or a hook asks: no certificate is checked, and redirects are followed on the same host only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpCheck {
+    pub url: String,
+    /// `Host` among them replaces the URL's.
+    pub headers: Vec<(String, String)>,
+    pub timeout: Duration,
+}
+
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Entries in lexical order.
@@ -159,6 +168,12 @@ pub trait Host: Send + Sync + 'static {
     /// exist, or the node is out of watches); the channel closes when the directory itself goes away.
     /// Hints are coalesced: the channel holds one.
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>>;
+
+    /// HTTP(S) GET of a container. The body is cut at 10 KiB, any status is an answer; so is a redirect to another host.
+    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse>;
+
+    /// Opens a TCP connection and closes it.
+    async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()>;
 
     /// HTTP(S) GET. An answer over the limit is an error, any status is an answer.
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse>;

@@ -125,7 +125,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
-                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Due | Event::Probe(_) => {}
+                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Due => {}
             }
             scene.count_turn();
             let snapshot = agent.snapshot();
@@ -154,7 +154,15 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
 }
 
 fn only_looks(op: &Op) -> bool {
-    matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
+    matches!(
+        op,
+        Op::CheckRuntime
+            | Op::Relist
+            | Op::InspectPod { .. }
+            | Op::InspectImage { .. }
+            | Op::ListPodDirs
+            | Op::Probe(_)
+    )
 }
 
 fn starts_something_for(op: &Op) -> Option<&str> {
@@ -177,6 +185,7 @@ fn name(op: &Op) -> String {
         Op::SyncQosCgroups { .. } => "SyncQosCgroups".to_owned(),
         Op::SetUpPodCgroup { pod, .. } => format!("SetUpPodCgroup {pod}"),
         Op::RemovePodCgroup { pod, .. } => format!("RemovePodCgroup {pod}"),
+        Op::Probe(order) => format!("Probe {:?} {}/{}", order.kind, order.pod, order.container),
         Op::MakePodDirs { pod } => format!("MakePodDirs {pod}"),
         Op::SetUpVolumes { uid, .. } => format!("SetUpVolumes {uid}"),
         Op::RefreshVolumes { uid, .. } => format!("RefreshVolumes {uid}"),

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use rubelet_host::{
     cgroup::Cgroup,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, Projected, Projection, ReadError},
+    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, HttpCheck, Projected, Projection, ReadError},
 };
 use tokio::{sync::mpsc, time::sleep};
 
@@ -179,6 +179,16 @@ impl Host for FakeHost {
 
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
         self.look(|scene| scene.disk.watch(path)).await
+    }
+
+    /// A container answers with the page of this address, or that all is well.
+    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+        let answer = self.look(|scene| scene.pages.get(&check.url).cloned()).await;
+        Ok(answer.unwrap_or(FetchResponse { status: 200, body: Vec::new() }))
+    }
+
+    async fn check_tcp(&self, _host: &str, _port: u16, _timeout: Duration) -> io::Result<()> {
+        self.look(|_| Ok(())).await
     }
 
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {

@@ -17,7 +17,7 @@ use crate::{
         act::{Act, KilledBy},
         store::{Container, Picture, Sandbox},
     },
-    script::{LABEL_POD, LABEL_VERSION, Policy, Script},
+    script::{LABEL_POD, LABEL_VERSION, Policy, Role, Script},
 };
 
 /// Upstream's crash-loop back-off.
@@ -230,6 +230,8 @@ impl Rules {
             Policy::Never => actor.starts > 0,
             // A new sandbox runs its init containers anew.
             Policy::OnFailure if script.is_init(container.role()) => actor.succeeded_in(&container.sandbox),
+            // Whoever is stopped for a failed probe runs again, however it ends.
+            Policy::OnFailure if script.role(container.role()).is_some_and(Role::may_be_unhealthy) => false,
             Policy::OnFailure => actor.last_exit.as_ref().is_some_and(|exit| exit.code == 0),
         };
         if forbidden {

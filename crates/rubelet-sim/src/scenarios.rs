@@ -4,6 +4,7 @@ mod agent_death;
 mod images;
 mod life;
 mod manifests;
+mod probes;
 mod restarts;
 mod runtime_trouble;
 mod swarm;

@@ -39,12 +39,14 @@ pub enum EmptyDir {
 }
 
 /// One container of a script.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Role {
     pub name: String,
     pub program: Program,
     pub image: String,
     pub pull: Option<&'static str>,
+    /// Further fields of the container, as a user would write them.
+    pub fields: Vec<(&'static str, Value)>,
 }
 
 /// What a container's process does.
@@ -134,6 +136,14 @@ impl Script {
         self
     }
 
+    /// A field of the container added last: its probes and hooks. Commands are in the words of `Command`.
+    pub fn field(mut self, name: &'static str, value: Value) -> Self {
+        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
+            role.fields.push((name, value));
+        }
+        self
+    }
+
     pub fn role(&self, name: &str) -> Option<&Role> {
         self.init.iter().chain(&self.containers).find(|role| role.name == name)
     }
@@ -181,6 +191,9 @@ impl Script {
             "image": role.image,
             "command": ["sim", role.program.to_string()],
         });
+        for (field, value) in &role.fields {
+            container[field] = value.clone();
+        }
         if let Some(policy) = role.pull {
             container["imagePullPolicy"] = policy.into();
         }
@@ -199,9 +212,64 @@ impl From<&str> for Script {
 }
 
 impl Role {
+    /// It has a probe for whose sake it may be stopped.
+    pub fn may_be_unhealthy(&self) -> bool {
+        self.fields.iter().any(|(name, _)| matches!(*name, "livenessProbe" | "startupProbe"))
+    }
+
     fn new(name: &str, program: &str) -> Self {
         let program = program.parse().expect("a script is written in the words of Program");
-        Role { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None }
+        Role { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None, fields: Vec::new() }
+    }
+}
+
+/// What a probe or a hook runs in a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    Ok,
+    Fail,
+    /// Fails in the first instance of its container, and works in those that follow.
+    FailFirst,
+    /// Works, in the end.
+    Sleep {
+        secs: u64,
+    },
+}
+
+impl Command {
+    /// In the instance with this number.
+    pub fn fails(self, attempt: u32) -> bool {
+        match self {
+            Command::Ok | Command::Sleep { .. } => false,
+            Command::Fail => true,
+            Command::FailFirst => attempt == 0,
+        }
+    }
+}
+
+impl FromStr for Command {
+    type Err = UnknownProgram;
+
+    /// `ok`, `fail`, `fail first`, `sleep 3s`.
+    fn from_str(text: &str) -> Result<Self, UnknownProgram> {
+        match text.split_whitespace().collect::<Vec<_>>().as_slice() {
+            ["ok"] => Ok(Command::Ok),
+            ["fail"] => Ok(Command::Fail),
+            ["fail", "first"] => Ok(Command::FailFirst),
+            ["sleep", after] => Ok(Command::Sleep { secs: seconds(after)?.as_secs() }),
+            _ => Err(UnknownProgram),
+        }
+    }
+}
+
+impl std::fmt::Display for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Command::Ok => f.write_str("ok"),
+            Command::Fail => f.write_str("fail"),
+            Command::FailFirst => f.write_str("fail first"),
+            Command::Sleep { secs } => write!(f, "sleep {secs}s"),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub mod container;
 pub mod directories;
 mod failure;
 pub mod image;
+mod probe;
 pub mod sandbox;
 pub mod status;
 pub mod volume;
@@ -116,6 +117,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
         Op::SetUpPodCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
         Op::RemovePodCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
+        Op::Probe(order) => probe::probe(world, order).await,
         Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
         Op::SetUpVolumes { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
         Op::RefreshVolumes { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
@@ -158,7 +160,15 @@ fn log_end(op: &Op, result: &Result<Facts, EffectError>) {
 }
 
 fn is_look(op: &Op) -> bool {
-    matches!(op, Op::CheckRuntime | Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } | Op::ListPodDirs)
+    matches!(
+        op,
+        Op::CheckRuntime
+            | Op::Relist
+            | Op::InspectPod { .. }
+            | Op::InspectImage { .. }
+            | Op::ListPodDirs
+            | Op::Probe(_)
+    )
 }
 
 /// What an operation is about, for the log: `namespace/pod`, `namespace/pod/container`.
@@ -180,6 +190,7 @@ impl Named {
             Op::SyncQosCgroups { .. } => named("SyncQosCgroups", String::new()),
             Op::SetUpPodCgroup { pod, .. } => named("SetUpPodCgroup", pod.to_string()),
             Op::RemovePodCgroup { pod, .. } => named("RemovePodCgroup", pod.to_string()),
+            Op::Probe(order) => named("Probe", format!("{}/{}", order.pod, order.container)),
             Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string()),
             Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod)),
             Op::RefreshVolumes { pod, .. } => named("RefreshVolumes", names(pod)),

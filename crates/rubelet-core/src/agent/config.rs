@@ -9,12 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     agent::Agent,
     effect::Op,
-    event::{Probe, ProbeResult, Source},
+    event::Source,
     id::{PodRef, PodUid, full_name_of},
     pod::{Cause, Grace, Lifecycle, Look, PodRecord, Wanted},
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::{is_mirror_pod, is_static_pod},
-    status_manager::{self, Readiness, Startup},
     time::Now,
 };
 
@@ -131,23 +130,6 @@ impl Agent {
             failure.retry_at = failure.retry_at.min(now.uptime);
         }
         self.touched.insert(uid.clone());
-    }
-
-    pub(super) fn handle_probe(&mut self, result: &ProbeResult, now: Now) {
-        let ProbeResult { pod, container, probe, success } = result;
-        let context = status_manager::Context { pods: &self.pods, now };
-        match probe {
-            Probe::Liveness => {}
-            Probe::Readiness => {
-                let readiness = if *success { Readiness::Ready } else { Readiness::Unready };
-                self.statuses.set_container_readiness(pod, container, readiness, context);
-            }
-            Probe::Startup => {
-                let startup = if *success { Startup::Started } else { Startup::NotStarted };
-                self.statuses.set_container_startup(pod, container, startup, context);
-            }
-        }
-        self.touched.insert(pod.clone());
     }
 
     /// Starts the end of a pod, or hastens it. What was starting is cancelled.

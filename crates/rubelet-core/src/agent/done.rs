@@ -137,6 +137,9 @@ impl Agent {
             self.touched.insert(uid.clone());
             return;
         }
+        if record.probes.under_way().any(|probe| probe == id) {
+            return self.probe_done(id, uid, result, now);
+        }
         let Some(key) = record.flights.iter().find(|(_, flight)| flight.id == id).map(|(key, _)| key.clone()) else {
             return;
         };
@@ -168,6 +171,7 @@ impl Agent {
         for record in self.records.values() {
             let flights = record.flights.values().filter(|flight| flight.give_up_at <= now.uptime);
             overdue.extend(flights.map(|flight| flight.id));
+            overdue.extend(record.probes.overdue(now));
             if let Look::UnderWay { id, give_up_at, .. } = record.look
                 && give_up_at <= now.uptime
             {
@@ -332,6 +336,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         | Op::InspectPod { .. }
         | Op::InspectImage { .. }
         | Op::SyncQosCgroups { .. }
+        | Op::Probe(_)
         | Op::ListPodDirs
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }
@@ -378,6 +383,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::InspectImage { .. }
         | Op::SyncQosCgroups { .. }
         | Op::RemovePodCgroup { .. }
+        | Op::Probe(_)
         | Op::ListPodDirs
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }

@@ -90,6 +90,8 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
     let request = settings.runtime_request_timeout;
     match op {
         Op::CheckRuntime => CHECK_DEADLINE,
+        // The effect ends by the probe's own timeout; a command may have to be killed first, as slow as the runtime does it.
+        Op::Probe(order) => order.timeout + request,
         Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } => LOOK_DEADLINE,
         Op::ListPodDirs
         | Op::SyncQosCgroups { .. }

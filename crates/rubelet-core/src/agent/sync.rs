@@ -10,7 +10,7 @@ use crate::{
     effect::{About, EventRecord, Op, Severity},
     errands::Errand,
     explain,
-    id::PodUid,
+    id::{ContainerId, PodUid},
     images::{Asked, ImageSteps},
     manifest,
     node::Routine,
@@ -88,6 +88,7 @@ impl Agent {
             let grace_secs = record.grace_secs();
             self.terminate(uid, Cause::Completed, grace_secs, now);
         }
+        self.probe_pod(uid, &facts, now);
         self.plan_pod(uid, now);
     }
 
@@ -193,6 +194,7 @@ impl Agent {
             facts,
             previous,
             waiting: &waiting,
+            restarting: &restarting(record, facts),
             stage: stage(&record.lifecycle),
             host_ips: &self.settings.host_ips,
             runtime: &self.node.status.name,
@@ -272,7 +274,8 @@ impl Agent {
     fn rest(&mut self, uid: &PodUid, blocked: Option<String>, now: Now) {
         let record = self.records.get_mut(uid).expect("the caller found it");
         let planned = record.wake_at.filter(|moment| *moment > now.uptime);
-        record.wake_at = planned.into_iter().chain(record.next_retry(now)).min();
+        let others = [record.next_retry(now), record.probes.wake_at(now)];
+        record.wake_at = planned.into_iter().chain(others.into_iter().flatten()).min();
         record.blocked = blocked;
     }
 
@@ -295,6 +298,9 @@ impl Agent {
         self.errands.mirrors.insert(record.id.full_name());
         self.errands.forget(&Errand::Status(uid.clone()));
         if let Look::UnderWay { id, .. } = record.look {
+            self.outbox.cancel(id);
+        }
+        for id in record.probes.under_way() {
             self.outbox.cancel(id);
         }
         for id in self.images.forget_pod(uid) {
@@ -339,6 +345,7 @@ impl Agent {
             | Op::SyncQosCgroups { .. }
             | Op::SetUpPodCgroup { .. }
             | Op::RemovePodCgroup { .. }
+            | Op::Probe(_)
             | Op::MakePodDirs { .. }
             | Op::TearDownVolumes { .. }
             | Op::RemovePodDir { .. }
@@ -416,6 +423,12 @@ fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::
         now.uptime,
     );
     record.crash_loops.insert(name.to_owned(), crash_loop);
+}
+
+fn restarting(record: &PodRecord, facts: &PodFacts) -> BTreeSet<ContainerId> {
+    let newest = record.containers().iter().filter_map(|it| Some((it, facts.newest_container(&it.name)?)));
+    let ended = newest.filter(|(spec, it)| it.exit().is_some() && record.is_restarting(spec, it));
+    ended.map(|(_, it)| it.id.clone()).collect()
 }
 
 fn stage(lifecycle: &Lifecycle) -> Stage {

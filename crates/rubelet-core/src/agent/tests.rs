@@ -113,6 +113,7 @@ fn named(op: &Op) -> &'static str {
         Op::SyncQosCgroups { .. } => "sync qos",
         Op::SetUpPodCgroup { .. } => "set up cgroup",
         Op::RemovePodCgroup { .. } => "remove cgroup",
+        Op::Probe(_) => "probe",
         Op::MakePodDirs { .. } => "make dirs",
         Op::SetUpVolumes { .. } => "set up volumes",
         Op::RefreshVolumes { .. } => "refresh volumes",

@@ -8,9 +8,6 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
-    "spec.<containers>[*].livenessProbe",
-    "spec.<containers>[*].readinessProbe",
-    "spec.<containers>[*].startupProbe",
     "spec.<containers>[*].lifecycle",
     "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
     "spec.<containers>[*].volumeMounts[*].subPath",
@@ -91,7 +88,7 @@ mod tests {
         let fields = of(&json!({
             "containers": [{
                 "name": "a",
-                "livenessProbe": { "exec": { "command": ["true"] } },
+                "lifecycle": { "preStop": { "sleep": { "seconds": 1 } } },
                 "volumeMounts": [{ "name": "v", "mountPath": "/v" }, { "name": "v", "mountPath": "/w", "subPath": "w" }],
                 "resources": { "limits": { "cpu": "1", "nvidia.com/gpu": 1 } },
                 "env": [{ "name": "A", "value": "a" }],
@@ -113,7 +110,7 @@ mod tests {
             "runtimeClassName": "gvisor",
         }));
         assert_snapshot!(fields, @"
-        spec.containers[0].livenessProbe
+        spec.containers[0].lifecycle
         spec.containers[0].volumeMounts[1].subPath
         spec.containers[0].resources.limits[nvidia.com/gpu]
         spec.volumes[2].nfs

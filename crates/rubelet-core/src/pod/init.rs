@@ -10,6 +10,7 @@ use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
     pod::{
         PodRecord,
+        containers::{Stop, grace_after_probe},
         restart_policy::{is_sidecar, restarts_after},
     },
 };
@@ -22,8 +23,8 @@ pub struct InitPlan<'a> {
     pub failed: bool,
     /// To be started, in this order.
     pub start: Vec<&'a Container>,
-    /// In a state nobody can tell, or of another definition: to be stopped before they are started again.
-    pub stop: Vec<&'a ContainerFacts>,
+    /// To be stopped before they are started again.
+    pub stop: Vec<Stop<'a>>,
 }
 
 pub fn init_plan<'a>(record: &'a PodRecord, facts: &'a PodFacts, sandbox: &SandboxFacts) -> InitPlan<'a> {
@@ -47,7 +48,7 @@ pub fn init_plan<'a>(record: &'a PodRecord, facts: &'a PodFacts, sandbox: &Sandb
         Next::Failed => return InitPlan { failed: true, ..InitPlan::default() },
     };
     for sidecar in init_containers[..settled.min(init_containers.len())].iter().filter(|init| is_sidecar(init)) {
-        keep_running(sidecar, in_sandbox(&sidecar.name), &mut plan);
+        keep_running(record, sidecar, in_sandbox(&sidecar.name), &mut plan);
     }
     match next {
         Next::Initialized => plan.initialized = true,
@@ -77,7 +78,13 @@ fn next_after<'a>(
     let Some(known) = known else { return Next::StartAt(index) };
     match &known.state {
         ContainerState::Created => Next::StartAt(index),
-        ContainerState::Running { .. } if is_sidecar(container) => Next::StartAt(index + 1),
+        ContainerState::Running { .. } if is_sidecar(container) => {
+            if record.probes.has_started(container, &known.id) {
+                return Next::StartAt(index + 1);
+            }
+            plan.stop.extend(failed_probe(record, container, known));
+            Next::Wait
+        }
         ContainerState::Running { .. } => Next::Wait,
         ContainerState::Exited(_) if is_sidecar(container) => Next::StartAt(index),
         ContainerState::Exited(exit) if exit.code == 0 => Next::StartAt(index + 1),
@@ -89,21 +96,41 @@ fn next_after<'a>(
             }
         }
         ContainerState::Unknown => {
-            plan.stop.push(known);
+            plan.stop.push(unknown(record, known));
             Next::Wait
         }
     }
 }
 
-fn keep_running<'a>(sidecar: &'a Container, known: Option<&'a ContainerFacts>, plan: &mut InitPlan<'a>) {
-    match known.map(|known| (&known.state, known)) {
-        Some((ContainerState::Running { .. }, known)) => {
+fn keep_running<'a>(
+    record: &PodRecord,
+    sidecar: &'a Container,
+    known: Option<&'a ContainerFacts>,
+    plan: &mut InitPlan<'a>,
+) {
+    let Some(known) = known else { return plan.start.push(sidecar) };
+    match &known.state {
+        ContainerState::Running { .. } => {
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(sidecar));
             if changed {
-                plan.stop.push(known);
+                let why = format!("Init container {} definition changed", sidecar.name);
+                plan.stop.push(Stop { running: known, why, grace_secs: record.grace_secs() });
+            } else {
+                plan.stop.extend(failed_probe(record, sidecar, known));
             }
         }
-        Some((ContainerState::Unknown, known)) => plan.stop.push(known),
-        Some((ContainerState::Created | ContainerState::Exited(_), _)) | None => plan.start.push(sidecar),
+        ContainerState::Unknown => plan.stop.push(unknown(record, known)),
+        ContainerState::Created | ContainerState::Exited(_) => plan.start.push(sidecar),
     }
+}
+
+fn failed_probe<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
+    let probe = record.probes.failure(&known.id)?;
+    let why = format!("Init container {} failed {} probe", sidecar.name, probe.as_str().to_lowercase());
+    Some(Stop { running: known, why, grace_secs: grace_after_probe(record, sidecar, probe) })
+}
+
+fn unknown<'a>(record: &PodRecord, known: &'a ContainerFacts) -> Stop<'a> {
+    let why = "Init container is in \"unknown\" state, try killing it before restart".to_owned();
+    Stop { running: known, why, grace_secs: record.grace_secs() }
 }

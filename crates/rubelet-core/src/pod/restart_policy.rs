@@ -18,6 +18,11 @@ pub fn restarts_after(container: &Container, spec: &PodSpec, exit_code: i32) -> 
     }
 }
 
+/// A container that is stopped because it is unhealthy runs again, whatever it exits with, unless nothing ever does.
+pub fn restarts_after_probe(container: &Container, spec: &PodSpec) -> bool {
+    container.restart_policy.as_deref().or(spec.restart_policy.as_deref()) != Some("Never")
+}
+
 /// A sidecar: an init container that is kept running beside the containers after it.
 pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")

@@ -3,7 +3,10 @@
 //! Owns: the whole `PodStatus`. Never: remembers anything; what must last comes in as the previous status or as facts.
 //! Upstream: `kubelet_pods.go` (generateAPIPodStatus, convertStatusToAPIStatus, getPhase), `status/generate.go`, `reason_cache.go`.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -14,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
+    id::ContainerId,
     observation::{PodFacts, SandboxState},
     pod_manager::is_static_pod,
     qos::{QosClass, qos_class},
@@ -38,6 +42,8 @@ pub struct StatusInput<'a> {
     pub previous: Option<&'a PodStatus>,
     /// By container name.
     pub waiting: &'a BTreeMap<String, Waiting>,
+    /// Containers that ended because a probe failed, and run again whatever they exited with.
+    pub restarting: &'a BTreeSet<ContainerId>,
     pub stage: Stage,
     /// Primary first; empty when nobody knows.
     pub host_ips: &'a [String],

@@ -17,7 +17,7 @@ use crate::{
     observation::{ContainerState, PodFacts, SandboxFacts},
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
-        containers::{Verdict, verdict},
+        containers::{Stop, Verdict, verdict},
         init::init_plan,
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
@@ -82,8 +82,8 @@ fn containers_plan(
         termination::stop_everything(record, facts, None, plan, now);
         return;
     }
-    for stale in &init.stop {
-        termination::stop_container(record, stale, record.grace_secs(), "the init container must be replaced", plan);
+    for stop in &init.stop {
+        stop_one(record, stop, plan, now);
     }
     let start = Start { record, facts, sandbox, context, now };
     for container in &init.start {
@@ -104,12 +104,22 @@ fn containers_plan(
         match verdict {
             Verdict::Keep | Verdict::Done => {}
             Verdict::Start => start.plan(container, plan),
-            Verdict::Replace { running, why } => {
-                plan.events.push(event(record, &container.name, Severity::Normal, "Killing", why.clone()));
-                termination::stop_container(record, running, record.grace_secs(), why, plan);
-            }
+            Verdict::Stop(stop) => stop_one(record, &stop, plan, now),
         }
     }
+}
+
+/// Stops an instance, and says why when it begins.
+fn stop_one(record: &PodRecord, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
+    let name = &stop.running.name;
+    let key = Key::Container(name.clone());
+    if record.is_busy(&key, now) {
+        return;
+    }
+    if !record.failures.contains_key(&key) {
+        plan.events.push(event(record, name, Severity::Normal, "Killing", stop.why.clone()));
+    }
+    termination::stop_container(record, stop.running, stop.grace_secs, stop.why.clone(), plan);
 }
 
 /// All that starting one container depends on.

@@ -2,18 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
+use k8s_openapi::api::core::v1::{PodStatus, Probe};
+
 use crate::{
     cgroups::Tree,
     effect::{EffectId, Op},
     event::Source,
     id::PodRef,
     images::Images,
+    observation::PodFacts,
     pod::{
         Cause, Cleared, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
         restart::CrashLoop,
         sync_pod::{self, Context},
         termination,
     },
+    probes::{ProbeKind, ProbeOutcome, Probed, ProbedStage},
     settings::Settings,
     test_support::{facts, mk_pod, now},
     time::Uptime,
@@ -217,6 +221,92 @@ fn third_crash_waits_twenty_seconds() {
 #[test]
 fn a_container_created_and_not_started_is_started_not_doubled() {
     assert_eq!(plan_of("always | main a", "a: created 5s"), "resume a0");
+}
+
+/// A record whose container `a` has failed this probe.
+fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut Probe)) -> (PodRecord, PodFacts) {
+    let (mut record, facts) = observed(record(pod, Lifecycle::Syncing), state);
+    let mut probe = Probe { failure_threshold: Some(1), ..Probe::default() };
+    change(&mut probe);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    let container = all.into_iter().find(|container| container.name == "a").expect("it is there");
+    match kind {
+        ProbeKind::Liveness => container.liveness_probe = Some(probe),
+        ProbeKind::Startup => container.startup_probe = Some(probe),
+        ProbeKind::Readiness => container.readiness_probe = Some(probe),
+    }
+    let (spec, status) = (record.spec().clone(), PodStatus::default());
+    let running = crate::test_support::facts("a: running 5s");
+    let probed = Probed { spec: &spec, facts: &running, status: &status, stage: ProbedStage::Running };
+    assert!(record.probes.observe(&probed, now()).is_empty());
+    record.probes.sent(&"a0".into(), kind, (EffectId(1), Uptime::ZERO), now());
+    record.probes.answered(EffectId(1), &ProbeOutcome::Failure("no".to_owned()));
+    (record, facts)
+}
+
+fn show_with_events(plan: &Plan) -> String {
+    let events = plan.events.iter().map(|event| format!("{} {:?}", event.reason, event.message));
+    std::iter::once(show(plan)).chain(events).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn a_container_that_fails_a_probe_is_stopped_and_started_again() {
+    let given = |secs| move |probe: &mut Probe| probe.termination_grace_period_seconds = secs;
+    for (pod, state, kind, grace, expected) in [
+        (
+            "always | main a",
+            "a: running 5s",
+            ProbeKind::Liveness,
+            None,
+            r#"stop a0 in 30s, Killing "Container a failed liveness probe, will be restarted""#,
+        ),
+        (
+            "always | main a",
+            "a: running 5s",
+            ProbeKind::Startup,
+            Some(7),
+            r#"stop a0 in 7s, Killing "Container a failed startup probe, will be restarted""#,
+        ),
+        (
+            "never | main a | main b",
+            "a: running 5s; b: running 5s",
+            ProbeKind::Liveness,
+            Some(90),
+            r#"stop a0 in 90s, Killing "Container a failed liveness probe""#,
+        ),
+        (
+            "always | sidecar a | main b",
+            "a: running 5s",
+            ProbeKind::Startup,
+            None,
+            r#"stop a0 in 30s, Killing "Init container a failed startup probe""#,
+        ),
+        (
+            "always | sidecar a | main b",
+            "a: running 5s; b: running 5s",
+            ProbeKind::Liveness,
+            None,
+            r#"stop a0 in 30s, Killing "Init container a failed liveness probe""#,
+        ),
+        // Readiness stops nobody.
+        ("always | main a", "a: running 5s", ProbeKind::Readiness, None, "nothing"),
+        // It said goodbye politely, and runs again all the same.
+        ("onfailure | main a", "a: exit(0) 5s", ProbeKind::Liveness, None, "image for a"),
+        ("always | main a", "a: exit(137), running 5s", ProbeKind::Liveness, None, "nothing"),
+    ] {
+        let (record, facts) = unhealthy(pod, state, kind, given(grace));
+        assert_eq!(show_with_events(&sync_plan(&record, &facts)), expected, "{pod} {state} {kind:?}");
+    }
+}
+
+#[test]
+fn a_sidecar_that_has_not_passed_its_startup_probe_holds_back_what_follows() {
+    let (mut record, facts) = observed(record("always | sidecar a | main b", Lifecycle::Syncing), "a: running 5s");
+    assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
 }
 
 #[test]

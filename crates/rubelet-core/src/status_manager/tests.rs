@@ -92,6 +92,7 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
         facts: &facts(seen),
         previous,
         waiting: &BTreeMap::new(),
+        restarting: &BTreeSet::new(),
         stage: Stage::Syncing,
         host_ips: &[],
         runtime: "containerd",

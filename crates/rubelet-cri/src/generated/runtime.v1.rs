@@ -370,6 +370,25 @@ pub struct RemoveContainerRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveContainerResponse {}
+/// `timeout` in seconds; 0 is none.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExecSyncRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub cmd: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(int64, tag = "3")]
+    pub timeout: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExecSyncResponse {
+    #[prost(bytes = "vec", tag = "1")]
+    pub stdout: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub stderr: ::prost::alloc::vec::Vec<u8>,
+    #[prost(int32, tag = "3")]
+    pub exit_code: i32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListContainersRequest {
     #[prost(message, optional, tag = "1")]
@@ -1777,6 +1796,30 @@ pub mod runtime_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("runtime.v1.RuntimeService", "ContainerStatus"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn exec_sync(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExecSyncRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExecSyncResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.RuntimeService/ExecSync",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("runtime.v1.RuntimeService", "ExecSync"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn get_container_events(

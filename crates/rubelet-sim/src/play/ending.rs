@@ -80,6 +80,13 @@ impl Play {
     }
 
     #[track_caller]
+    pub fn expect_not(&mut self, moment: &Moment) -> &mut Self {
+        let holds = self.look(|scene| moment.has_come(scene));
+        assert!(!holds, "{}", self.failure("expect not", &moment.name));
+        self
+    }
+
+    #[track_caller]
     pub fn expect_running(&mut self, pod: &str) -> &mut Self {
         self.expect(&moments::running(pod)).expect(&moments::phase(pod, "Running"))
     }

@@ -104,6 +104,16 @@ pub fn phase(pod: &str, phase: &str) -> Moment {
     })
 }
 
+/// The agent says that the pod is ready.
+pub fn ready(pod: &str) -> Moment {
+    let name = node_name_of(pod);
+    Moment::new(format!("{pod} ready"), move |scene| {
+        let views = views(scene, &name);
+        let mut conditions = views.iter().flat_map(|view| view.status.conditions.iter().flatten());
+        conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    })
+}
+
 pub(super) fn views(scene: &Scene, name: &str) -> Vec<std::sync::Arc<PodView>> {
     let snapshot = &scene.snapshot;
     let of_name = snapshot.pods.values().filter(|view| view.pod.metadata.name.as_deref() == Some(name));

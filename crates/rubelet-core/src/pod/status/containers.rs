@@ -253,10 +253,13 @@ impl<'a> Subject<'a> {
         let Some(spec) = self.input.pod.spec.as_ref().filter(|_| self.input.may_start_containers()) else {
             return false;
         };
-        match self.newest.map(|facts| &facts.state) {
-            None | Some(ContainerState::Created | ContainerState::Unknown) => true,
-            Some(ContainerState::Running { .. }) => false,
-            Some(ContainerState::Exited(exit)) => restarts_after(self.spec, spec, exit.code),
+        let Some(newest) = self.newest else { return true };
+        match &newest.state {
+            ContainerState::Created | ContainerState::Unknown => true,
+            ContainerState::Running { .. } => false,
+            ContainerState::Exited(exit) => {
+                self.input.restarting.contains(&newest.id) || restarts_after(self.spec, spec, exit.code)
+            }
         }
     }
 
@@ -277,8 +280,8 @@ impl<'a> Subject<'a> {
         });
         let verdict = |probe: &Option<Probe>, of: fn(&ContainerStatus) -> bool| match (probe, judged) {
             (Some(_), Some(old)) => of(old),
-            // Nothing probes yet, so a probe counts as passed until somebody says otherwise.
-            (Some(_), None) | (None, _) => true,
+            (Some(_), None) => false,
+            (None, _) => true,
         };
         let started = running && verdict(&self.spec.startup_probe, |old| old.started == Some(true));
         match self.kind {

@@ -3,10 +3,13 @@
 //! Owns: the phase that container statuses add up to. Never: what happened before; `pod/status.rs` keeps terminal phases.
 //! Upstream: `getPhase`.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, PodSpec, PodStatus};
 
 use super::{Stage, StatusInput};
 use crate::{
+    id::ContainerId,
     observation::SandboxState,
     pod::restart_policy::{is_sidecar, restarts_after},
     pod_manager::is_static_pod,
@@ -27,7 +30,7 @@ pub(super) fn phase(input: &StatusInput<'_>, status: &PodStatus) -> &'static str
         return PENDING;
     };
     let init = InitTally::of(spec, status);
-    let tally = Tally::of(spec, status);
+    let tally = Tally::of(spec, status, input.restarting);
     let initialized = any_active_regular_container(input, spec);
     if init.failed_for_good > 0 {
         return FAILED;
@@ -81,13 +84,15 @@ struct Tally {
 }
 
 impl Tally {
-    fn of(spec: &PodSpec, status: &PodStatus) -> Tally {
+    fn of(spec: &PodSpec, status: &PodStatus, restarting: &BTreeSet<ContainerId>) -> Tally {
         let mut tally = Tally::default();
         for container in spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)) {
             tally.count_sidecar(&Step::of(&container.name, status.init_container_statuses.as_deref()));
         }
         for container in &spec.containers {
-            tally.count(container, spec, &Step::of(&container.name, status.container_statuses.as_deref()));
+            let step = Step::of(&container.name, status.container_statuses.as_deref());
+            let is_restarting = status_is_of(&container.name, status, restarting);
+            tally.count(container, spec, &if is_restarting { step.starting_again() } else { step });
         }
         tally
     }
@@ -119,7 +124,7 @@ impl Tally {
             Step::Running { .. } => self.running += 1,
             Step::Exited { code, starts_again } => {
                 self.stopped += 1;
-                self.stopped_for_good += u32::from(!restarts_after(container, spec, code));
+                self.stopped_for_good += u32::from(!starts_again && !restarts_after(container, spec, code));
                 // One that waits to start again has not succeeded yet, whatever it exited with before.
                 self.succeeded += u32::from(code == 0 && !starts_again);
             }
@@ -140,14 +145,28 @@ enum Step {
     Running {
         started: bool,
     },
-    /// Has run, and exited; `starts_again` when it already waits for its next start.
+    /// Has run, and exited; `starts_again` when its next start is decided, whatever it exited with.
     Exited {
         code: i32,
         starts_again: bool,
     },
 }
 
+/// The status this name has is that of one of these instances.
+fn status_is_of(name: &str, status: &PodStatus, instances: &BTreeSet<ContainerId>) -> bool {
+    let found = status.container_statuses.iter().flatten().find(|container| container.name == name);
+    let id = found.and_then(|container| container.container_id.as_deref()?.split_once("://"));
+    id.is_some_and(|(_, id)| instances.contains(&ContainerId::new(id)))
+}
+
 impl Step {
+    fn starting_again(self) -> Step {
+        match self {
+            Step::Exited { code, .. } => Step::Exited { code, starts_again: true },
+            other @ (Step::Absent | Step::Unknown | Step::Waiting | Step::Running { .. }) => other,
+        }
+    }
+
     fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> Step {
         let Some(status) = statuses.into_iter().flatten().find(|status| status.name == name) else {
             return Step::Absent;

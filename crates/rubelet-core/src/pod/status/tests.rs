@@ -6,6 +6,7 @@ use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 
 use super::*;
 use crate::{
+    id::ContainerId,
     observation::{ContainerState, Exit},
     test_support::{ago, facts, later, mk_pod, now, show},
 };
@@ -16,6 +17,7 @@ struct Case {
     facts: PodFacts,
     previous: Option<PodStatus>,
     waiting: BTreeMap<String, Waiting>,
+    restarting: BTreeSet<ContainerId>,
     stage: Stage,
     host_ips: Vec<String>,
     failed: Option<PodFailure>,
@@ -29,6 +31,7 @@ impl Case {
             facts: facts(seen),
             previous: None,
             waiting: BTreeMap::new(),
+            restarting: BTreeSet::new(),
             stage: Stage::Syncing,
             host_ips: vec!["192.0.2.1".to_owned()],
             failed: None,
@@ -68,6 +71,7 @@ impl Case {
             facts: &self.facts,
             previous: self.previous.as_ref(),
             waiting: &self.waiting,
+            restarting: &self.restarting,
             stage: self.stage,
             host_ips: &self.host_ips,
             runtime: "containerd",
@@ -456,12 +460,21 @@ fn closed_readiness_gates_keep_a_pod_from_being_ready() {
 fn a_probe_s_verdict_holds_for_the_container_it_was_about() {
     let mut case = Case::new("always | main a", "a: running");
     case.pod.spec.as_mut().expect("a spec").containers[0].readiness_probe = Some(Probe::default());
-    let mut unready = case.status();
-    unready.container_statuses.as_mut().expect("one")[0].ready = false;
-    case.previous = Some(unready);
-    assert!(!case.status().container_statuses.expect("one")[0].ready);
-    case.facts.containers[0].id = "another".into();
+    let mut ready = case.status();
+    assert!(!ready.container_statuses.as_ref().expect("one")[0].ready, "nobody has asked it yet");
+    ready.container_statuses.as_mut().expect("one")[0].ready = true;
+    case.previous = Some(ready);
     assert!(case.status().container_statuses.expect("one")[0].ready);
+    case.facts.containers[0].id = "another".into();
+    assert!(!case.status().container_statuses.expect("one")[0].ready);
+}
+
+#[test]
+fn a_container_stopped_for_a_failed_probe_does_not_end_its_pod() {
+    let mut case = Case::new("onfailure | main a", "a: exit(0)");
+    assert_eq!(case.phase(), "Succeeded");
+    case.restarting.insert("a0".into());
+    assert_eq!(case.phase(), "Running");
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! Probes of a pod: sending those that are due, and what their answers mean for its status.
+//!
+//! Owns: the way between `probes.rs` and the loop. Never: decides when or how to probe, or what a verdict leads to.
+//! Upstream: `prober.go` (probe), the probe arms of `syncLoopIteration`.
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use crate::{
+    agent::{Agent, outbox::Owner},
+    effect::{EffectError, EffectId, EventRecord, Facts, Op, Severity},
+    id::PodUid,
+    observation::PodFacts,
+    pod::{Lifecycle, PodRecord, sync_pod::event},
+    probes::{
+        Due, Health, ProbeAction, ProbeKind, ProbeOrder, ProbeOutcome, Probed, ProbedStage,
+        order::{needs_pod_ip, timeout},
+    },
+    status_manager::{self, Readiness, Startup},
+    time::Now,
+};
+
+impl Agent {
+    /// To be called with the status made from these facts in place.
+    pub(super) fn probe_pod(&mut self, uid: &PodUid, facts: &PodFacts, now: Now) {
+        let Some(status) = self.statuses.pod_status(uid, &self.pods).cloned() else { return };
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let pod = record.pod.clone();
+        let Some(spec) = pod.spec.as_ref() else { return };
+        let stage = match record.lifecycle {
+            Lifecycle::Waiting | Lifecycle::Syncing => ProbedStage::Running,
+            Lifecycle::Terminating { .. } | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => {
+                ProbedStage::Ending
+            }
+        };
+        let probed = Probed { spec, facts, status: &status, stage };
+        for id in record.probes.observe(&probed, now) {
+            self.outbox.cancel(id);
+        }
+        for due in record.probes.due(&probed, now) {
+            match order(record, &due, &status) {
+                Some(Ok(order)) => {
+                    let reason = "it is time".to_owned();
+                    let owner = Owner::Pod(uid.clone());
+                    let flight = self.outbox.send(owner, Op::Probe(order), reason, &self.settings, now);
+                    record.probes.sent(&due.id, due.kind, flight, now);
+                }
+                Some(Err(outcome)) => {
+                    record.probes.skipped(&due.id, due.kind, now);
+                    let told = tell(record, &due.container.name, due.kind, &outcome);
+                    told.into_iter().for_each(|event| self.outbox.record(event));
+                }
+                // Its address is not known yet; the look that shows it brings us back here.
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn probe_done(&mut self, id: EffectId, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
+        let outcome = match result {
+            Ok(Facts::Probe(outcome)) => outcome,
+            Ok(other) => ProbeOutcome::Unknown(format!("unexpected answer {other:?}")),
+            Err(error) => ProbeOutcome::Unknown(error.message),
+        };
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(answered) = record.probes.answered(id, &outcome) else { return };
+        let told = tell(record, &answered.container, answered.kind, &outcome);
+        told.into_iter().for_each(|event| self.outbox.record(event));
+        self.touched.insert(uid.clone());
+        let Some(health) = answered.changed else { return };
+        let is_passing = health == Health::Passing;
+        let context = status_manager::Context { pods: &self.pods, now };
+        match answered.kind {
+            // What follows is planned at the end of this turn.
+            ProbeKind::Liveness => {}
+            ProbeKind::Readiness => {
+                let readiness = if is_passing { Readiness::Ready } else { Readiness::Unready };
+                self.statuses.set_container_readiness(uid, &answered.id, readiness, context);
+            }
+            ProbeKind::Startup => {
+                let startup = if is_passing { Startup::Started } else { Startup::NotStarted };
+                self.statuses.set_container_startup(uid, &answered.id, startup, context);
+            }
+        }
+    }
+}
+
+/// `None` while the pod has no address and the probe needs it.
+fn order(record: &PodRecord, due: &Due<'_>, status: &PodStatus) -> Option<Result<ProbeOrder, ProbeOutcome>> {
+    let probe = due.kind.of(due.container)?;
+    let known_ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty());
+    let pod_ip = match known_ip {
+        Some(ip) => ip,
+        // The node does not know its own address, and is its own host all the same.
+        None if record.uses_host_network() => "127.0.0.1",
+        None if needs_pod_ip(probe) => return None,
+        None => "",
+    };
+    let action = match ProbeAction::of(probe, due.container, pod_ip) {
+        Ok(action) => action,
+        Err(error) => return Some(Err(ProbeOutcome::Unknown(error.to_string()))),
+    };
+    Some(Ok(ProbeOrder {
+        pod: record.id.clone(),
+        container: due.container.name.clone(),
+        id: due.id.clone(),
+        kind: due.kind,
+        action,
+        timeout: timeout(probe),
+    }))
+}
+
+/// What people are told of a probe: nothing when all is well.
+fn tell(record: &PodRecord, container: &str, kind: ProbeKind, outcome: &ProbeOutcome) -> Option<EventRecord> {
+    let kind = kind.as_str();
+    let (reason, message) = match outcome {
+        ProbeOutcome::Success => return None,
+        ProbeOutcome::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
+        ProbeOutcome::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        ProbeOutcome::Unknown(text) => {
+            ("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {text}"))
+        }
+    };
+    Some(event(record, container, Severity::Warning, reason, message))
+}

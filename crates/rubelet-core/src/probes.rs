@@ -1,0 +1,357 @@
+//! How are a pod's containers, by their probes?
+//!
+//! Owns: when a probe is due, what its outcomes add up to, and which instance of a container a verdict is about.
+//! Never: probes (`rubelet/src/effects/probe.rs`), stops or restarts what failed (`pod/containers.rs`, `pod/init.rs`).
+//! Upstream: `prober/worker.go`, `prober/prober_manager.go`, `prober/results`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus, Probe};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::EffectId,
+    fnv::Fnv128,
+    id::ContainerId,
+    observation::{ContainerState, PodFacts},
+    pod::restart_policy::is_sidecar,
+    time::{Now, Uptime},
+};
+
+pub mod order;
+#[cfg(test)]
+mod tests;
+
+pub use order::{HttpGet, ProbeAction, ProbeOrder, ProbeOutcome};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ProbeKind {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+impl ProbeKind {
+    const ALL: [ProbeKind; 3] = [ProbeKind::Startup, ProbeKind::Readiness, ProbeKind::Liveness];
+
+    /// As events begin with it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ProbeKind::Startup => "Startup",
+            ProbeKind::Readiness => "Readiness",
+            ProbeKind::Liveness => "Liveness",
+        }
+    }
+
+    pub fn of(self, container: &Container) -> Option<&Probe> {
+        match self {
+            ProbeKind::Startup => container.startup_probe.as_ref(),
+            ProbeKind::Readiness => container.readiness_probe.as_ref(),
+            ProbeKind::Liveness => container.liveness_probe.as_ref(),
+        }
+    }
+}
+
+/// What a probe's outcomes add up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// A container that has not passed its startup probe, nor failed it.
+    Unknown,
+    Passing,
+    Failing,
+}
+
+/// The probes of one pod, by the instance of the container they are about. A verdict is kept for as long as the runtime
+/// remembers the instance: a container that was stopped for it starts again whatever it exited with.
+#[derive(Clone, Debug, Default)]
+pub struct Probes {
+    probers: BTreeMap<(ContainerId, ProbeKind), Prober>,
+}
+
+#[derive(Clone, Debug)]
+struct Prober {
+    container: String,
+    period: Duration,
+    success_threshold: u32,
+    failure_threshold: u32,
+    state: State,
+    health: Health,
+    /// The last outcome, and how often it came in a row.
+    run: (Health, u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting {
+        due: Uptime,
+    },
+    /// `give_up_at` as in `pod::Flight`.
+    UnderWay {
+        id: EffectId,
+        give_up_at: Uptime,
+        next: Uptime,
+    },
+    /// There is nothing more to find out about this instance: it was judged, or does not run any more.
+    OnHold,
+}
+
+/// What of a pod its probes depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Probed<'a> {
+    pub spec: &'a PodSpec,
+    pub facts: &'a PodFacts,
+    /// The status made from these facts: what was known of a container before the agent began, and the pod's address.
+    pub status: &'a PodStatus,
+    pub stage: ProbedStage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbedStage {
+    Running,
+    /// Nothing is restarted any more, so only readiness is of interest.
+    Ending,
+}
+
+/// A probe that is due.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Due<'a> {
+    pub container: &'a Container,
+    pub id: ContainerId,
+    pub kind: ProbeKind,
+}
+
+/// A probe's answer has arrived, and this is whose it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub container: String,
+    pub id: ContainerId,
+    pub kind: ProbeKind,
+    /// The verdict, if the answer changed it.
+    pub changed: Option<Health>,
+}
+
+impl Probes {
+    /// Takes in what runs now: new instances get their probers, what ended is not probed any more. Returns the probes
+    /// under way that nobody waits for any longer.
+    #[must_use]
+    pub fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<EffectId> {
+        let subjects = subjects(pod);
+        for subject in &subjects {
+            let key = (subject.id.clone(), subject.kind);
+            self.probers.entry(key).or_insert_with(|| Prober::new(subject, now));
+        }
+        self.probers.retain(|(id, _), prober| {
+            prober.is_under_way() || pod.facts.containers.iter().any(|container| container.id == *id)
+        });
+        let mut lost = Vec::new();
+        for ((id, kind), prober) in &mut self.probers {
+            if subjects.iter().any(|subject| subject.id == id && subject.kind == *kind) {
+                continue;
+            }
+            if let State::UnderWay { id, .. } = prober.state {
+                lost.push(id);
+            }
+            prober.state = State::OnHold;
+        }
+        lost
+    }
+
+    /// The probes to be sent now. Those of a container that has not started wait for its startup probe.
+    pub fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
+        let is_due = |subject: &Subject<'a>| {
+            let prober = &self.probers.get(&(subject.id.clone(), subject.kind));
+            let is_time = prober.is_some_and(|it| matches!(it.state, State::Waiting { due } if due <= now.uptime));
+            is_time && (subject.kind == ProbeKind::Startup || self.has_started(subject.container, subject.id))
+        };
+        let due = subjects(pod).into_iter().filter(is_due);
+        due.map(|it| Due { container: it.container, id: it.id.clone(), kind: it.kind }).collect()
+    }
+
+    /// The probe is under way; the next one follows a period after this one began.
+    pub fn sent(&mut self, container: &ContainerId, kind: ProbeKind, flight: (EffectId, Uptime), now: Now) {
+        if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
+            let next = now.uptime + prober.period;
+            prober.state = State::UnderWay { id: flight.0, give_up_at: flight.1, next };
+        }
+    }
+
+    /// The probe cannot be made as it is written; it is looked at again when the next one is due.
+    pub fn skipped(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
+        if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
+            prober.state = State::Waiting { due: now.uptime + prober.period };
+        }
+    }
+
+    /// `None`: no probe of this pod has this id. An outcome that says nothing counts for nothing.
+    pub fn answered(&mut self, effect: EffectId, outcome: &ProbeOutcome) -> Option<Answered> {
+        let is_asked = |prober: &Prober| matches!(prober.state, State::UnderWay { id, .. } if id == effect);
+        let ((id, kind), prober) = self.probers.iter_mut().find(|(_, prober)| is_asked(prober))?;
+        if let State::UnderWay { next, .. } = prober.state {
+            prober.state = State::Waiting { due: next };
+        }
+        let changed = match outcome {
+            ProbeOutcome::Success | ProbeOutcome::Warning(_) => prober.take(Health::Passing, *kind),
+            ProbeOutcome::Failure(_) => prober.take(Health::Failing, *kind),
+            ProbeOutcome::Unknown(_) => None,
+        };
+        Some(Answered { container: prober.container.clone(), id: id.clone(), kind: *kind, changed })
+    }
+
+    /// Probes whose answer never came.
+    pub fn overdue(&self, now: Now) -> impl Iterator<Item = EffectId> + '_ {
+        self.probers.values().filter_map(move |prober| match prober.state {
+            State::UnderWay { id, give_up_at, .. } => (give_up_at <= now.uptime).then_some(id),
+            State::Waiting { .. } | State::OnHold => None,
+        })
+    }
+
+    pub fn under_way(&self) -> impl Iterator<Item = EffectId> + '_ {
+        self.probers.values().filter_map(|prober| match prober.state {
+            State::UnderWay { id, .. } => Some(id),
+            State::Waiting { .. } | State::OnHold => None,
+        })
+    }
+
+    /// When the next probe is due. One that is held back by a startup probe is not waited for: that probe's end is an event.
+    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
+        let moments = self.probers.values().filter_map(|prober| match prober.state {
+            State::Waiting { due } => Some(due),
+            State::UnderWay { give_up_at, .. } => Some(give_up_at),
+            State::OnHold => None,
+        });
+        moments.filter(|moment| *moment > now.uptime).min()
+    }
+
+    /// The instance has passed its startup probe, or has none.
+    pub fn has_started(&self, container: &Container, id: &ContainerId) -> bool {
+        container.startup_probe.is_none() || self.health(id, ProbeKind::Startup) == Some(Health::Passing)
+    }
+
+    /// The probe for whose sake this instance must be stopped.
+    pub fn failure(&self, id: &ContainerId) -> Option<ProbeKind> {
+        let fatal = [ProbeKind::Liveness, ProbeKind::Startup];
+        fatal.into_iter().find(|kind| self.health(id, *kind) == Some(Health::Failing))
+    }
+
+    fn health(&self, id: &ContainerId, kind: ProbeKind) -> Option<Health> {
+        self.probers.get(&(id.clone(), kind)).map(|prober| prober.health)
+    }
+}
+
+impl Prober {
+    fn new(subject: &Subject<'_>, now: Now) -> Self {
+        let count = |value: Option<i32>, default: u32| {
+            value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(default)
+        };
+        let Probe { period_seconds, success_threshold, failure_threshold, .. } = subject.probe;
+        let period = Duration::from_secs(count(*period_seconds, 10).into());
+        let health = subject.known_health();
+        let is_judged = subject.kind == ProbeKind::Startup && health == Health::Passing;
+        let due = subject.first_due(health, period, now);
+        Prober {
+            container: subject.container.name.clone(),
+            period,
+            success_threshold: count(*success_threshold, 1),
+            failure_threshold: count(*failure_threshold, 3),
+            state: if is_judged { State::OnHold } else { State::Waiting { due } },
+            health,
+            run: (Health::Unknown, 0),
+        }
+    }
+
+    fn is_under_way(&self) -> bool {
+        matches!(self.state, State::UnderWay { .. })
+    }
+
+    /// Returns the verdict if it changed. A verdict that restarts the container, or that it has started, is the last.
+    fn take(&mut self, outcome: Health, kind: ProbeKind) -> Option<Health> {
+        let count = if self.run.0 == outcome { self.run.1.saturating_add(1) } else { 1 };
+        self.run = (outcome, count);
+        let threshold = if outcome == Health::Failing { self.failure_threshold } else { self.success_threshold };
+        if count < threshold {
+            return None;
+        }
+        let is_last = match kind {
+            ProbeKind::Startup => true,
+            ProbeKind::Liveness => outcome == Health::Failing,
+            ProbeKind::Readiness => false,
+        };
+        if is_last {
+            self.state = State::OnHold;
+        }
+        let has_changed = self.health != outcome;
+        self.health = outcome;
+        has_changed.then_some(outcome)
+    }
+}
+
+/// One probe of one container that runs.
+struct Subject<'a> {
+    container: &'a Container,
+    probe: &'a Probe,
+    kind: ProbeKind,
+    id: &'a ContainerId,
+    started_at: Timestamp,
+    /// What the status says of this instance.
+    known: Option<&'a ContainerStatus>,
+}
+
+impl Subject<'_> {
+    /// Before the first verdict: a container is alive, not ready and not started, unless it was before the agent began.
+    fn known_health(&self) -> Health {
+        let is_true = |of: fn(&ContainerStatus) -> bool| self.known.is_some_and(of);
+        match self.kind {
+            ProbeKind::Liveness => Health::Passing,
+            ProbeKind::Readiness if is_true(|status| status.ready) => Health::Passing,
+            ProbeKind::Readiness => Health::Failing,
+            ProbeKind::Startup if is_true(|status| status.started == Some(true)) => Health::Passing,
+            ProbeKind::Startup => Health::Unknown,
+        }
+    }
+
+    /// After its initial delay. An agent that finds many containers running spreads the probes whose answer it can wait
+    /// for over a period, by the containers' ids.
+    fn first_due(&self, health: Health, period: Duration, now: Now) -> Uptime {
+        let delay = self.probe.initial_delay_seconds.and_then(|secs| u64::try_from(secs).ok()).unwrap_or(0);
+        let age = now.wall_since(self.started_at);
+        let due = now.uptime + Duration::from_secs(delay).saturating_sub(age);
+        let ran_before_the_agent = age > now.uptime.as_duration();
+        if ran_before_the_agent && health == Health::Passing { due + spread(self.id, self.kind, period) } else { due }
+    }
+}
+
+/// The same part of the period for the same container, whoever asks.
+fn spread(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
+    let digits = Fnv128::of(format!("{id}{}", kind.as_str()).as_bytes()).hex();
+    let sixteenth = digits.bytes().last().map_or(0, |digit| char::from(digit).to_digit(16).unwrap_or(0));
+    period * sixteenth / 16
+}
+
+/// The probes that make sense of the containers that run and show.
+fn subjects<'a>(pod: &Probed<'a>) -> Vec<Subject<'a>> {
+    let sidecars = pod.spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
+    let containers = pod.spec.containers.iter().chain(sidecars);
+    let mut subjects = Vec::new();
+    for container in containers {
+        let Some(newest) = pod.facts.newest_container(&container.name) else { continue };
+        let ContainerState::Running { started_at } = newest.state else { continue };
+        for kind in ProbeKind::ALL {
+            let is_of_interest = pod.stage == ProbedStage::Running || kind == ProbeKind::Readiness;
+            let Some(probe) = kind.of(container).filter(|_| is_of_interest) else { continue };
+            let known = status_of(pod.status, &newest.id);
+            subjects.push(Subject { container, probe, kind, id: &newest.id, started_at, known });
+        }
+    }
+    subjects
+}
+
+/// The status of this very instance, while it runs.
+fn status_of<'a>(status: &'a PodStatus, id: &ContainerId) -> Option<&'a ContainerStatus> {
+    let lists = [&status.container_statuses, &status.init_container_statuses];
+    lists.into_iter().flatten().flatten().find(|container| {
+        let known = container.container_id.as_deref().and_then(|known| known.split_once("://"));
+        known.is_some_and(|(_, known)| known == id.as_str())
+            && container.state.as_ref().is_some_and(|state| state.running.is_some())
+    })
+}

@@ -1,0 +1,159 @@
+//! What exactly is asked of a container?
+//!
+//! Owns: probes and HTTP hooks with their ports, hosts and headers resolved, and what a probe can find.
+//! Upstream: `prober.go` (runProbe), `probe/http/request.go`, `probe/util.go`.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::core::v1::{Container, HTTPGetAction, Probe},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+use serde::{Deserialize, Serialize};
+
+use super::ProbeKind;
+use crate::{
+    container::environment::{Environment, expand},
+    id::{ContainerId, PodRef},
+};
+
+/// The version of Kubernetes whose kubelet we stand in for, as probes tell it.
+const VERSION: &str = "1.36";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeOrder {
+    pub pod: PodRef,
+    pub container: String,
+    pub id: ContainerId,
+    pub kind: ProbeKind,
+    pub action: ProbeAction,
+    pub timeout: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProbeAction {
+    Exec { command: Vec<String> },
+    Http(HttpGet),
+    Tcp { host: String, port: u16 },
+    Grpc { host: String, port: u16, service: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpGet {
+    pub url: String,
+    /// `Host` among them speaks for itself.
+    pub headers: Vec<(String, String)>,
+}
+
+/// The text is for events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProbeOutcome {
+    Success,
+    /// A success, with something to tell.
+    Warning(String),
+    Failure(String),
+    /// The probe could not be made.
+    Unknown(String),
+}
+
+/// Why a probe or a hook cannot be made as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unresolvable(String);
+
+impl ProbeAction {
+    /// `pod_ip` is the host of everything that names none.
+    pub fn of(probe: &Probe, container: &Container, pod_ip: &str) -> Result<Self, Unresolvable> {
+        if let Some(exec) = &probe.exec {
+            return Ok(ProbeAction::Exec { command: expanded(exec.command.as_deref(), container) });
+        }
+        if let Some(get) = &probe.http_get {
+            return HttpGet::of(get, container, pod_ip, "probe").map(ProbeAction::Http);
+        }
+        if let Some(tcp) = &probe.tcp_socket {
+            let host = tcp.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(pod_ip).to_owned();
+            return Ok(ProbeAction::Tcp { host, port: port(&tcp.port, container)? });
+        }
+        if let Some(grpc) = &probe.grpc {
+            let port = port(&IntOrString::Int(grpc.port), container)?;
+            let service = grpc.service.clone().unwrap_or_default();
+            return Ok(ProbeAction::Grpc { host: pod_ip.to_owned(), port, service });
+        }
+        Err(Unresolvable(format!("missing probe handler for container {}", container.name)))
+    }
+}
+
+/// The action goes to the pod's own address.
+pub fn needs_pod_ip(probe: &Probe) -> bool {
+    let names_host = |host: Option<&String>| host.is_some_and(|host| !host.is_empty());
+    probe.grpc.is_some()
+        || probe.http_get.as_ref().is_some_and(|get| !names_host(get.host.as_ref()))
+        || probe.tcp_socket.as_ref().is_some_and(|tcp| !names_host(tcp.host.as_ref()))
+}
+
+pub fn timeout(probe: &Probe) -> Duration {
+    let secs = probe.timeout_seconds.and_then(|secs| u64::try_from(secs).ok()).filter(|secs| *secs > 0);
+    Duration::from_secs(secs.unwrap_or(1))
+}
+
+impl HttpGet {
+    /// `purpose` tells the server who asks: `probe` or `lifecycle`.
+    pub fn of(get: &HTTPGetAction, container: &Container, pod_ip: &str, purpose: &str) -> Result<Self, Unresolvable> {
+        let scheme = get.scheme.as_deref().filter(|scheme| !scheme.is_empty()).unwrap_or("http").to_ascii_lowercase();
+        let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(pod_ip);
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let port = port(&get.port, container)?;
+        let path = path(get.path.as_deref().unwrap_or_default());
+        let given = get.http_headers.iter().flatten().map(|header| (header.name.clone(), header.value.clone()));
+        let mut headers: Vec<_> = given.collect();
+        for (name, value) in [("User-Agent", format!("kube-{purpose}/{VERSION}")), ("Accept", "*/*".to_owned())] {
+            if !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
+                headers.push((name.to_owned(), value));
+            }
+        }
+        // An empty value takes these two away.
+        let is_optional = |name: &str| name.eq_ignore_ascii_case("Accept") || name.eq_ignore_ascii_case("User-Agent");
+        headers.retain(|(name, value)| !value.is_empty() || !is_optional(name));
+        Ok(HttpGet { url: format!("{scheme}://{host}:{port}{path}"), headers })
+    }
+}
+
+/// The path begins with a slash, has no fragment, and only what a request line can hold.
+fn path(path: &str) -> String {
+    let path = path.split('#').next().unwrap_or_default();
+    let mut encoded = if path.starts_with('/') { String::new() } else { "/".to_owned() };
+    for byte in path.bytes() {
+        match byte {
+            b'!' | b'#'..=b';' | b'=' | b'?'..=b'[' | b']' | b'_' | b'a'..=b'z' | b'~' => {
+                encoded.push(char::from(byte));
+            }
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+/// By number, by the name of one of the container's ports, or by a number written as text.
+fn port(port: &IntOrString, container: &Container) -> Result<u16, Unresolvable> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten().find(|port| port.name.as_ref() == Some(name));
+            match named {
+                Some(port) => port.container_port,
+                None => name.parse().map_err(|_| Unresolvable(format!("port {name} not found")))?,
+            }
+        }
+    };
+    let valid = u16::try_from(number).ok().filter(|port| *port > 0);
+    valid.ok_or_else(|| Unresolvable(format!("invalid port number: {number}")))
+}
+
+/// Only variables with a literal value are known here, as upstream.
+fn expanded(command: Option<&[String]>, container: &Container) -> Vec<String> {
+    let variables = container.env.iter().flatten();
+    let known: Environment = variables
+        .map(|variable| (variable.name.clone(), variable.value.clone().unwrap_or_default().into_bytes()))
+        .collect();
+    command.unwrap_or_default().iter().map(|word| expand(word, &known)).collect()
+}

@@ -1,0 +1,261 @@
+//! Probes second by second, and what they ask in detail.
+
+use std::time::Duration;
+
+use insta::assert_snapshot;
+use k8s_openapi::api::core::v1::{Container, ExecAction, Pod};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    id::ContainerId,
+    test_support::{facts, later, mk_pod, now},
+};
+
+fn probe(period: i32, failure_threshold: i32) -> Probe {
+    Probe {
+        exec: Some(ExecAction { command: Some(vec!["check".to_owned()]) }),
+        period_seconds: Some(period),
+        failure_threshold: Some(failure_threshold),
+        ..Probe::default()
+    }
+}
+
+/// A pod of one container, its probes, and what was answered so far.
+struct Ward {
+    pod: Pod,
+    facts: PodFacts,
+    status: PodStatus,
+    stage: ProbedStage,
+    probes: Probes,
+    at_secs: u64,
+    sent: u64,
+}
+
+impl Ward {
+    fn new(seen: &str, change: impl FnOnce(&mut Container)) -> Ward {
+        let mut pod = mk_pod("always | main a");
+        change(&mut pod.spec.as_mut().expect("a spec").containers[0]);
+        let (stage, probes) = (ProbedStage::Running, Probes::default());
+        Ward { pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0, sent: 0 }
+    }
+
+    fn probed(&self) -> Probed<'_> {
+        let spec = self.pod.spec.as_ref().expect("a spec");
+        Probed { spec, facts: &self.facts, status: &self.status, stage: self.stage }
+    }
+
+    fn now(&self) -> Now {
+        later(self.at_secs)
+    }
+
+    /// What is due at this second; it is sent.
+    fn due(&mut self) -> Vec<(ContainerId, ProbeKind)> {
+        let mut probes = std::mem::take(&mut self.probes);
+        let lost = probes.observe(&self.probed(), self.now());
+        assert!(lost.is_empty(), "nothing was under way: {lost:?}");
+        let due: Vec<_> = probes.due(&self.probed(), self.now()).into_iter().map(|due| (due.id, due.kind)).collect();
+        for (id, kind) in &due {
+            self.sent += 1;
+            probes.sent(id, *kind, (EffectId(self.sent), Uptime::from_secs(1_000_000)), self.now());
+        }
+        self.probes = probes;
+        due
+    }
+
+    /// Lets the seconds pass; every probe sent is answered at once by `outcome`. One line per probe.
+    fn run(&mut self, secs: u64, outcome: impl Fn(ProbeKind, u64) -> ProbeOutcome) -> String {
+        let mut lines = Vec::new();
+        let end = self.at_secs + secs;
+        while self.at_secs < end {
+            let first = self.sent;
+            for (index, (id, kind)) in self.due().into_iter().enumerate() {
+                let effect = EffectId(first + 1 + u64::try_from(index).expect("few probes"));
+                let answered = self.probes.answered(effect, &outcome(kind, self.at_secs)).expect("it was asked");
+                let changed = answered.changed.map_or(String::new(), |health| format!(" -> {health:?}"));
+                lines.push(format!("{}s {id} {}{changed}", self.at_secs, kind.as_str()));
+            }
+            self.at_secs += 1;
+        }
+        lines.join("\n")
+    }
+}
+
+fn ok(_: ProbeKind, _: u64) -> ProbeOutcome {
+    ProbeOutcome::Success
+}
+
+fn fails(_: ProbeKind, _: u64) -> ProbeOutcome {
+    ProbeOutcome::Failure("no".to_owned())
+}
+
+#[test]
+fn a_probe_waits_for_its_initial_delay_and_then_comes_every_period() {
+    let mut ward = Ward::new("a: running 0s", |container| {
+        container.readiness_probe = Some(Probe { initial_delay_seconds: Some(5), ..probe(10, 3) });
+    });
+    assert_snapshot!(ward.run(30, ok), @"
+    5s a0 Readiness -> Passing
+    15s a0 Readiness
+    25s a0 Readiness
+    ");
+}
+
+#[test]
+fn readiness_follows_as_many_equal_answers_as_its_thresholds_say() {
+    let mut ward = Ward::new("a: running 0s", |container| {
+        container.readiness_probe = Some(Probe { success_threshold: Some(2), ..probe(1, 3) });
+    });
+    let outcome = |_, at| match at {
+        0 | 1 | 2 | 8.. => ProbeOutcome::Success,
+        4 => ProbeOutcome::Unknown("cannot ask".to_owned()),
+        _ => ProbeOutcome::Failure(String::new()),
+    };
+    assert_snapshot!(ward.run(10, outcome), @"
+    0s a0 Readiness
+    1s a0 Readiness -> Passing
+    2s a0 Readiness
+    3s a0 Readiness
+    4s a0 Readiness
+    5s a0 Readiness
+    6s a0 Readiness -> Failing
+    7s a0 Readiness
+    8s a0 Readiness
+    9s a0 Readiness -> Passing
+    ");
+}
+
+#[test]
+fn a_container_that_fails_its_liveness_probe_is_asked_nothing_more_until_it_runs_anew() {
+    let mut ward = Ward::new("a: running 0s", |container| container.liveness_probe = Some(probe(2, 2)));
+    assert_snapshot!(ward.run(10, fails), @"
+    0s a0 Liveness
+    2s a0 Liveness -> Failing
+    ");
+    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Liveness));
+    ward.facts = facts("a: exit(0) 1s");
+    assert_eq!(ward.run(5, fails), "");
+    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Liveness), "it is why the container starts again");
+    ward.facts = facts("a: exit(0), running 0s");
+    assert_eq!(ward.probes.failure(&"a1".into()), None);
+    assert_snapshot!(ward.run(3, ok), @"
+    15s a1 Liveness
+    17s a1 Liveness
+    ");
+    ward.facts.containers.retain(|container| container.is_running());
+    ward.due();
+    assert_eq!(ward.probes.failure(&"a0".into()), None, "what the runtime forgot is forgotten");
+}
+
+#[test]
+fn other_probes_wait_until_the_startup_probe_passed_and_then_come_at_once() {
+    let mut ward = Ward::new("a: running 0s", |container| {
+        container.startup_probe = Some(probe(3, 10));
+        container.readiness_probe = Some(probe(100, 3));
+        container.liveness_probe = Some(Probe { initial_delay_seconds: Some(8), ..probe(100, 3) });
+    });
+    let outcome = |kind, at| {
+        if kind == ProbeKind::Startup && at < 6 { fails(kind, at) } else { ok(kind, at) }
+    };
+    assert_snapshot!(ward.run(20, outcome), @"
+    0s a0 Startup
+    3s a0 Startup
+    6s a0 Startup -> Passing
+    7s a0 Readiness -> Passing
+    8s a0 Liveness
+    ");
+}
+
+#[test]
+fn a_startup_probe_that_fails_too_often_is_a_reason_to_stop_the_container() {
+    let mut ward = Ward::new("a: running 0s", |container| {
+        container.startup_probe = Some(probe(1, 2));
+        container.liveness_probe = Some(probe(1, 1));
+    });
+    assert_snapshot!(ward.run(10, fails), @"
+    0s a0 Startup
+    1s a0 Startup -> Failing
+    ");
+    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Startup));
+    assert!(!ward.probes.has_started(&ward.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
+}
+
+#[test]
+fn an_agent_that_begins_anew_believes_the_status_and_takes_its_time() {
+    let all = |container: &mut Container| {
+        container.startup_probe = Some(probe(10, 3));
+        container.readiness_probe = Some(probe(16, 1));
+        container.liveness_probe = Some(probe(16, 1));
+    };
+    let mut ward = Ward::new("a: running 7200s", all);
+    let known = json!({ "containerStatuses": [{
+        "name": "a", "image": "", "imageID": "", "restartCount": 0, "ready": true, "started": true,
+        "containerID": "containerd://a0", "state": { "running": {} },
+    }]});
+    ward.status = serde_json::from_value(known).expect("a status");
+    assert!(ward.due().is_empty(), "no startup probe, and the others are spread over their period");
+    assert!(ward.probes.has_started(&ward.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
+    let wake_at = ward.probes.wake_at(ward.now()).expect("probes wait");
+    assert!(wake_at < ward.now().uptime + Duration::from_secs(16));
+    let mut unknown = Ward::new("a: running 7200s", |container| container.readiness_probe = Some(probe(16, 1)));
+    assert_eq!(unknown.due().len(), 1, "what nobody knows is asked at once");
+}
+
+#[test]
+fn of_a_pod_that_ends_only_readiness_is_asked() {
+    let mut ward = Ward::new("a: running 0s", |container| {
+        container.readiness_probe = Some(probe(1, 3));
+        container.liveness_probe = Some(probe(1, 3));
+    });
+    assert_eq!(ward.due().len(), 2);
+    ward.stage = ProbedStage::Ending;
+    let mut probes = std::mem::take(&mut ward.probes);
+    assert_eq!(probes.observe(&ward.probed(), now()), [EffectId(2)], "the liveness probe under way is called off");
+    assert!(probes.answered(EffectId(1), &ProbeOutcome::Success).is_some());
+    assert_eq!(probes.answered(EffectId(2), &ProbeOutcome::Success), None);
+    ward.probes = probes;
+    ward.at_secs = 1;
+    assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);
+}
+
+#[test]
+fn a_probe_of_a_container_that_is_gone_is_called_off() {
+    let mut ward = Ward::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
+    ward.due();
+    ward.facts = facts("");
+    let mut probes = std::mem::take(&mut ward.probes);
+    assert_eq!(probes.observe(&ward.probed(), now()), [EffectId(1)]);
+    assert_eq!(probes.wake_at(now()), None);
+}
+
+fn resolved(container: &Value, probe: &Value) -> String {
+    let container: Container = serde_json::from_value(container.clone()).expect("a container");
+    let probe: Probe = serde_json::from_value(probe.clone()).expect("a probe");
+    match ProbeAction::of(&probe, &container, "10.0.0.9") {
+        Ok(action) => format!("{action:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn ports_hosts_paths_and_headers_are_as_upstream_sends_them() {
+    let container = json!({ "name": "a", "ports": [{ "name": "web", "containerPort": 8080 }] });
+    let get = |action: Value| resolved(&container, &json!({ "httpGet": action }));
+    assert_snapshot!(get(json!({ "port": "web" })), @r#"Http(HttpGet { url: "http://10.0.0.9:8080/", headers: [("User-Agent", "kube-probe/1.36"), ("Accept", "*/*")] })"#);
+    let all = json!({ "port": "9090", "host": "::1", "scheme": "HTTPS", "path": "z?a=b c#d",
+        "httpHeaders": [{ "name": "Accept", "value": "" }, { "name": "user-agent", "value": "me" }] });
+    assert_snapshot!(get(all), @r#"Http(HttpGet { url: "https://[::1]:9090/z?a=b%20c", headers: [("user-agent", "me")] })"#);
+    assert_snapshot!(get(json!({ "port": "no" })), @"port no not found");
+    assert_snapshot!(get(json!({ "port": 0 })), @"invalid port number: 0");
+    let tcp = json!({ "tcpSocket": { "port": "web" } });
+    assert_snapshot!(resolved(&container, &tcp), @r#"Tcp { host: "10.0.0.9", port: 8080 }"#);
+    let grpc = json!({ "grpc": { "port": 5000, "service": "s" } });
+    assert_snapshot!(resolved(&container, &grpc), @r#"Grpc { host: "10.0.0.9", port: 5000, service: "s" }"#);
+}
+
+#[test]
+fn commands_know_the_variables_that_have_a_literal_value() {
+    let container = json!({ "name": "a", "env": [{ "name": "A", "value": "1" }] });
+    let exec = json!({ "exec": { "command": ["x", "$(A)", "$(B)", "$$(A)"] } });
+    assert_snapshot!(resolved(&container, &exec), @r#"Exec { command: ["x", "1", "$(B)", "$(A)"] }"#);
+}

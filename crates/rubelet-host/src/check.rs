@@ -1,0 +1,316 @@
+//! Is somebody there? Connections to containers, for probes and hooks.
+//!
+//! Owns: one connection per check, its deadline, redirects on the same host, errors in the words Go has for them.
+//! Never: verifies who answers (upstream does not either), keeps connections, judges the answer.
+//! Upstream: `probe/http`, `probe/tcp`.
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    fetch::{converse, invalid, is_https, resolve},
+    port::{FetchResponse, HttpCheck},
+};
+
+/// What is read of an answer; the rest of it is left where it is.
+const BODY_LIMIT_BYTES: usize = 10 << 10;
+const MAX_REQUESTS: usize = 10;
+
+/// Opens a TCP connection and closes it.
+pub async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()> {
+    let address = address(host, port);
+    match timeout(limit, dial(host, port)).await {
+        Ok(connection) => connection.map(drop),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("dial tcp {address}: i/o timeout"))),
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Checker {
+    /// Made at the first `https` URL: most nodes need none.
+    tls: Arc<OnceLock<Arc<ClientConfig>>>,
+}
+
+impl Checker {
+    pub async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+        timeout(check.timeout, self.follow(check)).await.unwrap_or_else(|_| {
+            let message = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+            Err(io::Error::new(io::ErrorKind::TimedOut, message))
+        })
+    }
+
+    async fn follow(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+        let first: Uri = check.url.parse().map_err(|error| invalid(format!("invalid URL: {error}")))?;
+        let mut headers = headers(&check.headers)?;
+        let mut uri = first.clone();
+        for _ in 0..MAX_REQUESTS {
+            let answer = self.get(&uri, &headers).await?;
+            let Some(location) = answer.location else { return Ok(answer.response) };
+            let next = resolve(&uri, &location)?;
+            if next.host() != first.host() {
+                return Ok(answer.response);
+            }
+            // A name given by hand goes along only where the server stays the same.
+            if location.contains("://") {
+                headers.remove(header::HOST);
+            }
+            uri = next;
+        }
+        Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")))
+    }
+
+    async fn get(&self, uri: &Uri, headers: &HeaderMap) -> io::Result<Answer> {
+        let host = uri.host().ok_or_else(|| invalid("the URL names no host".to_owned()))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = uri.port_u16().unwrap_or(if is_https(uri) { 443 } else { 80 });
+        let connection = dial(host, port).await?;
+        let request = request(uri, headers)?;
+        if !is_https(uri) {
+            return converse(TokioIo::new(connection), request, read_answer).await;
+        }
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| invalid(error.to_string()))?;
+        let connection = TlsConnector::from(self.tls()).connect(name, connection).await?;
+        converse(TokioIo::new(connection), request, read_answer).await
+    }
+
+    fn tls(&self) -> Arc<ClientConfig> {
+        let make = || {
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let config = ClientConfig::builder_with_provider(provider.clone())
+                .with_safe_default_protocol_versions()
+                .expect("ring has what the default versions of TLS need")
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+                .with_no_client_auth();
+            Arc::new(config)
+        };
+        self.tls.get_or_init(make).clone()
+    }
+}
+
+struct Answer {
+    response: FetchResponse,
+    location: Option<String>,
+}
+
+async fn read_answer(response: Response<Incoming>) -> io::Result<Answer> {
+    let status = response.status().as_u16();
+    let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
+    let location = location.filter(|_| matches!(status, 301 | 302 | 303 | 307 | 308)).map(str::to_owned);
+    let mut body = Vec::new();
+    let mut frames = response.into_body();
+    while body.len() < BODY_LIMIT_BYTES
+        && let Some(frame) = frames.frame().await
+    {
+        if let Some(data) = frame.map_err(io::Error::other)?.data_ref() {
+            body.extend_from_slice(data);
+        }
+    }
+    body.truncate(BODY_LIMIT_BYTES);
+    Ok(Answer { response: FetchResponse { status, body }, location })
+}
+
+fn request(uri: &Uri, headers: &HeaderMap) -> io::Result<Request<Empty<Bytes>>> {
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let mut request = Request::get(path).body(Empty::new()).map_err(io::Error::other)?;
+    *request.headers_mut() = headers.clone();
+    let own_name = HeaderValue::from_str(authority).map_err(io::Error::other)?;
+    request.headers_mut().entry(header::HOST).or_insert(own_name);
+    request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Ok(request)
+}
+
+fn headers(given: &[(String, String)]) -> io::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        // The value may be a secret, so the message names only the header.
+        let value = HeaderValue::from_str(value).map_err(|_| invalid(format!("invalid value of header {name}")))?;
+        let name =
+            HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid(format!("invalid header name {name:?}")))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
+    TcpStream::connect((host, port)).await.map_err(|error| {
+        let message = format!("dial tcp {}: connect: {}", address(host, port), go_text(&error));
+        io::Error::new(error.kind(), message)
+    })
+}
+
+fn address(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// Go says what the C library says, without its number and in small letters.
+fn go_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+}
+
+/// Takes every certificate: a probe asks whether somebody answers, not who.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::JoinHandle,
+    };
+
+    use super::*;
+
+    /// Answers every connection with what `answer` makes of the request's text.
+    struct Server {
+        port: u16,
+        task: JoinHandle<()>,
+    }
+
+    impl Server {
+        async fn new(answer: impl Fn(&str) -> String + Send + 'static) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let task = tokio::spawn(async move {
+                loop {
+                    let (mut connection, _) = listener.accept().await.unwrap();
+                    let mut request = vec![0; 8192];
+                    let read = connection.read(&mut request).await.unwrap();
+                    let text = answer(&String::from_utf8_lossy(&request[..read]));
+                    // The reader may have had enough.
+                    let _ = connection.write_all(text.as_bytes()).await;
+                }
+            });
+            Server { port, task }
+        }
+    }
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            self.task.abort();
+        }
+    }
+
+    async fn get(url: String, headers: &[(&str, &str)]) -> Result<FetchResponse, String> {
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let check = HttpCheck { url, headers, timeout: Duration::from_secs(2) };
+        Checker::default().check_http(&check).await.map_err(|error| error.to_string())
+    }
+
+    fn answer(status: &str, headers: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[tokio::test]
+    async fn a_container_hears_the_headers_it_was_promised() {
+        let server = Server::new(|request| answer("200 OK", "", request)).await;
+        let url = format!("http://127.0.0.1:{}/health?x=1", server.port);
+        let heard = get(url, &[("User-Agent", "kube-probe/1.36"), ("Host", "example.com")]).await.unwrap();
+        insta::assert_snapshot!(String::from_utf8(heard.body).unwrap().replace('\r', ""), @"
+        GET /health?x=1 HTTP/1.1
+        user-agent: kube-probe/1.36
+        host: example.com
+        connection: close
+        ");
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_followed_on_the_same_host_only() {
+        let server = Server::new(|request| match request.split(' ').nth(1).unwrap() {
+            "/here" => answer("302 Found", "Location: /there\r\n", ""),
+            "/there" => answer("200 OK", "", "arrived"),
+            "/away" => answer("302 Found", "Location: http://localhost:1/\r\n", "gone away"),
+            other => answer("302 Found", &format!("Location: {other}\r\n"), ""),
+        })
+        .await;
+        let url = |path: &str| format!("http://127.0.0.1:{}{path}", server.port);
+        assert_eq!(get(url("/here"), &[]).await.unwrap().body, b"arrived");
+        let away = FetchResponse { status: 302, body: b"gone away".to_vec() };
+        assert_eq!(get(url("/away"), &[]).await, Ok(away));
+        assert_eq!(get(url("/loop"), &[]).await, Err("stopped after 10 redirects".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_long_answer_is_cut_and_any_status_is_an_answer() {
+        let server = Server::new(|_| answer("500 No", "", &"x".repeat(1 << 20))).await;
+        let found = get(format!("http://127.0.0.1:{}/", server.port), &[]).await.unwrap();
+        assert_eq!((found.status, found.body.len()), (500, BODY_LIMIT_BYTES));
+    }
+
+    #[tokio::test]
+    async fn whoever_does_not_answer_is_named_in_gos_words() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let url = format!("http://127.0.0.1:{port}/");
+        let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+        assert_eq!(get(url.clone(), &[]).await, Err(late.to_owned()));
+        check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap();
+        drop(silent);
+        let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
+        assert_eq!(get(url, &[]).await, Err(refused.clone()));
+        let error = check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
+        assert_eq!(error.to_string(), refused);
+    }
+
+    #[tokio::test]
+    async fn a_secret_in_a_header_is_in_no_error() {
+        let error = get("http://127.0.0.1:1/".to_owned(), &[("X-Token", "se\ncret")]).await.unwrap_err();
+        assert_eq!(error, "invalid value of header X-Token");
+    }
+}

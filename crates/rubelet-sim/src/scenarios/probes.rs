@@ -1,0 +1,48 @@
+//! Containers are asked how they are.
+
+use serde_json::json;
+
+use crate::{
+    play::{
+        Play, minutes,
+        moments::{phase, ready, running, started},
+        seconds,
+    },
+    script::{Policy, Script},
+};
+
+#[test]
+fn a_container_that_fails_its_liveness_probe_is_started_again() {
+    let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 5, "failureThreshold": 2 });
+    let pod = Script::pod("web").container("app", "run").field("livenessProbe", probe);
+    let mut play = Play::seeded(1);
+    play.apply(pod).until(&running("web")).wait(seconds(4)).expect_starts("web", 1);
+    play.until(&started("web", 2)).settle(minutes(2)).expect_running("web").expect_starts("web", 2);
+    play.expect_restart_count("web", 1);
+}
+
+#[test]
+fn a_job_that_fails_its_liveness_probe_and_ends_politely_runs_again() {
+    let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 1, "failureThreshold": 1 });
+    let pod = Script::pod("job").policy(Policy::OnFailure).container("app", "run").field("livenessProbe", probe);
+    let mut play = Play::seeded(2);
+    play.apply(pod).until(&started("job", 2)).settle(minutes(2)).expect(&phase("job", "Running"));
+}
+
+#[test]
+fn a_pod_is_ready_when_its_probe_says_so_and_stays_so_over_the_agents_death() {
+    let probe = json!({ "exec": { "command": ["sleep", "2s"] }, "timeoutSeconds": 5, "periodSeconds": 5 });
+    let pod = Script::pod("web").container("app", "run").field("readinessProbe", probe);
+    let mut play = Play::seeded(3);
+    play.apply(pod).until(&running("web")).wait(seconds(1)).expect_not(&ready("web"));
+    play.until(&ready("web")).crash_agent().start_agent().until(&ready("web")).settle(minutes(1));
+    play.expect_starts("web", 1);
+}
+
+#[test]
+fn a_probe_that_takes_too_long_has_failed() {
+    let probe = json!({ "exec": { "command": ["sleep", "20s"] }, "timeoutSeconds": 1, "periodSeconds": 5 });
+    let pod = Script::pod("web").container("app", "run").field("readinessProbe", probe);
+    let mut play = Play::seeded(4);
+    play.apply(pod).until(&running("web")).wait(minutes(2)).expect_not(&ready("web"));
+}
