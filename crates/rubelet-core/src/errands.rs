@@ -39,6 +39,10 @@ pub struct Errands {
 }
 
 impl Errands {
+    pub fn is_under_way(&self, errand: &Errand) -> bool {
+        self.flights.contains_key(errand)
+    }
+
     /// Under way, or waiting for another try.
     pub fn is_busy(&self, errand: &Errand, now: Now) -> bool {
         self.flights.contains_key(errand)

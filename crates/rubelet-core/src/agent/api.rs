@@ -67,8 +67,11 @@ impl Agent {
     /// A static pod in the API: a copy of it, as long as it is wanted, made from the manifest it has now.
     fn sync_mirror_pod(&mut self, name: String, now: Now) {
         let errand = Errand::Mirror(name.clone());
+        if self.errands.is_under_way(&errand) {
+            // What it changes comes back by the watch, and is looked at then.
+            return;
+        }
         if self.errands.is_busy(&errand, now) {
-            // What changed meanwhile is seen when the answer comes.
             self.errands.mirrors.insert(name);
             return;
         }
@@ -112,14 +115,16 @@ impl Agent {
 
     pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
         let Some((errand, flight)) = self.errands.ended(id) else { return };
-        match &errand {
-            Errand::Status(uid) => self.status_answered(uid, &flight.op, &result),
-            Errand::Mirror(name) => {
-                self.errands.mirrors.insert(name.clone());
-            }
+        if let Errand::Status(uid) = &errand {
+            self.status_answered(uid, &flight.op, &result);
         }
         match result {
-            Err(error) if error.kind != ErrorKind::Gone => self.errands.failed(errand, error.message, now),
+            Err(error) if error.kind != ErrorKind::Gone => {
+                if let Errand::Mirror(name) = &errand {
+                    self.errands.mirrors.insert(name.clone());
+                }
+                self.errands.failed(errand, error.message, now);
+            }
             Ok(_) | Err(_) => self.errands.succeeded(&errand),
         }
     }
@@ -149,6 +154,12 @@ impl Agent {
         if is_mirror_pod(pod) || is_static_pod(pod) {
             self.errands.mirrors.insert(full_name_of(pod));
         }
+    }
+
+    /// Every static pod is compared with its mirror, should a watch have told less than it should.
+    pub(super) fn compare_mirror_pods(&mut self) {
+        let names = self.pods.pods().filter(|pod| is_static_pod(pod)).map(|pod| full_name_of(pod));
+        self.errands.mirrors.extend(names);
     }
 
     /// A mirror pod came, changed or went: nothing of it runs, but its static pod may have something to say.

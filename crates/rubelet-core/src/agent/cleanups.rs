@@ -52,6 +52,7 @@ impl Agent {
         self.node.housekeeping_at = now.uptime + self.settings.sync_frequency;
         self.touched.extend(self.records.keys().cloned());
         self.handle_pod_cleanups(now);
+        self.compare_mirror_pods();
         let living = self.records.values().filter(|record| !matches!(record.lifecycle, Lifecycle::Terminating { .. }));
         let with_facts = living.filter_map(|record| Some((record, record.fresh_facts()?.as_ref())));
         let removals: Vec<(PodUid, Planned)> = gc::over_node_limit(with_facts, &self.settings, now)

@@ -10,15 +10,16 @@ use crate::{
     agent::Agent,
     effect::Op,
     event::Source,
-    id::{PodRef, PodUid, full_name_of},
+    id::{PodRef, PodUid},
     pod::{Cause, Grace, Lifecycle, Look, PodRecord, Wanted},
     pod_config::{ConfigOp, PodUpdate},
-    pod_manager::{is_mirror_pod, is_static_pod},
+    pod_manager::is_mirror_pod,
     time::Now,
 };
 
 impl Agent {
     pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Now) {
+        let is_first = !self.config.has_spoken(source);
         let changes = self.config.update(source, pods, now.wall);
         for refused in changes.refused {
             self.outbox.record(refused);
@@ -41,9 +42,8 @@ impl Agent {
         if self.config.sources_ready(&self.settings.sources) {
             self.node.sources_ready(now);
         }
-        if source == Source::Api {
-            let names = self.pods.pods().filter(|pod| is_static_pod(pod)).map(|pod| full_name_of(pod));
-            self.errands.mirrors.extend(names);
+        if is_first && source == Source::Api {
+            self.compare_mirror_pods();
         }
     }
 

@@ -18,6 +18,8 @@ use crate::{
     time::Now,
 };
 
+mod api;
+
 /// An agent, the seconds since it began, and what it has asked for and not been told yet.
 struct Turns {
     agent: Agent,

@@ -19,8 +19,34 @@ pub fn status_patch(stored: &Pod, wanted: &PodStatus) -> Option<Value> {
 
 fn object(status: &PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
-        Ok(Value::Object(fields)) => fields,
+        Ok(Value::Object(mut fields)) => {
+            fields.values_mut().for_each(prune);
+            fields.retain(|_, value| !is_nothing(value));
+            fields
+        }
         Ok(_) | Err(_) => unreachable!("a status is an object"),
+    }
+}
+
+/// The API server writes out what is empty (`lastState: {}`), we do not: neither is a difference.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(prune);
+            fields.retain(|_, value| !is_nothing(value));
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(prune),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(elements) => elements.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
     }
 }
 
@@ -107,6 +133,17 @@ mod tests {
             patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })),
             r#"{"reason":null}"#
         );
+    }
+
+    #[test]
+    fn what_the_api_server_writes_out_though_it_is_empty_is_no_difference() {
+        let stored = json!({ "phase": "Running", "reason": "", "containerStatuses": [
+            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": { "running": {} } },
+        ] });
+        let ours = json!({ "phase": "Running", "containerStatuses": [
+            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0 },
+        ] });
+        assert_eq!(patch(&stored, &ours), "nothing");
     }
 
     #[test]

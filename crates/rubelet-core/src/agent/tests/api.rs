@@ -1,0 +1,236 @@
+//! The agent and the API server: pods from it, statuses and mirror pods to it.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::pod_config::MIRROR_ANNOTATION;
+
+fn in_cluster(sources: &[Source]) -> Turns {
+    Turns::new(Settings { sources: sources.to_vec(), ..Settings::for_node("node") })
+}
+
+/// A pod as the API server holds it.
+fn stored(text: &str, version: u64, status: &Value) -> Pod {
+    let mut pod = mk_pod(text);
+    pod.metadata.resource_version = Some(version.to_string());
+    pod.status = Some(serde_json::from_value(status.clone()).unwrap());
+    pod
+}
+
+impl Turns {
+    fn listed_by_api(&mut self, pods: &[Pod]) {
+        let pods = pods.iter().cloned().map(Arc::new).collect();
+        self.happens(Event::Config { source: Source::Api, pods });
+    }
+
+    /// What is asked of the API server and not answered yet.
+    fn errands(&self) -> Vec<&'static str> {
+        let api = |op: &&Op| {
+            matches!(
+                op,
+                Op::PatchStatus { .. } | Op::DeletePod { .. } | Op::CreateMirrorPod { .. } | Op::DeleteMirrorPod { .. }
+            )
+        };
+        self.asked.iter().map(|(_, op)| op).filter(api).map(named).collect()
+    }
+
+    fn patch(&self) -> Value {
+        let patches = self.asked.iter().filter_map(|(_, op)| match op {
+            Op::PatchStatus { patch, .. } => Some(patch["status"].clone()),
+            _ => None,
+        });
+        let [patch] = patches.collect::<Vec<_>>().try_into().expect("one patch is under way");
+        patch
+    }
+
+    /// The API server takes the patch over, as a real one would.
+    fn patched(&mut self, before: &Pod, version: u64) -> Pod {
+        let mut status = serde_json::to_value(&before.status).unwrap();
+        let patch = self.patch();
+        for (field, value) in patch.as_object().unwrap().iter().filter(|(field, _)| !field.starts_with('$')) {
+            status[field] = value.clone();
+        }
+        let mut after = before.clone();
+        after.status = Some(serde_json::from_value(status).unwrap());
+        after.metadata.resource_version = Some(version.to_string());
+        self.answer("patch status", Ok(Facts::ApiPod(Arc::new(after.clone()))));
+        after
+    }
+}
+
+fn refused(kind: ErrorKind) -> Result<Facts, EffectError> {
+    Err(EffectError { kind, message: "patch pods: refused".to_owned() })
+}
+
+#[test]
+fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing_any_more() {
+    let mut turns = in_cluster(&[Source::Api]);
+    let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
+    turns.listed_by_api(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    assert_eq!(turns.patch()["phase"], "Running");
+    let running = turns.patched(&pod, 2);
+    assert!(turns.errands().is_empty());
+
+    let mut deleted = running.clone();
+    deleted.metadata = mk_pod("always | deleted | main a").metadata;
+    deleted.metadata.resource_version = Some("3".to_owned());
+    turns.listed_by_api(std::slice::from_ref(&deleted));
+    assert_eq!(turns.lifecycle("u1"), "Terminating");
+    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.inspected("a: exit(0) 0s");
+    let mut held = deleted.clone();
+    if turns.errands() == ["patch status"] {
+        assert_ne!(turns.patch()["phase"], "Failed", "something may still run");
+        held = turns.patched(&deleted, 4);
+    }
+    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
+    if turns.errands() == ["patch status"] {
+        held = turns.patched(&held, 5);
+    }
+    assert!(!turns.errands().contains(&"delete pod"), "its volumes are not torn down");
+    turns.answer("tear down volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
+    assert!(!turns.errands().contains(&"delete pod"), "its cgroup is still there");
+    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
+    while turns.errands() == ["patch status"] {
+        held = turns.patched(&held, 6);
+    }
+    assert_eq!(held.status.as_ref().unwrap().phase.as_deref(), Some("Succeeded"));
+    assert_eq!(turns.errands(), ["delete pod"]);
+    turns.answer("delete pod", Ok(Facts::Nothing));
+    assert!(turns.errands().is_empty());
+    assert!(!turns.pending().contains(&"remove container"), "its traces stay until the API server has forgotten it");
+    turns.listed_by_api(&[]);
+    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s");
+    assert!(turns.errands().is_empty());
+}
+
+#[test]
+fn a_pod_that_ended_before_the_agent_began_is_never_started() {
+    let mut turns = in_cluster(&[Source::Api]);
+    let status = json!({ "phase": "Succeeded", "containerStatuses": [{
+        "name": "a", "image": "a:1", "imageID": "", "ready": false, "restartCount": 0,
+        "state": { "terminated": { "exitCode": 0 } },
+    }] });
+    turns.listed_by_api(&[stored("always | main a", 1, &status)]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    turns.answer("tear down volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    assert_eq!(turns.lifecycle("u1"), "Finished");
+    assert!(!turns.pending().iter().any(|op| ["run sandbox", "make dirs", "set up volumes"].contains(op)));
+}
+
+#[test]
+fn the_newest_status_wins_and_only_one_is_under_way() {
+    let mut turns = in_cluster(&[Source::Api]);
+    let pod = stored("always | main a | main b", 1, &json!({ "phase": "Pending" }));
+    turns.listed_by_api(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    assert_eq!(turns.errands(), ["patch status"]);
+    turns.happens(Event::Hint { pod: "u1".into() });
+    turns.inspected("a: running 5s; b: running 1s");
+    assert_eq!(turns.errands(), ["patch status"], "the first has not been answered");
+    let after = turns.patched(&pod, 2);
+    assert_eq!(turns.errands(), ["patch status"]);
+    assert!(turns.patch().to_string().contains(r#""name":"b""#));
+    turns.patched(&after, 3);
+    assert!(turns.errands().is_empty());
+}
+
+#[test]
+fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_is_not() {
+    let mut turns = in_cluster(&[Source::Api]);
+    turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.answer("patch status", refused(ErrorKind::Retry));
+    assert!(turns.errands().is_empty(), "not at once");
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
+    assert_eq!(turns.errands(), ["patch status"]);
+    turns.answer("patch status", refused(ErrorKind::Gone));
+    turns.at_secs += 60;
+    turns.happens(Event::Due);
+    assert!(turns.errands().is_empty());
+}
+
+#[test]
+fn a_status_somebody_else_overwrote_is_put_right() {
+    let mut turns = in_cluster(&[Source::Api]);
+    let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
+    turns.listed_by_api(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    let mut ours = turns.patched(&pod, 2);
+    ours.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+    ours.metadata.resource_version = Some("3".to_owned());
+    turns.listed_by_api(std::slice::from_ref(&ours));
+    assert!(turns.errands().is_empty(), "there is a moment to settle");
+    turns.at_secs += 10;
+    turns.happens(Event::Due);
+    assert_eq!(turns.patch(), json!({ "phase": "Running" }));
+}
+
+#[test]
+fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old() {
+    let mut turns = in_cluster(&[Source::File, Source::Api]);
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    assert!(turns.errands().is_empty(), "who knows what the API server already has?");
+    turns.listed_by_api(&[]);
+    assert_eq!(turns.errands(), ["create mirror"]);
+    turns.answer("create mirror", Ok(Facts::Nothing));
+
+    let mirror = |hash: &str, traits: &str| {
+        let mut pod = stored(traits, 5, &json!({ "phase": "Pending" }));
+        pod.metadata.uid = Some("m1".to_owned());
+        pod.metadata.annotations.get_or_insert_default().insert(MIRROR_ANNOTATION.to_owned(), hash.to_owned());
+        pod
+    };
+    let plain = "always | main a";
+    turns.listed_by_api(&[mirror("u1", plain)]);
+    assert!(turns.errands().is_empty());
+    turns.inspected("a: running 5s");
+    assert_eq!(turns.patch()["phase"], "Running", "its status appears on its mirror");
+    turns.patched(&mirror("u1", plain), 6);
+
+    turns.listed_by_api(&[mirror("u1", "always | deleted | main a")]);
+    assert_eq!(turns.lifecycle("u1"), "Syncing", "its mirror's end is not its own");
+    assert_eq!(turns.errands(), ["delete mirror"]);
+    turns.answer("delete mirror", Ok(Facts::Nothing));
+    turns.listed_by_api(&[]);
+    assert_eq!(turns.errands(), ["create mirror"]);
+    turns.answer("create mirror", Ok(Facts::Nothing));
+    turns.listed_by_api(&[mirror("an older manifest", plain)]);
+    assert!(turns.errands().contains(&"delete mirror"));
+}
+
+#[test]
+fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
+    let mut turns = in_cluster(&[Source::File, Source::Api]);
+    let mut mirror = stored("always | main a", 5, &json!({}));
+    mirror.metadata.uid = Some("m1".to_owned());
+    mirror.metadata.annotations.get_or_insert_default().insert(MIRROR_ANNOTATION.to_owned(), "u1".to_owned());
+    turns.listed_by_api(std::slice::from_ref(&mirror));
+    assert!(turns.errands().is_empty(), "the manifests were not read yet");
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.patched(&mirror, 6);
+    turns.config(&[]);
+    assert!(turns.errands().is_empty(), "it is still ending");
+    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.inspected("a: exit(0) 0s");
+    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
+    assert_eq!(turns.errands(), ["delete mirror"]);
+}
