@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use rcgen::KeyPair;
 use rubelet_host::port::{Host, ReadError};
 use rubelet_kube::{
     client::{Client, RateLimit, RateLimits},
@@ -21,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     Purpose, Wanted, leaf, pending_key,
-    signing::{self, Name},
+    signing::{self, Name, SigningError},
     store::{Store, make_missing_dir},
 };
 use crate::world::Clock;
@@ -88,34 +89,50 @@ impl Bootstrap {
         if ends <= self.clock.now().wall { Err(format!("its certificate ended at {ends}")) } else { Ok(()) }
     }
 
-    /// Asks until there is an answer; a server that is away is waited for.
     async fn get_certificate(&self, api: &dyn ApiServer) -> anyhow::Result<Store> {
-        let key = pending_key::load_or_make(self.host.as_ref(), &self.cert_dir)
-            .await
-            .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
-        let wanted = Wanted::client(&self.node_name);
-        let mut pause = FIRST_PAUSE;
-        let asking = async {
-            loop {
-                match signing::obtain(api, &wanted, &key, Name::Digested, PATIENCE).await {
-                    Err(error) if error.is_passing() => {
-                        tracing::warn!(%error, "cannot ask for a certificate; trying again in {} s", pause.as_secs());
-                        sleep(pause).await;
-                        pause = (pause * 2).min(LAST_PAUSE);
-                    }
-                    answer => return answer,
-                }
-            }
-        };
-        let Ok(answer) = timeout(PATIENCE, asking).await else {
+        let Ok(answer) = timeout(PATIENCE, self.ask(api)).await else {
             anyhow::bail!("no certificate within {} minutes", PATIENCE.as_secs() / 60);
         };
-        let chain = answer
-            .with_context(|| format!("ask for a client certificate with {}", self.bootstrap_kubeconfig.display()))?;
+        let (chain, key) = answer?;
         let store = Store::new(self.host.clone(), &self.cert_dir, Purpose::Client.prefix());
         store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;
-        pending_key::forget(self.host.as_ref(), &self.cert_dir).await.context("remove the key that was waiting")?;
+        self.forget_key().await?;
         Ok(store)
+    }
+
+    /// Asks until there is an answer; a server that is away is waited for.
+    async fn ask(&self, api: &dyn ApiServer) -> anyhow::Result<(String, KeyPair)> {
+        let wanted = Wanted::client(&self.node_name);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let key = pending_key::load_or_make(self.host.as_ref(), &self.cert_dir)
+                .await
+                .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
+            match signing::obtain(api, &wanted, &key, Name::Digested, PATIENCE).await {
+                Ok(chain) if leaf::first_end(chain.as_bytes()).is_ok_and(|ends| ends <= self.clock.now().wall) => {
+                    tracing::info!("an earlier request's certificate has ended meanwhile; asking with a new key");
+                    self.forget_key().await?;
+                }
+                Ok(chain) => return Ok((chain, key)),
+                Err(error) if error.is_passing() => {
+                    tracing::warn!(%error, "cannot ask for a certificate; trying again in {} s", pause.as_secs());
+                }
+                Err(error @ SigningError::Refused { .. }) => {
+                    return Err(error)
+                        .context("join the cluster; to ask once more, delete the request and start again");
+                }
+                Err(error) => {
+                    let asked_with = self.bootstrap_kubeconfig.display();
+                    return Err(error).context(format!("ask for a client certificate with {asked_with}"));
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+    }
+
+    async fn forget_key(&self) -> anyhow::Result<()> {
+        pending_key::forget(self.host.as_ref(), &self.cert_dir).await.context("remove the key that was waiting")
     }
 
     async fn write_kubeconfig(&self, yaml: &str) -> std::io::Result<()> {

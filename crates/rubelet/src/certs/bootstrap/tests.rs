@@ -2,7 +2,6 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _, sync::atomic::AtomicI64};
 
-use rcgen::KeyPair;
 use rubelet_host::linux::LinuxHost;
 use rubelet_kube::port::ApiErrorKind;
 use serde_json::json;
@@ -37,6 +36,19 @@ async fn whoever_starts_again_asks_with_the_same_key_under_the_same_name() {
     }
     assert!(names[0].as_str().unwrap().starts_with("node-csr-"));
     assert_eq!(names[0], names[1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_of_an_earlier_request_that_has_ended_is_not_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let bootstrap = bootstrap(dir.path());
+    let earlier = Signer::new(bootstrap.clock.clone(), Wanted::client("n1"), -60);
+    let key = pending_key::load_or_make(bootstrap.host.as_ref(), &bootstrap.cert_dir).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(600), bootstrap.get_certificate(earlier.as_ref())).await.unwrap_err();
+    assert!(earlier.asked_at.lock().unwrap().len() > 1);
+    let next = pending_key::load_or_make(bootstrap.host.as_ref(), &bootstrap.cert_dir).await.unwrap();
+    assert_ne!(key.serialize_pem(), next.serialize_pem());
+    assert!(!bootstrap.cert_dir.join("kubelet-client-current.pem").exists());
 }
 
 #[tokio::test(start_paused = true)]
