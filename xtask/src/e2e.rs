@@ -3,6 +3,7 @@
 //! Owns: the list of tests and the runner. Each test has a containerd, a network and an agent of its own, so several run at
 //! once: most of their time is waiting.
 
+mod cgroups;
 mod cluster;
 mod crashes;
 mod effects;
@@ -50,7 +51,7 @@ pub struct Case {
 
 /// Long ones first, so that none of them is left alone at the end.
 fn cases() -> Vec<Case> {
-    [many::CASES, life::CASES, crashes::CASES, effects::CASES, odd::CASES, url::CASES, sweeping::CASES]
+    [many::CASES, cgroups::CASES, life::CASES, crashes::CASES, effects::CASES, odd::CASES, url::CASES, sweeping::CASES]
         .iter()
         .flat_map(|group| group.iter())
         .map(|case| Case { name: case.name, run: case.run })

@@ -25,6 +25,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
+mod admission;
 mod api;
 mod cgroups;
 mod cleanups;

@@ -33,6 +33,15 @@ pub struct CgroupSettings {
     pub driver: CgroupDriver,
     /// `podPidsLimit`; `None` is no limit.
     pub pod_pids_limit: Option<i64>,
+    /// What all pods may use together.
+    pub room: Room,
+}
+
+/// Zero is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    pub cpu_millis: i64,
+    pub memory_bytes: i64,
 }
 
 impl CgroupSettings {
@@ -117,10 +126,10 @@ impl<'a> Tree<'a> {
         let burstable_millis = burstable
             .map(|spec| resources::pod_requests(spec, "cpu").unwrap_or_default().millis())
             .fold(0_i64, i64::saturating_add);
-        let allocatable = self.node.allocatable;
+        let room = self.settings.room;
         let whole_node = Limits {
-            cpu_shares: positive(shares(allocatable.cpu_millis)),
-            memory_bytes: positive(allocatable.memory_bytes),
+            cpu_shares: positive(room.cpu_millis).and_then(|_| positive(shares(room.cpu_millis))),
+            memory_bytes: positive(room.memory_bytes),
             ..Limits::default()
         };
         let huge_pages: BTreeMap<_, _> =
@@ -251,11 +260,10 @@ mod tests {
 
     fn settings(root: &str, driver: CgroupDriver) -> Settings {
         let mut settings = Settings::for_node("node");
+        let room = Room { cpu_millis: 2000, memory_bytes: 1 << 30 };
         settings.cgroups =
-            Some(CgroupSettings { root: CgroupSettings::parse_root(root), driver, pod_pids_limit: Some(100) });
+            Some(CgroupSettings { root: CgroupSettings::parse_root(root), driver, pod_pids_limit: Some(100), room });
         settings.node.huge_page_sizes = vec!["2MB".to_owned()];
-        settings.node.allocatable.cpu_millis = 2000;
-        settings.node.allocatable.memory_bytes = 1 << 30;
         settings
     }
 

@@ -64,6 +64,10 @@ fn desired(record: &PodRecord) -> Step {
 }
 
 fn admitted(record: &PodRecord) -> Step {
+    if let Some(refusal) = &record.rejected {
+        let said = format!("rejected ({}): {}", refusal.reason, refusal.message);
+        return Step { since: Some(record.since.wall), ..step("admitted", StepState::Failed, said) };
+    }
     match &record.lifecycle {
         Lifecycle::Waiting => {
             let waits_for = record.blocked.as_deref().unwrap_or("its turn");

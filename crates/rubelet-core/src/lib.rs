@@ -3,6 +3,7 @@
 //! Owns: every decision. Never: awaits, reads a clock, a file, a socket or a global, takes a lock.
 //! `Agent::handle(now, Event) -> Vec<Effect>` is the whole interface to the outside; start reading at `agent.rs`.
 
+pub mod admission;
 pub mod agent;
 pub mod cgroups;
 pub mod config;

@@ -21,7 +21,10 @@ use crate::{
     id::{ContainerId, PodRef, SandboxId},
     images::ImageWant,
     observation::SharedFacts,
-    pod::{restart::CrashLoop, status::Waiting},
+    pod::{
+        restart::CrashLoop,
+        status::{PodFailure, Waiting},
+    },
     probes::Probes,
     time::{Now, Uptime},
 };
@@ -248,6 +251,8 @@ pub struct PodRecord {
     /// When the volumes that change with time are to be brought up to date; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
     pub cleared: Cleared,
+    /// Why the node did not admit it; such a pod has failed and never starts.
+    pub rejected: Option<PodFailure>,
     /// Sandboxes that were stopped, and so have given their network back.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
     pub wake_at: Option<Uptime>,
@@ -279,6 +284,7 @@ impl PodRecord {
             prepared: Preparation::Unknown,
             refresh_at: None,
             cleared: Cleared::Nothing,
+            rejected: None,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
             blocked: None,

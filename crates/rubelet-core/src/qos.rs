@@ -134,10 +134,14 @@ fn is_complete(resources: &ResourceRequirements) -> bool {
     ["cpu", "memory"].iter().all(|name| amount(resources.limits.as_ref(), name).is_positive())
 }
 
-fn is_node_critical(pod: &Pod, spec: &PodSpec) -> bool {
+/// The node or the cluster needs it: it must find room.
+pub fn is_critical(pod: &Pod, spec: &PodSpec) -> bool {
     let has_critical_priority = spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
-    let is_critical = is_static_pod(pod) || is_mirror_pod(pod) || has_critical_priority;
-    is_critical && spec.priority_class_name.as_deref() == Some("system-node-critical")
+    is_static_pod(pod) || is_mirror_pod(pod) || has_critical_priority
+}
+
+fn is_node_critical(pod: &Pod, spec: &PodSpec) -> bool {
+    is_critical(pod, spec) && spec.priority_class_name.as_deref() == Some("system-node-critical")
 }
 
 fn memory_request(container: &Container) -> Quantity {

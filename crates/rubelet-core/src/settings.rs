@@ -1,6 +1,6 @@
 //! The few settings the core's decisions depend on, taken from KubeletConfiguration and flags by the shell.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,10 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
+    /// `allowedUnsafeSysctls`: names, or beginnings of names with a star.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// The node's labels; `None` where others may add to them, and only the API server knows them all.
+    pub node_labels: Option<BTreeMap<String, String>>,
     /// `None`: pods have no cgroups of their own (`cgroupsPerQOS` is off).
     pub cgroups: Option<CgroupSettings>,
     /// What the node and its configuration put into every sandbox and container.
@@ -72,6 +76,7 @@ pub struct NodeProfile {
     pub swap_controller: SwapController,
     /// Files we make for containers must be relabelled before they may read them.
     pub selinux_enabled: bool,
+    pub apparmor_enabled: bool,
 }
 
 /// Whether the kernel can limit a container's swap, and in which words.
@@ -89,12 +94,14 @@ pub enum DefaultSeccomp {
     RuntimeDefault,
 }
 
-/// What pods may use of the node.
+/// What pods may use of the node; zero where nobody knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocatable {
     pub cpu_millis: i64,
     pub memory_bytes: i64,
     pub ephemeral_storage_bytes: i64,
+    /// `maxPods`, or fewer by `podsPerCore`.
+    pub pods: i64,
 }
 
 impl Default for NodeProfile {
@@ -113,6 +120,7 @@ impl Default for NodeProfile {
             oom_kills_whole_container: false,
             swap_controller: SwapController::Absent,
             selinux_enabled: false,
+            apparmor_enabled: false,
         }
     }
 }
@@ -135,6 +143,8 @@ impl Settings {
             min_container_ttl: Duration::ZERO,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            allowed_unsafe_sysctls: Vec::new(),
+            node_labels: None,
             cgroups: Some(CgroupSettings::default()),
             node: NodeProfile::default(),
         }

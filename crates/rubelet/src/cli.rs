@@ -186,7 +186,6 @@ mod tests {
         Flag --fail-swap-on has been deprecated
         Flag --max-pods has been deprecated
         failSwapOn is accepted but not acted on yet
-        maxPods is accepted but not acted on yet
         ");
     }
 
@@ -328,7 +327,6 @@ mod tests {
         DIR/c: every value is allowed
         accepted but not acted on yet:
           evictionHard
-          maxPods
         "#);
     }
 

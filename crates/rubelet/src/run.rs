@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
+    node_status,
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
@@ -92,7 +93,11 @@ async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(Wo
         allocatable: node::setup::allocatable(&machine, &setup),
         ..observe::node::profile(&host, told.node.clone(), &machine).await
     };
-    let settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
+    let mut settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
+    settings.node_labels = options.flags.kubeconfig.is_empty().then(|| node_status::registration::labels(&setup));
+    if let Some(cgroups) = &mut settings.cgroups {
+        cgroups.room = node::setup::room_for_pods(options, &machine, &setup);
+    }
     let config = &options.config;
     let runtime = CriClient::new(
         &config.container_runtime_endpoint,

@@ -93,7 +93,7 @@ impl Agent {
     }
 
     /// A pod may start once the runtime was listed (so that an older pod of its name is known) and its name is free.
-    fn may_start(&mut self, uid: &PodUid, now: Now) -> bool {
+    pub(super) fn has_free_name(&mut self, uid: &PodUid, now: Now) -> bool {
         self.adopt_namesakes(uid, now);
         let record = &self.records[uid];
         let blocked = if self.node.listing.is_none() {
@@ -102,15 +102,9 @@ impl Agent {
             self.name_holder(record)
                 .map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid))
         };
-        let is_blocked = blocked.is_some();
-        let record = self.records.get_mut(uid).expect("the caller found it");
-        record.blocked = blocked;
-        if !is_blocked {
-            record.enter(Lifecycle::Syncing, now);
-            self.node.qos.pods_changed = true;
-            self.warn_of_unsupported(uid);
-        }
-        !is_blocked
+        let is_free = blocked.is_none();
+        self.records.get_mut(uid).expect("the caller found it").blocked = blocked;
+        is_free
     }
 
     /// A pod of this name that only the runtime has is an older version of it, whatever other sources may still say.
@@ -143,7 +137,7 @@ impl Agent {
         })
     }
 
-    fn warn_of_unsupported(&mut self, uid: &PodUid) {
+    pub(super) fn warn_of_unsupported(&mut self, uid: &PodUid) {
         let record = &self.records[uid];
         let fields = manifest::unsupported(&record.pod);
         if !fields.is_empty() {
@@ -181,6 +175,11 @@ impl Agent {
         if record.pod.spec.is_none() {
             return false;
         }
+        let context = status_manager::Context { pods: &self.pods, now };
+        if let Some(failure) = &record.rejected {
+            self.statuses.set_pod_status(&record.pod, status::rejected(&record.pod, failure), context);
+            return true;
+        }
         let mut waiting = record.waiting.clone();
         let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
         for name in names {
@@ -202,7 +201,6 @@ impl Agent {
             now,
         });
         let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
-        let context = status_manager::Context { pods: &self.pods, now };
         self.statuses.set_pod_status(&record.pod, status, context);
         is_terminal
     }

@@ -490,3 +490,60 @@ fn a_pod_that_ends_is_not_refreshed() {
 fn unready(message: &str) -> Result<Facts, EffectError> {
     Err(EffectError { kind: ErrorKind::Retry, message: message.to_owned() })
 }
+
+/// A pod of the API server's that asks for this much CPU, made at this second.
+fn from_api(uid: &str, cpu: &str, created_secs: i64) -> Pod {
+    let mut pod = burstable(uid, cpu);
+    pod.metadata.annotations = None;
+    let created = jiff::Timestamp::from_second(1_700_000_000 + created_secs).unwrap();
+    pod.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(created));
+    pod
+}
+
+/// A node with one processor, that listens to an API server.
+fn small_node() -> Settings {
+    let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+    settings.node.allocatable.cpu_millis = 1000;
+    settings
+}
+
+#[test]
+fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
+    let mut turns = Turns::new(small_node());
+    // In the order of their names the younger one would come first.
+    let pods = [from_api("a-young", "600m", 2), from_api("b-old", "600m", 1)].map(Arc::new).to_vec();
+    turns.happens(Event::Config { source: Source::Api, pods });
+    turns.runtime_is_up(&[]);
+    assert!(turns.told.contains(&"OutOfcpu".to_owned()), "{:?}", turns.told);
+    for _ in 0..2 {
+        turns.inspected("sandbox gone");
+    }
+    turns.answer("tear down volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    let snapshot = turns.agent.snapshot();
+    let view = |uid: &str| &snapshot.pods[&PodUid::new(uid)];
+    assert_eq!((view("a-young").lifecycle.as_str(), view("b-old").lifecycle.as_str()), ("Finished", "Syncing"));
+    let status = &view("a-young").status;
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
+    assert_eq!(
+        status.message.as_deref(),
+        Some("Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 600, capacity: 1000")
+    );
+    assert_eq!(status.container_statuses, None);
+    assert_eq!(turns.asked.iter().filter(|(_, op)| named(op) == "make dirs").count(), 1, "only the other is set up");
+}
+
+#[test]
+fn a_pod_found_running_is_let_in_before_every_other_and_without_a_question() {
+    let mut turns = Turns::new(small_node());
+    let pods = [from_api("a-old", "600m", 1), from_api("b-runs", "2", 2)].map(Arc::new).to_vec();
+    turns.happens(Event::Config { source: Source::Api, pods });
+    turns.runtime_is_up(&[listed("b-runs", "b-runs")]);
+    assert_eq!(turns.told.iter().filter(|reason| *reason == "OutOfcpu").count(), 1, "{:?}", turns.told);
+    turns.inspected("sandbox gone");
+    let snapshot = turns.agent.snapshot();
+    assert_eq!(snapshot.pods[&PodUid::new("a-old")].status.reason.as_deref(), Some("OutOfcpu"));
+    assert_eq!(snapshot.pods[&PodUid::new("b-runs")].lifecycle, "Syncing");
+}

@@ -282,7 +282,8 @@ mod tests {
         let order = order(container);
         let mut settings = Settings::for_node("node-1");
         settings.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
-        settings.node.allocatable = Allocatable { cpu_millis: 1900, memory_bytes: 1 << 30, ephemeral_storage_bytes: 0 };
+        settings.node.allocatable =
+            Allocatable { cpu_millis: 1900, memory_bytes: 1 << 30, ephemeral_storage_bytes: 0, pods: 0 };
         let environment = environment(&order, &order.pod.spec.as_ref().unwrap().containers[0], sources, &settings)?;
         let lines: Vec<String> =
             environment.iter().map(|(name, value)| format!("{name}={}", String::from_utf8_lossy(value))).collect();

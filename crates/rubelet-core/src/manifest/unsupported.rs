@@ -21,17 +21,11 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].<volume type>",
     "spec.volumes[*].projected.sources[*].clusterTrustBundle",
     "spec.volumes[*].projected.sources[*].podCertificate",
-    // The pod's cgroup.
-    "spec.resources",
-    "spec.overhead",
     "spec.resourceClaims",
     "spec.imagePullSecrets",
     "spec.runtimeClassName",
     "spec.activeDeadlineSeconds",
     "spec.readinessGates",
-    // Checks on admission against the node's labels.
-    "spec.nodeSelector",
-    "spec.affinity.nodeAffinity",
     "spec.securityContext.fsGroupChangePolicy",
     "spec.securityContext.seLinuxChangePolicy",
 ];

@@ -90,7 +90,8 @@ pub fn reconciled(known: &Node, report: Report<'_>) -> Node {
     node
 }
 
-fn labels(setup: &NodeSetup) -> BTreeMap<String, String> {
+/// Those the agent gives the node itself.
+pub fn labels(setup: &NodeSetup) -> BTreeMap<String, String> {
     let own = [
         (LABEL_HOST_NAME, &setup.name),
         (LABEL_OS, &OS.to_owned()),

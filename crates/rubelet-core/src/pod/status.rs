@@ -103,6 +103,18 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     status
 }
 
+/// The status of a pod this node did not admit: nothing of it ever was here.
+pub fn rejected(pod: &Pod, failure: &PodFailure) -> PodStatus {
+    PodStatus {
+        qos_class: Some(known_qos_class(pod)),
+        observed_generation: generation(pod),
+        phase: Some(phase::FAILED.to_owned()),
+        reason: Some(failure.reason.clone()),
+        message: Some(format!("Pod was rejected: {}", failure.message)),
+        ..PodStatus::default()
+    }
+}
+
 impl<'a> StatusInput<'a> {
     fn old_status(&self) -> Option<&'a PodStatus> {
         self.previous.or(self.pod.status.as_ref())

@@ -7,6 +7,7 @@ use rubelet_core::config::{self, KubeletConfiguration};
 /// Fields of KubeletConfiguration, sorted.
 pub const ACTED_ON: &[&str] = &[
     "address",
+    "allowedUnsafeSysctls",
     "cgroupDriver",
     "cgroupRoot",
     "cgroupsPerQOS",
@@ -18,6 +19,7 @@ pub const ACTED_ON: &[&str] = &[
     "cpuCFSQuotaPeriod",
     "crashLoopBackOff",
     "enableControllerAttachDetach",
+    "enforceNodeAllocatable",
     "eventBurst",
     "eventRecordQPS",
     "failCgroupV1",
@@ -33,6 +35,7 @@ pub const ACTED_ON: &[&str] = &[
     "localStorageCapacityIsolation",
     "logging",
     "maxParallelImagePulls",
+    "maxPods",
     "nodeLeaseDurationSeconds",
     "nodeStatusMaxImages",
     "nodeStatusReportFrequency",
@@ -103,11 +106,11 @@ mod tests {
         let default = Draft::without_file().config;
         let mut config = default.clone();
         assert_eq!(not_acted_on(&config, &default), <[String; 0]>::default());
-        config.max_pods = 5;
+        config.oom_score_adj = 5;
         config.hairpin_mode = "none".to_owned();
         config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
         config.tls_cipher_suites = vec!["TLS_AES_128_GCM_SHA256".to_owned()];
-        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "maxPods", "tlsCipherSuites"]);
+        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj", "tlsCipherSuites"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rubelet_core::{
-    cgroups::{CgroupDriver, CgroupSettings},
+    cgroups::{CgroupDriver, CgroupSettings, Room},
     config::{self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
     event::Source,
     settings::{DefaultSeccomp, NodeProfile, Settings},
@@ -146,10 +146,13 @@ impl Options {
             min_container_ttl: flags.minimum_container_ttl_duration.as_std(),
             root_dir: flags.root_dir.clone(),
             pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+            allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
+            node_labels: None,
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {
                 root: CgroupSettings::parse_root(&config.cgroup_root),
                 driver: if config.cgroup_driver == "systemd" { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs },
                 pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
+                room: Room::default(),
             }),
             node: NodeProfile {
                 cluster_dns: config.cluster_dns.clone(),

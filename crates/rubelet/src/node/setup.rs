@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use rubelet_core::{
+    cgroups::Room,
     node_status::{Machine, NodeSetup, Reservations, ResourceList, resources},
     quantity,
     settings::Allocatable,
@@ -66,7 +67,21 @@ pub fn allocatable(machine: &Machine, setup: &NodeSetup) -> Allocatable {
         cpu_millis: amount("cpu").millis(),
         memory_bytes: amount("memory").value(),
         ephemeral_storage_bytes: amount("ephemeral-storage").value(),
+        pods: amount("pods").value(),
     }
+}
+
+/// What the kernel lets all pods have together: all that is not reserved. What eviction keeps free lies within it.
+pub fn room_for_pods(options: &Options, machine: &Machine, setup: &NodeSetup) -> Room {
+    let is_enforced = options.config.enforce_node_allocatable.iter().any(|what| what == "pods");
+    let reservations = if is_enforced {
+        Reservations { eviction: Default::default(), ..setup.reservations.clone() }
+    } else {
+        Reservations::default()
+    };
+    let left = resources::allocatable(&resources::capacity(machine, setup), &reservations);
+    let amount = |name| quantity::amount(Some(&left), name);
+    Room { cpu_millis: amount("cpu").millis(), memory_bytes: amount("memory").value() }
 }
 
 /// In Go's words, which are the API's.

@@ -68,6 +68,7 @@ pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine
         oom_kills_whole_container: configured.oom_kills_whole_container && is_cgroup_v2,
         swap_controller: if is_cgroup_v2 { swap_on_v2(host).await } else { swap_on_v1(host).await },
         selinux_enabled: exists(host, Path::new("/sys/fs/selinux/enforce")).await,
+        apparmor_enabled: text(host, Path::new("/sys/module/apparmor/parameters/enabled")).await.starts_with('Y'),
         ..configured
     }
 }

@@ -1,0 +1,181 @@
+//! May this pod run on this node?
+//!
+//! Owns: upstream's admission handlers, in their order: sysctls, operating system, supplemental groups, resources, node
+//! affinity, node name, host ports, AppArmor. Never: makes room by ending other pods: a critical pod is admitted as it is,
+//! where upstream would preempt others first.
+//! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`, `preemption`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerPort, Pod, PodSpec};
+
+use crate::{
+    container::resources,
+    pod::{restart_policy::is_sidecar, status::PodFailure},
+    qos::is_critical,
+    settings::Settings,
+};
+
+mod affinity;
+mod sysctls;
+#[cfg(test)]
+mod tests;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Admit,
+    Reject(PodFailure),
+}
+
+/// What the verdict depends on beside the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    pub settings: &'a Settings,
+    /// The pods that were admitted and have not ended.
+    pub others: &'a [&'a Pod],
+    /// `None`: nobody here knows them, and who sent the pod has seen to it.
+    pub labels: Option<&'a BTreeMap<String, String>>,
+    /// The runtime can keep a pod to the groups it names.
+    pub has_strict_groups: bool,
+}
+
+const OS: &str = "linux";
+const LABEL_OS: &str = "kubernetes.io/os";
+
+pub fn admit(pod: &Pod, site: Site<'_>) -> Verdict {
+    let Some(spec) = &pod.spec else { return Verdict::Admit };
+    let refusal = sysctls::refusal(spec, &site.settings.allowed_unsafe_sysctls)
+        .or_else(|| os_refusal(pod, spec))
+        .or_else(|| groups_refusal(spec, site))
+        .or_else(|| misfit(pod, spec, site))
+        .or_else(|| apparmor_refusal(pod, spec, site));
+    refusal.map_or(Verdict::Admit, Verdict::Reject)
+}
+
+fn refused(reason: &str, message: impl Into<String>) -> Option<PodFailure> {
+    Some(PodFailure { reason: reason.to_owned(), message: message.into() })
+}
+
+fn os_refusal(pod: &Pod, spec: &PodSpec) -> Option<PodFailure> {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_OS));
+    if label.is_some_and(|os| os != OS) {
+        let message = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
+        return refused("PodOSSelectorNodeLabelDoesNotMatch", message);
+    }
+    if spec.os.as_ref().is_some_and(|os| os.name != OS) {
+        return refused("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
+    }
+    None
+}
+
+fn groups_refusal(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    let policy = spec.security_context.as_ref()?.supplemental_groups_policy.as_deref()?;
+    if policy != "Strict" || site.has_strict_groups {
+        return None;
+    }
+    let message = "SupplementalGroupsPolicy=Strict is not supported in this node";
+    refused("SupplementalGroupsPolicyNotSupported", message)
+}
+
+/// Upstream's general filters; of several reasons the first is told.
+fn misfit(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    // Room is made for a critical pod; only what no room could mend refuses it.
+    let lack = if is_critical(pod, spec) { None } else { lack(spec, site) };
+    lack.or_else(|| {
+        let node = &site.settings.node_name;
+        if site.labels.is_some_and(|labels| !affinity::matches(spec, labels, node)) {
+            return predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
+        }
+        if spec.node_name.as_ref().is_some_and(|name| !name.is_empty() && name != node) {
+            return predicate("NodeName", "node(s) didn't match the requested node name");
+        }
+        let wanted = host_ports(spec);
+        let taken = site.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
+        if taken.into_iter().any(|taken| wanted.iter().any(|wanted| taken.conflicts_with(wanted))) {
+            return predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+        }
+        None
+    })
+}
+
+fn predicate(name: &str, why: &str) -> Option<PodFailure> {
+    refused(name, format!("Predicate {name} failed: {why}"))
+}
+
+/// What the node has too little of. A capacity of zero is one nobody knows.
+fn lack(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    let allocatable = &site.settings.node.allocatable;
+    let others = i64::try_from(site.others.len()).unwrap_or(i64::MAX);
+    if allocatable.pods > 0 && others >= allocatable.pods {
+        return out_of("pods", 1, others, allocatable.pods);
+    }
+    for (name, capacity) in [
+        ("cpu", allocatable.cpu_millis),
+        ("memory", allocatable.memory_bytes),
+        ("ephemeral-storage", allocatable.ephemeral_storage_bytes),
+    ] {
+        let requested = requested(spec, name);
+        let specs = site.others.iter().filter_map(|other| other.spec.as_ref());
+        let used = specs.map(|spec| self::requested(spec, name)).fold(0, i64::saturating_add);
+        if capacity > 0 && requested > 0 && requested > capacity.saturating_sub(used) {
+            return out_of(name, requested, used, capacity);
+        }
+    }
+    None
+}
+
+fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> Option<PodFailure> {
+    let message =
+        format!("Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}");
+    refused(&format!("OutOf{name}"), message)
+}
+
+/// CPU in thousandths, everything else in whole units.
+fn requested(spec: &PodSpec, name: &str) -> i64 {
+    let asked = resources::pod_requests(spec, name).unwrap_or_default();
+    if name == "cpu" { asked.millis() } else { asked.value() }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HostPort {
+    ip: String,
+    protocol: String,
+    port: i32,
+}
+
+const ANY_ADDRESS: &str = "0.0.0.0";
+
+impl HostPort {
+    fn of(port: &ContainerPort) -> Option<Self> {
+        let given = |text: &Option<String>, or: &str| text.clone().filter(|it| !it.is_empty()).unwrap_or(or.to_owned());
+        let number = port.host_port.filter(|number| *number > 0)?;
+        Some(HostPort { ip: given(&port.host_ip, ANY_ADDRESS), protocol: given(&port.protocol, "TCP"), port: number })
+    }
+
+    fn conflicts_with(&self, other: &HostPort) -> bool {
+        let same_address = self.ip == other.ip || self.ip == ANY_ADDRESS || other.ip == ANY_ADDRESS;
+        same_address && self.port == other.port && self.protocol == other.protocol
+    }
+}
+
+/// Of all containers that last as long as the pod.
+fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
+    let sidecars = spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
+    let containers = sidecars.chain(&spec.containers);
+    containers.flat_map(|container| container.ports.iter().flatten()).filter_map(HostPort::of).collect()
+}
+
+fn apparmor_refusal(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+    let of_pod = spec.security_context.iter().filter_map(|context| context.app_armor_profile.as_ref());
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let contexts = containers.filter_map(|container| container.security_context.as_ref());
+    let of_containers = contexts.filter_map(|context| context.app_armor_profile.as_ref());
+    let is_named = of_pod.chain(of_containers).any(|profile| profile.type_ != "Unconfined");
+    let annotations = pod.metadata.annotations.iter().flatten();
+    let is_annotated = annotations.into_iter().any(|(key, value)| key.starts_with(ANNOTATION) && value != "unconfined");
+    if site.settings.node.apparmor_enabled || !(is_named || is_annotated) {
+        return None;
+    }
+    refused("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host")
+}

@@ -1,0 +1,194 @@
+//! Pods and nodes, one line each, and what becomes of them.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::settings::Allocatable;
+
+fn pod(name: &str, spec: Value) -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": name, "uid": name}, "spec": spec})).unwrap()
+}
+
+fn asking(requests: Value) -> Pod {
+    pod("asking", json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}))
+}
+
+fn site_settings() -> Settings {
+    let mut settings = Settings::for_node("node");
+    settings.node.allocatable =
+        Allocatable { cpu_millis: 1000, memory_bytes: 1 << 30, ephemeral_storage_bytes: 1 << 30, pods: 3 };
+    settings.allowed_unsafe_sysctls = vec!["net.core.*".to_owned(), "kernel.msgmax".to_owned()];
+    settings
+}
+
+fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
+    let settings = site_settings();
+    let others: Vec<&Pod> = others.iter().collect();
+    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("cores".to_owned(), "4".to_owned())]);
+    let site = Site { settings: &settings, others: &others, labels: Some(&labels), has_strict_groups: false };
+    match admit(pod, site) {
+        Verdict::Admit => "admitted".to_owned(),
+        Verdict::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
+    }
+}
+
+#[test]
+fn a_pod_fits_while_the_sum_of_requests_stays_below_what_pods_may_use() {
+    let half = || asking(json!({"cpu": "500m", "memory": "512Mi"}));
+    let small = || pod("small", json!({"containers": [{"name": "c"}]}));
+    assert_eq!(verdict_on(&half(), &[half()]), "admitted");
+    let lines = [
+        verdict_on(&half(), &[half(), half()]),
+        verdict_on(&asking(json!({"memory": "2Gi"})), &[half()]),
+        verdict_on(&asking(json!({"ephemeral-storage": "2Gi"})), &[]),
+        verdict_on(&small(), &[small(), small(), small()]),
+        verdict_on(&asking(json!({"cpu": "2"})), &[small(), small(), small()]),
+        verdict_on(&asking(json!({"example.com/gpu": "1"})), &[]),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    OutOfcpu: Node didn't have enough resource: cpu, requested: 500, used: 1000, capacity: 1000
+    OutOfmemory: Node didn't have enough resource: memory, requested: 2147483648, used: 536870912, capacity: 1073741824
+    OutOfephemeral-storage: Node didn't have enough resource: ephemeral-storage, requested: 2147483648, used: 0, capacity: 1073741824
+    OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3
+    OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3
+    admitted
+    ");
+}
+
+#[test]
+fn a_critical_pod_is_not_refused_for_want_of_resources_but_for_what_no_room_could_mend() {
+    let mut critical = asking(json!({"cpu": "4"}));
+    assert!(verdict_on(&critical, &[]).starts_with("OutOfcpu"));
+    critical.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+    assert_eq!(verdict_on(&critical, &[]), "admitted");
+    critical.spec.as_mut().unwrap().node_selector = Some(BTreeMap::from([("zone".to_owned(), "b".to_owned())]));
+    assert!(verdict_on(&critical, &[]).starts_with("NodeAffinity"));
+}
+
+#[test]
+fn selectors_and_required_affinity_must_match_the_nodes_labels() {
+    let required = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+    let expression = |key: &str, operator: &str, values: Value| {
+        required(json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]))
+    };
+    let named =
+        |name: &str| required(json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}]));
+    for (spec, is_admitted) in [
+        (json!({"nodeSelector": {"zone": "a"}}), true),
+        (json!({"nodeSelector": {"zone": "a", "cores": "5"}}), false),
+        (expression("zone", "In", json!(["b", "a"])), true),
+        (expression("zone", "NotIn", json!(["a"])), false),
+        (expression("other", "NotIn", json!(["a"])), true),
+        (expression("zone", "Exists", json!([])), true),
+        (expression("zone", "DoesNotExist", json!([])), false),
+        (expression("cores", "Gt", json!(["3"])), true),
+        (expression("cores", "Lt", json!(["4"])), false),
+        (expression("zone", "Gt", json!(["3"])), false),
+        (named("node"), true),
+        (named("elsewhere"), false),
+        (required(json!([{}])), false),
+        (
+            required(
+                json!([{"matchExpressions": [{"key": "x", "operator": "Exists"}]}, {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]),
+            ),
+            true,
+        ),
+    ] {
+        let mut spec = spec;
+        spec["containers"] = json!([{"name": "c"}]);
+        let verdict = verdict_on(&pod("p", spec.clone()), &[]);
+        let expected = if is_admitted {
+            "admitted"
+        } else {
+            "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+        };
+        assert_eq!(verdict, expected, "{spec}");
+    }
+}
+
+#[test]
+fn a_host_port_is_one_pods_alone() {
+    let with = |ports: Value| pod("p", json!({"containers": [{"name": "c", "ports": ports}]}));
+    let port = |number: i32| json!([{"containerPort": 80, "hostPort": number}]);
+    let at =
+        |ip: &str, protocol: &str| json!([{"containerPort": 80, "hostPort": 8080, "hostIP": ip, "protocol": protocol}]);
+    for (mine, theirs, is_admitted) in [
+        (port(8080), port(8080), false),
+        (port(8080), port(8081), true),
+        (port(0), port(0), true),
+        (at("10.0.0.1", "TCP"), at("10.0.0.2", "TCP"), true),
+        (at("10.0.0.1", "TCP"), at("10.0.0.1", "UDP"), true),
+        (at("10.0.0.1", "TCP"), at("", ""), false),
+    ] {
+        let verdict = verdict_on(&with(mine.clone()), &[with(theirs.clone())]);
+        assert_eq!(verdict == "admitted", is_admitted, "{mine} beside {theirs}: {verdict}");
+    }
+}
+
+#[test]
+fn only_listed_sysctls_of_namespaces_of_the_pods_own_are_allowed() {
+    let with = |name: &str, more: Value| {
+        let mut spec =
+            json!({"containers": [{"name": "c"}], "securityContext": {"sysctls": [{"name": name, "value": "1"}]}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        verdict_on(&pod("p", spec), &[])
+    };
+    let lines = [
+        with("net.ipv4.tcp_syncookies", json!({})),
+        with("net/ipv4/tcp_syncookies", json!({})),
+        with("net.core.somaxconn", json!({})),
+        with("kernel.msgmax", json!({})),
+        with("kernel.msgmnb", json!({})),
+        with("vm.swappiness", json!({})),
+        with("net.ipv4.tcp_syncookies", json!({"hostNetwork": true})),
+        with("kernel.shm_rmid_forced", json!({"hostIPC": true})),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    admitted
+    admitted
+    admitted
+    admitted
+    SysctlForbidden: forbidden sysctl: "kernel.msgmnb" not allowlisted
+    SysctlForbidden: forbidden sysctl: "vm.swappiness" not allowlisted
+    SysctlForbidden: forbidden sysctl: "net.ipv4.tcp_syncookies" not allowed with host Net enabled
+    SysctlForbidden: forbidden sysctl: "kernel.shm_rmid_forced" not allowed with host IPC enabled
+    "#);
+}
+
+#[test]
+fn what_the_node_cannot_do_is_refused_in_upstreams_words() {
+    let containers = json!([{"name": "c"}]);
+    let mut labelled = pod("p", json!({"containers": containers}));
+    labelled.metadata.labels = Some(BTreeMap::from([("kubernetes.io/os".to_owned(), "windows".to_owned())]));
+    let lines = [
+        verdict_on(&labelled, &[]),
+        verdict_on(&pod("p", json!({"containers": containers, "os": {"name": "windows"}})), &[]),
+        verdict_on(&pod("p", json!({"containers": containers, "nodeName": "elsewhere"})), &[]),
+        verdict_on(
+            &pod("p", json!({"containers": containers, "securityContext": {"supplementalGroupsPolicy": "Strict"}})),
+            &[],
+        ),
+        verdict_on(
+            &pod(
+                "p",
+                json!({"containers": [{"name": "c", "securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}}}]}),
+            ),
+            &[],
+        ),
+        verdict_on(
+            &pod(
+                "p",
+                json!({"containers": [{"name": "c", "securityContext": {"appArmorProfile": {"type": "Unconfined"}}}]}),
+            ),
+            &[],
+        ),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    PodOSSelectorNodeLabelDoesNotMatch: Failed to admit pod as the `kubernetes.io/os` label doesn't match node label
+    PodOSNotSupported: Failed to admit pod as the OS field doesn't match node OS
+    NodeName: Predicate NodeName failed: node(s) didn't match the requested node name
+    SupplementalGroupsPolicyNotSupported: SupplementalGroupsPolicy=Strict is not supported in this node
+    AppArmor: Cannot enforce AppArmor: AppArmor is not enabled on the host
+    admitted
+    ");
+}

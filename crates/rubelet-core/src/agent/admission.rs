@@ -1,0 +1,91 @@
+//! Pods that wait are let in, one after the other.
+//!
+//! Owns: the order, and what becomes of a pod that is not let in. The verdict is `admission.rs`'s.
+//! Upstream: `HandlePodAdditions`, `canAdmitPod`, `rejectPod`.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::{
+    admission::{self, Site, Verdict},
+    agent::Agent,
+    effect::{About, EventRecord, Severity},
+    id::PodUid,
+    pod::{Lifecycle, PodRecord, status},
+    time::Now,
+};
+
+impl Agent {
+    /// Whether this pod is let in now. Those that came before it are decided before it, whoever is asked about first.
+    pub(super) fn may_start(&mut self, uid: &PodUid, now: Now) -> bool {
+        for waiting in self.waiting_in_order() {
+            if !self.has_free_name(&waiting, now) {
+                continue;
+            }
+            let verdict = self.verdict_on(&self.records[&waiting]);
+            let record = self.records.get_mut(&waiting).expect("it waits");
+            record.enter(Lifecycle::Syncing, now);
+            match verdict {
+                Verdict::Admit => {
+                    self.node.qos.pods_changed = true;
+                    self.warn_of_unsupported(&waiting);
+                }
+                Verdict::Reject(failure) => {
+                    self.outbox.record(EventRecord {
+                        about: About::Pod(record.id.clone()),
+                        severity: Severity::Warning,
+                        reason: failure.reason.clone(),
+                        message: failure.message.clone(),
+                    });
+                    record.rejected = Some(failure);
+                }
+            }
+            self.touched.insert(waiting);
+        }
+        self.records.get(uid).is_some_and(|record| record.lifecycle != Lifecycle::Waiting)
+    }
+
+    /// Pods that were let in by an earlier life of the agent first, then the oldest.
+    fn waiting_in_order(&self) -> Vec<PodUid> {
+        let mut waiting: Vec<&PodRecord> =
+            self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting).collect();
+        waiting.sort_by_key(|record| {
+            let created = record.pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
+            (!self.was_here_before(record), created, record.arrival)
+        });
+        waiting.into_iter().map(|record| record.id.uid.clone()).collect()
+    }
+
+    fn verdict_on(&self, record: &PodRecord) -> Verdict {
+        let is_over = record.pod.metadata.deletion_timestamp.is_some() || has_ended(&record.pod);
+        if is_over || self.was_here_before(record) {
+            return Verdict::Admit;
+        }
+        let others: Vec<&Pod> =
+            self.records.values().filter(|other| holds_resources(other)).map(|it| &*it.pod).collect();
+        let site = Site {
+            settings: &self.settings,
+            others: &others,
+            labels: self.settings.node_labels.as_ref(),
+            has_strict_groups: self.node.status.supplemental_groups_policy == Some(true),
+        };
+        admission::admit(&record.pod, site)
+    }
+
+    /// The runtime knows it, so it was let in once; nobody asks it to leave for a new reason.
+    fn was_here_before(&self, record: &PodRecord) -> bool {
+        self.node.listing.as_ref().is_some_and(|listing| listing.pods.contains_key(&record.id.uid))
+    }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(status::is_terminal)
+}
+
+/// It was let in and has not ended.
+fn holds_resources(record: &PodRecord) -> bool {
+    let is_active = match record.lifecycle {
+        Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
+        Lifecycle::Waiting | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
+    };
+    is_active && record.rejected.is_none() && !has_ended(&record.pod)
+}
