@@ -8,15 +8,21 @@ use std::{fs, io::BufReader, path::Path};
 use anyhow::Context as _;
 use serde::Deserialize;
 
-/// Parts of errors from requests that the API server passes on to the agent's own server.
+/// Parts of errors from requests that the API server passes on to the agent's own server. Its answer to a client that asks
+/// for logs hides the cause; `get pods` in it is the request for logs.
 const AGENT_SERVER: &[&str] = &[
     "/containerLogs/",
+    "/log?container=",
     "/exec/",
+    "/exec?",
     "/attach/",
     "/portForward/",
     "/stats/summary",
     "/metrics",
     "/configz",
+    "failed to get logs from",
+    "failed to get output for container",
+    "has prevented the request from succeeding (get pods",
     "error dialing backend",
     "unable to upgrade connection",
 ];
@@ -30,6 +36,8 @@ pub struct Report {
     passed: usize,
     /// Specs that asked the cluster and found that they do not apply to it.
     skipped: usize,
+    /// Specs that were under way when somebody ended the run.
+    interrupted: usize,
     failures: Vec<Failed>,
 }
 
@@ -89,7 +97,7 @@ impl Report {
     }
 
     fn of(suites: Vec<SuiteReport>) -> Self {
-        let mut report = Report { minutes: 0.0, passed: 0, skipped: 0, failures: Vec::new() };
+        let mut report = Report { minutes: 0.0, passed: 0, skipped: 0, interrupted: 0, failures: Vec::new() };
         for suite in suites {
             report.minutes += suite.run_time / 60e9;
             for spec in suite.spec_reports {
@@ -97,7 +105,8 @@ impl Report {
                     "passed" if spec.leaf_node_type == "It" => report.passed += 1,
                     "skipped" if spec.num_attempts > 0 => report.skipped += 1,
                     "passed" | "skipped" | "pending" => {}
-                    // failed, panicked, timedout, interrupted, aborted
+                    "interrupted" => report.interrupted += 1,
+                    // failed, panicked, timedout, aborted
                     _ => report.failures.push(Failed::of(&spec)),
                 }
             }
@@ -111,7 +120,7 @@ impl Report {
     }
 
     pub fn to_markdown(&self, agent: &str) -> String {
-        let Report { minutes, passed, skipped, failures } = self;
+        let Report { minutes, passed, skipped, interrupted, failures } = self;
         let (server, own): (Vec<_>, Vec<_>) = failures.iter().partition(|failed| failed.lacks == Lack::AgentServer);
         let mut text = format!(
             "| agent | passed | failed | of these, for want of the agent's server | do not apply | minutes |\n\
@@ -120,6 +129,11 @@ impl Report {
             failures.len(),
             server.len()
         );
+        if *interrupted > 0 {
+            text.push_str(&format!(
+                "\nThe run was ended early: {interrupted} specs were under way, others never began.\n"
+            ));
+        }
         for (title, failures) in [("Failed", own), ("Failed for want of the agent's server", server)] {
             if !failures.is_empty() {
                 text.push_str(&format!("\n{title}:\n\n"));
@@ -169,7 +183,9 @@ mod tests {
                   "State": "failed", "NumAttempts": 1,
                   "Failure": { "Message": "Get \"https://10.0.0.1:1/containerLogs/x\":\n dial tcp" } },
                 { "ContainerHierarchyTexts": ["[sig-node] A"], "LeafNodeType": "It", "LeafNodeText": "hangs",
-                  "State": "timedout", "NumAttempts": 1, "Failure": { "Message": "Timed out" } }
+                  "State": "timedout", "NumAttempts": 1, "Failure": { "Message": "Timed out" } },
+                { "ContainerHierarchyTexts": ["[sig-node] A"], "LeafNodeType": "It", "LeafNodeText": "was cut off",
+                  "State": "interrupted", "NumAttempts": 1, "Failure": { "Message": "Interrupted by User" } }
             ] }]"#,
         )
         .unwrap();
@@ -178,6 +194,7 @@ mod tests {
             "| agent | passed | failed | of these, for want of the agent's server | do not apply | minutes |\n\
              |---|---|---|---|---|---|\n\
              | x | 1 | 2 | 1 | 1 | 2 |\n\
+             \nThe run was ended early: 1 specs were under way, others never began.\n\
              \nFailed:\n\n- [sig-node] A hangs\n  `Timed out`\n\
              \nFailed for want of the agent's server:\n\n\
              - [sig-node] A b logs\n  `Get \"https://10.0.0.1:1/containerLogs/x\": dial tcp`\n"
