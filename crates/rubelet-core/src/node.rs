@@ -246,3 +246,67 @@ fn lasting(known: Option<Problem>, message: Option<String>, now: Now) -> Option<
     let since = known.map_or(now.wall, |problem| problem.since);
     message.map(|message| Problem { message, since })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{effect::ErrorKind, test_support::now as an_hour_in};
+
+    fn at(secs: u64) -> Now {
+        Now { uptime: Uptime::from_secs(secs), wall: an_hour_in().wall }
+    }
+
+    fn no_answer() -> Result<RuntimeStatus, EffectError> {
+        Err(EffectError { kind: ErrorKind::Unavailable, message: "connection refused".to_owned() })
+    }
+
+    fn not_ready(problems: &[&str]) -> Readiness {
+        Readiness::NotReady(problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_runtime_that_restarts_is_no_reason_to_call_the_node_not_ready() {
+        let mut node = Node::new(at(0));
+        assert_eq!(node.readiness(at(0)), Readiness::Unchecked);
+        node.checked(&Ok(RuntimeStatus::default()), at(10));
+        assert_eq!(node.readiness(at(10)), Readiness::Ready);
+        node.checked(&no_answer(), at(39));
+        assert_eq!(node.readiness(at(39)), Readiness::Ready);
+        assert_eq!(node.readiness(at(40)), not_ready(&["container runtime is down"]));
+        node.checked(&Ok(RuntimeStatus::default()), at(41));
+        assert_eq!(node.readiness(at(41)), Readiness::Ready);
+    }
+
+    #[test]
+    fn a_runtime_that_never_answered_is_waited_for_half_a_minute() {
+        let mut node = Node::new(at(0));
+        node.checked(&no_answer(), at(1));
+        assert_eq!(node.readiness(at(29)), Readiness::Unknown);
+        assert_eq!(node.readiness(at(30)), not_ready(&["container runtime status check may not have completed yet"]));
+    }
+
+    #[test]
+    fn what_the_runtime_says_against_itself_counts_at_once() {
+        let mut node = Node::new(at(0));
+        node.checked(&Ok(RuntimeStatus::default()), at(1));
+        let status = RuntimeStatus {
+            runtime_problem: Some("container runtime not ready".to_owned()),
+            network_problem: Some("container runtime network not ready".to_owned()),
+            ..RuntimeStatus::default()
+        };
+        node.checked(&Ok(status), at(2));
+        let problems = ["container runtime not ready", "container runtime network not ready"];
+        assert_eq!(node.readiness(at(2)), not_ready(&problems));
+    }
+
+    #[test]
+    fn a_node_that_was_not_relisted_for_three_minutes_is_not_ready() {
+        let mut node = Node::new(at(0));
+        node.take_listing(Listing { looked_at: at(1).uptime, ..Listing::default() });
+        node.checked(&Ok(RuntimeStatus::default()), at(180));
+        assert_eq!(node.readiness(at(180)), Readiness::Ready);
+        node.checked(&Ok(RuntimeStatus::default()), at(260));
+        let problem = "PLEG is not healthy: pleg was last seen active 4m0s ago; threshold is 3m0s";
+        assert_eq!(node.readiness(at(260)), not_ready(&[problem]));
+    }
+}

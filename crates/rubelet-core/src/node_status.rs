@@ -225,7 +225,7 @@ fn node_info(machine: &Machine, setup: &NodeSetup, view: &NodeView) -> NodeSyste
         kube_proxy_version: String::new(),
         operating_system: OS.to_owned(),
         architecture: setup.architecture.clone(),
-        swap: (machine.swap_bytes != 0).then(|| NodeSwapStatus { capacity: Some(machine.swap_bytes) }),
+        swap: (machine.swap_bytes != 0).then_some(NodeSwapStatus { capacity: Some(machine.swap_bytes) }),
     }
 }
 
