@@ -413,13 +413,21 @@ impl Drop for ControlPlane {
     }
 }
 
-/// What nodes asked for, without what was in it.
+/// What nodes asked for; of the status of pods also what they said.
 fn audit_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
-        "rules": [{ "level": "Metadata", "userGroups": ["system:nodes"] }, { "level": "None" }],
+        "rules": [
+            {
+                "level": "Request",
+                "userGroups": ["system:nodes"],
+                "resources": [{ "group": "", "resources": ["pods/status"] }],
+            },
+            { "level": "Metadata", "userGroups": ["system:nodes"] },
+            { "level": "None" },
+        ],
     })
 }
 

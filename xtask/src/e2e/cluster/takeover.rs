@@ -92,10 +92,11 @@ fn make_pods(cluster: &ClusterNode) -> anyhow::Result<()> {
         deployment("plain", PLAIN, &plain),
         deployment("volumes", WITH_VOLUMES, &with_volumes(&cluster.name)),
     ])?;
+    // It brings its UID, because the one that Rubelet would give it is not the one that upstream's kubelet would.
     let mut fixed = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": { "name": "static", "namespace": cluster.name },
+        "metadata": { "name": "static", "namespace": cluster.name, "uid": "5a9f5a2e-6d3c-4c56-9d2e-8f1f0c7b6a31" },
         "spec": spec(&cluster.name, OBEDIENT),
     });
     fixed["spec"].as_object_mut().expect("a spec is an object").remove("nodeSelector");
