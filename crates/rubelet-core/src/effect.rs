@@ -90,6 +90,8 @@ pub enum Op {
     PullImage {
         pod: PodRef,
         image: String,
+        /// Names of secrets in the pod's namespace that may hold credentials for it.
+        secrets: Vec<String>,
     },
     RunSandbox(RunSandbox),
     StopSandbox {

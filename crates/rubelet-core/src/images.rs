@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
     config::GoDuration,
@@ -19,6 +19,8 @@ use crate::{
     settings::Settings,
     time::{Now, Uptime},
 };
+
+pub mod keyring;
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
@@ -40,17 +42,24 @@ pub struct ImageWant {
     pub container: String,
     pub image: String,
     pub policy: PullPolicy,
+    /// Names of secrets in the pod's namespace.
+    pub pull_secrets: Vec<String>,
 }
 
 impl ImageWant {
-    pub fn of(container: &Container) -> Self {
+    pub fn of(spec: &PodSpec, container: &Container) -> Self {
         let policy = match container.image_pull_policy.as_deref() {
             Some("Always") => PullPolicy::Always,
             Some("Never") => PullPolicy::Never,
             // Manifests and API pods are defaulted; this is upstream's answer to any other word.
             _ => PullPolicy::IfNotPresent,
         };
-        ImageWant { container: container.name.clone(), image: container.image.clone().unwrap_or_default(), policy }
+        ImageWant {
+            container: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            policy,
+            pull_secrets: spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect(),
+        }
     }
 }
 
@@ -250,7 +259,7 @@ impl Images {
             let ensure = self.wants.get(key).expect("what is queued is wanted");
             let image = ensure.want.image.clone();
             steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
-            let op = Op::PullImage { pod: ensure.pod.clone(), image };
+            let op = Op::PullImage { pod: ensure.pod.clone(), image, secrets: ensure.want.pull_secrets.clone() };
             steps.ops.push((key.0.clone(), key.1.clone(), op));
             self.queue.pop_front();
             pulling += 1;

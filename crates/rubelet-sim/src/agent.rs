@@ -192,7 +192,7 @@ fn name(op: &Op) -> String {
         Op::TearDownVolumes { pod } => format!("TearDownVolumes {pod}"),
         Op::RemovePodDir { uid } => format!("RemovePodDir {uid}"),
         Op::RemoveLogDir { dir_name } => format!("RemoveLogDir {dir_name}"),
-        Op::PullImage { pod, image } => format!("PullImage {pod} {image}"),
+        Op::PullImage { pod, image, .. } => format!("PullImage {pod} {image}"),
         Op::RunSandbox(order) => format!("RunSandbox {} attempt {}", order.uid, order.attempt),
         Op::StopSandbox { pod, id } => format!("StopSandbox {pod} {id}"),
         Op::RemoveSandbox { pod, id } => format!("RemoveSandbox {pod} {id}"),

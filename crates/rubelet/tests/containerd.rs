@@ -288,7 +288,7 @@ async fn failures_carry_upstreams_reasons() {
     let exit = bed.exit().await;
     assert_eq!((exit.code, exit.reason.as_str()), (128, "StartError"));
 
-    let failed = image::pull_image(&bed.world, &bed.at, "localhost:1/none:1").await.unwrap_err();
+    let failed = image::pull_image(&bed.world, &bed.at, "localhost:1/none:1", &[]).await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::Reject(Reason::ErrImagePull), "{failed}");
     let failed = image::inspect_image(&bed.world, "Not A Name").await.unwrap_err();
     assert_eq!(failed.kind, ErrorKind::Reject(Reason::InvalidImageName), "{failed}");

@@ -21,6 +21,19 @@ pub fn with_default_tag(image: &str) -> Result<String, ConfigError> {
     }
 }
 
+/// Where the image lies, registry and all, without tag and digest: `docker.io/library/nginx` for `nginx`.
+pub fn repository(image: &str) -> String {
+    let (domain, remainder) = split_domain(image);
+    let named = remainder.split('@').next().unwrap_or_default();
+    let path = named.split(':').next().unwrap_or_default();
+    match domain {
+        Some("index.docker.io") => format!("docker.io/{path}"),
+        Some(domain) => format!("{domain}/{path}"),
+        None if path.contains('/') => format!("docker.io/{path}"),
+        None => format!("docker.io/library/{path}"),
+    }
+}
+
 enum Pinned {
     Not,
     ByTagOrDigest,

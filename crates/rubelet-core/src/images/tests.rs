@@ -28,7 +28,7 @@ impl Story {
     }
 
     fn want(&mut self, uid: &str, image: &str, policy: PullPolicy) {
-        let want = ImageWant { container: "c".to_owned(), image: image.to_owned(), policy };
+        let want = ImageWant { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() };
         if let Some(op) = self.images.want(&pod(uid), want, later(self.at_secs)) {
             self.send(uid, op);
         }

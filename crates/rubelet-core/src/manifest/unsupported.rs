@@ -22,7 +22,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].projected.sources[*].clusterTrustBundle",
     "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
-    "spec.imagePullSecrets",
     "spec.runtimeClassName",
     "spec.activeDeadlineSeconds",
     "spec.readinessGates",

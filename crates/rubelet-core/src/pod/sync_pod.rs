@@ -184,7 +184,7 @@ impl Start<'_> {
                 plan.step(key, Op::StartContainer(order), reason);
             }
             Readiness::NotReady => {
-                plan.images.push(ImageWant::of(container));
+                plan.images.push(ImageWant::of(record.spec(), container));
                 plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
             }
         }

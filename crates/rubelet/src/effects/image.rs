@@ -5,11 +5,13 @@
 
 use rubelet_core::{
     container::{image_name, sandbox_config},
-    effect::{EffectError, Facts, ImageFacts, ImageUser, Reason},
+    effect::{About, EffectError, EventRecord, Facts, ImageFacts, ImageUser, Reason, Severity},
     id::PodRef,
+    images::keyring::{self, Credentials},
+    objects::ObjectKey,
 };
 use rubelet_cri::{
-    port::{RpcError, RpcErrorKind},
+    port::{RpcError, RpcErrorKind, RpcResult},
     v1,
 };
 
@@ -23,14 +25,56 @@ pub async fn inspect_image(world: &World, image: &str) -> Result<Facts, EffectEr
     Ok(Facts::Image(found.map(facts_of)))
 }
 
-pub async fn pull_image(world: &World, pod: &PodRef, image: &str) -> Result<Facts, EffectError> {
+pub async fn pull_image(world: &World, pod: &PodRef, image: &str, secrets: &[String]) -> Result<Facts, EffectError> {
     let spec = spec_of(image)?;
-    let sandbox = sandbox_config::for_pull(pod);
-    let pulled = world.runtime.pull_image(&spec, None, &sandbox).await.map_err(|error| pull_failure(image, &error))?;
+    let pulled = pull(world, pod, &spec, secrets).await.map_err(|error| pull_failure(image, &error))?;
     // Who the image runs as is not in the answer.
     let spec = v1::ImageSpec { image: pulled, ..v1::ImageSpec::default() };
     let found = world.runtime.image_status(&spec).await.map_err(|error| inspect_failure(image, &error))?;
     Ok(Facts::Image(found.map(facts_of)))
+}
+
+/// With each of the pod's credentials in turn, or with none if it has none for this registry.
+async fn pull(world: &World, pod: &PodRef, spec: &v1::ImageSpec, secrets: &[String]) -> RpcResult<String> {
+    let sandbox = sandbox_config::for_pull(pod);
+    let mut credentials = credentials(world, pod, &spec.image, secrets).await.into_iter().peekable();
+    if credentials.peek().is_none() {
+        return world.runtime.pull_image(spec, None, &sandbox).await;
+    }
+    loop {
+        let auth = credentials.next().map(|Credentials { username, password }| v1::AuthConfig {
+            username,
+            password,
+            ..v1::AuthConfig::default()
+        });
+        let pulled = world.runtime.pull_image(spec, auth, &sandbox).await;
+        if pulled.is_ok() || credentials.peek().is_none() {
+            return pulled;
+        }
+    }
+}
+
+/// A secret that is missing is told; the image may be for everybody.
+async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String]) -> Vec<Credentials> {
+    let Some(cluster) = world.cluster.as_ref().filter(|_| !secrets.is_empty()) else { return Vec::new() };
+    let keys: Vec<_> = secrets.iter().map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
+    let gathered = cluster.objects.gather(&pod.uid, keys.iter().cloned().collect()).await;
+    let is_missing = |key: &&ObjectKey| !matches!(gathered.0.get(*key), Some(Ok(_)));
+    let missing: Vec<_> = keys.iter().filter(is_missing).map(|key| key.name.as_str()).collect();
+    if !missing.is_empty() {
+        let record = EventRecord {
+            about: About::Pod(pod.clone()),
+            severity: Severity::Warning,
+            reason: "FailedToRetrieveImagePullSecret".to_owned(),
+            message: format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            ),
+        };
+        world.events.record(record, world.clock.now().wall);
+    }
+    let found = keys.iter().filter_map(|key| gathered.0.get(key)?.as_ref().ok());
+    keyring::credentials(image, found.map(AsRef::as_ref))
 }
 
 fn spec_of(image: &str) -> Result<v1::ImageSpec, EffectError> {
