@@ -55,7 +55,8 @@ impl ApiServer for FakeApi {
         answer.map(Bytes::from).map_err(|kind| ApiError { kind, message: format!("{}: {kind:?}", call.path) })
     }
 
-    async fn watch(&self, _watch: Watch) -> Result<WatchStream, ApiError> {
+    async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
+        assert!(watch.query.contains(&("watch", "true".to_owned())), "a server would take this for a list");
         let told = self.watches.lock().unwrap().pop_front();
         Ok(match told {
             Some(events) => Box::pin(futures_util::stream::iter(events.into_iter().map(Ok))),

@@ -145,6 +145,7 @@ async fn look_and_watch(
         return Ok(Some(chain));
     }
     let query = vec![
+        ("watch", "true".to_owned()),
         ("fieldSelector", format!("metadata.name={name}")),
         ("resourceVersion", found.metadata.resource_version.unwrap_or_default()),
         ("timeoutSeconds", WATCH_SECS.to_string()),
