@@ -1,3 +1,5 @@
+//! The Node object from facts: what is registered, what is reported, what counts as a change.
+
 use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
 use serde_json::{Value, json};
 

@@ -1,3 +1,5 @@
+//! When the node is reported, on paused time, at a server that answers as told.
+
 use rubelet_core::{node_status::initial, settings::Settings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
