@@ -12,6 +12,7 @@ use crate::{
     cgroups::Cgroup,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{Listing, PodFacts, RuntimeStatus},
+    pod::hooks::HookOrder,
     probes::{ProbeOrder, ProbeOutcome},
 };
 
@@ -122,6 +123,8 @@ pub enum Op {
         name: String,
         id: ContainerId,
     },
+    /// Tells a container that it has started, or that it is about to be stopped.
+    RunHook(HookOrder),
     /// `pod` is as the API server knows it: a static pod's mirror.
     PatchStatus {
         pod: PodRef,

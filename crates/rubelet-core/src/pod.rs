@@ -22,6 +22,7 @@ use crate::{
     images::ImageWant,
     observation::SharedFacts,
     pod::{
+        hooks::PreStop,
         restart::CrashLoop,
         status::{PodFailure, Waiting},
     },
@@ -30,6 +31,7 @@ use crate::{
 };
 
 pub mod containers;
+pub mod hooks;
 pub mod init;
 pub mod restart;
 pub mod restart_policy;
@@ -236,6 +238,12 @@ pub struct PodRecord {
     pub failures: BTreeMap<Key, Failure>,
     pub crash_loops: BTreeMap<String, CrashLoop>,
     pub probes: Probes,
+    /// How far the preStop hooks of the instances are that are being stopped.
+    pub pre_stops: BTreeMap<ContainerId, PreStop>,
+    /// Instances whose postStart hook failed: they are stopped without having counted as running.
+    pub post_start_failed: BTreeSet<ContainerId>,
+    /// Why the pod has failed, whatever its containers do.
+    pub failure: Option<PodFailure>,
     /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
     pub ended: BTreeMap<ContainerId, Uptime>,
     /// Highest attempts in the pod's logs, as of a look that found nothing of the pod in the runtime. Where the runtime
@@ -276,6 +284,9 @@ impl PodRecord {
             failures: BTreeMap::new(),
             crash_loops: BTreeMap::new(),
             probes: Probes::default(),
+            pre_stops: BTreeMap::new(),
+            post_start_failed: BTreeSet::new(),
+            failure: None,
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
             ordered: BTreeMap::new(),
@@ -347,6 +358,14 @@ impl PodRecord {
     pub fn grace_secs(&self) -> i64 {
         let spec_secs = self.spec().termination_grace_period_seconds;
         self.pod.metadata.deletion_grace_period_seconds.or(spec_secs).unwrap_or(30)
+    }
+
+    /// When a pod that began at `start` has been here for too long; `None` when it may stay, or has ended anyway.
+    pub fn active_deadline(&self, start: Timestamp, now: Now) -> Option<Uptime> {
+        let may_end = self.lifecycle == Lifecycle::Syncing && self.failure.is_none();
+        let secs = self.spec().active_deadline_seconds.filter(|_| may_end)?;
+        let allowed = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
+        Some(now.uptime + allowed.saturating_sub(now.wall_since(start)))
     }
 
     /// A pod that only the runtime knows has an empty one.

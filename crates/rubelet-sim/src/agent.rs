@@ -185,6 +185,7 @@ fn name(op: &Op) -> String {
         Op::SyncQosCgroups { .. } => "SyncQosCgroups".to_owned(),
         Op::SetUpPodCgroup { pod, .. } => format!("SetUpPodCgroup {pod}"),
         Op::RemovePodCgroup { pod, .. } => format!("RemovePodCgroup {pod}"),
+        Op::RunHook(order) => format!("RunHook {:?} {}/{}", order.hook, order.pod, order.container),
         Op::Probe(order) => format!("Probe {:?} {}/{}", order.kind, order.pod, order.container),
         Op::MakePodDirs { pod } => format!("MakePodDirs {pod}"),
         Op::SetUpVolumes { uid, .. } => format!("SetUpVolumes {uid}"),

@@ -24,6 +24,7 @@ mod cgroup;
 pub mod container;
 pub mod directories;
 mod failure;
+mod hook;
 pub mod image;
 mod probe;
 pub mod sandbox;
@@ -118,6 +119,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::SetUpPodCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
         Op::RemovePodCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
         Op::Probe(order) => probe::probe(world, order).await,
+        Op::RunHook(order) => hook::run_hook(world, order).await,
         Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
         Op::SetUpVolumes { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
         Op::RefreshVolumes { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
@@ -190,6 +192,7 @@ impl Named {
             Op::SyncQosCgroups { .. } => named("SyncQosCgroups", String::new()),
             Op::SetUpPodCgroup { pod, .. } => named("SetUpPodCgroup", pod.to_string()),
             Op::RemovePodCgroup { pod, .. } => named("RemovePodCgroup", pod.to_string()),
+            Op::RunHook(order) => named("RunHook", format!("{}/{}", order.pod, order.container)),
             Op::Probe(order) => named("Probe", format!("{}/{}", order.pod, order.container)),
             Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string()),
             Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod)),

@@ -11,7 +11,10 @@ use crate::{
     effect::Op,
     event::Source,
     id::{PodRef, PodUid},
-    pod::{Cause, Grace, Lifecycle, Look, PodRecord, Wanted},
+    pod::{
+        Cause, Grace, Lifecycle, Look, PodRecord, Wanted,
+        hooks::{Hook, HookOrder},
+    },
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
     time::Now,
@@ -164,7 +167,7 @@ impl Agent {
                     return;
                 }
                 // Stops under way were given more time than is left now: they are sent again.
-                let stops = record.flights.extract_if(.., |_, flight| matches!(flight.op, Op::StopContainer { .. }));
+                let stops = record.flights.extract_if(.., |_, flight| is_stop(&flight.op));
                 for (_, flight) in stops {
                     self.outbox.cancel(flight.id);
                 }
@@ -206,5 +209,10 @@ fn may_be_cancelled(op: &Op) -> bool {
             | Op::SetUpVolumes { .. }
             | Op::RefreshVolumes { .. }
             | Op::MakePodDirs { .. }
+            | Op::RunHook(HookOrder { hook: Hook::PostStart, .. })
     )
+}
+
+fn is_stop(op: &Op) -> bool {
+    matches!(op, Op::StopContainer { .. } | Op::RunHook(HookOrder { hook: Hook::PreStop, .. }))
 }

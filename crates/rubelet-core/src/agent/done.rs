@@ -8,11 +8,13 @@ use crate::{
     agent::{Agent, outbox::Owner},
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
     event::Source,
-    id::PodUid,
+    id::{ContainerId, PodUid},
     observation::{ContainerFacts, ContainerState, Listing, PodFacts},
     pod::{
-        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, PodRecord, Preparation,
-        status::Waiting, sync_pod::event,
+        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
+        hooks::{Hook, HookOrder, POST_START_LIMIT},
+        status::Waiting,
+        sync_pod::event,
     },
     time::{Now, Uptime},
 };
@@ -152,6 +154,7 @@ impl Agent {
             self.touched.insert(uid.clone());
             return;
         }
+        let started = started(&flight.op, &result);
         for event in settle(record, &key, &flight, result, now) {
             self.outbox.record(event);
         }
@@ -162,6 +165,13 @@ impl Agent {
         record.is_fresh = false;
         record.want_look(Meanwhile::Change);
         self.touched.insert(uid.clone());
+        let post_start = started
+            .filter(|_| record.lifecycle == Lifecycle::Syncing)
+            .and_then(|(name, id)| HookOrder::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
+        if let Some(order) = post_start {
+            let reason = "the container has started".to_owned();
+            self.send_planned(uid, Planned { key, op: Op::RunHook(order), reason }, now);
+        }
     }
 
     /// Answers that never came are taken as failures, at the moment they are given up.
@@ -190,6 +200,9 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
     record.failures.remove(&LOOK);
     set_apart_cut_off(record, &mut facts);
     record.ended.retain(|id, _| facts.containers.iter().any(|container| container.id == *id));
+    let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
+    record.pre_stops.retain(|id, _| is_known(id));
+    record.post_start_failed.retain(is_known);
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
     // What ended since the last look ended after it, whatever the wall clock did meanwhile.
     let last_look = record.facts.as_ref().map_or(Uptime::ZERO, |facts| facts.looked_at);
@@ -199,6 +212,7 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
                 let ended = now.uptime.saturating_sub(now.wall_since(exit.finished_at)).max(last_look);
                 record.ended.entry(container.id.clone()).or_insert(ended);
             }
+            ContainerState::Running { .. } if record.post_start_failed.contains(&container.id) => {}
             ContainerState::Running { .. } => {
                 record.waiting.remove(&container.name);
             }
@@ -273,6 +287,9 @@ fn settle(
     result: Result<Facts, EffectError>,
     now: Now,
 ) -> Vec<EventRecord> {
+    if let Op::RunHook(order) = &flight.op {
+        return record.hook_ended(order, result.err(), now).into_iter().collect();
+    }
     let error = match result {
         Ok(_) => None,
         // What was to be stopped or removed is not there: that is what was wanted.
@@ -290,6 +307,15 @@ fn settle(
     let failure = Failure::after(record.failures.get(key), error.message.clone(), now);
     record.failures.insert(key.clone(), failure);
     failed(record, &flight.op, &error)
+}
+
+/// The container that was started by this, if it was.
+fn started(op: &Op, result: &Result<Facts, EffectError>) -> Option<(String, ContainerId)> {
+    match (op, result) {
+        (Op::StartContainer(order), Ok(Facts::Container { id })) => Some((order.container.clone(), id.clone())),
+        (Op::ResumeContainer { name, id, .. }, Ok(_)) => Some((name.clone(), id.clone())),
+        _ => None,
+    }
 }
 
 fn is_ending(op: &Op) -> bool {
@@ -337,6 +363,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         | Op::InspectImage { .. }
         | Op::SyncQosCgroups { .. }
         | Op::Probe(_)
+        | Op::RunHook(_)
         | Op::ListPodDirs
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }
@@ -384,6 +411,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::SyncQosCgroups { .. }
         | Op::RemovePodCgroup { .. }
         | Op::Probe(_)
+        | Op::RunHook(_)
         | Op::ListPodDirs
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }

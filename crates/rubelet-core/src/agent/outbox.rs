@@ -92,6 +92,7 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::CheckRuntime => CHECK_DEADLINE,
         // The effect ends by the probe's own timeout; a command may have to be killed first, as slow as the runtime does it.
         Op::Probe(order) => order.timeout + request,
+        Op::RunHook(order) => order.limit + request,
         Op::Relist | Op::InspectPod { .. } | Op::InspectImage { .. } => LOOK_DEADLINE,
         Op::ListPodDirs
         | Op::SyncQosCgroups { .. }

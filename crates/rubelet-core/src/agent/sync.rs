@@ -17,8 +17,9 @@ use crate::{
     observation::PodFacts,
     pod::{
         Cause, Flight, Lifecycle, Look, Meanwhile, Plan, Planned, PodRecord, Preparation, Wanted,
+        hooks::{Hook, HookOrder, PreStop},
         restart::CrashLoop,
-        status::{self, Stage, StatusInput},
+        status::{self, PodFailure, Stage, StatusInput},
         sync_pod::{self, Context},
         termination,
     },
@@ -26,6 +27,9 @@ use crate::{
     time::Now,
     volumes,
 };
+
+const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+const OVER_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
 impl Agent {
     pub(super) fn handle_time(&mut self, now: Now) {
@@ -82,7 +86,11 @@ impl Agent {
             record.wake_at = record.next_retry(now);
             return;
         };
-        let is_terminal = self.update_status(uid, &facts, now);
+        let facts = record.shown(&facts);
+        let mut is_terminal = self.update_status(uid, &facts, now);
+        if self.enforce_active_deadline(uid, now) {
+            is_terminal = self.update_status(uid, &facts, now);
+        }
         let Some(record) = self.records.get(uid) else { return };
         if is_terminal && record.lifecycle == Lifecycle::Syncing && record.fresh_facts().is_some() {
             let grace_secs = record.grace_secs();
@@ -90,6 +98,22 @@ impl Agent {
         }
         self.probe_pod(uid, &facts, now);
         self.plan_pod(uid, now);
+    }
+
+    /// A pod that has been here for longer than it may has failed; says whether that was found out now.
+    fn enforce_active_deadline(&mut self, uid: &PodUid, now: Now) -> bool {
+        let start_time = self.statuses.pod_status(uid, &self.pods).and_then(|status| status.start_time.clone());
+        let Some((record, start)) = self.records.get_mut(uid).zip(start_time) else { return false };
+        let is_over = record.active_deadline(start.0, now).is_some_and(|moment| moment <= now.uptime);
+        if !is_over {
+            return false;
+        }
+        let failure = PodFailure { reason: DEADLINE_EXCEEDED.to_owned(), message: OVER_DEADLINE.to_owned() };
+        let (reason, message) = (failure.reason.clone(), failure.message.clone());
+        record.failure = Some(failure);
+        let about = About::Pod(record.id.clone());
+        self.outbox.record(EventRecord { about, severity: Severity::Normal, reason, message });
+        true
     }
 
     /// A pod may start once the runtime was listed (so that an older pod of its name is known) and its name is free.
@@ -197,7 +221,7 @@ impl Agent {
             stage: stage(&record.lifecycle),
             host_ips: &self.settings.host_ips,
             runtime: &self.node.status.name,
-            failed: None,
+            failed: record.failure.as_ref(),
             now,
         });
         let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
@@ -272,8 +296,11 @@ impl Agent {
     fn rest(&mut self, uid: &PodUid, blocked: Option<String>, now: Now) {
         let record = self.records.get_mut(uid).expect("the caller found it");
         let planned = record.wake_at.filter(|moment| *moment > now.uptime);
-        let others = [record.next_retry(now), record.probes.wake_at(now)];
-        record.wake_at = planned.into_iter().chain(others.into_iter().flatten()).min();
+        let start_time = self.statuses.pod_status(uid, &self.pods).and_then(|status| status.start_time.as_ref());
+        let deadline = start_time.and_then(|start| record.active_deadline(start.0, now));
+        let others = [record.next_retry(now), record.probes.wake_at(now), deadline];
+        let others = others.into_iter().flatten().filter(|moment| *moment > now.uptime);
+        record.wake_at = planned.into_iter().chain(others).min();
         record.blocked = blocked;
     }
 
@@ -331,6 +358,9 @@ impl Agent {
                 note_restart(record, &order.container, &self.settings, now);
             }
             Op::ResumeContainer { name, .. } => note_restart(record, name, &self.settings, now),
+            Op::RunHook(HookOrder { hook: Hook::PreStop, id, .. }) => {
+                record.pre_stops.insert(id.clone(), PreStop::Began(now.uptime));
+            }
             Op::SetUpVolumes { pod, .. } | Op::RefreshVolumes { pod, .. } => {
                 let next = now.uptime + self.settings.sync_frequency;
                 record.refresh_at = volumes::change_with_time(pod).then_some(next);
@@ -344,6 +374,7 @@ impl Agent {
             | Op::SetUpPodCgroup { .. }
             | Op::RemovePodCgroup { .. }
             | Op::Probe(_)
+            | Op::RunHook(HookOrder { hook: Hook::PostStart, .. })
             | Op::MakePodDirs { .. }
             | Op::TearDownVolumes { .. }
             | Op::RemovePodDir { .. }

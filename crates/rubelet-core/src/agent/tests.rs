@@ -116,6 +116,7 @@ fn named(op: &Op) -> &'static str {
         Op::SetUpPodCgroup { .. } => "set up cgroup",
         Op::RemovePodCgroup { .. } => "remove cgroup",
         Op::Probe(_) => "probe",
+        Op::RunHook(_) => "run hook",
         Op::MakePodDirs { .. } => "make dirs",
         Op::SetUpVolumes { .. } => "set up volumes",
         Op::RefreshVolumes { .. } => "refresh volumes",
@@ -546,4 +547,26 @@ fn a_pod_found_running_is_let_in_before_every_other_and_without_a_question() {
     let snapshot = turns.agent.snapshot();
     assert_eq!(snapshot.pods[&PodUid::new("a-old")].status.reason.as_deref(), Some("OutOfcpu"));
     assert_eq!(snapshot.pods[&PodUid::new("b-runs")].lifecycle, "Syncing");
+}
+
+#[test]
+fn a_pod_that_outlives_its_deadline_fails_and_is_stopped() {
+    let mut pod = web("u1");
+    pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(100);
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[pod]);
+    turns.runtime_is_up(&[]);
+    // Its sandbox, and so the pod, is a minute old.
+    turns.inspected("a: running 50s");
+    assert_eq!(turns.lifecycle("u1"), "Syncing");
+    turns.at_secs += 39;
+    turns.happens(Event::Due);
+    assert_eq!(turns.lifecycle("u1"), "Syncing");
+    assert!(turns.agent.wake_at(turns.now()) <= later(40).uptime, "it is woken for the deadline");
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
+    assert_eq!(turns.lifecycle("u1"), "Terminating");
+    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+    let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
 }

@@ -8,7 +8,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
-    "spec.<containers>[*].lifecycle",
+    "spec.<containers>[*].livenessProbe.grpc",
+    "spec.<containers>[*].readinessProbe.grpc",
+    "spec.<containers>[*].startupProbe.grpc",
     "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
     "spec.<containers>[*].volumeMounts[*].subPath",
     "spec.<containers>[*].volumeMounts[*].subPathExpr",
@@ -23,8 +25,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
     "spec.runtimeClassName",
-    "spec.activeDeadlineSeconds",
-    "spec.readinessGates",
     "spec.securityContext.fsGroupChangePolicy",
     "spec.securityContext.seLinuxChangePolicy",
 ];
@@ -81,7 +81,6 @@ mod tests {
         let fields = of(&json!({
             "containers": [{
                 "name": "a",
-                "lifecycle": { "preStop": { "sleep": { "seconds": 1 } } },
                 "volumeMounts": [{ "name": "v", "mountPath": "/v" }, { "name": "v", "mountPath": "/w", "subPath": "w" }],
                 "resources": { "limits": { "cpu": "1", "nvidia.com/gpu": 1 } },
                 "env": [{ "name": "A", "value": "a" }],
@@ -103,7 +102,6 @@ mod tests {
             "runtimeClassName": "gvisor",
         }));
         assert_snapshot!(fields, @"
-        spec.containers[0].lifecycle
         spec.containers[0].volumeMounts[1].subPath
         spec.containers[0].resources.limits[nvidia.com/gpu]
         spec.volumes[2].nfs

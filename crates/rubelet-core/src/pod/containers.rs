@@ -41,6 +41,10 @@ pub fn verdict<'a>(record: &PodRecord, container: &Container, facts: &'a PodFact
                 let why = format!("Container {} definition changed, will be restarted", container.name);
                 return Verdict::Stop(Stop { running: known, why, grace_secs: record.grace_secs() });
             }
+            if record.post_start_failed.contains(&known.id) {
+                let why = "FailedPostStartHook".to_owned();
+                return Verdict::Stop(Stop { running: known, why, grace_secs: record.grace_secs() });
+            }
             let Some(probe) = record.probes.failure(&known.id) else { return Verdict::Keep };
             let what_follows = if restarts_after_probe(container, record.spec()) { ", will be restarted" } else { "" };
             let name = probe.as_str().to_lowercase();

@@ -79,10 +79,11 @@ fn next_after<'a>(
     match &known.state {
         ContainerState::Created => Next::StartAt(index),
         ContainerState::Running { .. } if is_sidecar(container) => {
-            if record.probes.has_started(container, &known.id) {
+            let is_held = record.is_post_starting(container) || record.post_start_failed.contains(&known.id);
+            if !is_held && record.probes.has_started(container, &known.id) {
                 return Next::StartAt(index + 1);
             }
-            plan.stop.extend(failed_probe(record, container, known));
+            plan.stop.extend(unhealthy(record, container, known));
             Next::Wait
         }
         ContainerState::Running { .. } => Next::Wait,
@@ -116,7 +117,7 @@ fn keep_running<'a>(
                 let why = format!("Init container {} definition changed", sidecar.name);
                 plan.stop.push(Stop { running: known, why, grace_secs: record.grace_secs() });
             } else {
-                plan.stop.extend(failed_probe(record, sidecar, known));
+                plan.stop.extend(unhealthy(record, sidecar, known));
             }
         }
         ContainerState::Unknown => plan.stop.push(unknown(record, known)),
@@ -124,7 +125,11 @@ fn keep_running<'a>(
     }
 }
 
-fn failed_probe<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
+fn unhealthy<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
+    if record.post_start_failed.contains(&known.id) {
+        let why = "FailedPostStartHook".to_owned();
+        return Some(Stop { running: known, why, grace_secs: record.grace_secs() });
+    }
     let probe = record.probes.failure(&known.id)?;
     let why = format!("Init container {} failed {} probe", sidecar.name, probe.as_str().to_lowercase());
     Some(Stop { running: known, why, grace_secs: grace_after_probe(record, sidecar, probe) })

@@ -18,6 +18,7 @@ use crate::{
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
         containers::{Stop, Verdict, verdict},
+        hooks::has_post_start,
         init::init_plan,
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
@@ -106,6 +107,10 @@ fn containers_plan(
             Verdict::Start => start.plan(container, plan),
             Verdict::Stop(stop) => stop_one(record, &stop, plan, now),
         }
+        if start.holds_back_others(container, plan) {
+            plan.blocked.get_or_insert_with(|| format!("the postStart hook of container {}", container.name));
+            return;
+        }
     }
 }
 
@@ -116,7 +121,7 @@ fn stop_one(record: &PodRecord, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
     if record.is_busy(&key, now) {
         return;
     }
-    if !record.failures.contains_key(&key) {
+    if !record.failures.contains_key(&key) && record.pre_stop_secs(stop.running).is_none() {
         plan.events.push(event(record, name, Severity::Normal, "Killing", stop.why.clone()));
     }
     termination::stop_container(record, stop.running, stop.grace_secs, stop.why.clone(), plan);
@@ -188,6 +193,15 @@ impl Start<'_> {
                 plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
             }
         }
+    }
+
+    /// Containers start one after the other as far as postStart hooks are concerned: what follows waits for the hook.
+    fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
+        let key = Key::Container(container.name.clone());
+        let starts = plan.steps.iter().any(|step| step.key == key && step.op.starts_something());
+        let is_pulling = plan.images.iter().any(|want| want.container == container.name)
+            && self.context.images.waiting(&self.record.id.uid, &container.name).is_none();
+        self.record.is_post_starting(container) || (has_post_start(container) && (starts || is_pulling))
     }
 
     /// The restart count of the next instance.

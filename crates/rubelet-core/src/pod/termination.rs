@@ -4,13 +4,17 @@
 //! (volumes, the cgroup, containers, sandboxes, directories). Never: shortens a grace period by itself.
 //! Upstream: `SyncTerminatingPod`, `SyncTerminatedPod`, `killPodWithSyncResult`.
 
+use std::time::Duration;
+
 use crate::{
     cgroups::Tree,
     effect::{Op, Severity},
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState},
     pod::{
-        Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, restart_policy::is_sidecar,
+        Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation,
+        hooks::{Hook, HookOrder},
+        restart_policy::is_sidecar,
         sync_pod::event,
     },
     time::Now,
@@ -121,13 +125,16 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
         if record.is_busy(&key, now) || plan.steps.iter().any(|step| step.key == key) {
             continue;
         }
-        if !record.failures.contains_key(&key) {
+        if !record.failures.contains_key(&key) && record.pre_stop_secs(container).is_none() {
             let said = format!("Stopping container {}", container.name);
             plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
         }
         let grace_secs = match grace {
             None => record.grace_secs(),
-            Some(grace) if is_sidecar_of(record, &container.name) => grace.remaining_secs(now),
+            // Its hook's time is gone already, and is taken off below.
+            Some(grace) if is_sidecar_of(record, &container.name) => {
+                grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
+            }
             // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
             Some(grace) => grace.secs,
         };
@@ -149,7 +156,8 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
     }
 }
 
-/// A stop step for one container, unless something is under way for it.
+/// A stop step for one container, unless something is under way for it: first its preStop hook, which lives on the same
+/// grace period.
 pub fn stop_container(
     record: &PodRecord,
     container: &ContainerFacts,
@@ -161,11 +169,21 @@ pub fn stop_container(
     if record.flights.contains_key(&key) {
         return;
     }
+    let limit = Duration::from_secs(u64::try_from(grace_secs).unwrap_or(0));
+    let hook_secs = record.pre_stop_secs(container);
+    if hook_secs.is_none()
+        && container.is_running()
+        && !limit.is_zero()
+        && let Some(order) = HookOrder::of(record, &container.name, &container.id, Hook::PreStop, limit)
+    {
+        return plan.step(key, Op::RunHook(order), reason);
+    }
+    let left_secs = grace_secs - hook_secs.unwrap_or(0);
     let op = Op::StopContainer {
         pod: record.id.clone(),
         name: container.name.clone(),
         id: container.id.clone(),
-        grace_secs: grace_secs.max(super::MINIMUM_GRACE_SECS),
+        grace_secs: left_secs.max(super::MINIMUM_GRACE_SECS),
     };
     plan.step(key, op, reason);
 }

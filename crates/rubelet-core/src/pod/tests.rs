@@ -13,6 +13,7 @@ use crate::{
     observation::PodFacts,
     pod::{
         Cause, Cleared, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
+        hooks::{Hook, HookOrder, PreStop},
         restart::CrashLoop,
         sync_pod::{self, Context},
         termination,
@@ -94,6 +95,7 @@ fn show_op(op: &Op) -> String {
         Op::ResumeContainer { id, .. } => format!("resume {id}"),
         Op::StopContainer { id, grace_secs, .. } => format!("stop {id} in {grace_secs}s"),
         Op::RemoveContainer { id, .. } => format!("remove {id}"),
+        Op::RunHook(order) => format!("{:?} of {} in {:?}", order.hook, order.id, order.limit),
         other => format!("{other:?}"),
     }
 }
@@ -417,4 +419,61 @@ fn a_grace_period_only_shrinks() {
     assert_eq!(Grace::starting(0, now()).secs, 1);
     assert_eq!(Grace::starting(0, now()).remaining_secs(now()), 2);
     assert_eq!(long.remaining_secs(crate::test_support::later(12)), 18);
+}
+
+/// The first container of this name gets a hook.
+fn with_hook(record: &mut PodRecord, name: &str, lifecycle: serde_json::Value) {
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    let container = all.into_iter().find(|container| container.name == name).expect("it is there");
+    container.lifecycle = Some(serde_json::from_value(lifecycle).expect("a lifecycle"));
+}
+
+#[test]
+fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
+    let grace = Grace::starting(20, now());
+    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a | main b", ending), "a: running 5s; b: running 5s");
+    with_hook(&mut record, "a", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
+    let plan = |record: &PodRecord| termination::terminating(record, &facts, grace, Cause::Removed, now());
+    let first = show_with_events(&plan(&record));
+    let killing = r#"Killing "Stopping container a", Killing "Stopping container b""#;
+    assert_eq!(first, format!("PreStop of a0 in 20s, stop b0 in 20s, {killing}"));
+    // The hook took 3.9 s: whole seconds count, as upstream counts.
+    record.pre_stops.insert("a0".into(), PreStop::Took(Duration::from_millis(3900)));
+    let then = r#"stop a0 in 17s, stop b0 in 20s, Killing "Stopping container b""#;
+    assert_eq!(show_with_events(&plan(&record)), then);
+    record.pre_stops.insert("a0".into(), PreStop::Took(Duration::from_secs(20)));
+    assert_eq!(show(&plan(&record)), "stop a0 in 2s, stop b0 in 20s");
+}
+
+#[test]
+fn a_container_that_does_not_run_has_no_pre_stop_hook() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: unknown 5s");
+    with_hook(&mut record, "a", serde_json::json!({ "preStop": { "exec": { "command": ["x"] } } }));
+    assert_eq!(show(&sync_plan(&record, &facts)), "stop a0 in 30s");
+}
+
+#[test]
+fn a_container_whose_post_start_hook_failed_is_stopped() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    record.post_start_failed.insert("a0".into());
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop a0 in 30s, Killing "FailedPostStartHook""#);
+}
+
+#[test]
+fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_show_before() {
+    let (mut record, facts) = observed(record("always | main a | main b", Lifecycle::Syncing), "a: running 5s");
+    let facts = Arc::new(facts);
+    assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
+    with_hook(&mut record, "a", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
+    let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
+    let flight = Flight { id: EffectId(1), op: Op::RunHook(order.clone()), give_up_at: now().uptime };
+    record.flights.insert(Key::Container("a".to_owned()), flight);
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+    assert!(record.shown(&facts).containers.is_empty());
+    record.flights.clear();
+    assert_eq!(record.hook_ended(&order, None, now()), None);
+    assert_eq!(record.shown(&facts).containers.len(), 1);
+    assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
 }

@@ -1,11 +1,11 @@
-//! Containers are asked how they are.
+//! Containers are asked how they are, and told when they start and stop.
 
 use serde_json::json;
 
 use crate::{
     play::{
         Play, minutes,
-        moments::{phase, ready, running, started},
+        moments::{gone, phase, ready, running, started, stopping},
         seconds,
     },
     script::{Policy, Script},
@@ -45,4 +45,13 @@ fn a_probe_that_takes_too_long_has_failed() {
     let pod = Script::pod("web").container("app", "run").field("readinessProbe", probe);
     let mut play = Play::seeded(4);
     play.apply(pod).until(&running("web")).wait(minutes(2)).expect_not(&ready("web"));
+}
+
+#[test]
+fn a_pre_stop_hook_comes_before_the_signal_and_off_the_grace_period() {
+    let hook = json!({ "preStop": { "exec": { "command": ["sleep", "6s"] } } });
+    let pod = Script::pod("web").grace_secs(20).container("app", "run").field("lifecycle", hook);
+    let mut play = Play::seeded(5);
+    play.apply(pod).until(&running("web")).remove("web").wait(seconds(4)).expect(&running("web"));
+    play.expect_not(&stopping("web")).until(&gone("web")).settle(minutes(1));
 }

@@ -139,6 +139,7 @@ impl<'a> Subject<'a> {
             && terminated(old.state.as_ref()).is_some()
             && old.container_id != status.container_id
             && old.restart_count >= attempt
+            && self.before.is_none()
         {
             status.restart_count = old.restart_count.saturating_add(1);
         }
@@ -240,13 +241,18 @@ impl<'a> Subject<'a> {
             status.state = Some(ApiState { terminated: Some(completed), ..ApiState::default() });
             return;
         }
-        let Some(waiting) = self.input.waiting.get(&self.spec.name).filter(|_| self.will_start()) else {
-            return;
+        let is_restarting = self.newest.is_some_and(|newest| self.input.restarting.contains(&newest.id));
+        let told = self.input.waiting.get(&self.spec.name).filter(|_| self.will_start());
+        let (reason, message) = match told {
+            Some(waiting) => (waiting.reason.as_str(), waiting.message.as_str()),
+            // It ended because we stopped it: its next start is decided, whatever its restart policy thinks of its end.
+            None if is_restarting && self.will_start() => ("", ""),
+            None => return,
         };
         if terminated(status.state.as_ref()).is_some() {
             status.last_state = status.state.take();
         }
-        status.state = Some(waiting_for(&waiting.reason, &waiting.message));
+        status.state = Some(waiting_for(reason, message));
     }
 
     fn will_start(&self) -> bool {

@@ -1,0 +1,162 @@
+//! What a container is told right after its start and right before its stop.
+//!
+//! Owns: which hook a container has and what it asks in detail, and what a status does not show while a hook runs.
+//! Never: runs a hook (`rubelet/src/effects/hook.rs`).
+//! Upstream: `lifecycle/handlers.go`, `executePreStopHook`, the end of `startContainer`.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::{EffectError, EventRecord, Op, Severity},
+    id::{ContainerId, PodRef},
+    observation::{ContainerFacts, SharedFacts},
+    pod::{Key, PodRecord, status::Waiting, sync_pod::event},
+    probes::HttpGet,
+    time::{Now, Uptime},
+};
+
+/// Upstream lets a container take for ever to start; this is for ever with an end.
+pub const POST_START_LIMIT: Duration = Duration::from_secs(2 * 3600);
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookOrder {
+    pub pod: PodRef,
+    pub container: String,
+    pub id: ContainerId,
+    pub hook: Hook,
+    pub action: HookAction,
+    /// The hook ends here, done or not.
+    pub limit: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hook {
+    PostStart,
+    PreStop,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HookAction {
+    Exec {
+        command: Vec<String>,
+    },
+    Http(HttpGet),
+    Sleep {
+        secs: u64,
+    },
+    /// It cannot be run as it is written, and so has failed.
+    Invalid(String),
+}
+
+/// How far an instance's preStop hook is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreStop {
+    Began(Uptime),
+    /// It is over, and this much of the grace period with it.
+    Took(Duration),
+}
+
+impl HookOrder {
+    /// `None`: the container has no such hook.
+    pub fn of(record: &PodRecord, name: &str, id: &ContainerId, hook: Hook, limit: Duration) -> Option<Self> {
+        let mut all = record.init_containers().iter().chain(record.containers());
+        let container = all.find(|container| container.name == name)?;
+        let action = action(record, container, handler(container, hook)?);
+        Some(HookOrder { pod: record.id.clone(), container: name.to_owned(), id: id.clone(), hook, action, limit })
+    }
+}
+
+impl PodRecord {
+    /// What the instance's preStop hook has taken of its grace period; `None` when none has ended.
+    pub fn pre_stop_secs(&self, container: &ContainerFacts) -> Option<i64> {
+        match self.pre_stops.get(&container.id) {
+            Some(PreStop::Took(time)) => Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)),
+            Some(PreStop::Began(_)) | None => None,
+        }
+    }
+
+    /// A container whose start is not over before its postStart hook is.
+    pub fn is_post_starting(&self, container: &Container) -> bool {
+        let flight = self.flights.get(&Key::Container(container.name.clone()));
+        has_post_start(container)
+            && flight.is_some_and(|flight| match &flight.op {
+                Op::RunHook(order) => order.hook == Hook::PostStart,
+                op => op.starts_something(),
+            })
+    }
+
+    /// The facts as a status shows them: a container does not run before its postStart hook has succeeded.
+    pub fn shown(&self, facts: &SharedFacts) -> SharedFacts {
+        let specs = || self.init_containers().iter().chain(self.containers());
+        let is_hidden = |found: &ContainerFacts| {
+            let newest = facts.newest_container(&found.name).is_some_and(|newest| newest.id == found.id);
+            let is_starting = || specs().any(|spec| spec.name == found.name && self.is_post_starting(spec));
+            found.exit().is_none() && newest && (self.post_start_failed.contains(&found.id) || is_starting())
+        };
+        if !facts.containers.iter().any(is_hidden) {
+            return facts.clone();
+        }
+        let mut shown = facts.as_ref().clone();
+        shown.containers.retain(|found| !is_hidden(found));
+        Arc::new(shown)
+    }
+
+    /// A hook is over; returns what to tell. What it said stays out of events: it may hold secrets.
+    pub fn hook_ended(&mut self, order: &HookOrder, error: Option<EffectError>, now: Now) -> Option<EventRecord> {
+        let warning = |reason: &str, message: &str| event(self, &order.container, Severity::Warning, reason, message);
+        match order.hook {
+            Hook::PreStop => {
+                let said = error.map(|_| warning("FailedPreStopHook", "PreStopHook failed"));
+                if let Some(PreStop::Began(began)) = self.pre_stops.get(&order.id) {
+                    let took = now.uptime.since(*began);
+                    self.pre_stops.insert(order.id.clone(), PreStop::Took(took));
+                }
+                said
+            }
+            Hook::PostStart => {
+                let error = error?;
+                let said = warning("FailedPostStartHook", "PostStartHook failed");
+                self.post_start_failed.insert(order.id.clone());
+                let waiting = Waiting { reason: "PostStartHookError".to_owned(), message: error.message };
+                self.waiting.insert(order.container.clone(), waiting);
+                Some(said)
+            }
+        }
+    }
+}
+
+pub fn has_post_start(container: &Container) -> bool {
+    handler(container, Hook::PostStart).is_some()
+}
+
+fn handler(container: &Container, hook: Hook) -> Option<&LifecycleHandler> {
+    let lifecycle = container.lifecycle.as_ref()?;
+    match hook {
+        Hook::PostStart => lifecycle.post_start.as_ref(),
+        Hook::PreStop => lifecycle.pre_stop.as_ref(),
+    }
+}
+
+fn action(record: &PodRecord, container: &Container, handler: &LifecycleHandler) -> HookAction {
+    if let Some(exec) = &handler.exec {
+        return HookAction::Exec { command: exec.command.clone().unwrap_or_default() };
+    }
+    if let Some(get) = &handler.http_get {
+        let sandbox = record.facts.as_ref().and_then(|facts| facts.newest_sandbox());
+        let known = sandbox.and_then(|sandbox| sandbox.ips.first()).map(String::as_str);
+        let pod_ip = known.or(record.uses_host_network().then_some("127.0.0.1"));
+        let names_host = get.host.as_ref().is_some_and(|host| !host.is_empty());
+        if pod_ip.is_none() && !names_host {
+            return HookAction::Invalid("failed to find networking container".to_owned());
+        }
+        let resolved = HttpGet::of(get, container, pod_ip.unwrap_or_default(), "lifecycle");
+        return resolved.map_or_else(|error| HookAction::Invalid(error.to_string()), HookAction::Http);
+    }
+    match &handler.sleep {
+        Some(sleep) => HookAction::Sleep { secs: u64::try_from(sleep.seconds).unwrap_or(0) },
+        None => HookAction::Invalid("invalid handler".to_owned()),
+    }
+}
