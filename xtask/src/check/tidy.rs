@@ -40,16 +40,25 @@ const CLOCKS: &[&str] = &[
     "crates/rubelet-cri/examples/",
     "xtask/src/clock.rs",
 ];
-/// The reflector's generator is seeded by whoever starts it.
-const RANDOM: &[&str] = &["crates/rubelet/src/world.rs", "crates/rubelet-kube/src/reflector.rs", "crates/rubelet-sim/"];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the recorder and whoever asks for
-/// certificates try again; servers hold back slow or greedy readers; the API client waits for its turn and before it tries
+/// Generators seeded by whoever starts them, to spread what many nodes do at once.
+const RANDOM: &[&str] = &[
+    "crates/rubelet/src/world.rs",
+    "crates/rubelet/src/node",
+    "crates/rubelet/src/objects",
+    "crates/rubelet/src/certs",
+    "crates/rubelet-kube/src/reflector.rs",
+    "crates/rubelet-sim/",
+];
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; the
+/// recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the API client waits for its turn and before it tries
 /// again. The simulator's time is virtual, and the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
     "crates/rubelet/src/sources",
     "crates/rubelet/src/observe",
+    "crates/rubelet/src/node",
+    "crates/rubelet/src/objects",
     "crates/rubelet/src/certs",
     "crates/rubelet/src/recorder.rs",
     "crates/rubelet/src/server",

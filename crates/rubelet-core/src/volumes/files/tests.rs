@@ -1,3 +1,5 @@
+//! What files a volume shows, source by source.
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
