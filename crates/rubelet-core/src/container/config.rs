@@ -33,10 +33,7 @@ pub fn container_config(
         command: expanded(container.command.as_deref(), &environment),
         args: expanded(container.args.as_deref(), &environment),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: environment
-            .iter()
-            .map(|(key, value)| KeyValue { key: key.clone(), value: value.clone().into() })
-            .collect(),
+        envs: environment.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect(),
         mounts,
         labels: labels::of_container(container, &order.pod, &order.uid),
         annotations: labels::annotations(container, &order.pod, order.attempt),

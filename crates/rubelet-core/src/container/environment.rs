@@ -290,9 +290,11 @@ mod tests {
         Ok(lines.join(" "))
     }
 
+    type Data<'a> = &'a [(&'a str, &'a str)];
+
     /// Objects of the pod's namespace; what is `None` is not there.
-    fn objects(known: &[(ObjectKey, Option<&[(&str, &str)]>)]) -> Objects {
-        let lookup = |(key, data): &(ObjectKey, Option<&[(&str, &str)]>)| {
+    fn objects(known: &[(ObjectKey, Option<Data<'_>>)]) -> Objects {
+        let lookup = |(key, data): &(ObjectKey, Option<Data<'_>>)| {
             let object = data.map(|data| {
                 let data = data.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
                 Arc::new(Object { data, ..Object::default() })

@@ -59,7 +59,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
         }
     };
     let is_immutable = object.as_ref().is_some_and(|object| object.is_immutable);
-    let Some(pods) = shared.enter(key, object) else { return Next::Stop };
+    let Some(pods) = shared.enter(key, object.as_ref()) else { return Next::Stop };
     if !pods.is_empty() {
         tracing::debug!(object = %key, pods = pods.len(), "changed");
     }
@@ -81,13 +81,13 @@ fn read(key: &ObjectKey, body: &[u8]) -> Result<Object, serde_json::Error> {
 
 impl Shared {
     /// Keeps the new value, and names the pods that must hear of it; `None` when nobody needs it.
-    fn enter(&self, key: &ObjectKey, object: Option<Arc<Object>>) -> Option<Vec<PodUid>> {
+    fn enter(&self, key: &ObjectKey, object: Option<&Arc<Object>>) -> Option<Vec<PodUid>> {
         let mut entries = locked(&self.entries);
         let entry = entries.get_mut(key)?;
         let at = self.clock.now().uptime;
-        let is_news = match entry.known.send_replace(Known::Read { object: object.clone(), at }) {
+        let is_news = match entry.known.send_replace(Known::Read { object: object.cloned(), at }) {
             Known::Unread => std::mem::take(&mut entry.was_missed),
-            Known::Read { object: last, .. } => last != object,
+            Known::Read { object: last, .. } => last.as_ref() != object,
         };
         Some(if is_news { entry.pods.iter().cloned().collect() } else { Vec::new() })
     }

@@ -61,10 +61,10 @@ impl KnownServices {
     fn take_in(&self, change: Change) {
         let mut services = locked(&self.services);
         match change {
-            Change::Replaced(all) => *services = all.iter().filter_map(|body| read(body)).filter_map(kept).collect(),
+            Change::Replaced(all) => *services = all.iter().filter_map(|body| kept(&read(body)?)).collect(),
             Change::Applied(body) => {
                 if let Some(service) = read(&body) {
-                    match kept(service.clone()) {
+                    match kept(&service) {
                         Some((name, kept)) => drop(services.insert(name, kept)),
                         None => drop(services.remove(&name_of(&service))),
                     }
@@ -103,8 +103,8 @@ fn read(body: &[u8]) -> Option<api::Service> {
     serde_json::from_slice(body).inspect_err(|error| tracing::warn!("a service cannot be read: {error}")).ok()
 }
 
-fn kept(service: api::Service) -> Option<((String, String), Service)> {
-    Some((name_of(&service), Service::of(&service)?))
+fn kept(service: &api::Service) -> Option<((String, String), Service)> {
+    Some((name_of(service), Service::of(service)?))
 }
 
 fn name_of(service: &api::Service) -> (String, String) {
