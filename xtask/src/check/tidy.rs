@@ -49,7 +49,7 @@ const RANDOM: &[&str] = &[
     "crates/rubelet-kube/src/reflector.rs",
     "crates/rubelet-sim/",
 ];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; the
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; a hook may be to sleep; the
 /// recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the API client waits for its turn and before it tries
 /// again. The simulator's time is virtual, and the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
@@ -60,6 +60,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/node",
     "crates/rubelet/src/objects",
     "crates/rubelet/src/certs",
+    "crates/rubelet/src/effects/hook.rs",
     "crates/rubelet/src/recorder.rs",
     "crates/rubelet/src/server",
     "crates/rubelet/src/cli",

@@ -1,5 +1,7 @@
 //! Pods' cgroups as the kernel has them, and pods the node does not take.
 
+#![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,5 +1,7 @@
 //! Pods and nodes, one line each, and what becomes of them.
 
+#![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
+
 use serde_json::{Value, json};
 
 use super::*;

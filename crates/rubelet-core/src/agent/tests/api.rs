@@ -73,7 +73,7 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
     let running = turns.patched(&pod, 2);
     assert!(turns.errands().is_empty());
 
-    let mut deleted = running.clone();
+    let mut deleted = running;
     deleted.metadata = mk_pod("always | deleted | main a").metadata;
     deleted.metadata.resource_version = Some("3".to_owned());
     turns.listed_by_api(std::slice::from_ref(&deleted));
