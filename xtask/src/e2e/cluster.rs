@@ -7,6 +7,7 @@ mod authorization;
 mod certificates;
 mod churn;
 mod faults;
+mod objects;
 mod outage;
 mod reboot;
 mod recorder;
@@ -61,6 +62,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         authorization::CASES,
         restarts::CASES,
         reboot::CASES,
+        objects::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()
