@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    effect::EffectId,
+    effect::{EffectError, EffectId, ErrorKind},
     id::PodUid,
     pod::{Failure, Flight},
     time::{Now, Uptime},
@@ -19,6 +19,10 @@ use crate::{
 const RECONCILE_AFTER: Duration = Duration::from_secs(10);
 /// Enough to keep the connection busy; more would only wait for the client's rate limit, out of the order of urgency.
 const MAX_STATUS_FLIGHTS: usize = 16;
+
+/// An API server that does not answer is tried this often at least: on its return everything is to be told within seconds.
+/// It costs it little, since no more than `MAX_STATUS_FLIGHTS` ask.
+const AWAY_RETRY_MAX: Duration = Duration::from_secs(3);
 
 /// What an errand is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,10 +36,17 @@ pub enum Errand {
 #[derive(Clone, Debug, Default)]
 pub struct Errands {
     flights: BTreeMap<Errand, Flight>,
-    failures: BTreeMap<Errand, Failure>,
+    failures: BTreeMap<Errand, Refusal>,
     /// Full names whose static and mirror pod are to be compared.
     pub mirrors: BTreeSet<String>,
     reconcile_at: Option<Uptime>,
+}
+
+/// How the last try ended, until one succeeds.
+#[derive(Clone, Debug)]
+struct Refusal {
+    kind: ErrorKind,
+    failure: Failure,
 }
 
 impl Errands {
@@ -46,7 +57,7 @@ impl Errands {
     /// Under way, or waiting for another try.
     pub fn is_busy(&self, errand: &Errand, now: Now) -> bool {
         self.flights.contains_key(errand)
-            || self.failures.get(errand).is_some_and(|failure| failure.retry_at > now.uptime)
+            || self.failures.get(errand).is_some_and(|refusal| refusal.failure.retry_at > now.uptime)
     }
 
     pub fn has_room(&self) -> bool {
@@ -69,14 +80,15 @@ impl Errands {
         self.failures.remove(errand);
     }
 
-    pub fn failed(&mut self, errand: Errand, message: String, now: Now) {
-        let failure = Failure::after(self.failures.get(&errand), message, now);
-        self.failures.insert(errand, failure);
-    }
-
-    /// Why the last try failed, until one succeeds.
-    pub fn failure(&self, errand: &Errand) -> Option<&Failure> {
-        self.failures.get(errand)
+    /// Waits grow while the answer stays the same; a server that refuses is another matter than one that is away.
+    pub fn failed(&mut self, errand: Errand, error: EffectError, now: Now) {
+        let EffectError { kind, message } = error;
+        let before = self.failures.get(&errand).filter(|refusal| refusal.kind == kind);
+        let mut failure = Failure::after(before.map(|refusal| &refusal.failure), message, now);
+        if kind == ErrorKind::Unavailable {
+            failure.retry_at = failure.retry_at.min(now.uptime + AWAY_RETRY_MAX);
+        }
+        self.failures.insert(errand, Refusal { kind, failure });
     }
 
     pub fn forget(&mut self, errand: &Errand) {
@@ -100,7 +112,7 @@ impl Errands {
 
     pub fn wake_at(&self, now: Now) -> Option<Uptime> {
         let retries = self.failures.iter().filter(|(errand, _)| !self.flights.contains_key(*errand));
-        let retries = retries.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime);
+        let retries = retries.map(|(_, refusal)| refusal.failure.retry_at).filter(|moment| *moment > now.uptime);
         let answers = self.flights.values().map(|flight| flight.give_up_at);
         retries.chain(answers).chain(self.reconcile_at).min()
     }

@@ -123,7 +123,7 @@ impl Agent {
                 if let Errand::Mirror(name) = &errand {
                     self.errands.mirrors.insert(name.clone());
                 }
-                self.errands.failed(errand, error.message, now);
+                self.errands.failed(errand, error, now);
             }
             Ok(_) | Err(_) => self.errands.succeeded(&errand),
         }

@@ -93,10 +93,14 @@ fn api(world: &World) -> Result<&dyn ApiServer, EffectError> {
     world.cluster.as_ref().map(|cluster| cluster.api.as_ref()).ok_or_else(none)
 }
 
-/// A pod that is not there needs to hear nothing; everything else may be otherwise the next time. Another pod of the same
+/// A pod that is not there needs to hear nothing; a server that is away is waited for; everything else may be otherwise the next time. Another pod of the same
 /// name (409) is known by the watch, sooner or later.
 fn failed(error: &ApiError) -> EffectError {
-    let kind = if error.kind == ApiErrorKind::NotFound { ErrorKind::Gone } else { ErrorKind::Retry };
+    let kind = match error.kind {
+        ApiErrorKind::NotFound => ErrorKind::Gone,
+        ApiErrorKind::Unreachable => ErrorKind::Unavailable,
+        _ => ErrorKind::Retry,
+    };
     EffectError { kind, message: error.message.clone() }
 }
 

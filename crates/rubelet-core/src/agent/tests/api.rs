@@ -164,6 +164,24 @@ fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_
 }
 
 #[test]
+fn an_api_server_that_was_away_for_long_hears_of_a_pod_within_seconds_of_its_return() {
+    let mut turns = in_cluster(&[Source::Api]);
+    turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    for _ in 0..20 {
+        turns.answer("patch status", refused(ErrorKind::Unavailable));
+        turns.at_secs += 3;
+        turns.happens(Event::Due);
+        assert_eq!(turns.errands(), ["patch status"], "at {} s", turns.at_secs);
+    }
+    turns.answer("patch status", refused(ErrorKind::Retry));
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
+    assert_eq!(turns.errands(), ["patch status"], "one that is not yet itself is asked again soon");
+}
+
+#[test]
 fn a_status_somebody_else_overwrote_is_put_right() {
     let mut turns = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
