@@ -76,10 +76,6 @@ impl Errands {
         Some((errand, flight))
     }
 
-    pub fn succeeded(&mut self, errand: &Errand) {
-        self.failures.remove(errand);
-    }
-
     /// Waits grow while the answer stays the same; a server that refuses is another matter than one that is away.
     pub fn failed(&mut self, errand: Errand, error: EffectError, now: Now) {
         let EffectError { kind, message } = error;
@@ -91,6 +87,7 @@ impl Errands {
         self.failures.insert(errand, Refusal { kind, failure });
     }
 
+    /// It succeeded, or whom it was about is gone: nothing is left to wait for.
     pub fn forget(&mut self, errand: &Errand) {
         self.failures.remove(errand);
     }

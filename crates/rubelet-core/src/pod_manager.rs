@@ -68,10 +68,6 @@ impl PodManager {
         self.pods.values()
     }
 
-    pub fn mirror_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.mirror_pods.values()
-    }
-
     /// Never a mirror pod.
     pub fn pod_by_uid(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         self.pods.get(uid)

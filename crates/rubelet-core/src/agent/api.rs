@@ -125,7 +125,7 @@ impl Agent {
                 }
                 self.errands.failed(errand, error, now);
             }
-            Ok(_) | Err(_) => self.errands.succeeded(&errand),
+            Ok(_) | Err(_) => self.errands.forget(&errand),
         }
     }
 
