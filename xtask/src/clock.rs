@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, anyhow};
+
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
@@ -37,6 +39,19 @@ pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option
         }
         thread::sleep(every);
     }
+}
+
+/// Asks until the answer is no error; the last error then names what was waited for and what was there instead.
+pub fn wait<T>(
+    what: &str,
+    limit: Duration,
+    every: Duration,
+    mut ask: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let watch = Stopwatch::start();
+    let mut last = anyhow!("never asked");
+    let answer = poll(limit, every, || ask().map_err(|err| last = err).ok());
+    answer.ok_or(last).with_context(|| format!("waited {:.0} s for: {what}", watch.secs()))
 }
 
 /// Wall-clock now, to compare with what the runtime reports.

@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{bail, ensure};
 use serde_json::{Value, json};
 
 use self::recorder::Recorder;
@@ -232,16 +232,7 @@ impl ClusterNode {
         limit_secs: u64,
         mut ask: impl FnMut(&ClusterNode) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let watch = Stopwatch::start();
-        let mut last = anyhow!("never asked");
-        let answer = clock::poll(Duration::from_secs(limit_secs), LOOK_EVERY, || match ask(self) {
-            Ok(answer) => Some(answer),
-            Err(err) => {
-                last = err;
-                None
-            }
-        });
-        answer.ok_or(last).with_context(|| format!("waited {:.0} s for: {what}", watch.secs()))
+        clock::wait(what, Duration::from_secs(limit_secs), LOOK_EVERY, || ask(self))
     }
 
     /// Waits until a number has not changed for a while.

@@ -4,11 +4,11 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use crate::{
-    clock::{self, Stopwatch},
+    clock,
     e2e::manifest::Pod,
     testbed::{
         Testbed,
@@ -73,16 +73,7 @@ impl Node {
         limit_secs: u64,
         mut ask: impl FnMut(&Node) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let watch = Stopwatch::start();
-        let mut last = anyhow!("never asked");
-        let answer = clock::poll(Duration::from_secs(limit_secs), LOOK_EVERY, || match ask(self) {
-            Ok(answer) => Some(answer),
-            Err(err) => {
-                last = err;
-                None
-            }
-        });
-        answer.ok_or(last).with_context(|| format!("waited {:.0} s for: {what}", watch.secs()))
+        clock::wait(what, Duration::from_secs(limit_secs), LOOK_EVERY, || ask(self))
     }
 
     pub fn wait_running(&self, pod: &str, limit_secs: u64) -> anyhow::Result<PodSeen> {
