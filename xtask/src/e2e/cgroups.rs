@@ -79,7 +79,10 @@ fn limits(node: &mut Node) -> anyhow::Result<()> {
     ensure!(containers > 0, "no container lives in {}", burstable.display());
     node.remove("limited")?;
     node.wait_gone("limited", 30)?;
-    ensure!(places(&burstable).is_empty(), "left: {:?}", places(&burstable));
+    node.wait("its cgroup is gone", 30, |_| {
+        ensure!(places(&burstable).is_empty(), "left: {:?}", places(&burstable));
+        Ok(())
+    })?;
     ensure!(!places(&best_effort).is_empty(), "the other pod's cgroup went, too");
     Ok(())
 }

@@ -84,12 +84,11 @@ impl Node {
         })
     }
 
-    /// Neither the agent nor the runtime knows anything of the pod any more.
+    /// Nobody asks for the pod any more, and nothing of it runs. What it leaves is cleaned up after that.
     pub fn wait_gone(&self, pod: &str, limit_secs: u64) -> anyhow::Result<()> {
+        let name = full_name(pod);
         self.wait(&format!("{pod} is gone"), limit_secs, |node| {
-            if node.pod(pod).is_ok() {
-                bail!("the agent still shows it");
-            }
+            ensure!(node.pods()?.iter().all(|seen| seen.name() != name), "the agent still shows it");
             node.check_stopped(pod)
         })
     }
