@@ -4,6 +4,8 @@
 //! Never: verifies who answers (upstream does not either), keeps connections, judges the answer.
 //! Upstream: `probe/http`, `probe/tcp`.
 
+mod grpc;
+
 use std::{
     io,
     sync::{Arc, OnceLock},
@@ -22,6 +24,8 @@ use rustls::{
 };
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
+
+pub use grpc::check_grpc;
 
 use crate::{
     fetch::{converse, invalid, is_https, resolve},
@@ -156,7 +160,8 @@ async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
     })
 }
 
-fn address(host: &str, port: u16) -> String {
+/// As a URL or a message has it.
+pub fn address(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

@@ -21,7 +21,10 @@ use crate::{
     check::{self, Checker},
     fetch::Fetcher,
     fs, mount,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, HttpCheck, Projected, Projection, ReadError},
+    port::{
+        DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck, Projected,
+        Projection, ReadError,
+    },
     watch,
 };
 
@@ -146,6 +149,10 @@ impl Host for LinuxHost {
 
     async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()> {
         check::check_tcp(host, port, timeout).await
+    }
+
+    async fn check_grpc(&self, check: &GrpcCheck) -> Result<(), GrpcFailure> {
+        check::check_grpc(check).await
     }
 
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {

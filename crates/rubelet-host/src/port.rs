@@ -98,6 +98,31 @@ pub struct HttpCheck {
     pub timeout: Duration,
 }
 
+/// What a gRPC server is asked: is this service of yours healthy?
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GrpcCheck {
+    pub host: String,
+    pub port: u16,
+    /// Empty means the server as a whole.
+    pub service: String,
+    pub user_agent: String,
+    pub timeout: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrpcFailure {
+    /// Nobody spoke HTTP/2 in time.
+    Unreachable,
+    /// The server was there and its answer was not.
+    Late,
+    /// The server knows no health protocol; what it said.
+    Unimplemented(String),
+    /// Any other error, in the words Go has for it.
+    Rpc(String),
+    /// It answered with this state.
+    Unhealthy(String),
+}
+
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Entries in lexical order.
@@ -174,6 +199,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// Opens a TCP connection and closes it.
     async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()>;
+
+    /// Asks a gRPC server for its health, without encryption, and dials until the time is over.
+    async fn check_grpc(&self, check: &GrpcCheck) -> Result<(), GrpcFailure>;
 
     /// HTTP(S) GET. An answer over the limit is an error, any status is an answer.
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse>;

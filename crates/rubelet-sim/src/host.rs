@@ -11,7 +11,10 @@ use std::{
 use async_trait::async_trait;
 use rubelet_host::{
     cgroup::Cgroup,
-    port::{DirEntry, FetchRequest, FetchResponse, FileKind, Host, HttpCheck, Projected, Projection, ReadError},
+    port::{
+        DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck, Projected,
+        Projection, ReadError,
+    },
 };
 use tokio::{sync::mpsc, time::sleep};
 
@@ -188,6 +191,10 @@ impl Host for FakeHost {
     }
 
     async fn check_tcp(&self, _host: &str, _port: u16, _timeout: Duration) -> io::Result<()> {
+        self.look(|_| Ok(())).await
+    }
+
+    async fn check_grpc(&self, _check: &GrpcCheck) -> Result<(), GrpcFailure> {
         self.look(|_| Ok(())).await
     }
 

@@ -8,9 +8,6 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
-    "spec.<containers>[*].livenessProbe.grpc",
-    "spec.<containers>[*].readinessProbe.grpc",
-    "spec.<containers>[*].startupProbe.grpc",
     "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
     "spec.<containers>[*].volumeMounts[*].subPath",
     "spec.<containers>[*].volumeMounts[*].subPathExpr",

@@ -35,7 +35,7 @@ pub enum ProbeAction {
     Exec { command: Vec<String> },
     Http(HttpGet),
     Tcp { host: String, port: u16 },
-    Grpc { host: String, port: u16, service: String },
+    Grpc { host: String, port: u16, service: String, user_agent: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ impl ProbeAction {
         if let Some(grpc) = &probe.grpc {
             let port = port(&IntOrString::Int(grpc.port), container)?;
             let service = grpc.service.clone().unwrap_or_default();
-            return Ok(ProbeAction::Grpc { host: pod_ip.to_owned(), port, service });
+            return Ok(ProbeAction::Grpc { host: pod_ip.to_owned(), port, service, user_agent: user_agent("probe") });
         }
         Err(Unresolvable(format!("missing probe handler for container {}", container.name)))
     }
@@ -106,7 +106,7 @@ impl HttpGet {
         let path = path(get.path.as_deref().unwrap_or_default());
         let given = get.http_headers.iter().flatten().map(|header| (header.name.clone(), header.value.clone()));
         let mut headers: Vec<_> = given.collect();
-        for (name, value) in [("User-Agent", format!("kube-{purpose}/{VERSION}")), ("Accept", "*/*".to_owned())] {
+        for (name, value) in [("User-Agent", user_agent(purpose)), ("Accept", "*/*".to_owned())] {
             if !headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name)) {
                 headers.push((name.to_owned(), value));
             }
@@ -116,6 +116,10 @@ impl HttpGet {
         headers.retain(|(name, value)| !value.is_empty() || !is_optional(name));
         Ok(HttpGet { url: format!("{scheme}://{host}:{port}{path}"), headers })
     }
+}
+
+fn user_agent(purpose: &str) -> String {
+    format!("kube-{purpose}/{VERSION}")
 }
 
 /// The path begins with a slash, has no fragment, and only what a request line can hold.

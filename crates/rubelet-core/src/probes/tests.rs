@@ -250,7 +250,7 @@ fn ports_hosts_paths_and_headers_are_as_upstream_sends_them() {
     let tcp = json!({ "tcpSocket": { "port": "web" } });
     assert_snapshot!(resolved(&container, &tcp), @r#"Tcp { host: "10.0.0.9", port: 8080 }"#);
     let grpc = json!({ "grpc": { "port": 5000, "service": "s" } });
-    assert_snapshot!(resolved(&container, &grpc), @r#"Grpc { host: "10.0.0.9", port: 5000, service: "s" }"#);
+    assert_snapshot!(resolved(&container, &grpc), @r#"Grpc { host: "10.0.0.9", port: 5000, service: "s", user_agent: "kube-probe/1.36" }"#);
 }
 
 #[test]

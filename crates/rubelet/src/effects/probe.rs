@@ -11,7 +11,10 @@ use rubelet_core::{
     probes::{HttpGet, ProbeAction, ProbeOrder, ProbeOutcome},
 };
 use rubelet_cri::port::RpcErrorKind;
-use rubelet_host::port::HttpCheck;
+use rubelet_host::{
+    check::address,
+    port::{GrpcCheck, GrpcFailure, HttpCheck},
+};
 
 use crate::world::World;
 
@@ -39,7 +42,19 @@ async fn once(world: &World, order: &ProbeOrder) -> ProbeOutcome {
             Ok(()) => ProbeOutcome::Success,
             Err(error) => ProbeOutcome::Failure(error.to_string()),
         },
-        ProbeAction::Grpc { .. } => ProbeOutcome::Unknown("gRPC probes are not supported yet".to_owned()),
+        ProbeAction::Grpc { host, port, service, user_agent } => {
+            let check = GrpcCheck {
+                host: host.clone(),
+                port: *port,
+                service: service.clone(),
+                user_agent: user_agent.clone(),
+                timeout: order.timeout,
+            };
+            match world.host.check_grpc(&check).await {
+                Ok(()) => ProbeOutcome::Success,
+                Err(failure) => ProbeOutcome::Failure(grpc_text(&failure, &check)),
+            }
+        }
     }
 }
 
@@ -71,9 +86,55 @@ async fn http(world: &World, get: &HttpGet, timeout: Duration) -> ProbeOutcome {
     }
 }
 
+fn grpc_text(failure: &GrpcFailure, check: &GrpcCheck) -> String {
+    let limit = GoDuration::from(check.timeout);
+    match failure {
+        GrpcFailure::Unreachable => {
+            let address = address(&check.host, check.port);
+            format!("timeout: failed to connect service {address:?} within {limit}: context deadline exceeded")
+        }
+        GrpcFailure::Late => format!("timeout: health rpc did not complete within {limit}"),
+        GrpcFailure::Unimplemented(said) => {
+            format!("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {said}")
+        }
+        GrpcFailure::Rpc(error) => format!("error: health rpc probe failed: {error}"),
+        GrpcFailure::Unhealthy(status) => format!("service unhealthy (responded with {status:?})"),
+    }
+}
+
 /// Both streams, one after the other, as far as anybody reads.
 fn output(stdout: &[u8], stderr: &[u8]) -> String {
     let mut bytes = [stdout, stderr].concat();
     bytes.truncate(OUTPUT_LIMIT_BYTES);
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unhealthy_grpc_server_is_told_in_upstreams_words() {
+        let check = GrpcCheck {
+            host: "fd00::1".to_owned(),
+            port: 5000,
+            timeout: Duration::from_secs(3),
+            ..GrpcCheck::default()
+        };
+        let failures = [
+            GrpcFailure::Unreachable,
+            GrpcFailure::Late,
+            GrpcFailure::Unimplemented("unknown service".to_owned()),
+            GrpcFailure::Rpc("rpc error: code = NotFound desc = who?".to_owned()),
+            GrpcFailure::Unhealthy("NOT_SERVING".to_owned()),
+        ];
+        let told: Vec<_> = failures.iter().map(|failure| grpc_text(failure, &check)).collect();
+        insta::assert_snapshot!(told.join("\n"), @r#"
+        timeout: failed to connect service "[fd00::1]:5000" within 3s: context deadline exceeded
+        timeout: health rpc did not complete within 3s
+        error: this server does not implement the grpc health protocol (grpc.health.v1.Health): unknown service
+        error: health rpc probe failed: rpc error: code = NotFound desc = who?
+        service unhealthy (responded with "NOT_SERVING")
+        "#);
+    }
 }
