@@ -1,23 +1,27 @@
 //! May this pod run on this node?
 //!
 //! Owns: upstream's admission handlers, in their order: sysctls, operating system, supplemental groups, resources, node
-//! affinity, node name, host ports, AppArmor. Never: makes room by ending other pods: a critical pod is admitted as it is,
+//! affinity, node name, host ports, taints, AppArmor. Never: makes room by ending other pods: a critical pod is admitted as it is,
 //! where upstream would preempt others first.
 //! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`, `preemption`.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod, PodSpec};
 
 use crate::{
     container::resources,
+    node_object::NodeObject,
+    node_status::resources::{HUGE_PAGES, is_extended},
     pod::{restart_policy::is_sidecar, status::PodFailure},
+    pod_manager::is_static_pod,
     qos::is_critical,
     settings::Settings,
 };
 
 mod affinity;
 mod sysctls;
+mod taints;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +29,8 @@ mod tests;
 pub enum Verdict {
     Admit,
     Reject(PodFailure),
+    /// Only the node's labels speak against it, and they may have changed a moment ago.
+    Doubt(PodFailure),
 }
 
 /// What the verdict depends on beside the pod.
@@ -33,8 +39,7 @@ pub struct Site<'a> {
     pub settings: &'a Settings,
     /// The pods that were admitted and have not ended.
     pub others: &'a [&'a Pod],
-    /// `None`: nobody here knows them, and who sent the pod has seen to it.
-    pub labels: Option<&'a BTreeMap<String, String>>,
+    pub node: &'a NodeObject,
     /// The runtime can keep a pod to the groups it names.
     pub has_strict_groups: bool,
 }
@@ -46,10 +51,14 @@ pub fn admit(pod: &Pod, site: Site<'_>) -> Verdict {
     let Some(spec) = &pod.spec else { return Verdict::Admit };
     let refusal = sysctls::refusal(spec, &site.settings.allowed_unsafe_sysctls)
         .or_else(|| os_refusal(pod, spec))
-        .or_else(|| groups_refusal(spec, site))
-        .or_else(|| misfit(pod, spec, site))
-        .or_else(|| apparmor_refusal(pod, spec, site));
-    refusal.map_or(Verdict::Admit, Verdict::Reject)
+        .or_else(|| groups_refusal(spec, site));
+    if let Some(refusal) = refusal {
+        return Verdict::Reject(refusal);
+    }
+    match misfit(pod, spec, site) {
+        Verdict::Admit => apparmor_refusal(pod, spec, site).map_or(Verdict::Admit, Verdict::Reject),
+        misfit => misfit,
+    }
 }
 
 fn refused(reason: &str, message: impl Into<String>) -> Option<PodFailure> {
@@ -78,24 +87,47 @@ fn groups_refusal(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
 }
 
 /// Upstream's general filters; of several reasons the first is told.
-fn misfit(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn misfit(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Verdict {
     // Room is made for a critical pod; only what no room could mend refuses it.
     let lack = if is_critical(pod, spec) { None } else { lack(spec, site) };
-    lack.or_else(|| {
-        let node = &site.settings.node_name;
-        if site.labels.is_some_and(|labels| !affinity::matches(spec, labels, node)) {
-            return predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
-        }
-        if spec.node_name.as_ref().is_some_and(|name| !name.is_empty() && name != node) {
-            return predicate("NodeName", "node(s) didn't match the requested node name");
-        }
-        let wanted = host_ports(spec);
-        let taken = site.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
-        if taken.into_iter().any(|taken| wanted.iter().any(|wanted| taken.conflicts_with(wanted))) {
-            return predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports");
-        }
+    let stranger = if affinity::matches(spec, &site.node.labels, &site.settings.node_name) {
         None
-    })
+    } else {
+        predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+    };
+    let others = elsewhere(spec, site).or_else(|| port_conflict(spec, site)).or_else(|| unwelcome(pod, spec, site));
+    match (lack, stranger, others) {
+        (Some(lack), _, _) => Verdict::Reject(lack),
+        (None, Some(stranger), None) => Verdict::Doubt(stranger),
+        (None, Some(stranger), Some(_)) => Verdict::Reject(stranger),
+        (None, None, Some(other)) => Verdict::Reject(other),
+        (None, None, None) => Verdict::Admit,
+    }
+}
+
+fn elsewhere(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    let name = spec.node_name.as_ref().filter(|name| !name.is_empty())?;
+    if *name == site.settings.node_name {
+        return None;
+    }
+    predicate("NodeName", "node(s) didn't match the requested node name")
+}
+
+fn port_conflict(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    let wanted = host_ports(spec);
+    let mut taken = site.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
+    if !taken.any(|taken| wanted.iter().any(|wanted| taken.conflicts_with(wanted))) {
+        return None;
+    }
+    predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+}
+
+/// Static pods tolerate every taint: whoever may write a manifest owns the node.
+fn unwelcome(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+    if is_static_pod(pod) || taints::are_tolerated(&site.node.taints, spec.tolerations.as_deref().unwrap_or_default()) {
+        return None;
+    }
+    predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
 }
 
 fn predicate(name: &str, why: &str) -> Option<PodFailure> {
@@ -109,19 +141,42 @@ fn lack(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
     if allocatable.pods > 0 && others >= allocatable.pods {
         return out_of("pods", 1, others, allocatable.pods);
     }
-    for (name, capacity) in [
+    let known = [
         ("cpu", allocatable.cpu_millis),
         ("memory", allocatable.memory_bytes),
         ("ephemeral-storage", allocatable.ephemeral_storage_bytes),
-    ] {
+    ];
+    let known = known.into_iter().filter(|(_, capacity)| *capacity > 0);
+    let counted = counted_resources(spec);
+    let counted = counted.iter().filter_map(|name| Some((*name, countable(name, site.node)?)));
+    for (name, capacity) in known.chain(counted) {
         let requested = requested(spec, name);
         let specs = site.others.iter().filter_map(|other| other.spec.as_ref());
         let used = specs.map(|spec| self::requested(spec, name)).fold(0, i64::saturating_add);
-        if capacity > 0 && requested > 0 && requested > capacity.saturating_sub(used) {
+        if requested > 0 && requested > capacity.saturating_sub(used) {
             return out_of(name, requested, used, capacity);
         }
     }
     None
+}
+
+/// Everything the pod asks for that the node merely counts: huge pages, devices, what an admin invented.
+fn counted_resources(spec: &PodSpec) -> BTreeSet<&str> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let of_containers = containers.filter_map(|container| container.resources.as_ref());
+    let requests = of_containers.chain(&spec.resources).filter_map(|resources| resources.requests.as_ref());
+    let names = requests.chain(&spec.overhead).flat_map(|list| list.keys().map(String::as_str));
+    let is_counted = |name: &&str| {
+        let is_native = name.contains("kubernetes.io/") || name.starts_with("attachable-volumes-");
+        is_native || name.starts_with(HUGE_PAGES) || is_extended(name)
+    };
+    names.filter(is_counted).collect()
+}
+
+/// How much the node has of it; `None` for what the cluster counts and nodes know nothing of.
+fn countable(name: &str, node: &NodeObject) -> Option<i64> {
+    let has = node.has(name);
+    if is_extended(name) { has } else { Some(has.unwrap_or(0)) }
 }
 
 fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> Option<PodFailure> {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cgroups::Cgroup,
     id::{ContainerId, PodRef, PodUid, SandboxId},
+    node_object::NodeObject,
     observation::{Listing, PodFacts, RuntimeStatus},
     pod::hooks::HookOrder,
     probes::{ProbeOrder, ProbeOutcome},
@@ -48,6 +49,8 @@ pub enum Op {
     },
     /// Which pods have a directory under the root directory, or a log directory?
     ListPodDirs,
+    /// The Node object as the API server has it now; the watch may be behind.
+    LookAtNode,
     /// Asks a container how it is. What its program does about it is its own affair.
     Probe(ProbeOrder),
     // ---
@@ -220,6 +223,7 @@ pub enum Facts {
     Cgroups {
         names: Vec<String>,
     },
+    Node(NodeObject),
     /// The pod as the API server holds it after a change of ours.
     ApiPod(Arc<Pod>),
 }

@@ -31,6 +31,8 @@ pub enum Errand {
     Status(PodUid),
     /// The mirror pod of this full name.
     Mirror(String),
+    /// A newer look at the Node object.
+    Node,
 }
 
 #[derive(Clone, Debug, Default)]

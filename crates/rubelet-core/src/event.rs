@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     effect::{EffectError, EffectId, Facts},
     id::PodUid,
+    node_object::NodeObject,
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,8 @@ pub enum Event {
     Hint { pod: PodUid },
     /// An object changed that the pod's volumes or environment are made of.
     Refresh { pod: PodUid },
+    /// The Node object, each time the API server shows another one.
+    Node(NodeObject),
     /// The moment `Agent::wake_at` named has come.
     Due,
     /// An effect is over.

@@ -20,6 +20,7 @@ pub mod id;
 pub mod images;
 pub mod manifest;
 pub mod node;
+pub mod node_object;
 pub mod node_status;
 pub mod objects;
 pub mod observation;

@@ -9,6 +9,7 @@ use crate::{
     cgroups::Cgroup,
     effect::{EffectError, EffectId},
     id::PodUid,
+    node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
     snapshot::{Problem, Readiness},
     time::{Now, Uptime},
@@ -79,6 +80,10 @@ pub struct Node {
     answered_at: Option<Uptime>,
     /// The first check has ended, well or not.
     is_checked: bool,
+    /// As the API server last showed it; `None` before it did.
+    pub object: Option<NodeObject>,
+    /// When the API server was last asked for it on a pod's behalf.
+    pub object_asked_at: Option<Uptime>,
     /// The last relist; `None` before the first.
     pub listing: Option<Listing>,
     /// Pods that left no trace, and when: an older listing may still show them.
@@ -131,6 +136,8 @@ impl Node {
             network_problem: None,
             answered_at: None,
             is_checked: false,
+            object: None,
+            object_asked_at: None,
             listing: None,
             gone: BTreeMap::new(),
         }
@@ -194,6 +201,13 @@ impl Node {
     /// The pod's last trace went after this look began.
     pub fn was_gone_after(&self, uid: &PodUid, looked_at: Uptime) -> bool {
         self.gone.get(uid).is_some_and(|gone_at| *gone_at >= looked_at)
+    }
+
+    /// Two ways lead here, and one may be behind the other.
+    pub fn take_object(&mut self, object: NodeObject) {
+        if self.object.as_ref().is_none_or(|known| known.version <= object.version) {
+            self.object = Some(object);
+        }
     }
 
     pub fn dirs_listed(&mut self, now: Now) {

@@ -1,10 +1,10 @@
 //! The few settings the core's decisions depend on, taken from KubeletConfiguration and flags by the shell.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{cgroups::CgroupSettings, event::Source};
+use crate::{cgroups::CgroupSettings, event::Source, node_object::NodeObject};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -36,8 +36,8 @@ pub struct Settings {
     pub pod_logs_dir: PathBuf,
     /// `allowedUnsafeSysctls`: names, or beginnings of names with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// The node's labels; `None` where others may add to them, and only the API server knows them all.
-    pub node_labels: Option<BTreeMap<String, String>>,
+    /// What pods are judged by until the API server has shown the Node object, or for good on a node that stands alone.
+    pub own_node: NodeObject,
     /// `None`: pods have no cgroups of their own (`cgroupsPerQOS` is off).
     pub cgroups: Option<CgroupSettings>,
     /// What the node and its configuration put into every sandbox and container.
@@ -144,7 +144,7 @@ impl Settings {
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
             allowed_unsafe_sysctls: Vec::new(),
-            node_labels: None,
+            own_node: NodeObject::default(),
             cgroups: Some(CgroupSettings::default()),
             node: NodeProfile::default(),
         }

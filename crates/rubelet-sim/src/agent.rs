@@ -125,7 +125,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
-                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Due => {}
+                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Node(_) | Event::Due => {}
             }
             scene.count_turn();
             let snapshot = agent.snapshot();
@@ -161,6 +161,7 @@ fn only_looks(op: &Op) -> bool {
             | Op::InspectPod { .. }
             | Op::InspectImage { .. }
             | Op::ListPodDirs
+            | Op::LookAtNode
             | Op::Probe(_)
     )
 }
@@ -180,6 +181,7 @@ fn name(op: &Op) -> String {
         Op::CheckRuntime => "CheckRuntime".to_owned(),
         Op::Relist => "Relist".to_owned(),
         Op::ListPodDirs => "ListPodDirs".to_owned(),
+        Op::LookAtNode => "LookAtNode".to_owned(),
         Op::InspectPod { pod } => format!("InspectPod {pod}"),
         Op::InspectImage { pod, image } => format!("InspectImage {pod} {image}"),
         Op::SyncQosCgroups { .. } => "SyncQosCgroups".to_owned(),

@@ -118,6 +118,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
         Op::SetUpPodCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
         Op::RemovePodCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
+        Op::LookAtNode => status::look_at_node(world).await,
         Op::Probe(order) => probe::probe(world, order).await,
         Op::RunHook(order) => hook::run_hook(world, order).await,
         Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
@@ -169,6 +170,7 @@ fn is_look(op: &Op) -> bool {
             | Op::InspectPod { .. }
             | Op::InspectImage { .. }
             | Op::ListPodDirs
+            | Op::LookAtNode
             | Op::Probe(_)
     )
 }
@@ -187,6 +189,7 @@ impl Named {
             Op::CheckRuntime => named("CheckRuntime", String::new()),
             Op::Relist => named("Relist", String::new()),
             Op::ListPodDirs => named("ListPodDirs", String::new()),
+            Op::LookAtNode => named("LookAtNode", String::new()),
             Op::InspectPod { pod } => named("InspectPod", pod.to_string()),
             Op::InspectImage { pod, image } => named("InspectImage", format!("{pod} {image}")),
             Op::SyncQosCgroups { .. } => named("SyncQosCgroups", String::new()),

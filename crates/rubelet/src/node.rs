@@ -5,6 +5,7 @@
 //! Upstream: `syncNodeStatus`, `fastStatusUpdateOnce`, the node lease controller.
 
 pub mod addresses;
+pub mod follow;
 pub mod lease;
 pub mod registration;
 pub mod setup;
@@ -20,6 +21,7 @@ use rubelet_core::{
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
 use tokio::{sync::watch, task::JoinSet};
 
+use self::follow::Sight;
 use crate::world::World;
 
 /// What the node owes its cluster, and how often.
@@ -61,11 +63,17 @@ impl Duty {
 }
 
 /// Runs until it is dropped. The lease has a task of its own: nothing that keeps a report waiting keeps the lease waiting.
-pub async fn run(world: World, api: Arc<dyn ApiServer>, duty: Arc<Duty>, snapshots: watch::Receiver<Arc<Snapshot>>) {
+pub async fn run(
+    world: World,
+    api: Arc<dyn ApiServer>,
+    duty: Arc<Duty>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    sights: watch::Receiver<Sight>,
+) {
     let (uid, known_uid) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(lease::run(api.clone(), world.clock.clone(), duty.clone(), known_uid));
-    tasks.spawn(status::run(world, api, duty, snapshots, uid));
+    tasks.spawn(status::run(world, api, duty, status::Inputs { snapshots, sights }, uid));
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended
             && error.is_panic()

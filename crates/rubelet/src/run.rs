@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
-    node_status,
+    node_object::NodeObject,
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
@@ -21,7 +21,7 @@ use rubelet_host::{linux::LinuxHost, port::Host};
 use rubelet_kube::client::{Client, RateLimit, RateLimits};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -33,6 +33,7 @@ use crate::{
     node::{
         self,
         addresses::{Ask, host_ips},
+        follow::Sight,
     },
     objects::Strategy,
     observe, recorder,
@@ -61,11 +62,12 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     tasks.spawn(server.serve(readers(&world, &handles), stop.clone()));
     let mut inputs = JoinSet::new();
     inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
-    start_sources(options, &world, &handles, &mut inputs)?;
+    let sights = follow_node(&world, &handles, &mut inputs);
+    start_sources(options, &world, &handles, sights.clone(), &mut inputs)?;
     if let Some(cluster) = &world.cluster {
         let node_name = world.settings.node_name.clone();
         inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
-        inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone()));
+        inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone(), sights));
     }
     certs::start(options, &world, client.as_ref(), &mut inputs).await?;
     started(&world);
@@ -94,7 +96,7 @@ async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(Wo
         ..observe::node::profile(&host, told.node.clone(), &machine).await
     };
     let mut settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
-    settings.node_labels = options.flags.kubeconfig.is_empty().then(|| node_status::registration::labels(&setup));
+    settings.own_node = NodeObject::initial(&setup, node::setup::allocatable_list(&machine, &setup));
     if let Some(cgroups) = &mut settings.cgroups {
         cgroups.room = node::setup::room_for_pods(options, &machine, &setup);
     }
@@ -175,12 +177,28 @@ fn readers(world: &World, handles: &Handles) -> Readers {
     }
 }
 
-fn start_sources(options: &Options, world: &World, handles: &Handles, inputs: &mut JoinSet<()>) -> anyhow::Result<()> {
+fn follow_node(world: &World, handles: &Handles, inputs: &mut JoinSet<()>) -> watch::Receiver<Sight> {
+    let (sights, seen) = watch::channel(Sight::Unseen);
+    if let Some(cluster) = &world.cluster {
+        let node_name = world.settings.node_name.clone();
+        let seed = spread(&node_name);
+        inputs.spawn(node::follow::run(cluster.api.clone(), node_name, seed, sights, handles.inbox.clone()));
+    }
+    seen
+}
+
+fn start_sources(
+    options: &Options,
+    world: &World,
+    handles: &Handles,
+    sights: watch::Receiver<Sight>,
+    inputs: &mut JoinSet<()>,
+) -> anyhow::Result<()> {
     let config = &options.config;
     let node_name = world.settings.node_name.clone();
     if let Some(cluster) = &world.cluster {
         let seed = spread(&node_name);
-        inputs.spawn(sources::api::run(cluster.api.clone(), node_name.clone(), seed, handles.inbox.clone()));
+        inputs.spawn(sources::api::run(cluster.api.clone(), node_name.clone(), seed, sights, handles.inbox.clone()));
     }
     if !config.static_pod_path.is_empty() {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;

@@ -3,6 +3,7 @@
 //! Owns: the list of these tests and what they stand on: a control plane, which most of them share, and for each a node and a
 //! namespace of its own.
 
+mod admission;
 mod authorization;
 mod certificates;
 mod churn;
@@ -63,6 +64,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         restarts::CASES,
         reboot::CASES,
         objects::CASES,
+        admission::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()

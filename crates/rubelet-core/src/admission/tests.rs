@@ -2,12 +2,18 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::*;
 use crate::settings::Allocatable;
 
+/// It tolerates the node's taint unless it says otherwise.
 fn pod(name: &str, spec: Value) -> Pod {
+    let mut spec = spec;
+    let tolerations = spec.as_object_mut().unwrap().entry("tolerations").or_insert(json!([{"operator": "Exists"}]));
+    assert!(tolerations.is_array());
     serde_json::from_value(json!({"metadata": {"name": name, "uid": name}, "spec": spec})).unwrap()
 }
 
@@ -26,12 +32,28 @@ fn site_settings() -> Settings {
 fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
     let settings = site_settings();
     let others: Vec<&Pod> = others.iter().collect();
-    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("cores".to_owned(), "4".to_owned())]);
-    let site = Site { settings: &settings, others: &others, labels: Some(&labels), has_strict_groups: false };
+    let node = node();
+    let site = Site { settings: &settings, others: &others, node: &node, has_strict_groups: false };
     match admit(pod, site) {
         Verdict::Admit => "admitted".to_owned(),
         Verdict::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
+        Verdict::Doubt(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
     }
+}
+
+/// As the API server shows it.
+fn node() -> NodeObject {
+    NodeObject::of(
+        &serde_json::from_value(json!({
+            "metadata": {"name": "node", "resourceVersion": "7", "labels": {"zone": "a", "cores": "4"}},
+            "spec": {"taints": [
+                {"key": "maintenance", "value": "today", "effect": "NoExecute"},
+                {"key": "dedicated", "value": "db", "effect": "NoSchedule"},
+            ]},
+            "status": {"allocatable": {"hugepages-2Mi": "4Mi", "example.com/gpu": "2", "example.com/gone": "0"}},
+        }))
+        .unwrap(),
+    )
 }
 
 #[test]
@@ -45,7 +67,6 @@ fn a_pod_fits_while_the_sum_of_requests_stays_below_what_pods_may_use() {
         verdict_on(&asking(json!({"ephemeral-storage": "2Gi"})), &[]),
         verdict_on(&small(), &[small(), small(), small()]),
         verdict_on(&asking(json!({"cpu": "2"})), &[small(), small(), small()]),
-        verdict_on(&asking(json!({"example.com/gpu": "1"})), &[]),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r"
     OutOfcpu: Node didn't have enough resource: cpu, requested: 500, used: 1000, capacity: 1000
@@ -53,7 +74,6 @@ fn a_pod_fits_while_the_sum_of_requests_stays_below_what_pods_may_use() {
     OutOfephemeral-storage: Node didn't have enough resource: ephemeral-storage, requested: 2147483648, used: 0, capacity: 1073741824
     OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3
     OutOfpods: Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3
-    admitted
     ");
 }
 
@@ -64,7 +84,64 @@ fn a_critical_pod_is_not_refused_for_want_of_resources_but_for_what_no_room_coul
     critical.spec.as_mut().unwrap().priority = Some(2_000_000_000);
     assert_eq!(verdict_on(&critical, &[]), "admitted");
     critical.spec.as_mut().unwrap().node_selector = Some(BTreeMap::from([("zone".to_owned(), "b".to_owned())]));
-    assert!(verdict_on(&critical, &[]).starts_with("NodeAffinity"));
+    assert!(verdict_on(&critical, &[]).starts_with("perhaps NodeAffinity"));
+}
+
+#[test]
+fn what_the_node_counts_must_suffice_and_what_it_does_not_know_is_the_clusters() {
+    let gpu = || asking(json!({"example.com/gpu": "1"}));
+    let lines = [
+        verdict_on(&gpu(), &[gpu()]),
+        verdict_on(&gpu(), &[gpu(), gpu()]),
+        verdict_on(&asking(json!({"example.com/gone": "1"})), &[]),
+        verdict_on(&asking(json!({"example.com/unknown": "1"})), &[]),
+        verdict_on(&asking(json!({"hugepages-2Mi": "4Mi"})), &[]),
+        verdict_on(&asking(json!({"hugepages-2Mi": "2Mi"})), &[asking(json!({"hugepages-2Mi": "4Mi"}))]),
+        verdict_on(&asking(json!({"hugepages-1Gi": "1Gi"})), &[]),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r"
+    admitted
+    OutOfexample.com/gpu: Node didn't have enough resource: example.com/gpu, requested: 1, used: 2, capacity: 2
+    OutOfexample.com/gone: Node didn't have enough resource: example.com/gone, requested: 1, used: 0, capacity: 0
+    admitted
+    admitted
+    OutOfhugepages-2Mi: Node didn't have enough resource: hugepages-2Mi, requested: 2097152, used: 4194304, capacity: 4194304
+    OutOfhugepages-1Gi: Node didn't have enough resource: hugepages-1Gi, requested: 1073741824, used: 0, capacity: 0
+    ");
+}
+
+#[test]
+fn a_taint_that_pods_may_not_run_with_must_be_tolerated_but_by_static_pods() {
+    let with =
+        |toleration: Value| pod("p", json!({"containers": [{"name": "c"}], "tolerations": toleration.as_array()}));
+    for (toleration, is_admitted) in [
+        (json!([]), false),
+        (json!([{"key": "maintenance", "operator": "Exists"}]), true),
+        (json!([{"key": "maintenance", "value": "today"}]), true),
+        (json!([{"key": "maintenance", "value": "tomorrow", "operator": "Equal"}]), false),
+        (json!([{"key": "maintenance", "operator": "Exists", "effect": "NoSchedule"}]), false),
+        (json!([{"key": "dedicated", "operator": "Exists"}]), false),
+        (json!([{"key": "maintenance", "operator": "Gt", "value": "1"}]), false),
+        (json!([{"operator": "Exists", "effect": "NoExecute"}]), true),
+    ] {
+        let mut pod = with(toleration.clone());
+        let refusal =
+            "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        let expected = if is_admitted { "admitted" } else { refusal };
+        assert_eq!(verdict_on(&pod, &[]), expected, "{toleration}");
+        let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+        pod.metadata.annotations = Some(BTreeMap::from([source]));
+        assert_eq!(verdict_on(&pod, &[]), "admitted", "{toleration}");
+    }
+}
+
+#[test]
+fn labels_alone_are_worth_a_second_look_and_not_beside_another_reason() {
+    let strange = json!({"containers": [{"name": "c"}], "nodeSelector": {"zone": "b"}});
+    assert!(verdict_on(&pod("p", strange.clone()), &[]).starts_with("perhaps NodeAffinity"));
+    let mut untolerating = strange;
+    untolerating["tolerations"] = json!([]);
+    assert!(verdict_on(&pod("p", untolerating), &[]).starts_with("NodeAffinity"));
 }
 
 #[test]
@@ -102,7 +179,7 @@ fn selectors_and_required_affinity_must_match_the_nodes_labels() {
         let expected = if is_admitted {
             "admitted"
         } else {
-            "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+            "perhaps NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
         };
         assert_eq!(verdict, expected, "{spec}");
     }

@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     admission::{self, Site, Verdict},
     agent::Agent,
-    effect::{About, EventRecord, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Op, Severity},
+    errands::Errand,
     id::PodUid,
     pod::{Lifecycle, PodRecord, status},
     time::Now,
@@ -22,6 +23,9 @@ impl Agent {
                 continue;
             }
             let verdict = self.verdict_on(&self.records[&waiting]);
+            if matches!(verdict, Verdict::Doubt(_)) && self.awaits_node(&waiting, now) {
+                continue;
+            }
             let record = self.records.get_mut(&waiting).expect("it waits");
             record.enter(Lifecycle::Syncing, now);
             match verdict {
@@ -29,7 +33,7 @@ impl Agent {
                     self.node.qos.pods_changed = true;
                     self.warn_of_unsupported(&waiting);
                 }
-                Verdict::Reject(failure) => {
+                Verdict::Reject(failure) | Verdict::Doubt(failure) => {
                     self.outbox.record(EventRecord {
                         about: About::Pod(record.id.clone()),
                         severity: Severity::Warning,
@@ -65,10 +69,36 @@ impl Agent {
         let site = Site {
             settings: &self.settings,
             others: &others,
-            labels: self.settings.node_labels.as_ref(),
+            node: self.node.object.as_ref().unwrap_or(&self.settings.own_node),
             has_strict_groups: self.node.status.supplemental_groups_policy == Some(true),
         };
         admission::admit(&record.pod, site)
+    }
+
+    /// The pod may have been sent here for a label the watch has not shown yet: is there a look at the node to wait for
+    /// that began after the pod came?
+    fn awaits_node(&mut self, uid: &PodUid, now: Now) -> bool {
+        let record = self.records.get_mut(uid).expect("it waits");
+        let was_asked = self.node.object_asked_at.is_some_and(|asked_at| asked_at >= record.since.uptime);
+        let is_under_way = self.errands.is_under_way(&Errand::Node);
+        if !self.settings.is_in_cluster() || (was_asked && !is_under_way) {
+            return false;
+        }
+        record.blocked = Some("a newer look at the node's labels".to_owned());
+        if !is_under_way {
+            self.node.object_asked_at = Some(now.uptime);
+            self.send_errand(Errand::Node, Op::LookAtNode, "a pod does not match the labels of the node", now);
+        }
+        true
+    }
+
+    /// One that failed leaves the pods to what is known, as upstream.
+    pub(super) fn node_looked_at(&mut self, result: Result<Facts, EffectError>) {
+        if let Ok(Facts::Node(object)) = result {
+            self.node.take_object(object);
+        }
+        let waiting = self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting);
+        self.touched.extend(waiting.map(|record| record.id.uid.clone()));
     }
 
     /// The runtime knows it, so it was let in once; nobody asks it to leave for a new reason.

@@ -108,15 +108,18 @@ impl Agent {
         })
     }
 
-    fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
+    pub(super) fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
         let (id, give_up_at) = self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
         self.errands.sent(errand, Flight { id, op, give_up_at });
     }
 
     pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
         let Some((errand, flight)) = self.errands.ended(id) else { return };
-        if let Errand::Status(uid) = &errand {
-            self.status_answered(uid, &flight.op, &result);
+        match &errand {
+            Errand::Status(uid) => self.status_answered(uid, &flight.op, &result),
+            Errand::Mirror(_) => {}
+            // Whatever came of it, the pods that waited for it are judged now.
+            Errand::Node => return self.node_looked_at(result),
         }
         match result {
             Err(error) if error.kind != ErrorKind::Gone => {

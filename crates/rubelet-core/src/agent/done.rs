@@ -365,6 +365,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         | Op::Probe(_)
         | Op::RunHook(_)
         | Op::ListPodDirs
+        | Op::LookAtNode
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }
         | Op::CreateMirrorPod { .. }
@@ -413,6 +414,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::Probe(_)
         | Op::RunHook(_)
         | Op::ListPodDirs
+        | Op::LookAtNode
         | Op::PatchStatus { .. }
         | Op::DeletePod { .. }
         | Op::CreateMirrorPod { .. }

@@ -112,9 +112,11 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::ResumeContainer { .. } | Op::RemoveContainer { .. } => {
             request
         }
-        Op::PatchStatus { .. } | Op::DeletePod { .. } | Op::CreateMirrorPod { .. } | Op::DeleteMirrorPod { .. } => {
-            API_DEADLINE
-        }
+        Op::LookAtNode
+        | Op::PatchStatus { .. }
+        | Op::DeletePod { .. }
+        | Op::CreateMirrorPod { .. }
+        | Op::DeleteMirrorPod { .. } => API_DEADLINE,
         Op::StopContainer { grace_secs, .. } => request + Duration::from_secs(grace_secs.unsigned_abs()),
     }
 }

@@ -370,6 +370,7 @@ impl Agent {
             | Op::InspectPod { .. }
             | Op::InspectImage { .. }
             | Op::ListPodDirs
+            | Op::LookAtNode
             | Op::SyncQosCgroups { .. }
             | Op::SetUpPodCgroup { .. }
             | Op::RemovePodCgroup { .. }

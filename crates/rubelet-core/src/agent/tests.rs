@@ -112,6 +112,7 @@ fn named(op: &Op) -> &'static str {
         Op::InspectPod { .. } => "inspect",
         Op::InspectImage { .. } => "inspect image",
         Op::ListPodDirs => "list dirs",
+        Op::LookAtNode => "look at node",
         Op::SyncQosCgroups { .. } => "sync qos",
         Op::SetUpPodCgroup { .. } => "set up cgroup",
         Op::RemovePodCgroup { .. } => "remove cgroup",

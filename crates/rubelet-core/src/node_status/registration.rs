@@ -38,12 +38,6 @@ const FOLLOWED_LABELS: [&str; 11] = [
 /// A node nobody knows yet.
 pub fn initial(report: Report<'_>) -> Node {
     let setup = report.setup;
-    let cloud_taint = setup.has_external_cloud.then(|| Taint {
-        key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
-        value: Some("true".to_owned()),
-        effect: "NoSchedule".to_owned(),
-        ..Taint::default()
-    });
     let annotation = setup.attaches_by_controller.then(attach_annotation);
     let node = Node {
         metadata: ObjectMeta {
@@ -53,7 +47,7 @@ pub fn initial(report: Report<'_>) -> Node {
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec {
-            taints: some(setup.taints.iter().cloned().chain(cloud_taint).collect()),
+            taints: some(taints(setup)),
             provider_id: (!setup.provider_id.is_empty()).then(|| setup.provider_id.clone()),
             ..NodeSpec::default()
         }),
@@ -101,6 +95,17 @@ pub fn labels(setup: &NodeSetup) -> BTreeMap<String, String> {
     ]
     .map(|(name, value)| (name.to_owned(), value.clone()));
     own.into_iter().chain(setup.labels.clone()).collect()
+}
+
+/// Those a new node gets.
+pub fn taints(setup: &NodeSetup) -> Vec<Taint> {
+    let cloud_taint = setup.has_external_cloud.then(|| Taint {
+        key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
+        value: Some("true".to_owned()),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    });
+    setup.taints.iter().cloned().chain(cloud_taint).collect()
 }
 
 fn attach_annotation() -> (String, String) {

@@ -13,7 +13,7 @@ use crate::quantity::Quantity;
 
 pub type ResourceList = BTreeMap<String, Text>;
 
-pub(super) const HUGE_PAGES: &str = "hugepages-";
+pub(crate) const HUGE_PAGES: &str = "hugepages-";
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
 const STORAGE: &str = "ephemeral-storage";
@@ -90,7 +90,7 @@ pub(super) fn missing(status: &NodeStatus, setup: &NodeSetup) -> Vec<&'static st
 }
 
 /// A resource with a domain of its own: a device, or something a cluster's admin counts.
-pub(super) fn is_extended(name: &str) -> bool {
+pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 

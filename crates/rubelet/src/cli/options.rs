@@ -12,6 +12,7 @@ use rubelet_core::{
     cgroups::{CgroupDriver, CgroupSettings, Room},
     config::{self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
     event::Source,
+    node_object::NodeObject,
     settings::{DefaultSeccomp, NodeProfile, Settings},
 };
 use serde::Deserialize;
@@ -147,7 +148,7 @@ impl Options {
             root_dir: flags.root_dir.clone(),
             pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
-            node_labels: None,
+            own_node: NodeObject::default(),
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {
                 root: CgroupSettings::parse_root(&config.cgroup_root),
                 driver: if config.cgroup_driver == "systemd" { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs },

@@ -14,6 +14,7 @@ use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodRef, namespace_of},
     manifest::HASH_ANNOTATION,
+    node_object::NodeObject,
     pod_config::MIRROR_ANNOTATION,
 };
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
@@ -41,13 +42,10 @@ pub async fn delete_pod(world: &World, pod: &PodRef) -> Result<Facts, EffectErro
 
 /// The node owns its mirror pods: the API server accepts them from it for no other reason.
 pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, EffectError> {
-    let node_name = &world.settings.node_name;
-    let node =
-        request(world, Verb::Get, ObjectPath::all("v1", "nodes").named(node_name), None).await.map_err(|error| {
-            let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
-            EffectError { kind, message: format!("the node is not registered: {}", error.message) }
-        })?;
-    let node: Node = serde_json::from_slice(&node).map_err(|error| unreadable(&PodRef::of(pod), &error))?;
+    let node = node(world).await.map_err(|error| {
+        let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
+        EffectError { kind, message: format!("the node is not registered: {}", error.message) }
+    })?;
     let mirror = mirror_of(pod, &node);
     let path = ObjectPath::all("v1", "pods").within(namespace_of(pod));
     let body = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": mirror.metadata, "spec": mirror.spec });
@@ -57,6 +55,17 @@ pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, Effect
         Err(error) if error.kind == ApiErrorKind::AlreadyExists => Ok(Facts::Nothing),
         Err(error) => Err(failed(&error)),
     }
+}
+
+pub async fn look_at_node(world: &World) -> Result<Facts, EffectError> {
+    Ok(Facts::Node(NodeObject::of(&node(world).await?)))
+}
+
+async fn node(world: &World) -> Result<Node, EffectError> {
+    let path = ObjectPath::all("v1", "nodes").named(&world.settings.node_name);
+    let node = request(world, Verb::Get, path, None).await?;
+    serde_json::from_slice(&node)
+        .map_err(|error| EffectError { kind: ErrorKind::Retry, message: format!("the answer cannot be read: {error}") })
 }
 
 fn mirror_of(pod: &Pod, node: &Node) -> Pod {

@@ -61,7 +61,7 @@ pub fn duty(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<Duty> 
 
 /// What a container without a limit may believe it has.
 pub fn allocatable(machine: &Machine, setup: &NodeSetup) -> Allocatable {
-    let left: ResourceList = resources::allocatable(&resources::capacity(machine, setup), &setup.reservations);
+    let left = allocatable_list(machine, setup);
     let amount = |name| quantity::amount(Some(&left), name);
     Allocatable {
         cpu_millis: amount("cpu").millis(),
@@ -69,6 +69,10 @@ pub fn allocatable(machine: &Machine, setup: &NodeSetup) -> Allocatable {
         ephemeral_storage_bytes: amount("ephemeral-storage").value(),
         pods: amount("pods").value(),
     }
+}
+
+pub fn allocatable_list(machine: &Machine, setup: &NodeSetup) -> ResourceList {
+    resources::allocatable(&resources::capacity(machine, setup), &setup.reservations)
 }
 
 /// What the kernel lets all pods have together: all that is not reserved. What eviction keeps free lies within it.

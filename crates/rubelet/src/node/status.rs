@@ -6,7 +6,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
     effect::EventRecord,
@@ -15,18 +14,16 @@ use rubelet_core::{
     time::Uptime,
 };
 use rubelet_cri::v1;
-use rubelet_kube::{
-    port::{ApiError, ApiErrorKind, ApiServer, ObjectPath},
-    reflector::{self, Change, Selection},
-};
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer};
 use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
+    sync::watch,
     time::{sleep, sleep_until, timeout},
 };
 
 use super::{
-    Duty, Freshness, get_node, lean,
+    Duty, Freshness,
+    follow::Sight,
+    get_node,
     registration::{self, Registered, patch_status},
 };
 use crate::world::World;
@@ -38,40 +35,37 @@ const IMAGES_LAST: Duration = Duration::from_secs(30);
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a report that somebody else's change to the node caused: two who do not agree shall not keep the server busy.
 const PAUSE_AFTER_DISPUTE: Duration = Duration::from_secs(1);
-/// One node changes seldom; should it change more often, the watch waits.
-const CHANGES_BOUND: usize = 4;
 
 /// Reports until it is dropped. Says the node's UID once it is known.
 pub async fn run(
     world: World,
     api: Arc<dyn ApiServer>,
     duty: Arc<Duty>,
-    mut snapshots: watch::Receiver<Arc<Snapshot>>,
+    mut inputs: Inputs,
     uid: watch::Sender<Option<String>>,
 ) {
     // Nothing is said of the node before its runtime was asked: a restart of the agent is no reason to call it not ready.
-    let is_checked = snapshots.wait_for(|snapshot| snapshot.node.readiness != Readiness::Unchecked).await.is_ok();
+    let is_checked =
+        inputs.snapshots.wait_for(|snapshot| snapshot.node.readiness != Readiness::Unchecked).await.is_ok();
     if !is_checked {
         return;
     }
-    let mut reporter = Reporter::register(world, api, duty, snapshots, uid).await;
-    let (sender, mut changes) = mpsc::channel(CHANGES_BOUND);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(follow_node(reporter.api.clone(), reporter.duty.clone(), sender));
+    let mut reporter = Reporter::register(world, api, duty, inputs, uid).await;
     let mut cause = Cause::Time;
     loop {
         let outcome = reporter.check().await;
         if outcome == Outcome::Reported && cause == Cause::Dispute {
             sleep(PAUSE_AFTER_DISPUTE).await;
         }
-        cause = reporter.wait(&mut changes).await;
+        cause = reporter.wait().await;
     }
 }
 
-async fn follow_node(api: Arc<dyn ApiServer>, duty: Arc<Duty>, changes: mpsc::Sender<Change>) {
-    let fields = Some(format!("metadata.name={}", duty.setup.name));
-    let selection = Selection { collection: ObjectPath::all("v1", "nodes"), fields };
-    reflector::follow(&*api, &selection, duty.seed(), &changes).await;
+/// What a report depends on.
+#[derive(Debug)]
+pub struct Inputs {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub sights: watch::Receiver<Sight>,
 }
 
 /// Why the reporter looks again.
@@ -93,7 +87,7 @@ struct Reporter {
     world: World,
     api: Arc<dyn ApiServer>,
     duty: Arc<Duty>,
-    snapshots: watch::Receiver<Arc<Snapshot>>,
+    inputs: Inputs,
     uid: watch::Sender<Option<String>>,
     random: fastrand::Rng,
     /// What the last report was made of.
@@ -113,12 +107,12 @@ impl Reporter {
         world: World,
         api: Arc<dyn ApiServer>,
         duty: Arc<Duty>,
-        snapshots: watch::Receiver<Arc<Snapshot>>,
+        inputs: Inputs,
         uid: watch::Sender<Option<String>>,
     ) -> Reporter {
         let images = list_images(&world).await;
         let now = world.clock.now();
-        let view = snapshots.borrow().node.clone();
+        let view = inputs.snapshots.borrow().node.clone();
         let mut reporter = Reporter {
             random: fastrand::Rng::with_seed(duty.seed()),
             view,
@@ -130,7 +124,7 @@ impl Reporter {
             world,
             api,
             duty,
-            snapshots,
+            inputs,
             uid,
         };
         let registered = registration::register(&*reporter.api, &reporter.duty, || reporter.report()).await;
@@ -158,7 +152,7 @@ impl Reporter {
     async fn check(&mut self) -> Outcome {
         self.refresh_images().await;
         for attempt in 1..=TRIES {
-            self.view = self.snapshots.borrow_and_update().node.clone();
+            self.view = self.inputs.snapshots.borrow_and_update().node.clone();
             let updated = node_status::updated(&self.node, self.report());
             let is_changed = node_status::has_changed(&self.node, &updated);
             if !is_changed && self.world.clock.now().uptime < self.report_at {
@@ -196,44 +190,46 @@ impl Reporter {
     }
 
     /// Until something may have changed.
-    async fn wait(&mut self, changes: &mut mpsc::Receiver<Change>) -> Cause {
+    async fn wait(&mut self) -> Cause {
         let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.duty.check_every);
         loop {
             let view = &self.view;
-            let change = tokio::select! {
+            let Inputs { snapshots, sights } = &mut self.inputs;
+            tokio::select! {
                 biased;
                 // Cancel-safe: waiting for a value takes nothing away.
-                Ok(_) = self.snapshots.wait_for(|snapshot| snapshot.node != *view) => return Cause::View,
-                // Cancel-safe: a change that was not received stays in the channel.
-                Some(change) = changes.recv() => change,
+                Ok(_) = snapshots.wait_for(|snapshot| snapshot.node != *view) => return Cause::View,
+                // Cancel-safe: a change that was not seen is seen the next time.
+                Ok(()) = sights.changed() => {}
                 // Cancel-safe: the deadline stays the same.
                 () = sleep_until(next_look) => return Cause::Time,
-            };
-            if self.take_change(change) {
+            }
+            let sight = sights.borrow_and_update().clone();
+            if self.take_sight(sight) {
                 return Cause::Dispute;
             }
         }
     }
 
     /// Whether it is another node than the one that was known.
-    fn take_change(&mut self, change: Change) -> bool {
-        let body = match change {
-            Change::Replaced(nodes) => nodes.into_iter().next(),
-            Change::Applied(node) => Some(node),
-            Change::Deleted(_) => None,
-        };
-        let Some(body) = body else {
-            // As upstream: whoever deletes a node may be about to take its machine away.
-            tracing::warn!(
-                node = self.duty.setup.name,
-                "the Node object is gone; it is made anew when the agent starts anew"
-            );
-            self.uid.send_replace(None);
-            return false;
-        };
-        let Some(node) = read(&body).filter(|node| is_newer(node, &self.node)) else { return false };
-        self.take(node);
-        true
+    fn take_sight(&mut self, sight: Sight) -> bool {
+        match sight {
+            Sight::Unseen | Sight::Absent => false,
+            Sight::Gone => {
+                // As upstream: whoever deletes a node may be about to take its machine away.
+                tracing::warn!(
+                    node = self.duty.setup.name,
+                    "the Node object is gone; it is made anew when the agent starts anew"
+                );
+                self.uid.send_replace(None);
+                false
+            }
+            Sight::Seen(node) if !is_newer(&node, &self.node) => false,
+            Sight::Seen(node) => {
+                self.take(Arc::unwrap_or_clone(node));
+                true
+            }
+        }
     }
 
     fn take(&mut self, node: Node) {
@@ -302,16 +298,6 @@ fn image_facts(image: v1::Image) -> ImageFacts {
         id: image.id,
         names: image.repo_digests.into_iter().chain(image.repo_tags).collect(),
         size_bytes: i64::try_from(image.size).unwrap_or(i64::MAX),
-    }
-}
-
-fn read(body: &Bytes) -> Option<Node> {
-    match serde_json::from_slice(body) {
-        Ok(node) => Some(lean(node)),
-        Err(error) => {
-            tracing::warn!("the Node object cannot be read: {error}");
-            None
-        }
     }
 }
 

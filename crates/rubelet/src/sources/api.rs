@@ -16,18 +16,31 @@ use rubelet_kube::{
     reflector::{self, Change, Selection},
 };
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+
+use crate::node::follow::Sight;
 
 /// Who follows is faster than any server; what is beyond this waits in the connection.
 const CHANGES_CAPACITY: usize = 64;
 
 /// Follows the pods bound to the node until the loop is gone.
-pub async fn run(api: Arc<dyn ApiServer>, node_name: String, seed: u64, inbox: mpsc::Sender<Event>) {
+///
+/// Nothing is told before the node was seen, for pods are judged by it.
+pub async fn run(
+    api: Arc<dyn ApiServer>,
+    node_name: String,
+    seed: u64,
+    mut sights: watch::Receiver<Sight>,
+    inbox: mpsc::Sender<Event>,
+) {
     let selection =
         Selection { collection: ObjectPath::all("v1", "pods"), fields: Some(format!("spec.nodeName={node_name}")) };
     let (sender, mut changes) = mpsc::channel(CHANGES_CAPACITY);
     let following = reflector::follow(api.as_ref(), &selection, seed, &sender);
     let telling = async {
+        if sights.wait_for(|sight| !sight.is_unseen()).await.is_err() {
+            return;
+        }
         let mut pods = Pods::default();
         while let Some(change) = changes.recv().await {
             pods.apply(change);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod_config::MIRROR_ANNOTATION;
+use crate::{node_object::NodeObject, pod_config::MIRROR_ANNOTATION};
 
 fn in_cluster(sources: &[Source]) -> Turns {
     Turns::new(Settings { sources: sources.to_vec(), ..Settings::for_node("node") })
@@ -28,7 +28,11 @@ impl Turns {
         let api = |op: &&Op| {
             matches!(
                 op,
-                Op::PatchStatus { .. } | Op::DeletePod { .. } | Op::CreateMirrorPod { .. } | Op::DeleteMirrorPod { .. }
+                Op::LookAtNode
+                    | Op::PatchStatus { .. }
+                    | Op::DeletePod { .. }
+                    | Op::CreateMirrorPod { .. }
+                    | Op::DeleteMirrorPod { .. }
             )
         };
         self.asked.iter().map(|(_, op)| op).filter(api).map(named).collect()
@@ -251,4 +255,53 @@ fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
     turns.answer("stop sandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
     assert_eq!(turns.errands(), ["delete mirror"]);
+}
+
+fn node_in(zone: &str, version: u64) -> NodeObject {
+    NodeObject { version, labels: [("zone".to_owned(), zone.to_owned())].into(), ..NodeObject::default() }
+}
+
+/// It wants to be in zone b.
+fn picky() -> Pod {
+    let mut pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
+    pod.spec.as_mut().unwrap().node_selector = Some([("zone".to_owned(), "b".to_owned())].into());
+    pod
+}
+
+#[test]
+fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them() {
+    for (answer, lifecycle) in [
+        (Ok(Facts::Node(node_in("b", 6))), "Syncing"),
+        (Ok(Facts::Node(node_in("c", 6))), "rejected"),
+        (refused(ErrorKind::Unavailable), "rejected"),
+    ] {
+        let mut turns = in_cluster(&[Source::Api]);
+        turns.happens(Event::Node(node_in("a", 5)));
+        turns.listed_by_api(&[picky()]);
+        turns.runtime_is_up(&[]);
+        assert_eq!((turns.lifecycle("u1").as_str(), turns.errands()), ("Waiting", vec!["look at node"]));
+        // An older look does not undo a newer one.
+        turns.answer("look at node", answer);
+        turns.happens(Event::Node(node_in("a", 5)));
+        assert!(!turns.errands().contains(&"look at node"));
+        let is_rejected = turns.told.contains(&"NodeAffinity".to_owned());
+        assert_eq!(is_rejected, lifecycle == "rejected", "{:?}", turns.told);
+    }
+}
+
+#[test]
+fn a_look_at_the_node_that_began_before_a_pod_came_says_nothing_of_it() {
+    let mut turns = in_cluster(&[Source::Api]);
+    turns.happens(Event::Node(node_in("a", 5)));
+    turns.listed_by_api(&[picky()]);
+    turns.runtime_is_up(&[]);
+    turns.at_secs += 1;
+    let mut later = picky();
+    later.metadata.uid = Some("u2".to_owned());
+    later.metadata.name = Some("later".to_owned());
+    turns.listed_by_api(&[picky(), later]);
+    turns.answer("look at node", Ok(Facts::Node(node_in("c", 6))));
+    assert_eq!(turns.lifecycle("u2"), "Waiting");
+    turns.answer("look at node", Ok(Facts::Node(node_in("b", 7))));
+    assert_eq!(turns.lifecycle("u2"), "Syncing");
 }

@@ -4,6 +4,8 @@ use rubelet_core::{node_status::initial, settings::Settings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use tokio::task::JoinSet;
+
 use super::*;
 use crate::{
     node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty, report, view},
@@ -37,6 +39,7 @@ struct Stand {
     api: Arc<Scripted>,
     world: World,
     snapshots: watch::Sender<Arc<Snapshot>>,
+    sights: watch::Sender<Sight>,
     uid: watch::Receiver<Option<String>>,
     _tasks: JoinSet<()>,
     _dir: TempDir,
@@ -50,10 +53,12 @@ impl Stand {
         let world = World { clock, settings, ..world(dir.path()) };
         let api = Scripted::new(answers);
         let (snapshots, receiver) = watch::channel(snapshot(readiness));
+        let (sights, seen) = watch::channel(Sight::Unseen);
         let (sender, uid) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty()), receiver, sender));
-        Stand { api, world, snapshots, uid, _tasks: tasks, _dir: dir }
+        let inputs = Inputs { snapshots: receiver, sights: seen };
+        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty()), inputs, sender));
+        Stand { api, world, snapshots, sights, uid, _tasks: tasks, _dir: dir }
     }
 
     fn turn(&self, readiness: Readiness) {
@@ -136,6 +141,18 @@ async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
     stand.turn(down());
     assert_eq!(stand.after(5).await.iter().filter(|heard| *heard == PATCH).count(), 5);
     assert_eq!(stand.after(10).await.iter().filter(|heard| *heard == PATCH).count(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone_is_left_alone() {
+    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
+    stand.after(1).await;
+    stand.sights.send_replace(Sight::Seen(Arc::new(serde_json::from_value(reported_not_ready(6)).unwrap())));
+    assert_eq!(stand.after(1).await, [CACHED, PATCH]);
+    assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
+    stand.sights.send_replace(Sight::Gone);
+    assert_eq!(stand.after(60).await, [CACHED, PATCH]);
+    assert_eq!(*stand.uid.borrow(), None);
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! The Node object as the API server shows it.
+//!
+//! Owns: the one watch of it, and who hears of a change: the loop, which judges pods by it, and the reporter. Never: writes it.
+//! Upstream: the node informer, `nodeHasSynced`, `GetCachedNode`.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use rubelet_core::{event::Event, node_object::NodeObject};
+use rubelet_kube::{
+    port::{ApiServer, ObjectPath},
+    reflector::{self, Change, Selection},
+};
+use tokio::sync::{mpsc, watch};
+
+use super::lean;
+
+/// One node changes seldom; should it change more often, the watch waits.
+const CHANGES_BOUND: usize = 4;
+
+/// What the API server last showed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Sight {
+    #[default]
+    Unseen,
+    /// It answered, and has not had one yet.
+    Absent,
+    Seen(Arc<Node>),
+    /// It had one.
+    Gone,
+}
+
+impl Sight {
+    pub fn is_unseen(&self) -> bool {
+        *self == Sight::Unseen
+    }
+}
+
+/// Follows until the loop is gone. What the loop is told, it is told before `sights` says so.
+pub async fn run(
+    api: Arc<dyn ApiServer>,
+    node_name: String,
+    seed: u64,
+    sights: watch::Sender<Sight>,
+    inbox: mpsc::Sender<Event>,
+) {
+    let selection =
+        Selection { collection: ObjectPath::all("v1", "nodes"), fields: Some(format!("metadata.name={node_name}")) };
+    let (sender, mut changes) = mpsc::channel(CHANGES_BOUND);
+    let telling = async {
+        while let Some(change) = changes.recv().await {
+            let Some(sight) = sight_after(change, &sights.borrow()) else { continue };
+            if let Sight::Seen(node) = &sight
+                && inbox.send(Event::Node(NodeObject::of(node))).await.is_err()
+            {
+                return;
+            }
+            sights.send_replace(sight);
+        }
+    };
+    tokio::select! {
+        biased;
+        // Neither is taken up again after this: one of them is over, and so is the other.
+        () = telling => {}
+        () = reflector::follow(&*api, &selection, seed, &sender) => {}
+    }
+}
+
+/// `None` when it cannot be read, and what was seen before stays.
+fn sight_after(change: Change, before: &Sight) -> Option<Sight> {
+    let body = match change {
+        Change::Replaced(nodes) => nodes.into_iter().next(),
+        Change::Applied(node) => Some(node),
+        Change::Deleted(_) => None,
+    };
+    let Some(body) = body else {
+        return Some(match before {
+            Sight::Unseen | Sight::Absent => Sight::Absent,
+            Sight::Seen(_) | Sight::Gone => Sight::Gone,
+        });
+    };
+    match serde_json::from_slice(&body) {
+        Ok(node) => Some(Sight::Seen(Arc::new(lean(node)))),
+        Err(error) => {
+            tracing::warn!("the Node object cannot be read: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_kube::port::WatchEvent;
+    use serde_json::json;
+    use tokio::task::JoinSet;
+
+    use super::*;
+    use crate::fake_api::FakeApi;
+
+    fn node(version: &str, zone: &str) -> serde_json::Value {
+        json!({"metadata": {"name": "n1", "resourceVersion": version, "labels": {"zone": zone}}})
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_loop_hears_of_each_change_and_a_node_that_goes_is_told_from_one_that_never_was() {
+        let body = |node: serde_json::Value| bytes::Bytes::from(node.to_string());
+        let api = FakeApi::answering([Ok(json!({"metadata": {"resourceVersion": "1"}, "items": []}).to_string())])
+            .watched([
+                WatchEvent::Added(body(node("2", "a"))),
+                WatchEvent::Modified(body(node("3", "b"))),
+                WatchEvent::Deleted(body(node("4", "b"))),
+            ]);
+        let (sights, mut seen) = watch::channel(Sight::Unseen);
+        let (inbox, mut told) = mpsc::channel(8);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(run(api, "n1".to_owned(), 1, sights, inbox));
+        for zone in ["a", "b"] {
+            let Some(Event::Node(object)) = told.recv().await else { panic!("the loop hears of the node") };
+            assert_eq!(object.labels["zone"], zone);
+        }
+        seen.wait_for(|sight| *sight == Sight::Gone).await.unwrap();
+        let empty = || Change::Replaced(Vec::new());
+        assert_eq!(sight_after(empty(), &Sight::Unseen), Some(Sight::Absent));
+        assert_eq!(sight_after(empty(), &Sight::Gone), Some(Sight::Gone));
+        assert_eq!(sight_after(Change::Applied(bytes::Bytes::from_static(b"{")), &Sight::Absent), None);
+    }
+}
