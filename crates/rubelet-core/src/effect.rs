@@ -215,6 +215,10 @@ pub enum Facts {
         id: ContainerId,
     },
     Probe(ProbeOutcome),
+    /// The hook was to be told over TLS, and was told without.
+    HookFellBack {
+        address: String,
+    },
     PodDirs {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,

@@ -24,17 +24,20 @@ use rustls::{
 };
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
+use tokio_util::io::InspectReader;
 
 pub use grpc::check_grpc;
 
 use crate::{
     fetch::{converse, invalid, is_https, resolve},
-    port::{FetchResponse, HttpCheck},
+    port::{CheckError, FetchResponse, HttpCheck},
 };
 
 /// What is read of an answer; the rest of it is left where it is.
 const BODY_LIMIT_BYTES: usize = 10 << 10;
 const MAX_REQUESTS: usize = 10;
+/// How an answer without TLS begins.
+const PLAIN_HTTP: &[u8] = b"HTTP/";
 
 /// Opens a TCP connection and closes it.
 pub async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()> {
@@ -52,14 +55,14 @@ pub struct Checker {
 }
 
 impl Checker {
-    pub async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+    pub async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         timeout(check.timeout, self.follow(check)).await.unwrap_or_else(|_| {
             let message = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
-            Err(io::Error::new(io::ErrorKind::TimedOut, message))
+            Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
         })
     }
 
-    async fn follow(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+    async fn follow(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         let first: Uri = check.url.parse().map_err(|error| invalid(format!("invalid URL: {error}")))?;
         let mut headers = headers(&check.headers)?;
         let mut uri = first.clone();
@@ -76,21 +79,29 @@ impl Checker {
             }
             uri = next;
         }
-        Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")))
+        Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")).into())
     }
 
-    async fn get(&self, uri: &Uri, headers: &HeaderMap) -> io::Result<Answer> {
+    async fn get(&self, uri: &Uri, headers: &HeaderMap) -> Result<Answer, CheckError> {
         let host = uri.host().ok_or_else(|| invalid("the URL names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = uri.port_u16().unwrap_or(if is_https(uri) { 443 } else { 80 });
         let connection = dial(host, port).await?;
         let request = request(uri, headers)?;
         if !is_https(uri) {
-            return converse(TokioIo::new(connection), request, read_answer).await;
+            return Ok(converse(TokioIo::new(connection), request, read_answer).await?);
         }
         let name = ServerName::try_from(host.to_owned()).map_err(|error| invalid(error.to_string()))?;
-        let connection = TlsConnector::from(self.tls()).connect(name, connection).await?;
-        converse(TokioIo::new(connection), request, read_answer).await
+        let mut first = Vec::new();
+        let overheard = InspectReader::new(connection, |bytes| {
+            let missing = PLAIN_HTTP.len() - first.len();
+            first.extend_from_slice(&bytes[..missing.min(bytes.len())]);
+        });
+        let error = match TlsConnector::from(self.tls()).connect(name, overheard).await {
+            Ok(connection) => return Ok(converse(TokioIo::new(connection), request, read_answer).await?),
+            Err(error) => error,
+        };
+        if first == PLAIN_HTTP { Err(CheckError::PlainHttp) } else { Err(error.into()) }
     }
 
     fn tls(&self) -> Arc<ClientConfig> {
@@ -214,43 +225,10 @@ impl ServerCertVerifier for Anybody {
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
-        task::JoinHandle,
-    };
+    use tokio::net::TcpListener;
 
     use super::*;
-
-    /// Answers every connection with what `answer` makes of the request's text.
-    struct Server {
-        port: u16,
-        task: JoinHandle<()>,
-    }
-
-    impl Server {
-        async fn new(answer: impl Fn(&str) -> String + Send + 'static) -> Self {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
-            let task = tokio::spawn(async move {
-                loop {
-                    let (mut connection, _) = listener.accept().await.unwrap();
-                    let mut request = vec![0; 8192];
-                    let read = connection.read(&mut request).await.unwrap();
-                    let text = answer(&String::from_utf8_lossy(&request[..read]));
-                    // The reader may have had enough.
-                    let _ = connection.write_all(text.as_bytes()).await;
-                }
-            });
-            Server { port, task }
-        }
-    }
-
-    impl Drop for Server {
-        fn drop(&mut self) {
-            self.task.abort();
-        }
-    }
+    use crate::testing::WebServer;
 
     async fn get(url: String, headers: &[(&str, &str)]) -> Result<FetchResponse, String> {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -264,8 +242,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_container_hears_the_headers_it_was_promised() {
-        let server = Server::new(|request| answer("200 OK", "", request)).await;
-        let url = format!("http://127.0.0.1:{}/health?x=1", server.port);
+        let server = WebServer::new(|request| answer("200 OK", "", request)).await;
+        let url = format!("http://{}/health?x=1", server.address);
         let heard = get(url, &[("User-Agent", "kube-probe/1.36"), ("Host", "example.com")]).await.unwrap();
         insta::assert_snapshot!(String::from_utf8(heard.body).unwrap().replace('\r', ""), @"
         GET /health?x=1 HTTP/1.1
@@ -277,14 +255,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_redirect_is_followed_on_the_same_host_only() {
-        let server = Server::new(|request| match request.split(' ').nth(1).unwrap() {
+        let server = WebServer::new(|request| match request.split(' ').nth(1).unwrap() {
             "/here" => answer("302 Found", "Location: /there\r\n", ""),
             "/there" => answer("200 OK", "", "arrived"),
             "/away" => answer("302 Found", "Location: http://localhost:1/\r\n", "gone away"),
             other => answer("302 Found", &format!("Location: {other}\r\n"), ""),
         })
         .await;
-        let url = |path: &str| format!("http://127.0.0.1:{}{path}", server.port);
+        let url = |path: &str| format!("http://{}{path}", server.address);
         assert_eq!(get(url("/here"), &[]).await.unwrap().body, b"arrived");
         let away = FetchResponse { status: 302, body: b"gone away".to_vec() };
         assert_eq!(get(url("/away"), &[]).await, Ok(away));
@@ -293,8 +271,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_answer_is_cut_and_any_status_is_an_answer() {
-        let server = Server::new(|_| answer("500 No", "", &"x".repeat(1 << 20))).await;
-        let found = get(format!("http://127.0.0.1:{}/", server.port), &[]).await.unwrap();
+        let server = WebServer::new(|_| answer("500 No", "", &"x".repeat(1 << 20))).await;
+        let found = get(format!("http://{}/", server.address), &[]).await.unwrap();
         assert_eq!((found.status, found.body.len()), (500, BODY_LIMIT_BYTES));
     }
 
@@ -311,6 +289,30 @@ mod tests {
         assert_eq!(get(url, &[]).await, Err(refused.clone()));
         let error = check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
         assert_eq!(error.to_string(), refused);
+    }
+
+    #[tokio::test]
+    async fn a_server_with_a_certificate_of_its_own_is_believed_and_redirects_stay_with_it() {
+        let server = WebServer::tls(|request| match request.split(' ').nth(1).unwrap() {
+            "/here" => answer("307 Temporary Redirect", "Location: /there\r\n", ""),
+            path => answer("200 OK", "", path),
+        })
+        .await;
+        let url = |path: &str| format!("https://{}{path}", server.address);
+        assert_eq!(get(url("/health"), &[]).await.unwrap().body, b"/health");
+        assert_eq!(get(url("/here"), &[]).await.unwrap().body, b"/there");
+        let plain = url("/").replace("https", "http");
+        get(plain, &[]).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_server_without_tls_is_told_from_one_that_makes_no_sense() {
+        let plain = WebServer::new(|_| answer("400 Bad Request", "", "Client sent no HTTP")).await;
+        let said = get(format!("https://{}/", plain.address), &[]).await;
+        assert_eq!(said, Err("http: server gave HTTP response to HTTPS client".to_owned()));
+        let other = WebServer::new(|_| "220 smtp ready\r\n".to_owned()).await;
+        let said = get(format!("https://{}/", other.address), &[]).await.unwrap_err();
+        assert!(!said.contains("HTTP"), "{said}");
     }
 
     #[tokio::test]

@@ -216,45 +216,14 @@ pub(crate) fn invalid(message: String) -> io::Error {
 mod tests {
     use std::time::Duration;
 
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
-        task::JoinHandle,
-    };
+    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::testing::WebServer;
 
-    /// Answers every connection with what `answer` makes of the request's text.
-    struct Server {
-        address: String,
-        task: JoinHandle<()>,
-    }
-
-    impl Server {
-        async fn new(answer: impl Fn(&str) -> String + Send + 'static) -> Self {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap().to_string();
-            let task = tokio::spawn(async move {
-                loop {
-                    let (mut connection, _) = listener.accept().await.unwrap();
-                    let mut request = vec![0; 8192];
-                    let read = connection.read(&mut request).await.unwrap();
-                    let text = answer(&String::from_utf8_lossy(&request[..read]));
-                    // The reader may have had enough.
-                    let _ = connection.write_all(text.as_bytes()).await;
-                }
-            });
-            Server { address, task }
-        }
-
+    impl WebServer {
         async fn get(&self, path: &str) -> Result<FetchResponse, String> {
             get(&format!("http://{}{path}", self.address), &[]).await
-        }
-    }
-
-    impl Drop for Server {
-        fn drop(&mut self) {
-            self.task.abort();
         }
     }
 
@@ -275,7 +244,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_server_hears_the_headers_and_we_its_answer() {
-        let server = Server::new(ok).await;
+        let server = WebServer::new(ok).await;
         let headers = [("X-Token", "a"), ("X-Token", "b"), ("User-Agent", "me"), ("Host", "elsewhere")];
         let answer = get(&format!("http://{}/p?q=1", server.address), &headers).await.unwrap();
         let heard = String::from_utf8(answer.body).unwrap().replace(&server.address, "ADDRESS");
@@ -286,26 +255,26 @@ mod tests {
         x-token: b
         host: ADDRESS
         ");
-        let server = Server::new(|_| "HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nbusy".to_owned()).await;
+        let server = WebServer::new(|_| "HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nbusy".to_owned()).await;
         assert_eq!(server.get("/").await, Ok(FetchResponse { status: 503, body: b"busy".to_vec() }));
     }
 
     #[tokio::test]
     async fn an_answer_over_the_limit_is_an_error_however_it_is_sent() {
-        assert_eq!(Server::new(|_| ok(&"x".repeat(1000))).await.get("/").await.unwrap().body.len(), 1000);
+        assert_eq!(WebServer::new(|_| ok(&"x".repeat(1000))).await.get("/").await.unwrap().body.len(), 1000);
         for answer in [
             ok(&"x".repeat(1001)),
             format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n800\r\n{}\r\n0\r\n\r\n", "x".repeat(0x800)),
             format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}", "x".repeat(1_000_000)),
         ] {
-            let server = Server::new(move |_| answer.clone()).await;
+            let server = WebServer::new(move |_| answer.clone()).await;
             assert_eq!(server.get("/").await, Err("length limit exceeded".to_owned()));
         }
     }
 
     #[tokio::test]
     async fn a_server_that_says_nothing_or_half_is_given_up() {
-        let server = Server::new(|_| "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf".to_owned()).await;
+        let server = WebServer::new(|_| "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf".to_owned()).await;
         server.get("/").await.unwrap_err();
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", silent.local_addr().unwrap());
@@ -316,7 +285,7 @@ mod tests {
 
     #[tokio::test]
     async fn redirects_are_followed_ten_requests_far() {
-        let server = Server::new(|request| {
+        let server = WebServer::new(|request| {
             let path = request.split(' ').nth(1).unwrap();
             match path {
                 "/a/start" => moved("next?x=1#part"),
@@ -334,11 +303,11 @@ mod tests {
 
     #[tokio::test]
     async fn credentials_stay_with_the_host_they_are_for() {
-        let other = Server::new(ok).await;
+        let other = WebServer::new(ok).await;
         let port = other.address.rsplit_once(':').unwrap().1.to_owned();
         // The same server under another name is another host.
         let target = format!("http://localhost:{port}/");
-        let server = Server::new(move |_| moved(&target)).await;
+        let server = WebServer::new(move |_| moved(&target)).await;
         let headers = [("Authorization", "secret"), ("Cookie", "secret"), ("X-Plain", "kept")];
         match get(&format!("http://{}/", server.address), &headers).await {
             Ok(answer) => {
@@ -375,7 +344,7 @@ mod tests {
 
     #[tokio::test]
     async fn https_does_not_fall_back_to_plain_text() {
-        let server = Server::new(|_| ok("plain")).await;
+        let server = WebServer::new(|_| ok("plain")).await;
         let error = get(&format!("https://{}/", server.address), &[]).await.unwrap_err();
         assert!(error.starts_with("connect to 127.0.0.1") || error.contains("certificate"), "{error}");
     }

@@ -22,8 +22,8 @@ use crate::{
     fetch::Fetcher,
     fs, mount,
     port::{
-        DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck, Projected,
-        Projection, ReadError,
+        CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
+        Projected, Projection, ReadError,
     },
     watch,
 };
@@ -143,7 +143,7 @@ impl Host for LinuxHost {
         watch::watch_dir(path, watch::Interest::Entries).await
     }
 
-    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+    async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         self.checker.check_http(check).await
     }
 

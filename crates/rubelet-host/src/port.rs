@@ -98,6 +98,15 @@ pub struct HttpCheck {
     pub timeout: Duration,
 }
 
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// Asked over TLS, the server answered without.
+    #[error("http: server gave HTTP response to HTTPS client")]
+    PlainHttp,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
 /// What a gRPC server is asked: is this service of yours healthy?
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GrpcCheck {
@@ -195,7 +204,7 @@ pub trait Host: Send + Sync + 'static {
     async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>>;
 
     /// HTTP(S) GET of a container. The body is cut at 10 KiB, any status is an answer; so is a redirect to another host.
-    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse>;
+    async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError>;
 
     /// Opens a TCP connection and closes it.
     async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()>;

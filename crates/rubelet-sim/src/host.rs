@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use rubelet_host::{
     cgroup::Cgroup,
     port::{
-        DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck, Projected,
-        Projection, ReadError,
+        CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
+        Projected, Projection, ReadError,
     },
 };
 use tokio::{sync::mpsc, time::sleep};
@@ -185,7 +185,7 @@ impl Host for FakeHost {
     }
 
     /// A container answers with the page of this address, or that all is well.
-    async fn check_http(&self, check: &HttpCheck) -> io::Result<FetchResponse> {
+    async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         let answer = self.look(|scene| scene.pages.get(&check.url).cloned()).await;
         Ok(answer.unwrap_or(FetchResponse { status: 200, body: Vec::new() }))
     }

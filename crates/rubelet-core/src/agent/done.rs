@@ -288,7 +288,8 @@ fn settle(
     now: Now,
 ) -> Vec<EventRecord> {
     if let Op::RunHook(order) = &flight.op {
-        return record.hook_ended(order, result.err(), now).into_iter().collect();
+        let fell_back = result.as_ref().ok().and_then(|facts| order.fell_back(facts));
+        return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
     }
     let error = match result {
         Ok(_) => None,

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::{EffectError, EventRecord, Op, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Op, Severity},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, SharedFacts},
     pod::{Key, PodRecord, status::Waiting, sync_pod::event},
@@ -66,6 +66,14 @@ impl HookOrder {
         let container = all.find(|container| container.name == name)?;
         let action = action(record, container, handler(container, hook)?);
         Some(HookOrder { pod: record.id.clone(), container: name.to_owned(), id: id.clone(), hook, action, limit })
+    }
+
+    /// What to tell of a server that has no TLS where its pod says it has.
+    pub fn fell_back(&self, facts: &Facts) -> Option<EventRecord> {
+        let Facts::HookFellBack { address } = facts else { return None };
+        let message = format!("request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded");
+        let (about, reason) = (About::Pod(self.pod.clone()), "LifecycleHTTPFallback".to_owned());
+        Some(EventRecord { about, severity: Severity::Warning, reason, message })
     }
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{PodStatus, Probe};
 
 use crate::{
     cgroups::Tree,
-    effect::{EffectId, Op},
+    effect::{EffectId, Facts, Op},
     event::Source,
     id::PodRef,
     images::Images,
@@ -476,4 +476,15 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     assert_eq!(record.hook_ended(&order, None, now()), None);
     assert_eq!(record.shown(&facts).containers.len(), 1);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
+}
+
+#[test]
+fn a_hook_told_without_the_tls_it_asked_for_is_an_event() {
+    let mut record = record("always | main a", Lifecycle::Syncing);
+    with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": "h" } } }));
+    let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).unwrap();
+    let told = order.fell_back(&Facts::HookFellBack { address: "h:1".to_owned() }).unwrap();
+    assert_eq!(told.reason, "LifecycleHTTPFallback");
+    assert_eq!(told.message, "request to HTTPS lifecycle hook h:1 got HTTP response, retry with HTTP succeeded");
+    assert_eq!(order.fell_back(&Facts::Nothing), None);
 }

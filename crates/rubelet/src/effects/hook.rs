@@ -10,7 +10,7 @@ use rubelet_core::{
     pod::hooks::{HookAction, HookOrder},
     probes::HttpGet,
 };
-use rubelet_host::port::HttpCheck;
+use rubelet_host::port::{CheckError, HttpCheck};
 use tokio::time::timeout;
 
 use crate::world::World;
@@ -19,17 +19,18 @@ use crate::world::World;
 pub async fn run_hook(world: &World, order: &HookOrder) -> Result<Facts, EffectError> {
     match timeout(order.limit, run(world, order)).await {
         Ok(Err(message)) => Err(EffectError { kind: ErrorKind::Retry, message }),
-        Ok(Ok(())) | Err(_) => Ok(Facts::Nothing),
+        Ok(Ok(facts)) => Ok(facts),
+        Err(_) => Ok(Facts::Nothing),
     }
 }
 
-async fn run(world: &World, order: &HookOrder) -> Result<(), String> {
+async fn run(world: &World, order: &HookOrder) -> Result<Facts, String> {
     match &order.action {
-        HookAction::Exec { command } => exec(world, order, command).await,
+        HookAction::Exec { command } => exec(world, order, command).await.map(|()| Facts::Nothing),
         HookAction::Http(get) => http(world, order, get).await,
         HookAction::Sleep { secs } => {
             tokio::time::sleep(Duration::from_secs(*secs)).await;
-            Ok(())
+            Ok(Facts::Nothing)
         }
         HookAction::Invalid(why) => Err(format!("Cannot run handler: {why}")),
     }
@@ -50,18 +51,77 @@ async fn exec(world: &World, order: &HookOrder, command: &[String]) -> Result<()
     Err(format!("Exec lifecycle hook ([{words}]) for {} failed - error: {error}, message: {output:?}", subject(order)))
 }
 
-/// Whatever the container answers, it was told.
-async fn http(world: &World, order: &HookOrder, get: &HttpGet) -> Result<(), String> {
-    let check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
-    match world.host.check_http(&check).await {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            Err(format!("HTTP lifecycle hook for {} failed - error: Get {:?}: {error}", subject(order), get.url))
+/// Whatever the container answers, it was told. One that was to be told over TLS and has none is told without, as upstream
+/// does, and without the secret it was to prove itself by.
+async fn http(world: &World, order: &HookOrder, get: &HttpGet) -> Result<Facts, String> {
+    let mut check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
+    let Err(error) = world.host.check_http(&check).await else { return Ok(Facts::Nothing) };
+    if let (CheckError::PlainHttp, Some(rest)) = (&error, get.url.strip_prefix("https://")) {
+        check.url = format!("http://{rest}");
+        check.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
+        if world.host.check_http(&check).await.is_ok() {
+            let address = rest.split('/').next().unwrap_or_default().to_owned();
+            return Ok(Facts::HookFellBack { address });
         }
     }
+    Err(format!("HTTP lifecycle hook for {} failed - error: Get {:?}: {error}", subject(order), get.url))
 }
 
 fn subject(order: &HookOrder) -> String {
     let pod = &order.pod;
     format!("Container {:?} in Pod \"{}_{}({})\"", order.container, pod.name, pod.namespace, pod.uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_core::{id::ContainerId, pod::hooks::Hook};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::effects::directories::tests::{pod_ref, world_in};
+
+    #[tokio::test]
+    async fn a_container_without_the_tls_it_promises_is_told_in_plain_text_and_no_secret() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let url = format!("https://{address}/stop");
+        let headers = vec![("Authorization".to_owned(), "secret".to_owned()), ("X-Kept".to_owned(), "yes".to_owned())];
+        let order = HookOrder {
+            pod: pod_ref("uid-1"),
+            container: "app".to_owned(),
+            id: ContainerId::new("c1"),
+            hook: Hook::PreStop,
+            action: HookAction::Http(HttpGet { url: url.clone(), headers }),
+            limit: Duration::from_secs(5),
+        };
+        // What Go's server says to a client that speaks TLS, and then a good answer.
+        let serve = async {
+            let mut heard = Vec::new();
+            for answer in ["400 Bad Request", "200 OK"] {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 8192];
+                let read = connection.read(&mut request).await.unwrap();
+                heard.push(String::from_utf8_lossy(&request[..read]).into_owned());
+                let text = format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n");
+                connection.write_all(text.as_bytes()).await.unwrap();
+            }
+            heard
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let (told, heard) = tokio::join!(run_hook(&world, &order), serve);
+        assert_eq!(told, Ok(Facts::HookFellBack { address: address.clone() }));
+        assert!(heard[1].starts_with("GET /stop ") && heard[1].contains("x-kept: yes"), "{}", heard[1]);
+        assert!(!heard[1].contains("secret"), "{}", heard[1]);
+
+        drop(listener);
+        let refused = run_hook(&world, &order).await.unwrap_err().message;
+        let expected = format!(
+            "HTTP lifecycle hook for Container \"app\" in Pod \"web_default(uid-1)\" failed - error: Get {url:?}: dial tcp {address}: connect: connection refused"
+        );
+        assert_eq!(refused, expected);
+    }
 }
