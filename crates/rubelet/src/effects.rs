@@ -147,6 +147,8 @@ fn log_start(op: &Op, reason: &str) {
     let Named { name, about } = Named::of(op);
     if is_look(op) {
         tracing::trace!(op = name, about, reason, "look");
+    } else if is_routine(op) {
+        tracing::debug!(op = name, about, reason, "do");
     } else {
         tracing::info!(op = name, about, reason, "do");
     }
@@ -173,6 +175,11 @@ fn is_look(op: &Op) -> bool {
             | Op::LookAtNode
             | Op::Probe(_)
     )
+}
+
+/// Follows from what was decided and told elsewhere, and comes again and again.
+fn is_routine(op: &Op) -> bool {
+    matches!(op, Op::PatchStatus { .. } | Op::RefreshVolumes { .. })
 }
 
 /// What an operation is about, for the log: `namespace/pod`, `namespace/pod/container`.
