@@ -118,29 +118,36 @@ fn pod_step(record: &PodRecord, op: Op, waits_for: &str, plan: &mut Plan, now: N
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
 pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let mut stopping = false;
-    for container in next_to_stop(record, facts) {
-        stopping = true;
+    let turns = Turns::of(record, facts);
+    let is_free = |container: &ContainerFacts, plan: &Plan| {
         let key = Key::Container(container.name.clone());
-        if record.is_busy(&key, now) || plan.steps.iter().any(|step| step.key == key) {
-            continue;
+        !record.is_busy(&key, now) && !plan.steps.iter().any(|step| step.key == key)
+    };
+    let grace_secs = |container: &ContainerFacts| match grace {
+        None => record.grace_secs(),
+        // Its hook's time is gone already, and is taken off when it is stopped.
+        Some(grace) if is_sidecar_of(record, &container.name) => {
+            grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
         }
-        if !record.failures.contains_key(&key) && record.pre_stop_secs(container).is_none() {
-            let said = format!("Stopping container {}", container.name);
-            plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
+        // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
+        Some(grace) => grace.secs,
+    };
+    for container in &turns.now {
+        if is_free(container, plan) {
+            say_killing(record, container, plan);
+            stop_container(record, container, grace_secs(container), "the pod is being stopped", plan);
         }
-        let grace_secs = match grace {
-            None => record.grace_secs(),
-            // Its hook's time is gone already, and is taken off below.
-            Some(grace) if is_sidecar_of(record, &container.name) => {
-                grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
-            }
-            // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
-            Some(grace) => grace.secs,
-        };
-        stop_container(record, container, grace_secs, "the pod is being stopped", plan);
     }
-    if stopping {
+    // A sidecar hears at once that the pod ends, and is stopped when its turn comes.
+    for sidecar in &turns.later {
+        if is_free(sidecar, plan)
+            && let Some(order) = pre_stop(record, sidecar, grace_secs(sidecar))
+        {
+            say_killing(record, sidecar, plan);
+            plan.step(Key::Container(sidecar.name.clone()), Op::RunHook(order), "the pod is being stopped");
+        }
+    }
+    if !turns.now.is_empty() {
         plan.blocked = Some("its containers to stop".to_owned());
         return;
     }
@@ -153,6 +160,15 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
     if let Some(sandbox) = unstopped {
         let op = Op::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
         pod_step(record, op, "its sandbox to stop", plan, now);
+    }
+}
+
+/// Once per instance, when its end begins.
+fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) {
+    let key = Key::Container(container.name.clone());
+    if !record.failures.contains_key(&key) && record.pre_stop_secs(container).is_none() {
+        let said = format!("Stopping container {}", container.name);
+        plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
     }
 }
 
@@ -169,16 +185,10 @@ pub fn stop_container(
     if record.flights.contains_key(&key) {
         return;
     }
-    let limit = Duration::from_secs(u64::try_from(grace_secs).unwrap_or(0));
-    let hook_secs = record.pre_stop_secs(container);
-    if hook_secs.is_none()
-        && container.is_running()
-        && !limit.is_zero()
-        && let Some(order) = HookOrder::of(record, &container.name, &container.id, Hook::PreStop, limit)
-    {
+    if let Some(order) = pre_stop(record, container, grace_secs) {
         return plan.step(key, Op::RunHook(order), reason);
     }
-    let left_secs = grace_secs - hook_secs.unwrap_or(0);
+    let left_secs = grace_secs - record.pre_stop_secs(container).unwrap_or(0);
     let op = Op::StopContainer {
         pod: record.id.clone(),
         name: container.name.clone(),
@@ -186,6 +196,13 @@ pub fn stop_container(
         grace_secs: left_secs.max(super::MINIMUM_GRACE_SECS),
     };
     plan.step(key, op, reason);
+}
+
+/// The hook a running instance is still to be told its end by.
+fn pre_stop(record: &PodRecord, container: &ContainerFacts, grace_secs: i64) -> Option<HookOrder> {
+    let limit = Duration::from_secs(u64::try_from(grace_secs).unwrap_or(0));
+    let may_run = record.pre_stop_secs(container).is_none() && container.is_running() && !limit.is_zero();
+    may_run.then(|| HookOrder::of(record, &container.name, &container.id, Hook::PreStop, limit)).flatten()
 }
 
 /// A dead sandbox still holds its network until it was stopped once.
@@ -202,19 +219,27 @@ fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
     record.init_containers().iter().any(|init| init.name == name && is_sidecar(init))
 }
 
-/// All running containers but the sidecars; when only sidecars are left, the last of them.
-fn next_to_stop<'a>(record: &PodRecord, facts: &'a PodFacts) -> Vec<&'a ContainerFacts> {
-    let sidecar_rank = |container: &ContainerFacts| {
-        record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
-    };
-    let (sidecars, mains): (Vec<_>, Vec<_>) = facts
-        .containers
-        .iter()
-        .filter(|container| container.may_run())
-        .partition(|container| sidecar_rank(container).is_some());
-    if mains.is_empty() {
-        let last = sidecars.into_iter().max_by_key(|container| sidecar_rank(container));
-        return last.into_iter().collect();
+/// What runs, by when it is stopped.
+struct Turns<'a> {
+    /// All running containers but the sidecars; when only sidecars are left, the last of them.
+    now: Vec<&'a ContainerFacts>,
+    later: Vec<&'a ContainerFacts>,
+}
+
+impl<'a> Turns<'a> {
+    fn of(record: &PodRecord, facts: &'a PodFacts) -> Self {
+        let sidecar_rank = |container: &ContainerFacts| {
+            record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
+        };
+        let (mut sidecars, mut now): (Vec<_>, Vec<_>) = facts
+            .containers
+            .iter()
+            .filter(|container| container.may_run())
+            .partition(|container| sidecar_rank(container).is_some());
+        if now.is_empty() {
+            sidecars.sort_by_key(|container| sidecar_rank(container));
+            now.extend(sidecars.pop());
+        }
+        Turns { now, later: sidecars }
     }
-    mains
 }

@@ -448,6 +448,25 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
 }
 
 #[test]
+fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_turn() {
+    let grace = Grace::starting(20, now());
+    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let pod = "always | sidecar s | sidecar t | main a";
+    let (mut record, both) = observed(record(pod, ending), "s: running 5s; t: running 5s; a: running 5s");
+    with_hook(&mut record, "s", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
+    let plan = |record: &PodRecord, facts: &PodFacts, now| {
+        show_with_events(&termination::terminating(record, facts, grace, Cause::Removed, now))
+    };
+    let killing = r#"Killing "Stopping container a", Killing "Stopping container s""#;
+    assert_eq!(plan(&record, &both, now()), format!("stop a0 in 20s, PreStop of s0 in 20s, {killing}"));
+    record.pre_stops.insert("s0".into(), PreStop::Took(Duration::from_secs(3)));
+    assert_eq!(plan(&record, &both, now()), r#"stop a0 in 20s, Killing "Stopping container a""#);
+    // Its turn comes after the others': no second hook, no second event, and what is left of the pod's time.
+    let alone = facts("s: running 5s; t: exit(0) 1s; a: exit(0) 1s");
+    assert_eq!(plan(&record, &alone, crate::test_support::later(12)), "stop s0 in 8s");
+}
+
+#[test]
 fn a_container_that_does_not_run_has_no_pre_stop_hook() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: unknown 5s");
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "exec": { "command": ["x"] } } }));
