@@ -18,7 +18,9 @@ pub mod resources;
 pub mod sandbox_config;
 pub mod security;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use std::borrow::Cow;
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 
 pub use self::{
     config::container_config,
@@ -32,11 +34,43 @@ use crate::id::{name_of, namespace_of};
 #[error("{0}")]
 pub struct ConfigError(pub String);
 
-/// The container or init container of this name.
-pub fn find<'pod>(pod: &'pod Pod, name: &str) -> Result<&'pod Container, ConfigError> {
-    all(spec(pod)?)
-        .find(|container| container.name == name)
-        .ok_or_else(|| ConfigError(format!("container {name:?} is not in the pod's spec")))
+/// The container, init container or ephemeral container of this name.
+pub fn find<'pod>(pod: &'pod Pod, name: &str) -> Result<Cow<'pod, Container>, ConfigError> {
+    let spec = spec(pod)?;
+    if let Some(container) = all(spec).find(|container| container.name == name) {
+        return Ok(Cow::Borrowed(container));
+    }
+    let ephemeral = find_ephemeral(spec, name).map(|ephemeral| Cow::Owned(of_ephemeral(ephemeral)));
+    ephemeral.ok_or_else(|| ConfigError(format!("container {name:?} is not in the pod's spec")))
+}
+
+pub fn find_ephemeral<'pod>(spec: &'pod PodSpec, name: &str) -> Option<&'pod EphemeralContainer> {
+    spec.ephemeral_containers.iter().flatten().find(|ephemeral| ephemeral.name == name)
+}
+
+/// An ephemeral container has what others have, but for what the API does not let it have: probes, hooks, restarts.
+pub fn of_ephemeral(ephemeral: &EphemeralContainer) -> Container {
+    let it = ephemeral.clone();
+    Container {
+        args: it.args,
+        command: it.command,
+        env: it.env,
+        env_from: it.env_from,
+        image: it.image,
+        image_pull_policy: it.image_pull_policy,
+        name: it.name,
+        resources: it.resources,
+        security_context: it.security_context,
+        stdin: it.stdin,
+        stdin_once: it.stdin_once,
+        termination_message_path: it.termination_message_path,
+        termination_message_policy: it.termination_message_policy,
+        tty: it.tty,
+        volume_devices: it.volume_devices,
+        volume_mounts: it.volume_mounts,
+        working_dir: it.working_dir,
+        ..Container::default()
+    }
 }
 
 fn spec(pod: &Pod) -> Result<&PodSpec, ConfigError> {

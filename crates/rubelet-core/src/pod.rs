@@ -11,7 +11,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -380,6 +380,10 @@ impl PodRecord {
 
     pub fn containers(&self) -> &[Container] {
         &self.spec().containers
+    }
+
+    pub fn ephemeral_containers(&self) -> &[EphemeralContainer] {
+        self.spec().ephemeral_containers.as_deref().unwrap_or_default()
     }
 
     pub fn restart_policy(&self) -> &str {

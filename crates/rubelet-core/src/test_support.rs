@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{Container, ContainerState as ApiState, ContainerStatus, Pod, PodSpec, PodStatus},
+    api::core::v1::{
+        Container, ContainerState as ApiState, ContainerStatus, EphemeralContainer, Pod, PodSpec, PodStatus,
+    },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 
@@ -37,7 +39,7 @@ pub fn later(secs: u64) -> Now {
     Now { uptime: now().uptime + by, wall: now().wall + by }
 }
 
-/// Traits: `static`, `host` (network), `deleted`. Containers: `init NAME`, `sidecar NAME`, `main NAME`.
+/// Traits: `static`, `host` (network), `deleted`. Containers: `init NAME`, `sidecar NAME`, `main NAME`, `ephemeral NAME`.
 pub fn mk_pod(text: &str) -> Pod {
     let mut spec = PodSpec::default();
     let mut metadata = ObjectMeta {
@@ -64,6 +66,11 @@ pub fn mk_pod(text: &str) -> Pod {
                 .init_containers
                 .get_or_insert_default()
                 .push(Container { restart_policy: Some("Always".to_owned()), ..container(name) }),
+            ("ephemeral", name) => spec.ephemeral_containers.get_or_insert_default().push(EphemeralContainer {
+                name: name.to_owned(),
+                image: Some(format!("{name}:1")),
+                ..EphemeralContainer::default()
+            }),
             other => panic!("no such part of a pod: {other:?}"),
         }
     }

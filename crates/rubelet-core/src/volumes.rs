@@ -74,6 +74,12 @@ pub fn needs(pod: &Pod) -> Vec<VolumeNeed> {
     volumes.map(|volume| VolumeNeed { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
+/// Some container mounts a volume that none mounted before: an ephemeral container came.
+pub fn mounts_more(pod: &Pod, before: &Pod) -> bool {
+    let [now, then] = [pod, before].map(|pod| pod.spec.as_ref().map(mounted_names).unwrap_or_default());
+    !now.is_subset(&then)
+}
+
 /// The pod has volumes whose content may change while it runs.
 pub fn change_with_time(pod: &Pod) -> bool {
     needs(pod).iter().any(|need| matches!(need.source, VolumeSource::Files(_)))

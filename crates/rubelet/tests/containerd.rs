@@ -95,6 +95,7 @@ impl Bed {
             sandbox_attempt: 0,
             cgroup_parent: String::new(),
             pod_ips: facts.newest_sandbox().expect("it was just run").ips.clone(),
+            target: None,
             image: self.busybox().await,
         };
         match container::start_container(&self.world, &order, &Recalled::new()).await? {
@@ -313,6 +314,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         sandbox_attempt: 0,
         cgroup_parent: String::new(),
         pod_ips: Vec::new(),
+        target: None,
         image: bed.busybox().await,
     };
     // As far as an agent gets that is killed in the middle.

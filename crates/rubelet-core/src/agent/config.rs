@@ -12,12 +12,13 @@ use crate::{
     event::Source,
     id::{PodRef, PodUid},
     pod::{
-        Cause, Grace, Lifecycle, Look, PodRecord, Wanted,
+        Cause, Grace, Lifecycle, Look, PodRecord, Preparation, Wanted,
         hooks::{Hook, HookOrder},
     },
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
     time::Now,
+    volumes,
 };
 
 impl Agent {
@@ -97,6 +98,9 @@ impl Agent {
         }
         let pod = self.pods.update_pod(pod);
         if let Some(record) = self.records.get_mut(&id.uid) {
+            if record.prepared == Preparation::Volumes && volumes::mounts_more(&pod, &record.pod) {
+                record.prepared = Preparation::Directories;
+            }
             record.pod = pod;
             record.want_refresh(now);
         }

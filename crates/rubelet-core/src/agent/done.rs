@@ -17,6 +17,7 @@ use crate::{
         sync_pod::event,
     },
     time::{Now, Uptime},
+    volumes,
 };
 
 impl Agent {
@@ -334,6 +335,8 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         Op::SetUpPodCgroup { .. } => record.prepared = Preparation::Cgroup,
         Op::RemovePodCgroup { .. } => record.prepared = Preparation::Nothing,
         Op::MakePodDirs { .. } => record.prepared = Preparation::Directories,
+        // What came to be mounted meanwhile is not there yet.
+        Op::SetUpVolumes { pod, .. } if volumes::mounts_more(&record.pod, pod) => {}
         Op::SetUpVolumes { .. } => record.prepared = Preparation::Volumes,
         Op::TearDownVolumes { .. } => record.prepared = Preparation::Cgroup,
         Op::RemovePodDir { .. } => record.cleared = Cleared::PodDir,

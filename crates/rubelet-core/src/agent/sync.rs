@@ -206,7 +206,7 @@ impl Agent {
         }
         let mut waiting = record.waiting.clone();
         let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
-        for name in names {
+        for name in names.chain(record.ephemeral_containers().iter().map(|container| &container.name)) {
             if let Some(for_image) = self.images.waiting(uid, name) {
                 waiting.insert(name.clone(), for_image.clone());
             }

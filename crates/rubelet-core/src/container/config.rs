@@ -4,14 +4,14 @@
 //! Upstream: `generateContainerConfig`.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig};
+use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, NamespaceMode};
 
 use super::{
     ConfigError,
     environment::{Environment, Sources, environment, expand},
-    find, labels, logs, mounts, resources, security, spec,
+    find, find_ephemeral, labels, logs, mounts, resources, security, spec,
 };
-use crate::{effect::StartContainer, settings::Settings};
+use crate::{effect::StartContainer, id::ContainerId, settings::Settings};
 
 pub fn container_config(
     order: &StartContainer,
@@ -19,7 +19,7 @@ pub fn container_config(
     settings: &Settings,
 ) -> Result<ContainerConfig, ConfigError> {
     let spec = spec(&order.pod)?;
-    let container = find(&order.pod, &order.container)?;
+    let container = &*find(&order.pod, &order.container)?;
     let environment = environment(order, container, sources, settings)?;
     let mounts = mounts::mounts(order, spec, container, settings)?;
     security::verify_run_as_non_root(&order.pod, &order.uid, container, &order.image.user)?;
@@ -52,11 +52,29 @@ fn linux(
     container: &Container,
     settings: &Settings,
 ) -> Result<LinuxContainerConfig, ConfigError> {
-    let security_context = security::of_container(&order.pod, spec, container, &order.image.user, settings)?;
+    let mut security_context = security::of_container(&order.pod, spec, container, &order.image.user, settings)?;
+    if let Some(target) = target(order, spec)?
+        && let Some(namespaces) = &mut security_context.namespace_options
+        && namespaces.pid() == NamespaceMode::Container
+    {
+        namespaces.set_pid(NamespaceMode::Target);
+        namespaces.target_id = target.to_string();
+    }
     Ok(LinuxContainerConfig {
         resources: Some(resources::of_container(&order.pod, spec, container, &settings.node)),
         security_context: Some(security_context),
     })
+}
+
+/// The container whose processes an ephemeral container is to see.
+fn target<'order>(order: &'order StartContainer, spec: &PodSpec) -> Result<Option<&'order ContainerId>, ConfigError> {
+    let ephemeral = find_ephemeral(spec, &order.container);
+    let name = ephemeral.and_then(|ephemeral| ephemeral.target_container_name.as_ref());
+    match (name.filter(|name| !name.is_empty()), &order.target) {
+        (None, _) => Ok(None),
+        (Some(_), Some(target)) => Ok(Some(target)),
+        (Some(name), None) => Err(ConfigError(format!("unable to find target container {name}"))),
+    }
 }
 
 fn expanded(words: Option<&[String]>, environment: &Environment) -> Vec<String> {
@@ -81,6 +99,7 @@ mod tests {
             sandbox_attempt: 1,
             cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned()],
+            target: None,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }
     }
@@ -318,5 +337,19 @@ mod tests {
         assert_eq!(paths(r#"{"hostNetwork":true,"containers":[{"name":"web"}]}"#, &[]), "/etc/hosts");
         let own = r#"{"volumes":[{"name":"h","hostPath":{"path":"/h"}}],"containers":[{"name":"web","volumeMounts":[{"name":"h","mountPath":"/etc/hosts"}]}]}"#;
         assert_eq!(paths(own, &["10.0.0.5"]), "/etc/hosts");
+    }
+
+    #[test]
+    fn an_ephemeral_container_joins_the_processes_of_its_target() {
+        let spec = r#"{"containers":[{"name":"app"}],
+            "ephemeralContainers":[{"name":"web","image":"busybox","stdin":true,"targetContainerName":"app"}]}"#;
+        let mut order = order(spec);
+        let made = |order: &StartContainer| container_config(order, &Sources::default(), &Settings::for_node("node"));
+        assert_eq!(made(&order).unwrap_err().to_string(), "unable to find target container app");
+        order.target = Some("c-1".into());
+        let config = made(&order).unwrap();
+        let namespaces = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+        assert_eq!((namespaces.pid(), namespaces.target_id.as_str()), (NamespaceMode::Target, "c-1"));
+        assert!(config.stdin);
     }
 }

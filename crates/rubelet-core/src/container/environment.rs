@@ -4,7 +4,10 @@
 //! the API server; what was gathered of it comes in as `Sources`.
 //! Upstream: `makeEnvironmentVariables`, `third_party/forked/golang/expansion`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod};
 
@@ -151,10 +154,10 @@ fn resolve(
         field_value(field, order, settings).map(|value| Some(value.into_bytes()))
     } else if let Some(field) = &source.resource_field_ref {
         let of = match field.container_name.as_deref() {
-            None | Some("") => container,
+            None | Some("") => Cow::Borrowed(container),
             Some(other) => find(pod, other).map_err(|_| ConfigError(format!("container {other} not found")))?,
         };
-        resource_value(field, of, settings.node.allocatable).map(|value| Some(value.into_bytes()))
+        resource_value(field, &of, settings.node.allocatable).map(|value| Some(value.into_bytes()))
     } else if let Some(key) = &source.config_map_key_ref {
         let object = ObjectKey::config_map(namespace, &key.name);
         value_of(&sources.objects, &object, &key.key, key.optional.into())
@@ -270,6 +273,7 @@ mod tests {
             sandbox_attempt: 0,
             cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()],
+            target: None,
             image: ImageFacts::default(),
         }
     }
@@ -368,7 +372,7 @@ mod tests {
                        {"name":"B","valueFrom":{"configMapKeyRef":{"name":"n","key":"k"}}},
                        {"name":"C","value":"1"}]}"#,
         );
-        let needs = needs(&order.pod, find(&order.pod, "c").unwrap());
+        let needs = needs(&order.pod, &find(&order.pod, "c").unwrap());
         let names: Vec<_> = needs.iter().map(ToString::to_string).collect();
         assert_eq!(names, ["ConfigMap prod/m", "ConfigMap prod/n", "Secret prod/s"]);
     }
@@ -436,7 +440,7 @@ mod tests {
         let mut order = order(r#"{"name":"c"}"#);
         let annotations = Arc::make_mut(&mut order.pod).metadata.annotations.get_or_insert_default();
         annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
-        let container = find(&order.pod, "c").unwrap();
+        let container = &*find(&order.pod, "c").unwrap();
         let environment = environment(&order, container, &sources, &Settings::for_node("n")).unwrap();
         assert_eq!(environment, Environment::new());
     }

@@ -16,7 +16,6 @@ const UNSUPPORTED: &[&str] = &[
     // Disk use is not measured yet, and there are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
-    "spec.ephemeralContainers",
     "spec.volumes[*].<volume type>",
     "spec.volumes[*].projected.sources[*].clusterTrustBundle",
     "spec.volumes[*].projected.sources[*].podCertificate",

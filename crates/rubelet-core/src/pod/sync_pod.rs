@@ -11,8 +11,10 @@ use k8s_openapi::api::core::v1::Container;
 use crate::{
     cgroups::Tree,
     config::GoDuration,
+    container::{find_ephemeral, of_ephemeral},
     effect::{About, EventRecord, Op, Reason, RunSandbox, Severity, StartContainer},
     gc,
+    id::ContainerId,
     images::{ImageWant, Images, Readiness},
     observation::{ContainerState, PodFacts, SandboxFacts},
     pod::{
@@ -91,6 +93,7 @@ fn containers_plan(
         start.plan(container, plan);
     }
     if !init.initialized {
+        start.plan_ephemeral(plan);
         plan.blocked.get_or_insert_with(|| "init containers have not finished".to_owned());
         return;
     }
@@ -101,6 +104,7 @@ fn containers_plan(
         termination::stop_everything(record, facts, None, plan, now);
         return;
     }
+    start.plan_ephemeral(plan);
     for (container, verdict) in verdicts {
         match verdict {
             Verdict::Keep | Verdict::Done => {}
@@ -183,6 +187,7 @@ impl Start<'_> {
                     sandbox_attempt: self.sandbox.attempt,
                     cgroup_parent: cgroup_parent(record, self.context),
                     pod_ips: self.sandbox.ips.clone(),
+                    target: self.target_of(&container.name),
                     image: image.clone(),
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
@@ -193,6 +198,21 @@ impl Start<'_> {
                 plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
             }
         }
+    }
+
+    /// An ephemeral container is started once, and never again.
+    fn plan_ephemeral(&self, plan: &mut Plan) {
+        for ephemeral in self.record.ephemeral_containers() {
+            let newest = self.facts.newest_container(&ephemeral.name);
+            if newest.is_none_or(|known| known.state == ContainerState::Created) {
+                self.plan(&of_ephemeral(ephemeral), plan);
+            }
+        }
+    }
+
+    fn target_of(&self, name: &str) -> Option<ContainerId> {
+        let target = find_ephemeral(self.record.spec(), name)?.target_container_name.as_ref()?;
+        self.facts.newest_container(target).map(|found| found.id.clone())
     }
 
     /// Containers start one after the other as far as postStart hooks are concerned: what follows waits for the hook.

@@ -507,3 +507,20 @@ fn a_hook_told_without_the_tls_it_asked_for_is_an_event() {
     assert_eq!(told.message, "request to HTTPS lifecycle hook h:1 got HTTP response, retry with HTTP succeeded");
     assert_eq!(order.fell_back(&Facts::Nothing), None);
 }
+
+#[test]
+fn an_ephemeral_container_starts_once_whatever_else_the_pod_does() {
+    for (pod, state, expected) in [
+        ("always | main a | ephemeral e", "a: running 5s", "image for e"),
+        // Also in a pod that is not initialized.
+        ("always | init i | main a | ephemeral e", "i: running 5s", "image for e"),
+        ("always | main a | ephemeral e", "a: running 5s; e: running 1s", "nothing"),
+        ("always | main a | ephemeral e", "a: running 5s; e: exit(1) 1s", "nothing"),
+        ("always | main a | ephemeral e", "a: running 5s; e: created 1s", "resume e0"),
+        // It keeps no finished pod alive, and is not started in one.
+        ("never | main a | ephemeral e", "a: exit(0) 5s; e: running 1s", "stop e0 in 30s"),
+        ("never | main a | ephemeral e", "a: exit(0) 5s", "stop sandbox sb0"),
+    ] {
+        assert_eq!(plan_of(pod, state), expected, "{state:?}");
+    }
+}

@@ -249,7 +249,7 @@ impl FileVolume {
             } else if let Some(field) = &item.resource_field_ref {
                 let name = field.container_name.as_deref().unwrap_or_default();
                 let container = find(pod, name).map_err(|_| ConfigError(format!("container {name} not found")))?;
-                resource_value(field, container, allocatable)?
+                resource_value(field, &container, allocatable)?
             } else {
                 String::new()
             };

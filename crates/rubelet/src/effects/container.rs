@@ -34,7 +34,7 @@ const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 /// Creates and starts. Repeating it collides in the runtime: the container's name carries the attempt.
 pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
-    let spec = container::find(&order.pod, &order.container).map_err(rejected)?;
+    let spec = &*container::find(&order.pod, &order.container).map_err(rejected)?;
     let config =
         container::container_config(order, &gather(world, order, spec).await, &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;

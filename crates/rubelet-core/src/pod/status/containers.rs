@@ -15,6 +15,7 @@ use k8s_openapi::{
 
 use super::StatusInput;
 use crate::{
+    container::of_ephemeral,
     observation::{ContainerFacts, ContainerState},
     pod::restart_policy::{is_sidecar, restarts_after},
 };
@@ -53,12 +54,7 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let old = input.old_status().and_then(|old| old.ephemeral_container_statuses.as_deref());
     let wanted = input.pod.spec.iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
     let statuses = wanted.map(|wanted| {
-        let spec = Container {
-            name: wanted.name.clone(),
-            image: wanted.image.clone(),
-            volume_mounts: wanted.volume_mounts.clone(),
-            ..Container::default()
-        };
+        let spec = of_ephemeral(wanted);
         Subject::new(input, &spec, old, Kind::Ephemeral).status()
     });
     sorted(statuses.collect())
@@ -263,6 +259,7 @@ impl<'a> Subject<'a> {
         match &newest.state {
             ContainerState::Created | ContainerState::Unknown => true,
             ContainerState::Running { .. } => false,
+            ContainerState::Exited(_) if self.kind == Kind::Ephemeral => false,
             ContainerState::Exited(exit) => {
                 self.input.restarting.contains(&newest.id) || restarts_after(self.spec, spec, exit.code)
             }
