@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 
 pub use self::{
-    config::container_config,
+    config::{container_config, sub_paths},
     hash::hash,
     sandbox_config::{Identity, sandbox_config},
 };

@@ -114,6 +114,12 @@ impl Host for LinuxHost {
         blocking(move || mounter.mount_tmpfs(&path, size_bytes, mode)).await
     }
 
+    async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
+        let mounter = self.mounter.clone();
+        let (volume, sub_path, target) = (volume.to_owned(), sub_path.to_owned(), target.to_owned());
+        blocking(move || mounter.bind_sub_path(&volume, &sub_path, &target)).await
+    }
+
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let path = path.to_owned();
         blocking(move || mount::mounts_below(&path)).await

@@ -1,7 +1,10 @@
-//! The mount table, and the two things we do to it.
+//! The mount table, and the three things we do to it.
 //!
-//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs, unmounting. Never: lazy or forced unmounts, shell commands.
+//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs and parts of volumes (`mount/sub_path.rs`), unmounting. Never: lazy or
+//! forced unmounts, shell commands.
 //! Upstream: `k8s.io/mount-utils`, `emptydir.setupTmpfs`.
+
+mod sub_path;
 
 use std::{
     ffi::{CString, OsString},

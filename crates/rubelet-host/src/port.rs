@@ -182,6 +182,10 @@ pub trait Host: Send + Sync + 'static {
     /// Mounts a tmpfs; it is no error if one is mounted there already. Without a size it may take all memory of the node.
     async fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()>;
 
+    /// Mounts what is at `sub_path` in a volume at `target`, which is made; it is no error if that is mounted there already.
+    /// Missing directories of the volume are made with its mode. No link leads out of the volume, whoever put it there.
+    async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()>;
+
     /// Mount points at or below `path`, deepest first, as the kernel knows them (links in `path` resolved).
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 

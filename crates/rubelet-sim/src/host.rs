@@ -147,6 +147,15 @@ impl Host for FakeHost {
         self.change(format!("mount {}", path.display()), |scene| scene.disk.mount_tmpfs(path)).await
     }
 
+    async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
+        self.change(format!("bind {}", target.display()), |scene| {
+            scene.disk.make_dir(&volume.join(sub_path), 0o755)?;
+            scene.disk.make_dir(target, 0o750)?;
+            scene.disk.mount_tmpfs(target)
+        })
+        .await
+    }
+
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         self.look(|scene| scene.disk.mounts_below(path)).await
     }

@@ -9,7 +9,9 @@ use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, L
 use super::{
     ConfigError,
     environment::{Environment, Sources, environment, expand},
-    find, find_ephemeral, labels, logs, mounts, resources, security, spec,
+    find, find_ephemeral, labels, logs,
+    mounts::{self, SubPath},
+    resources, security, spec,
 };
 use crate::{effect::StartContainer, id::ContainerId, settings::Settings};
 
@@ -44,6 +46,16 @@ pub fn container_config(
         linux: Some(linux(order, spec, container, settings)?),
         ..ContainerConfig::default()
     })
+}
+
+/// The parts of volumes that must be mounted before the container is made.
+pub fn sub_paths(order: &StartContainer, sources: &Sources, settings: &Settings) -> Result<Vec<SubPath>, ConfigError> {
+    let container = &*find(&order.pod, &order.container)?;
+    if !container.volume_mounts.iter().flatten().any(mounts::has_sub_path) {
+        return Ok(Vec::new());
+    }
+    let environment = environment(order, container, sources, settings)?;
+    mounts::sub_paths(order, spec(&order.pod)?, container, &environment, settings)
 }
 
 fn linux(
@@ -307,10 +319,6 @@ mod tests {
                 r#"cannot find volume "nope" to mount into container "web""#,
             ),
             (
-                r#"{"name":"web","volumeMounts":[{"name":"tmp","mountPath":"/x","subPath":"a"}]}"#,
-                r#"failed to prepare subPath for volumeMount "tmp" of container "web""#,
-            ),
-            (
                 r#"{"name":"web","securityContext":{"runAsNonRoot":true,"runAsUser":0}}"#,
                 r#"container's runAsUser breaks non-root policy (pod: "web-node_prod(u-1)", container: web)"#,
             ),
@@ -351,5 +359,39 @@ mod tests {
         let namespaces = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
         assert_eq!((namespaces.pid(), namespaces.target_id.as_str()), (NamespaceMode::Target, "c-1"));
         assert!(config.stdin);
+    }
+
+    #[test]
+    fn parts_of_volumes_are_mounted_from_a_place_of_their_own() {
+        let mounts = r#"{"name":"tmp","mountPath":"/w"},{"name":"tmp","mountPath":"/x","subPath":"a/b"},
+            {"name":"tmp","mountPath":"/y","subPathExpr":"$(WHO)/$$x"}"#;
+        let order = |mounts: &str| {
+            order(&format!(
+                r#"{{"volumes":[{{"name":"tmp","emptyDir":{{}}}}],"containers":[{{"name":"web",
+                    "env":[{{"name":"WHO","value":"me"}},{{"name":"NIL"}}],"volumeMounts":[{mounts}]}}]}}"#
+            ))
+        };
+        let settings = Settings::for_node("node");
+        let parts = |mounts: &str| sub_paths(&order(mounts), &Sources::default(), &settings);
+        let volume = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/tmp";
+        let place = |index: u32| format!("/var/lib/kubelet/pods/u-1/volume-subpaths/tmp/web/{index}");
+        let part = |path: &str, index: u32| SubPath {
+            name: "tmp".to_owned(),
+            volume: volume.into(),
+            path: path.into(),
+            place: place(index).into(),
+        };
+        assert_eq!(parts(mounts).unwrap(), [part("a/b", 1), part("me/$x", 2)]);
+        let config = container_config(&order(mounts), &Sources::default(), &settings).unwrap();
+        let from: Vec<_> = config.mounts.iter().take(3).map(|mount| mount.host_path.clone()).collect();
+        assert_eq!(from, [volume.to_owned(), place(1), place(2)]);
+        for (expression, message) in [
+            ("$(NIL)/$(NOBODY)/$(NIL)", "missing value for NIL, NOBODY"),
+            ("/$(WHO)", "error SubPath `/me` must not be an absolute path"),
+            ("$(WHO)/..", "unable to provision SubPath `me/..`: must not contain '..'"),
+        ] {
+            let mount = format!(r#"{{"name":"tmp","mountPath":"/x","subPathExpr":"{expression}"}}"#);
+            assert_eq!(parts(&mount).unwrap_err().0, message);
+        }
     }
 }

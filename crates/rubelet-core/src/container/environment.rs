@@ -104,7 +104,27 @@ pub fn expand(text: &str, environment: &Environment) -> String {
     String::from_utf8_lossy(&expand_bytes(text, environment)).into_owned()
 }
 
+/// As `expand`, but a name without a value is an error: the text would mean something else without it.
+pub fn expand_fully(text: &str, environment: &Environment) -> Result<String, ConfigError> {
+    let mut missing = BTreeSet::new();
+    let expanded = expand_with(text, |name| {
+        let value = environment.get(name).filter(|value| !value.is_empty());
+        if value.is_none() {
+            missing.insert(name.to_owned());
+        }
+        value.map(Vec::as_slice)
+    });
+    if missing.is_empty() {
+        return Ok(String::from_utf8_lossy(&expanded).into_owned());
+    }
+    Err(ConfigError(format!("missing value for {}", missing.into_iter().collect::<Vec<_>>().join(", "))))
+}
+
 fn expand_bytes(text: &str, environment: &Environment) -> Vec<u8> {
+    expand_with(text, |name| environment.get(name).map(Vec::as_slice))
+}
+
+fn expand_with<'a>(text: &str, mut value_of: impl FnMut(&str) -> Option<&'a [u8]>) -> Vec<u8> {
     let mut expanded = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
@@ -117,7 +137,7 @@ fn expand_bytes(text: &str, environment: &Environment) -> Vec<u8> {
         }
         match after.strip_prefix('(').and_then(|reference| reference.split_once(')')) {
             Some((name, tail)) => {
-                match environment.get(name) {
+                match value_of(name) {
                     Some(value) => expanded.extend_from_slice(value),
                     None => expanded.extend_from_slice(format!("$({name})").as_bytes()),
                 }

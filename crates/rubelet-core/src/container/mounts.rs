@@ -1,6 +1,6 @@
 //! What does a container find mounted, and where does it come from?
 //!
-//! Owns: volume mounts, the hosts file, the termination message file. Never: makes or mounts anything.
+//! Owns: volume mounts, parts of volumes, the hosts file, the termination message file. Never: makes or mounts anything.
 //! Upstream: `makeMounts` in `kubelet_pods.go` and in `kuberuntime_container.go`.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume, VolumeMount};
 use rubelet_cri::v1::{Mount, MountPropagation};
 
-use super::{ConfigError, hash, hosts};
+use super::{
+    ConfigError,
+    environment::{Environment, expand_fully},
+    hash, hosts,
+};
 use crate::{
     effect::StartContainer,
     id::PodUid,
@@ -24,8 +28,12 @@ pub fn mounts(
 ) -> Result<Vec<Mount>, ConfigError> {
     let selinux_relabel = settings.node.selinux_enabled;
     let mut mounts = Vec::new();
-    for mount in container.volume_mounts.iter().flatten() {
-        mounts.push(volume_mount(order, spec, container, mount, settings)?);
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+        let mut made = volume_mount(order, spec, container, mount, settings)?;
+        if has_sub_path(mount) {
+            made.host_path = text(&sub_path_place(order, container, mount, index, settings));
+        }
+        mounts.push(made);
     }
     if has_hosts_file(spec, container, &order.pod_ips) {
         mounts.push(Mount {
@@ -44,6 +52,62 @@ pub fn mounts(
         });
     }
     Ok(mounts)
+}
+
+/// A part of a volume that a container sees in place of the whole. It must be mounted at `place` before the container starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubPath {
+    /// The volume's name.
+    pub name: String,
+    pub volume: PathBuf,
+    /// Below the volume: relative, and nowhere up.
+    pub path: PathBuf,
+    pub place: PathBuf,
+}
+
+pub fn sub_paths(
+    order: &StartContainer,
+    spec: &PodSpec,
+    container: &Container,
+    environment: &Environment,
+    settings: &Settings,
+) -> Result<Vec<SubPath>, ConfigError> {
+    let mut sub_paths = Vec::new();
+    for (index, mount) in container.volume_mounts.iter().flatten().enumerate().filter(|(_, it)| has_sub_path(it)) {
+        let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
+            Some(expression) => expand_fully(expression, environment)?,
+            None => mount.sub_path.clone().unwrap_or_default(),
+        };
+        if path.starts_with('/') {
+            return Err(ConfigError(format!("error SubPath `{path}` must not be an absolute path")));
+        }
+        if path.split('/').any(|part| part == "..") {
+            return Err(ConfigError(format!("unable to provision SubPath `{path}`: must not contain '..'")));
+        }
+        sub_paths.push(SubPath {
+            name: mount.name.clone(),
+            volume: volume_source(order, spec, container, mount, settings)?.host_path,
+            path: path.into(),
+            place: sub_path_place(order, container, mount, index, settings),
+        });
+    }
+    Ok(sub_paths)
+}
+
+pub fn has_sub_path(mount: &VolumeMount) -> bool {
+    [&mount.sub_path, &mount.sub_path_expr].into_iter().flatten().any(|path| !path.is_empty())
+}
+
+/// Where upstream mounts it, too.
+fn sub_path_place(
+    order: &StartContainer,
+    container: &Container,
+    mount: &VolumeMount,
+    index: usize,
+    settings: &Settings,
+) -> PathBuf {
+    let dir = pod_dir(&settings.root_dir, &order.uid).join("volume-subpaths");
+    dir.join(&mount.name).join(&container.name).join(index.to_string())
 }
 
 /// A container that mounts something over `/etc/hosts` keeps its own.
@@ -74,20 +138,7 @@ fn volume_mount(
     mount: &VolumeMount,
     settings: &Settings,
 ) -> Result<Mount, ConfigError> {
-    let place = |what: &str| format!("{what} {:?} of container {:?}", mount.name, container.name);
-    if [&mount.sub_path, &mount.sub_path_expr].into_iter().flatten().any(|path| !path.is_empty()) {
-        // The whole volume in place of a part of it would show the container what it must not see.
-        return Err(ConfigError(place("failed to prepare subPath for volumeMount")));
-    }
-    let source = spec
-        .volumes
-        .iter()
-        .flatten()
-        .find(|volume| volume.name == mount.name)
-        .and_then(|volume| VolumeSource::of(volume, &settings.root_dir, &order.uid))
-        .ok_or_else(|| {
-            ConfigError(format!("cannot find volume {:?} to mount into container {:?}", mount.name, container.name))
-        })?;
+    let source = volume_source(order, spec, container, mount, settings)?;
     refuse_recursive_read_only(mount)?;
     Ok(Mount {
         container_path: absolute(&mount.mount_path),
@@ -96,6 +147,20 @@ fn volume_mount(
         selinux_relabel: source.is_ours && settings.node.selinux_enabled,
         propagation: propagation(mount)?.into(),
         ..Mount::default()
+    })
+}
+
+fn volume_source(
+    order: &StartContainer,
+    spec: &PodSpec,
+    container: &Container,
+    mount: &VolumeMount,
+    settings: &Settings,
+) -> Result<VolumeSource, ConfigError> {
+    let mut volumes = spec.volumes.iter().flatten();
+    let volume = volumes.find(|volume| volume.name == mount.name);
+    volume.and_then(|volume| VolumeSource::of(volume, &settings.root_dir, &order.uid)).ok_or_else(|| {
+        ConfigError(format!("cannot find volume {:?} to mount into container {:?}", mount.name, container.name))
     })
 }
 

@@ -9,8 +9,6 @@ use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
-    "spec.<containers>[*].volumeMounts[*].subPath",
-    "spec.<containers>[*].volumeMounts[*].subPathExpr",
     "spec.<containers>[*].volumeDevices",
     "spec.<containers>[*].resources.claims",
     // Disk use is not measured yet, and there are no device plugins.
@@ -98,7 +96,6 @@ mod tests {
             "runtimeClassName": "gvisor",
         }));
         assert_snapshot!(fields, @"
-        spec.containers[0].volumeMounts[1].subPath
         spec.containers[0].resources.limits[nvidia.com/gpu]
         spec.volumes[2].nfs
         spec.runtimeClassName

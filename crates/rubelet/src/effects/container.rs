@@ -10,7 +10,8 @@ use rubelet_core::{
     container::{
         self, ConfigError,
         environment::{self, Sources, services::Links},
-        hosts, is_host_network, labels, logs, mounts,
+        hosts, is_host_network, labels, logs,
+        mounts::{self, SubPath},
     },
     effect::{EffectError, Facts, Reason, StartContainer},
     id::{ContainerId, PodRef, namespace_of},
@@ -35,13 +36,17 @@ const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
     let spec = &*container::find(&order.pod, &order.container).map_err(rejected)?;
-    let config =
-        container::container_config(order, &gather(world, order, spec).await, &world.settings).map_err(rejected)?;
+    let sources = gather(world, order, spec).await;
+    let config = container::container_config(order, &sources, &world.settings).map_err(rejected)?;
+    let sub_paths = container::sub_paths(order, &sources, &world.settings).map_err(rejected)?;
     let resolv_conf = read_resolv_conf(world).await?;
     let (uid, attempt, cgroup_parent) = (&order.uid, order.sandbox_attempt, order.cgroup_parent.as_str());
     let identity = container::Identity { uid, attempt, cgroup_parent };
     let sandbox = container::sandbox_config(&order.pod, identity, &world.settings, &resolv_conf).map_err(rejected)?;
     make_files(world, order, spec, &sandbox).await?;
+    for part in &sub_paths {
+        bind_sub_path(world, &spec.name, part).await.map_err(rejected)?;
+    }
     failure::unless(recalled)?;
     let id = world
         .runtime
@@ -105,6 +110,15 @@ async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sour
         cluster.objects.services().variables(namespace_of(&order.pod), links, patience),
     );
     Sources { objects, services }
+}
+
+/// What is wrong with it stays in our log: it might tell the container's owner what else is on the node.
+async fn bind_sub_path(world: &World, container: &str, part: &SubPath) -> Result<(), ConfigError> {
+    let SubPath { name, volume, path, place } = part;
+    world.host.bind_sub_path(volume, path, place).await.map_err(|error| {
+        tracing::warn!(container, volume = %volume.display(), path = %path.display(), "cannot mount a sub path: {error}");
+        ConfigError(format!("failed to prepare subPath for volumeMount {name:?} of container {container:?}"))
+    })
 }
 
 async fn make_files(

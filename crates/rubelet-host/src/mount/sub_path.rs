@@ -1,0 +1,256 @@
+//! A part of a volume, mounted where no container can exchange it for something else.
+//!
+//! Owns: finding the part without leaving the volume, making what is missing of it, the bind mount. What a container puts into
+//! its volume may be hostile, and may change at any moment: whatever is found is held by a descriptor, and that is mounted.
+//! Never: follows a link out of the volume.
+//! Upstream: `pkg/volume/util/subpath`.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Component, Path, PathBuf},
+    sync::PoisonError,
+};
+
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat},
+    io::Errno,
+    mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags},
+};
+
+use super::{Mounter, resolved, top_mount};
+
+/// The kernel asks for another try when a directory was moved while it looked; who moves them for ever gets no mount.
+const MAX_TRIES: usize = 16;
+
+impl Mounter {
+    /// Mounts what is at `sub_path` in the volume at `target`; it is no error if that is mounted there already.
+    pub fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
+        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let part = find_or_make(volume, sub_path)?;
+        let found = rustix::fs::fstat(&part)?;
+        while let Some(target) = resolved(target)?.filter(|target| matches!(top_mount(target), Ok(Some(_)))) {
+            let mounted = fs::symlink_metadata(&target)?;
+            if (mounted.dev(), mounted.ino()) == (found.st_dev, found.st_ino) {
+                return Ok(());
+            }
+            rustix::mount::unmount(&target, UnmountFlags::NOFOLLOW)?;
+        }
+        make_target(target, is_dir(&found))?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let tree = rustix::mount::open_tree(&part, "", flags)?;
+        Ok(rustix::mount::move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    }
+}
+
+fn is_dir(found: &Stat) -> bool {
+    FileType::from_raw_mode(found.st_mode) == FileType::Directory
+}
+
+/// Directories that are missing get the mode of the volume itself.
+fn find_or_make(volume: &Path, sub_path: &Path) -> io::Result<OwnedFd> {
+    let root = rustix::fs::open(volume, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    match open_within(root.as_fd(), sub_path) {
+        Err(Errno::NOENT) => {}
+        found => return Ok(found?),
+    }
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&root)?.st_mode);
+    let mut dir = root.try_clone()?;
+    let mut reached = PathBuf::new();
+    for part in sub_path.components() {
+        let Component::Normal(name) = part else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a sub path goes down only"));
+        };
+        reached.push(name);
+        dir = match open_within(root.as_fd(), &reached) {
+            Err(Errno::NOENT) => make_dir(dir.as_fd(), Path::new(name), mode)?,
+            found => found?,
+        };
+    }
+    Ok(dir)
+}
+
+/// Links are followed as long as they stay in the volume: files made of config maps are such links.
+fn open_within(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let open = || rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    for _ in 1..MAX_TRIES {
+        match open() {
+            Err(Errno::AGAIN) => {}
+            found => return found,
+        }
+    }
+    open()
+}
+
+fn make_dir(parent: BorrowedFd<'_>, name: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    let open = || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(parent, name, flags, Mode::empty())
+    };
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Ok(()) => {}
+        // Somebody was quicker, and it is theirs; a link in its place is refused.
+        Err(Errno::EXIST) => return open(),
+        Err(errno) => return Err(errno),
+    }
+    let made = open()?;
+    rustix::fs::fchmod(&made, mode)?;
+    Ok(made)
+}
+
+/// Something of the same kind to mount over, in directories of ours.
+fn make_target(target: &Path, is_dir: bool) -> io::Result<()> {
+    if let Some(parent) = target.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
+    }
+    match fs::symlink_metadata(target) {
+        Ok(found) if found.is_dir() == is_dir => return Ok(()),
+        Ok(found) if found.is_dir() => fs::remove_dir(target)?,
+        Ok(_) => fs::remove_file(target)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    if is_dir {
+        DirBuilder::new().mode(0o750).create(target)
+    } else {
+        OpenOptions::new().write(true).create_new(true).mode(0o640).open(target).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::testing::{MountGuard, need_root};
+
+    /// A volume beside what is none of its business.
+    struct Place {
+        dir: TempDir,
+        _guard: MountGuard,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            need_root();
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir(dir.path().join("volume")).unwrap();
+            fs::create_dir(dir.path().join("secret")).unwrap();
+            fs::write(dir.path().join("secret/key"), "secret").unwrap();
+            let _guard = MountGuard(dir.path().join("subs/app/0"));
+            Place { dir, _guard }
+        }
+
+        fn volume(&self, path: &str) -> PathBuf {
+            self.dir.path().join("volume").join(path)
+        }
+
+        fn target(&self) -> PathBuf {
+            self.dir.path().join("subs/app/0")
+        }
+
+        fn bind(&self, sub_path: &str) -> io::Result<()> {
+            Mounter::default().bind_sub_path(&self.volume(""), Path::new(sub_path), &self.target())
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_volume_is_mounted_once_and_missing_directories_are_made_like_the_volume() {
+        let place = Place::new();
+        fs::set_permissions(place.volume(""), fs::Permissions::from_mode(0o2775)).unwrap();
+        for _ in 0..2 {
+            place.bind("a/b").unwrap();
+        }
+        assert_eq!(super::super::mounts_below(&place.target()).unwrap().len(), 1);
+        for path in ["a", "a/b"] {
+            assert_eq!(fs::metadata(place.volume(path)).unwrap().mode() & 0o7777, 0o2775, "{path}");
+        }
+        fs::write(place.target().join("file"), "from below").unwrap();
+        assert_eq!(fs::read_to_string(place.volume("a/b/file")).unwrap(), "from below");
+    }
+
+    #[test]
+    fn a_file_behind_links_inside_the_volume_is_mounted_anew_when_it_was_replaced() {
+        let place = Place::new();
+        for generation in ["..1", "..2"] {
+            fs::create_dir(place.volume(generation)).unwrap();
+            fs::write(place.volume(generation).join("key"), generation).unwrap();
+        }
+        symlink("..1", place.volume("..data")).unwrap();
+        symlink("..data/key", place.volume("key")).unwrap();
+        place.bind("key").unwrap();
+        assert_eq!(fs::read_to_string(place.target()).unwrap(), "..1");
+        fs::remove_file(place.volume("..data")).unwrap();
+        symlink("..2", place.volume("..data")).unwrap();
+        assert_eq!(fs::read_to_string(place.target()).unwrap(), "..1");
+        place.bind("key").unwrap();
+        assert_eq!(fs::read_to_string(place.target()).unwrap(), "..2");
+        assert_eq!(super::super::mounts_below(&place.target()).unwrap().len(), 1);
+        // A file gives way to a directory.
+        place.bind("..1").unwrap();
+        assert_eq!(fs::read_to_string(place.target().join("key")).unwrap(), "..1");
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_volume_and_nothing_is_made_there() {
+        let place = Place::new();
+        let secret = place.dir.path().join("secret");
+        symlink(&secret, place.volume("absolute")).unwrap();
+        symlink("../secret", place.volume("relative")).unwrap();
+        symlink("/proc/self/root", place.volume("magic")).unwrap();
+        symlink("nowhere", place.volume("dangling")).unwrap();
+        symlink("loop", place.volume("loop")).unwrap();
+        for path in [
+            "absolute",
+            "absolute/key",
+            "absolute/new",
+            "relative",
+            "relative/new/deep",
+            "magic/etc",
+            "dangling",
+            "dangling/new",
+            "loop",
+            "../secret",
+            "new/../../secret",
+            "/",
+        ] {
+            place.bind(path).unwrap_err();
+            assert_eq!(super::super::mounts_below(&place.target()).unwrap(), Vec::<PathBuf>::new(), "{path}");
+        }
+        assert_eq!(fs::read_dir(&secret).unwrap().count(), 1);
+    }
+
+    /// A container that exchanges a directory for a link all the time gets the directory or nothing.
+    #[test]
+    fn a_directory_exchanged_for_a_link_while_it_is_mounted_shows_nothing_from_outside() {
+        let place = Place::new();
+        fs::create_dir(place.volume("real")).unwrap();
+        symlink(place.dir.path().join("secret"), place.volume("link")).unwrap();
+        let (real, link, used) = (place.volume("real"), place.volume("link"), place.volume("used"));
+        fs::rename(&real, &used).unwrap();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let exchanger = std::thread::spawn(move || {
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(CWD, &used, CWD, &link, flags).unwrap();
+            }
+        });
+        for _ in 0..300 {
+            if place.bind("used/key").is_ok() || place.bind("used").is_ok() {
+                let shown = place.target();
+                let seen = if shown.is_dir() { fs::read(shown.join("key")) } else { fs::read(shown) };
+                assert!(seen.map_or(true, |content| content != b"secret"));
+            }
+        }
+        drop(stop);
+        exchanger.join().unwrap();
+        assert_eq!(fs::read_dir(place.dir.path().join("secret")).unwrap().count(), 1);
+    }
+}
