@@ -107,6 +107,10 @@ pub const E2E_TOOLS: GoTool = GoTool {
     ..PLAIN
 };
 
+/// Servers of many kinds, for pods that are probed.
+pub const AGNHOST: GoTool =
+    GoTool { name: "agnhost", module: "e2e", packages: &["k8s.io/kubernetes/test/images/agnhost"], ..PLAIN };
+
 /// Each program is a tool of its own, because few tests need all of them.
 const fn kubernetes(name: &'static str, packages: &'static [&'static str]) -> GoTool {
     GoTool { name, module: "kubernetes", packages, ..PLAIN }

@@ -10,6 +10,8 @@ mod churn;
 mod faults;
 mod objects;
 mod outage;
+mod parts;
+mod probes;
 mod reboot;
 mod recorder;
 mod restarts;
@@ -64,6 +66,8 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         restarts::CASES,
         reboot::CASES,
         objects::CASES,
+        probes::CASES,
+        parts::CASES,
         admission::CASES,
         workloads::CASES,
     ];
