@@ -1,4 +1,4 @@
-//! The API's objects that environments and volumes are made of: config maps, secrets, services.
+//! The API's objects that pods are made of: config maps, secrets, services, runtime classes.
 //!
 //! Owns: what they are called, what of them counts, and upstream's words for one that is missing. Never: reads them; the
 //! shell gathers them, and every builder gets what was gathered.
@@ -6,17 +6,19 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::api::{core::v1 as api, node::v1::RuntimeClass};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     ConfigMap,
     Secret,
+    RuntimeClass,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
     pub kind: ObjectKind,
+    /// Empty for what belongs to the whole cluster.
     pub namespace: String,
     pub name: String,
 }
@@ -30,11 +32,18 @@ impl ObjectKey {
         ObjectKey { kind: ObjectKind::Secret, namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
+    /// `None` where the pod names none, and the runtime's default is meant.
+    pub fn runtime_class(spec: &api::PodSpec) -> Option<Self> {
+        let name = spec.runtime_class_name.clone().filter(|name| !name.is_empty())?;
+        Some(ObjectKey { kind: ObjectKind::RuntimeClass, namespace: String::new(), name })
+    }
+
     /// What people are told when it is not there.
     pub fn not_found(&self) -> Missing {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
+            ObjectKind::RuntimeClass => "runtimeclass.node.k8s.io",
         };
         Missing { why: Why::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
@@ -44,6 +53,7 @@ impl ObjectKey {
         match self.kind {
             ObjectKind::ConfigMap => format!("configmap references non-existent config key: {key}"),
             ObjectKind::Secret => format!("references non-existent secret key: {key}"),
+            ObjectKind::RuntimeClass => format!("RuntimeClass {:?} has no {key}", self.name),
         }
     }
 
@@ -52,6 +62,7 @@ impl ObjectKey {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configMap",
             ObjectKind::Secret => "secret",
+            ObjectKind::RuntimeClass => "RuntimeClass",
         };
         let message = format!("couldn't get {kind} {}/{}, no kubeClient defined", self.namespace, self.name);
         Missing { why: Why::Unreadable, message }
@@ -63,12 +74,13 @@ impl fmt::Display for ObjectKey {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "ConfigMap",
             ObjectKind::Secret => "Secret",
+            ObjectKind::RuntimeClass => "RuntimeClass",
         };
         write!(f, "{kind} {}/{}", self.namespace, self.name)
     }
 }
 
-/// What of a config map or a secret is kept.
+/// What of a config map, a secret or a runtime class is kept.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Object {
     /// What an environment and a volume can have.
@@ -105,6 +117,17 @@ impl From<api::Secret> for Object {
             binary_data: BTreeMap::new(),
             is_immutable: secret.immutable.unwrap_or(false),
         }
+    }
+}
+
+/// The key under which a runtime class has the name of its handler.
+pub const HANDLER: &str = "handler";
+
+impl From<RuntimeClass> for Object {
+    fn from(class: RuntimeClass) -> Self {
+        let data = BTreeMap::from([(HANDLER.to_owned(), class.handler.into_bytes())]);
+        // Its handler cannot change; but one that was deleted may come back with another.
+        Object { data, ..Object::default() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The config maps, secrets, services and tokens that pods of this node need, kept no longer than they need them.
+//! The config maps, secrets, runtime classes, services and tokens that pods of this node need, kept no longer than they need them.
 //!
 //! Owns: who needs which object, one watch per object that is needed, the hint to the loop when one changes. Never: lists a
 //! whole kind (but services), keeps more of an object than its data, logs a value.
@@ -12,7 +12,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Secret},
+    node::v1::RuntimeClass,
+};
 use rubelet_core::{
     container::hash::fnv32a,
     event::Event,
@@ -232,6 +235,7 @@ impl Shared {
         let kind = match key.kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
+            ObjectKind::RuntimeClass => "runtimeclass",
         };
         let message = format!("failed to sync {kind} cache: timed out waiting for the condition");
         Missing { why: Why::Unreadable, message }
@@ -269,6 +273,9 @@ impl Shared {
             ObjectKind::Secret => {
                 calls::get::<Secret>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
             }
+            ObjectKind::RuntimeClass => {
+                calls::get::<RuntimeClass>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
+            }
         };
         match read {
             Ok(object) => Ok(Some(object)),
@@ -284,11 +291,11 @@ impl Shared {
 }
 
 fn collection(key: &ObjectKey) -> ObjectPath {
-    let resource = match key.kind {
-        ObjectKind::ConfigMap => "configmaps",
-        ObjectKind::Secret => "secrets",
-    };
-    ObjectPath::all("v1", resource).within(&key.namespace)
+    match key.kind {
+        ObjectKind::ConfigMap => ObjectPath::all("v1", "configmaps").within(&key.namespace),
+        ObjectKind::Secret => ObjectPath::all("v1", "secrets").within(&key.namespace),
+        ObjectKind::RuntimeClass => ObjectPath::all("node.k8s.io/v1", "runtimeclasses"),
+    }
 }
 
 /// A thread that panicked while it held the lock left nothing half-done that the next write would not replace.

@@ -15,6 +15,7 @@ mod probes;
 mod reboot;
 mod recorder;
 mod restarts;
+mod runtime_class;
 mod takeover;
 mod workloads;
 
@@ -69,6 +70,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         probes::CASES,
         parts::CASES,
         admission::CASES,
+        runtime_class::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()

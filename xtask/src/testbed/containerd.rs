@@ -84,6 +84,14 @@ state = "{dir}/state"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
   BinaryName = "{runc}"
   Root = "{dir}/state/runc"
+
+# The same under another name, for RuntimeClasses; what it runs is told by where it keeps its state.
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second.options]
+  BinaryName = "{runc}"
+  Root = "{dir}/state/second"
 "#
     )
 }

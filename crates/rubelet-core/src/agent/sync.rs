@@ -163,7 +163,12 @@ impl Agent {
 
     pub(super) fn warn_of_unsupported(&mut self, uid: &PodUid) {
         let record = &self.records[uid];
-        let fields = manifest::unsupported(&record.pod);
+        let mut fields = manifest::unsupported(&record.pod);
+        // Only an API server knows what a class means.
+        let has_class = record.pod.spec.as_ref().is_some_and(|spec| spec.runtime_class_name.is_some());
+        if has_class && !self.settings.is_in_cluster() {
+            fields.push("spec.runtimeClassName".to_owned());
+        }
         if !fields.is_empty() {
             self.outbox.record(EventRecord {
                 about: About::Pod(record.id.clone()),

@@ -18,7 +18,6 @@ const UNSUPPORTED: &[&str] = &[
     "spec.volumes[*].projected.sources[*].clusterTrustBundle",
     "spec.volumes[*].projected.sources[*].podCertificate",
     "spec.resourceClaims",
-    "spec.runtimeClassName",
     "spec.securityContext.fsGroupChangePolicy",
     "spec.securityContext.seLinuxChangePolicy",
 ];
@@ -93,12 +92,10 @@ mod tests {
                 { "name": "m", "emptyDir": { "sizeLimit": "1Gi", "medium": "Memory" } },
             ],
             "hostUsers": false,
-            "runtimeClassName": "gvisor",
         }));
         assert_snapshot!(fields, @"
         spec.containers[0].resources.limits[nvidia.com/gpu]
         spec.volumes[2].nfs
-        spec.runtimeClassName
         spec.hostUsers
         spec.containers[0].restartPolicyRules[1].action
         spec.volumes[3].emptyDir.sizeLimit

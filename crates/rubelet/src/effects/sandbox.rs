@@ -3,12 +3,13 @@
 //! Owns: the calls and what must be on disk before them. Never: decides when a sandbox is due.
 //! Upstream: `createPodSandbox`, `killPodWithSyncResult`, `removeSandbox`.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use rubelet_core::{
     container,
     effect::{EffectError, ErrorKind, Facts, RunSandbox},
     id::SandboxId,
+    objects::{HANDLER, ObjectKey, Presence},
 };
 
 use super::{Recalled, failure};
@@ -30,9 +31,24 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled)
         .make_dir(log_directory, LOG_DIR_MODE)
         .await
         .map_err(|error| failure::io(&format!("make log directory {}", log_directory.display()), &error))?;
+    let handler = runtime_handler(world, order).await?;
     failure::unless(recalled)?;
-    let id = world.runtime.run_pod_sandbox(&config, "").await.map_err(|error| failure::retry(&error))?;
+    let id = world.runtime.run_pod_sandbox(&config, &handler).await.map_err(|error| failure::retry(&error))?;
     Ok(Facts::Sandbox { id: SandboxId::new(id) })
+}
+
+/// By the pod's RuntimeClass; empty is the runtime's default. The class is followed from now on, so that a pod that waits for
+/// one is told when it is there. A node that stands alone knows no classes, and takes the default, as upstream.
+async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, EffectError> {
+    let key = order.pod.spec.as_ref().and_then(ObjectKey::runtime_class);
+    let Some((key, cluster)) = key.zip(world.cluster.as_ref()) else { return Ok(String::new()) };
+    let found = cluster.objects.gather(&order.uid, BTreeSet::from([key.clone()])).await;
+    let class = found
+        .find(&key, Presence::Required)
+        .map_err(|missing| EffectError { kind: ErrorKind::Retry, message: missing.message })?;
+    let handler =
+        class.and_then(|class| class.data.get(HANDLER)).map(|name| String::from_utf8_lossy(name).into_owned());
+    Ok(handler.unwrap_or_default())
 }
 
 pub async fn stop_sandbox(world: &World, id: &SandboxId) -> Result<Facts, EffectError> {

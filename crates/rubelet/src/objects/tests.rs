@@ -204,6 +204,24 @@ async fn what_is_not_there_is_not_found_until_it_appears_and_again_when_it_goes(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
+    let mut bed = Bed::new(Strategy::Watch);
+    let path = "/apis/node.k8s.io/v1/runtimeclasses/sandboxed";
+    let spec = serde_json::from_value(json!({"containers": [], "runtimeClassName": "sandboxed"})).unwrap();
+    let key = ObjectKey::runtime_class(&spec).unwrap();
+    let read = async |bed: &Bed| bed.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone();
+    let missing = read(&bed).await.unwrap_err();
+    assert_eq!(missing.message, r#"runtimeclass.node.k8s.io "sandboxed" not found"#);
+    bed.hinted().await;
+    bed.api.put(path, json!({"metadata": {"name": "sandboxed"}, "handler": "gvisor"})).await;
+    assert_eq!(bed.hinted().await, ["a"]);
+    assert_eq!(read(&bed).await.unwrap().data[objects::HANDLER], b"gvisor");
+    bed.objects.release(&"a".into());
+    bed.hinted().await;
+    assert!(!bed.api.is_watched(path));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_immutable_object_is_read_and_not_watched() {
     let mut bed = Bed::new(Strategy::Watch);
     let mut object = map("1");
