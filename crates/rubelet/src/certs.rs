@@ -5,6 +5,7 @@
 //! Upstream: `buildKubeletClientConfig` and `InitializeTLS` of `cmd/kubelet/app`, `pkg/kubelet/certificate`.
 
 pub mod bootstrap;
+mod joining;
 mod leaf;
 mod pending_key;
 mod request;
@@ -25,13 +26,15 @@ use anyhow::Context as _;
 use rubelet_core::config::gates::Gate;
 use rubelet_host::port::Host;
 use rubelet_kube::{
-    client::Client,
+    client::{Client, RateLimit, RateLimits},
     kubeconfig::{ClientCertificate, Kubeconfig, Source},
+    port::ApiServer,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 use self::{
     bootstrap::Bootstrap,
+    joining::Joining,
     request::{Purpose, Wanted},
     rotation::Rotation,
     serving::Files,
@@ -44,52 +47,100 @@ use crate::{
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
-/// The kubeconfig to reach the API server with. A node that has no good one yet joins first, which may take as long as a
-/// person needs to approve it.
-pub async fn kubeconfig(
+/// How the node is part of a cluster.
+#[derive(Debug)]
+pub enum Membership {
+    /// Without `--kubeconfig` it stands alone.
+    None,
+    Member(Client),
+    /// It has no good certificate yet.
+    Joining(Box<Joining>),
+}
+
+impl Membership {
+    pub fn api(&self) -> Option<Arc<dyn ApiServer>> {
+        match self {
+            Membership::None => None,
+            Membership::Member(client) => Some(Arc::new(client.clone())),
+            Membership::Joining(joining) => Some(joining.api()),
+        }
+    }
+}
+
+/// The server need not be there yet; its address and our credentials must. A node that has yet to join does so beside
+/// everything else where `rotateCertificates` is on, and before everything else where it is not, as upstream: that may take
+/// as long as a person needs to approve it.
+pub async fn membership(
     options: &Options,
     node_name: &str,
     host: &Arc<dyn Host>,
     clock: &Clock,
-) -> anyhow::Result<Kubeconfig> {
-    let flags = &options.flags;
-    let path = std::path::absolute(&flags.kubeconfig).context("--kubeconfig")?;
+) -> anyhow::Result<Membership> {
+    if options.flags.kubeconfig.is_empty() {
+        return Ok(Membership::None);
+    }
     if let Some(bootstrap_kubeconfig) = bootstrap_kubeconfig(options)? {
         let bootstrap = Bootstrap {
             host: host.clone(),
             clock: clock.clone(),
             node_name: node_name.to_owned(),
-            kubeconfig: path.clone(),
+            kubeconfig: kubeconfig_path(options)?,
             bootstrap_kubeconfig,
             cert_dir: cert_dir(options)?,
         };
+        if options.config.rotate_certificates && bootstrap.is_needed().await? {
+            let (options, host, clock) = (options.clone(), host.clone(), clock.clone());
+            let joined = watch::Sender::new(None);
+            return Ok(Membership::Joining(Box::new(Joining { options, bootstrap, host, clock, joined })));
+        }
         bootstrap.run().await?;
     }
-    let kubeconfig = Kubeconfig::read(&path).context("--kubeconfig")?;
+    client(options, &own_kubeconfig(options, host, clock).await?).map(Membership::Member)
+}
+
+/// Of a node that has joined.
+async fn own_kubeconfig(options: &Options, host: &Arc<dyn Host>, clock: &Clock) -> anyhow::Result<Kubeconfig> {
+    let kubeconfig = Kubeconfig::read(&kubeconfig_path(options)?).context("--kubeconfig")?;
     if options.config.rotate_certificates { from_store(kubeconfig, options, host, clock).await } else { Ok(kubeconfig) }
 }
 
-/// Starts what renews certificates, and leaves the files a server of ours needs.
+fn client(options: &Options, kubeconfig: &Kubeconfig) -> anyhow::Result<Client> {
+    let config = &options.config;
+    let limits = RateLimits {
+        ordinary: RateLimit { qps: config.kube_api_qps, burst: config.kube_api_burst },
+        events: RateLimit { qps: config.event_record_qps, burst: config.event_burst },
+    };
+    Client::new(kubeconfig, limits).context("--kubeconfig")
+}
+
+/// Starts what asks for certificates and renews them, and leaves the files a server of ours needs.
 pub async fn start(
     options: &Options,
     world: &World,
-    client: Option<&Client>,
+    membership: Membership,
     tasks: &mut JoinSet<()>,
 ) -> anyhow::Result<()> {
     let config = &options.config;
-    if let Some(client) = client
-        && config.rotate_certificates
-    {
-        let wanted = Wanted::client(&world.settings.node_name);
-        tasks.spawn(rotation(options, world, client, wanted)?.run());
+    let World { host, clock, .. } = world;
+    let api = membership.api();
+    match membership {
+        Membership::Member(client) if config.rotate_certificates => {
+            let wanted = Wanted::client(&world.settings.node_name);
+            let rotation = rotation(options, host, clock, Arc::new(client.clone()), wanted)?;
+            tasks.spawn(rotation.renewing_for(client).run());
+        }
+        Membership::Joining(joining) => {
+            tasks.spawn(joining.run());
+        }
+        Membership::None | Membership::Member(_) => {}
     }
     let is_requested = config.server_tls_bootstrap && options.gates.enabled(Gate::RotateKubeletServerCertificate);
     let told =
         Files { certificate: config.tls_cert_file.clone().into(), key: config.tls_private_key_file.clone().into() };
     if is_requested {
-        match client {
-            Some(client) => {
-                tasks.spawn(rotation(options, world, client, serving_wanted(world))?.run());
+        match api {
+            Some(api) => {
+                tasks.spawn(rotation(options, host, clock, api, serving_wanted(world))?.run());
             }
             None => tracing::warn!("serverTLSBootstrap needs an API server to ask, and there is no --kubeconfig"),
         }
@@ -140,13 +191,19 @@ async fn read(source: &Source, host: &Arc<dyn Host>) -> anyhow::Result<String> {
     String::from_utf8(pem).context("the kubeconfig's certificate or key is not PEM")
 }
 
-fn rotation(options: &Options, world: &World, client: &Client, wanted: Wanted) -> anyhow::Result<Rotation> {
+fn rotation(
+    options: &Options,
+    host: &Arc<dyn Host>,
+    clock: &Clock,
+    api: Arc<dyn ApiServer>,
+    wanted: Wanted,
+) -> anyhow::Result<Rotation> {
     let is_clients = wanted.purpose == Purpose::Client;
     Ok(Rotation {
-        api: Arc::new(client.clone()),
-        store: Store::new(world.host.clone(), &cert_dir(options)?, wanted.purpose.prefix()),
-        clock: world.clock.clone(),
-        user: is_clients.then(|| client.clone()),
+        api,
+        store: Store::new(host.clone(), &cert_dir(options)?, wanted.purpose.prefix()),
+        clock: clock.clone(),
+        user: None,
         bootstrap_kubeconfig: if is_clients { bootstrap_kubeconfig(options)? } else { None },
         wanted,
     })
@@ -164,6 +221,10 @@ fn serving_wanted(world: &World) -> Wanted {
 
 fn node_ips(world: &World) -> Vec<IpAddr> {
     world.settings.host_ips.iter().filter_map(|ip| ip.parse().ok()).collect()
+}
+
+fn kubeconfig_path(options: &Options) -> anyhow::Result<PathBuf> {
+    std::path::absolute(&options.flags.kubeconfig).context("--kubeconfig")
 }
 
 fn bootstrap_kubeconfig(options: &Options) -> anyhow::Result<Option<PathBuf>> {

@@ -18,7 +18,7 @@ use rubelet_core::{
 };
 use rubelet_cri::client::CriClient;
 use rubelet_host::{linux::LinuxHost, port::Host};
-use rubelet_kube::client::{Client, RateLimit, RateLimits};
+use rubelet_kube::port::ApiServer;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
@@ -51,8 +51,10 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
-    let client = client(options).await?;
-    let (world, duty) = world(options, client.as_ref()).await?;
+    let clock = Clock::system();
+    let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
+    let membership = certs::membership(options, &node_name(options)?, &host, &clock).await?;
+    let (world, duty) = world(options, membership.api(), host, clock).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
     let stop = CancellationToken::new();
@@ -69,7 +71,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
         inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone(), sights));
     }
-    certs::start(options, &world, client.as_ref(), &mut inputs).await?;
+    certs::start(options, &world, membership, &mut inputs).await?;
     started(&world);
 
     wait_for_signal().await?;
@@ -80,20 +82,28 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(World, Arc<node::Duty>)> {
+fn node_name(options: &Options) -> anyhow::Result<String> {
     let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
-    let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
+    options.node_name(&host_name).map_err(anyhow::Error::msg)
+}
+
+async fn world(
+    options: &Options,
+    api: Option<Arc<dyn ApiServer>>,
+    host: Arc<dyn Host>,
+    clock: Clock,
+) -> anyhow::Result<(World, Arc<node::Duty>)> {
+    let node_name = node_name(options)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
     let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
-    let host = LinuxHost::default();
     let ask = if options.flags.kubeconfig.is_empty() { Ask::Routes } else { Ask::ResolverAndRoutes };
     let host_ips = host_ips(&options.flags.node_ip, &node_name, ask).await?;
     let setup = node::setup::setup(options, &node_name, &host_ips);
-    let machine = observe::node::machine(&host, &root_dir).await;
+    let machine = observe::node::machine(&*host, &root_dir).await;
     let told = options.settings(&node_name, host_ips);
     let node = NodeProfile {
         allocatable: node::setup::allocatable(&machine, &setup),
-        ..observe::node::profile(&host, told.node.clone(), &machine).await
+        ..observe::node::profile(&*host, told.node.clone(), &machine).await
     };
     let mut settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
     settings.own_node = NodeObject::initial(&setup, node::setup::allocatable_list(&machine, &setup));
@@ -107,37 +117,18 @@ async fn world(options: &Options, client: Option<&Client>) -> anyhow::Result<(Wo
         config.runtime_request_timeout.as_std(),
     )
     .context("containerRuntimeEndpoint")?;
-    let clock = Clock::system();
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
     let world = World {
         runtime: Arc::new(runtime),
-        host: Arc::new(host),
+        host,
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
         events: EventLog::default(),
         settings: Arc::new(settings),
-        cluster: client.map(|client| Cluster::new(Arc::new(client.clone()), strategy, &node_name, &clock)),
+        cluster: api.map(|api| Cluster::new(api, strategy, &node_name, &clock)),
         clock,
         has_runtime_events: Arc::default(),
     };
     Ok((world, node::setup::duty(options, setup, machine)))
-}
-
-/// `None` without `--kubeconfig`: the node stands alone. The server need not be there yet, unless the node has yet to join; its
-/// address and our credentials must.
-async fn client(options: &Options) -> anyhow::Result<Option<Client>> {
-    if options.flags.kubeconfig.is_empty() {
-        return Ok(None);
-    }
-    let config = &options.config;
-    let limits = RateLimits {
-        ordinary: RateLimit { qps: config.kube_api_qps, burst: config.kube_api_burst },
-        events: RateLimit { qps: config.event_record_qps, burst: config.event_burst },
-    };
-    let host_name = cli::host_name().map_err(anyhow::Error::msg)?;
-    let node_name = options.node_name(&host_name).map_err(anyhow::Error::msg)?;
-    let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
-    let kubeconfig = certs::kubeconfig(options, &node_name, &host, &Clock::system()).await?;
-    Client::new(&kubeconfig, limits).context("--kubeconfig").map(Some)
 }
 
 /// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.

@@ -14,6 +14,7 @@ use std::{
     fs,
     io::Write as _,
     net::{IpAddr, Ipv4Addr},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -179,6 +180,27 @@ impl ControlPlane {
         let path = self.dir().join(format!("node-{node}.kubeconfig"));
         self.write_kubeconfig(&path, &Credential::Certificate(&self.node_identity(node)?))?;
         Ok(path)
+    }
+
+    /// The same, but the certificate is what a program prints, which notes each time that it was asked. Returns the note, too.
+    pub fn node_kubeconfig_by_program(&self, node: &str) -> anyhow::Result<(PathBuf, PathBuf)> {
+        let Identity { certificate, key } = self.node_identity(node)?;
+        let answer = json!({
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {
+                "clientCertificateData": fs::read_to_string(certificate)?,
+                "clientKeyData": fs::read_to_string(key)?,
+            },
+        });
+        let [answer_file, program, note, path] =
+            ["json", "sh", "asked", "kubeconfig"].map(|end| self.dir().join(format!("node-{node}-by-program.{end}")));
+        fs::write(&answer_file, answer.to_string())?;
+        let script = format!("#!/bin/sh\necho asked >> '{}'\nexec cat '{}'\n", note.display(), answer_file.display());
+        fs::write(&program, script)?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        self.write_kubeconfig(&path, &Credential::Program(&program))?;
+        Ok((path, note))
     }
 
     /// The same, with a proxy in between.

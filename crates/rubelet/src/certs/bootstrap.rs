@@ -52,6 +52,14 @@ impl std::fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
+    /// Whether the node has yet to join; what it would join with is looked at now.
+    pub async fn is_needed(&self) -> anyhow::Result<bool> {
+        if self.is_done().await.is_ok() {
+            return Ok(false);
+        }
+        client(&self.bootstrap_kubeconfig).map(|_| true)
+    }
+
     /// Makes sure that the kubeconfig is there and its certificate has not ended.
     pub async fn run(&self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig.display();

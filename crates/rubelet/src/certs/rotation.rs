@@ -47,6 +47,12 @@ impl std::fmt::Debug for Rotation {
 }
 
 impl Rotation {
+    /// The client is told of each new pair, which is its own.
+    #[must_use]
+    pub fn renewing_for(self, client: Client) -> Self {
+        Rotation { user: Some(client), ..self }
+    }
+
     /// Until the task is ended.
     pub async fn run(self) {
         let mut failures = 0;

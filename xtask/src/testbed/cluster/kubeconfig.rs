@@ -14,6 +14,8 @@ use crate::testbed::cluster::certificates::Identity;
 pub enum Credential<'a> {
     Certificate(&'a Identity),
     Token(&'a str),
+    /// What this program prints.
+    Program(&'a Path),
 }
 
 /// A kubeconfig is JSON here, which is YAML.
@@ -23,6 +25,11 @@ pub fn write(path: &Path, server: &str, authority: &Path, credential: &Credentia
             json!({ "client-certificate": identity.certificate, "client-key": identity.key })
         }
         Credential::Token(token) => json!({ "token": token }),
+        Credential::Program(command) => json!({ "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": command,
+            "interactiveMode": "Never",
+        } }),
     };
     let config: Value = json!({
         "apiVersion": "v1",

@@ -1,0 +1,116 @@
+//! A node that has yet to join its cluster, and runs what it was given by hand meanwhile.
+//!
+//! Owns: joining beside everything else, and the API server as it is until then: every question waits for it, or for its own
+//! end. Upstream: `buildKubeletClientConfig` with `rotateCertificates`.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rubelet_host::port::Host;
+use rubelet_kube::{
+    client::Client,
+    port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchStream},
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{Wanted, bootstrap::Bootstrap, client, own_kubeconfig, rotation};
+use crate::{cli::Options, world::Clock};
+
+/// As long as a watch may take to open.
+const WATCH_PATIENCE: Duration = Duration::from_secs(30);
+/// Whoever was refused may have been refused by mistake; a person looks at it in minutes, not in seconds.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(60);
+
+pub struct Joining {
+    pub options: Options,
+    pub bootstrap: Bootstrap,
+    pub host: Arc<dyn Host>,
+    pub clock: Clock,
+    pub joined: watch::Sender<Option<Client>>,
+}
+
+impl std::fmt::Debug for Joining {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Joining").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+    }
+}
+
+impl Joining {
+    pub fn api(&self) -> Arc<dyn ApiServer> {
+        Arc::new(Awaited { joined: self.joined.subscribe() })
+    }
+
+    /// Joins, and then renews the certificate for as long as the agent runs.
+    pub async fn run(self) {
+        loop {
+            match self.join().await {
+                Ok(client) => {
+                    self.joined.send_replace(Some(client.clone()));
+                    let wanted = Wanted::client(&self.bootstrap.node_name);
+                    match rotation(&self.options, &self.host, &self.clock, Arc::new(client.clone()), wanted) {
+                        Ok(rotation) => return rotation.renewing_for(client).run().await,
+                        Err(error) => return tracing::error!("the certificate will not be renewed: {error:#}"),
+                    }
+                }
+                Err(error) => tracing::error!("not joined; trying again in {PAUSE_AFTER_REFUSAL:?}: {error:#}"),
+            }
+            sleep(PAUSE_AFTER_REFUSAL).await;
+        }
+    }
+
+    async fn join(&self) -> anyhow::Result<Client> {
+        self.bootstrap.run().await?;
+        client(&self.options, &own_kubeconfig(&self.options, &self.host, &self.clock).await?)
+    }
+}
+
+/// The API server of a node that will have joined.
+struct Awaited {
+    joined: watch::Receiver<Option<Client>>,
+}
+
+impl Awaited {
+    async fn client(&self, patience: Duration) -> Result<Client, ApiError> {
+        let mut joined = self.joined.clone();
+        let client = timeout(patience, joined.wait_for(Option::is_some)).await;
+        client.ok().and_then(Result::ok).and_then(|client| client.clone()).ok_or_else(|| ApiError {
+            kind: ApiErrorKind::Unreachable,
+            message: "the node has not joined its cluster yet".to_owned(),
+        })
+    }
+}
+
+#[async_trait]
+impl ApiServer for Awaited {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.client(call.timeout).await?.call(call).await
+    }
+
+    async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
+        self.client(WATCH_PATIENCE).await?.watch(watch).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_kube::port::{Lane, ObjectPath, Verb};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn before_the_node_has_joined_a_question_waits_until_its_own_end() {
+        let (_joined, receiver) = watch::channel(None);
+        let api = Awaited { joined: receiver };
+        let path = ObjectPath::all("v1", "nodes");
+        let timeout = Duration::from_secs(10);
+        let call = Call { lane: Lane::Heartbeat, verb: Verb::Get, path, query: Vec::new(), body: None, timeout };
+        let started = Instant::now();
+        let error = api.call(call).await.unwrap_err();
+        assert_eq!((error.kind, started.elapsed()), (ApiErrorKind::Unreachable, timeout));
+    }
+}
