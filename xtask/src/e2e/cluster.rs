@@ -7,7 +7,9 @@ mod admission;
 mod authorization;
 mod certificates;
 mod churn;
+mod events;
 mod faults;
+mod membership;
 mod objects;
 mod outage;
 mod parts;
@@ -71,6 +73,8 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         parts::CASES,
         admission::CASES,
         runtime_class::CASES,
+        membership::CASES,
+        events::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()

@@ -46,6 +46,8 @@ pub struct AgentOptions {
     pub url: Option<String>,
     /// The cluster it is a node of; without one it stands alone.
     pub cluster: Option<Membership>,
+    /// What is given as `--node-ip`; the node's own address unless given.
+    pub node_ip: Option<String>,
     /// Fields of the configuration that a test sets.
     pub config: serde_json::Map<String, Value>,
 }
@@ -244,7 +246,8 @@ impl Agent {
         rubelet.arg(format!("--hostname-override={node}"));
         rubelet.arg(format!("--cert-dir={}", self.pki_dir().display()));
         if let Some(cluster) = &self.options.cluster {
-            rubelet.arg(format!("--node-ip={}", self.address));
+            let node_ip = self.options.node_ip.clone().unwrap_or_else(|| self.address.to_string());
+            rubelet.arg(format!("--node-ip={node_ip}"));
             rubelet.arg(format!("--kubeconfig={}", cluster.kubeconfig.display()));
             let bootstrap = cluster.bootstrap_kubeconfig.as_ref();
             rubelet.args(bootstrap.map(|path| format!("--bootstrap-kubeconfig={}", path.display())));
