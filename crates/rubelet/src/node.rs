@@ -29,6 +29,8 @@ use crate::world::World;
 pub struct Duty {
     pub setup: NodeSetup,
     pub machine: Machine,
+    /// `--node-ip`, as told.
+    pub node_ip: String,
     /// `registerNode`; otherwise somebody else makes the Node object, and it is waited for.
     pub registers: bool,
     /// `nodeStatusUpdateFrequency`.

@@ -52,6 +52,7 @@ pub fn duty(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<Duty> 
     Arc::new(Duty {
         setup,
         machine,
+        node_ip: options.flags.node_ip.clone(),
         registers: config.register_node,
         check_every: config.node_status_update_frequency.as_std(),
         report_every: config.node_status_report_frequency.as_std(),

@@ -22,6 +22,7 @@ use tokio::{
 
 use super::{
     Duty, Freshness,
+    addresses::{Ask, host_ips},
     follow::Sight,
     get_node,
     registration::{self, Registered, patch_status},
@@ -151,6 +152,7 @@ impl Reporter {
     /// Reports if there is something to report.
     async fn check(&mut self) -> Outcome {
         self.refresh_images().await;
+        self.refresh_addresses().await;
         for attempt in 1..=TRIES {
             self.view = self.inputs.snapshots.borrow_and_update().node.clone();
             let updated = node_status::updated(&self.node, self.report());
@@ -255,6 +257,22 @@ impl Reporter {
         if let Some(images) = list_images(&self.world).await {
             self.images = Some(images);
             self.images_at = now;
+        }
+    }
+
+    /// Those that were told stay. A node that loses its network for a while keeps what it had.
+    async fn refresh_addresses(&mut self) {
+        let Duty { setup, node_ip, .. } = &*self.duty;
+        if setup.has_told_ips {
+            return;
+        }
+        match host_ips(node_ip, &setup.name, Ask::ResolverAndRoutes).await {
+            Ok(found) if !found.is_empty() && found != setup.internal_ips => {
+                tracing::info!(before = ?setup.internal_ips, now = ?found, "the node's addresses have changed");
+                Arc::make_mut(&mut self.duty).setup.internal_ips = found;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("the node's addresses: {error:#}"),
         }
     }
 

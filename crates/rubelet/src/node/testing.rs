@@ -74,6 +74,7 @@ pub fn duty() -> Duty {
             ..NodeSetup::default()
         },
         machine: Machine { cpus: 2, ..Machine::default() },
+        node_ip: "10.0.0.7".to_owned(),
         registers: true,
         check_every: Duration::from_secs(10),
         report_every: Duration::from_secs(300),

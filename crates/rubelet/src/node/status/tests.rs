@@ -47,6 +47,10 @@ struct Stand {
 
 impl Stand {
     fn new(readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+        Stand::with(duty(), readiness, answers)
+    }
+
+    fn with(duty: Duty, readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
         let settings = Arc::new(Settings::for_node("n1"));
@@ -57,7 +61,7 @@ impl Stand {
         let (sender, uid) = watch::channel(None);
         let mut tasks = JoinSet::new();
         let inputs = Inputs { snapshots: receiver, sights: seen };
-        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty()), inputs, sender));
+        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty), inputs, sender));
         Stand { api, world, snapshots, sights, uid, _tasks: tasks, _dir: dir }
     }
 
@@ -153,6 +157,22 @@ async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone
     stand.sights.send_replace(Sight::Gone);
     assert_eq!(stand.after(60).await, [CACHED, PATCH]);
     assert_eq!(*stand.uid.borrow(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_that_changes_while_the_agent_runs_is_reported_unless_it_was_told() {
+    for (is_told, address) in [(false, "192.0.2.77"), (true, "10.0.0.7")] {
+        let mut duty = duty();
+        // A node named by its address has that address, whatever was found at the start.
+        duty.setup.name = "192.0.2.77".to_owned();
+        duty.setup.has_told_ips = is_told;
+        duty.node_ip = String::new();
+        let stand = Stand::with(duty, Readiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
+        stand.after(30).await;
+        let reports = stand.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
+        let addresses: Vec<_> = reports.map(|body| body["status"]["addresses"][0]["address"].clone()).collect();
+        assert_eq!(addresses.last().unwrap(), address, "{addresses:?}");
+    }
 }
 
 #[test]
