@@ -118,7 +118,8 @@ mod tests {
             let Some(Event::Node(object)) = told.recv().await else { panic!("the loop hears of the node") };
             assert_eq!(object.labels["zone"], zone);
         }
-        seen.wait_for(|sight| *sight == Sight::Gone).await.unwrap();
+        let gone = seen.wait_for(|sight| *sight == Sight::Gone);
+        tokio::time::timeout(std::time::Duration::from_secs(60), gone).await.expect("it goes").unwrap();
         let empty = || Change::Replaced(Vec::new());
         assert_eq!(sight_after(empty(), &Sight::Unseen), Some(Sight::Absent));
         assert_eq!(sight_after(empty(), &Sight::Gone), Some(Sight::Gone));
