@@ -5,7 +5,7 @@
 use std::{
     ffi::OsStr,
     io::Read,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::Duration,
 };
@@ -32,6 +32,8 @@ pub struct Output {
     pub stdout: String,
     pub stderr: String,
     pub success: bool,
+    /// `None` when a signal ended it.
+    pub code: Option<i32>,
 }
 
 /// Runs to the end and captures both streams. An error only when it cannot be run or takes too long.
@@ -44,10 +46,10 @@ pub fn capture(command: &mut Command, limit: Duration) -> anyhow::Result<Output>
         .with_context(|| format!("cannot run `{name}`"))?;
     let stdout = read_aside(child.stdout.take().expect("stdout was asked for"));
     let stderr = read_aside(child.stderr.take().expect("stderr was asked for"));
-    let success = wait(&mut child, limit).with_context(|| format!("`{name}`"))?;
+    let status = wait(&mut child, limit).with_context(|| format!("`{name}`"))?;
     let text =
         |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
-    Ok(Output { stdout: text(stdout), stderr: text(stderr), success })
+    Ok(Output { stdout: text(stdout), stderr: text(stderr), success: status.success(), code: status.code() })
 }
 
 /// Runs to the end; a failure is an error with what the program said. Returns its standard output.
@@ -63,7 +65,7 @@ pub fn output(command: &mut Command, limit: Duration) -> anyhow::Result<String> 
 pub fn show(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
     let name = describe(command);
     let mut child = command.spawn().with_context(|| format!("cannot run `{name}`"))?;
-    if !wait(&mut child, limit).with_context(|| format!("`{name}`"))? {
+    if !wait(&mut child, limit).with_context(|| format!("`{name}`"))?.success() {
         bail!("`{name}` failed");
     }
     Ok(())
@@ -74,7 +76,7 @@ pub fn describe(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<bool> {
+fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     let mut failure = None;
     let ended = clock::poll(limit, Duration::from_millis(10), || match child.try_wait() {
         Ok(status) => status,
@@ -84,7 +86,7 @@ fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<bool> {
         }
     });
     match ended {
-        Some(status) => Ok(status.success()),
+        Some(status) => Ok(status),
         None => {
             // Ours and still running: end it and take its status, so that nothing is left.
             let _ = child.kill();

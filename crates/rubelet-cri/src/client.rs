@@ -212,6 +212,24 @@ impl ContainerRuntime for CriClient {
         call("ExecSync", deadline, request, |request| client.exec_sync(request)).await
     }
 
+    async fn exec(&self, request: v1::ExecRequest) -> RpcResult<String> {
+        let mut client = self.runtime.clone();
+        let answer = call("Exec", self.timeout, request, |request| client.exec(request)).await?;
+        non_empty("Exec", answer.url)
+    }
+
+    async fn attach(&self, request: v1::AttachRequest) -> RpcResult<String> {
+        let mut client = self.runtime.clone();
+        let answer = call("Attach", self.timeout, request, |request| client.attach(request)).await?;
+        non_empty("Attach", answer.url)
+    }
+
+    async fn port_forward(&self, request: v1::PortForwardRequest) -> RpcResult<String> {
+        let mut client = self.runtime.clone();
+        let answer = call("PortForward", self.timeout, request, |request| client.port_forward(request)).await?;
+        non_empty("PortForward", answer.url)
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let request = v1::ImageStatusRequest { image: Some(image.clone()), verbose: false };
         let mut client = self.images.clone();

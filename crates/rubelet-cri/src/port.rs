@@ -86,6 +86,11 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         command: &[String],
         timeout: Duration,
     ) -> RpcResult<v1::ExecSyncResponse>;
+    /// Prepares a command in a container. Like the next two, the answer is the URL of the runtime's streaming server where it
+    /// is to be had, once.
+    async fn exec(&self, request: v1::ExecRequest) -> RpcResult<String>;
+    async fn attach(&self, request: v1::AttachRequest) -> RpcResult<String>;
+    async fn port_forward(&self, request: v1::PortForwardRequest) -> RpcResult<String>;
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>>;
     /// `None`: the image is not there.

@@ -195,6 +195,11 @@ fn injected(method: &'static str) -> RpcError {
     RpcError { method, kind: RpcErrorKind::Other, message: "injected: the runtime failed".to_owned() }
 }
 
+/// Streams are tested on a real runtime.
+fn no_streams(method: &'static str) -> RpcError {
+    RpcError { method, kind: RpcErrorKind::Unimplemented, message: "there are no streams here".to_owned() }
+}
+
 fn not_found(method: &'static str, id: &str) -> RpcError {
     RpcError {
         method,
@@ -348,6 +353,18 @@ impl ContainerRuntime for FakeRuntime {
             Ok(v1::ExecSyncResponse { stdout, exit_code, ..Default::default() })
         })
         .await
+    }
+
+    async fn exec(&self, _request: v1::ExecRequest) -> RpcResult<String> {
+        Err(no_streams("Exec"))
+    }
+
+    async fn attach(&self, _request: v1::AttachRequest) -> RpcResult<String> {
+        Err(no_streams("Attach"))
+    }
+
+    async fn port_forward(&self, _request: v1::PortForwardRequest) -> RpcResult<String> {
+        Err(no_streams("PortForward"))
     }
 
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {

@@ -6,7 +6,7 @@
 
 pub mod bootstrap;
 mod joining;
-mod leaf;
+pub(crate) mod leaf;
 mod pending_key;
 mod request;
 mod rotation;
@@ -37,13 +37,16 @@ use self::{
     joining::Joining,
     request::{Purpose, Wanted},
     rotation::Rotation,
-    serving::Files,
     store::Store,
 };
 use crate::{
     cli::Options,
     world::{Clock, World},
 };
+
+pub use self::serving::Files as ServingFiles;
+#[cfg(test)]
+pub(crate) use self::serving::self_signed;
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
@@ -134,10 +137,7 @@ pub async fn start(
         }
         Membership::None | Membership::Member(_) => {}
     }
-    let is_requested = config.server_tls_bootstrap && options.gates.enabled(Gate::RotateKubeletServerCertificate);
-    let told =
-        Files { certificate: config.tls_cert_file.clone().into(), key: config.tls_private_key_file.clone().into() };
-    if is_requested {
+    if is_serving_requested(options) {
         match api {
             Some(api) => {
                 tasks.spawn(rotation(options, host, clock, api, serving_wanted(world))?.run());
@@ -145,7 +145,7 @@ pub async fn start(
             None => tracing::warn!("serverTLSBootstrap needs an API server to ask, and there is no --kubeconfig"),
         }
     } else if !config.tls_cert_file.is_empty() {
-        told.check(world.host.as_ref()).await.context("tlsCertFile and tlsPrivateKeyFile")?;
+        serving_files(options)?.check(world.host.as_ref()).await.context("tlsCertFile and tlsPrivateKeyFile")?;
     } else {
         let (dir, ips) = (cert_dir(options)?, node_ips(world));
         let now = world.clock.now().wall;
@@ -153,6 +153,26 @@ pub async fn start(
         made.await.context("--cert-dir")?;
     }
     Ok(())
+}
+
+/// Where the certificate of our own server is, or will be once it is signed.
+pub fn serving_files(options: &Options) -> anyhow::Result<ServingFiles> {
+    let config = &options.config;
+    if is_serving_requested(options) {
+        let path = store::current_path(&cert_dir(options)?, Purpose::Serving.prefix());
+        Ok(ServingFiles { certificate: path.clone(), key: path })
+    } else if config.tls_cert_file.is_empty() {
+        Ok(ServingFiles::of_our_own(&cert_dir(options)?))
+    } else {
+        Ok(ServingFiles {
+            certificate: config.tls_cert_file.clone().into(),
+            key: config.tls_private_key_file.clone().into(),
+        })
+    }
+}
+
+fn is_serving_requested(options: &Options) -> bool {
+    options.config.server_tls_bootstrap && options.gates.enabled(Gate::RotateKubeletServerCertificate)
 }
 
 /// The pair that is renewed is the one in the store. A kubeconfig that brings another is where the first one comes from.

@@ -20,6 +20,7 @@ use rubelet_cri::client::CriClient;
 use rubelet_host::{linux::LinuxHost, port::Host};
 use rubelet_kube::port::ApiServer;
 use tokio::{
+    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
@@ -37,7 +38,10 @@ use crate::{
     },
     objects::Strategy,
     observe, recorder,
-    server::{Addresses, Readers, Server, admin},
+    server::{
+        Addresses, Readers, Server, admin,
+        secured::{self, Secured},
+    },
     sources,
     sync_loop::{Handles, SyncLoop},
     world::{Clock, Cluster, Paths, World},
@@ -56,12 +60,15 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let membership = certs::membership(options, &node_name(options)?, &host, &clock).await?;
     let (world, duty) = world(options, membership.api(), host, clock).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
+    let port = bind_port(options).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
     tasks.spawn(sync_loop.run(stop.clone()));
-    tasks.spawn(server.serve(readers(&world, &handles), stop.clone()));
+    let (secured, tls) = Secured::new(options, &world, readers(&world, &handles), certs::serving_files(options)?);
+    tasks.spawn(server.serve(secured.readers.clone(), stop.clone()));
+    tasks.spawn(secured::serve(port, tls, secured, stop.clone()));
     let mut inputs = JoinSet::new();
     inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
     let sights = follow_node(&world, &handles, &mut inputs);
@@ -142,20 +149,27 @@ fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
     dir.canonicalize().with_context(|| format!("resolve {}", dir.display()))
 }
 
+async fn bind_port(options: &Options) -> anyhow::Result<TcpListener> {
+    let config = &options.config;
+    let address = listen_on("address", &config.address, config.port)?.context("port: 0 is no port")?;
+    TcpListener::bind(address).await.with_context(|| format!("listen on the kubelet's port {address}"))
+}
+
 fn addresses(options: &Options, world: &World) -> anyhow::Result<Addresses> {
     let config = &options.config;
-    let listen = |field: &str, address: &str, port: i32| -> anyhow::Result<Option<SocketAddr>> {
-        if port == 0 {
-            return Ok(None);
-        }
-        let ip: IpAddr = address.parse().with_context(|| format!("{field}: {address:?} is not an IP address"))?;
-        Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
-    };
     Ok(Addresses {
         socket: admin::socket_path(&world.paths.root_dir),
-        health: listen("healthzBindAddress", &config.healthz_bind_address, config.healthz_port)?,
-        read_only: listen("address", &config.address, config.read_only_port)?,
+        health: listen_on("healthzBindAddress", &config.healthz_bind_address, config.healthz_port)?,
+        read_only: listen_on("address", &config.address, config.read_only_port)?,
     })
+}
+
+fn listen_on(field: &str, address: &str, port: i32) -> anyhow::Result<Option<SocketAddr>> {
+    if port == 0 {
+        return Ok(None);
+    }
+    let ip: IpAddr = address.parse().with_context(|| format!("{field}: {address:?} is not an IP address"))?;
+    Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
 }
 
 fn readers(world: &World, handles: &Handles) -> Readers {

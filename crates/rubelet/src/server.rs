@@ -1,6 +1,8 @@
-//! What others may read: the root-only socket of the command line, the health port, the read-only port.
+//! What others may ask: on the root-only socket of the command line, the health port, the read-only port, and in `secured` on
+//! the kubelet's own port.
 //!
-//! Owns: which listener serves what, and their end. Never: changes anything; every answer comes from the last snapshot.
+//! Owns: which listener serves what, and their end. Never: changes a pod; answers come from the last snapshot, from logs, and
+//! from the runtime's streaming server.
 //! Upstream: `pkg/kubelet/server`, and the healthz server of `cmd/kubelet/app/server.go`.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
@@ -16,9 +18,11 @@ use crate::{
 
 pub mod admin;
 pub mod connections;
+pub mod container_logs;
 pub mod health;
 pub mod log_file;
 pub mod read_only;
+pub mod secured;
 pub mod views;
 
 use admin::AdminSocket;

@@ -9,6 +9,7 @@ mod certificates;
 mod churn;
 mod events;
 mod faults;
+mod kubectl;
 mod membership;
 mod objects;
 mod outage;
@@ -24,6 +25,7 @@ mod workloads;
 use std::{
     fmt,
     ops::Deref,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -37,6 +39,7 @@ use serde_json::{Value, json};
 use self::recorder::Recorder;
 use crate::{
     clock::{self, Stopwatch},
+    command::{SHORT, output},
     e2e::{
         lock,
         node::{Node, PodSeen},
@@ -75,6 +78,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         runtime_class::CASES,
         membership::CASES,
         events::CASES,
+        kubectl::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()
@@ -199,8 +203,12 @@ impl ClusterNode {
 
     /// Runs kubectl in the test's namespace.
     pub fn kubectl(&self, args: &[&str]) -> anyhow::Result<String> {
+        output(&mut self.kubectl_command(args), SHORT)
+    }
+
+    pub fn kubectl_command(&self, args: &[&str]) -> Command {
         let in_namespace: Vec<&str> = ["--namespace", &self.name].iter().chain(args).copied().collect();
-        self.plane.kubectl(&in_namespace)
+        self.plane.kubectl_command(&in_namespace)
     }
 
     /// Applies an object in the test's namespace.

@@ -8,10 +8,16 @@ use std::{
     net::{Ipv4Addr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -119,6 +125,8 @@ impl Agent {
             "containerRuntimeEndpoint": format!("unix://{}", self.runtime_socket.display()),
             // Several agents live on one machine here, so none may have the usual cgroup or port.
             "cgroupRoot": self.cgroup_root,
+            "address": self.address,
+            "port": self.port,
             "healthzPort": 0,
             "failCgroupV1": false,
         });
@@ -142,8 +150,6 @@ impl Agent {
 
     fn upstream_configuration(&self) -> Value {
         json!({
-            "address": self.address,
-            "port": self.port,
             "readOnlyPort": self.read_only_port,
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
@@ -159,8 +165,6 @@ impl Agent {
 
     fn cluster_configuration(&self, cluster: &Membership) -> Value {
         json!({
-            "address": self.address,
-            "port": self.port,
             "authentication": {
                 "anonymous": { "enabled": false },
                 "webhook": { "enabled": true },
@@ -295,6 +299,24 @@ impl Agent {
         }
     }
 
+    /// What its own port answers: the status and the body. Its certificate is believed because it is the one on disk.
+    pub fn get(&self, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
+        let chain = fs::read(self.pki_dir().join("kubelet.crt")).context("the agent's serving certificate")?;
+        let mut roots = RootCertStore::empty();
+        let certificates = CertificateDer::pem_slice_iter(&chain).collect::<Result<Vec<_>, _>>()?;
+        roots.add_parsable_certificates(certificates);
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node).to_owned();
+        let connection = ClientConnection::new(Arc::new(config), name.try_into()?)?;
+        let socket = TcpStream::connect((self.address, self.port))?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        ask(StreamOwned::new(connection, socket), path, &token)
+    }
+
     /// Runs one of the program's own commands against the running agent.
     pub fn ask(&self, args: &[&str]) -> anyhow::Result<String> {
         let Program::Rubelet(binary) = &self.program else { return Ok(tail(&self.log(), usize::MAX)) };
@@ -319,13 +341,18 @@ impl Agent {
     }
 }
 
+fn http_get(socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
+    let (status, body) = ask(socket, path, "")?;
+    ensure!(status == 200, "GET {path}: {status}");
+    Ok(body)
+}
+
 /// In HTTP/1.0, so that the answer ends where the connection does.
-fn http_get(mut socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
-    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+fn ask(mut socket: impl Read + Write, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
+    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n")?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no end of headers")?;
-    let status = head.lines().next().unwrap_or_default();
-    ensure!(status.contains(" 200 "), "GET {path}: {status}");
-    Ok(body.to_owned())
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.with_context(|| format!("GET {path}: {head}"))?, body.to_owned()))
 }

@@ -41,7 +41,7 @@ impl Leaf {
         }
     }
 
-    fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+    pub fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
         let wrong = |error: x509_cert::der::Error| format!("its certificate cannot be read: {error}");
         let certificate = Certificate::from_der(certificate).map_err(wrong)?;
         let certificate = certificate.tbs_certificate();

@@ -32,7 +32,7 @@ pub struct Files {
 }
 
 impl Files {
-    fn of_our_own(cert_dir: &Path) -> Self {
+    pub fn of_our_own(cert_dir: &Path) -> Self {
         Files { certificate: cert_dir.join("kubelet.crt"), key: cert_dir.join("kubelet.key") }
     }
 

@@ -45,7 +45,7 @@ impl Store {
     }
 
     pub fn current_path(&self) -> PathBuf {
-        self.path("current")
+        current_path(&self.dir, self.prefix)
     }
 
     /// What the pair in use says; `None` when there is none yet.
@@ -100,6 +100,11 @@ impl Store {
     fn path(&self, qualifier: &str) -> PathBuf {
         self.dir.join(format!("{}-{qualifier}.pem", self.prefix))
     }
+}
+
+/// The link to the pair in use.
+pub fn current_path(dir: &Path, prefix: &str) -> PathBuf {
+    dir.join(format!("{prefix}-current.pem"))
 }
 
 /// As upstream makes it; the mode of one that is there is its owner's choice.

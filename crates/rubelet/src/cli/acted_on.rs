@@ -8,6 +8,8 @@ use rubelet_core::config::{self, KubeletConfiguration};
 pub const ACTED_ON: &[&str] = &[
     "address",
     "allowedUnsafeSysctls",
+    "authentication",
+    "authorization",
     "cgroupDriver",
     "cgroupRoot",
     "cgroupsPerQOS",
@@ -19,6 +21,7 @@ pub const ACTED_ON: &[&str] = &[
     "cpuCFSQuotaPeriod",
     "crashLoopBackOff",
     "enableControllerAttachDetach",
+    "enableDebuggingHandlers",
     "enforceNodeAllocatable",
     "eventBurst",
     "eventRecordQPS",
@@ -43,6 +46,7 @@ pub const ACTED_ON: &[&str] = &[
     "podLogsDir",
     "podPidsLimit",
     "podsPerCore",
+    "port",
     "providerID",
     "readOnlyPort",
     "registerNode",
@@ -61,6 +65,10 @@ pub const ACTED_ON: &[&str] = &[
     "staticPodURLHeader",
     "syncFrequency",
     "systemReserved",
+    "tlsCertFile",
+    "tlsCipherSuites",
+    "tlsMinVersion",
+    "tlsPrivateKeyFile",
 ];
 
 /// Flags that are no field of KubeletConfiguration, sorted.
@@ -109,8 +117,8 @@ mod tests {
         config.oom_score_adj = 5;
         config.hairpin_mode = "none".to_owned();
         config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
-        config.tls_cipher_suites = vec!["TLS_AES_128_GCM_SHA256".to_owned()];
-        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj", "tlsCipherSuites"]);
+        config.tls_curve_preferences = vec![29];
+        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj", "tlsCurvePreferences"]);
     }
 
     #[test]

@@ -3,14 +3,25 @@
 //! Owns: how many connections there may be, how long a peer may take, how the loop ends. A slow or silent peer costs one
 //! task and one of the places, and only for a limited time.
 
-use std::{io, time::Duration};
+use std::{
+    fmt,
+    future::ready,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{Router, body::Body, extract::Request};
-use hyper::{body::Incoming, server::conn::http1};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+};
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -21,6 +32,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::{ServiceExt, service_fn};
 use tracing::debug;
+
+/// Streams of one HTTP/2 connection at once, as Go's server has it.
+const HTTP2_STREAMS: u32 = 250;
+/// A peer that opens streams only to reset them is cut off after so many.
+const HTTP2_RESETS: usize = 20;
 
 /// What a peer may cost.
 #[derive(Clone, Copy, Debug)]
@@ -45,30 +61,93 @@ impl Limits {
         lifetime: Some(Duration::from_secs(300)),
     };
 
+    /// For the port whose callers are asked who they are. A command may be as long as a request's head, and streams last as long
+    /// as their peers want.
+    pub const SECURED_PORT: Limits =
+        Limits { connections: 2048, head_timeout: Duration::from_secs(90), head_bytes: 1 << 20, lifetime: None };
+
     /// For the socket only root may open. `--watch` and `logs -f` last as long as their reader wants.
     pub const ROOT_SOCKET: Limits =
         Limits { connections: 32, head_timeout: Duration::from_secs(30), head_bytes: 16 << 10, lifetime: None };
 }
 
-/// A listener this loop can serve: TCP, or the root socket that checks who calls.
+/// A listener this loop can serve: TCP, TLS, or the root socket that checks who calls.
 pub trait Accept {
+    type Raw: Send + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Must be cancel safe.
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Raw>> + Send;
+
+    /// What comes before the first request, in the connection's own task: a peer that is slow here holds up nobody.
+    fn open(&self, raw: Self::Raw) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static;
+}
+
+/// A connection that is ready for requests.
+#[derive(Debug)]
+pub struct Opened<S> {
+    pub stream: S,
+    pub protocol: Protocol,
+    pub peer: Peer,
+}
+
+impl<S> Opened<S> {
+    pub fn plain(stream: S) -> Self {
+        Opened { stream, protocol: Protocol::Http1, peer: Peer::default() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// Who calls, as far as the connection tells: the certificates it showed, not yet believed. In every request's extensions.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    pub certificates: Arc<[CertificateDer<'static>]>,
+}
+
+/// What an answer `101 Switching Protocols` leaves to be done with the connection, in the connection's own task: so it keeps
+/// its place and ends at `stop`. In every request's extensions.
+#[derive(Clone, Default)]
+pub struct AfterUpgrade(Arc<Mutex<Option<Work>>>);
+
+impl fmt::Debug for AfterUpgrade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AfterUpgrade")
+    }
+}
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl AfterUpgrade {
+    pub fn set(&self, work: impl Future<Output = ()> + Send + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(work));
+    }
+
+    fn take(&self) -> Option<Work> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl Accept for TcpListener {
+    type Raw = TcpStream;
     type Stream = TcpStream;
 
     async fn accept(&self) -> io::Result<TcpStream> {
         TcpListener::accept(self).await.map(|(stream, _)| stream)
     }
+
+    fn open(&self, raw: TcpStream) -> impl Future<Output = io::Result<Opened<TcpStream>>> + Send + 'static {
+        ready(Ok(Opened::plain(raw)))
+    }
 }
 
 /// Serves until `stop`, then gives open connections a second to finish what they answer.
 pub async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop: &CancellationToken) {
-    let places = std::sync::Arc::new(Semaphore::new(limits.connections));
+    let places = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     loop {
         // Cancel safe: a place that was got and an accept that did not finish lose nothing when dropped.
@@ -79,10 +158,13 @@ pub async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop
         };
         while open.try_join_next().is_some() {}
         match accepted {
-            Ok((stream, place)) => {
-                let connection = converse(stream, router.clone(), limits, stop.clone());
+            Ok((raw, place)) => {
+                let (opening, router, stop) = (listener.open(raw), router.clone(), stop.clone());
                 open.spawn(async move {
-                    connection.await;
+                    match opening.await {
+                        Ok(opened) => converse(opened, router, limits, stop).await,
+                        Err(error) => debug!(error = %error, "A connection was not opened"),
+                    }
                     drop(place);
                 });
             }
@@ -100,24 +182,69 @@ pub async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop
 type Place = tokio::sync::OwnedSemaphorePermit;
 
 /// The place comes first, so that a peer without one waits in the backlog and costs us nothing.
-async fn next<L: Accept>(listener: &L, places: &std::sync::Arc<Semaphore>) -> io::Result<(L::Stream, Place)> {
+async fn next<L: Accept>(listener: &L, places: &Arc<Semaphore>) -> io::Result<(L::Raw, Place)> {
     let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
     Ok((listener.accept().await?, place))
 }
 
-async fn converse<S>(stream: S, router: Router, limits: Limits, stop: CancellationToken)
+async fn converse<S>(opened: Opened<S>, router: Router, limits: Limits, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(service_fn(move |request: Request<Incoming>| {
+    let Opened { stream, protocol, peer } = opened;
+    let after = AfterUpgrade::default();
+    let extensions = (peer, after.clone());
+    let service = TowerToHyperService::new(service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(extensions.0.clone());
+        request.extensions_mut().insert(extensions.1.clone());
         router.clone().oneshot(request.map(Body::new))
     }));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_timeout)
-        .max_buf_size(limits.head_bytes)
-        .half_close(false)
-        .serve_connection(TokioIo::new(stream), service);
+    let io = TokioIo::new(stream);
+    let ended = match protocol {
+        Protocol::Http1 => {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(limits.head_timeout)
+                .max_buf_size(limits.head_bytes)
+                .half_close(false)
+                .serve_connection(io, service)
+                .with_upgrades();
+            until_over(connection, |connection| connection.graceful_shutdown(), limits, &stop).await
+        }
+        Protocol::Http2 => {
+            // Streams are tasks of their own, which end with their connection.
+            let connection = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+                .max_concurrent_streams(HTTP2_STREAMS)
+                .max_pending_accept_reset_streams(HTTP2_RESETS)
+                .max_local_error_reset_streams(HTTP2_RESETS)
+                .keep_alive_interval(limits.head_timeout)
+                .keep_alive_timeout(limits.head_timeout)
+                .serve_connection(io, service);
+            until_over(connection, |connection| connection.graceful_shutdown(), limits, &stop).await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(error = %error, "A connection ended early");
+        return;
+    }
+    if let Some(work) = after.take() {
+        // Cancel safe: at `stop` what was being passed on is cut, as every stream is.
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = work => {}
+        }
+    }
+}
+
+async fn until_over<C: Future<Output = hyper::Result<()>>>(
+    connection: C,
+    shut_down: impl Fn(Pin<&mut C>),
+    limits: Limits,
+    stop: &CancellationToken,
+) -> hyper::Result<()> {
     let mut connection = std::pin::pin!(connection);
     let too_old = async {
         match limits.lifetime {
@@ -132,14 +259,11 @@ where
         () = stop.cancelled() => None,
         () = too_old => None,
     };
-    let ended = match ended {
+    match ended {
         Some(ended) => ended,
         None => {
-            connection.as_mut().graceful_shutdown();
+            shut_down(connection.as_mut());
             timeout(Duration::from_secs(1), connection).await.unwrap_or(Ok(()))
         }
-    };
-    if let Err(error) = ended {
-        debug!(error = %error, "A connection ended early");
     }
 }

@@ -32,8 +32,8 @@ mod choice;
 mod lines;
 
 pub use choice::{Which, choose_attempt};
-pub use lines::Timestamps;
 use lines::{Filter, Lines};
+pub use lines::{Streams, Timestamps};
 
 /// How much of a file is read at a time, and about how much is handed out at a time.
 const BLOCK_BYTES: usize = 64 * 1024;
@@ -57,7 +57,10 @@ pub struct LogRequest {
     pub tail: Option<u64>,
     /// Only what was written at this moment or later.
     pub since: Option<Timestamp>,
+    /// No more than so many bytes in all.
+    pub limit_bytes: Option<u64>,
     pub timestamps: Timestamps,
+    pub streams: Streams,
     /// Go on reading what is written, until the container has stopped.
     pub follow: Option<Stopped>,
 }
@@ -108,7 +111,7 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
             Some(Following { stopped, changes, phase: Phase::Running })
         }
     };
-    let filter = Filter { since: request.since, timestamps: request.timestamps };
+    let filter = Filter { since: request.since, timestamps: request.timestamps, streams: request.streams };
     let (tail, to_its_end) = (request.tail, following.is_none());
     let source = blocking(move || {
         let mut file = place.open()?;
@@ -120,11 +123,13 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
         Ok::<_, ReadError>(Source { place, file, left, lines: Lines::new(filter) })
     })
     .await?;
-    Ok(LogReader { source, following })
+    Ok(LogReader { source, following, allowed: request.limit_bytes.unwrap_or(u64::MAX) })
 }
 
 struct LogReader {
     source: Source,
+    /// How many bytes may still be handed out.
+    allowed: u64,
     following: Option<Following>,
 }
 
@@ -149,8 +154,11 @@ impl LogReader {
             let (result, returned) = blocking(move || Ok::<_, io::Error>((source.read_block(), source))).await?;
             self.source = returned;
             let block = result?;
+            if self.allowed == 0 {
+                return Ok(None);
+            }
             if !block.text.is_empty() {
-                return Ok(Some((block.text.into(), self)));
+                return Ok(Some(self.hand_out(block.text)));
             }
             if block.reached == Reached::More {
                 continue;
@@ -159,10 +167,16 @@ impl LogReader {
                 Some(following) if following.phase != Phase::Over => following.wait().await,
                 Some(_) | None => {
                     let rest = self.source.lines.take_rest();
-                    return Ok((!rest.is_empty()).then(|| (rest.into(), self)));
+                    return Ok((!rest.is_empty()).then(|| self.hand_out(rest)));
                 }
             }
         }
+    }
+
+    fn hand_out(mut self, mut text: Vec<u8>) -> (Bytes, LogReader) {
+        text.truncate(usize::try_from(self.allowed).unwrap_or(usize::MAX));
+        self.allowed -= text.len() as u64;
+        (text.into(), self)
     }
 }
 
@@ -333,7 +347,9 @@ mod tests {
                 attempt: 0,
                 tail: None,
                 since: None,
+                limit_bytes: None,
                 timestamps: Timestamps::Hidden,
+                streams: Streams::All,
                 follow: None,
             }
         }

@@ -1,7 +1,7 @@
 //! The read-only port: what anybody who reaches it may know, without authentication.
 //!
 //! Owns: its routes. Never: logs, exec or anything that changes; those paths answer as upstream's do there.
-//! Upstream: `ListenAndServeKubeletReadOnlyServer`. It refuses `/runningpods` on this port; we serve it.
+//! Upstream: `ListenAndServeKubeletReadOnlyServer`.
 
 use axum::{
     Router,
@@ -19,23 +19,32 @@ use super::{
 };
 
 pub fn router(readers: Readers) -> Router {
-    let mut router = Router::new()
+    without_debugging(open_routes(readers))
+}
+
+/// What this port and the secured one have in common.
+pub fn open_routes(readers: Readers) -> Router {
+    Router::new()
         .route("/healthz", get(healthz))
         .route("/healthz/{check}", get(one_check))
         .route("/pods", get(pods))
         .route("/pods/", get(pods))
-        .route("/runningpods", get(running_pods))
-        .route("/runningpods/", get(running_pods))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
         .method_not_allowed_fallback(|| async {
             text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned())
-        });
-    for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/logs", "/debug/pprof"] {
+        })
+        .with_state(readers)
+}
+
+/// Where people may look for what is not served, they are told so.
+pub fn without_debugging(mut router: Router) -> Router {
+    for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/runningpods", "/logs", "/debug/pprof"]
+    {
         router = router
             .route(&format!("{path}/"), any(debugging_disabled))
             .route(&format!("{path}/{{*rest}}"), any(debugging_disabled));
     }
-    router.with_state(readers)
+    router
 }
 
 async fn healthz(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
@@ -58,14 +67,10 @@ async fn pods(State(readers): State<Readers>) -> Response {
     json(&views::pod_list(&readers.snapshot()))
 }
 
-async fn running_pods(State(readers): State<Readers>) -> Response {
-    json(&views::running_pods(&readers.snapshot()))
-}
-
 async fn debugging_disabled() -> Response {
     text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n".to_owned())
 }
 
-fn json(value: &Value) -> Response {
+pub fn json(value: &Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }

@@ -142,14 +142,14 @@ async fn the_read_only_port_reads_and_nothing_else() {
     HEAD   /pods/                         200
     POST   /pods/                         405 405: Method Not Allowed|
     DELETE /pods/                         405 405: Method Not Allowed|
-    GET    /runningpods                   200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    HEAD   /runningpods                   200
-    POST   /runningpods                   405 405: Method Not Allowed|
-    DELETE /runningpods                   405 405: Method Not Allowed|
-    GET    /runningpods/                  200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    HEAD   /runningpods/                  200
-    POST   /runningpods/                  405 405: Method Not Allowed|
-    DELETE /runningpods/                  405 405: Method Not Allowed|
+    GET    /runningpods                   404 404 page not found|
+    HEAD   /runningpods                   404
+    POST   /runningpods                   404 404 page not found|
+    DELETE /runningpods                   404 404 page not found|
+    GET    /runningpods/                  405 Debug endpoints are disabled.|
+    HEAD   /runningpods/                  405
+    POST   /runningpods/                  405 Debug endpoints are disabled.|
+    DELETE /runningpods/                  405 Debug endpoints are disabled.|
     GET    /run/default/web/a             405 Debug endpoints are disabled.|
     HEAD   /run/default/web/a             405
     POST   /run/default/web/a             405 Debug endpoints are disabled.|

@@ -7,6 +7,7 @@
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
+    future::ready,
     io,
     os::{
         fd::AsRawFd,
@@ -18,7 +19,7 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 use tracing::warn;
 
-use crate::server::connections::Accept;
+use crate::server::connections::{Accept, Opened};
 
 /// Where the agent of this root directory listens.
 pub fn socket_path(root_dir: &Path) -> PathBuf {
@@ -73,6 +74,7 @@ impl Drop for AdminSocket {
 }
 
 impl Accept for AdminSocket {
+    type Raw = UnixStream;
     type Stream = UnixStream;
 
     /// The file's mode keeps others out already; this holds even if somebody changes the mode.
@@ -85,6 +87,10 @@ impl Accept for AdminSocket {
             }
             warn!(uid, "Refused a connection to the root-only socket");
         }
+    }
+
+    fn open(&self, raw: UnixStream) -> impl Future<Output = io::Result<Opened<UnixStream>>> + Send + 'static {
+        ready(Ok(Opened::plain(raw)))
     }
 }
 

@@ -15,10 +15,30 @@ pub enum Timestamps {
     Shown,
 }
 
+/// Which of a container's two streams to show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streams {
+    #[default]
+    All,
+    Stdout,
+    Stderr,
+}
+
+impl Streams {
+    fn contain(self, stream: &[u8]) -> bool {
+        match self {
+            Streams::All => true,
+            Streams::Stdout => stream == b"stdout",
+            Streams::Stderr => stream == b"stderr",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Filter {
     pub since: Option<Timestamp>,
     pub timestamps: Timestamps,
+    pub streams: Streams,
 }
 
 /// From blocks of a file to the text to show.
@@ -32,6 +52,8 @@ pub(super) struct Lines {
 
 struct Line<'a> {
     time: &'a [u8],
+    /// Empty where the line is not one of CRI.
+    stream: &'a [u8],
     is_partial: bool,
     text: &'a [u8],
 }
@@ -76,8 +98,11 @@ impl Lines {
     }
 
     fn show(&mut self, line: &[u8], shown: &mut Vec<u8>) {
-        let line = parse(line).unwrap_or(Line { time: b"", is_partial: false, text: line });
+        let line = parse(line).unwrap_or(Line { time: b"", stream: b"", is_partial: false, text: line });
         if self.filter.since.is_some_and(|since| time_of(&line).is_some_and(|time| time < since)) {
+            return;
+        }
+        if !self.filter.streams.contain(line.stream) {
             return;
         }
         if self.filter.timestamps == Timestamps::Shown && !self.inside_line && !line.time.is_empty() {
@@ -100,7 +125,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         return None;
     }
     let is_partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
-    Some(Line { time, is_partial, text })
+    Some(Line { time, stream, is_partial, text })
 }
 
 fn time_of(line: &Line<'_>) -> Option<Timestamp> {
@@ -141,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_time_stands_once_before_each_whole_line() {
-        let filter = Filter { since: None, timestamps: Timestamps::Shown };
+        let filter = Filter { timestamps: Timestamps::Shown, ..Filter::default() };
         insta::assert_snapshot!(shown(filter), @"
         2026-11-15T10:00:00.000000001Z one
         2026-11-15T10:00:01.000000001Z two, still two, end of two
@@ -154,11 +179,22 @@ mod tests {
     #[test]
     fn older_lines_are_left_out_to_the_nanosecond() {
         let since = Some("2026-11-15T10:00:03.000000001Z".parse().unwrap());
-        insta::assert_snapshot!(shown(Filter { since, timestamps: Timestamps::Hidden }), @"
+        insta::assert_snapshot!(shown(Filter { since, ..Filter::default() }), @"
         not a line of CRI
 
         three
         ");
+    }
+
+    #[test]
+    fn one_stream_can_be_shown_alone() {
+        let only = |streams| shown(Filter { streams, ..Filter::default() });
+        insta::assert_snapshot!(only(Streams::Stdout), @"
+        one
+
+        three
+        ");
+        insta::assert_snapshot!(only(Streams::Stderr), @"two, still two, end of two");
     }
 
     #[test]
@@ -190,7 +226,7 @@ mod tests {
 
         #[test]
         fn no_bytes_upset_it(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
-            let mut lines = Lines::new(Filter { since: Some(Timestamp::UNIX_EPOCH), timestamps: Timestamps::Shown });
+            let mut lines = Lines::new(Filter { since: Some(Timestamp::UNIX_EPOCH), timestamps: Timestamps::Shown, streams: Streams::Stderr });
             lines.take(&bytes);
             lines.take_rest();
         }

@@ -1,0 +1,96 @@
+//! What a container wrote, as an answer.
+//!
+//! Owns: from a pod and a container's name to the log file that is meant, and when following it is over. Reading is `log_file.rs`.
+
+use axum::{
+    body::Body,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use jiff::{SignedDuration, Timestamp};
+use rubelet_core::{
+    container::logs::pod_dir_name,
+    id::{PodUid, name_of, namespace_of},
+    snapshot::{PodView, Snapshot},
+};
+
+use super::{
+    Readers,
+    health::text,
+    log_file::{self, LogRequest, Stopped, Streams, Timestamps, Which, choose_attempt},
+};
+use crate::logging::chain;
+
+/// What is to be shown of a log.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub which: Which,
+    pub follow: bool,
+    pub timestamps: Timestamps,
+    pub tail: Option<u64>,
+    pub since: Option<Timestamp>,
+    pub limit_bytes: Option<u64>,
+    pub streams: Streams,
+}
+
+pub async fn answer(readers: &Readers, uid: &PodUid, view: &PodView, container: String, asked: Asked) -> Response {
+    let attempt = match choose_attempt(&view.status, name_of(&view.pod), &container, asked.which) {
+        Ok(attempt) => attempt,
+        Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
+    };
+    let run = Run { uid: uid.clone(), container, attempt };
+    let follow = asked.follow.then(|| run.clone().stopped(readers));
+    let request = LogRequest {
+        logs_dir: readers.paths.pod_logs_dir.clone(),
+        pod_dir_name: pod_dir_name(namespace_of(&view.pod), name_of(&view.pod), uid),
+        container: run.container,
+        attempt,
+        tail: asked.tail,
+        since: asked.since,
+        limit_bytes: asked.limit_bytes,
+        timestamps: asked.timestamps,
+        streams: asked.streams,
+        follow,
+    };
+    match log_file::read(request).await {
+        Ok(stream) => ([(header::CONTENT_TYPE, "text/plain")], Body::from_stream(stream)).into_response(),
+        Err(error) => text(StatusCode::BAD_REQUEST, chain(&error)),
+    }
+}
+
+/// That long ago.
+pub fn earlier(now: Timestamp, secs: i64) -> Timestamp {
+    now.checked_sub(SignedDuration::from_secs(secs.max(0))).unwrap_or(Timestamp::MIN)
+}
+
+/// One run of one container.
+#[derive(Clone, Debug)]
+struct Run {
+    uid: PodUid,
+    container: String,
+    attempt: u32,
+}
+
+impl Run {
+    /// Completes when this run is over, as the agent sees it, or the agent is.
+    fn stopped(self, readers: &Readers) -> Stopped {
+        let mut snapshots = readers.snapshots.clone();
+        Box::pin(async move {
+            let _ = snapshots.wait_for(|snapshot| !self.goes_on(snapshot)).await;
+        })
+    }
+
+    fn goes_on(&self, snapshot: &Snapshot) -> bool {
+        snapshot.pods.get(&self.uid).is_some_and(|view| self.goes_on_in(view))
+    }
+
+    fn goes_on_in(&self, view: &PodView) -> bool {
+        let status = &view.status;
+        let mut all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        all.any(|container| {
+            container.name == self.container
+                && u32::try_from(container.restart_count) == Ok(self.attempt)
+                && container.state.as_ref().is_some_and(|state| state.running.is_some())
+        })
+    }
+}

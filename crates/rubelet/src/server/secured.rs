@@ -1,0 +1,177 @@
+//! The kubelet's API on its port: for the API server and through it kubectl, for monitoring, for administrators.
+//!
+//! Owns: its routes, and the guard in front of all of them: nobody gets an answer, not even that there is none, before it is
+//! known who calls and that the call is allowed.
+//! Upstream: `ListenAndServeKubeletServer`, `NewServer`, `InstallAuthFilter` of `pkg/kubelet/server`.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{StatusCode, request::Parts},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{any, get, post},
+};
+use http::Method;
+use rubelet_cri::port::ContainerRuntime;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub mod authentication;
+pub mod authorization;
+mod logs;
+mod reviews;
+mod setup;
+mod streaming;
+mod target;
+pub mod tls;
+
+use authentication::{Authentication, Identity};
+use authorization::{Authorization, subresources_of, verb_of};
+
+use tls::{Tls, TlsListener};
+
+use super::{
+    Readers,
+    connections::{self, Limits, Peer},
+    health::text,
+    read_only, views,
+};
+
+/// What the port needs beyond what all answers are made of.
+#[derive(Clone)]
+pub struct Secured {
+    pub readers: Readers,
+    pub runtime: Arc<dyn ContainerRuntime>,
+    pub guard: Arc<Guard>,
+    /// `KubeletConfiguration` as `/configz` shows it.
+    pub configuration: Arc<Value>,
+    /// `enableDebuggingHandlers`.
+    pub debugging: bool,
+}
+
+impl std::fmt::Debug for Secured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secured").field("debugging", &self.debugging).finish_non_exhaustive()
+    }
+}
+
+/// Serves until `stop`.
+pub async fn serve(listener: TcpListener, tls: Arc<Tls>, secured: Secured, stop: CancellationToken) {
+    let listener = TlsListener { listener, tls };
+    connections::serve(&listener, router(secured), Limits::SECURED_PORT, &stop).await;
+}
+
+/// Who may come in.
+#[derive(Debug)]
+pub struct Guard {
+    pub authentication: Authentication,
+    pub authorization: Authorization,
+}
+
+fn router(secured: Secured) -> Router {
+    let guard = secured.guard.clone();
+    let open = read_only::open_routes(secured.readers.clone());
+    let routes =
+        if secured.debugging { open.merge(debugging_routes(secured)) } else { read_only::without_debugging(open) };
+    routes.layer(middleware::from_fn_with_state(guard, admit))
+}
+
+fn debugging_routes(secured: Secured) -> Router {
+    let stream = || get(streaming::exec).post(streaming::exec);
+    let attach = || get(streaming::attach).post(streaming::attach);
+    let forward = || get(streaming::port_forward).post(streaming::port_forward);
+    Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::logs))
+        .route("/exec/{namespace}/{pod}/{container}", stream())
+        .route("/exec/{namespace}/{pod}/{container}/{last}", stream())
+        .route("/attach/{namespace}/{pod}/{container}", attach())
+        .route("/attach/{namespace}/{pod}/{container}/{last}", attach())
+        .route("/portForward/{namespace}/{pod}", forward())
+        .route("/portForward/{namespace}/{pod}/{uid}", forward())
+        .route("/run/{namespace}/{pod}/{container}", post(streaming::run))
+        .route("/run/{namespace}/{pod}/{container}/{last}", post(streaming::run))
+        .route("/runningpods/", get(running_pods))
+        .route("/configz", any(configz))
+        .with_state(secured)
+}
+
+async fn running_pods(State(secured): State<Secured>) -> Response {
+    read_only::json(&views::running_pods(&secured.readers.snapshot()))
+}
+
+async fn configz(State(secured): State<Secured>) -> Response {
+    read_only::json(&json!({ "kubeletconfig": *secured.configuration }))
+}
+
+/// Why there is no answer, in upstream's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        text(self.0, self.1)
+    }
+}
+
+/// The guard at the door.
+async fn admit(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    match guard.judge(&head).await {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+impl Guard {
+    async fn judge(&self, head: &Parts) -> Result<(), Refusal> {
+        let unauthorized = || Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
+        let peer = head.extensions.get::<Peer>().cloned().unwrap_or_default();
+        let who = match self.authentication.identify(&peer, &head.headers).await {
+            Ok(Some(who)) => who,
+            Ok(None) => return Err(unauthorized()),
+            Err(error) => {
+                tracing::warn!(error, "Unable to authenticate the request due to an error");
+                return Err(unauthorized());
+            }
+        };
+        self.check_right(&who, &head.method, head.uri.path()).await
+    }
+
+    async fn check_right(&self, who: &Identity, method: &Method, path: &str) -> Result<(), Refusal> {
+        let (verb, subresources) = (verb_of(method), subresources_of(path));
+        let forbidden = || {
+            let (user, subresources) = (&who.user, subresources.join(" "));
+            let message =
+                format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])\n");
+            Refusal(StatusCode::FORBIDDEN, message)
+        };
+        let rights = match &self.authorization {
+            Authorization::AlwaysAllow => return Ok(()),
+            Authorization::NobodyToAsk => return Err(forbidden()),
+            Authorization::Ask(rights) => rights,
+        };
+        for subresource in &subresources {
+            match rights.allow(who, verb, subresource).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(user = who.user, verb, subresource, error, "Authorization error");
+                    let user = &who.user;
+                    let message = format!(
+                        "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})"
+                    );
+                    return Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, message));
+                }
+            }
+        }
+        tracing::debug!(user = who.user, verb, "Forbidden");
+        Err(forbidden())
+    }
+}
+
+#[cfg(test)]
+mod tests;

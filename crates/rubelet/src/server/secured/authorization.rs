@@ -1,0 +1,162 @@
+//! What a caller may do, in the words of the API: a verb on a subresource of this node.
+//!
+//! Owns: from method and path to these words, and the question whether they are allowed.
+//! Upstream: `pkg/kubelet/server/auth.go`, `apiserver/plugin/pkg/authorizer/webhook`.
+
+use std::time::Duration;
+
+use http::Method;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+};
+use rubelet_kube::{
+    calls,
+    port::{Lane, ObjectPath},
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    authentication::{ASK, Identity},
+    reviews::Reviews,
+};
+use crate::world::{Clock, Cluster};
+
+/// `authorization.mode`.
+#[derive(Debug)]
+pub enum Authorization {
+    AlwaysAllow,
+    Ask(Rights),
+    /// The API server decides, and this node has none.
+    NobodyToAsk,
+}
+
+/// The verb of the API for a method; others have none, and no rule of RBAC but `*` allows that.
+pub fn verb_of(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::GET => "get",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
+/// Any one of them is enough; the finest comes first.
+pub fn subresources_of(path: &str) -> Vec<&'static str> {
+    let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let fine = [
+        ("/pods", "pods"),
+        ("/healthz", "healthz"),
+        ("/configz", "configz"),
+        ("/runningpods", "pods"),
+        // Ours: it tells of a pod what `/pods` tells of all.
+        ("/explain", "pods"),
+    ];
+    let own = [
+        ("/stats", "stats"),
+        ("/metrics", "metrics"),
+        ("/logs", "log"),
+        ("/checkpoint", "checkpoint"),
+        ("/statusz", "statusz"),
+        ("/flagz", "configz"),
+    ];
+    let found = |table: &[(&str, &'static str)]| table.iter().find(|(root, _)| below(root)).map(|(_, name)| *name);
+    let mut subresources = Vec::from_iter(found(&fine));
+    subresources.push(found(&own).unwrap_or("proxy"));
+    subresources
+}
+
+/// Rights, by question to the API server.
+#[derive(Debug)]
+pub struct Rights {
+    cluster: Cluster,
+    node_name: String,
+    keep_allowed: Duration,
+    keep_denied: Duration,
+    known: Reviews<bool>,
+}
+
+impl Rights {
+    pub fn new(cluster: Cluster, node_name: &str, keep_allowed: Duration, keep_denied: Duration, clock: Clock) -> Self {
+        Rights { cluster, node_name: node_name.to_owned(), keep_allowed, keep_denied, known: Reviews::new(clock) }
+    }
+
+    pub async fn allow(&self, who: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {
+        let review = self.question(who, verb, subresource);
+        let key = serde_json::to_vec(&review.spec).map_err(|error| error.to_string())?;
+        let ask = async {
+            let path = ObjectPath::all("authorization.k8s.io/v1", "subjectaccessreviews");
+            let answer: SubjectAccessReview =
+                calls::create(self.cluster.api.as_ref(), Lane::Ordinary, path, &review, ASK)
+                    .await
+                    .map_err(|error| format!("cannot ask for a right: {error}"))?;
+            let SubjectAccessReviewStatus { allowed, evaluation_error, .. } = answer.status.unwrap_or_default();
+            if let Some(error) = evaluation_error.filter(|error| !error.is_empty()) {
+                tracing::debug!(error, "a right was judged with errors");
+            }
+            Ok((allowed, if allowed { self.keep_allowed } else { self.keep_denied }))
+        };
+        self.known.get(Sha256::digest(key).into(), ask).await
+    }
+
+    fn question(&self, who: &Identity, verb: &str, subresource: &str) -> SubjectAccessReview {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let attributes = ResourceAttributes {
+            verb: some(verb),
+            version: some("v1"),
+            resource: some("nodes"),
+            subresource: some(subresource),
+            name: some(&self.node_name),
+            ..ResourceAttributes::default()
+        };
+        let spec = SubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            user: some(&who.user),
+            uid: some(&who.uid),
+            groups: Some(who.groups.clone()),
+            extra: (!who.extra.is_empty()).then(|| who.extra.clone()),
+            ..SubjectAccessReviewSpec::default()
+        };
+        SubjectAccessReview { spec, ..SubjectAccessReview::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_mean_what_upstream_takes_them_for() {
+        let cases = [
+            ("/pods", "pods,proxy"),
+            ("/pods/", "pods,proxy"),
+            ("/podsx", "proxy"),
+            ("/runningpods/", "pods,proxy"),
+            ("/healthz/syncloop", "healthz,proxy"),
+            ("/configz", "configz,proxy"),
+            ("/stats/summary", "stats"),
+            ("/metrics/cadvisor", "metrics"),
+            ("/metricsx", "proxy"),
+            ("/logs/syslog", "log"),
+            ("/checkpoint/a/b/c", "checkpoint"),
+            ("/statusz", "statusz"),
+            ("/flagz", "configz"),
+            ("/explain/default/web", "pods,proxy"),
+            ("/exec/default/web/c", "proxy"),
+            ("/containerLogs/default/web/c", "proxy"),
+            ("/", "proxy"),
+            ("", "proxy"),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(subresources_of(path).join(","), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn methods_the_api_has_no_verb_for_have_none() {
+        let shown = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
+            .map(|method| verb_of(&Method::from_bytes(method.as_bytes()).unwrap()));
+        assert_eq!(shown, ["get", "create", "update", "patch", "delete", "", "", ""]);
+    }
+}

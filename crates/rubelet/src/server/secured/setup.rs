@@ -1,0 +1,77 @@
+//! The port as it is configured.
+//!
+//! Owns: from `authentication`, `authorization` and the TLS fields to who may come in, and what is said about them at start.
+//! Upstream: `BuildAuth`, `InitializeTLS`.
+
+use std::{path::PathBuf, sync::Arc};
+
+use rubelet_core::config;
+
+use super::{
+    Guard, Secured,
+    authentication::{Authentication, Tokens},
+    authorization::{Authorization, Rights},
+    tls::{Tls, TlsSettings},
+};
+use crate::{certs::ServingFiles, cli::Options, server::Readers, world::World};
+
+impl Secured {
+    pub fn new(options: &Options, world: &World, readers: Readers, files: ServingFiles) -> (Self, Arc<Tls>) {
+        let told = &options.config;
+        let client_authority = &told.authentication.x509.client_ca_file;
+        let (tls, unknown_suites) = Tls::new(TlsSettings {
+            certificate: files.certificate,
+            key: files.key,
+            client_authority: (!client_authority.is_empty()).then(|| PathBuf::from(client_authority)),
+            min_version: told.tls_min_version.clone(),
+            cipher_suites: told.tls_cipher_suites.clone(),
+        });
+        for suite in unknown_suites {
+            tracing::warn!(suite, "tlsCipherSuites names a suite that is not offered here");
+        }
+        let tls = Arc::new(tls);
+        let guard = Guard {
+            authentication: authentication(options, world, &tls),
+            authorization: authorization(options, world),
+        };
+        let secured = Secured {
+            readers,
+            runtime: world.runtime.clone(),
+            guard: Arc::new(guard),
+            configuration: Arc::new(config::shown(told)),
+            debugging: told.enable_debugging_handlers,
+        };
+        (secured, tls)
+    }
+}
+
+fn authentication(options: &Options, world: &World, tls: &Arc<Tls>) -> Authentication {
+    let told = &options.config.authentication;
+    let cluster = world.cluster.clone().filter(|_| told.webhook.enabled);
+    if told.webhook.enabled && cluster.is_none() {
+        tracing::info!("there is no API server to ask about bearer tokens: nobody comes in with one");
+    }
+    Authentication {
+        tls: tls.clone(),
+        tokens: cluster.map(|cluster| Tokens::new(cluster, told.webhook.cache_ttl.as_std(), world.clock.clone())),
+        anonymous: told.anonymous.enabled,
+        clock: world.clock.clone(),
+    }
+}
+
+fn authorization(options: &Options, world: &World) -> Authorization {
+    let told = &options.config.authorization;
+    match (&world.cluster, told.mode.as_str()) {
+        (_, "AlwaysAllow") => Authorization::AlwaysAllow,
+        (None, _) => {
+            tracing::info!("there is no API server to ask for rights: nobody may use the kubelet's port");
+            Authorization::NobodyToAsk
+        }
+        (Some(cluster), _) => {
+            let (allowed, denied) =
+                (told.webhook.cache_authorized_ttl.as_std(), told.webhook.cache_unauthorized_ttl.as_std());
+            let node_name = &world.settings.node_name;
+            Authorization::Ask(Rights::new(cluster.clone(), node_name, allowed, denied, world.clock.clone()))
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The kubelet's port as its callers see it: over real TLS.
+
+use std::{fs, net::SocketAddr, path::Path, sync::Mutex};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
+};
+use rubelet_cri::client::CriClient;
+use rubelet_host::linux::LinuxHost;
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchStream};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinHandle,
+    time::{Duration, timeout},
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{
+    authentication::Tokens,
+    authorization::Rights,
+    tls::{Tls, TlsSettings},
+    *,
+};
+use crate::{
+    objects::Strategy,
+    server::{tests::readers, views},
+    world::{Clock, Cluster},
+};
+
+/// Knows who has a token and who may do what, and counts the questions.
+#[derive(Default)]
+struct Reviewer {
+    asked: Mutex<Vec<String>>,
+    is_away: Mutex<bool>,
+}
+
+#[async_trait]
+impl ApiServer for Reviewer {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        if *self.is_away.lock().unwrap() {
+            return Err(ApiError { kind: ApiErrorKind::Unreachable, message: "connection refused".to_owned() });
+        }
+        let mut review: Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
+        let spec = review["spec"].take();
+        review["status"] = if call.path.resource == "tokenreviews" {
+            let token = spec["token"].as_str().unwrap();
+            self.asked.lock().unwrap().push(format!("who is {token}?"));
+            let user = token.strip_prefix("token-of-");
+            json!({ "authenticated": user.is_some(), "user": { "username": user.unwrap_or_default() } })
+        } else {
+            let right = &spec["resourceAttributes"];
+            let (user, subresource) = (spec["user"].as_str().unwrap(), right["subresource"].as_str().unwrap());
+            let question = format!("may {user} {} {subresource}?", right["verb"].as_str().unwrap_or("-"));
+            self.asked.lock().unwrap().push(question);
+            assert_eq!((&right["resource"], &right["name"]), (&json!("nodes"), &json!("n1")));
+            json!({ "allowed": user == "root" || user == subresource })
+        };
+        review["spec"] = spec;
+        Ok(review.to_string().into())
+    }
+
+    async fn watch(&self, _watch: Watch) -> Result<WatchStream, ApiError> {
+        Ok(Box::pin(futures_util::stream::pending()))
+    }
+}
+
+/// Signs clients.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+struct Pair {
+    chain: String,
+    key: String,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn client(&self, name: &str) -> Pair {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        Pair { chain: certificate.pem(), key: key.serialize_pem() }
+    }
+}
+
+/// The port, ended with the value.
+struct Port {
+    address: SocketAddr,
+    dir: tempfile::TempDir,
+    authority: Authority,
+    reviewer: Arc<Reviewer>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    _sender: tokio::sync::watch::Sender<Arc<rubelet_core::snapshot::Snapshot>>,
+}
+
+impl Port {
+    async fn open(anonymous: bool) -> Port {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::system();
+        make_certificate(dir.path()).await;
+        let authority = Authority::new();
+        fs::write(dir.path().join("ca.crt"), authority.0.pem()).unwrap();
+        let web = views::tests::view("default", "web-n1", &["a"], &[], json!({ "phase": "Running" }));
+        let (sender, readers) = readers(views::tests::snapshot("n1", [("u1", web)]), dir.path());
+        let reviewer = Arc::new(Reviewer::default());
+        let cluster = Cluster::new(reviewer.clone(), Strategy::Watch, "n1", &clock);
+        let (tls, _) = Tls::new(TlsSettings {
+            certificate: dir.path().join("kubelet.crt"),
+            key: dir.path().join("kubelet.key"),
+            client_authority: Some(dir.path().join("ca.crt")),
+            min_version: String::new(),
+            cipher_suites: Vec::new(),
+        });
+        let (tls, minute) = (Arc::new(tls), Duration::from_secs(60));
+        let tokens = Some(Tokens::new(cluster.clone(), minute, clock.clone()));
+        let rights = Rights::new(cluster, "n1", minute, minute, clock.clone());
+        let guard = Guard {
+            authentication: Authentication { tls: tls.clone(), tokens, anonymous, clock },
+            authorization: Authorization::Ask(rights),
+        };
+        let endpoint = format!("unix://{}/no.sock", dir.path().display());
+        let secured = Secured {
+            readers,
+            runtime: Arc::new(CriClient::new(&endpoint, &endpoint, Duration::from_secs(1)).unwrap()),
+            guard: Arc::new(guard),
+            configuration: Arc::new(json!({ "kind": "KubeletConfiguration" })),
+            debugging: true,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let task = tokio::spawn(serve(listener, tls, secured, stop.clone()));
+        Port { address, dir, authority, reviewer, stop, task, _sender: sender }
+    }
+
+    async fn connect(&self, pair: Option<&Pair>, protocol: &[u8]) -> TlsStream<TcpStream> {
+        let mut roots = RootCertStore::empty();
+        let chain = fs::read(self.dir.path().join("kubelet.crt")).unwrap();
+        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&chain).map(Result::unwrap));
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match pair {
+            None => config.with_no_client_auth(),
+            Some(pair) => {
+                let chain = CertificateDer::pem_slice_iter(pair.chain.as_bytes()).map(Result::unwrap).collect();
+                config
+                    .with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap())
+                    .unwrap()
+            }
+        };
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        TlsConnector::from(Arc::new(config)).connect("n1".try_into().unwrap(), stream).await.unwrap()
+    }
+
+    /// Status and the beginning of the body.
+    async fn ask(&self, caller: &Caller<'_>, request: &str) -> String {
+        let (pair, token) = match caller {
+            Caller::Nobody => (None, None),
+            Caller::Token(token) => (None, Some(token)),
+            Caller::Certificate(pair) => (Some(*pair), None),
+        };
+        let mut stream = self.connect(pair, b"http/1.1").await;
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let request = format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{token}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let body: String = body.replace('\n', "|").chars().take(90).collect();
+        format!("{} {body}", head.split(' ').nth(1).unwrap())
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.reviewer.asked.lock().unwrap())
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        timeout(Duration::from_secs(5), self.task).await.expect("the server ends at stop").unwrap();
+    }
+}
+
+async fn make_certificate(dir: &Path) {
+    let now = Clock::system().now().wall;
+    crate::certs::self_signed(&LinuxHost::default(), dir, "n1", &[], now).await.unwrap();
+}
+
+enum Caller<'a> {
+    Nobody,
+    Token(&'a str),
+    Certificate(&'a Pair),
+}
+
+#[tokio::test]
+async fn no_route_answers_anyone_it_should_not() {
+    let port = Port::open(false).await;
+    let (root, stranger) = (port.authority.client("root"), Authority::new().client("root"));
+    let callers = [
+        ("nobody", Caller::Nobody),
+        ("bad token", Caller::Token("guessed")),
+        ("a stranger's certificate", Caller::Certificate(&stranger)),
+        ("metrics", Caller::Token("token-of-metrics")),
+        ("pods", Caller::Token("token-of-pods")),
+        ("root", Caller::Certificate(&root)),
+    ];
+    let mut matrix = String::new();
+    for request in [
+        "GET /healthz",
+        "GET /pods",
+        "POST /pods",
+        "GET /runningpods/",
+        "GET /configz",
+        "GET /containerLogs/default/web-n1/a",
+        "GET /containerLogs/default/other/a",
+        "POST /exec/default/web-n1/a?output=1&command=ls",
+        "POST /run/default/web-n1/a?cmd=ls",
+        "GET /portForward/default/web-n1",
+        "GET /nothing",
+        "HEAD /pods",
+    ] {
+        for (name, caller) in &callers {
+            let answer = port.ask(caller, request).await;
+            matrix.push_str(format!("{request:48} {name:25} {answer}").trim_end());
+            matrix.push('\n');
+        }
+    }
+    port.end().await;
+    insta::assert_snapshot!(matrix, @r#"
+    GET /healthz                                     nobody                    401 Unauthorized
+    GET /healthz                                     bad token                 401 Unauthorized
+    GET /healthz                                     a stranger's certificate  401 Unauthorized
+    GET /healthz                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[healthz proxy])|
+    GET /healthz                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[healthz proxy])|
+    GET /healthz                                     root                      200 ok
+    GET /pods                                        nobody                    401 Unauthorized
+    GET /pods                                        bad token                 401 Unauthorized
+    GET /pods                                        a stranger's certificate  401 Unauthorized
+    GET /pods                                        metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
+    GET /pods                                        pods                      200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","namespace":"default"},"spec":{"c
+    GET /pods                                        root                      200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","namespace":"default"},"spec":{"c
+    POST /pods                                       nobody                    401 Unauthorized
+    POST /pods                                       bad token                 401 Unauthorized
+    POST /pods                                       a stranger's certificate  401 Unauthorized
+    POST /pods                                       metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[pods proxy])|
+    POST /pods                                       pods                      405 405: Method Not Allowed|
+    POST /pods                                       root                      405 405: Method Not Allowed|
+    GET /runningpods/                                nobody                    401 Unauthorized
+    GET /runningpods/                                bad token                 401 Unauthorized
+    GET /runningpods/                                a stranger's certificate  401 Unauthorized
+    GET /runningpods/                                metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
+    GET /runningpods/                                pods                      200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}}
+    GET /runningpods/                                root                      200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}}
+    GET /configz                                     nobody                    401 Unauthorized
+    GET /configz                                     bad token                 401 Unauthorized
+    GET /configz                                     a stranger's certificate  401 Unauthorized
+    GET /configz                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[configz proxy])|
+    GET /configz                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[configz proxy])|
+    GET /configz                                     root                      200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
+    GET /containerLogs/default/web-n1/a              nobody                    401 Unauthorized
+    GET /containerLogs/default/web-n1/a              bad token                 401 Unauthorized
+    GET /containerLogs/default/web-n1/a              a stranger's certificate  401 Unauthorized
+    GET /containerLogs/default/web-n1/a              metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /containerLogs/default/web-n1/a              pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /containerLogs/default/web-n1/a              root                      400 container "a" in pod "web-n1" is not available
+    GET /containerLogs/default/other/a               nobody                    401 Unauthorized
+    GET /containerLogs/default/other/a               bad token                 401 Unauthorized
+    GET /containerLogs/default/other/a               a stranger's certificate  401 Unauthorized
+    GET /containerLogs/default/other/a               metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /containerLogs/default/other/a               pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /containerLogs/default/other/a               root                      404 pod "other" does not exist
+    POST /exec/default/web-n1/a?output=1&command=ls  nobody                    401 Unauthorized
+    POST /exec/default/web-n1/a?output=1&command=ls  bad token                 401 Unauthorized
+    POST /exec/default/web-n1/a?output=1&command=ls  a stranger's certificate  401 Unauthorized
+    POST /exec/default/web-n1/a?output=1&command=ls  metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[proxy])|
+    POST /exec/default/web-n1/a?output=1&command=ls  pods                      403 Forbidden (user=pods, verb=create, resource=nodes, subresource(s)=[proxy])|
+    POST /exec/default/web-n1/a?output=1&command=ls  root                      500 container not found ("a")
+    POST /run/default/web-n1/a?cmd=ls                nobody                    401 Unauthorized
+    POST /run/default/web-n1/a?cmd=ls                bad token                 401 Unauthorized
+    POST /run/default/web-n1/a?cmd=ls                a stranger's certificate  401 Unauthorized
+    POST /run/default/web-n1/a?cmd=ls                metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[proxy])|
+    POST /run/default/web-n1/a?cmd=ls                pods                      403 Forbidden (user=pods, verb=create, resource=nodes, subresource(s)=[proxy])|
+    POST /run/default/web-n1/a?cmd=ls                root                      500 container not found ("a")
+    GET /portForward/default/web-n1                  nobody                    401 Unauthorized
+    GET /portForward/default/web-n1                  bad token                 401 Unauthorized
+    GET /portForward/default/web-n1                  a stranger's certificate  401 Unauthorized
+    GET /portForward/default/web-n1                  metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /portForward/default/web-n1                  pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /portForward/default/web-n1                  root                      500 rpc error: code = Unavailable desc = No such file or directory (os error 2): No such file
+    GET /nothing                                     nobody                    401 Unauthorized
+    GET /nothing                                     bad token                 401 Unauthorized
+    GET /nothing                                     a stranger's certificate  401 Unauthorized
+    GET /nothing                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /nothing                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
+    GET /nothing                                     root                      404 404 page not found|
+    HEAD /pods                                       nobody                    401
+    HEAD /pods                                       bad token                 401
+    HEAD /pods                                       a stranger's certificate  401
+    HEAD /pods                                       metrics                   403
+    HEAD /pods                                       pods                      200
+    HEAD /pods                                       root                      200
+    "#);
+}
+
+#[tokio::test]
+async fn strangers_come_in_only_where_they_may_and_only_if_they_claim_to_be_nobody() {
+    let port = Port::open(true).await;
+    let forbidden = "403 Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[pods proxy])|";
+    assert_eq!(port.ask(&Caller::Nobody, "GET /pods").await, forbidden);
+    assert_eq!(port.ask(&Caller::Token("guessed"), "GET /pods").await, "401 Unauthorized");
+    let stranger = Authority::new().client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&stranger), "GET /pods").await, "401 Unauthorized");
+    port.end().await;
+}
+
+#[tokio::test]
+async fn answers_hold_while_the_api_server_is_away_and_others_are_refused() {
+    let port = Port::open(false).await;
+    let known = Caller::Token("token-of-healthz");
+    for _ in 0..3 {
+        assert_eq!(port.ask(&known, "GET /healthz").await, "200 ok");
+    }
+    assert_eq!(port.asked(), ["who is token-of-healthz?", "may healthz get healthz?"]);
+    *port.reviewer.is_away.lock().unwrap() = true;
+    assert_eq!(port.ask(&known, "GET /healthz").await, "200 ok");
+    assert_eq!(port.ask(&Caller::Token("token-of-pods"), "GET /pods").await, "401 Unauthorized");
+    let error = "500 Authorization error (user=healthz, verb=get, resource=nodes, subresource=pods)";
+    assert_eq!(port.ask(&known, "GET /pods").await, error);
+    *port.reviewer.is_away.lock().unwrap() = false;
+    assert!(port.ask(&Caller::Token("token-of-pods"), "GET /pods").await.starts_with("200 "));
+    port.end().await;
+}
+
+#[tokio::test]
+async fn a_new_certificate_and_a_new_authority_count_without_a_restart() {
+    let mut port = Port::open(false).await;
+    let old = port.authority.client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&old), "GET /healthz").await, "200 ok");
+    for name in ["kubelet.crt", "kubelet.key"] {
+        fs::remove_file(port.dir.path().join(name)).unwrap();
+    }
+    // Nothing to read: what was read last still serves, and then the new one does.
+    make_certificate(port.dir.path()).await;
+    port.authority = Authority::new();
+    fs::write(port.dir.path().join("ca.crt"), port.authority.0.pem()).unwrap();
+    assert_eq!(port.ask(&Caller::Certificate(&old), "GET /healthz").await, "401 Unauthorized");
+    let new = port.authority.client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&new), "GET /healthz").await, "200 ok");
+    fs::write(port.dir.path().join("ca.crt"), "half wri").unwrap();
+    assert_eq!(port.ask(&Caller::Certificate(&new), "GET /healthz").await, "200 ok");
+    port.end().await;
+}
+
+#[tokio::test]
+async fn callers_may_speak_http_2() {
+    let port = Port::open(false).await;
+    let pair = port.authority.client("root");
+    let stream = hyper_util::rt::TokioIo::new(port.connect(Some(&pair), b"h2").await);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for _ in 0..3 {
+        let request = http::Request::get("https://n1/healthz").body(http_body_util::Empty::<Bytes>::new()).unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+    }
+    drop(sender);
+    connection.await.unwrap().unwrap();
+    port.end().await;
+}

@@ -1,0 +1,276 @@
+//! The listener that speaks TLS: which certificate it shows, and which authority its callers should know.
+//!
+//! Owns: reading both anew when their files change, versions and cipher suites. Never: decides whether a caller's certificate is
+//! good; whoever shows none is served too (`authentication.rs`).
+//! Upstream: `ListenAndServeKubeletServer`, `InitializeTLS`, `dynamiccertificates`.
+
+use std::{
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use rubelet_host::{fs::read_file, linux::blocking};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
+    SupportedProtocolVersion,
+    client::danger::HandshakeSignatureValid,
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _},
+    server::{
+        WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    version::{TLS12, TLS13},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::server::connections::{Accept, Opened, Peer, Protocol};
+
+const PEM_MAX_BYTES: u64 = 1 << 20;
+/// A handshake is two round trips.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What the server is told about TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// May be missing for now: a certificate that was asked for and not yet signed.
+    pub certificate: PathBuf,
+    /// May be the same file.
+    pub key: PathBuf,
+    /// `clientCAFile`.
+    pub client_authority: Option<PathBuf>,
+    /// `tlsMinVersion`: `VersionTLS12` or empty, or `VersionTLS13`.
+    pub min_version: String,
+    /// `tlsCipherSuites` by their names; empty means all. Those of TLS 1.3 cannot be chosen.
+    pub cipher_suites: Vec<String>,
+}
+
+/// The settings with what their files hold now.
+#[derive(Debug)]
+pub struct Tls {
+    settings: TlsSettings,
+    loaded: Mutex<Option<Loaded>>,
+}
+
+#[derive(Clone, Debug)]
+struct Loaded {
+    stamps: [Stamp; 3],
+    server: Arc<ServerConfig>,
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+/// What differs when a file was written anew, or another was put in its place.
+type Stamp = Option<(u64, u64, i64, i64)>;
+
+impl Tls {
+    /// Names the suites that are asked for and not to be had.
+    pub fn new(settings: TlsSettings) -> (Self, Vec<String>) {
+        let known: Vec<String> = ring::ALL_CIPHER_SUITES.iter().map(|suite| suite_name(*suite)).collect();
+        let unknown = settings.cipher_suites.iter().filter(|name| !known.contains(name)).cloned().collect();
+        (Tls { settings, loaded: Mutex::default() }, unknown)
+    }
+
+    async fn acceptor(&self) -> io::Result<TlsAcceptor> {
+        Ok(TlsAcceptor::from(self.current().await?.server))
+    }
+
+    /// Who decides whether a caller's certificate is good; `None` when there is no authority to judge by.
+    pub async fn client_verifier(&self) -> io::Result<Option<Arc<dyn ClientCertVerifier>>> {
+        Ok(self.current().await?.verifier)
+    }
+
+    /// Reads the files when they are not those that were read last. A new file that is no good leaves the old one in use.
+    async fn current(&self) -> io::Result<Loaded> {
+        let known = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let settings = self.settings.clone();
+        let known_stamps = known.as_ref().map(|known| known.stamps);
+        let read = blocking(move || {
+            let stamps = settings.stamps();
+            if Some(stamps) == known_stamps {
+                return Ok(None);
+            }
+            settings.load(stamps).map(Some).map_err(io::Error::other)
+        });
+        let new = match (read.await, known) {
+            (Ok(None), Some(known)) => return Ok(known),
+            (Ok(Some(new)), _) => new,
+            (Err(error), Some(known)) => {
+                tracing::warn!("keeping the old serving certificate and client authority: {error}");
+                return Ok(known);
+            }
+            (Err(error), None) => return Err(error),
+            (Ok(None), None) => return Err(io::Error::other("nothing was read")),
+        };
+        *self.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(new.clone());
+        Ok(new)
+    }
+}
+
+impl TlsSettings {
+    fn stamps(&self) -> [Stamp; 3] {
+        [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()].map(|path| {
+            let metadata = std::fs::metadata(path?).ok()?;
+            Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
+        })
+    }
+
+    fn load(&self, stamps: [Stamp; 3]) -> Result<Loaded, String> {
+        let provider = Arc::new(self.provider());
+        let (verifier, hints) = match &self.client_authority {
+            None => (None, Vec::new()),
+            Some(path) => {
+                let roots = Arc::new(roots(path)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
+                let verifier = verifier.map_err(|error| format!("{}: {error}", path.display()))?;
+                (Some(verifier as Arc<dyn ClientCertVerifier>), roots.subjects())
+            }
+        };
+        let chain = certificates(&self.certificate).map_err(|error| match stamps[0] {
+            None => "no serving certificate available for the kubelet".to_owned(),
+            Some(_) => error,
+        })?;
+        let key = private_key(&self.key)?;
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(self.versions())
+            .map_err(|error| format!("tlsCipherSuites: {error}"))?
+            .with_client_cert_verifier(Arc::new(AnyClient { provider, hints }))
+            .with_single_cert(chain, key)
+            .map_err(|error| format!("{}: {error}", self.certificate.display()))?;
+        server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Loaded { stamps, server: Arc::new(server), verifier })
+    }
+
+    fn provider(&self) -> CryptoProvider {
+        let mut provider = ring::default_provider();
+        if !self.cipher_suites.is_empty() {
+            let wanted = |suite: &rustls::SupportedCipherSuite| {
+                suite.tls13().is_some() || self.cipher_suites.contains(&suite_name(*suite))
+            };
+            provider.cipher_suites.retain(wanted);
+        }
+        provider
+    }
+
+    fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+        const NEWEST: &[&SupportedProtocolVersion] = &[&TLS13];
+        const BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
+        if self.min_version == "VersionTLS13" { NEWEST } else { BOTH }
+    }
+}
+
+/// As Go and the standard call it: `TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256`.
+fn suite_name(suite: rustls::SupportedCipherSuite) -> String {
+    format!("{:?}", suite.suite()).replacen("TLS13_", "TLS_", 1)
+}
+
+fn roots(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match read {
+        Ok(read) if !read.is_empty() => Ok(read),
+        Ok(_) => Err(format!("{}: holds no certificate in PEM", path.display())),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    let pem = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// A port that answers in TLS.
+#[derive(Debug)]
+pub struct TlsListener {
+    pub listener: TcpListener,
+    pub tls: Arc<Tls>,
+}
+
+impl Accept for TlsListener {
+    type Raw = TcpStream;
+    type Stream = TlsStream<TcpStream>;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        self.listener.accept().await.map(|(stream, _)| stream)
+    }
+
+    fn open(&self, raw: TcpStream) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static {
+        let tls = self.tls.clone();
+        async move {
+            // Small answers of exec and attach must not wait for more to come.
+            raw.set_nodelay(true)?;
+            let stream = timeout(HANDSHAKE, async { tls.acceptor().await?.accept(raw).await }).await??;
+            let connection = stream.get_ref().1;
+            let protocol = match connection.alpn_protocol() {
+                Some(b"h2") => Protocol::Http2,
+                _ => Protocol::Http1,
+            };
+            let shown = connection.peer_certificates().unwrap_or_default();
+            let certificates = shown.iter().map(|certificate| certificate.clone().into_owned()).collect();
+            Ok(Opened { stream, protocol, peer: Peer { certificates } })
+        }
+    }
+}
+
+/// Takes any certificate whose key the caller holds: a stranger is to get an answer, not an alert, and the authority may
+/// change while a connection lasts.
+#[derive(Debug)]
+struct AnyClient {
+    provider: Arc<CryptoProvider>,
+    hints: Vec<DistinguishedName>,
+}
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
