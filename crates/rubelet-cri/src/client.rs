@@ -26,6 +26,8 @@ const KUBE_RUNTIME_API_VERSION: &str = "0.1.0";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pulls have no limit of their own, the caller's deadline holds. gRPC wants one, so that a lost caller leaves none behind.
 const PULL_TIMEOUT: Duration = Duration::from_secs(86_400);
+/// A hundred years. A pod may ask for a longer grace period, but neither gRPC nor a runtime can count that far.
+const FOREVER_SECS: i64 = 100 * 365 * 86_400;
 /// Events are hints that coalesce into looks; a reader that is behind by more than this makes the runtime wait.
 const EVENT_BACKLOG: usize = 64;
 
@@ -159,6 +161,7 @@ impl ContainerRuntime for CriClient {
     }
 
     async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()> {
+        let timeout_secs = timeout_secs.min(FOREVER_SECS);
         let request = v1::StopContainerRequest { container_id: container_id.to_owned(), timeout: timeout_secs };
         let grace = Duration::from_secs(u64::try_from(timeout_secs).unwrap_or(0));
         let mut client = self.runtime.clone();
@@ -201,10 +204,11 @@ impl ContainerRuntime for CriClient {
         command: &[String],
         timeout: Duration,
     ) -> RpcResult<v1::ExecSyncResponse> {
+        let timeout = timeout.min(Duration::from_secs(FOREVER_SECS.unsigned_abs()));
         let request = v1::ExecSyncRequest {
             container_id: container_id.to_owned(),
             cmd: command.to_vec(),
-            timeout: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            timeout: i64::try_from(timeout.as_secs()).unwrap_or(FOREVER_SECS),
         };
         let mut client = self.runtime.clone();
         // The runtime keeps the command's time; ours is for a runtime that does not.
@@ -420,5 +424,14 @@ mod tests {
         let error = client.status().await.unwrap_err();
         assert_eq!((error.method, error.kind), ("Status", RpcErrorKind::Unavailable), "{error}");
         assert!(error.message.contains("No such file"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn more_time_than_can_be_counted_is_a_very_long_time() {
+        let client = CriClient::new("/nonexistent/cri.sock", "", Duration::from_secs(2)).unwrap();
+        let stopped = client.stop_container("c", i64::MAX).await;
+        assert_eq!(stopped.unwrap_err().kind, RpcErrorKind::Unavailable);
+        let ran = client.exec_sync("c", &["true".to_owned()], Duration::MAX).await;
+        assert_eq!(ran.unwrap_err().kind, RpcErrorKind::Unavailable);
     }
 }
