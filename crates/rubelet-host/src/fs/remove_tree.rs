@@ -29,16 +29,22 @@ const MAX_OPEN: usize = 16;
 /// How often a directory that somebody keeps filling is gone through before we say so.
 const MAX_PASSES: u32 = 64;
 
+/// Nothing can be called by a longer name (`NAME_MAX`), though a pod's names together can be that long.
+const MAX_NAME_BYTES: usize = 255;
+
 /// See `Host::remove_tree`. Stops soon after `abandoned` is raised.
 pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name to remove", path.display())));
+    };
+    if name.len() > MAX_NAME_BYTES {
+        return Ok(());
+    }
     // Asked first, so that a tree with a mount in it stays whole instead of half removed.
     if let Some(point) = mount::mounts_below(path)?.first() {
         let message = format!("{} is still mounted", point.display());
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
     }
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name to remove", path.display())));
-    };
     let name = CString::new(name.as_bytes())?;
     let parent =
         match rustix::fs::openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
@@ -280,6 +286,15 @@ mod tests {
         remove(&tree).unwrap();
         yard.assert_only_the_tree_is_gone();
         remove(&tree).unwrap();
+    }
+
+    #[test]
+    fn what_no_file_can_be_called_is_gone_already() {
+        let yard = Yard::new();
+        fs::write(yard.tree().join("x".repeat(MAX_NAME_BYTES)), "").unwrap();
+        let name = "x".repeat(MAX_NAME_BYTES + 1);
+        assert_eq!(fs::write(yard.tree().join(&name), "").unwrap_err().kind(), io::ErrorKind::InvalidFilename);
+        remove(&yard.tree().join(&name)).unwrap();
     }
 
     #[test]
