@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod agent;
+pub mod api_pod;
 pub mod cgroups;
 pub mod config;
 pub mod container;

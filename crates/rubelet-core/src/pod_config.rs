@@ -74,8 +74,12 @@ impl PodConfig {
         let (pods, refused) = without_duplicates(known.into_iter().chain(new), source);
         for (uid, pod) in pods {
             let (op, pod) = match before.remove(&uid) {
-                Some(known) => compared(known, &pod, source),
-                None => (Some(ConfigOp::Add), marked(&pod, source, &now.to_string())),
+                Some(known) => compared(known, pod, source),
+                None => {
+                    let seen =
+                        seen(&pod).filter(|_| source == Source::Api).map_or_else(|| now.to_string(), str::to_owned);
+                    (Some(ConfigOp::Add), marked(pod, source, &seen))
+                }
             };
             if let Some(op) = op {
                 changed.entry(op).or_default().push(pod.clone());
@@ -143,8 +147,11 @@ fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
 }
 
 /// What has changed, and the pod to go on with.
-fn compared(known: Arc<Pod>, new: &Pod, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
-    let op = if differ_in_meaning(&known, new) {
+fn compared(known: Arc<Pod>, new: Arc<Pod>, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
+    if Arc::ptr_eq(&known, &new) {
+        return (None, known);
+    }
+    let op = if differ_in_meaning(&known, &new) {
         // A pod that is ending stays so, whatever else changes about it.
         if new.metadata.deletion_timestamp.is_some() { ConfigOp::Delete } else { ConfigOp::Update }
     } else if known.status != new.status {
@@ -152,14 +159,14 @@ fn compared(known: Arc<Pod>, new: &Pod, source: Source) -> (Option<ConfigOp>, Ar
     } else {
         return (None, known);
     };
-    let seen = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(SEEN_ANNOTATION));
-    let mut pod = Pod::clone(&marked(new, source, seen.map_or("", String::as_str)));
-    let mirror = known.metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR_ANNOTATION));
-    if let Some(mirror) = mirror {
-        let annotations = pod.metadata.annotations.get_or_insert_default();
-        annotations.insert(MIRROR_ANNOTATION.to_owned(), mirror.clone());
+    let mut pod = marked(new, source, seen(&known).unwrap_or_default());
+    if let Some(mirror) = annotation(&known, MIRROR_ANNOTATION)
+        && annotation(&pod, MIRROR_ANNOTATION) != Some(mirror)
+    {
+        let annotations = Arc::make_mut(&mut pod).metadata.annotations.get_or_insert_default();
+        annotations.insert(MIRROR_ANNOTATION.to_owned(), mirror.to_owned());
     }
-    (Some(op), Arc::new(pod))
+    (Some(op), pod)
 }
 
 fn differ_in_meaning(known: &Pod, new: &Pod) -> bool {
@@ -175,12 +182,28 @@ fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     annotations.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
 }
 
-fn marked(pod: &Pod, source: Source, seen: &str) -> Arc<Pod> {
-    let mut pod = pod.clone();
+/// When this run of the agent first saw the pod, if it is marked with it.
+pub fn seen(pod: &Pod) -> Option<&str> {
+    annotation(pod, SEEN_ANNOTATION)
+}
+
+/// Writes the node's marks into a pod. A source that keeps its pods marks them itself, so that they need not be copied for it.
+pub fn mark(pod: &mut Pod, source: Source, seen: &str) {
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.as_str().to_owned());
     annotations.insert(SEEN_ANNOTATION.to_owned(), seen.to_owned());
-    Arc::new(pod)
+}
+
+fn marked(mut pod: Arc<Pod>, source: Source, first_seen: &str) -> Arc<Pod> {
+    let is_marked = annotation(&pod, SOURCE_ANNOTATION) == Some(source.as_str()) && seen(&pod) == Some(first_seen);
+    if !is_marked {
+        mark(Arc::make_mut(&mut pod), source, first_seen);
+    }
+    pod
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -289,6 +312,27 @@ mod tests {
         assert_eq!(annotations[SOURCE_ANNOTATION], "http");
         assert_eq!(annotations[SEEN_ANNOTATION], "1970-01-01T00:00:00Z");
         assert_eq!(annotations["a"], "2");
+    }
+
+    #[test]
+    fn a_pod_of_the_api_that_is_marked_already_is_not_copied() {
+        let marked = |change: &serde_json::Value| {
+            let mut pod = pod("a", "a1", change);
+            mark(Arc::make_mut(&mut pod), Source::Api, "1970-01-01T00:00:00Z");
+            pod
+        };
+        let mut config = PodConfig::default();
+        for change in
+            [json!({}), json!({ "/status": { "phase": "Running" } }), json!({ "/metadata/annotations/a": "2" })]
+        {
+            let pod = marked(&change);
+            let changes = config.update(Source::Api, vec![pod.clone()], at(99));
+            assert!(Arc::ptr_eq(&changes.updates[0].pods[0], &pod), "{change}");
+            assert_eq!(config.update(Source::Api, vec![pod], at(99)), Changes::default());
+        }
+        // Elsewhere the mark is what somebody wrote into a manifest.
+        let changes = config.update(Source::File, vec![marked(&json!({}))], at(99));
+        assert_eq!(seen(&changes.updates[0].pods[0]), Some("1970-01-01T00:01:39Z"));
     }
 
     #[test]

@@ -203,7 +203,8 @@ fn start_sources(
     let node_name = world.settings.node_name.clone();
     if let Some(cluster) = &world.cluster {
         let seed = spread(&node_name);
-        inputs.spawn(sources::api::run(cluster.api.clone(), node_name.clone(), seed, sights, handles.inbox.clone()));
+        let api = cluster.api.clone();
+        inputs.spawn(sources::api::run(api, world.clone(), seed, sights, handles.inbox.clone()));
     }
     if !config.static_pod_path.is_empty() {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;

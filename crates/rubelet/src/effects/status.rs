@@ -11,6 +11,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use rubelet_core::{
+    api_pod,
     effect::{EffectError, ErrorKind, Facts},
     id::{PodRef, namespace_of},
     manifest::HASH_ANNOTATION,
@@ -28,8 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(25);
 pub async fn patch_status(world: &World, pod: &PodRef, patch: &Value) -> Result<Facts, EffectError> {
     let path = path_of(pod).sub("status");
     let stored = request(world, Verb::Patch(PatchKind::StrategicMerge), path, Some(patch)).await?;
-    let mut stored: Pod = serde_json::from_slice(&stored).map_err(|error| unreadable(pod, &error))?;
-    stored.metadata.managed_fields = None;
+    let stored = api_pod::decode(&stored).map_err(|error| unreadable(pod, &error))?;
     Ok(Facts::ApiPod(Arc::new(stored)))
 }
 

@@ -1,15 +1,18 @@
 //! Pods of this node in the API.
 //!
 //! Owns: the node's set of pods as the API server last said it. It speaks for the first time after a complete list, so nothing
-//! is taken for unwanted while the API server is away. Never: keeps what a pod does not need (its managed fields).
+//! is taken for unwanted while the API server is away. The pods it keeps are those the core works with, not copies.
 //! Upstream: `config/apiserver.go`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
+    api_pod,
     event::{Event, Source},
     id::PodUid,
+    pod_config::{mark, seen},
 };
 use rubelet_kube::{
     port::{ApiServer, ObjectPath},
@@ -18,7 +21,7 @@ use rubelet_kube::{
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 
-use crate::node::follow::Sight;
+use crate::{node::follow::Sight, world::World};
 
 /// Who follows is faster than any server; what is beyond this waits in the connection.
 const CHANGES_CAPACITY: usize = 64;
@@ -28,13 +31,13 @@ const CHANGES_CAPACITY: usize = 64;
 /// Nothing is told before the node was seen, for pods are judged by it.
 pub async fn run(
     api: Arc<dyn ApiServer>,
-    node_name: String,
+    world: World,
     seed: u64,
     mut sights: watch::Receiver<Sight>,
     inbox: mpsc::Sender<Event>,
 ) {
-    let selection =
-        Selection { collection: ObjectPath::all("v1", "pods"), fields: Some(format!("spec.nodeName={node_name}")) };
+    let fields = Some(format!("spec.nodeName={}", world.settings.node_name));
+    let selection = Selection { collection: ObjectPath::all("v1", "pods"), fields };
     let (sender, mut changes) = mpsc::channel(CHANGES_CAPACITY);
     let following = reflector::follow(api.as_ref(), &selection, seed, &sender);
     let telling = async {
@@ -43,10 +46,11 @@ pub async fn run(
         }
         let mut pods = Pods::default();
         while let Some(change) = changes.recv().await {
-            pods.apply(change);
+            let now = world.clock.now().wall;
+            pods.apply(change, now);
             // What has already come is told together.
             while let Ok(change) = changes.try_recv() {
-                pods.apply(change);
+                pods.apply(change, now);
             }
             if inbox.send(Event::Config { source: Source::Api, pods: pods.all() }).await.is_err() {
                 return;
@@ -66,15 +70,18 @@ pub async fn run(
 struct Pods(BTreeMap<PodUid, Arc<Pod>>);
 
 impl Pods {
-    fn apply(&mut self, change: Change) {
+    fn apply(&mut self, change: Change, now: Timestamp) {
         match change {
             Change::Replaced(objects) => {
-                let mut before = std::mem::take(&mut self.0);
+                let before = std::mem::take(&mut self.0);
                 for object in &objects {
-                    self.put(object, &mut before);
+                    self.put(object, &before, now);
                 }
             }
-            Change::Applied(object) => self.put(&object, &mut BTreeMap::new()),
+            Change::Applied(object) => {
+                let before = uid_of(&object).and_then(|uid| self.0.remove_entry(&uid));
+                self.put(&object, &BTreeMap::from_iter(before), now);
+            }
             Change::Deleted(object) => {
                 if let Some(uid) = uid_of(&object) {
                     self.0.remove(&uid);
@@ -84,11 +91,16 @@ impl Pods {
     }
 
     /// A pod that cannot be read stays as it was: an odd field must not end what runs.
-    fn put(&mut self, object: &[u8], before: &mut BTreeMap<PodUid, Arc<Pod>>) {
-        match serde_json::from_slice::<Pod>(object) {
+    fn put(&mut self, object: &[u8], before: &BTreeMap<PodUid, Arc<Pod>>, now: Timestamp) {
+        match api_pod::decode(object) {
             Ok(mut pod) => {
-                pod.metadata.managed_fields = None;
-                self.0.insert(PodUid::of(&pod), Arc::new(pod));
+                let uid = PodUid::of(&pod);
+                let known = before.get(&uid);
+                let first_seen = known.and_then(|known| seen(known)).map_or_else(|| now.to_string(), str::to_owned);
+                mark(&mut pod, Source::Api, &first_seen);
+                // After a list most are what they were.
+                let same = known.filter(|known| ***known == pod).cloned();
+                self.0.insert(uid, same.unwrap_or_else(|| Arc::new(pod)));
             }
             Err(error) => {
                 let uid = uid_of(object);
@@ -96,10 +108,8 @@ impl Pods {
                     uid = uid.as_ref().map(PodUid::as_str),
                     "a pod of the API server cannot be read: {error}"
                 );
-                if let Some(uid) = uid
-                    && let Some(pod) = before.remove(&uid)
-                {
-                    self.0.insert(uid, pod);
+                if let Some((uid, pod)) = uid.and_then(|uid| before.get_key_value(&uid)) {
+                    self.0.insert(uid.clone(), pod.clone());
                 }
             }
         }
@@ -134,6 +144,12 @@ mod tests {
         Bytes::from(text)
     }
 
+    impl Pods {
+        fn hear(&mut self, change: Change) {
+            self.apply(change, Timestamp::UNIX_EPOCH);
+        }
+    }
+
     fn shown(pods: &Pods) -> String {
         let phase = |pod: &Pod| pod.status.clone().unwrap_or_default().phase.unwrap_or_default();
         let lines = pods.all().iter().map(|pod| format!("{} {}", PodUid::of(pod), phase(pod))).collect::<Vec<_>>();
@@ -143,12 +159,12 @@ mod tests {
     #[test]
     fn a_list_replaces_all_and_changes_go_on_from_it() {
         let mut pods = Pods::default();
-        pods.apply(Change::Replaced(vec![object("a", "Pending"), object("b", "Running")]));
-        pods.apply(Change::Applied(object("a", "Running")));
-        pods.apply(Change::Deleted(object("b", "Running")));
+        pods.hear(Change::Replaced(vec![object("a", "Pending"), object("b", "Running")]));
+        pods.hear(Change::Applied(object("a", "Running")));
+        pods.hear(Change::Deleted(object("b", "Running")));
         assert_eq!(shown(&pods), "a Running");
         assert!(pods.all()[0].metadata.managed_fields.is_none());
-        pods.apply(Change::Replaced(vec![object("c", "Pending")]));
+        pods.hear(Change::Replaced(vec![object("c", "Pending")]));
         assert_eq!(shown(&pods), "c Pending");
     }
 
@@ -156,10 +172,21 @@ mod tests {
     fn a_pod_that_cannot_be_read_stays_as_it_was() {
         let odd = |uid: &str| Bytes::from(format!(r#"{{"metadata":{{"uid":"{uid}"}},"spec":{{"containers":7}}}}"#));
         let mut pods = Pods::default();
-        pods.apply(Change::Replaced(vec![object("a", "Running")]));
-        pods.apply(Change::Applied(odd("a")));
+        pods.hear(Change::Replaced(vec![object("a", "Running")]));
+        pods.hear(Change::Applied(odd("a")));
         assert_eq!(shown(&pods), "a Running");
-        pods.apply(Change::Replaced(vec![odd("a"), odd("b"), Bytes::from_static(b"{")]));
+        pods.hear(Change::Replaced(vec![odd("a"), odd("b"), Bytes::from_static(b"{")]));
         assert_eq!(shown(&pods), "a Running");
+    }
+
+    #[test]
+    fn a_list_of_what_is_known_changes_nothing_and_what_was_first_seen_stays() {
+        let mut pods = Pods::default();
+        pods.apply(Change::Applied(object("a", "Pending")), Timestamp::UNIX_EPOCH);
+        let before = pods.all();
+        pods.apply(Change::Replaced(vec![object("a", "Pending")]), Timestamp::MAX);
+        assert!(Arc::ptr_eq(&before[0], &pods.all()[0]));
+        pods.apply(Change::Applied(object("a", "Running")), Timestamp::MAX);
+        assert_eq!((shown(&pods).as_str(), seen(&pods.all()[0])), ("a Running", Some("1970-01-01T00:00:00Z")));
     }
 }
