@@ -394,9 +394,14 @@ impl PodRecord {
         is_host_network(self.spec())
     }
 
-    /// The wall-clock time of a moment of ours.
+    /// The wall-clock time of a moment of ours; what lies beyond all calendars is at their end.
     pub fn wall(moment: Uptime, now: Now) -> Timestamp {
-        if moment > now.uptime { now.wall + moment.since(now.uptime) } else { now.wall - now.uptime.since(moment) }
+        let moved = if moment > now.uptime {
+            now.wall.checked_add(moment.since(now.uptime))
+        } else {
+            now.wall.checked_sub(now.uptime.since(moment))
+        };
+        moved.unwrap_or(if moment > now.uptime { Timestamp::MAX } else { Timestamp::MIN })
     }
 }
 

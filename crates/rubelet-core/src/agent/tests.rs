@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod api;
+mod odd_pods;
 
 /// An agent, the seconds since it began, and what it has asked for and not been told yet.
 struct Turns {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PodStatus, Probe};
 
 use crate::{
@@ -523,4 +524,11 @@ fn an_ephemeral_container_starts_once_whatever_else_the_pod_does() {
     ] {
         assert_eq!(plan_of(pod, state), expected, "{state:?}");
     }
+}
+
+#[test]
+fn a_moment_that_never_comes_is_at_the_end_of_the_calendar() {
+    let never = now().uptime + Duration::from_secs(u64::MAX);
+    assert_eq!(PodRecord::wall(never, now()), Timestamp::MAX);
+    assert_eq!(PodRecord::wall(now().uptime + Duration::from_secs(60), now()), now().wall + Duration::from_secs(60));
 }

@@ -1,0 +1,523 @@
+//! Whatever the API server says a pod is: it runs or is refused, and nobody panics.
+//!
+//! A rich pod is bent in its JSON, read as the API source reads it, and lived through to its end, beside a plain pod that must
+//! run whatever its neighbour is. Every configuration an effect would build is built.
+
+use std::collections::VecDeque;
+
+use jiff::SignedDuration;
+use proptest::{collection::vec, prelude::*, sample::Index};
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::{
+    api_pod,
+    container::{Identity, container_config, environment, hosts, mounts, sandbox_config},
+    effect::{ImageUser, Reason, RunSandbox, StartContainer},
+    id::{ContainerId, SandboxId},
+    node_object::NodeObject,
+    objects::{Object, Objects},
+    observation::{ContainerFacts, ContainerState, Exit, SandboxFacts},
+    pod::restart_policy::is_sidecar,
+    probes::ProbeOutcome,
+    settings::{Allocatable, SwapController},
+    test_support::ago,
+    volumes::{self, VolumeSource, files::Gathered},
+};
+
+const RICH: &str = include_str!("../../../testdata/rich_pod.json");
+const RESOLV_CONF: &str = "nameserver 10.0.0.10\nsearch example.com\noptions ndots:2\n";
+
+/// One thing done to a place in the JSON.
+#[derive(Clone, Debug)]
+enum Bend {
+    Drop,
+    /// Another value of the same type; `Value::Null` for a place whose type has no such value.
+    Odd(Index),
+    /// Another type.
+    Retype(Index),
+    /// What stands elsewhere, of whatever type.
+    CopyOf(Index),
+    /// A list with this element so many times; a map with this value under other keys.
+    Repeat(usize),
+    Rename(Index),
+    Empty,
+}
+
+fn any_bend() -> impl Strategy<Value = ([Index; 2], Bend)> {
+    let bend = prop_oneof![
+        2 => Just(Bend::Drop),
+        8 => any::<Index>().prop_map(Bend::Odd),
+        1 => any::<Index>().prop_map(Bend::Retype),
+        2 => any::<Index>().prop_map(Bend::CopyOf),
+        2 => (2_usize..40).prop_map(Bend::Repeat),
+        2 => any::<Index>().prop_map(Bend::Rename),
+        1 => Just(Bend::Empty),
+    ];
+    (any::<[Index; 2]>(), bend)
+}
+
+const NUMBERS: [i64; 12] = [
+    0,
+    -1,
+    1,
+    3,
+    65_536,
+    i32::MAX as i64,
+    i32::MIN as i64,
+    i32::MAX as i64 + 1,
+    i64::MAX,
+    i64::MIN,
+    i64::MAX / 1000,
+    1 << 53,
+];
+
+const STRINGS: [&str; 46] = [
+    "",
+    " ",
+    "/",
+    "..",
+    "../..",
+    "a/../b",
+    ".",
+    "-",
+    "_",
+    "=",
+    ":",
+    "@",
+    "a@sha256:",
+    "ä€\u{1F600}\u{0}\n\"\\",
+    "$(A",
+    "$(WHO)$$(WHO)",
+    "0",
+    "-1",
+    "1",
+    "0.0000000001",
+    "1n",
+    "-1n",
+    "9e99",
+    "1e-99",
+    "9223372036854775807",
+    "9223372036854775808Ei",
+    "-9223372036854775808",
+    "8E",
+    "7Ei",
+    "0.5Gi",
+    "1.5m",
+    "01",
+    "+5",
+    "1Xi",
+    "300.1.1.1",
+    "::1",
+    "fe80::1%eth0",
+    "9999-12-31T23:59:59Z",
+    "0001-01-01T00:00:00Z",
+    "-009999-01-02T01:59:59Z",
+    "Never",
+    "Memory",
+    "Localhost",
+    "hugepages-2Mi",
+    "hugepages-",
+    "cpu",
+];
+
+fn string(index: Index) -> String {
+    match index.index(STRINGS.len() + 2) {
+        0 => "x".repeat(1 << 12),
+        1 => "é".repeat(1 << 10),
+        other => STRINGS[other - 2].to_owned(),
+    }
+}
+
+/// Every place of the document, outermost first.
+fn places(value: &Value, here: &str, found: &mut Vec<String>) {
+    let children: Vec<_> = match value {
+        Value::Object(fields) => {
+            fields.iter().map(|(key, value)| (key.replace('~', "~0").replace('/', "~1"), value)).collect()
+        }
+        Value::Array(elements) => elements.iter().enumerate().map(|(at, value)| (at.to_string(), value)).collect(),
+        _ => Vec::new(),
+    };
+    for (key, child) in children {
+        let there = format!("{here}/{key}");
+        found.push(there.clone());
+        places(child, &there, found);
+    }
+}
+
+/// Of two places it is the outer one that is bent: the deep ones are many.
+fn bend(document: &mut Value, at: [Index; 2], bend: Bend) {
+    let mut all = Vec::new();
+    places(document, "", &mut all);
+    if all.is_empty() {
+        return;
+    }
+    let [one, other] = at.map(|at| &all[at.index(all.len())]);
+    let depth = |place: &str| place.matches('/').count();
+    let place = if depth(one) < depth(other) { one.clone() } else { other.clone() };
+    let old = document.pointer(&place).cloned().unwrap();
+    let (parent, key) = place.rsplit_once('/').unwrap();
+    let key = key.replace("~1", "/").replace("~0", "~");
+    let new = match bend {
+        Bend::Odd(which) => odd(&old, which),
+        Bend::Retype(which) => {
+            [json!(7), json!("7"), json!([]), json!({}), json!(true), Value::Null, json!(1.5)][which.index(7)].clone()
+        }
+        Bend::CopyOf(other) => document.pointer(&all[other.index(all.len())]).cloned().unwrap(),
+        Bend::Empty => match old {
+            Value::Array(_) => json!([]),
+            Value::Object(_) => json!({}),
+            _ => json!(""),
+        },
+        Bend::Drop | Bend::Repeat(_) | Bend::Rename(_) => old.clone(),
+    };
+    match (document.pointer_mut(parent).unwrap(), bend) {
+        (Value::Object(fields), Bend::Drop) => drop(fields.remove(&key)),
+        (Value::Array(elements), Bend::Drop) => drop(elements.remove(key.parse().unwrap())),
+        (Value::Object(fields), Bend::Rename(which)) => {
+            fields.remove(&key);
+            fields.insert(string(which), old);
+        }
+        (Value::Object(fields), Bend::Repeat(times)) => {
+            fields.extend((0..times).map(|time| (format!("{key}{time}"), old.clone())));
+        }
+        (Value::Array(elements), Bend::Repeat(times)) => elements.extend(std::iter::repeat_n(old, times)),
+        _ => *document.pointer_mut(&place).unwrap() = new,
+    }
+}
+
+fn odd(old: &Value, which: Index) -> Value {
+    match old {
+        Value::Number(_) => json!(NUMBERS[which.index(NUMBERS.len())]),
+        Value::String(_) => json!(string(which)),
+        Value::Bool(value) => json!(!value),
+        Value::Array(elements) => json!(elements.iter().rev().collect::<Vec<_>>()),
+        Value::Object(fields) => {
+            let strange: Map<_, _> = fields.iter().map(|(key, _)| (key.clone(), json!(string(which)))).collect();
+            Value::Object(strange)
+        }
+        Value::Null => json!(string(which)),
+    }
+}
+
+/// A runtime, a host and an API server of one node: just enough for pods to live through their steps.
+struct Odd {
+    turns: Turns,
+    settings: Settings,
+    pods: BTreeMap<PodUid, PodFacts>,
+    /// What becomes of the next effects and containers of the odd pod; when it is empty all goes well.
+    fate: VecDeque<u8>,
+    stored: Vec<Arc<Pod>>,
+}
+
+const BESIDE: &str = "beside";
+
+impl Odd {
+    fn new(fate: Vec<u8>) -> Self {
+        let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+        let gib = 1 << 30;
+        settings.node.allocatable =
+            Allocatable { cpu_millis: 4000, memory_bytes: 8 * gib, ephemeral_storage_bytes: 100 * gib, pods: 110 };
+        settings.node.memory_capacity_bytes = 8 * gib;
+        settings.node.huge_page_sizes = vec!["2MB".to_owned()];
+        settings.node.apparmor_enabled = true;
+        settings.node.swap_controller = SwapController::CgroupV2;
+        settings.node.cluster_domain = "cluster.local".to_owned();
+        settings.node.cluster_dns = vec!["10.0.0.10".to_owned()];
+        let mut turns = Turns::with_cgroups(settings.clone());
+        turns.happens(Event::Node(node_object()));
+        Odd { turns, settings, pods: BTreeMap::new(), fate: fate.into(), stored: Vec::new() }
+    }
+
+    /// The API server's whole set: the pod in question, if there is one, and the one beside it.
+    fn listed(&mut self, odd: Option<&Value>) {
+        let odd = odd.and_then(|document| api_pod::decode(document.to_string().as_bytes()).ok());
+        let beside = json!({"metadata": {"name": BESIDE, "namespace": "shop", "uid": BESIDE},
+            "spec": {"containers": [{"name": "a", "image": "a:1"}]}});
+        let beside: Pod = serde_json::from_value(beside).unwrap();
+        self.stored = odd.into_iter().chain([beside]).map(Arc::new).collect();
+        self.turns.happens(Event::Config { source: Source::Api, pods: self.stored.clone() });
+    }
+
+    /// Answers what is asked, and lets time pass when nothing is, for so many turns.
+    fn live(&mut self, turns: usize) {
+        for _ in 0..turns {
+            if self.turns.asked.is_empty() {
+                let moment = self.turns.agent.wake_at(self.turns.now()).as_duration().as_secs();
+                self.turns.at_secs = (moment.saturating_sub(3600) + 1).min(self.turns.at_secs + 3600);
+                self.turns.happens(Event::Due);
+                continue;
+            }
+            let (id, op) = self.turns.asked.remove(0);
+            serde_json::to_string(&op).unwrap();
+            let result = self.done(&op);
+            self.turns.happens(Event::Done { id, result });
+        }
+    }
+
+    fn done(&mut self, op: &Op) -> Result<Facts, EffectError> {
+        let fate = match subject(op) {
+            Some(uid) if uid.as_str() != BESIDE => self.fate.pop_front().unwrap_or(u8::MAX),
+            _ => u8::MAX,
+        };
+        self.build(op)?;
+        let failed = |kind| Err(EffectError { kind, message: "as it happens".to_owned() });
+        match fate {
+            0..10 => return failed(ErrorKind::Retry),
+            10..20 => return failed(ErrorKind::Reject(Reason::CreateContainerError)),
+            20..25 => return failed(ErrorKind::Gone),
+            _ => {}
+        }
+        Ok(match op {
+            Op::CheckRuntime => Facts::Runtime(RuntimeStatus {
+                name: "containerd".to_owned(),
+                has_events: true,
+                ..RuntimeStatus::default()
+            }),
+            Op::LookAtNode => Facts::Node(node_object()),
+            Op::Relist => Facts::Listing(Listing { looked_at: self.turns.now().uptime, pods: BTreeMap::new() }),
+            Op::ListPodDirs => Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() },
+            Op::SyncQosCgroups { .. } => Facts::Cgroups { names: Vec::new() },
+            Op::InspectPod { pod } => self.looked(&pod.uid, fate),
+            Op::InspectImage { .. } if fate < 100 => Facts::Image(None),
+            Op::InspectImage { .. } | Op::PullImage { .. } => Facts::Image(Some(image(fate))),
+            Op::Probe(_) if fate < 100 => Facts::Probe(ProbeOutcome::Failure("no".to_owned())),
+            Op::Probe(_) => Facts::Probe(ProbeOutcome::Success),
+            Op::PatchStatus { pod, patch, .. } => self.patched(&pod.uid, patch),
+            other => {
+                self.change(other);
+                Facts::Nothing
+            }
+        })
+    }
+
+    /// Everything the effect would build before its first call; what is refused there is refused here.
+    fn build(&self, op: &Op) -> Result<(), EffectError> {
+        let reject = |error: crate::container::ConfigError| EffectError {
+            kind: ErrorKind::Reject(Reason::CreateContainerConfigError),
+            message: error.0,
+        };
+        match op {
+            Op::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent }) => {
+                let identity = Identity { uid, attempt: *attempt, cgroup_parent };
+                sandbox_config(pod, identity, &self.settings, RESOLV_CONF).map_err(reject)?;
+            }
+            Op::StartContainer(order) => {
+                let container = crate::container::find(&order.pod, &order.container).map_err(reject)?;
+                let objects = found(environment::needs(&order.pod, &container));
+                let sources = environment::Sources { objects, ..environment::Sources::default() };
+                container_config(order, &sources, &self.settings).map_err(reject)?;
+                hosts::content(&order.pod, &order.pod_ips, "cluster.local", "127.0.0.1 localhost\n").map_err(reject)?;
+                mounts::termination_message_file(order, &container, &self.settings.root_dir);
+            }
+            Op::SetUpVolumes { pod, uid } | Op::RefreshVolumes { pod, uid } => {
+                self.make_files(pod, uid).map_err(reject)?
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn make_files(&self, pod: &Pod, uid: &PodUid) -> Result<(), crate::container::ConfigError> {
+        for need in volumes::needs(pod) {
+            volumes::nested_mount_points(pod.spec.as_ref().unwrap(), &need.name);
+            if let VolumeSource::Files(volume) = need.source {
+                let needs = volume.needs();
+                let tokens = needs.tokens.into_iter().map(|key| (key, Ok("token".to_owned()))).collect();
+                let gathered = Gathered { objects: found(needs.objects), tokens };
+                volume.files(pod, uid, &gathered, self.settings.node.allocatable)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The API server takes the patch over, as far as it can be read.
+    fn patched(&self, uid: &PodUid, patch: &Value) -> Facts {
+        let Some(pod) = self.stored.iter().find(|pod| PodUid::of(pod) == *uid) else { return Facts::Nothing };
+        let mut pod = Pod::clone(pod);
+        pod.metadata.resource_version = Some((1_000_000 + self.turns.at_secs).to_string());
+        pod.status = serde_json::from_value(patch["status"].clone()).unwrap_or(pod.status);
+        Facts::ApiPod(Arc::new(pod))
+    }
+
+    fn looked(&mut self, uid: &PodUid, fate: u8) -> Facts {
+        let looked_at = self.turns.now().uptime;
+        let facts = self.pods.entry(uid.clone()).or_default();
+        facts.looked_at = looked_at;
+        if let Some(container) = facts.containers.iter_mut().find(|each| each.exit().is_none())
+            && fate < 120
+        {
+            container.state = ended(i32::from(fate % 3));
+        }
+        Facts::Pod(facts.clone())
+    }
+
+    fn change(&mut self, op: &Op) {
+        let Some(uid) = subject(op) else { return };
+        let facts = self.pods.entry(uid).or_default();
+        match op {
+            Op::RunSandbox(order) => facts.sandboxes.insert(
+                0,
+                SandboxFacts {
+                    id: SandboxId::new(format!("sb{}", order.attempt)),
+                    attempt: order.attempt,
+                    state: SandboxState::Ready,
+                    created_at: ago(0),
+                    host_network: false,
+                    ips: vec!["10.1.0.7".to_owned()],
+                },
+            ),
+            Op::StopSandbox { .. } => facts.sandboxes.iter_mut().for_each(|each| each.state = SandboxState::NotReady),
+            Op::RemoveSandbox { id, .. } => facts.sandboxes.retain(|each| each.id != *id),
+            Op::StartContainer(order) => facts.containers.insert(0, started(order)),
+            Op::ResumeContainer { id, .. } => {
+                let state = ContainerState::Running { started_at: ago(0) };
+                facts.containers.iter_mut().filter(|each| each.id == *id).for_each(|each| each.state = state.clone());
+            }
+            Op::StopContainer { id, .. } => {
+                facts.containers.iter_mut().filter(|each| each.id == *id).for_each(|each| each.state = ended(137));
+            }
+            Op::RemoveContainer { id, .. } => facts.containers.retain(|each| each.id != *id),
+            _ => {}
+        }
+    }
+}
+
+fn node_object() -> NodeObject {
+    let labels = [("kubernetes.io/os", "linux"), ("cores", "4")];
+    let allocatable =
+        [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "100Gi"), ("hugepages-2Mi", "8Mi"), ("pods", "110")];
+    NodeObject {
+        version: 1,
+        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        allocatable: allocatable.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into(),
+        ..NodeObject::default()
+    }
+}
+
+fn image(fate: u8) -> ImageFacts {
+    let user = match fate % 3 {
+        0 => ImageUser::Unset,
+        1 => ImageUser::Uid(i64::from(fate)),
+        _ => ImageUser::Name("app".to_owned()),
+    };
+    ImageFacts { id: "sha256:1".to_owned(), size_bytes: 1, user }
+}
+
+/// Init containers are done as soon as they start.
+fn started(order: &StartContainer) -> ContainerFacts {
+    let spec = crate::container::find(&order.pod, &order.container).unwrap();
+    let init = order.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let is_done = init.clone().any(|each| each.name == order.container && !is_sidecar(each));
+    let state = if is_done { ended(0) } else { ContainerState::Running { started_at: ago(0) } };
+    ContainerFacts {
+        id: ContainerId::new(format!("{}{}", order.container, order.attempt)),
+        sandbox: order.sandbox.clone(),
+        name: order.container.clone(),
+        attempt: order.attempt,
+        hash: Some(crate::container::hash::hash(&spec)),
+        image: spec.image.clone().unwrap_or_default(),
+        image_ref: order.image.id.clone(),
+        created_at: ago(0),
+        state,
+        termination_grace_secs: None,
+        log_path: String::new(),
+    }
+}
+
+fn ended(code: i32) -> ContainerState {
+    let started_at = Some(ago(0) - SignedDuration::from_secs(1));
+    ContainerState::Exited(Exit {
+        code,
+        started_at,
+        finished_at: ago(0),
+        reason: "Error".to_owned(),
+        message: String::new(),
+    })
+}
+
+fn found(keys: impl IntoIterator<Item = crate::objects::ObjectKey>) -> Objects {
+    let data = BTreeMap::from([("a".to_owned(), b"1".to_vec()), ("ca.crt".to_owned(), vec![0xff])]);
+    let object = Arc::new(Object { data, ..Object::default() });
+    Objects(keys.into_iter().map(|key| (key, Ok(object.clone()))).collect())
+}
+
+fn subject(op: &Op) -> Option<PodUid> {
+    Some(match op {
+        Op::CheckRuntime
+        | Op::Relist
+        | Op::LookAtNode
+        | Op::ListPodDirs
+        | Op::SyncQosCgroups { .. }
+        | Op::RemoveLogDir { .. } => {
+            return None;
+        }
+        Op::InspectPod { pod }
+        | Op::InspectImage { pod, .. }
+        | Op::SetUpPodCgroup { pod, .. }
+        | Op::RemovePodCgroup { pod, .. }
+        | Op::MakePodDirs { pod }
+        | Op::TearDownVolumes { pod }
+        | Op::PullImage { pod, .. }
+        | Op::StopSandbox { pod, .. }
+        | Op::RemoveSandbox { pod, .. }
+        | Op::ResumeContainer { pod, .. }
+        | Op::StopContainer { pod, .. }
+        | Op::RemoveContainer { pod, .. }
+        | Op::PatchStatus { pod, .. }
+        | Op::DeletePod { pod }
+        | Op::DeleteMirrorPod { pod } => pod.uid.clone(),
+        Op::Probe(order) => order.pod.uid.clone(),
+        Op::RunHook(order) => order.pod.uid.clone(),
+        Op::SetUpVolumes { uid, .. } | Op::RefreshVolumes { uid, .. } | Op::RemovePodDir { uid } => uid.clone(),
+        Op::RunSandbox(order) => order.uid.clone(),
+        Op::StartContainer(order) => order.uid.clone(),
+        Op::CreateMirrorPod { pod } => PodUid::of(pod),
+    })
+}
+
+fn rich() -> Value {
+    serde_json::from_str(RICH).unwrap()
+}
+
+fn phase(odd: &Odd, uid: &str) -> Option<String> {
+    odd.turns.agent.snapshot().pods.get(&PodUid::new(uid))?.status.phase.clone()
+}
+
+#[test]
+fn the_pod_that_is_bent_runs_when_it_is_not() {
+    let mut odd = Odd::new(Vec::new());
+    odd.listed(Some(&rich()));
+    odd.live(200);
+    let names = odd.pods[&PodUid::new("u1")].containers.iter().map(|each| each.name.clone()).collect::<Vec<_>>();
+    assert_eq!(phase(&odd, "u1").as_deref(), Some("Running"), "{names:?}, {:?}", odd.turns.told);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_pod_of_the_api_server_upsets_the_agent_or_the_pod_beside_it(
+        first in vec(any_bend(), 0..4),
+        second in vec(any_bend(), 0..3),
+        fate in vec(any::<u8>(), 0..80),
+    ) {
+        let mut document = rich();
+        let mut odd = Odd::new(fate);
+        for bends in [first, second] {
+            for (at, how) in bends {
+                bend(&mut document, at, how);
+            }
+            odd.listed(Some(&document));
+            odd.live(120);
+        }
+        if let Some(metadata) = document["metadata"].as_object_mut() {
+            metadata.insert("deletionTimestamp".to_owned(), json!("2026-06-01T12:00:00Z"));
+        }
+        odd.listed(Some(&document));
+        odd.live(80);
+        prop_assert_eq!(phase(&odd, BESIDE), Some("Running".to_owned()));
+        odd.listed(None);
+        odd.live(80);
+    }
+}
