@@ -12,6 +12,7 @@ mod faults;
 mod kubectl;
 mod membership;
 mod objects;
+mod odd;
 mod outage;
 mod parts;
 mod probes;
@@ -67,6 +68,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         outage::CASES,
         faults::CASES,
         churn::CASES,
+        odd::CASES,
         takeover::CASES,
         authorization::CASES,
         restarts::CASES,
@@ -215,6 +217,12 @@ impl ClusterNode {
     pub fn apply(&self, mut object: Value) -> anyhow::Result<()> {
         object["metadata"]["namespace"] = json!(self.name);
         self.plane.apply(&object)
+    }
+
+    /// Creates an object in the test's namespace, without the copy of itself that applying it would leave.
+    pub fn create(&self, mut object: Value) -> anyhow::Result<()> {
+        object["metadata"]["namespace"] = json!(self.name);
+        self.plane.create(&object)
     }
 
     /// Several at once.

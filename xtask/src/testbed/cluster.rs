@@ -251,9 +251,18 @@ impl ControlPlane {
 
     /// `kubectl apply` of an object or a list.
     pub fn apply(&self, object: &Value) -> anyhow::Result<()> {
+        self.send("apply", object)
+    }
+
+    /// `kubectl create`, which also takes objects that are too large to be annotated with themselves.
+    pub fn create(&self, object: &Value) -> anyhow::Result<()> {
+        self.send("create", object)
+    }
+
+    fn send(&self, verb: &str, object: &Value) -> anyhow::Result<()> {
         let mut file = tempfile_in(&self.dir())?;
         file.1.write_all(serde_json::to_string(object)?.as_bytes())?;
-        let result = self.kubectl(&["apply", "-f", &file.0.display().to_string()]).map(drop);
+        let result = self.kubectl(&[verb, "-f", &file.0.display().to_string()]).map(drop);
         fs::remove_file(&file.0)?;
         result
     }
