@@ -136,7 +136,7 @@ impl Script {
         self
     }
 
-    /// A field of the container added last: its probes and hooks. Commands are in the words of `Command`.
+    /// A field of the container added last: its probes, hooks and mounts. Commands are in the words of `Command`.
     pub fn field(mut self, name: &'static str, value: Value) -> Self {
         if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
             role.fields.push((name, value));
@@ -191,14 +191,14 @@ impl Script {
             "image": role.image,
             "command": ["sim", role.program.to_string()],
         });
+        if self.empty_dir.is_some() {
+            container["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+        }
         for (field, value) in &role.fields {
             container[field] = value.clone();
         }
         if let Some(policy) = role.pull {
             container["imagePullPolicy"] = policy.into();
-        }
-        if self.empty_dir.is_some() {
-            container["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
         }
         container
     }

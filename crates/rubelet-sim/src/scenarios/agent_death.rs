@@ -1,5 +1,7 @@
 //! `kill -9` of the agent, at every bad moment.
 
+use serde_json::json;
+
 use crate::{
     play::{
         Play, minutes,
@@ -96,6 +98,21 @@ fn what_an_earlier_life_mounted_is_unmounted_by_the_next() {
     let mut play = Play::seeded(72);
     play.apply(Script::from("web").empty_dir(EmptyDir::Memory)).until(&running("web")).crash_agent().runtime_down();
     play.start_agent().wait(seconds(5)).remove("web").wait(seconds(5)).runtime_up().settle(minutes(2));
+}
+
+#[test]
+fn a_part_of_a_volume_is_mounted_and_goes_with_its_pod_whenever_the_agent_dies() {
+    let part = json!([{ "name": "scratch", "mountPath": "/scratch", "subPath": "a/b" }]);
+    let pod = Script::from("web").empty_dir(EmptyDir::Disk).field("volumeMounts", part);
+    for nth in 0..40 {
+        let mut play = Play::seeded(7_300 + nth);
+        play.supervised().change(|scene| scene.agent_dies_after = Some(nth));
+        play.apply(pod.clone()).until(&running("web")).wait(seconds(2)).remove("web").settle(minutes(3));
+        let bound =
+            play.trace().iter().any(|line| line.contains("bind ") && line.ends_with("/volume-subpaths/scratch/app/0"));
+        assert!(bound, "the container saw the whole volume");
+        play.expect_gone("web").expect_starts("web", 1);
+    }
 }
 
 #[test]
