@@ -209,6 +209,7 @@ impl Story<'_> {
         };
         let mut rows = of(" (init)", &status.init_container_statuses);
         rows.extend(of("", &status.container_statuses));
+        rows.extend(of(" (ephem)", &status.ephemeral_container_statuses));
         if rows.is_empty() {
             return String::new();
         }

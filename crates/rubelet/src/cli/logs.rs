@@ -124,10 +124,13 @@ fn choose(pod: &Pod, asked: Option<&str>) -> Result<Chosen, CliError> {
     let spec = pod.spec.clone().unwrap_or_default();
     let main: Vec<String> = spec.containers.iter().map(|container| container.name.clone()).collect();
     let init: Vec<String> = spec.init_containers.into_iter().flatten().map(|container| container.name).collect();
-    let is_there = |name: &str| main.iter().chain(&init).any(|known| known == name);
+    let ephemeral: Vec<String> =
+        spec.ephemeral_containers.into_iter().flatten().map(|ephemeral| ephemeral.name).collect();
+    let is_there = |name: &str| main.iter().chain(&init).chain(&ephemeral).any(|known| known == name);
     let all = || {
         let init = init.iter().map(|name| format!("{name} (init)"));
-        main.iter().cloned().chain(init).collect::<Vec<_>>().join(", ")
+        let ephemeral = ephemeral.iter().map(|name| format!("{name} (ephem)"));
+        main.iter().cloned().chain(ephemeral).chain(init).collect::<Vec<_>>().join(", ")
     };
     let pod_name = name_of(pod);
     if let Some(asked) = asked {
@@ -146,7 +149,7 @@ fn choose(pod: &Pod, asked: Option<&str>) -> Result<Chosen, CliError> {
         let message = format!("nothing is known of the containers of pod {pod_name}; name one with -c");
         return Err(CliError::Refused(message));
     };
-    let is_only = main.len() + init.len() == 1;
+    let is_only = main.len() + init.len() + ephemeral.len() == 1;
     let notice = (!is_only).then(|| format!("Defaulted container {first:?} out of: {}", all()));
     Ok(Chosen { container: first.clone(), notice })
 }
@@ -154,6 +157,7 @@ fn choose(pod: &Pod, asked: Option<&str>) -> Result<Chosen, CliError> {
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
+    use k8s_openapi::api::core::v1::EphemeralContainer;
     use serde_json::json;
 
     use super::{choose, command, query, secs_since};
@@ -167,8 +171,13 @@ mod tests {
         let mut annotated = (*two).clone();
         annotated.metadata.annotations =
             Some([("kubectl.kubernetes.io/default-container".to_owned(), "b".to_owned())].into());
+        let mut debugged = (*one).clone();
+        let debugger = EphemeralContainer { name: "d".to_owned(), ..EphemeralContainer::default() };
+        debugged.spec.as_mut().unwrap().ephemeral_containers = Some(vec![debugger]);
         let cases = [
             ("only one", choose(&one, None)),
+            ("beside a debugger", choose(&debugged, None)),
+            ("the debugger", choose(&debugged, Some("d"))),
             ("first of several", choose(&two, None)),
             ("annotated", choose(&annotated, None)),
             ("asked for", choose(&annotated, Some("i"))),
@@ -184,6 +193,8 @@ mod tests {
             .collect();
         assert_snapshot!(told.join("\n"), @r#"
         only one: a None
+        beside a debugger: a Some("Defaulted container \"a\" out of: a, d (ephem)")
+        the debugger: d None
         first of several: a Some("Defaulted container \"a\" out of: a, b, i (init)")
         annotated: b None
         asked for: i None

@@ -86,8 +86,8 @@ impl Run {
 
     fn goes_on_in(&self, view: &PodView) -> bool {
         let status = &view.status;
-        let mut all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-        all.any(|container| {
+        let all = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
+        all.into_iter().flatten().flatten().any(|container| {
             container.name == self.container
                 && u32::try_from(container.restart_count) == Ok(self.attempt)
                 && container.state.as_ref().is_some_and(|state| state.running.is_some())

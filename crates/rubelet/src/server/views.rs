@@ -103,7 +103,8 @@ fn image_of<'a>(view: &'a PodView, container: &str) -> &'a str {
     let spec = view.pod.spec.iter();
     let mut asked = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let status = &view.status;
-    let mut seen = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    let seen = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let mut seen = seen.into_iter().flatten().flatten();
     asked
         .find(|asked| asked.name == container)
         .and_then(|asked| asked.image.as_deref())
