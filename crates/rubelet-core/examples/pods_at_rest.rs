@@ -16,7 +16,9 @@ use rubelet_core::{
     effect::{Effect, Facts, Op},
     event::{Event, Source},
     id::{ContainerId, PodUid, SandboxId},
-    observation::{ContainerFacts, ContainerState, Listing, PodFacts, RuntimeStatus, SandboxFacts, SandboxState},
+    observation::{
+        ContainerFacts, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus, SandboxFacts, SandboxState,
+    },
     pod_config::mark,
     settings::Settings,
     time::{Now, Uptime},
@@ -136,6 +138,7 @@ fn running(pod: &Pod) -> PodFacts {
         state: ContainerState::Running { started_at: now().wall },
         termination_grace_secs: Some(30),
         log_path: String::new(),
+        user: Some(ContainerUser { uid: 0, gid: 0, supplemental_groups: vec![0] }),
     });
     let containers = containers.collect();
     PodFacts { looked_at: now().uptime, sandboxes: vec![sandbox], containers, logged_attempts: BTreeMap::new() }

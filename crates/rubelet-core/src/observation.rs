@@ -65,6 +65,15 @@ pub struct ContainerFacts {
     /// Annotation `io.kubernetes.pod.terminationGracePeriod`: all we know of a pod nobody asks for any more.
     pub termination_grace_secs: Option<i64>,
     pub log_path: String,
+    /// As whom its first process runs; `None` where the runtime does not say.
+    pub user: Option<ContainerUser>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerUser {
+    pub uid: i64,
+    pub gid: i64,
+    pub supplemental_groups: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

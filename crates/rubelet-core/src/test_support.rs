@@ -133,6 +133,7 @@ fn mk_attempts(name: &str, text: &str, sandboxes: &[SandboxFacts]) -> Vec<Contai
             state,
             termination_grace_secs: None,
             log_path: String::new(),
+            user: None,
         }
     });
     attempts.collect()

@@ -14,7 +14,7 @@ use rubelet_core::{
     },
     effect::{EffectError, Facts},
     id::{ContainerId, PodRef, SandboxId},
-    observation::{ContainerFacts, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
+    observation::{ContainerFacts, ContainerState, ContainerUser, Exit, PodFacts, SandboxFacts, SandboxState},
 };
 use rubelet_cri::{
     port::{RpcErrorKind, RpcResult},
@@ -122,6 +122,11 @@ async fn container_facts(world: &World, container: v1::Container) -> RpcResult<O
         state,
         termination_grace_secs: annotated.termination_grace_secs,
         log_path: status.log_path,
+        user: status.user.and_then(|user| user.linux).map(|user| ContainerUser {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: user.supplemental_groups,
+        }),
     }))
 }
 

@@ -422,6 +422,7 @@ fn started(order: &StartContainer) -> ContainerFacts {
         state,
         termination_grace_secs: None,
         log_path: String::new(),
+        user: None,
     }
 }
 

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{
         Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-        ContainerStatus, Probe, VolumeMountStatus,
+        ContainerStatus, ContainerUser as ApiUser, LinuxContainerUser, Probe, VolumeMountStatus,
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -16,7 +16,7 @@ use k8s_openapi::{
 use super::StatusInput;
 use crate::{
     container::of_ephemeral,
-    observation::{ContainerFacts, ContainerState},
+    observation::{ContainerFacts, ContainerState, ContainerUser},
     pod::restart_policy::{is_sidecar, restarts_after},
 };
 
@@ -124,6 +124,7 @@ impl<'a> Subject<'a> {
             allocated_resources: self.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
             volume_mounts: volume_mounts(self.spec),
             container_id: Some(id),
+            user: facts.user.as_ref().map(shown_user),
             ..ContainerStatus::default()
         };
         if let Some(before) = self.before {
@@ -303,6 +304,12 @@ impl<'a> Subject<'a> {
     fn id_of(&self, facts: &ContainerFacts) -> String {
         format!("{}://{}", self.input.runtime, facts.id)
     }
+}
+
+fn shown_user(user: &ContainerUser) -> ApiUser {
+    let groups = Some(&user.supplemental_groups).filter(|groups| !groups.is_empty());
+    let linux = LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups: groups.cloned() };
+    ApiUser { linux: Some(linux) }
 }
 
 /// A container that was there and cannot be found.

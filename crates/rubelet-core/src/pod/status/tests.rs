@@ -7,7 +7,7 @@ use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 use super::*;
 use crate::{
     id::ContainerId,
-    observation::{ContainerState, Exit},
+    observation::{ContainerState, ContainerUser, Exit},
     test_support::{ago, facts, later, mk_pod, now, show},
 };
 
@@ -388,6 +388,28 @@ fn ids_images_and_mounts_are_as_users_know_them() {
     assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
     assert_eq!(status.image, "docker.io/library/a:1");
     assert_eq!(status.image_id, "sha256:a");
+}
+
+#[test]
+fn a_container_shows_as_whom_it_runs_where_the_runtime_says() {
+    let mut case = Case::new("always | main a", "a: running");
+    let shown = |case: &Case| case.status().container_statuses.expect("one")[0].user.clone();
+    assert_eq!(shown(&case), None);
+    case.facts.containers[0].user = Some(ContainerUser { uid: 1000, gid: 50, supplemental_groups: vec![50, 60] });
+    let linux = shown(&case).and_then(|user| user.linux).expect("the runtime said");
+    assert_eq!((linux.uid, linux.gid, linux.supplemental_groups), (1000, 50, Some(vec![50, 60])));
+}
+
+#[test]
+fn an_ephemeral_container_waits_before_its_start_and_never_after_its_end() {
+    let pod = "always | main a | ephemeral e";
+    let state =
+        |case: Case| case.status().ephemeral_container_statuses.expect("one")[0].state.clone().expect("a state");
+    let pulling = || Case::new(pod, "a: running").waiting("e", "ErrImagePull", "no");
+    assert_eq!(state(pulling()).waiting.and_then(|waiting| waiting.reason).as_deref(), Some("ErrImagePull"));
+    let ended = Case::new(pod, "a: running; e: exit(3)").waiting("e", "ErrImagePull", "no");
+    assert_eq!(ended.phase(), "Running");
+    assert_eq!(state(ended).terminated.map(|end| end.exit_code), Some(3));
 }
 
 #[test]
