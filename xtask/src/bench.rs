@@ -4,6 +4,8 @@
 //! before on a twin of the runtime, so that both meet the same weather on the machine. Both ends are read from the same
 //! clock, and the end is the first line in the container's log.
 
+pub mod cluster;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -44,7 +46,7 @@ pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let bench = Bench { programs, bare_pods };
     let ours = bench.measure("Rubelet", &Program::Rubelet(binary))?;
     let peer = kubelet.map(|path| bench.measure("upstream", &Program::Upstream(path.to_owned()))).transpose()?;
-    println!("\n{}", render(&machine(runtime), &ours, peer.as_ref()));
+    println!("\n{}", render(&machine(runtime), &ROWS, &ours, peer.as_ref()));
     Ok(())
 }
 
@@ -259,10 +261,10 @@ fn machine(runtime: Runtime) -> String {
     format!("containerd {}, {}, {cores} cores", runtime.as_str(), kernel.trim())
 }
 
-type Column = fn(&Measured) -> f64;
+/// What, unit, how to read it, what is aimed at.
+type Row<M> = (&'static str, &'static str, fn(&M) -> f64, &'static str);
 
-/// A row each: what, unit, how to read it, what is aimed at.
-const ROWS: [(&str, &str, Column, &str); 9] = [
+const ROWS: [Row<Measured>; 9] = [
     ("resident memory, idle", "MB", |m| m.idle_mb, "under 20 MB"),
     ("resident memory, 50 pods", "MB", |m| m.full.resident_mb, "under 25 MB"),
     ("processor, 50 idle pods", "% of a core", |m| m.full.cpu_percent, "under 0.3 %"),
@@ -274,9 +276,9 @@ const ROWS: [(&str, &str, Column, &str); 9] = [
     ("fifty files written to all running", "s", |m| m.fifty_secs, ""),
 ];
 
-fn render(machine: &str, ours: &Measured, peer: Option<&Measured>) -> String {
+fn render<M>(machine: &str, rows: &[Row<M>], ours: &M, peer: Option<&M>) -> String {
     let mut text = format!("{machine}\n\n| what | Rubelet | upstream | ratio | aim |\n|---|---|---|---|---|\n");
-    for (what, unit, read, aim) in ROWS {
+    for (what, unit, read, aim) in rows {
         text.push_str(&row(what, unit, (read(ours), peer.map(read)), aim));
     }
     text

@@ -4,7 +4,7 @@
 //! once: most of their time is waiting.
 
 mod cgroups;
-mod cluster;
+pub mod cluster;
 mod crashes;
 mod effects;
 mod life;

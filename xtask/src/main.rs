@@ -54,6 +54,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             return Ok(e2e::run(&runtimes, filter, &tested(args))?.conclude());
         }
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
+        Some(("bench", args)) if args.get_flag("cluster") => {
+            bench::cluster::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
+        }
         Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?,
         Some(("gen", _)) => gen_protos::run()?,
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
@@ -121,6 +124,12 @@ fn cli() -> Command {
             Command::new("bench")
                 .about("Measure memory, processor and start times")
                 .arg(runtime)
+                .arg(
+                    Arg::new("cluster")
+                        .long("cluster")
+                        .action(ArgAction::SetTrue)
+                        .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
+                )
                 .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios")),
         )
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
