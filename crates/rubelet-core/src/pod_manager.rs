@@ -81,8 +81,9 @@ impl PodManager {
         self.pod_by_full_name(&format!("{name}_{namespace}"))
     }
 
+    /// Made from the very manifest the pod has now: what an older one says is of another pod.
     pub fn mirror_pod_by_pod(&self, pod: &Pod) -> Option<&Arc<Pod>> {
-        self.mirror_pods.get(self.mirror_uid_by_full_name.get(&full_name_of(pod))?)
+        self.mirror_pod_by_full_name(&full_name_of(pod)).filter(|mirror| is_mirror_pod_of(mirror, pod))
     }
 
     pub fn mirror_pod_by_full_name(&self, full_name: &str) -> Option<&Arc<Pod>> {
@@ -193,6 +194,15 @@ mod tests {
             assert!(manager.pod_by_uid(&"m1".into()).is_none(), "a mirror pod is no pod to run");
             assert_eq!(manager.pods().count(), 1);
         }
+    }
+
+    #[test]
+    fn the_mirror_of_an_older_manifest_is_not_the_pods() {
+        let (pod, old) = (named("always | static | main a", "s1", "web"), mirror("m1", "web", "older"));
+        let manager = manager(&[pod.clone(), old.clone()]);
+        assert_eq!(manager.api_pod(&"s1".into()), None);
+        assert_eq!(manager.mirror_pod_by_pod(&pod), None);
+        assert_eq!(manager.mirror_pod_by_full_name("web_default"), Some(&old), "it is there to be deleted");
     }
 
     #[test]

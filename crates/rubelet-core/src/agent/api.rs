@@ -85,11 +85,9 @@ impl Agent {
             }
             (Some(pod), None) => {
                 let is_listed = self.config.has_spoken(Source::Api);
-                let is_alive = self
-                    .records
-                    .get(&PodUid::of(pod))
-                    .is_some_and(|record| matches!(record.lifecycle, Lifecycle::Waiting | Lifecycle::Syncing));
-                (is_listed && is_alive)
+                // Of one that has ended, too: people look for its end.
+                let is_here = self.records.contains_key(&PodUid::of(pod));
+                (is_listed && is_here)
                     .then(|| (Op::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod"))
             }
             (Some(pod), Some(mirror)) => {

@@ -232,7 +232,8 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
 
 /// A runtime ends the start of a container when the agent that asked for it dies, and such a container has failed without
 /// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life is what it
-/// looks like; so is one whose predecessor did not run either, or is not known any more: its number would be lost.
+/// looks like; so is one whose predecessor did not run either, or is not known any more: its number would be lost. And so is
+/// one whose end the API server was told of.
 fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
     let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
     let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
@@ -244,6 +245,7 @@ fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
         };
         never_ran(newest)
             && record.ordered.get(&newest.name) != Some(&newest.attempt)
+            && !record.has_told_end_of(&newest.id)
             && (newest.attempt == 0 || has_predecessor())
     };
     let cut_off: BTreeMap<_, _> = newest_by_name
@@ -253,6 +255,18 @@ fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
         .collect();
     facts.containers.retain(|container| !cut_off.values().any(|id| *id == container.id));
     record.cut_off = cut_off;
+}
+
+impl PodRecord {
+    fn has_told_end_of(&self, id: &ContainerId) -> bool {
+        let Some(status) = &self.pod.status else { return false };
+        let mut told = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        told.any(|container| {
+            let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+            let told_id = ended.and_then(|ended| ended.container_id.as_deref()?.split_once("://"));
+            told_id.is_some_and(|(_, told_id)| told_id == id.as_str())
+        })
+    }
 }
 
 /// Of a pod nobody asks for, only its containers know how long it wanted to be given; upstream gives it one second.

@@ -221,6 +221,7 @@ impl Agent {
             pod: &record.pod,
             facts,
             previous,
+            stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
             waiting: &waiting,
             restarting: &restarting(record, facts),
             stage: stage(&record.lifecycle),

@@ -40,6 +40,8 @@ pub struct StatusInput<'a> {
     pub facts: &'a PodFacts,
     /// The status last given for this pod. `None` after a restart of the agent: then the pod's own status from the API server, if any, counts.
     pub previous: Option<&'a PodStatus>,
+    /// What the API server holds: of a static pod, its mirror's.
+    pub stored: Option<&'a PodStatus>,
     /// By container name.
     pub waiting: &'a BTreeMap<String, Waiting>,
     /// Containers that ended because a probe failed, and run again whatever they exited with.
@@ -187,8 +189,10 @@ fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut 
         ips = preferred(input.host_ips, input.host_ips);
     }
     // The API expects a finished pod to keep its address after its network is gone.
-    if ips.is_empty() && input.facts.ready_sandbox().is_none() && !input.facts.containers.is_empty() {
-        let kept = old.and_then(|old| old.pod_ips.as_ref());
+    let is_finished = !input.facts.containers.is_empty() || status.phase.as_deref().is_some_and(is_terminal);
+    if ips.is_empty() && input.facts.ready_sandbox().is_none() && is_finished {
+        let mut known = [old, input.stored].into_iter().flatten().filter_map(|known| known.pod_ips.as_ref());
+        let kept = known.find(|ips| !ips.is_empty());
         ips = kept.into_iter().flatten().map(|ip| ip.ip.clone()).collect();
     }
     status.pod_ip = ips.first().cloned();

@@ -32,8 +32,9 @@ pub fn merge_pod_status(stored: &Pod, ours: &PodStatus, running: RunningContaine
     let old = stored.status.as_ref().unwrap_or(&nothing);
     let theirs = old.conditions.iter().flatten().filter(|condition| !is_owned(&condition.type_));
     let owned = ours.conditions.iter().flatten().filter(|condition| is_owned(&condition.type_));
+    let owned = owned.map(|condition| dated_as_stored(condition, old));
     let mut merged = PodStatus {
-        conditions: Some(theirs.chain(owned).cloned().collect()),
+        conditions: Some(theirs.cloned().chain(owned).collect()),
         resource_claim_statuses: old.resource_claim_statuses.clone(),
         extended_resource_claim_status: old.extended_resource_claim_status.clone(),
         node_allocatable_resource_claim_statuses: old.node_allocatable_resource_claim_statuses.clone(),
@@ -51,6 +52,14 @@ pub fn merge_pod_status(stored: &Pod, ours: &PodStatus, running: RunningContaine
     }
     withdraw_readiness_of_ended_pod(stored, &mut merged, now);
     merged
+}
+
+/// A date changes with what it dates: after a restart ours may be a guess, and no reason to write.
+fn dated_as_stored(condition: &PodCondition, old: &PodStatus) -> PodCondition {
+    let known = find(old, &condition.type_).filter(|known| known.status == condition.status);
+    let kept = known.and_then(|known| known.last_transition_time.clone());
+    let date = kept.or_else(|| condition.last_transition_time.clone());
+    PodCondition { last_transition_time: date, ..condition.clone() }
 }
 
 fn has_ended(status: &PodStatus) -> bool {

@@ -91,6 +91,7 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
         pod,
         facts: &facts(seen),
         previous,
+        stored: None,
         waiting: &BTreeMap::new(),
         restarting: &BTreeSet::new(),
         stage: Stage::Syncing,
@@ -536,6 +537,23 @@ fn merging_keeps_conditions_of_others_and_replaces_ours() {
     let types: Vec<_> = merged.conditions.iter().flatten().map(|it| format!("{}={}", it.type_, it.status)).collect();
     assert_eq!(types[..2], ["lb=True", "DisruptionTarget=True"]);
     assert!(types.contains(&"Ready=True".to_owned()) && !types.contains(&"Ready=False".to_owned()), "{types:?}");
+}
+
+#[test]
+fn the_date_of_a_condition_changes_with_its_status_only() {
+    let mut stored = mk_pod("always | main a");
+    stored.status = Some(status_of(&stored, "a: running", None, now()));
+    let mut ours = status_of(&stored, "a: running", None, now());
+    for condition in ours.conditions.iter_mut().flatten() {
+        condition.last_transition_time = Some(Time(later(70).wall));
+    }
+    let merged = merge_pod_status(&stored, &ours, RunningContainers::Possible, later(70));
+    assert_eq!(status_patch(&stored, &merged), None);
+    let ready = ours.conditions.iter_mut().flatten().find(|it| it.type_ == "Ready").expect("every status has one");
+    ready.status = "False".to_owned();
+    let merged = merge_pod_status(&stored, &ours, RunningContainers::Possible, later(70));
+    let date = conditions::find(&merged, "Ready").and_then(|ready| ready.last_transition_time.clone());
+    assert_eq!(date, Some(Time(later(70).wall)));
 }
 
 #[test]

@@ -70,6 +70,7 @@ impl Case {
             pod: &self.pod,
             facts: &self.facts,
             previous: self.previous.as_ref(),
+            stored: None,
             waiting: &self.waiting,
             restarting: &self.restarting,
             stage: self.stage,
