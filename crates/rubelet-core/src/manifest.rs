@@ -55,6 +55,11 @@ pub struct Refusal {
     pub problems: Vec<Problem>,
 }
 
+/// What the API server adds to a pod that does not say it.
+pub fn set_defaults(pod: &mut Pod) {
+    defaults::apply(pod);
+}
+
 /// Decodes a v1 Pod, or from a URL a v1 PodList, and makes its pods ready to run on this node.
 ///
 /// One pod that is refused refuses the whole list, as upstream does: half a list would look like a removal of the rest.

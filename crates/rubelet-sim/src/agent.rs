@@ -7,19 +7,26 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use rubelet::{
     event_log::EventLog,
-    observe, sources,
-    sync_loop::{SyncLoop, Witness},
-    world::{Paths, World},
+    node::{self, follow::Sight},
+    objects::Strategy,
+    observe, recorder, sources,
+    sync_loop::{Handles, SyncLoop, Witness},
+    world::{Cluster, Paths, World},
 };
 use rubelet_core::{
     effect::{Effect, Op},
     event::{Event, Source},
+    node_status::{Machine, NodeSetup},
     settings::Settings,
 };
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    api::FakeApi,
     host::FakeHost,
     play::{MANIFEST_URL, MANIFESTS, moments::NODE},
     runtime::FakeRuntime,
@@ -28,6 +35,9 @@ use crate::{
 
 /// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
+
+/// Spreads the retries of one node over time.
+const RETRY_SEED: u64 = 7;
 
 /// One life of the agent.
 #[derive(Debug)]
@@ -44,30 +54,10 @@ impl AgentRun {
         let mut tasks = JoinSet::new();
         tasks.spawn(sync_loop.run(CancellationToken::new()));
         tasks.spawn(follow_events(world.clone(), handles.inbox.clone()));
-        let node = NODE.to_owned();
         for source in sources {
             match source {
-                Source::File => {
-                    let path = PathBuf::from(MANIFESTS);
-                    tasks.spawn(sources::file::run(
-                        world.clone(),
-                        path,
-                        node.clone(),
-                        CHECK_EVERY,
-                        handles.inbox.clone(),
-                    ));
-                }
-                Source::Http => {
-                    let endpoint = sources::http::Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
-                    tasks.spawn(sources::http::run(
-                        world.clone(),
-                        endpoint,
-                        node.clone(),
-                        CHECK_EVERY,
-                        handles.inbox.clone(),
-                    ));
-                }
-                Source::Api => unreachable!("plays have no API server"),
+                Source::File | Source::Http => start_source(*source, &world, &handles, &mut tasks),
+                Source::Api => join_cluster(&world, &handles, &mut tasks),
             }
         }
         AgentRun { events: world.events, tasks }
@@ -89,6 +79,46 @@ impl AgentRun {
     }
 }
 
+fn start_source(source: Source, world: &World, handles: &Handles, tasks: &mut JoinSet<()>) {
+    let (world, node, inbox) = (world.clone(), NODE.to_owned(), handles.inbox.clone());
+    if source == Source::File {
+        tasks.spawn(sources::file::run(world, PathBuf::from(MANIFESTS), node, CHECK_EVERY, inbox));
+    } else {
+        let endpoint = sources::http::Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
+        tasks.spawn(sources::http::run(world, endpoint, node, CHECK_EVERY, inbox));
+    }
+}
+
+/// Everything a node of a cluster runs beyond a standalone one.
+fn join_cluster(world: &World, handles: &Handles, tasks: &mut JoinSet<()>) {
+    let api = world.cluster.clone().expect("a world with this source has a cluster").api;
+    let (sights, seen) = watch::channel(Sight::Unseen);
+    let node = || NODE.to_owned();
+    tasks.spawn(node::follow::run(api.clone(), node(), RETRY_SEED, sights, handles.inbox.clone()));
+    tasks.spawn(sources::api::run(api.clone(), world.clone(), RETRY_SEED, seen.clone(), handles.inbox.clone()));
+    tasks.spawn(recorder::run(api.clone(), world.events.clone(), node(), handles.snapshots.clone()));
+    tasks.spawn(node::run(world.clone(), api, Arc::new(duty()), handles.snapshots.clone(), seen));
+}
+
+/// Upstream's frequencies.
+fn duty() -> node::Duty {
+    node::Duty {
+        setup: NodeSetup {
+            name: NODE.to_owned(),
+            internal_ips: vec!["10.0.0.7".to_owned()],
+            architecture: "amd64".to_owned(),
+            max_pods: 110,
+            ..NodeSetup::default()
+        },
+        machine: Machine { cpus: 4, memory_bytes: 8 << 30, ..Machine::default() },
+        node_ip: String::new(),
+        registers: true,
+        check_every: Duration::from_secs(10),
+        report_every: Duration::from_secs(300),
+        lease_secs: 40,
+    }
+}
+
 /// Following may rightly end, where the runtime has no events; the agent goes on.
 async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
     observe::events::follow(&world, &inbox).await;
@@ -97,6 +127,11 @@ async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
 
 fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
     let settings = Settings { sources: sources.to_vec(), ..Settings::for_node(NODE) };
+    let clock = stage.clock_of_a_new_process();
+    let cluster = settings.is_in_cluster().then(|| {
+        let api = Arc::new(FakeApi::new(stage.clone(), life));
+        Cluster::new(api, Strategy::Watch, NODE, &clock)
+    });
     World {
         runtime: Arc::new(FakeRuntime::new(stage.clone(), life)),
         host: Arc::new(FakeHost::new(stage.clone(), life)),
@@ -105,10 +140,10 @@ fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
             pod_logs_dir: settings.pod_logs_dir.clone(),
             container_links_dir: PathBuf::from("/var/log/containers"),
         },
-        clock: stage.clock_of_a_new_process(),
+        clock,
         events: EventLog::default(),
         settings: Arc::new(settings),
-        cluster: None,
+        cluster,
         has_runtime_events: Arc::default(),
     }
 }

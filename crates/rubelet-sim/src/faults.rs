@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use rubelet_kube::port::ApiErrorKind;
 
 /// Chances per opportunity: a call, an event, a hint. All zero is a world in which nothing fails.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +31,31 @@ pub struct Knobs {
     pub agent_death: f64,
     /// A server that goes on with a call although its client went away.
     pub goes_on_without_client: f64,
+    pub api: ApiKnobs,
+}
+
+/// Chances per request to the API server, and per event of a watch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ApiKnobs {
+    /// No connection, and nothing was done.
+    pub refused: f64,
+    /// 409 to a write, and nothing was done.
+    pub conflict: f64,
+    /// 429 with `Retry-After`.
+    pub throttled: f64,
+    /// 500, and nothing was done.
+    pub server_error: f64,
+    /// It was done, and the answer is lost or an error.
+    pub done_but_error: f64,
+    /// No answer; half the time it was done.
+    pub hang: f64,
+    pub late_answer: f64,
+    pub watch_cut: f64,
+    /// 410: the server forgets what happened before now.
+    pub gone: f64,
+    pub event_doubled: f64,
+    /// The watch falls behind by some seconds.
+    pub event_late: f64,
 }
 
 /// Whether faults happen at all: a run has a stormy part and then a calm one.
@@ -55,6 +81,34 @@ pub struct Course {
     pub before: Duration,
     pub after: Duration,
     pub goes_on_without_client: bool,
+}
+
+/// How a request to the API server will go, and how long its parts take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiCourse {
+    pub fate: ApiFate,
+    pub before: Duration,
+    pub after: Duration,
+    pub goes_on_without_client: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiFate {
+    Answered,
+    ErrorBefore(ApiErrorKind),
+    HangBefore,
+    HangAfter,
+    DoneButError(ApiErrorKind),
+}
+
+/// What happens to a watch that has something to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    Once,
+    Twice,
+    Late(Duration),
+    Cut,
+    Gone,
 }
 
 /// What a list was asked for.
@@ -103,6 +157,52 @@ impl Faults {
         };
         let goes_on_without_client = roll(rng, knobs.goes_on_without_client);
         Course { fate, before, after, goes_on_without_client }
+    }
+
+    /// `is_change`: only who writes meets a conflict.
+    pub fn api_course(&self, rng: &mut Rng, is_change: bool) -> ApiCourse {
+        let before = Duration::from_micros(rng.u64(300..4_000));
+        let mut after = Duration::from_micros(rng.u64(100..4_000));
+        let Some(knobs) = &self.storm else {
+            return ApiCourse { fate: ApiFate::Answered, before, after, goes_on_without_client: rng.bool() };
+        };
+        let api = &knobs.api;
+        if roll(rng, api.late_answer) {
+            after += Duration::from_millis(rng.u64(500..20_000));
+        }
+        let fate = if roll(rng, api.refused) {
+            ApiFate::ErrorBefore(ApiErrorKind::Unreachable)
+        } else if is_change && roll(rng, api.conflict) {
+            ApiFate::ErrorBefore(ApiErrorKind::Conflict)
+        } else if roll(rng, api.throttled) {
+            let retry_after = Some(Duration::from_secs(rng.u64(1..10)));
+            ApiFate::ErrorBefore(ApiErrorKind::TooManyRequests { retry_after })
+        } else if roll(rng, api.server_error) {
+            ApiFate::ErrorBefore(ApiErrorKind::Server)
+        } else if roll(rng, api.done_but_error) {
+            ApiFate::DoneButError(if rng.bool() { ApiErrorKind::Server } else { ApiErrorKind::Unreachable })
+        } else if roll(rng, api.hang) {
+            if rng.bool() { ApiFate::HangBefore } else { ApiFate::HangAfter }
+        } else {
+            ApiFate::Answered
+        };
+        let goes_on_without_client = roll(rng, knobs.goes_on_without_client);
+        ApiCourse { fate, before, after, goes_on_without_client }
+    }
+
+    pub fn telling(&self, rng: &mut Rng) -> Telling {
+        let Some(Knobs { api, .. }) = &self.storm else { return Telling::Once };
+        if roll(rng, api.watch_cut) {
+            Telling::Cut
+        } else if roll(rng, api.gone) {
+            Telling::Gone
+        } else if roll(rng, api.event_doubled) {
+            Telling::Twice
+        } else if roll(rng, api.event_late) {
+            Telling::Late(Duration::from_millis(rng.u64(100..20_000)))
+        } else {
+            Telling::Once
+        }
     }
 
     pub fn delivery(&self, rng: &mut Rng) -> Delivery {

@@ -3,6 +3,7 @@
 //! Owns: the history of every container as the runtime lived it, and the rules over it. Never: looks into the agent
 //! beyond the snapshot it publishes. Each rule has a name that a failure prints.
 
+mod api;
 mod history;
 mod snapshot;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub struct Rules {
     /// By pod uid.
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
+    api: api::ApiSeen,
     /// When the wall clock jumped last.
     clock_jumped: Option<Duration>,
     /// Changing calls under way, by what they change.
@@ -63,6 +65,10 @@ impl Rules {
         self.clock_jumped = Some(now);
     }
 
+    pub fn has_clock_jumped(&self) -> bool {
+        self.clock_jumped.is_some()
+    }
+
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
         self.pods.iter().filter(move |(_, pod)| pod.script.0 == pod_name)
     }
@@ -74,6 +80,7 @@ impl Rules {
     /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
     pub fn agent_begins(&mut self) {
         self.seen.agent_begins();
+        self.api.agent_begins();
         for actor in self.pods.values_mut().flat_map(|pod| pod.actors.values_mut()) {
             actor.restarts_in_this_life = 0;
         }
@@ -81,6 +88,7 @@ impl Rules {
 
     /// A changing call begins; the answer is for `returned`.
     pub fn called(&mut self, now: Duration, act: &Act, picture: &Picture) -> Option<String> {
+        self.check_listed(now, act, picture);
         let busy = subject(act, picture);
         if let Some(key) = &busy {
             let count = self.busy.entry(key.clone()).or_default();
@@ -148,7 +156,8 @@ impl Rules {
 
     pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
-        let grace = Duration::from_secs(u64::try_from(script.grace_secs).unwrap_or(0));
+        let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
+        let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
         let had = container.term_at.map_or(Duration::ZERO, |term_at| now.saturating_sub(term_at));
         if had + SLACK < grace {
             let detail = format!("{container} killed by {by:?} after {had:?} of {grace:?}");

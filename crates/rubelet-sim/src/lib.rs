@@ -1,10 +1,11 @@
 //! The second world: the real agent on a stage of fakes, in virtual time, with seeded faults.
 //!
-//! Owns: a container runtime and a host that behave as the real ones do (`runtime`, `host`), what can go wrong (`faults`),
+//! Owns: a container runtime, an API server and a host that behave as the real ones do (`runtime`, `api`, `host`), what can go wrong (`faults`),
 //! what must never be (`invariants`), and how to tell a story with them (`play`, `swarm`).
 //! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
 
 pub mod agent;
+pub mod api;
 pub mod disk;
 pub mod faults;
 pub mod host;

@@ -3,6 +3,8 @@
 //! Owns: the director's loop, which moves virtual time, clears away a dead agent and stops at the first broken rule.
 //! A play is written as a chain of sentences and panics with its seed, the rule and the last lines of the trace.
 
+mod agreement;
+mod cluster;
 mod ending;
 pub mod moments;
 
@@ -22,10 +24,12 @@ use crate::{
     faults::Knobs,
     invariants::Violation,
     play::moments::Moment,
-    runtime::store::Pull,
+    runtime::store::{Container, Pull},
     script::Script,
     stage::{AgentState, Cue, Life, Scene, Stage},
 };
+
+pub use self::cluster::Within;
 
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// What the manifest URL source asks for.
@@ -305,8 +309,8 @@ impl Play {
     /// Ends a container's process, if it runs.
     pub fn exit_container(&mut self, pod: &str, container: &str, code: i32) -> &mut Self {
         self.change(|scene| {
-            let name = moments::node_name_of(pod);
-            let found = scene.runtime.running().find(|found| found.pod.name == name && found.role() == container);
+            let is_meant = |it: &Container| moments::is_called(&it.pod.name, pod) && it.role() == container;
+            let found = scene.runtime.running().find(|it| is_meant(it));
             if let Some(id) = found.map(|found| found.id.clone()) {
                 scene.exit_container(&id, code, "Error");
             }

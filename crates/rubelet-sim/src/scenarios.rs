@@ -1,6 +1,7 @@
 //! Stories with a name. Each is a play over the real agent; the rules of `invariants.rs` hold throughout all of them.
 
 mod agent_death;
+mod api;
 mod images;
 mod life;
 mod manifests;

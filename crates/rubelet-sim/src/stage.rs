@@ -22,6 +22,7 @@ use rubelet_host::port::FetchResponse;
 use tokio::sync::Notify;
 
 use crate::{
+    api::{LateRequest, store::Store as ApiStore},
     disk::Disk,
     faults::Faults,
     invariants::Rules,
@@ -41,6 +42,8 @@ pub struct Stage {
     scene: Mutex<Scene>,
     /// Something changed: conditions may hold, cues may be due.
     pub stirred: Notify,
+    /// Something changed in the API, or in who can reach it.
+    pub api_stirred: Notify,
     clock: Clock,
     wall_offset_ms: Arc<AtomicI64>,
 }
@@ -55,6 +58,7 @@ pub struct Scene {
     pub trace: Trace,
     pub faults: Faults,
     pub runtime: Store,
+    pub api: ApiStore,
     pub disk: Disk,
     /// Every cgroup there is below the root.
     pub cgroups: BTreeSet<PathBuf>,
@@ -97,7 +101,10 @@ pub enum Cue {
     Finish(Box<LateCall>),
     /// An event arrives at last.
     Event(Box<v1::ContainerEventResponse>),
+    /// The API server carries out a request whose client went away.
+    Request(Box<LateRequest>),
     RuntimeReturns,
+    ApiReturns,
     DiskHasRoom,
 }
 
@@ -114,6 +121,7 @@ impl Stage {
             trace: Trace::default(),
             faults: Faults::default(),
             runtime: Store::default(),
+            api: ApiStore::default(),
             disk: Disk::default(),
             cgroups: BTreeSet::new(),
             pages: BTreeMap::new(),
@@ -125,7 +133,13 @@ impl Stage {
             cues: BTreeMap::new(),
             cues_given: 0,
         };
-        Arc::new(Stage { scene: Mutex::new(scene), stirred: Notify::new(), clock, wall_offset_ms })
+        Arc::new(Stage {
+            scene: Mutex::new(scene),
+            stirred: Notify::new(),
+            api_stirred: Notify::new(),
+            clock,
+            wall_offset_ms,
+        })
     }
 
     /// Looks at the scene or changes it; then tells whoever waits for a change.
@@ -136,8 +150,12 @@ impl Stage {
         scene.wall = now.wall;
         let answer = change(&mut scene);
         scene.tell_watchers();
+        let is_api_stirred = scene.api.take_stirred();
         drop(scene);
         self.stirred.notify_waiters();
+        if is_api_stirred {
+            self.api_stirred.notify_waiters();
+        }
         answer
     }
 
@@ -231,6 +249,8 @@ impl Scene {
                 Cue::Exit { container, code, reason } => self.exit_container(&container, code, reason),
                 Cue::Finish(call) => call.finish(self),
                 Cue::Event(event) => self.runtime.deliver(&event),
+                Cue::Request(request) => request.finish(self),
+                Cue::ApiReturns => self.heal_api(),
                 Cue::RuntimeReturns => self.bring_runtime_up(),
                 Cue::DiskHasRoom => {
                     self.log("world", "the disk has room again");

@@ -3,13 +3,15 @@
 //! Owns: the plot. Each seed turns on its own few faults, because faults hide each other.
 //! A run has a stormy part and a calm end; its rules are those of every play.
 
+mod cluster;
+
 use std::time::Duration;
 
 use fastrand::Rng;
 use jiff::SignedDuration;
 
 use crate::{
-    faults::Knobs,
+    faults::{ApiKnobs, Knobs},
     play::{Failure, Play, minutes},
     runtime::store::Pull,
     script::{EmptyDir, Policy, Script},
@@ -31,7 +33,13 @@ pub struct Story {
 pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
     let mut play = Play::before_start(seed);
     let mut rng = play.fork_rng();
-    let knobs = knobs(&mut rng);
+    let mut knobs = knobs(&mut rng);
+    // Half of the nodes belong to a cluster.
+    let is_clustered = seed.is_multiple_of(2);
+    if is_clustered {
+        play.in_cluster();
+        knobs.api = cluster::knobs(&mut rng);
+    }
     play.supervised().publish(IMAGES[0], Pull::After(Duration::from_millis(500)));
     play.publish(IMAGES[1], Pull::After(Duration::from_secs(20)));
     let has_events = rng.bool();
@@ -47,13 +55,20 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
         play.run_for(pause)?;
         left = left.saturating_sub(pause.max(Duration::from_millis(1)));
         version += 1;
-        happen(&mut play, &mut rng, version);
+        if is_clustered && rng.bool() {
+            cluster::happen(&mut play, &mut rng, version);
+        } else {
+            happen(&mut play, &mut rng, version);
+        }
     }
     // An image that is not there by now will come, or its pod is waiting for ever: both are stories.
     if rng.bool() {
         play.publish(IMAGES[2], Pull::After(Duration::from_secs(1)));
     }
     play.try_settle(CALM)?;
+    if is_clustered {
+        play.try_restart_in_peace()?;
+    }
     let trace = play.trace();
     let starts = trace.iter().filter(|line| line.contains("StartContainer") && line.ends_with("-> ok")).count();
     Ok(Story { starts, trace })
@@ -173,5 +188,6 @@ fn knobs(rng: &mut Rng) -> Knobs {
         hint_lost: some(0.3),
         agent_death: some(0.01),
         goes_on_without_client: some(1.0),
+        api: ApiKnobs::default(),
     }
 }

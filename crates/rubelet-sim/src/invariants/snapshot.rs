@@ -1,7 +1,8 @@
 //! Rules over what the agent tells: a life only moves forward, a count never falls, an end is an end.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use k8s_openapi::api::core::v1::PodStatus;
 use rubelet_core::snapshot::{PodView, Snapshot};
 
 use super::Rules;
@@ -18,6 +19,9 @@ pub(super) struct Seen {
 struct Told {
     lifecycle: String,
     phase: String,
+    status: Arc<PodStatus>,
+    /// Since when the status is this.
+    since: Duration,
 }
 
 impl Seen {
@@ -33,12 +37,22 @@ impl Seen {
         self.pods.get(uid).is_some_and(|told| rank(&told.lifecycle) >= rank("Terminating"))
     }
 
+    /// Since when the agent tells this status of the pod.
+    pub fn since(&self, uid: &str) -> Option<Duration> {
+        self.pods.get(uid).map(|told| told.since)
+    }
+
     pub fn lifecycle(&self, uid: &str) -> &str {
         self.pods.get(uid).map_or("unknown", |told| &told.lifecycle)
     }
 }
 
 impl Rules {
+    /// Since when the agent tells this status of the pod.
+    pub fn told_since(&self, uid: &str) -> Option<Duration> {
+        self.seen.since(uid)
+    }
+
     pub fn told(&mut self, now: Duration, snapshot: &Snapshot) {
         for (uid, view) in &snapshot.pods {
             self.check_life(now, uid.as_str(), view);
@@ -52,7 +66,16 @@ impl Rules {
     }
 
     fn check_life(&mut self, now: Duration, uid: &str, view: &PodView) {
-        let told = Told { lifecycle: view.lifecycle.clone(), phase: view.status.phase.clone().unwrap_or_default() };
+        let known = self.seen.pods.get(uid).filter(|known| known.status == view.status);
+        let told = Told {
+            lifecycle: view.lifecycle.clone(),
+            phase: view.status.phase.clone().unwrap_or_default(),
+            status: view.status.clone(),
+            since: known.map_or(now, |known| known.since),
+        };
+        if known.is_none() {
+            self.api.news(view.pod.metadata.name.as_deref().unwrap_or_default());
+        }
         let Some(before) = self.seen.pods.insert(uid.to_owned(), told.clone()) else { return };
         // From its end a pod may only begin anew, when the same pod is asked for again.
         let begins_anew = rank(&before.lifecycle) >= rank("Terminated") && rank(&told.lifecycle) <= rank("Syncing");

@@ -1,5 +1,7 @@
 //! Every rule can be broken: a rule that nothing breaks holds nothing.
 
+mod api;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};

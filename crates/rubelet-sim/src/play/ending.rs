@@ -4,11 +4,14 @@
 
 use std::{path::Path, time::Duration};
 
+use rubelet_core::{event::Source, id::PodUid};
+use serde_json::Value;
+
 use crate::{
     invariants::Actor,
     play::{
-        Failure, Play,
-        moments::{self, Moment, node_name_of},
+        Failure, Play, agreement,
+        moments::{self, Moment},
     },
     runtime::store::{Pull, State},
     script::{Policy, Program, Role, Script},
@@ -17,6 +20,8 @@ use crate::{
 
 /// After all is well it must stay well for this long: longer than any resync.
 const ENCORE: Duration = Duration::from_secs(150);
+/// Longer than any round of the agent's.
+const RESTART: Duration = Duration::from_secs(90);
 /// How often to see whether all is well.
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -46,6 +51,7 @@ impl Play {
             if scene.runtime.down {
                 scene.bring_runtime_up();
             }
+            scene.heal_api();
         });
         if self.agent.is_none() {
             self.start_agent();
@@ -58,6 +64,28 @@ impl Play {
         self.complain("everything converges when faults cease")?;
         self.run_for(ENCORE)?;
         self.complain("what has converged stays so")
+    }
+
+    /// After all has settled: an agent that starts anew has nothing to write of pods at which nothing happens.
+    pub fn try_restart_in_peace(&mut self) -> Result<(), Box<Failure>> {
+        let before = self.quiet_versions();
+        self.crash_agent().start_agent().run_for(RESTART)?;
+        let after = self.quiet_versions();
+        match before.iter().find(|version| !after.contains(version)) {
+            None => Ok(()),
+            Some((name, _)) => Err(Box::new(self.failure("a restart writes nothing", name))),
+        }
+    }
+
+    /// Name and version in the API of every pod that has come to rest.
+    fn quiet_versions(&self) -> Vec<(String, String)> {
+        self.look(|scene| {
+            let is_quiet = |script: &&Script| uid_of(scene, script).is_some_and(|uid| is_at_rest(scene, script, &uid));
+            let stored =
+                self.wanted.values().filter(is_quiet).filter_map(|script| moments::stored(scene, &script.name));
+            let text = |pod: &Value, field: &str| pod["metadata"][field].as_str().unwrap_or_default().to_owned();
+            stored.map(|pod| (text(pod, "name"), text(pod, "resourceVersion"))).collect()
+        })
     }
 
     fn complain(&self, rule: &str) -> Result<(), Box<Failure>> {
@@ -108,7 +136,7 @@ impl Play {
     #[track_caller]
     pub fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
         let told = self.look(|scene| {
-            let views = moments::views(scene, &node_name_of(pod));
+            let views = moments::views(scene, pod);
             views.iter().flat_map(|view| moments::statuses(view).map(|status| status.restart_count)).max()
         });
         assert!(told == Some(count), "{}", self.failure("expect", &format!("{pod}: {told:?} restarts, not {count}")));
@@ -124,7 +152,7 @@ fn complaint(scene: &Scene, wanted: &[Script]) -> Option<String> {
     let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(scene, script)).collect();
     leftover(scene, &uids).or_else(|| {
         let mut pods = wanted.iter().zip(&uids);
-        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid))
+        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid)).or_else(|| agreement::complaint(scene, &uids))
     })
 }
 
@@ -188,16 +216,40 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
         match (fortune, runs) {
             (Fortune::Runs, None) => return Some(format!("{}/{} does not run", script.name, role.name)),
             (Fortune::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
+            // It runs for a second only; what has settled by now would not stay so.
+            (Fortune::Runs, Some(found)) if matches!(role.program, Program::Flaky { times } if found.attempt() < times) =>
+            {
+                return Some(format!("{found} has yet to fail"));
+            }
             (Fortune::Runs, Some(found)) => {
                 let told = told_restarts(scene, script, &role.name);
                 if told.is_some_and(|told| told != i64::from(found.attempt())) {
                     return Some(format!("{found}: the agent tells restartCount {told:?}"));
                 }
             }
+            // Its image, or its turn, is yet to come.
+            (Fortune::Ends, None) if actor(scene, role, uid).is_none_or(|actor| actor.last_exit.is_none()) => {
+                return Some(format!("{}/{} has yet to run", script.name, role.name));
+            }
             (Fortune::Ends, None) | (Fortune::Tries, _) => {}
         }
     }
     phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
+}
+
+/// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
+/// upstream's: its dates follow the clock by which it started, and what was before its last restart may be forgotten.
+fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
+    let is_static = scene.snapshot.pods.get(&PodUid::new(uid)).is_some_and(|view| view.source != Some(Source::Api));
+    let has_restarted = || {
+        let (_, history) = scene.rules.pod(uid).unzip();
+        history.is_some_and(|history| history.actors.values().any(|actor| actor.starts > 1))
+    };
+    if is_static && (scene.rules.has_clock_jumped() || has_restarted()) {
+        return false;
+    }
+    let mut roles = script.init.iter().chain(&script.containers);
+    roles.all(|role| fortune(scene, script, role, uid) != Fortune::Tries)
 }
 
 /// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
@@ -217,7 +269,7 @@ fn phase_complaint(scene: &Scene, script: &Script, fortunes: &[Fortune]) -> Opti
     } else {
         return None;
     };
-    let told = moments::views(scene, &node_name_of(&script.name));
+    let told = moments::views(scene, &script.name);
     let told = told.iter().filter_map(|view| view.status.phase.clone()).next_back().unwrap_or_default();
     (!phases.contains(&told.as_str())).then(|| format!("{} is {told}, not {phases:?}", script.name))
 }
@@ -235,7 +287,7 @@ fn hoard(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
 }
 
 fn told_restarts(scene: &Scene, script: &Script, role: &str) -> Option<i64> {
-    let views = moments::views(scene, &node_name_of(&script.name));
+    let views = moments::views(scene, &script.name);
     let statuses = views.iter().flat_map(|view| moments::statuses(view).cloned().collect::<Vec<_>>());
     statuses.filter(|status| status.name == role).map(|status| i64::from(status.restart_count)).max()
 }

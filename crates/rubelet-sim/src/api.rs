@@ -1,0 +1,208 @@
+//! The ApiServer port over the scene: requests take time and can fail in every way, watches fall behind, are cut and expire.
+//!
+//! Owns: the course of a request and of a watch. Never: what a request does (`act.rs`), what there is (`store.rs`).
+
+pub mod act;
+pub mod merge;
+pub mod store;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchStream};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    api::{act::Request, store::Reach},
+    faults::{ApiCourse, ApiFate},
+    stage::{Cue, Life, Scene, Stage},
+};
+
+/// The API server as one life of the agent reaches it.
+#[derive(Debug)]
+pub struct FakeApi {
+    stage: Arc<Stage>,
+    life: Life,
+}
+
+impl FakeApi {
+    pub fn new(stage: Arc<Stage>, life: Life) -> Self {
+        FakeApi { stage, life }
+    }
+
+    async fn carry_out(&self, request: Request) -> Result<Bytes, ApiError> {
+        let mut flight = self.begin(request)?;
+        let ApiCourse { fate, before, after, .. } = flight.course;
+        self.pass(&flight, before).await?;
+        match fate {
+            ApiFate::ErrorBefore(kind) => return Err(flight.request.error(kind, "injected")),
+            ApiFate::HangBefore => return pending().await,
+            ApiFate::HangAfter | ApiFate::DoneButError(_) | ApiFate::Answered => {}
+        }
+        let answer = flight.perform();
+        if fate == ApiFate::HangAfter {
+            return pending().await;
+        }
+        self.pass(&flight, after).await?;
+        if let ApiFate::DoneButError(kind) = fate {
+            return Err(flight.request.error(kind, "injected, though it was done"));
+        }
+        let answer = answer?;
+        self.stage.with(|scene| scene.rules.api_answered(scene.now, &flight.request));
+        Ok(Bytes::from(answer.to_string()))
+    }
+
+    fn begin(&self, request: Request) -> Result<Flight, ApiError> {
+        self.stage.with(|scene| {
+            if scene.api.reach == Reach::Refused {
+                return Err(request.error(ApiErrorKind::Unreachable, "connection refused"));
+            }
+            let course = scene.faults.api_course(&mut scene.rng, request.is_change());
+            if scene.is_alive(self.life) {
+                scene.rules.api_called(scene.now, &request);
+            }
+            let epoch = scene.api.epoch;
+            Ok(Flight { stage: self.stage.clone(), request, course, epoch, is_performed: false })
+        })
+    }
+
+    /// Waits; then the request is cut if its connection was, and reaches nobody if packets get lost or the caller is dead.
+    async fn pass(&self, flight: &Flight, wait: Duration) -> Result<(), ApiError> {
+        self.stage.with(|scene| scene.may_kill_agent(self.life));
+        sleep(wait).await;
+        let (is_alive, reach, epoch) =
+            self.stage.look(|scene| (scene.is_alive(self.life), scene.api.reach, scene.api.epoch));
+        if !is_alive || reach == Reach::Silent {
+            return pending().await;
+        }
+        if epoch != flight.epoch {
+            return Err(flight.request.error(ApiErrorKind::Unreachable, "connection reset"));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ApiServer for FakeApi {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        let body = call.body.as_deref().map(|body| serde_json::from_slice(body).expect("bodies are JSON"));
+        let Call { verb, path, query, timeout: limit, .. } = call;
+        let request = Request { verb, path, query, body: body.unwrap_or(Value::Null) };
+        let late = request.error(ApiErrorKind::Unreachable, "no answer in time");
+        timeout(limit, self.carry_out(request)).await.unwrap_or(Err(late))
+    }
+
+    async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
+        self.open_watch(watch).await
+    }
+}
+
+/// A request under way. When its client goes away the server never hears of it, or carries it out alone.
+struct Flight {
+    stage: Arc<Stage>,
+    request: Request,
+    course: ApiCourse,
+    epoch: u32,
+    is_performed: bool,
+}
+
+impl Flight {
+    fn perform(&mut self) -> Result<Arc<Value>, ApiError> {
+        self.is_performed = true;
+        self.stage.with(|scene| scene.serve_agent(&self.request))
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.stage.with(|scene| {
+            scene.rules.api_returned(&self.request);
+            let goes_on = self.course.goes_on_without_client && self.course.fate == ApiFate::Answered;
+            if goes_on && !self.is_performed && self.request.is_change() && scene.api.epoch == self.epoch {
+                let wait = Duration::from_millis(scene.rng.u64(1..3_000));
+                let late = LateRequest { request: self.request.clone(), epoch: self.epoch };
+                scene.cue_in(wait, Cue::Request(Box::new(late)));
+            }
+        });
+    }
+}
+
+/// A request the server carries out although its client went away.
+#[derive(Clone, Debug)]
+pub struct LateRequest {
+    request: Request,
+    epoch: u32,
+}
+
+impl LateRequest {
+    pub fn finish(&self, scene: &mut Scene) {
+        // It was cut off with its connection.
+        if self.epoch == scene.api.epoch {
+            scene.log("api", format!("without a client goes on: {}", self.request));
+            // Of an agent that may be dead by now: to the one that lives, somebody else.
+            if let Ok(object) = scene.serve(&self.request)
+                && let (Some(name), Some(uid)) =
+                    (object["metadata"]["name"].as_str(), object["metadata"]["uid"].as_str())
+            {
+                scene.rules.pod_edited(name, uid);
+            }
+        }
+    }
+}
+
+impl Scene {
+    /// A request of the agent's: the rules hear of it, and so does the trace.
+    pub(crate) fn serve_agent(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
+        let key = request.key();
+        let before = self.api.object(&key).cloned();
+        let answer = self.serve(request);
+        if request.is_change() {
+            if let Ok(after) = &answer {
+                self.check_write(request, before.as_deref(), after);
+            }
+            let outcome = match &answer {
+                Ok(object) => format!("v{}", object["metadata"]["resourceVersion"].as_str().unwrap_or("?")),
+                Err(error) => format!("{:?}", error.kind),
+            };
+            // Heartbeats and events would be most of the trace.
+            if request.is_of("pods") || request.is_of("nodes") {
+                let what =
+                    if request.path.subresource == Some("status") { &request.body["status"] } else { &Value::Null };
+                self.log("api", format!("{request} {} {what} -> {outcome}", key.name));
+            }
+        }
+        answer
+    }
+
+    /// The server goes away, with all connections.
+    pub fn take_api_down(&mut self) {
+        self.log("world", "the API server is away");
+        self.api.set_reach(Reach::Refused);
+        self.api.cut_connections();
+    }
+
+    /// Packets to it get lost.
+    pub fn silence_api(&mut self) {
+        self.log("world", "the API server is silent");
+        self.api.set_reach(Reach::Silent);
+    }
+
+    pub fn heal_api(&mut self) {
+        if self.api.reach != Reach::Open {
+            self.log("world", "the API server is back");
+            self.api.set_reach(Reach::Open);
+        }
+    }
+
+    /// Its objects outlive it; its connections do not, nor what it could have told watchers.
+    pub fn restart_api(&mut self) {
+        self.log("world", "the API server restarts");
+        self.api.cut_connections();
+        self.api.forget_history();
+    }
+}

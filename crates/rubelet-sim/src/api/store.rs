@@ -1,0 +1,207 @@
+//! What the fake API server holds: objects as JSON, their versions, and the changes watchers may still ask for.
+//!
+//! Owns: one growing version for everything, the window of history, who can reach it. Never: knows what a request means.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
+
+use rubelet_kube::port::{ObjectPath, WatchEvent};
+use serde_json::{Value, json};
+
+/// Changes a watch can go back by; a real server's memory is of this order.
+const HISTORY: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub struct Store {
+    objects: BTreeMap<Key, Arc<Value>>,
+    version: u64,
+    history: VecDeque<Change>,
+    /// Changes up to this version are forgotten.
+    forgotten: u64,
+    uids_given: u64,
+    pub reach: Reach,
+    /// Grows when connections are cut: what was opened before is dead.
+    pub epoch: u32,
+    /// Something changed that a watcher may wait for.
+    is_stirred: bool,
+}
+
+/// What becomes of a request of the agent's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    #[default]
+    Open,
+    /// Nobody listens: an error at once.
+    Refused,
+    /// Packets get lost: no answer, and watches say nothing.
+    Silent,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub resource: String,
+    /// Empty for what has none.
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    pub fn of(path: &ObjectPath, name: &str) -> Self {
+        let namespace = path.namespace.clone().unwrap_or_default();
+        Key { resource: path.resource.to_owned(), namespace, name: name.to_owned() }
+    }
+
+    pub fn pod(name: &str) -> Self {
+        Key { resource: "pods".to_owned(), namespace: "default".to_owned(), name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.resource, self.name)
+    }
+}
+
+#[derive(Debug)]
+struct Change {
+    version: u64,
+    key: Key,
+    before: Option<Arc<Value>>,
+    after: Option<Arc<Value>>,
+}
+
+/// What of a collection somebody asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    resource: String,
+    namespace: Option<String>,
+    fields: Vec<(String, String)>,
+}
+
+impl Selection {
+    pub fn new(collection: &ObjectPath, query: &[(&'static str, String)]) -> Self {
+        let selectors = query.iter().filter(|(name, _)| *name == "fieldSelector").flat_map(|(_, text)| text.split(','));
+        let fields = selectors.filter_map(|field| field.split_once('='));
+        Selection {
+            resource: collection.resource.to_owned(),
+            namespace: collection.namespace.clone(),
+            fields: fields.map(|(path, value)| (path.to_owned(), value.to_owned())).collect(),
+        }
+    }
+
+    fn has(&self, key: &Key, object: &Value) -> bool {
+        let field = |path: &str| object.pointer(&format!("/{}", path.replace('.', "/"))).and_then(Value::as_str);
+        self.resource == key.resource
+            && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
+            && self.fields.iter().all(|(path, value)| match path.strip_suffix('!') {
+                Some(path) => field(path) != Some(value),
+                None => field(path) == Some(value),
+            })
+    }
+}
+
+/// The server does not know any more what happened since.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Forgotten;
+
+impl Store {
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub fn object(&self, key: &Key) -> Option<&Arc<Value>> {
+        self.objects.get(key)
+    }
+
+    pub fn of(&self, resource: &str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
+        self.objects.iter().filter(move |(key, _)| key.resource == resource)
+    }
+
+    pub fn list(&self, selection: &Selection) -> Value {
+        let items = self.objects.iter().filter(|(key, object)| selection.has(key, object));
+        let items: Vec<&Value> = items.map(|(_, object)| &**object).collect();
+        json!({ "metadata": { "resourceVersion": self.version.to_string() }, "items": items })
+    }
+
+    pub fn new_uid(&mut self) -> String {
+        self.uids_given += 1;
+        format!("uid-{:04}", self.uids_given)
+    }
+
+    /// Creates or replaces; the object gets its version here.
+    pub fn put(&mut self, key: Key, mut object: Value) -> Arc<Value> {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let object = Arc::new(object);
+        let before = self.objects.insert(key.clone(), object.clone());
+        self.note(Change { version: self.version, key, before, after: Some(object.clone()) });
+        object
+    }
+
+    /// Watchers get the object as it was, with the version of its end.
+    pub fn remove(&mut self, key: &Key) {
+        let Some(before) = self.objects.remove(key) else { return };
+        self.version += 1;
+        let mut last = Value::clone(&before);
+        last["metadata"]["resourceVersion"] = self.version.to_string().into();
+        self.note(Change { version: self.version, key: key.clone(), before: Some(Arc::new(last)), after: None });
+    }
+
+    fn note(&mut self, change: Change) {
+        self.history.push_back(change);
+        if self.history.len() > HISTORY
+            && let Some(oldest) = self.history.pop_front()
+        {
+            self.forgotten = oldest.version;
+        }
+        self.is_stirred = true;
+    }
+
+    /// Who was behind must list again.
+    pub fn forget_history(&mut self) {
+        self.history.clear();
+        self.forgotten = self.version;
+    }
+
+    pub fn cut_connections(&mut self) {
+        self.epoch += 1;
+        self.is_stirred = true;
+    }
+
+    pub fn set_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+        self.is_stirred = true;
+    }
+
+    pub fn take_stirred(&mut self) -> bool {
+        std::mem::take(&mut self.is_stirred)
+    }
+
+    pub fn remembers(&self, version: u64) -> bool {
+        version >= self.forgotten
+    }
+
+    /// The first change after `position` that concerns the selection; `position` moves with what was looked through.
+    pub fn next_change(&self, selection: &Selection, position: &mut u64) -> Result<Option<WatchEvent>, Forgotten> {
+        if !self.remembers(*position) {
+            return Err(Forgotten);
+        }
+        let first = self.history.partition_point(|change| change.version <= *position);
+        for change in self.history.iter().skip(first) {
+            *position = change.version;
+            let had = change.before.as_ref().filter(|object| selection.has(&change.key, object));
+            let has = change.after.as_ref().filter(|object| selection.has(&change.key, object));
+            let event = match (had, has) {
+                (None, None) => continue,
+                (None, Some(after)) => WatchEvent::Added(after.to_string().into()),
+                (Some(_), Some(after)) => WatchEvent::Modified(after.to_string().into()),
+                (Some(before), None) => WatchEvent::Deleted(before.to_string().into()),
+            };
+            return Ok(Some(event));
+        }
+        Ok(None)
+    }
+}

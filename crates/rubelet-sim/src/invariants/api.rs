@@ -1,0 +1,266 @@
+//! Rules over what the agent writes to the API server.
+//!
+//! Owns: what each pod's status said when the agent wrote it last, and how often it wrote. Never: judges what others write.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use rubelet_core::{pod::status::is_terminal, pod_manager::is_mirror_pod};
+use rubelet_kube::port::Verb;
+use serde_json::Value;
+
+use super::Rules;
+use crate::{
+    api::act::Request,
+    runtime::{act::Act, store::Picture},
+    stage::Scene,
+};
+
+/// Writes of a pod's status beyond one per change of it: its end may be told in two, its beginning too.
+const SPARE_WRITES: u32 = 3;
+
+#[derive(Debug, Default)]
+pub(super) struct ApiSeen {
+    /// Pods that users made in the API, by uid, with the shortest grace period asked for.
+    users: BTreeMap<String, Option<i64>>,
+    /// What the agent wrote last of a user's pod, by uid.
+    written: BTreeMap<String, PodStatus>,
+    /// Status writes under way, by the uid they are for.
+    busy: BTreeMap<String, u32>,
+    /// By pod name, because a static pod and its mirror share nothing else.
+    traffic: BTreeMap<String, Traffic>,
+    /// The agent that lives now has seen all its pods once.
+    is_listed: bool,
+}
+
+/// How often a pod's status was written, and how many reasons there were.
+#[derive(Debug, Default)]
+struct Traffic {
+    writes: u32,
+    reasons: u32,
+}
+
+impl ApiSeen {
+    pub fn agent_begins(&mut self) {
+        self.is_listed = false;
+        self.busy.clear();
+        for traffic in self.traffic.values_mut() {
+            traffic.reasons += 1;
+        }
+    }
+
+    /// The agent tells something new of the pod.
+    pub fn news(&mut self, pod_name: &str) {
+        self.traffic.entry(pod_name.to_owned()).or_default().reasons += 1;
+    }
+}
+
+impl Rules {
+    /// A user made the pod.
+    pub fn pod_made(&mut self, uid: &str) {
+        self.api.users.insert(uid.to_owned(), None);
+    }
+
+    /// Somebody else wrote into the pod.
+    pub fn pod_edited(&mut self, name: &str, uid: &str) {
+        self.api.news(name);
+        self.api.written.remove(uid);
+    }
+
+    /// A user wants the pod to end, within this time.
+    pub fn end_asked(&mut self, uid: &str, grace_secs: i64) {
+        if let Some(known) = self.api.users.get_mut(uid) {
+            *known = Some(known.map_or(grace_secs, |known| known.min(grace_secs)));
+        }
+    }
+
+    /// The shortest grace period somebody asked for.
+    pub(super) fn granted(&self, uid: &str) -> Option<i64> {
+        self.api.users.get(uid).copied().flatten()
+    }
+
+    pub fn api_called(&mut self, now: Duration, request: &Request) {
+        if !request.is_of("pods") {
+            return;
+        }
+        let name = request.key().name;
+        match request.verb {
+            Verb::Patch(_) => {
+                let Some(uid) = request.body["metadata"]["uid"].as_str() else {
+                    return self.broken("status writes carry the UID", now, request.to_string());
+                };
+                let count = self.api.busy.entry(uid.to_owned()).or_default();
+                *count += 1;
+                if *count > 1 {
+                    self.broken("one status write per pod at a time", now, format!("{name} {uid}"));
+                }
+            }
+            Verb::Delete => {
+                if request.body["preconditions"]["uid"].as_str().is_none() {
+                    self.broken("deletions carry the UID", now, request.to_string());
+                }
+                if request.body["gracePeriodSeconds"] != 0 {
+                    self.broken("the agent deletes without grace", now, request.to_string());
+                }
+            }
+            Verb::Get | Verb::Create | Verb::Update => {}
+        }
+    }
+
+    /// The client has its answer, or went away without.
+    pub fn api_returned(&mut self, request: &Request) {
+        if let (true, Verb::Patch(_)) = (request.is_of("pods"), request.verb)
+            && let Some(count) = request.body["metadata"]["uid"].as_str().and_then(|uid| self.api.busy.get_mut(uid))
+        {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// The client has a good answer.
+    pub fn api_answered(&mut self, now: Duration, request: &Request) {
+        match request.verb {
+            _ if !request.is_of("pods") => {}
+            Verb::Get if request.path.name.is_none() => self.api.is_listed = true,
+            Verb::Patch(_) => {
+                let name = request.key().name;
+                let traffic = self.api.traffic.entry(name.clone()).or_default();
+                traffic.writes += 1;
+                if traffic.writes > traffic.reasons + SPARE_WRITES {
+                    let detail = format!("{name}: {} writes for {} reasons", traffic.writes, traffic.reasons);
+                    self.broken("statuses are written for a reason", now, detail);
+                }
+            }
+            Verb::Get | Verb::Create | Verb::Update | Verb::Delete => {}
+        }
+    }
+
+    /// What users made ends only when the agent has seen that they do not want it any more.
+    pub(super) fn check_listed(&mut self, now: Duration, act: &Act, picture: &Picture) {
+        let uid = match act {
+            Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => {
+                picture.containers.get(id).map(|container| container.pod.uid.clone())
+            }
+            Act::StopSandbox(id) | Act::RemoveSandbox(id) => {
+                picture.sandboxes.get(id).map(|sandbox| sandbox.identity().uid)
+            }
+            Act::RunSandbox(_) | Act::Create { .. } | Act::Start(_) | Act::Pull(_) => None,
+        };
+        let is_users = uid.is_some_and(|uid| self.api.users.contains_key(&uid));
+        if is_users && !self.api.is_listed {
+            let detail = format!("{} of a pod of the API", act.method());
+            self.broken("nothing ends before the first list", now, detail);
+        }
+    }
+
+    fn status_written(&mut self, now: Duration, pod: &Pod, picture: &Picture) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let status = pod.status.clone().unwrap_or_default();
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if let Some(detail) = false_readiness(&status) {
+            self.broken("only what runs is ready", now, format!("{name}: {detail}"));
+        }
+        // A static pod may come back and begin anew under its mirror.
+        if is_mirror_pod(pod) {
+            return;
+        }
+        if status.phase.as_deref().is_some_and(is_terminal)
+            && let Some(running) = picture.containers.values().find(|it| it.is_running() && it.pod.uid == uid)
+        {
+            self.broken("an ended pod runs nothing", now, format!("{name} is {:?}, {running} runs", status.phase));
+        }
+        if let Some(before) = self.api.written.insert(uid, status.clone())
+            && let Some(detail) = step_back(&before, &status)
+        {
+            self.broken("a status never goes back", now, format!("{name}: {detail}"));
+        }
+    }
+}
+
+impl Scene {
+    /// A write of the agent's went through.
+    pub fn check_write(&mut self, request: &Request, before: Option<&Value>, after: &Value) {
+        if !request.is_of("pods") {
+            return;
+        }
+        let now = self.now;
+        match request.verb {
+            Verb::Create if after["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() => {
+                self.rules.broken("the agent makes no pods but mirrors", now, request.to_string());
+            }
+            Verb::Patch(_) => {
+                let pod: Pod = serde_json::from_value(after.clone()).expect("what the agent writes is a pod");
+                self.rules.status_written(now, &pod, &self.runtime.picture);
+            }
+            Verb::Delete => {
+                let pod = before.and_then(|pod| serde_json::from_value::<Pod>(pod.clone()).ok());
+                if let Some(complaint) = pod.and_then(|pod| self.held_by(&pod)) {
+                    self.rules.broken("a pod is deleted when it holds nothing", now, complaint);
+                }
+            }
+            Verb::Create | Verb::Get | Verb::Update => {}
+        }
+    }
+
+    /// Why this pod should not go from the API yet.
+    fn held_by(&self, pod: &Pod) -> Option<String> {
+        if is_mirror_pod(pod) {
+            return None;
+        }
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        if pod.metadata.deletion_timestamp.is_none() || !is_terminal(phase) {
+            return Some(format!("{name} is {phase}, to end at {:?}", pod.metadata.deletion_timestamp));
+        }
+        let picture = &self.runtime.picture;
+        if let Some(container) = picture.containers.values().find(|it| it.is_running() && it.pod.uid == uid) {
+            return Some(format!("{container} runs"));
+        }
+        if let Some(sandbox) = picture.sandboxes.values().find(|it| it.ready && it.identity().uid == uid) {
+            return Some(format!("sandbox {} is ready", sandbox.name));
+        }
+        let dir = Path::new("/var/lib/kubelet/pods").join(uid);
+        if let Some(mount) = self.disk.mounts_below(&dir).ok().and_then(|mounts| mounts.into_iter().next()) {
+            return Some(format!("{} is mounted", mount.display()));
+        }
+        let cgroup = format!("pod{uid}");
+        let left = self.cgroups.iter().find(|path| path.file_name().is_some_and(|name| *name == *cgroup));
+        left.map(|path| format!("cgroup {} is there", path.display()))
+    }
+}
+
+fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+    status.container_statuses.iter().chain(&status.init_container_statuses).flatten()
+}
+
+fn false_readiness(status: &PodStatus) -> Option<String> {
+    let is_true = |wanted: &str| {
+        let condition = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted);
+        condition.is_some_and(|condition| condition.status == "True")
+    };
+    let runs = |it: &&ContainerStatus| it.state.as_ref().is_some_and(|state| state.running.is_some());
+    let mains = || status.container_statuses.iter().flatten();
+    if let Some(idle) = mains().find(|it| it.ready && !runs(it)) {
+        return Some(format!("{} is ready and does not run", idle.name));
+    }
+    if is_true("Ready") && !is_true("ContainersReady") {
+        return Some("Ready without ContainersReady".to_owned());
+    }
+    let idle = mains().find(|it| !it.ready).filter(|_| is_true("Ready"));
+    if let Some(idle) = idle {
+        return Some(format!("Ready though {} is not", idle.name));
+    }
+    let phase = status.phase.as_deref().unwrap_or_default();
+    (is_true("Ready") && phase != "Running").then(|| format!("Ready though {phase}"))
+}
+
+fn step_back(before: &PodStatus, after: &PodStatus) -> Option<String> {
+    if before.phase != after.phase && before.phase.as_deref().is_some_and(is_terminal) {
+        return Some(format!("from {:?} to {:?}", before.phase, after.phase));
+    }
+    containers(before).find_map(|known| {
+        let now = containers(after).find(|it| it.name == known.name)?;
+        let falls = now.restart_count < known.restart_count;
+        falls.then(|| format!("{}: restartCount {} then {}", known.name, known.restart_count, now.restart_count))
+    })
+}

@@ -1,0 +1,157 @@
+//! What users and their cluster do: pods in the API come, change and go, and its server is away.
+//!
+//! Owns: the sentences of a play that concern the API server. What a user asks of it is a request like any other.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use rubelet_core::{event::Source, manifest};
+use rubelet_kube::port::{ApiError, ObjectPath, PatchKind, Verb};
+use serde_json::{Value, json};
+
+use crate::{
+    api::act::Request,
+    play::{Play, moments::NODE},
+    script::Script,
+    stage::{Cue, Scene},
+};
+
+/// How much time a pod gets to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    ItsOwnTime,
+    Secs(i64),
+}
+
+impl Play {
+    /// The node belongs to a cluster. To be said before the agent starts.
+    pub fn in_cluster(&mut self) -> &mut Self {
+        self.sources.push(Source::Api);
+        self
+    }
+
+    /// A node of a cluster with a running agent.
+    pub fn clustered(seed: u64) -> Self {
+        let mut play = Self::before_start(seed);
+        play.in_cluster().start_agent();
+        play
+    }
+
+    /// Makes a pod in the API, bound to this node.
+    #[track_caller]
+    pub fn create(&mut self, script: impl Into<Script>) -> &mut Self {
+        let script = script.into();
+        self.wanted.insert(script.name.clone(), script.clone());
+        self.change(|scene| {
+            scene.rules.learn(&script);
+            let pod = scene.ask(Verb::Create, pods(), bound(&script)).expect("the name is free");
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            scene.log("play", format!("create {} v{} {uid}", script.name, script.version));
+            scene.rules.pod_made(uid);
+        })
+    }
+
+    /// Deletes a pod of the API; it ends in its time.
+    pub fn delete(&mut self, name: &str, within: Within) -> &mut Self {
+        self.wanted.remove(name);
+        self.change(|scene| {
+            let options = match within {
+                Within::ItsOwnTime => json!({}),
+                Within::Secs(secs) => json!({ "gracePeriodSeconds": secs }),
+            };
+            scene.log("play", format!("delete {name} {options}"));
+            let Ok(before) = scene.ask(Verb::Delete, pods().named(name), options) else { return };
+            let uid = before["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            let now = scene.ask(Verb::Get, pods().named(name), Value::Null);
+            if let Some(secs) = now.ok().and_then(|pod| pod["metadata"]["deletionGracePeriodSeconds"].as_i64()) {
+                scene.rules.end_asked(&uid, secs);
+            }
+        })
+    }
+
+    /// Takes a pod out of the API at once, whatever runs.
+    pub fn force_delete(&mut self, name: &str) -> &mut Self {
+        self.delete(name, Within::Secs(0))
+    }
+
+    /// Another pod takes the name at once.
+    pub fn recreate(&mut self, script: impl Into<Script>) -> &mut Self {
+        let script = script.into();
+        self.force_delete(&script.name).create(script)
+    }
+
+    /// Somebody writes into a pod's status who should not; for a static pod, its mirror's name.
+    pub fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
+        self.edit(name, pods().named(name).sub("status"), json!({ "status": status }))
+    }
+
+    /// A label changes, which runs nothing anew.
+    pub fn label(&mut self, name: &str, value: &str) -> &mut Self {
+        self.edit(name, pods().named(name), json!({ "metadata": { "labels": { "touched": value } } }))
+    }
+
+    fn edit(&mut self, name: &str, path: ObjectPath, patch: Value) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", format!("edit {name} {patch}"));
+            if let Ok(pod) = scene.ask(Verb::Patch(PatchKind::StrategicMerge), path, patch) {
+                scene.rules.pod_edited(name, pod["metadata"]["uid"].as_str().unwrap_or_default());
+            }
+        })
+    }
+
+    /// A config map of the pods' namespace, made or replaced.
+    pub fn put_config_map(&mut self, name: &str, data: &Value) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", format!("config map {name} {data}"));
+            let path = ObjectPath::all("v1", "configmaps").within("default");
+            let body = json!({ "metadata": { "name": name, "namespace": "default" }, "data": data });
+            let made = scene.ask(Verb::Create, path.clone(), body.clone());
+            made.or_else(|_| scene.ask(Verb::Update, path.named(name), body)).expect("there is one to replace");
+        })
+    }
+
+    /// The API server is not reachable: connections are refused.
+    pub fn partition(&mut self) -> &mut Self {
+        self.change(Scene::take_api_down)
+    }
+
+    pub fn partition_for(&mut self, time: Duration) -> &mut Self {
+        self.partition().change(|scene| scene.cue_in(time, Cue::ApiReturns))
+    }
+
+    /// Packets to the API server get lost for a while.
+    pub fn silence_for(&mut self, time: Duration) -> &mut Self {
+        self.change(|scene| {
+            scene.silence_api();
+            scene.cue_in(time, Cue::ApiReturns);
+        })
+    }
+
+    pub fn heal(&mut self) -> &mut Self {
+        self.change(Scene::heal_api)
+    }
+
+    pub fn restart_api(&mut self) -> &mut Self {
+        self.change(Scene::restart_api)
+    }
+}
+
+impl Scene {
+    /// A request of somebody who is not the agent, on a connection that never fails.
+    pub fn ask(&mut self, verb: Verb, path: ObjectPath, body: Value) -> Result<Value, ApiError> {
+        let request = Request { verb, path, query: Vec::new(), body };
+        self.serve(&request).map(|object| Value::clone(&object))
+    }
+}
+
+fn pods() -> ObjectPath {
+    ObjectPath::all("v1", "pods").within("default")
+}
+
+/// The script's pod as the API server would hold it, with its defaults.
+fn bound(script: &Script) -> Value {
+    let mut pod: Pod = serde_json::from_value(script.manifest()).expect("a script is a pod");
+    manifest::set_defaults(&mut pod);
+    pod.spec.get_or_insert_default().node_name = Some(NODE.to_owned());
+    serde_json::to_value(&pod).expect("a pod is JSON")
+}

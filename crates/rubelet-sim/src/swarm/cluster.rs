@@ -1,0 +1,77 @@
+//! What happens in the API of a random play.
+//!
+//! Owns: the plot of users, controllers and the API server itself. Its pods have names of their own.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use serde_json::json;
+
+use super::{NAMES, script};
+use crate::{
+    faults::ApiKnobs,
+    play::{
+        Play, Within,
+        moments::{node_name_of, stored},
+    },
+};
+
+const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
+
+/// One thing happens.
+pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
+    let name = API_NAMES[rng.usize(..API_NAMES.len())];
+    let is_there = play.look(|scene| stored(scene, name).is_some());
+    match rng.u32(0..100) {
+        0..35 if !is_there => play.create(script(rng, name, version)),
+        0..25 if is_there => play.delete(name, within(rng)),
+        35..45 => play.recreate(script(rng, name, version)),
+        45..50 => play.force_delete(name),
+        50..60 => lie(play, rng, name),
+        60..65 => play.label(name, &version.to_string()),
+        65..75 => play.partition_for(Duration::from_millis(rng.u64(100..180_000))),
+        75..80 => play.silence_for(Duration::from_millis(rng.u64(100..120_000))),
+        80..86 => play.restart_api(),
+        86..92 => play.change(|scene| scene.api.forget_history()),
+        92..96 => play.delete(&node_name_of(NAMES[rng.usize(..NAMES.len())]), within(rng)),
+        _ => play,
+    };
+}
+
+fn within(rng: &mut Rng) -> Within {
+    match rng.u32(0..3) {
+        0 => Within::ItsOwnTime,
+        1 => Within::Secs(rng.i64(1..60)),
+        _ => Within::Secs(1),
+    }
+}
+
+/// Somebody writes what is not so.
+fn lie<'a>(play: &'a mut Play, rng: &mut Rng, name: &str) -> &'a mut Play {
+    let lies = [
+        json!({ "phase": "Pending" }),
+        json!({ "conditions": [{ "type": "Ready", "status": "False", "reason": "Lie" }] }),
+        json!({ "containerStatuses": [] }),
+        json!({ "podIP": null, "message": "nothing is so" }),
+    ];
+    let target = if rng.bool() { name.to_owned() } else { node_name_of(NAMES[rng.usize(..NAMES.len())]) };
+    play.overwrite_status(&target, &lies[rng.usize(..lies.len())])
+}
+
+/// A few faults, each as strong as this seed likes.
+pub(super) fn knobs(rng: &mut Rng) -> ApiKnobs {
+    let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
+    ApiKnobs {
+        refused: some(0.3),
+        conflict: some(0.3),
+        throttled: some(0.2),
+        server_error: some(0.3),
+        done_but_error: some(0.3),
+        hang: some(0.1),
+        late_answer: some(0.2),
+        watch_cut: some(0.2),
+        gone: some(0.1),
+        event_doubled: some(0.5),
+        event_late: some(0.3),
+    }
+}
