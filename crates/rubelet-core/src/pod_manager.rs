@@ -46,7 +46,12 @@ impl PodManager {
         let uid = PodUid::of(&pod);
         let (pods, _) = self.maps_for(&pod);
         let pod = match pods.get(&uid) {
-            Some(known) if is_newer(known, &pod) => Arc::new(Pod { status: known.status.clone(), ..Pod::clone(&pod) }),
+            Some(known) if is_newer(known, &pod) => {
+                let mut pod = Pod { status: known.status.clone(), ..Pod::clone(&pod) };
+                // With its version: of two echoes, the second must not pass for news either.
+                pod.metadata.resource_version.clone_from(&known.metadata.resource_version);
+                Arc::new(pod)
+            }
             Some(_) | None => pod,
         };
         self.add_pod(pod.clone());
@@ -194,6 +199,24 @@ mod tests {
             assert!(manager.pod_by_uid(&"m1".into()).is_none(), "a mirror pod is no pod to run");
             assert_eq!(manager.pods().count(), 1);
         }
+    }
+
+    #[test]
+    fn no_echo_from_before_our_last_write_takes_it_back() {
+        let at = |version: u64, phase: &str| {
+            let mut pod = Pod::clone(&named("always | main a", "u1", "web"));
+            pod.metadata.resource_version = Some(version.to_string());
+            pod.status.get_or_insert_default().phase = Some(phase.to_owned());
+            pod
+        };
+        let mut manager = manager(&[Arc::new(at(1, "Pending"))]);
+        manager.note_stored(&at(5, "Running"));
+        for echo in [2, 3] {
+            let known = manager.update_pod(Arc::new(at(echo, "Pending")));
+            assert_eq!(known.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Running"), "{echo}");
+        }
+        let known = manager.update_pod(Arc::new(at(6, "Failed")));
+        assert_eq!(known.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Failed"));
     }
 
     #[test]
