@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
-    extract::{Request, State},
+    Json, Router,
+    extract::{Path, Request, State},
     http::{StatusCode, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -36,6 +36,7 @@ use tls::{Tls, TlsListener};
 
 use super::{
     Readers,
+    admin::Explanation,
     connections::{self, Limits, Peer},
     health::text,
     read_only, views,
@@ -96,11 +97,23 @@ fn debugging_routes(secured: Secured) -> Router {
         .route("/run/{namespace}/{pod}/{container}/{last}", post(streaming::run))
         .route("/runningpods/", get(running_pods))
         .route("/configz", any(configz))
+        .route("/explain/{namespace}/{pod}", get(explain))
         .with_state(secured)
 }
 
 async fn running_pods(State(secured): State<Secured>) -> Response {
     read_only::json(&views::running_pods(&secured.readers.snapshot()))
+}
+
+/// What `rubelet explain` tells on the node itself.
+async fn explain(
+    State(secured): State<Secured>,
+    Path((namespace, pod)): Path<(String, String)>,
+) -> Result<Json<Explanation>, Refusal> {
+    let snapshot = secured.readers.snapshot();
+    let found = target::pod_named(&snapshot, &namespace, &pod);
+    let (uid, view) = found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist")))?;
+    Ok(Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }))
 }
 
 async fn configz(State(secured): State<Secured>) -> Response {

@@ -230,6 +230,7 @@ async fn no_route_answers_anyone_it_should_not() {
         "POST /pods",
         "GET /runningpods/",
         "GET /configz",
+        "GET /explain/default/web-n1",
         "GET /containerLogs/default/web-n1/a",
         "GET /containerLogs/default/other/a",
         "POST /exec/default/web-n1/a?output=1&command=ls",
@@ -276,6 +277,12 @@ async fn no_route_answers_anyone_it_should_not() {
     GET /configz                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[configz proxy])|
     GET /configz                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[configz proxy])|
     GET /configz                                     root                      200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
+    GET /explain/default/web-n1                      nobody                    401 Unauthorized
+    GET /explain/default/web-n1                      bad token                 401 Unauthorized
+    GET /explain/default/web-n1                      a stranger's certificate  401 Unauthorized
+    GET /explain/default/web-n1                      metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
+    GET /explain/default/web-n1                      pods                      200 {"node":{"name":"n1","runtime":"containerd 2.4.2","runtime_problem":null,"network_problem"
+    GET /explain/default/web-n1                      root                      200 {"node":{"name":"n1","runtime":"containerd 2.4.2","runtime_problem":null,"network_problem"
     GET /containerLogs/default/web-n1/a              nobody                    401 Unauthorized
     GET /containerLogs/default/web-n1/a              bad token                 401 Unauthorized
     GET /containerLogs/default/web-n1/a              a stranger's certificate  401 Unauthorized
