@@ -105,13 +105,15 @@ fn duty() -> node::Duty {
     node::Duty {
         setup: NodeSetup {
             name: NODE.to_owned(),
+            // Told, so that no resolver of this machine is asked: nothing here may come from outside.
             internal_ips: vec!["10.0.0.7".to_owned()],
+            has_told_ips: true,
             architecture: "amd64".to_owned(),
             max_pods: 110,
             ..NodeSetup::default()
         },
         machine: Machine { cpus: 4, memory_bytes: 8 << 30, ..Machine::default() },
-        node_ip: String::new(),
+        node_ip: "10.0.0.7".to_owned(),
         registers: true,
         check_every: Duration::from_secs(10),
         report_every: Duration::from_secs(300),
