@@ -92,10 +92,8 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
     let (state, detail) = match record.prepared {
         Preparation::Volumes => (StepState::Done, "directories and volumes are there"),
         Preparation::Directories => (StepState::Working, "directories are there, volumes are being set up"),
-        Preparation::Cgroup if record.lifecycle == Lifecycle::Syncing => {
-            (StepState::Working, "the cgroup is there, directories are being made")
-        }
-        Preparation::Cgroup => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
+        Preparation::Cgroup => (StepState::Working, "the cgroup is there, directories are being made"),
+        Preparation::TornDown => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
         Preparation::Unknown | Preparation::Nothing if record.lifecycle != Lifecycle::Syncing => {
             (StepState::Pending, "nothing is set up")
         }

@@ -182,7 +182,9 @@ pub enum Preparation {
     Unknown,
     /// What there was is torn down.
     Nothing,
-    /// Its cgroup, and nothing on disk.
+    /// Its volumes are torn down; its cgroup may be left.
+    TornDown,
+    /// Its cgroup is there. On disk there may be what an earlier life of the agent left.
     Cgroup,
     Directories,
     Volumes,

@@ -32,7 +32,7 @@ mod transition;
 
 pub use equality::is_pod_status_by_kubelet_equal;
 pub use merge::{RunningContainers, merge_pod_status};
-pub use patch::status_patch;
+pub use patch::{status_patch, whole_status_patch};
 pub use transition::IllegalTransition;
 
 #[derive(Clone, Debug, Default)]
@@ -47,6 +47,8 @@ pub struct StatusManager {
     suspects: BTreeSet<PodUid>,
     /// Pods the API server said it does not have, by its UID: there is nothing left to tell.
     gone: BTreeSet<PodUid>,
+    /// Pods whose last patch may have been carried out or not, by the API server's UID.
+    in_doubt: BTreeSet<PodUid>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -198,6 +200,7 @@ impl StatusManager {
     pub fn forget_api_pod(&mut self, api_uid: &PodUid) {
         self.api_status_versions.remove(api_uid);
         self.gone.remove(api_uid);
+        self.in_doubt.remove(api_uid);
     }
 
     /// Whom to speak of, the most urgent first. A status the API server holds differently counts as not sent.
@@ -230,7 +233,11 @@ impl StatusManager {
         }
         if self.is_unsent(&pod.uid, versioned) {
             let merged = merge_pod_status(stored, &versioned.status, running, context.now);
-            if let Some(patch) = status_patch(stored, &merged) {
+            let patch = match self.in_doubt.contains(&pod.uid) {
+                true => Some(whole_status_patch(stored, &merged)),
+                false => status_patch(stored, &merged),
+            };
+            if let Some(patch) = patch {
                 return Some(StatusStep::Patch { pod, version: versioned.version, patch });
             }
             let version = versioned.version;
@@ -247,6 +254,12 @@ impl StatusManager {
     pub fn note_synced(&mut self, api_uid: &PodUid, version: u64) {
         let known = self.api_status_versions.entry(api_uid.clone()).or_default();
         *known = version.max(*known);
+        self.in_doubt.remove(api_uid);
+    }
+
+    /// No answer, or one that does not say what became of the patch: the next one must hold in either case.
+    pub fn note_doubt(&mut self, api_uid: &PodUid) {
+        self.in_doubt.insert(api_uid.clone());
     }
 
     /// The API server does not have the pod (any more).

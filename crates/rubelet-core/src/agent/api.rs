@@ -140,6 +140,7 @@ impl Agent {
             (Op::PatchStatus { pod, .. } | Op::DeletePod { pod }, Err(error)) if error.kind == ErrorKind::Gone => {
                 self.statuses.note_gone(uid, &pod.uid);
             }
+            (Op::PatchStatus { pod, .. }, Err(_)) => self.statuses.note_doubt(&pod.uid),
             _ => {}
         }
     }

@@ -352,7 +352,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         // What came to be mounted meanwhile is not there yet.
         Op::SetUpVolumes { pod, .. } if volumes::mounts_more(&record.pod, pod) => {}
         Op::SetUpVolumes { .. } => record.prepared = Preparation::Volumes,
-        Op::TearDownVolumes { .. } => record.prepared = Preparation::Cgroup,
+        Op::TearDownVolumes { .. } => record.prepared = Preparation::TornDown,
         Op::RemovePodDir { .. } => record.cleared = Cleared::PodDir,
         Op::RemoveLogDir { .. } => record.cleared = Cleared::All,
         Op::StopSandbox { id, .. } => {

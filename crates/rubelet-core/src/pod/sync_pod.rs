@@ -295,7 +295,7 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
 fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'static str)> {
     let make_dirs = || (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing");
     match record.prepared {
-        Preparation::Unknown | Preparation::Nothing => {
+        Preparation::Unknown | Preparation::Nothing | Preparation::TornDown => {
             let cgroup = context.cgroups.and_then(|tree| tree.pod(&record.pod, &record.id.uid));
             Some(match cgroup {
                 Some(cgroup) => {

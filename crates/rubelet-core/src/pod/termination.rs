@@ -61,10 +61,10 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option
 fn next_release(record: &PodRecord, cgroups: Option<Tree<'_>>) -> Option<(Op, &'static str)> {
     let pod = record.id.clone();
     match record.prepared {
-        Preparation::Unknown | Preparation::Directories | Preparation::Volumes => {
+        Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
             Some((Op::TearDownVolumes { pod }, "its volumes to be torn down"))
         }
-        Preparation::Cgroup => {
+        Preparation::TornDown => {
             let paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
             Some((Op::RemovePodCgroup { pod, paths }, "its cgroup to be removed"))
         }

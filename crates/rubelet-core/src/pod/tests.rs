@@ -375,7 +375,7 @@ fn what_a_removed_pod_leaves_goes_in_order() {
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
     record.wanted = Wanted::No;
     let mut steps = vec![ended(&record, &facts, Cause::Removed)];
-    record.prepared = Preparation::Cgroup;
+    record.prepared = Preparation::TornDown;
     steps.push(ended(&record, &facts, Cause::Removed));
     record.prepared = Preparation::Nothing;
     steps.push(ended(&record, &facts, Cause::Removed));
@@ -401,6 +401,16 @@ fn what_a_removed_pod_leaves_goes_in_order() {
             "to Finished, gone"
         ]
     );
+}
+
+#[test]
+fn what_an_earlier_life_of_the_agent_mounted_is_torn_down_however_far_this_one_came() {
+    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox gone");
+    for prepared in [Preparation::Unknown, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
+        record.prepared = prepared;
+        assert_eq!(ended(&record, &facts, Cause::Removed), "tear down volumes", "{prepared:?}");
+    }
 }
 
 #[test]

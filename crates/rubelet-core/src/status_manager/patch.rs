@@ -6,6 +6,8 @@
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::{Map, Value, json};
 
+use crate::pod::status::conditions::is_owned;
+
 /// Lists the API merges by a key; it replaces all others as a whole.
 const MERGED_BY_KEY: [(&str, &str); 4] =
     [("conditions", "type"), ("podIPs", "ip"), ("hostIPs", "ip"), ("resourceClaimStatuses", "name")];
@@ -15,6 +17,43 @@ pub fn status_patch(stored: &Pod, wanted: &PodStatus) -> Option<Value> {
     let old = object(stored.status.as_ref().unwrap_or(&PodStatus::default()));
     let changes = difference(&old, &object(wanted));
     (!changes.is_empty()).then(|| json!({ "metadata": { "uid": stored.metadata.uid }, "status": changes }))
+}
+
+/// The same where nobody knows whether our last patch was carried out: all that is ours is said, whatever the copy known here
+/// holds.
+pub fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
+    let (mut doubtful, wanted) = (object(stored.status.as_ref().unwrap_or(&PodStatus::default())), object(wanted));
+    doubtful.extend(OURS.map(|field| (field.to_owned(), unknown())));
+    for field in LISTS_OF_OURS {
+        doubtful.remove(field);
+    }
+    for field in ["podIPs", "hostIPs"] {
+        let kept = wanted.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
+        if let Some(Value::Array(known)) = doubtful.get_mut(field) {
+            known.retain(|element| !kept.contains(element));
+        }
+    }
+    let conditions = [&doubtful, &wanted].into_iter().filter_map(|status| status.get("conditions")?.as_array());
+    let mut conditions: Vec<Value> = conditions.flatten().cloned().collect();
+    conditions.sort_by_key(|condition| condition["type"].to_string());
+    conditions.dedup_by_key(|condition| condition["type"].to_string());
+    for condition in conditions.iter_mut().filter(|condition| condition["type"].as_str().is_some_and(is_owned)) {
+        *condition = json!({
+            "type": condition["type"], "reason": unknown(), "message": unknown(), "observedGeneration": unknown(),
+        });
+    }
+    doubtful.insert("conditions".to_owned(), Value::Array(conditions));
+    json!({ "metadata": { "uid": stored.metadata.uid }, "status": difference(&doubtful, &wanted) })
+}
+
+/// Fields only the agent writes.
+const OURS: [&str; 7] = ["phase", "message", "reason", "hostIP", "podIP", "startTime", "observedGeneration"];
+/// The API replaces these as a whole.
+const LISTS_OF_OURS: [&str; 3] = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
+
+/// Differs from every value there is.
+fn unknown() -> Value {
+    json!("?")
 }
 
 fn object(status: &PodStatus) -> Map<String, Value> {
@@ -133,6 +172,32 @@ mod tests {
             patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })),
             r#"{"reason":null}"#
         );
+    }
+
+    #[test]
+    fn in_doubt_all_that_is_ours_is_said_and_nothing_that_is_others() {
+        let stored = json!({ "metadata": { "uid": "u1" }, "status": {
+            "phase": "Running", "podIPs": [{ "ip": "10.0.0.1" }, { "ip": "10.0.0.2" }], "conditions": [
+                { "type": "Ready", "status": "False", "reason": "ContainersNotReady" },
+                { "type": "Theirs", "status": "True" },
+            ], "containerStatuses": [{ "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0 }],
+        }});
+        let stored: Pod = serde_json::from_value(stored).unwrap();
+        let mut wanted = stored.status.clone().unwrap();
+        wanted.pod_ips.as_mut().unwrap().pop();
+        let expected = json!({
+            "$setElementOrder/conditions": [{ "type": "Ready" }, { "type": "Theirs" }],
+            "conditions": [{
+                "type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": null,
+                "observedGeneration": null,
+            }],
+            "$setElementOrder/podIPs": [{ "ip": "10.0.0.1" }],
+            "podIPs": [{ "ip": "10.0.0.1" }, { "$patch": "delete", "ip": "10.0.0.2" }],
+            "containerStatuses": [{ "name": "a", "image": "i", "ready": false, "restartCount": 0 }],
+            "phase": "Running", "hostIP": null, "podIP": null, "message": null, "reason": null, "startTime": null,
+            "observedGeneration": null,
+        });
+        assert_eq!(whole_status_patch(&stored, &wanted)["status"], expected);
     }
 
     #[test]
