@@ -67,10 +67,7 @@ impl Agent {
     /// A static pod in the API: a copy of it, as long as it is wanted, made from the manifest it has now.
     fn sync_mirror_pod(&mut self, name: String, now: Now) {
         let errand = Errand::Mirror(name.clone());
-        if self.errands.is_under_way(&errand) {
-            // What it changes comes back by the watch, and is looked at then.
-            return;
-        }
+        // Looked at again when it is over: what it changed may be seen before its answer is.
         if self.errands.is_busy(&errand, now) {
             self.errands.mirrors.insert(name);
             return;
