@@ -32,7 +32,8 @@ mod transition;
 
 pub use equality::is_pod_status_by_kubelet_equal;
 pub use merge::{RunningContainers, merge_pod_status};
-pub use patch::{status_patch, whole_status_patch};
+pub use patch::status_patch;
+use patch::whole_status_patch;
 pub use transition::IllegalTransition;
 
 #[derive(Clone, Debug, Default)]

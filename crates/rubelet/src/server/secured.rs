@@ -31,7 +31,6 @@ pub mod tls;
 
 use authentication::{Authentication, Identity};
 use authorization::{Authorization, subresources_of, verb_of};
-
 use tls::{Tls, TlsListener};
 
 use super::{
@@ -82,13 +81,13 @@ fn router(secured: Secured) -> Router {
 }
 
 fn debugging_routes(secured: Secured) -> Router {
-    let stream = || get(streaming::exec).post(streaming::exec);
+    let exec = || get(streaming::exec).post(streaming::exec);
     let attach = || get(streaming::attach).post(streaming::attach);
     let forward = || get(streaming::port_forward).post(streaming::port_forward);
     Router::new()
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::logs))
-        .route("/exec/{namespace}/{pod}/{container}", stream())
-        .route("/exec/{namespace}/{pod}/{container}/{last}", stream())
+        .route("/exec/{namespace}/{pod}/{container}", exec())
+        .route("/exec/{namespace}/{pod}/{container}/{last}", exec())
         .route("/attach/{namespace}/{pod}/{container}", attach())
         .route("/attach/{namespace}/{pod}/{container}/{last}", attach())
         .route("/portForward/{namespace}/{pod}", forward())
