@@ -1,4 +1,4 @@
-//! The API's objects that pods are made of: config maps, secrets, services, runtime classes.
+//! The API's objects that pods are made of: config maps, secrets, services, runtime classes, CSI drivers.
 //!
 //! Owns: what they are called, what of them counts, and upstream's words for one that is missing. Never: reads them; the
 //! shell gathers them, and every builder gets what was gathered.
@@ -6,13 +6,26 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use k8s_openapi::api::{core::v1 as api, node::v1::RuntimeClass};
+use k8s_openapi::api::{core::v1 as api, node::v1::RuntimeClass, storage::v1::CSIDriver};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     ConfigMap,
     Secret,
     RuntimeClass,
+    CsiDriver,
+}
+
+impl ObjectKind {
+    /// As the API writes it.
+    fn word(self) -> &'static str {
+        match self {
+            ObjectKind::ConfigMap => "ConfigMap",
+            ObjectKind::Secret => "Secret",
+            ObjectKind::RuntimeClass => "RuntimeClass",
+            ObjectKind::CsiDriver => "CSIDriver",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,12 +51,17 @@ impl ObjectKey {
         Some(ObjectKey { kind: ObjectKind::RuntimeClass, namespace: String::new(), name })
     }
 
+    pub fn csi_driver(name: &str) -> Self {
+        ObjectKey { kind: ObjectKind::CsiDriver, namespace: String::new(), name: name.to_owned() }
+    }
+
     /// What people are told when it is not there.
     pub fn not_found(&self) -> Missing {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass => "runtimeclass.node.k8s.io",
+            ObjectKind::CsiDriver => "csidriver.storage.k8s.io",
         };
         Missing { why: Why::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
@@ -53,7 +71,9 @@ impl ObjectKey {
         match self.kind {
             ObjectKind::ConfigMap => format!("configmap references non-existent config key: {key}"),
             ObjectKind::Secret => format!("references non-existent secret key: {key}"),
-            ObjectKind::RuntimeClass => format!("RuntimeClass {:?} has no {key}", self.name),
+            ObjectKind::RuntimeClass | ObjectKind::CsiDriver => {
+                format!("{} {:?} has no {key}", self.kind.word(), self.name)
+            }
         }
     }
 
@@ -62,7 +82,7 @@ impl ObjectKey {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configMap",
             ObjectKind::Secret => "secret",
-            ObjectKind::RuntimeClass => "RuntimeClass",
+            ObjectKind::RuntimeClass | ObjectKind::CsiDriver => self.kind.word(),
         };
         let message = format!("couldn't get {kind} {}/{}, no kubeClient defined", self.namespace, self.name);
         Missing { why: Why::Unreadable, message }
@@ -71,16 +91,11 @@ impl ObjectKey {
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            ObjectKind::ConfigMap => "ConfigMap",
-            ObjectKind::Secret => "Secret",
-            ObjectKind::RuntimeClass => "RuntimeClass",
-        };
-        write!(f, "{kind} {}/{}", self.namespace, self.name)
+        write!(f, "{} {}/{}", self.kind.word(), self.namespace, self.name)
     }
 }
 
-/// What of a config map, a secret or a runtime class is kept.
+/// What of an object is kept.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Object {
     /// What an environment and a volume can have.
@@ -128,6 +143,16 @@ impl From<RuntimeClass> for Object {
         let data = BTreeMap::from([(HANDLER.to_owned(), class.handler.into_bytes())]);
         // Its handler cannot change; but one that was deleted may come back with another.
         Object { data, ..Object::default() }
+    }
+}
+
+/// The key under which a CSI driver has the kinds of volumes it is for, with a comma between them.
+pub const LIFECYCLE_MODES: &str = "volumeLifecycleModes";
+
+impl From<CSIDriver> for Object {
+    fn from(driver: CSIDriver) -> Self {
+        let modes = driver.spec.volume_lifecycle_modes.unwrap_or_default().join(",");
+        Object { data: BTreeMap::from([(LIFECYCLE_MODES.to_owned(), modes.into_bytes())]), ..Object::default() }
     }
 }
 

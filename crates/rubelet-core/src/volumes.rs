@@ -40,6 +40,10 @@ pub enum VolumeSource {
         must_be: HostPathType,
     },
     Files(FileVolume),
+    /// A volume that a CSI driver makes for this pod alone.
+    Csi {
+        driver: String,
+    },
     /// A kind of volume that cannot be set up yet; the word is the field's name in the manifest.
     Unsupported(String),
 }
@@ -150,6 +154,8 @@ fn source(pod: &Pod, spec: &PodSpec, volume: &Volume) -> VolumeSource {
         empty_dir(spec, source)
     } else if let Some(source) = &volume.host_path {
         host_path(source)
+    } else if let Some(source) = &volume.csi {
+        VolumeSource::Csi { driver: source.driver.clone() }
     } else {
         match field_name(volume) {
             Some(field) => VolumeSource::Unsupported(field),

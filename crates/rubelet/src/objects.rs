@@ -1,4 +1,4 @@
-//! The config maps, secrets, runtime classes, services and tokens that pods of this node need, kept no longer than they need them.
+//! The config maps, secrets, runtime classes, CSI drivers, services and tokens that pods of this node need, kept no longer than they need them.
 //!
 //! Owns: who needs which object, one watch per object that is needed, the hint to the loop when one changes. Never: lists a
 //! whole kind (but services), keeps more of an object than its data, logs a value.
@@ -15,6 +15,7 @@ use futures_util::future::join_all;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
     node::v1::RuntimeClass,
+    storage::v1::CSIDriver,
 };
 use rubelet_core::{
     container::hash::fnv32a,
@@ -236,6 +237,7 @@ impl Shared {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass => "runtimeclass",
+            ObjectKind::CsiDriver => "csidriver",
         };
         let message = format!("failed to sync {kind} cache: timed out waiting for the condition");
         Missing { why: Why::Unreadable, message }
@@ -276,6 +278,9 @@ impl Shared {
             ObjectKind::RuntimeClass => {
                 calls::get::<RuntimeClass>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
             }
+            ObjectKind::CsiDriver => {
+                calls::get::<CSIDriver>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
+            }
         };
         match read {
             Ok(object) => Ok(Some(object)),
@@ -295,6 +300,7 @@ fn collection(key: &ObjectKey) -> ObjectPath {
         ObjectKind::ConfigMap => ObjectPath::all("v1", "configmaps").within(&key.namespace),
         ObjectKind::Secret => ObjectPath::all("v1", "secrets").within(&key.namespace),
         ObjectKind::RuntimeClass => ObjectPath::all("node.k8s.io/v1", "runtimeclasses"),
+        ObjectKind::CsiDriver => ObjectPath::all("storage.k8s.io/v1", "csidrivers"),
     }
 }
 

@@ -18,6 +18,7 @@ use self::files::Owner;
 use super::directories::{component, retry};
 use crate::world::World;
 
+mod csi;
 mod files;
 
 /// A tmpfs as upstream mounts it: everybody may write, only owners may remove.
@@ -81,6 +82,7 @@ async fn set_up(world: &World, owner: &Owner<'_>, need: &VolumeNeed) -> Result<(
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(volume) => files::set_up(world, owner, &need.name, volume).await,
+        VolumeSource::Csi { driver } => Err(csi::why_not(world, owner.uid, driver).await),
         VolumeSource::Unsupported(what) => Err(refused(format!("{what} is not supported yet"))),
     }
 }

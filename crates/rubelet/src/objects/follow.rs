@@ -1,6 +1,6 @@
 //! One object, followed for as long as a pod needs it.
 //!
-//! Owns: the watch of a single config map, secret or runtime class, and what a change of it means. An immutable one is read once.
+//! Owns: the watch of a single object, and what a change of it means. An immutable one is read once.
 //! Upstream: `watch_based_manager.go`.
 
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
     node::v1::RuntimeClass,
+    storage::v1::CSIDriver,
 };
 use rubelet_core::{
     event::Event,
@@ -80,6 +81,7 @@ fn read(key: &ObjectKey, body: &[u8]) -> Result<Object, serde_json::Error> {
         ObjectKind::ConfigMap => serde_json::from_slice::<ConfigMap>(body).map(Object::from),
         ObjectKind::Secret => serde_json::from_slice::<Secret>(body).map(Object::from),
         ObjectKind::RuntimeClass => serde_json::from_slice::<RuntimeClass>(body).map(Object::from),
+        ObjectKind::CsiDriver => serde_json::from_slice::<CSIDriver>(body).map(Object::from),
     }
 }
 

@@ -6,15 +6,22 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::e2e::{
-    cluster::{ClusterCase, ClusterNode, Plane, pod, spec},
+    cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
     node::PodSeen,
 };
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "a pod waits for its config map and secret, and sees what changes in them",
-    plane: Plane::Shared,
-    run: waits_and_sees,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "a pod waits for its config map and secret, and sees what changes in them",
+        plane: Plane::Shared,
+        run: waits_and_sees,
+    },
+    ClusterCase {
+        name: "a pod whose volume wants a CSI driver waits and says which is missing",
+        plane: Plane::Shared,
+        run: names_the_driver,
+    },
+];
 
 /// Writes down again and again what the container sees.
 const WATCHER: &str = "trap 'exit 0' TERM; while :; do { env; echo FILE=$(cat /files/a); echo LABEL=$(cat /files/label); \
@@ -53,6 +60,31 @@ fn waits_and_sees(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let left = fs::read_to_string("/proc/self/mountinfo")?;
     ensure!(!left.contains(pod.uid()), "something of the pod is still mounted: {left}");
     Ok(())
+}
+
+fn names_the_driver(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    // Drivers are the whole cluster's.
+    let driver = format!("{}.csi.example", cluster.name);
+    let mut spec = spec(&cluster.name, OBEDIENT);
+    spec["nodeName"] = json!(cluster.name);
+    spec["volumes"] = json!([{ "name": "data", "csi": { "driver": driver } }]);
+    spec["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    cluster.apply(pod("web", &spec))?;
+    let unregistered = format!("driver name {driver} not found in the list of registered CSI drivers");
+    cluster.wait("it names the driver", 30, |cluster| said(cluster, &unregistered))?;
+    if !cluster.node.agent.is_upstream() {
+        // Upstream looks at the object only once the driver has registered.
+        cluster.wait("and what of it the API has", 10, |cluster| said(cluster, "(no CSIDriver object)"))?;
+        cluster.plane().apply(&json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": { "name": driver },
+            "spec": { "volumeLifecycleModes": ["Persistent"] },
+        }))?;
+        cluster.wait("also when that comes later", 10, |cluster| said(cluster, "(only supports [\"Persistent\"])"))?;
+        cluster.plane().kubectl(&["delete", "csidriver", &driver])?;
+    }
+    cluster.kubectl(&["delete", "pod", "web"])?;
+    cluster.wait_none(30)
 }
 
 fn settings(value: &str) -> Value {

@@ -1,0 +1,71 @@
+//! A volume of a CSI driver, which no driver can make yet: none can register with this agent.
+//!
+//! Owns: saying so, with what the driver's object in the API tells about it. The object is followed while the pod waits.
+//! Upstream: `csiMountMgr.SetUpAt`, `supportsVolumeLifecycleMode` of `pkg/volume/csi`.
+
+use std::collections::BTreeSet;
+
+use rubelet_core::{
+    effect::EffectError,
+    id::PodUid,
+    objects::{LIFECYCLE_MODES, Object, ObjectKey, Objects, Presence},
+};
+
+use super::refused;
+use crate::world::World;
+
+/// How the API calls a volume that lives as long as its pod.
+const EPHEMERAL: &str = "Ephemeral";
+
+/// In upstream's words, its second reason with the first.
+pub async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
+    let key = ObjectKey::csi_driver(driver);
+    let wanted = BTreeSet::from([key.clone()]);
+    let objects = match &world.cluster {
+        Some(cluster) => cluster.objects.gather(pod, wanted).await,
+        None => Objects::standalone(wanted),
+    };
+    let unfit = match objects.find(&key, Presence::Optional) {
+        Ok(object) => unfit(driver, object),
+        Err(missing) => Some(missing.message),
+    };
+    let unregistered = format!(
+        "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {driver} not found in the list of registered CSI drivers"
+    );
+    refused(match unfit {
+        Some(unfit) => format!("{unregistered}; failed to check volume lifecycle mode: {unfit}"),
+        None => unregistered,
+    })
+}
+
+/// Why the driver would not make such a volume, if it were there.
+fn unfit(driver: &str, object: Option<&Object>) -> Option<String> {
+    let refusal = format!("volume mode {EPHEMERAL:?} not supported by driver {driver}");
+    let Some(object) = object else { return Some(format!("{refusal} (no CSIDriver object)")) };
+    let modes = object.data.get(LIFECYCLE_MODES).map(|modes| String::from_utf8_lossy(modes)).unwrap_or_default();
+    if modes.split(',').any(|mode| mode == EPHEMERAL) {
+        return None;
+    }
+    let quoted: Vec<_> = modes.split(',').filter(|mode| !mode.is_empty()).map(|mode| format!("{mode:?}")).collect();
+    Some(format!("{refusal} (only supports [{}])", quoted.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::storage::v1::CSIDriver;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_driver_must_say_that_it_makes_volumes_for_one_pod() {
+        let of = |modes: serde_json::Value| {
+            let driver = json!({"metadata": {"name": "d"}, "spec": {"volumeLifecycleModes": modes}});
+            unfit("d", Some(&Object::from(serde_json::from_value::<CSIDriver>(driver).unwrap())))
+        };
+        assert_eq!(of(json!(["Persistent", "Ephemeral"])), None);
+        let refusal = r#"volume mode "Ephemeral" not supported by driver d"#;
+        assert_eq!(of(json!(["Persistent"])), Some(format!(r#"{refusal} (only supports ["Persistent"])"#)));
+        assert_eq!(unfit("d", None), Some(format!("{refusal} (no CSIDriver object)")));
+    }
+}
