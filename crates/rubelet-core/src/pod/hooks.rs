@@ -1,6 +1,6 @@
 //! What a container is told right after its start and right before its stop.
 //!
-//! Owns: which hook a container has and what it asks in detail, and what a status does not show while a hook runs.
+//! Owns: which hook a container has and what it asks in detail, and what a status does not show while a container starts.
 //! Never: runs a hook (`rubelet/src/effects/hook.rs`).
 //! Upstream: `lifecycle/handlers.go`, `executePreStopHook`, the end of `startContainer`.
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     effect::{About, EffectError, EventRecord, Facts, Op, Severity},
     id::{ContainerId, PodRef},
-    observation::{ContainerFacts, SharedFacts},
+    observation::{ContainerFacts, ContainerState, SharedFacts},
     pod::{Key, PodRecord, status::Waiting, sync_pod::event},
     probes::HttpGet,
     time::{Now, Uptime},
@@ -96,13 +96,15 @@ impl PodRecord {
             })
     }
 
-    /// The facts as a status shows them: a container does not run before its postStart hook has succeeded.
+    /// The facts as a status shows them: a container does not run before its postStart hook has succeeded, and the moment
+    /// between its creation and its start is nobody's news.
     pub fn shown(&self, facts: &SharedFacts) -> SharedFacts {
         let specs = || self.init_containers().iter().chain(self.containers());
         let is_hidden = |found: &ContainerFacts| {
             let newest = facts.newest_container(&found.name).is_some_and(|newest| newest.id == found.id);
-            let is_starting = || specs().any(|spec| spec.name == found.name && self.is_post_starting(spec));
-            found.exit().is_none() && newest && (self.post_start_failed.contains(&found.id) || is_starting())
+            let is_post_starting = || specs().any(|spec| spec.name == found.name && self.is_post_starting(spec));
+            let is_early = || self.post_start_failed.contains(&found.id) || is_post_starting();
+            found.exit().is_none() && newest && (self.is_about_to_run(found) || is_early())
         };
         if !facts.containers.iter().any(is_hidden) {
             return facts.clone();
@@ -110,6 +112,13 @@ impl PodRecord {
         let mut shown = facts.as_ref().clone();
         shown.containers.retain(|found| !is_hidden(found));
         Arc::new(shown)
+    }
+
+    /// Created in this life of the agent, and nothing says yet that its start failed: it runs in a moment, or does already.
+    fn is_about_to_run(&self, found: &ContainerFacts) -> bool {
+        found.state == ContainerState::Created
+            && self.ordered.get(&found.name) == Some(&found.attempt)
+            && !self.failures.contains_key(&Key::Container(found.name.clone()))
     }
 
     /// A hook is over; returns what to tell. What it said stays out of events: it may hold secrets.

@@ -67,16 +67,21 @@ fn object(status: &PodStatus) -> Map<String, Value> {
     }
 }
 
-/// The API server writes out what is empty (`lastState: {}`), we do not: neither is a difference.
+/// The API server writes out what is empty (`lastState: {}`), we do not: neither is a difference. But a container that waits
+/// for no reason anybody could name (`state: {waiting: {}}`) waits.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.values_mut().for_each(prune);
-            fields.retain(|_, value| !is_nothing(value));
+            fields.retain(|name, value| !is_nothing(value) || is_state(name));
         }
         Value::Array(elements) => elements.iter_mut().for_each(prune),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+fn is_state(name: &str) -> bool {
+    ["waiting", "running", "terminated"].contains(&name)
 }
 
 fn is_nothing(value: &Value) -> bool {
@@ -203,12 +208,25 @@ mod tests {
     #[test]
     fn what_the_api_server_writes_out_though_it_is_empty_is_no_difference() {
         let stored = json!({ "phase": "Running", "reason": "", "containerStatuses": [
-            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": { "running": {} } },
+            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": {} },
         ] });
         let ours = json!({ "phase": "Running", "containerStatuses": [
             { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0 },
         ] });
         assert_eq!(patch(&stored, &ours), "nothing");
+    }
+
+    #[test]
+    fn a_container_that_waits_without_a_reason_is_sent_as_waiting() {
+        let container = |state: Value| {
+            json!({ "containerStatuses": [
+                { "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state },
+            ] })
+        };
+        let waiting = || container(json!({ "waiting": {} }));
+        let sent = patch(&container(json!({ "waiting": { "reason": "ContainerCreating" } })), &waiting());
+        assert!(sent.contains(r#""state":{"waiting":{}}"#), "{sent}");
+        assert_eq!(patch(&waiting(), &waiting()), "nothing");
     }
 
     #[test]

@@ -150,6 +150,78 @@ fn the_newest_status_wins_and_only_one_is_under_way() {
     assert!(turns.errands().is_empty());
 }
 
+/// A story of one pod of the API whose every patch is carried out at once.
+struct Told {
+    turns: Turns,
+    pod: Pod,
+    phases: Vec<String>,
+}
+
+impl Told {
+    fn of(pod: Pod) -> Self {
+        Told::in_world(Settings { sources: vec![Source::Api], ..Settings::for_node("node") }, pod)
+    }
+
+    fn in_world(settings: Settings, pod: Pod) -> Self {
+        let mut turns = Turns::new(settings);
+        turns.listed_by_api(std::slice::from_ref(&pod));
+        turns.runtime_is_up(&[]);
+        Told { turns, pod, phases: Vec::new() }
+    }
+
+    fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
+        happening(&mut self.turns);
+        while self.turns.errands() == ["patch status"] {
+            let version = 2 + u64::try_from(self.phases.len()).expect("few patches");
+            self.pod = self.turns.patched(&self.pod, version);
+            let status = self.pod.status.as_ref().unwrap();
+            self.phases.push(format!("{} {}", status.phase.as_deref().unwrap_or(""), status.pod_ip.is_some()));
+        }
+        self
+    }
+
+    fn done(&mut self, step: &'static str) -> &mut Self {
+        self.after(|turns| turns.answer(step, Ok(Facts::Nothing)))
+    }
+
+    fn seen(&mut self, state: &'static str) -> &mut Self {
+        self.after(|turns| turns.inspected(state))
+    }
+
+    /// A container event came.
+    fn hinted(&mut self, state: &'static str) -> &mut Self {
+        self.after(|turns| turns.happens(Event::Hint { pod: "u1".into() })).seen(state)
+    }
+}
+
+#[test]
+fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
+    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("sandbox gone").done("make dirs").seen("sandbox gone").done("set up volumes").seen("sandbox gone");
+    told.hinted("sandbox ready 0s").done("run sandbox").seen("sandbox ready 0s");
+    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+    told.after(|turns| turns.answer("inspect image", Ok(Facts::Image(Some(image)))));
+    // Created, started, answered: three looks within milliseconds.
+    told.hinted("sandbox ready 0s; a: created 0s").done("start container");
+    told.seen("sandbox ready 0s; a: running 0s").hinted("sandbox ready 0s; a: running 0s");
+    assert_eq!(told.phases, ["Pending false", "Pending true", "Running true"]);
+}
+
+#[test]
+fn a_container_whose_start_failed_is_told_of() {
+    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("sandbox ready 1s").done("make dirs").seen("sandbox ready 1s").done("set up volumes");
+    told.seen("sandbox ready 1s");
+    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+    told.after(|turns| turns.answer("inspect image", Ok(Facts::Image(Some(image)))));
+    told.hinted("sandbox ready 1s; a: created 0s");
+    told.after(|turns| turns.answer("start container", refused(ErrorKind::Retry)));
+    told.seen("sandbox ready 1s; a: created 0s");
+    let status = told.pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].clone();
+    assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
+    assert_eq!(status.state.unwrap().waiting.unwrap().reason.as_deref(), Some("RunContainerError"));
+}
+
 #[test]
 fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_is_not() {
     let mut turns = in_cluster(&[Source::Api]);
