@@ -77,7 +77,7 @@ impl Agent {
             Event::Config { source, pods } => self.handle_config(source, pods, now),
             Event::Hint { pod } => self.want_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
-            Event::Node(object) => self.node.take_object(object),
+            Event::Node(object) => self.handle_node(object),
             Event::Due => {}
             Event::Done { id, result } => self.handle_done(id, result, now),
         }

@@ -178,6 +178,8 @@ pub struct StartContainer {
     pub cgroup_parent: String,
     /// Primary first; empty for host network.
     pub pod_ips: Vec<String>,
+    /// The node's, primary first.
+    pub host_ips: Vec<String>,
     /// The instance whose processes an ephemeral container is to see, if it was found.
     pub target: Option<ContainerId>,
     pub image: ImageFacts,

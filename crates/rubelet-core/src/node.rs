@@ -11,6 +11,7 @@ use crate::{
     id::PodUid,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
+    settings::Settings,
     snapshot::{Problem, Readiness},
     time::{Now, Uptime},
 };
@@ -208,6 +209,12 @@ impl Node {
         if self.object.as_ref().is_none_or(|known| known.version <= object.version) {
             self.object = Some(object);
         }
+    }
+
+    /// As the Node object shows them, where it shows any; those the agent found at its start otherwise.
+    pub fn host_ips<'a>(&'a self, settings: &'a Settings) -> &'a [String] {
+        let shown = self.object.as_ref().map(|object| object.host_ips.as_slice()).filter(|ips| !ips.is_empty());
+        shown.unwrap_or(&settings.host_ips)
     }
 
     pub fn dirs_listed(&mut self, now: Now) {

@@ -1,10 +1,10 @@
-//! What of the Node object pods are judged by.
+//! What of the Node object pods are judged by, and shown with.
 //!
-//! Owns: its labels, taints and allocatable resources, as the API server last showed them, or as the agent would register
+//! Owns: its labels, taints, allocatable resources and addresses, as the API server last showed them, or as the agent would register
 //! them. Never: what the node reports of itself (`node_status.rs`).
-//! Upstream: `GetCachedNode`, `initialNode`.
+//! Upstream: `GetCachedNode`, `initialNode`, `GetNodeHostIPs`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,8 @@ pub struct NodeObject {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub allocatable: ResourceList,
+    /// Primary first, one per family; empty when the node does not show any.
+    pub host_ips: Vec<String>,
 }
 
 impl NodeObject {
@@ -32,16 +34,52 @@ impl NodeObject {
             labels: node.metadata.labels.clone().unwrap_or_default(),
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             allocatable: allocatable.unwrap_or_default(),
+            host_ips: host_ips(node),
         }
     }
 
     /// As the node would introduce itself.
     pub fn initial(setup: &NodeSetup, allocatable: ResourceList) -> Self {
-        NodeObject { version: 0, labels: registration::labels(setup), taints: registration::taints(setup), allocatable }
+        NodeObject {
+            labels: registration::labels(setup),
+            taints: registration::taints(setup),
+            allocatable,
+            ..NodeObject::default()
+        }
     }
 
     /// Whole units of a resource; `None` when the node does not know it.
     pub fn has(&self, resource: &str) -> Option<i64> {
         self.allocatable.contains_key(resource).then(|| quantity::amount(Some(&self.allocatable), resource).value())
+    }
+}
+
+/// Those for use inside the cluster before those outside.
+fn host_ips(node: &Node) -> Vec<String> {
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let of = |kind: &'static str| addresses.clone().filter(move |address| address.type_ == kind);
+    let ips = || of("InternalIP").chain(of("ExternalIP")).filter_map(|address| address.address.parse::<IpAddr>().ok());
+    let Some(primary) = ips().next() else { return Vec::new() };
+    let secondary = ips().find(|ip| ip.is_ipv6() != primary.is_ipv6());
+    [Some(primary), secondary].into_iter().flatten().map(|ip| ip.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_the_nodes_addresses_pods_show_the_first_of_each_family() {
+        let ips = |addresses: &[(&str, &str)]| {
+            let addresses = addresses.iter().map(|(kind, address)| json!({ "type": kind, "address": address }));
+            let node = json!({ "status": { "addresses": addresses.collect::<Vec<_>>() } });
+            NodeObject::of(&serde_json::from_value(node).unwrap()).host_ips
+        };
+        let outside = ("ExternalIP", "198.51.100.7");
+        assert_eq!(ips(&[("Hostname", "n"), outside, ("InternalIP", "10.0.0.7")]), ["10.0.0.7"]);
+        assert_eq!(ips(&[("InternalIP", "fd00::7"), ("InternalIP", "fd00::8"), outside]), ["fd00::7", "198.51.100.7"]);
+        assert!(ips(&[("InternalDNS", "n.example"), ("InternalIP", "?")]).is_empty());
     }
 }

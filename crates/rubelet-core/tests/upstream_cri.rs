@@ -86,6 +86,7 @@ fn containers_are_as_upstream_makes_them() {
             sandbox_attempt: 3,
             cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned()],
+            host_ips: Vec::new(),
             target: None,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Unset },
         };

@@ -95,6 +95,7 @@ impl Bed {
             sandbox_attempt: 0,
             cgroup_parent: String::new(),
             pod_ips: facts.newest_sandbox().expect("it was just run").ips.clone(),
+            host_ips: Vec::new(),
             target: None,
             image: self.busybox().await,
         };
@@ -314,6 +315,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         sandbox_attempt: 0,
         cgroup_parent: String::new(),
         pod_ips: Vec::new(),
+        host_ips: Vec::new(),
         target: None,
         image: bed.busybox().await,
     };

@@ -1,6 +1,7 @@
 //! Pods that wait are let in, one after the other.
 //!
-//! Owns: the order, and what becomes of a pod that is not let in. The verdict is `admission.rs`'s.
+//! Owns: the order, what becomes of a pod that is not let in, and what a new look at the Node object changes. The verdict is
+//! `admission.rs`'s.
 //! Upstream: `HandlePodAdditions`, `canAdmitPod`, `rejectPod`.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -11,6 +12,7 @@ use crate::{
     effect::{About, EffectError, EventRecord, Facts, Op, Severity},
     errands::Errand,
     id::PodUid,
+    node_object::NodeObject,
     pod::{Lifecycle, PodRecord, status},
     time::Now,
 };
@@ -92,10 +94,18 @@ impl Agent {
         true
     }
 
+    pub(super) fn handle_node(&mut self, object: NodeObject) {
+        let before = self.node.host_ips(&self.settings).to_vec();
+        self.node.take_object(object);
+        if self.node.host_ips(&self.settings) != before {
+            self.touched.extend(self.records.keys().cloned());
+        }
+    }
+
     /// One that failed leaves the pods to what is known, as upstream.
     pub(super) fn node_looked_at(&mut self, result: Result<Facts, EffectError>) {
         if let Ok(Facts::Node(object)) = result {
-            self.node.take_object(object);
+            self.handle_node(object);
         }
         let waiting = self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting);
         self.touched.extend(waiting.map(|record| record.id.uid.clone()));

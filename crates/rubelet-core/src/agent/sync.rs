@@ -225,7 +225,7 @@ impl Agent {
             waiting: &waiting,
             restarting: &restarting(record, facts),
             stage: stage(&record.lifecycle),
-            host_ips: &self.settings.host_ips,
+            host_ips: self.node.host_ips(&self.settings),
             runtime: &self.node.status.name,
             failed: record.failure.as_ref(),
             now,
@@ -254,7 +254,8 @@ impl Agent {
             Lifecycle::Syncing => {
                 let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
                 let settings = &self.settings;
-                let context = Context { images: &self.images, network_problem, cgroups: self.cgroups(), settings };
+                let (images, host_ips) = (&self.images, self.node.host_ips(settings));
+                let context = Context { images, network_problem, host_ips, cgroups: self.cgroups(), settings };
                 sync_pod::plan(record, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),

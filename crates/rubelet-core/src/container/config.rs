@@ -111,6 +111,7 @@ mod tests {
             sandbox_attempt: 1,
             cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned()],
+            host_ips: Vec::new(),
             target: None,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }

@@ -219,18 +219,18 @@ fn field_value(
             .filter(|node| !node.is_empty())
             .unwrap_or_else(|| settings.node_name.clone()),
         "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
-        "status.hostIP" => settings.host_ips.first().cloned().unwrap_or_default(),
-        "status.hostIPs" => settings.host_ips.join(","),
-        "status.podIP" => pod_ips(order, settings).first().cloned().unwrap_or_default(),
-        "status.podIPs" => pod_ips(order, settings).join(","),
+        "status.hostIP" => order.host_ips.first().cloned().unwrap_or_default(),
+        "status.hostIPs" => order.host_ips.join(","),
+        "status.podIP" => pod_ips(order).first().cloned().unwrap_or_default(),
+        "status.podIPs" => pod_ips(order).join(","),
         metadata => return metadata_value(&order.pod, &order.uid, metadata),
     })
 }
 
 /// A pod on the host's network has the host's addresses.
-fn pod_ips<'a>(order: &'a StartContainer, settings: &'a Settings) -> &'a [String] {
+fn pod_ips(order: &StartContainer) -> &[String] {
     let is_host_network = order.pod.spec.as_ref().is_some_and(super::is_host_network);
-    if order.pod_ips.is_empty() && is_host_network { &settings.host_ips } else { &order.pod_ips }
+    if order.pod_ips.is_empty() && is_host_network { &order.host_ips } else { &order.pod_ips }
 }
 
 #[cfg(test)]
@@ -293,6 +293,7 @@ mod tests {
             sandbox_attempt: 0,
             cgroup_parent: String::new(),
             pod_ips: vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()],
+            host_ips: vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()],
             target: None,
             image: ImageFacts::default(),
         }
@@ -305,7 +306,6 @@ mod tests {
     fn resolved_with(container: &str, sources: &Sources) -> Result<String, ConfigError> {
         let order = order(container);
         let mut settings = Settings::for_node("node-1");
-        settings.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
         settings.node.allocatable =
             Allocatable { cpu_millis: 1900, memory_bytes: 1 << 30, ephemeral_storage_bytes: 0, pods: 0 };
         let environment = environment(&order, &order.pod.spec.as_ref().unwrap().containers[0], sources, &settings)?;

@@ -37,6 +37,8 @@ pub struct Context<'a> {
     pub images: &'a Images,
     /// Why pods cannot have a network, if they cannot.
     pub network_problem: Option<&'a str>,
+    /// The node's addresses, primary first.
+    pub host_ips: &'a [String],
     /// `None`: pods have no cgroups of their own.
     pub cgroups: Option<Tree<'a>>,
     pub settings: &'a Settings,
@@ -187,6 +189,7 @@ impl Start<'_> {
                     sandbox_attempt: self.sandbox.attempt,
                     cgroup_parent: cgroup_parent(record, self.context),
                     pod_ips: self.sandbox.ips.clone(),
+                    host_ips: self.context.host_ips.to_vec(),
                     target: self.target_of(&container.name),
                     image: image.clone(),
                 };

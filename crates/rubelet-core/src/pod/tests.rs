@@ -56,7 +56,8 @@ fn plan_of(pod: &str, state: &str) -> String {
 fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
     let settings = Settings::for_node("node");
     let cgroups = Tree::new(&settings, None);
-    let context = Context { images: &Images::default(), network_problem: None, cgroups, settings: &settings };
+    let context =
+        Context { images: &Images::default(), network_problem: None, host_ips: &[], cgroups, settings: &settings };
     sync_pod::plan(record, facts, context, now())
 }
 
@@ -328,8 +329,13 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
         let settings = Settings::for_node("node");
         let cgroups = Tree::new(&settings, None);
-        let context =
-            Context { images: &Images::default(), network_problem: Some("no CNI"), cgroups, settings: &settings };
+        let context = Context {
+            images: &Images::default(),
+            network_problem: Some("no CNI"),
+            host_ips: &[],
+            cgroups,
+            settings: &settings,
+        };
         let plan = sync_pod::plan(&record, &facts, context, now());
         assert_eq!(show(&plan), expected, "{pod}");
         let said: Vec<_> = plan.events.iter().map(|event| (event.reason.as_str(), event.message.as_str())).collect();

@@ -223,6 +223,23 @@ fn a_container_whose_start_failed_is_told_of() {
 }
 
 #[test]
+fn a_pod_shows_the_addresses_its_node_shows_as_soon_as_it_does() {
+    let settings =
+        Settings { sources: vec![Source::Api], host_ips: vec!["10.0.0.1".into()], ..Settings::for_node("node") };
+    let mut told = Told::in_world(settings, stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("a: running 5s");
+    let shown = |told: &Told| told.pod.status.as_ref().unwrap().host_ip.clone().unwrap();
+    assert_eq!(shown(&told), "10.0.0.1", "the node shows none yet");
+    let node = |version: u64, ip: &str| NodeObject { version, host_ips: vec![ip.to_owned()], ..NodeObject::default() };
+    told.after(|turns| turns.happens(Event::Node(node(2, "10.0.0.2"))));
+    assert_eq!(shown(&told), "10.0.0.2");
+    let writes = told.phases.len();
+    told.after(|turns| turns.happens(Event::Node(node(3, "10.0.0.2"))));
+    told.after(|turns| turns.happens(Event::Node(node(1, "10.0.0.1"))));
+    assert_eq!((shown(&told).as_str(), told.phases.len()), ("10.0.0.2", writes), "an older look changes nothing");
+}
+
+#[test]
 fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_is_not() {
     let mut turns = in_cluster(&[Source::Api]);
     turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
