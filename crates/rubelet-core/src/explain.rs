@@ -38,6 +38,7 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
             Wanted::By(source) => Some(source),
             Wanted::No => None,
         },
+        mirror_uid: None,
         pod: record.pod.clone(),
         lifecycle: record.lifecycle.name().to_owned(),
         lifecycle_since: record.since.wall,

@@ -88,6 +88,8 @@ pub struct NodeSetup {
     pub architecture: String,
     /// No device plugin is remembered, so extended resources an earlier node of this name had are gone.
     pub resets_extended_resources: bool,
+    /// What this version of the agent can do that the control plane must not take for granted, by upstream's names, in order.
+    pub declared_features: Vec<String>,
 }
 
 /// What is there to report at one moment.
@@ -130,8 +132,7 @@ pub fn updated(known: &Node, report: Report<'_>) -> Node {
     if let Some(policy) = view.supplemental_groups_policy {
         status.features = Some(NodeFeatures { supplemental_groups_policy: Some(policy) });
     }
-    // Nothing of what a node can declare is done yet.
-    status.declared_features = None;
+    status.declared_features = some(setup.declared_features.clone());
     let missing = resources::missing(status, setup);
     conditions::set(status, view, &missing, report.at);
     node

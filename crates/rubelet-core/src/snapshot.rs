@@ -56,6 +56,9 @@ pub struct Problem {
 pub struct PodView {
     /// `None` for a pod that only the runtime knows.
     pub source: Option<Source>,
+    /// Under which UID the API server knows a static pod.
+    #[serde(default)]
+    pub mirror_uid: Option<PodUid>,
     /// The pod as asked for; for a pod only the runtime knows, just its names. Without status.
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,

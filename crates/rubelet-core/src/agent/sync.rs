@@ -23,6 +23,8 @@ use crate::{
         sync_pod::{self, Context},
         termination,
     },
+    pod_manager::is_static_pod,
+    snapshot::PodView,
     status_manager,
     time::Now,
     volumes,
@@ -434,7 +436,9 @@ impl Agent {
             match self.records.get(&uid) {
                 Some(record) => {
                     let status = self.statuses.pod_status(&uid, &self.pods).cloned().unwrap_or_default();
-                    let view = explain::pod_view(record, status, &self.images, now);
+                    let mirror = self.pods.mirror_pod_by_full_name(&record.id.full_name());
+                    let mirror_uid = mirror.filter(|_| is_static_pod(&record.pod)).map(|mirror| PodUid::of(mirror));
+                    let view = PodView { mirror_uid, ..explain::pod_view(record, status, &self.images, now) };
                     snapshot.pods.insert(uid, Arc::new(view));
                 }
                 None => {

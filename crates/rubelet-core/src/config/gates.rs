@@ -31,6 +31,7 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     CpuCfsQuotaPeriod,
+    ExtendWebSocketsToKubelet,
     GracefulNodeShutdown,
     GracefulNodeShutdownBasedOnPodPriority,
     ImageMaximumGcAge,
@@ -39,6 +40,7 @@ pub enum Gate {
     LoggingAlphaOptions,
     LoggingBetaOptions,
     MemoryQos,
+    NodeDeclaredFeatures,
     NodeLogQuery,
     NodeSwap,
     RotateKubeletServerCertificate,
@@ -48,6 +50,7 @@ impl Gate {
     pub fn name(self) -> &'static str {
         match self {
             Gate::CpuCfsQuotaPeriod => "CustomCPUCFSQuotaPeriod",
+            Gate::ExtendWebSocketsToKubelet => "ExtendWebSocketsToKubelet",
             Gate::GracefulNodeShutdown => "GracefulNodeShutdown",
             Gate::GracefulNodeShutdownBasedOnPodPriority => "GracefulNodeShutdownBasedOnPodPriority",
             Gate::ImageMaximumGcAge => "ImageMaximumGCAge",
@@ -56,6 +59,7 @@ impl Gate {
             Gate::LoggingAlphaOptions => "LoggingAlphaOptions",
             Gate::LoggingBetaOptions => "LoggingBetaOptions",
             Gate::MemoryQos => "MemoryQoS",
+            Gate::NodeDeclaredFeatures => "NodeDeclaredFeatures",
             Gate::NodeLogQuery => "NodeLogQuery",
             Gate::NodeSwap => "NodeSwap",
             Gate::RotateKubeletServerCertificate => "RotateKubeletServerCertificate",

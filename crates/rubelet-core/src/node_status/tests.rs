@@ -26,6 +26,7 @@ fn setup() -> NodeSetup {
         max_images: 50,
         kubelet_version: "v1.36.3+x".to_owned(),
         architecture: "amd64".to_owned(),
+        declared_features: vec!["ExtendWebSocketsToKubelet".to_owned()],
         ..NodeSetup::default()
     }
 }
@@ -184,6 +185,9 @@ fn a_new_node_says_all_of_itself() {
             "Port": 10250
           }
         },
+        "declaredFeatures": [
+          "ExtendWebSocketsToKubelet"
+        ],
         "nodeInfo": {
           "architecture": "amd64",
           "bootID": "b1",

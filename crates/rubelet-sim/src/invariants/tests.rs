@@ -161,6 +161,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
     let status = PodStatus { phase: Some(phase.into()), container_statuses: Some(vec![status]), ..Default::default() };
     let view = PodView {
         source: None,
+        mirror_uid: None,
         pod: Arc::default(),
         status: Arc::new(status),
         lifecycle: lifecycle.into(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rubelet_core::{
     cgroups::Room,
+    config::gates::{Gate, Gates},
     node_status::{Machine, NodeSetup, Reservations, ResourceList, resources},
     quantity,
     settings::Allocatable,
@@ -44,7 +45,15 @@ pub fn setup(options: &Options, node_name: &str, internal_ips: &[String]) -> Nod
         kubelet_version: KUBERNETES_VERSION.to_owned(),
         architecture: architecture().to_owned(),
         resets_extended_resources: !flags.root_dir.join("device-plugins/kubelet_internal_checkpoint").exists(),
+        declared_features: declared_features(&options.gates),
     }
+}
+
+/// Upstream's list has more; what is not done here is not declared.
+fn declared_features(gates: &Gates) -> Vec<String> {
+    let done = [Gate::ExtendWebSocketsToKubelet];
+    let is_declared = |gate: &Gate| gates.enabled(Gate::NodeDeclaredFeatures) && gates.enabled(*gate);
+    done.into_iter().filter(is_declared).map(|gate| gate.name().to_owned()).collect()
 }
 
 pub fn duty(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<Duty> {

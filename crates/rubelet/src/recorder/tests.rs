@@ -153,6 +153,7 @@ fn snapshot() -> Snapshot {
     };
     let view = PodView {
         source: None,
+        mirror_uid: None,
         pod: Arc::new(pod),
         status: Arc::default(),
         lifecycle: "Syncing".to_owned(),

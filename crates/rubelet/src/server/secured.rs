@@ -51,6 +51,8 @@ pub struct Secured {
     pub configuration: Arc<Value>,
     /// `enableDebuggingHandlers`.
     pub debugging: bool,
+    /// `ExtendWebSocketsToKubelet`.
+    pub translates_websockets: bool,
 }
 
 impl std::fmt::Debug for Secured {

@@ -25,6 +25,8 @@ use crate::{
     world::{Clock, Paths},
 };
 
+pub mod alone;
+
 pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
     let (sender, snapshots) = watch::channel(Arc::new(snapshot));
     let readers = Readers {

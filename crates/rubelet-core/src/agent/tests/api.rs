@@ -310,6 +310,8 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
     let plain = "always | main a";
     turns.listed_by_api(&[mirror("u1", plain)]);
     assert!(turns.errands().is_empty());
+    let mirror_uid = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].mirror_uid.clone();
+    assert_eq!(mirror_uid(&turns), Some("m1".into()), "under which its streams may be asked for");
     turns.inspected("a: running 5s");
     assert_eq!(turns.patch()["phase"], "Running", "its status appears on its mirror");
     turns.patched(&mirror("u1", plain), 6);
@@ -319,6 +321,7 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
     assert_eq!(turns.errands(), ["delete mirror"]);
     turns.answer("delete mirror", Ok(Facts::Nothing));
     turns.listed_by_api(&[]);
+    assert_eq!(mirror_uid(&turns), None);
     assert_eq!(turns.errands(), ["create mirror"]);
     turns.answer("create mirror", Ok(Facts::Nothing));
     turns.listed_by_api(&[mirror("an older manifest", plain)]);

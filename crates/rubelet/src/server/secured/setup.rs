@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use rubelet_core::config;
+use rubelet_core::config::{self, gates::Gate};
 
 use super::{
     Guard, Secured,
@@ -40,6 +40,7 @@ impl Secured {
             guard: Arc::new(guard),
             configuration: Arc::new(config::shown(told)),
             debugging: told.enable_debugging_handlers,
+            translates_websockets: options.gates.enabled(Gate::ExtendWebSocketsToKubelet),
         };
         (secured, tls)
     }

@@ -1,39 +1,34 @@
 //! `exec`, `attach`, `portForward` and `run`: into a pod and out of it.
 //!
-//! Owns: from a path to the runtime's streaming server, and the passing on of bytes once both sides have agreed on a protocol.
-//! Never: looks into the stream, follows or passes on a redirect, hands the caller's credentials to the runtime.
-//! Upstream: `getExec`, `getAttach`, `getPortForward`, `getRun`, `UpgradeAwareHandler`.
+//! Owns: from a path and a query to what the runtime is asked for, and which way the caller's protocol takes. From there on it is
+//! `agreement.rs`.
+//! Upstream: `getExec`, `getAttach`, `getPortForward`, `getRun`.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
-    body::Body,
     extract::{Path, RawQuery, Request, State},
-    http::{HeaderMap, StatusCode, Uri, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
-use hyper_util::rt::TokioIo;
 use rubelet_core::container::labels;
 use rubelet_cri::{
     port::{RpcError, RpcErrorKind},
     v1,
 };
-use tokio::{
-    io::{AsyncWriteExt as _, copy_buf, split},
-    net::TcpStream,
-    time::timeout,
+
+mod agreement;
+mod spdy;
+mod translation;
+mod tunnel;
+mod websocket;
+
+use agreement::{Way, pass_on};
+
+use super::{
+    Refusal, Secured,
+    target::{has_uid, pod_named},
 };
-
-use super::{Refusal, Secured, target::pod_named};
-use crate::server::{connections::AfterUpgrade, health::text};
-
-/// The runtime's server is on this machine and answers at once, or the command cannot be started.
-const AGREE: Duration = Duration::from_secs(30);
-const ERROR_MAX_BYTES: usize = 64 << 10;
-/// As much as is read at a time and held for a peer that is slow.
-const BUFFER_BYTES: usize = 64 << 10;
 
 type Answer = Result<Response, Refusal>;
 type Names = Path<BTreeMap<String, String>>;
@@ -59,26 +54,35 @@ impl<'a> Target<'a> {
 
 pub(super) async fn exec(State(secured): State<Secured>, names: Names, request: Request) -> Answer {
     let query = Query::of(&request);
-    let Streams { stdin, stdout, stderr, tty } = query.streams()?;
+    let streams = query.streams()?;
+    let Streams { stdin, stdout, stderr, tty } = streams;
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let asked = v1::ExecRequest { container_id, cmd: query.all("command"), tty, stdin, stdout, stderr };
-    pass_on(secured.runtime.exec(asked).await, request).await
+    let url = secured.runtime.exec(asked).await.map_err(|error| refused(&error))?;
+    pass_on(&url, way_into_container(&secured, streams, &request)?, request).await
 }
 
 pub(super) async fn attach(State(secured): State<Secured>, names: Names, request: Request) -> Answer {
-    let Streams { stdin, stdout, stderr, tty } = Query::of(&request).streams()?;
+    let streams = Query::of(&request).streams()?;
+    let Streams { stdin, stdout, stderr, tty } = streams;
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let asked = v1::AttachRequest { container_id, stdin, tty, stdout, stderr };
-    pass_on(secured.runtime.attach(asked).await, request).await
+    let url = secured.runtime.attach(asked).await.map_err(|error| refused(&error))?;
+    pass_on(&url, way_into_container(&secured, streams, &request)?, request).await
 }
 
 pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, request: Request) -> Answer {
     let target = Target::of(&names.0);
-    let ports = Query::of(&request).ports(request.headers());
-    let port = ports.map_err(|reason| Refusal(StatusCode::BAD_REQUEST, reason))?;
+    let way = if secured.translates_websockets { Way::to_ports(&request)? } else { Way::Relay };
+    let port = match &way {
+        // Each stream in the tunnel says its port.
+        Way::Tunnel { .. } => Ok(Vec::new()),
+        Way::Relay | Way::Translate { .. } => Query::of(&request).ports(request.headers()),
+    };
+    let port = port.map_err(|reason| Refusal(StatusCode::BAD_REQUEST, reason))?;
     let snapshot = secured.readers.snapshot();
-    let (uid, _) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
-    if target.uid.is_some_and(|wanted| wanted != uid.as_str()) {
+    let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
+    if target.uid.is_some_and(|wanted| !has_uid(uid, view, wanted)) {
         return Err(Refusal(StatusCode::NOT_FOUND, "pod not found".to_owned()));
     }
     let filter = v1::PodSandboxFilter {
@@ -90,7 +94,9 @@ pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, r
     let newest = found.into_iter().max_by_key(|sandbox| sandbox.created_at);
     let missing = || failed(format!("failed to find sandbox for pod {}/{}", target.namespace, target.pod));
     let pod_sandbox_id = newest.ok_or_else(missing)?.id;
-    pass_on(secured.runtime.port_forward(v1::PortForwardRequest { pod_sandbox_id, port }).await, request).await
+    let asked = v1::PortForwardRequest { pod_sandbox_id, port };
+    let url = secured.runtime.port_forward(asked).await.map_err(|error| refused(&error))?;
+    pass_on(&url, way, request).await
 }
 
 /// A command without streams: its output is the answer.
@@ -106,6 +112,10 @@ pub(super) async fn run(State(secured): State<Secured>, names: Names, RawQuery(q
     }
     let output = [done.stdout, done.stderr].concat();
     Ok(([(header::CONTENT_TYPE, "application/json")], output).into_response())
+}
+
+fn way_into_container(secured: &Secured, streams: Streams, request: &Request) -> Result<Way, Refusal> {
+    if secured.translates_websockets { Way::into_container(streams, request) } else { Ok(Way::Relay) }
 }
 
 fn no_pod() -> Refusal {
@@ -127,13 +137,15 @@ fn refused(error: &RpcError) -> Refusal {
 fn container_id(secured: &Secured, target: &Target<'_>) -> Result<String, Refusal> {
     let snapshot = secured.readers.snapshot();
     let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
-    let is_meant = target.uid.is_none_or(|wanted| wanted == uid.as_str());
+    let is_meant = target.uid.is_none_or(|wanted| has_uid(uid, view, wanted));
     let id = view.running.get(target.container).filter(|_| is_meant);
     id.cloned().ok_or_else(|| failed(format!("container not found ({:?})", target.container)))
 }
 
 struct Query(Vec<(String, String)>);
 
+/// What of a command's the caller wants.
+#[derive(Clone, Copy, Debug)]
 struct Streams {
     stdin: bool,
     stdout: bool,
@@ -171,10 +183,8 @@ impl Query {
 
     /// Only a WebSocket says them beforehand; SPDY says a port with each of its streams.
     fn ports(&self, headers: &HeaderMap) -> Result<Vec<i32>, String> {
-        let is_websocket =
-            headers.get(header::UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
         let told: Vec<_> = self.0.iter().filter(|(key, _)| key == "port" || key == "ports").collect();
-        if !is_websocket {
+        if !websocket::is_websocket(headers) {
             return Ok(Vec::new());
         }
         if told.is_empty() {
@@ -189,106 +199,5 @@ impl Query {
     }
 }
 
-/// The caller's request goes to the runtime's server, its answer to the caller; if both agree to change the protocol, bytes go
-/// both ways from then on until one side ends it.
-async fn pass_on(url: Result<String, RpcError>, request: Request) -> Answer {
-    let url = url.map_err(|error| refused(&error))?;
-    if !is_upgrade(request.headers()) {
-        return Err(Refusal(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
-    }
-    match timeout(AGREE, agree(&url, request)).await {
-        Ok(agreed) => agreed.map_err(|error| failed(format!("{error:#}"))),
-        Err(_) => Err(failed("the runtime's streaming server does not answer".to_owned())),
-    }
-}
-
-fn is_upgrade(headers: &HeaderMap) -> bool {
-    let connection = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    connection.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"))
-}
-
-async fn agree(url: &str, mut request: Request) -> anyhow::Result<Response> {
-    let uri: Uri = url.parse()?;
-    let authority = match (uri.scheme_str(), uri.authority()) {
-        (Some("http"), Some(authority)) => authority.clone(),
-        _ => anyhow::bail!("the runtime streams over something else than plain HTTP"),
-    };
-    let backend = TcpStream::connect(authority.as_str()).await?;
-    backend.set_nodelay(true)?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(backend)).await?;
-    let mut asked = hyper::Request::builder()
-        .method(request.method().clone())
-        .uri(path_of(&uri))
-        .body(Empty::<bytes::Bytes>::new())?;
-    *asked.headers_mut() = std::mem::take(request.headers_mut());
-    // Our caller's secret is not the runtime's to know.
-    asked.headers_mut().remove(header::AUTHORIZATION);
-    asked.headers_mut().insert(header::HOST, authority.as_str().parse()?);
-    let connection = connection.with_upgrades();
-    let answer = {
-        let (mut connection, mut sent) = (std::pin::pin!(connection), std::pin::pin!(sender.send_request(asked)));
-        // Cancel safe: what did not end here is polled on below.
-        let (answer, is_over) = tokio::select! {
-            biased;
-            answer = sent.as_mut() => (answer?, false),
-            ended = connection.as_mut() => {
-                ended?;
-                (sent.await?, true)
-            }
-        };
-        if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return refusal(answer, async { if is_over { Ok(()) } else { connection.await } }).await;
-        }
-        if !is_over {
-            connection.await?;
-        }
-        answer
-    };
-    let after = request.extensions().get::<AfterUpgrade>().cloned();
-    let after = after.ok_or_else(|| anyhow::anyhow!("this connection cannot change its protocol"))?;
-    let mut response = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).body(Body::empty())?;
-    *response.headers_mut() = answer.headers().clone();
-    let (caller, runtime) = (hyper::upgrade::on(&mut request), hyper::upgrade::on(answer));
-    after.set(async move {
-        if let Err(error) = relay(caller, runtime).await {
-            tracing::debug!(error = %error, "A stream ended early");
-        }
-    });
-    Ok(response)
-}
-
-fn path_of(uri: &Uri) -> String {
-    uri.path_and_query().map_or("/".to_owned(), ToString::to_string)
-}
-
-/// The runtime does not want to: what it says is said to the caller, but for a redirect, which nobody shall follow.
-async fn refusal(
-    answer: hyper::Response<Incoming>,
-    connection: impl Future<Output = hyper::Result<()>>,
-) -> anyhow::Result<Response> {
-    if answer.status().is_redirection() || answer.status().is_informational() {
-        anyhow::bail!("the runtime's streaming server answered {}", answer.status());
-    }
-    let status = answer.status();
-    let read = Limited::new(answer.into_body(), ERROR_MAX_BYTES).collect();
-    let (body, _) = tokio::join!(read, connection);
-    let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
-    Ok(text(status, String::from_utf8_lossy(&body).into_owned()))
-}
-
-/// Until either side is done: all it sent has then reached the other.
-async fn relay(caller: OnUpgrade, runtime: OnUpgrade) -> anyhow::Result<()> {
-    let (caller, runtime) = tokio::try_join!(caller, runtime)?;
-    let (from_caller, mut to_caller) = split(TokioIo::new(caller));
-    let (from_runtime, mut to_runtime) = split(TokioIo::new(runtime));
-    let mut from_caller = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_caller);
-    let mut from_runtime = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_runtime);
-    // Not cancel safe, and needs not be: the stream is over with the first of them.
-    tokio::select! {
-        biased;
-        copied = copy_buf(&mut from_runtime, &mut to_caller) => copied?,
-        copied = copy_buf(&mut from_caller, &mut to_runtime) => copied?,
-    };
-    let _ = tokio::join!(to_caller.shutdown(), to_runtime.shutdown());
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Which pod and container a path means.
 //!
 //! Owns: exact names, as programs give them; people's names are `views/find.rs`.
-//! Upstream: `GetPodByName`, `GetContainerSpec`, `findContainer`.
+//! Upstream: `GetPodByName`, `GetContainerSpec`, `findContainer`, `TranslatePodUID`.
 
 use std::sync::Arc;
 
@@ -17,9 +17,31 @@ pub fn pod_named<'a>(snapshot: &'a Snapshot, namespace: &str, name: &str) -> Opt
     named.min_by_key(|(_, view)| !matches!(view.lifecycle.as_str(), "Waiting" | "Syncing"))
 }
 
+/// A static pod is also meant by the UID of its mirror, under which the API server and everybody it tells know it.
+pub fn has_uid(uid: &PodUid, view: &PodView, wanted: &str) -> bool {
+    [Some(uid), view.mirror_uid.as_ref()].into_iter().flatten().any(|known| known.as_str() == wanted)
+}
+
 pub fn has_container(view: &PodView, container: &str) -> bool {
     let Some(spec) = &view.pod.spec else { return false };
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|each| each.name.as_str());
     let ordinary = spec.init_containers.iter().flatten().chain(&spec.containers).map(|each| each.name.as_str());
     ordinary.chain(ephemeral).any(|name| name == container)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::server::views::tests::view;
+
+    #[test]
+    fn a_static_pod_is_meant_by_its_own_uid_and_by_that_of_its_mirror() {
+        let mut web = view("default", "web-n1", &["a"], &[], json!({}));
+        let uid = PodUid::new("u1");
+        assert!(has_uid(&uid, &web, "u1") && !has_uid(&uid, &web, "m1"));
+        web.mirror_uid = Some(PodUid::new("m1"));
+        assert!(has_uid(&uid, &web, "u1") && has_uid(&uid, &web, "m1") && !has_uid(&uid, &web, "m2"));
+    }
 }

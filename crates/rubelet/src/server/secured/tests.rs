@@ -142,6 +142,7 @@ impl Port {
             guard: Arc::new(guard),
             configuration: Arc::new(json!({ "kind": "KubeletConfiguration" })),
             debugging: true,
+            translates_websockets: true,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());

@@ -28,6 +28,7 @@ pub fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], sta
     });
     PodView {
         source: Some(Source::File),
+        mirror_uid: None,
         pod: Arc::new(serde_json::from_value(pod).unwrap()),
         status: Arc::new(serde_json::from_value(status).unwrap()),
         lifecycle: "Syncing".to_owned(),

@@ -1,0 +1,260 @@
+//! The caller, the runtime's streaming server, and the protocol both speak.
+//!
+//! Owns: the request to the runtime, its answer, the answer to the caller, and the passing on of bytes where both speak the same.
+//! Never: follows or passes on a redirect, hands the caller's credentials to the runtime, holds more than a buffer of what one
+//! side sent and the other does not read.
+//! Upstream: `UpgradeAwareHandler`, `IsWebSocketRequestWithStreamCloseProtocol`, `NewTunnelingHandler`.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, uri::Authority},
+    response::Response,
+};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, copy_buf, split},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::{
+    Answer, Refusal, Streams, failed,
+    translation::{self, V4, V5},
+    tunnel,
+    websocket::{Handshake, is_websocket, protocols},
+};
+use crate::server::{connections::AfterUpgrade, health::text};
+
+/// The runtime's server is on this machine and answers at once, or the command cannot be started.
+const AGREE: Duration = Duration::from_secs(30);
+const ERROR_MAX_BYTES: usize = 64 << 10;
+/// As much as is read at a time and held for a peer that is slow.
+pub const BUFFER_BYTES: usize = 64 << 10;
+/// How long the last words may take to a peer that no longer reads.
+const FAREWELL: Duration = Duration::from_secs(10);
+const SPDY: &str = "SPDY/3.1";
+const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+
+/// From the caller's protocol to the runtime's.
+#[derive(Debug)]
+pub enum Way {
+    /// They speak the same.
+    Relay,
+    /// The caller's channels in a WebSocket are streams of SPDY for the runtime.
+    Translate { handshake: Handshake, streams: Streams },
+    /// SPDY comes as messages of a WebSocket.
+    Tunnel { handshake: Handshake, protocols: Vec<String> },
+}
+
+impl Way {
+    /// No runtime speaks the WebSocket in which an input can be closed; all but that one they speak themselves.
+    pub fn into_container(streams: Streams, request: &Request) -> Result<Self, Refusal> {
+        let headers = request.headers();
+        let is_v5 = is_websocket(headers) && protocols(headers).any(|protocol| protocol == V5);
+        if !is_v5 {
+            return Ok(Way::Relay);
+        }
+        Ok(Way::Translate { handshake: Handshake::of(request.method(), headers)?, streams })
+    }
+
+    pub fn to_ports(request: &Request) -> Result<Self, Refusal> {
+        let headers = request.headers();
+        let tunnelled = protocols(headers).filter_map(tunnel::inner).map(str::to_owned);
+        let protocols: Vec<String> = tunnelled.filter(|_| is_websocket(headers)).collect();
+        if protocols.is_empty() {
+            return Ok(Way::Relay);
+        }
+        Ok(Way::Tunnel { handshake: Handshake::of(request.method(), headers)?, protocols })
+    }
+
+    /// The request to the runtime: the caller's, or our own.
+    fn request(&self, uri: &Uri, authority: &Authority, caller: &mut Request) -> http::Result<RuntimeRequest> {
+        let path = uri.path_and_query().map_or("/".to_owned(), ToString::to_string);
+        let mut asked = hyper::Request::builder().uri(path).body(Empty::new())?;
+        let upgrade = |headers: &mut HeaderMap| -> http::Result<()> {
+            headers.insert(header::CONNECTION, "Upgrade".parse()?);
+            headers.insert(header::UPGRADE, SPDY.parse()?);
+            Ok(())
+        };
+        match self {
+            Way::Relay => {
+                *asked.method_mut() = caller.method().clone();
+                *asked.headers_mut() = std::mem::take(caller.headers_mut());
+                // Our caller's secret is not the runtime's to know.
+                asked.headers_mut().remove(header::AUTHORIZATION);
+            }
+            Way::Translate { .. } => {
+                *asked.method_mut() = Method::POST;
+                upgrade(asked.headers_mut())?;
+                asked.headers_mut().insert(STREAM_PROTOCOL, V4.parse()?);
+            }
+            Way::Tunnel { protocols, .. } => {
+                *asked.method_mut() = Method::POST;
+                upgrade(asked.headers_mut())?;
+                for protocol in protocols {
+                    asked.headers_mut().append(STREAM_PROTOCOL, protocol.parse()?);
+                }
+            }
+        }
+        asked.headers_mut().insert(header::HOST, authority.as_str().parse()?);
+        Ok(asked)
+    }
+
+    /// The answer to the caller, now that the runtime agreed with this head.
+    fn answer(&self, agreed: &HeaderMap) -> anyhow::Result<Response> {
+        let told = |name: HeaderName| agreed.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let speaks_spdy = || {
+            let upgrade = told(header::UPGRADE);
+            anyhow::ensure!(upgrade.eq_ignore_ascii_case(SPDY), "the runtime speaks {upgrade:?} instead of {SPDY}");
+            Ok(told(STREAM_PROTOCOL))
+        };
+        match self {
+            Way::Relay => {
+                let mut answer = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).body(Body::empty())?;
+                *answer.headers_mut() = agreed.clone();
+                Ok(answer)
+            }
+            Way::Translate { handshake, .. } => {
+                let protocol = speaks_spdy()?;
+                anyhow::ensure!(protocol == V4, "the runtime streams by {protocol:?} instead of {V4}");
+                Ok(handshake.agreed(V5)?.body(Body::empty())?)
+            }
+            Way::Tunnel { handshake, .. } => {
+                Ok(handshake.agreed(&tunnel::outer(speaks_spdy()?))?.body(Body::empty())?)
+            }
+        }
+    }
+}
+
+type RuntimeRequest = hyper::Request<Empty<bytes::Bytes>>;
+
+/// The caller's request goes to the runtime's server, its answer to the caller; if both agree to change the protocol, bytes go
+/// both ways from then on until one side ends it.
+pub async fn pass_on(url: &str, way: Way, request: Request) -> Answer {
+    if !is_upgrade(request.headers()) {
+        return Err(Refusal(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
+    }
+    match timeout(AGREE, agree(url, way, request)).await {
+        Ok(agreed) => agreed.map_err(|error| failed(format!("{error:#}"))),
+        Err(_) => Err(failed("the runtime's streaming server does not answer".to_owned())),
+    }
+}
+
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    let connection = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    connection.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"))
+}
+
+async fn agree(url: &str, way: Way, mut request: Request) -> anyhow::Result<Response> {
+    let uri: Uri = url.parse()?;
+    let authority = match (uri.scheme_str(), uri.authority()) {
+        (Some("http"), Some(authority)) => authority.clone(),
+        _ => anyhow::bail!("the runtime streams over something else than plain HTTP"),
+    };
+    let after = request.extensions().get::<AfterUpgrade>().cloned();
+    let after = after.ok_or_else(|| anyhow::anyhow!("this connection cannot change its protocol"))?;
+    let asked = way.request(&uri, &authority, &mut request)?;
+    let agreed = match ask(&authority, asked).await? {
+        Said::Yes(agreed) => agreed,
+        Said::No(refusal) => return Ok(refusal),
+    };
+    let answer = way.answer(agreed.headers())?;
+    let (caller, runtime) = (hyper::upgrade::on(&mut request), hyper::upgrade::on(agreed));
+    after.set(async move {
+        if let Err(error) = converse(way, caller, runtime).await {
+            tracing::debug!(error = %error, "A stream ended early");
+        }
+    });
+    Ok(answer)
+}
+
+enum Said {
+    Yes(hyper::Response<Incoming>),
+    No(Response),
+}
+
+async fn ask(authority: &Authority, asked: RuntimeRequest) -> anyhow::Result<Said> {
+    let backend = TcpStream::connect(authority.as_str()).await?;
+    backend.set_nodelay(true)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(backend)).await?;
+    let connection = connection.with_upgrades();
+    let (mut connection, mut sent) = (std::pin::pin!(connection), std::pin::pin!(sender.send_request(asked)));
+    // Cancel safe: what did not end here is polled on below.
+    let (answer, is_over) = tokio::select! {
+        biased;
+        answer = sent.as_mut() => (answer?, false),
+        ended = connection.as_mut() => {
+            ended?;
+            (sent.await?, true)
+        }
+    };
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let rest = async { if is_over { Ok(()) } else { connection.await } };
+        return Ok(Said::No(refusal(answer, rest).await?));
+    }
+    if !is_over {
+        connection.await?;
+    }
+    Ok(Said::Yes(answer))
+}
+
+/// The runtime does not want to: what it says is said to the caller, but for a redirect, which nobody shall follow.
+async fn refusal(
+    answer: hyper::Response<Incoming>,
+    connection: impl Future<Output = hyper::Result<()>>,
+) -> anyhow::Result<Response> {
+    if answer.status().is_redirection() || answer.status().is_informational() {
+        anyhow::bail!("the runtime's streaming server answered {}", answer.status());
+    }
+    let status = answer.status();
+    let read = Limited::new(answer.into_body(), ERROR_MAX_BYTES).collect();
+    let (body, _) = tokio::join!(read, connection);
+    let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
+    Ok(text(status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+async fn converse(way: Way, caller: OnUpgrade, runtime: OnUpgrade) -> anyhow::Result<()> {
+    let (caller, runtime) = tokio::try_join!(caller, runtime)?;
+    let (caller, runtime) = (TokioIo::new(caller), TokioIo::new(runtime));
+    match way {
+        Way::Relay => relay(caller, runtime).await?,
+        Way::Translate { streams, .. } => translation::translate(caller, runtime, streams).await?,
+        Way::Tunnel { .. } => tunnel::unwrap(caller, runtime).await?,
+    }
+    Ok(())
+}
+
+pub type Stream = TokioIo<hyper::upgrade::Upgraded>;
+
+/// Until either side is done: all it sent has then reached the other.
+async fn relay(caller: Stream, runtime: Stream) -> std::io::Result<()> {
+    let (from_caller, mut to_caller) = split(caller);
+    let (from_runtime, mut to_runtime) = split(runtime);
+    let mut from_caller = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_caller);
+    let mut from_runtime = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_runtime);
+    // Not cancel safe, and needs not be: the stream is over with the first of them.
+    tokio::select! {
+        biased;
+        copied = copy_buf(&mut from_runtime, &mut to_caller) => copied?,
+        copied = copy_buf(&mut from_caller, &mut to_runtime) => copied?,
+    };
+    let last = async { tokio::join!(to_caller.shutdown(), to_runtime.shutdown()) };
+    part(last, from_caller).await;
+    Ok(())
+}
+
+/// The last words to the caller, and then what it still sends, unheard: a connection closed before that would be one reset, and its
+/// last words might be lost with it.
+pub async fn part<T>(last_words: impl Future<Output = T>, mut from_caller: impl AsyncRead + Unpin) {
+    let unheard = async {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        while let Ok(1..) = from_caller.read(&mut buffer).await {}
+    };
+    // Whoever does not end it by then gets the reset.
+    let _ = timeout(FAREWELL, async { tokio::join!(last_words, unheard) }).await;
+}

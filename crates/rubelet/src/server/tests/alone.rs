@@ -1,0 +1,38 @@
+//! Tests that count what a process holds, and must therefore have one to themselves.
+
+use std::{process::Command, time::Duration};
+
+use tokio::time::{sleep, timeout};
+
+/// Runs the test alone in a process of its own, where descriptors can be counted; says whether this is that process.
+pub fn is_alone(module: &str, test: &str) -> bool {
+    const ALONE: &str = "RUBELET_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = format!("{}::{test}", module.split_once("::").unwrap().1);
+    let run = Command::new(std::env::current_exe().unwrap()).args(["--exact", &name]).env(ALONE, "1").output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+    assert!(String::from_utf8_lossy(&run.stdout).contains("1 passed"), "no test is named {name}");
+    false
+}
+
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// How many streams are abandoned: more than any node sees in a day where somebody asks for it.
+pub fn many() -> usize {
+    std::env::var("RUBELET_TEST_STREAMS").map_or(1_000, |text| text.parse().unwrap())
+}
+
+/// Until no more tasks than these are left: the listener, and what has nothing to do with streams.
+pub async fn settle(tasks: usize) {
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let quiet = async {
+        while alive() > tasks {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), quiet).await.unwrap_or_else(|_| panic!("{} tasks are left", alive()));
+}
