@@ -1,7 +1,7 @@
 //! Reading a container's log, as it lies or as it grows.
 //!
-//! Owns: the way from a log file in the format of CRI to the bytes a container wrote: the last lines, lines since a moment,
-//! following across rotation. Never: follows a link below the log directory, reads anything but a regular file, holds a thread
+//! Owns: the way from a log's files in the format of CRI to the bytes a container wrote: the last lines, lines since a moment,
+//! following across rotation. Whoever asks for more than the live file holds gets what rotation put aside as well. Never: follows a link below the log directory, reads anything but a regular file, holds a thread
 //! while its reader is slow.
 //! Upstream: `cri-client/pkg/logs`.
 
@@ -26,19 +26,25 @@ use rubelet_host::{
     port::ReadError,
     watch::{self, Interest},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 mod choice;
 mod lines;
+mod older;
 
 pub use choice::{Which, choose_attempt};
 use lines::{Filter, Lines};
 pub use lines::{Streams, Timestamps};
+use older::Older;
 
 /// How much of a file is read at a time, and about how much is handed out at a time.
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Where a change went unheard, a look this often finds it.
 const AUDIT: Duration = Duration::from_secs(5);
+/// Who follows without hearing of changes looks this often, as upstream does.
+const LOOK: Duration = Duration::from_secs(1);
+/// How many followers hear of changes. The kernel gives a user 128 such watches, and root's other programs need theirs.
+static WATCHES: Semaphore = Semaphore::const_new(32);
 /// What a container wrote last may still be on its way when we hear that it stopped.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -107,20 +113,24 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
         None => None,
         Some(stopped) => {
             let dir = place.logs_dir.join(place.file.parent().expect("it was joined from three parts"));
-            let changes = watch::watch_dir(&dir, Interest::Writes).await?;
-            Some(Following { stopped, changes, phase: Phase::Running })
+            Some(Following { stopped, changes: Changes::of(&dir).await, phase: Phase::Running })
         }
     };
     let filter = Filter { since: request.since, timestamps: request.timestamps, streams: request.streams };
     let (tail, to_its_end) = (request.tail, following.is_none());
     let source = blocking(move || {
         let mut file = place.open()?;
-        let start = tail.map_or(Ok(0), |lines| start_of_tail(&mut file, lines))?;
+        let Tail { start, missing } = tail.map_or(Ok(Tail::WHOLE), |lines| start_of_tail(&mut file, lines))?;
+        let older = match missing {
+            None => Older::all(&place, &file, filter.since)?,
+            Some(0) => Older::default(),
+            Some(lines) => Older::tail(&place, &file, lines)?,
+        };
         let end = file.metadata()?.len();
         file.seek(SeekFrom::Start(start))?;
         // Without following, the log ends where it ended when it was opened, however fast it grows.
         let left = if to_its_end { end.saturating_sub(start) } else { u64::MAX };
-        Ok::<_, ReadError>(Source { place, file, left, lines: Lines::new(filter) })
+        Ok::<_, ReadError>(Source { place, older, file, left, lines: Lines::new(filter) })
     })
     .await?;
     Ok(LogReader { source, following, allowed: request.limit_bytes.unwrap_or(u64::MAX) })
@@ -135,8 +145,23 @@ struct LogReader {
 
 struct Following {
     stopped: Stopped,
-    changes: mpsc::Receiver<()>,
+    changes: Option<Changes>,
     phase: Phase,
+}
+
+/// Hints that the log may have changed.
+struct Changes {
+    hints: mpsc::Receiver<()>,
+    _place: SemaphorePermit<'static>,
+}
+
+impl Changes {
+    /// `None` where there are followers enough, or the kernel has no watch left: then the follower looks for itself.
+    async fn of(dir: &Path) -> Option<Self> {
+        let place = WATCHES.try_acquire().ok()?;
+        let hints = watch::watch_dir(dir, Interest::Writes).await.ok()?;
+        Some(Changes { hints, _place: place })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,15 +213,22 @@ impl Following {
             return;
         }
         let mut has_stopped = false;
+        let audit = if self.changes.is_some() { AUDIT } else { LOOK };
+        let hint = async {
+            match &mut self.changes {
+                Some(changes) => changes.hints.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             // All arms only wait, so whichever loses can be waited for again.
-            hint = self.changes.recv() => has_stopped = hint.is_none(),
+            hint = hint => has_stopped = hint.is_none(),
             () = &mut self.stopped => {
                 tokio::time::sleep(LAST_WORDS).await;
                 has_stopped = true;
             }
-            () = tokio::time::sleep(AUDIT) => {}
+            () = tokio::time::sleep(audit) => {}
         }
         if has_stopped {
             self.phase = Phase::Stopped;
@@ -218,6 +250,8 @@ impl Place {
 /// The blocking side: a file, and what was read of it but not handed out.
 struct Source {
     place: Place,
+    /// To be read before the file.
+    older: Older,
     file: File,
     left: u64,
     lines: Lines,
@@ -238,6 +272,13 @@ enum Reached {
 impl Source {
     fn read_block(&mut self) -> io::Result<Block> {
         let mut buffer = vec![0; BLOCK_BYTES];
+        match self.older.read(&self.place, &mut buffer) {
+            older::Read::Block { bytes, start } => {
+                return Ok(Block { text: self.lines.take(&buffer[start..bytes]), reached: Reached::More });
+            }
+            older::Read::End => return Ok(Block { text: self.lines.take_rest(), reached: Reached::More }),
+            older::Read::Nothing => {}
+        }
         let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let read = self.file.read(&mut buffer[..wanted])?;
         self.left -= read as u64;
@@ -286,8 +327,19 @@ enum Move {
     NewFile,
 }
 
+/// What of a file is its last lines.
+struct Tail {
+    start: u64,
+    /// How many lines it has too few of; `None` where as many are wanted as there are.
+    missing: Option<u64>,
+}
+
+impl Tail {
+    const WHOLE: Tail = Tail { start: 0, missing: None };
+}
+
 /// Where the last `lines` lines begin. A last line without its end does not count.
-fn start_of_tail(file: &mut File, lines: u64) -> io::Result<u64> {
+fn start_of_tail(file: &mut File, lines: u64) -> io::Result<Tail> {
     let mut seen = 0;
     let mut right = file.seek(SeekFrom::End(0))?;
     let mut buffer = vec![0; BLOCK_BYTES];
@@ -298,23 +350,34 @@ fn start_of_tail(file: &mut File, lines: u64) -> io::Result<u64> {
         file.read_exact(block)?;
         for (offset, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
             if seen == lines {
-                return Ok(left + offset as u64 + 1);
+                return Ok(Tail { start: left + offset as u64 + 1, missing: Some(0) });
             }
             seen += 1;
         }
         right = left;
     }
-    Ok(0)
+    Ok(Tail { start: 0, missing: Some(lines - seen) })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs as std_fs, io::Write, os::unix::fs::symlink};
+    use std::{fs as std_fs, future::pending, io::Write, net::SocketAddr, os::unix::fs::symlink, sync::Arc};
 
+    use axum::{Router, body::Body, routing::get};
     use futures_util::StreamExt;
-    use tokio::sync::oneshot;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        sync::oneshot,
+        time::timeout,
+    };
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::server::{
+        connections::{self, Limits},
+        tests::alone::{descriptors, is_alone, many, settle},
+    };
 
     /// A pod's log directory with one container.
     struct Yard {
@@ -485,5 +548,72 @@ mod tests {
             let error = read(request).await.err().expect("nothing can be read there");
             assert_eq!(error.is_not_found(), container == "none", "{error:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn more_followers_than_the_kernel_has_watches_all_see_what_is_written() {
+        let yard = Yard::new();
+        yard.append("0.log", &["first"]);
+        let mut followers = Vec::new();
+        for _ in 0..200 {
+            followers.push(Follower::new(&yard, None).await);
+        }
+        yard.append("0.log", &["second"]);
+        for follower in &mut followers {
+            follower.until("second").await;
+        }
+    }
+
+    #[tokio::test]
+    async fn abandoned_followers_leave_no_descriptor_watch_or_task() {
+        if !is_alone(module_path!(), "abandoned_followers_leave_no_descriptor_watch_or_task") {
+            return;
+        }
+        let yard = Yard::new();
+        yard.append("0.log", &["first"]);
+        let log = Arc::new(yard);
+        let followed = log.clone();
+        let router = Router::new().route(
+            "/",
+            get(move || {
+                let request = LogRequest { follow: Some(Box::pin(pending())), ..followed.request() };
+                async move { Body::from_stream(read(request).await.unwrap()) }
+            }),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let stopped = stop.clone();
+        let served =
+            tokio::spawn(async move { connections::serve(&listener, router, Limits::OPEN_PORT, &stopped).await });
+        drop(follow(address).await);
+        settle(1).await;
+        let before = descriptors();
+        for round in 0..many() / 100 {
+            let mut followers = Vec::new();
+            for _ in 0..100 {
+                followers.push(follow(address).await);
+            }
+            log.append("0.log", &[&format!("round {round}")]);
+            drop(followers);
+            settle(1).await;
+            assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+            File::options().write(true).open(log.path("0.log")).unwrap().set_len(0).unwrap();
+            log.append("0.log", &["first"]);
+        }
+        stop.cancel();
+        served.await.unwrap();
+    }
+
+    /// A client that saw the first line.
+    async fn follow(address: SocketAddr) -> TcpStream {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: n\r\n\r\n").await.unwrap();
+        let (mut seen, mut buffer) = (Vec::new(), [0; 1024]);
+        while !String::from_utf8_lossy(&seen).contains("first") {
+            let read = timeout(Duration::from_secs(10), client.read(&mut buffer)).await.unwrap().unwrap();
+            assert!(read > 0, "no line");
+            seen.extend_from_slice(&buffer[..read]);
+        }
+        client
     }
 }

@@ -1,0 +1,241 @@
+//! What rotation put aside of a log: `0.log.20261115-100000`, later `0.log.20261115-100000.gz`.
+//!
+//! Owns: which such files there are and what of them is to be read, compressed or not. Never: follows a link, reads a file that is
+//! still being compressed, keeps more of one in memory than a block.
+//! Upstream: `container_log_manager.go` makes them; its `kubectl logs` does not read them.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use flate2::read::MultiGzDecoder;
+use jiff::Timestamp;
+use rubelet_host::{fs, port::ReadError};
+
+use super::{BLOCK_BYTES, Place};
+
+/// `containerLogMaxFiles` is 5 by default; nobody reads through more than this.
+const MAX_FILES: usize = 100;
+const PACKED: &str = ".gz";
+
+/// The older files that are still to be read, the oldest first.
+#[derive(Default)]
+pub(super) struct Older {
+    files: VecDeque<PathBuf>,
+    /// Lines of the first of them that nobody asked for.
+    skip: u64,
+    open: Option<Box<dyn io::Read + Send>>,
+}
+
+impl Older {
+    /// All of them that may hold something since then.
+    pub fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<Older, ReadError> {
+        let live = live.metadata()?;
+        let mut files = VecDeque::new();
+        for name in names(place)? {
+            let file = place.file.with_file_name(name);
+            let Ok(opened) = fs::open_beneath(&place.logs_dir, &file) else { continue };
+            let found = opened.metadata()?;
+            // Rotated since it was opened: it is read as the live one.
+            let is_live = (found.dev(), found.ino()) == (live.dev(), live.ino());
+            let since = since.map(SystemTime::from);
+            let is_old = since.is_some_and(|since| found.modified().is_ok_and(|written| written < since));
+            if !is_live && !is_old {
+                files.push_back(file);
+            }
+        }
+        Ok(Older { files, ..Older::default() })
+    }
+
+    /// Only so many lines of their end.
+    pub fn tail(place: &Place, live: &File, mut lines: u64) -> Result<Older, ReadError> {
+        let mut all = Older::all(place, live, None)?;
+        let mut older = Older::default();
+        while lines > 0
+            && let Some(file) = all.files.pop_back()
+        {
+            let held = count_lines(place, &file);
+            older.skip = held.saturating_sub(lines);
+            lines = lines.saturating_sub(held);
+            older.files.push_front(file);
+        }
+        Ok(older)
+    }
+
+    /// The next of them into the buffer.
+    pub fn read(&mut self, place: &Place, buffer: &mut [u8]) -> Read {
+        let Some(file) = self.files.front() else { return Read::Nothing };
+        // Rotation may have removed it meanwhile.
+        let reader = self.open.get_or_insert_with(|| open(place, file).unwrap_or_else(|_| Box::new(io::empty())));
+        let read = reader.read(buffer).unwrap_or_else(|error| {
+            tracing::warn!(file = %file.display(), error = %error, "The rest of an older log cannot be read");
+            0
+        });
+        if read == 0 {
+            self.files.pop_front();
+            (self.open, self.skip) = (None, 0);
+            return Read::End;
+        }
+        Read::Block { bytes: read, start: self.skip_in(&buffer[..read]) }
+    }
+
+    /// Where in a block that begins so begins what is asked for.
+    fn skip_in(&mut self, block: &[u8]) -> usize {
+        let mut start = 0;
+        while self.skip > 0 {
+            let Some(end) = block[start..].iter().position(|byte| *byte == b'\n') else { return block.len() };
+            start += end + 1;
+            self.skip -= 1;
+        }
+        start
+    }
+}
+
+/// What was read.
+pub(super) enum Read {
+    Block {
+        bytes: usize,
+        start: usize,
+    },
+    /// One file is over.
+    End,
+    /// All are.
+    Nothing,
+}
+
+/// The names of the older files, the oldest first.
+fn names(place: &Place) -> Result<Vec<String>, ReadError> {
+    let dir = place.logs_dir.join(place.file.parent().expect("it was joined from three parts"));
+    let live = place.file.file_name().and_then(|name| name.to_str()).expect("a number and `.log`");
+    let entries = fs::list_dir(&dir)?.into_iter().map(|entry| entry.name);
+    let moment = |name: &str| Some(name.strip_prefix(live)?.strip_prefix('.')?.to_owned());
+    let is_moment = |text: &str| text.len() == 15 && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+    let mut names: Vec<String> = entries
+        .filter(|name| moment(name).is_some_and(|rest| is_moment(rest.strip_suffix(PACKED).unwrap_or(&rest))))
+        .collect();
+    // They are sorted, so a file stands before what it is being compressed to.
+    names.dedup_by(|next, kept| next.strip_suffix(PACKED) == Some(kept));
+    Ok(names.split_off(names.len().saturating_sub(MAX_FILES)))
+}
+
+fn open(place: &Place, file: &Path) -> Result<Box<dyn io::Read + Send>, ReadError> {
+    let opened = fs::open_beneath(&place.logs_dir, file)?;
+    let is_packed = file.extension().is_some_and(|extension| extension == "gz");
+    Ok(if is_packed { Box::new(MultiGzDecoder::new(opened)) } else { Box::new(opened) })
+}
+
+/// As far as it can be read.
+fn count_lines(place: &Place, file: &Path) -> u64 {
+    let Ok(mut reader) = open(place, file) else { return 0 };
+    let (mut buffer, mut lines) = (vec![0; BLOCK_BYTES], 0);
+    while let Ok(read @ 1..) = reader.read(&mut buffer) {
+        lines += buffer[..read].iter().filter(|byte| **byte == b'\n').count() as u64;
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs as std_fs, io::Write as _, os::unix::fs::symlink, path::Path};
+
+    use flate2::{Compression, write::GzEncoder};
+    use futures_util::StreamExt as _;
+
+    use super::super::{LogRequest, Streams, Timestamps, read};
+
+    /// A log of which rotation put three files aside, and files that are none of it.
+    struct Yard(tempfile::TempDir);
+
+    impl Yard {
+        fn new() -> Self {
+            let yard = Yard(tempfile::tempdir().unwrap());
+            let dir = yard.dir();
+            std_fs::create_dir_all(&dir).unwrap();
+            let (one, two) = (lines(&["1", "2", "3"]), lines(&["4", "5"]));
+            std_fs::write(dir.join("0.log.20261115-100000.gz"), packed(&one)).unwrap();
+            std_fs::write(dir.join("0.log.20261115-110000"), &two).unwrap();
+            // It is being compressed, and was not before.
+            std_fs::write(dir.join("0.log.20261115-110000.gz"), packed(&two)).unwrap();
+            std_fs::write(dir.join("0.log.20261115-120000.tmp"), lines(&["no"])).unwrap();
+            std_fs::write(dir.join("0.log.20261115-120000.gz"), b"torn").unwrap();
+            std_fs::write(dir.join("10.log.20261115-100000"), lines(&["another run"])).unwrap();
+            std_fs::write(yard.0.path().join("secret"), lines(&["secret"])).unwrap();
+            symlink(yard.0.path().join("secret"), dir.join("0.log.20261115-130000")).unwrap();
+            std_fs::write(dir.join("0.log"), lines(&["6", "7"])).unwrap();
+            yard
+        }
+
+        fn dir(&self) -> std::path::PathBuf {
+            self.0.path().join("ns_pod_uid/app")
+        }
+
+        async fn shown(&self, tail: Option<u64>, since: Option<&str>) -> String {
+            let request = LogRequest {
+                logs_dir: self.0.path().to_owned(),
+                pod_dir_name: "ns_pod_uid".to_owned(),
+                container: "app".to_owned(),
+                attempt: 0,
+                tail,
+                since: since.map(|moment| moment.parse().unwrap()),
+                limit_bytes: None,
+                timestamps: Timestamps::Hidden,
+                streams: Streams::All,
+                follow: None,
+            };
+            let chunks: Vec<_> = read(request).await.unwrap().map(Result::unwrap).collect().await;
+            String::from_utf8(chunks.concat()).unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+        }
+    }
+
+    fn lines(texts: &[&str]) -> Vec<u8> {
+        texts.iter().flat_map(|text| format!("2026-11-15T10:00:0{text}Z stdout F {text}\n").into_bytes()).collect()
+    }
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+        packer.write_all(bytes).unwrap();
+        packer.finish().unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_asks_for_more_than_the_live_file_holds_gets_what_rotation_put_aside() {
+        let yard = Yard::new();
+        let whole = "1 2 3 4 5 6 7";
+        for (tail, expected) in [
+            (None, whole),
+            (Some(0), ""),
+            (Some(2), "6 7"),
+            (Some(3), "5 6 7"),
+            (Some(4), "4 5 6 7"),
+            (Some(6), "2 3 4 5 6 7"),
+            (Some(100), whole),
+        ] {
+            assert_eq!(yard.shown(tail, None).await, expected, "{tail:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_older_than_asked_for_is_not_shown_and_not_even_read() {
+        let yard = Yard::new();
+        assert_eq!(yard.shown(None, Some("2026-11-15T10:00:05Z")).await, "5 6 7");
+        assert_eq!(yard.shown(Some(6), Some("2026-11-15T10:00:05Z")).await, "5 6 7");
+        // Last written long before: whatever its lines say.
+        let old = std_fs::File::options().append(true).open(yard.dir().join("0.log.20261115-110000")).unwrap();
+        old.set_modified(std::time::UNIX_EPOCH).unwrap();
+        assert_eq!(yard.shown(None, Some("2026-11-15T10:00:05Z")).await, "6 7");
+    }
+
+    #[tokio::test]
+    async fn a_file_rotated_while_it_is_opened_is_shown_once() {
+        let yard = Yard::new();
+        let dir = yard.dir();
+        let link = |from: &str, to: &Path| std_fs::hard_link(dir.join(from), to).unwrap();
+        link("0.log", &dir.join("0.log.20261115-140000"));
+        assert_eq!(yard.shown(None, None).await, "1 2 3 4 5 6 7");
+    }
+}
