@@ -91,6 +91,36 @@ pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
     Ok(File::from(reopen(&place)?))
 }
 
+/// Opens a regular file or a directory below `dir` for reading. Links are followed as long as they lead to something below it.
+pub fn open_inside(dir: &Path, relative: &Path) -> Result<(File, FileKind), ReadError> {
+    let path_only = OFlags::PATH | OFlags::CLOEXEC;
+    let top = rustix::fs::open(dir, path_only | OFlags::DIRECTORY, Mode::empty()).map_err(io::Error::from)?;
+    let open = |relative: &Path, resolve| {
+        let named = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        rustix::fs::openat2(&top, named, path_only, Mode::empty(), ResolveFlags::BENEATH | resolve)
+    };
+    let place = match open(relative, ResolveFlags::NO_MAGICLINKS) {
+        // A link by its full path, as those to containers' logs are, may still lead back below `dir`. Where it leads is opened
+        // without following anything, should it change meanwhile.
+        Err(rustix::io::Errno::XDEV) => {
+            let (there, dir) = (fs::canonicalize(dir.join(relative))?, fs::canonicalize(dir)?);
+            let inside = there.strip_prefix(&dir).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))?;
+            open(inside, ResolveFlags::NO_SYMLINKS)
+        }
+        other => other,
+    };
+    let place = File::from(place.map_err(io::Error::from)?);
+    match kind_of(place.metadata()?.file_type()) {
+        kind @ (FileKind::File | FileKind::Directory) => Ok((File::from(reopen(&place)?), kind)),
+        other => Err(ReadError::NotRegular(other)),
+    }
+}
+
+/// What an open directory holds, whatever its path leads to by now.
+pub fn list_open_dir(dir: &File) -> io::Result<Vec<DirEntry>> {
+    list_dir(Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())))
+}
+
 pub fn file_kind(path: &Path) -> io::Result<Option<FileKind>> {
     absent_is_none(fs::metadata(path).map(|found| kind_of(found.file_type())))
 }
@@ -210,6 +240,52 @@ mod tests {
 
     fn fifo(path: &Path) {
         rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    }
+
+    #[test]
+    fn links_are_followed_inside_a_directory_and_not_out_of_it() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = outside.path().join("dir");
+        fs::create_dir_all(dir.join("sub")).unwrap();
+        fs::write(dir.join("file"), "inside").unwrap();
+        fs::write(outside.path().join("file"), "outside").unwrap();
+        symlink("../file", dir.join("sub/relative")).unwrap();
+        symlink(dir.join("file"), dir.join("sub/full")).unwrap();
+        symlink(dir.join("sub/full"), dir.join("sub/twice")).unwrap();
+        symlink("../../file", dir.join("sub/out")).unwrap();
+        symlink(outside.path(), dir.join("sub/up")).unwrap();
+        symlink("/proc/self/root", dir.join("sub/magic")).unwrap();
+        fifo(&dir.join("fifo"));
+        let read = |path: &str| match open_inside(&dir, Path::new(path)) {
+            Ok((mut file, FileKind::File)) => {
+                let mut content = String::new();
+                file.read_to_string(&mut content).unwrap();
+                content
+            }
+            Ok((file, _)) => list_open_dir(&file).unwrap().iter().map(|entry| entry.name.clone() + "|").collect(),
+            Err(ReadError::Io(error)) => format!("{:?}", error.kind()),
+            Err(error) => error.to_string(),
+        };
+        let paths =
+            ["", "file", "sub/relative", "sub/full", "sub/twice", "sub/out", "sub/up/file", "sub/magic/etc/passwd"];
+        let more = ["../file", "/etc/passwd", "sub/../file", "fifo", "nowhere", "file/below"];
+        let answers: Vec<String> = paths.iter().chain(&more).map(|path| format!("{path}: {}", read(path))).collect();
+        insta::assert_snapshot!(answers.join("\n"), @"
+        : fifo|file|sub|
+        file: inside
+        sub/relative: inside
+        sub/full: inside
+        sub/twice: inside
+        sub/out: PermissionDenied
+        sub/up/file: PermissionDenied
+        sub/magic/etc/passwd: PermissionDenied
+        ../file: PermissionDenied
+        /etc/passwd: PermissionDenied
+        sub/../file: inside
+        fifo: it is a Fifo, not a regular file
+        nowhere: NotFound
+        file/below: NotADirectory
+        ");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod client;
 pub mod events;
 pub mod explain;
 pub mod flags;
+mod flagz;
 mod help;
 mod load;
 pub mod logs;

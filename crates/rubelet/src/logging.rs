@@ -12,7 +12,11 @@
 //! Text and string values are quoted and escaped, so what a container or a manifest says can never forge a line.
 //! Times are UTC.
 
-use std::{fmt, io::Write, sync::Arc};
+use std::{
+    fmt,
+    io::Write,
+    sync::{Arc, OnceLock},
+};
 
 use serde_json::Value;
 use tracing::{
@@ -22,10 +26,11 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 use tracing_subscriber::{
-    Layer,
+    Layer, Registry,
     filter::Targets,
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
+    reload,
 };
 
 use crate::world::Clock;
@@ -57,8 +62,21 @@ pub fn start(logging: Logging, clock: Clock) {
     // One write per line: lines of two threads never mix. A closed standard error must not end the agent.
     let lines =
         Lines { format: logging.format, clock, out: |line: &str| drop(std::io::stderr().write_all(line.as_bytes())) };
-    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter(logging.verbosity)));
+    let (filter, handle) = reload::Layer::new(filter(logging.verbosity));
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     tracing::subscriber::set_global_default(subscriber).expect("logging is started once");
+    let _ = FILTER.set(handle);
+}
+
+/// As global as the subscriber it belongs to.
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
+/// Lets through what `-v` with this number would from now on.
+pub fn set_verbosity(verbosity: u32) {
+    if let Some(handle) = FILTER.get() {
+        // It fails only when there is no subscriber left to tell.
+        let _ = handle.reload(filter(verbosity));
+    }
 }
 
 fn filter(verbosity: u32) -> Targets {

@@ -30,6 +30,9 @@ pub struct Spec {
 /// The gates that some code here asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
+    ComponentFlagz,
+    ComponentStatusz,
+    ContainerCheckpoint,
     CpuCfsQuotaPeriod,
     ExtendWebSocketsToKubelet,
     GracefulNodeShutdown,
@@ -49,6 +52,9 @@ pub enum Gate {
 impl Gate {
     pub fn name(self) -> &'static str {
         match self {
+            Gate::ComponentFlagz => "ComponentFlagz",
+            Gate::ComponentStatusz => "ComponentStatusz",
+            Gate::ContainerCheckpoint => "ContainerCheckpoint",
             Gate::CpuCfsQuotaPeriod => "CustomCPUCFSQuotaPeriod",
             Gate::ExtendWebSocketsToKubelet => "ExtendWebSocketsToKubelet",
             Gate::GracefulNodeShutdown => "GracefulNodeShutdown",

@@ -21,7 +21,10 @@ pub const ACTED_ON: &[&str] = &[
     "cpuCFSQuotaPeriod",
     "crashLoopBackOff",
     "enableControllerAttachDetach",
+    "enableDebugFlagsHandler",
     "enableDebuggingHandlers",
+    "enableSystemLogHandler",
+    "enableSystemLogQuery",
     "enforceNodeAllocatable",
     "eventBurst",
     "eventRecordQPS",
@@ -67,6 +70,7 @@ pub const ACTED_ON: &[&str] = &[
     "systemReserved",
     "tlsCertFile",
     "tlsCipherSuites",
+    "tlsCurvePreferences",
     "tlsMinVersion",
     "tlsPrivateKeyFile",
 ];
@@ -118,7 +122,7 @@ mod tests {
         config.hairpin_mode = "none".to_owned();
         config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
         config.tls_curve_preferences = vec![29];
-        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj", "tlsCurvePreferences"]);
+        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj"]);
     }
 
     #[test]

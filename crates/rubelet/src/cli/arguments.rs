@@ -19,6 +19,8 @@ pub struct Arguments {
     pub own: Map<String, Value>,
     /// Values of KubeletConfiguration fields.
     pub fields: Vec<FlagValue>,
+    /// Values of flags without effect, by flag name.
+    pub idle: Map<String, Value>,
     /// What upstream tells about deprecated flags, once each.
     pub notices: Vec<String>,
     /// Words that belong to no flag.
@@ -106,7 +108,7 @@ impl Reading<'_> {
         let before = match flag.target {
             Target::Own => self.found.own.get(flag.name).cloned(),
             Target::Field(_) => self.given(flag).map(|given| given.value.clone()),
-            Target::Nothing | Target::Help | Target::PrintVersion => None,
+            Target::Nothing(_) | Target::Help | Target::PrintVersion => None,
         };
         let value = match values::parse(flag.kind, text, before) {
             Ok(value) => value,
@@ -131,7 +133,9 @@ impl Reading<'_> {
                 Some(given) => given.value = value,
                 None => self.found.fields.push(FlagValue { flag: flag.name.to_owned(), field: path, value }),
             },
-            Target::Nothing => {}
+            Target::Nothing(_) => {
+                self.found.idle.insert(flag.name.to_owned(), value);
+            }
             Target::Help => self.found.help = value == Value::Bool(true),
             Target::PrintVersion => self.found.version = Some(value).filter(|value| *value != Value::Bool(false)),
         }

@@ -22,6 +22,13 @@ pub struct Flag {
     pub deprecated: Option<&'static str>,
 }
 
+impl Flag {
+    /// Its value is nobody's business, even where the others are shown.
+    pub fn is_secret(&self) -> bool {
+        matches!(self.name, "manifest-url-header" | "storage-driver-password")
+    }
+}
+
 /// How the text after the flag is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -69,8 +76,8 @@ pub enum Target {
     Field(&'static str),
     /// A member of `Flags`, named like the flag.
     Own,
-    /// Parsed, then dropped.
-    Nothing,
+    /// Without effect. What upstream has when it is not given.
+    Nothing(&'static str),
     Help,
     PrintVersion,
 }
@@ -240,27 +247,27 @@ pub const GROUPS: &[Group] = &[
         kept("fail-cgroupv1", Bool, "failCgroupV1", "refuse to start on cgroup v1"),
         field("protect-kernel-defaults", Bool, "protectKernelDefaults", "refuse to start with other kernel tunables, instead of setting them"),
         field("runonce", Bool, "runOnce", "no longer supported"),
-        Flag { name: "housekeeping-interval", short: None, kind: Duration, target: Nothing, help: "accepted, without effect", deprecated: None },
+        Flag { name: "housekeeping-interval", short: None, kind: Duration, target: Nothing("1s"), help: "accepted, without effect", deprecated: None },
     ] },
     Group { title: "Accepted for old command lines, without effect", flags: &[
-        cadvisor("application-metrics-count-limit", Int64),
-        cadvisor("boot-id-file", Text),
-        cadvisor("container-hints", Text),
-        cadvisor("containerd", Text),
-        cadvisor("containerd-namespace", Text),
-        cadvisor("enable-load-reader", Bool),
-        cadvisor("event-storage-age-limit", Text),
-        cadvisor("event-storage-event-limit", Text),
-        cadvisor("global-housekeeping-interval", Duration),
-        cadvisor("log-cadvisor-usage", Bool),
-        cadvisor("machine-id-file", Text),
-        cadvisor("storage-driver-buffer-duration", Duration),
-        cadvisor("storage-driver-db", Text),
-        cadvisor("storage-driver-host", Text),
-        cadvisor("storage-driver-password", Text),
-        cadvisor("storage-driver-secure", Bool),
-        cadvisor("storage-driver-table", Text),
-        cadvisor("storage-driver-user", Text),
+        cadvisor("application-metrics-count-limit", Int64, "100"),
+        cadvisor("boot-id-file", Text, "/proc/sys/kernel/random/boot_id"),
+        cadvisor("container-hints", Text, "/etc/cadvisor/container_hints.json"),
+        cadvisor("containerd", Text, "/run/containerd/containerd.sock"),
+        cadvisor("containerd-namespace", Text, "k8s.io"),
+        cadvisor("enable-load-reader", Bool, "false"),
+        cadvisor("event-storage-age-limit", Text, "default=24h"),
+        cadvisor("event-storage-event-limit", Text, "default=100000"),
+        cadvisor("global-housekeeping-interval", Duration, "1m0s"),
+        cadvisor("log-cadvisor-usage", Bool, "false"),
+        cadvisor("machine-id-file", Text, "/etc/machine-id,/var/lib/dbus/machine-id"),
+        cadvisor("storage-driver-buffer-duration", Duration, "1m0s"),
+        cadvisor("storage-driver-db", Text, "cadvisor"),
+        cadvisor("storage-driver-host", Text, "localhost:8086"),
+        cadvisor("storage-driver-password", Text, "root"),
+        cadvisor("storage-driver-secure", Bool, "false"),
+        cadvisor("storage-driver-table", Text, "stats"),
+        cadvisor("storage-driver-user", Text, "root"),
     ] },
 ];
 
@@ -272,7 +279,7 @@ pub fn by_short(short: char) -> Option<&'static Flag> {
     all().find(|flag| flag.short == Some(short))
 }
 
-fn all() -> impl Iterator<Item = &'static Flag> {
+pub fn all() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().flat_map(|group| group.flags)
 }
 
@@ -293,8 +300,8 @@ const fn kept(name: &'static str, kind: Kind, path: &'static str, help: &'static
     Flag { name, short: None, kind, target: Field(path), help, deprecated: None }
 }
 
-const fn cadvisor(name: &'static str, kind: Kind) -> Flag {
-    Flag { name, short: None, kind, target: Nothing, help: "", deprecated: Some(CADVISOR) }
+const fn cadvisor(name: &'static str, kind: Kind, default: &'static str) -> Flag {
+    Flag { name, short: None, kind, target: Nothing(default), help: "", deprecated: Some(CADVISOR) }
 }
 
 #[cfg(test)]
@@ -338,7 +345,7 @@ mod tests {
                 let group = match flag.target {
                     Field(_) => "config",
                     Own => "flag",
-                    Nothing | PrintVersion | Help => "global",
+                    Nothing(_) | PrintVersion | Help => "global",
                 };
                 (flag.name, format!("{} {deprecated} {group}", go_type(flag.kind)))
             })

@@ -15,11 +15,12 @@ use rubelet_core::{
     node_object::NodeObject,
     settings::{DefaultSeccomp, NodeProfile, Settings},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     acted_on::{self, ACTED_ON_FLAGS},
     arguments::Arguments,
+    flagz,
     load::{self, Sources},
 };
 
@@ -28,12 +29,14 @@ pub struct Options {
     pub flags: Flags,
     pub config: KubeletConfiguration,
     pub gates: Gates,
+    /// Every flag as `/flagz` shows it.
+    pub shown_flags: BTreeMap<&'static str, String>,
     /// To be told once at start.
     pub warnings: Vec<String>,
 }
 
 /// The flags that have no field in KubeletConfiguration.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Flags {
     pub config: String,
@@ -90,7 +93,7 @@ impl Default for Flags {
 impl Options {
     /// Reads the files the arguments name. Touches nothing else. All problems at once.
     pub fn load(arguments: Arguments, host: Host) -> Result<Options, Vec<String>> {
-        let Arguments { own, fields, notices: mut warnings, .. } = arguments;
+        let Arguments { own, fields, idle, notices: mut warnings, .. } = arguments;
         let flags: Flags =
             serde_json::from_value(own.clone().into()).expect("flags are parsed to their members' types");
         let sources = Sources { file: given(&flags.config), drop_in_dir: given(&flags.config_dir) };
@@ -108,7 +111,8 @@ impl Options {
         let idle_fields = acted_on::not_acted_on(&checked.config, &defaults(&sources));
         warnings.extend(checked.warnings);
         warnings.extend(idle_flags.chain(idle_fields).map(|name| format!("{name} is accepted but not acted on yet")));
-        Ok(Options { flags, config: checked.config, gates: checked.gates, warnings })
+        let shown_flags = flagz::shown(&flags, &as_flags(&flags, &fields, &checked.config), &idle);
+        Ok(Options { flags, config: checked.config, gates: checked.gates, shown_flags, warnings })
     }
 
     /// The node's name: as told, or the host's; trimmed and in lower case.
@@ -170,6 +174,14 @@ impl Options {
             },
         }
     }
+}
+
+/// The configuration that upstream's flags still show when the agent runs: a file makes another one of its own.
+fn as_flags(flags: &Flags, fields: &[FlagValue], used: &KubeletConfiguration) -> KubeletConfiguration {
+    if flags.config.is_empty() {
+        return used.clone();
+    }
+    Draft::without_file().flags(fields).expect("these values were put in once already").config
 }
 
 /// What `rubelet config check` says of files that hold to every rule.

@@ -30,10 +30,12 @@ pub fn open_routes(readers: Readers) -> Router {
         .route("/pods", get(pods))
         .route("/pods/", get(pods))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
-        .method_not_allowed_fallback(|| async {
-            text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned())
-        })
+        .method_not_allowed_fallback(method_not_allowed)
         .with_state(readers)
+}
+
+pub async fn method_not_allowed() -> Response {
+    text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned())
 }
 
 /// Where people may look for what is not served, they are told so.

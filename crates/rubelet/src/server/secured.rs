@@ -23,14 +23,18 @@ use tokio_util::sync::CancellationToken;
 pub mod authentication;
 pub mod authorization;
 mod logs;
+mod pages;
 mod reviews;
 mod setup;
 mod streaming;
+mod system_logs;
 mod target;
 pub mod tls;
+mod zpages;
 
 use authentication::{Authentication, Identity};
 use authorization::{Authorization, subresources_of, verb_of};
+use pages::Pages;
 use tls::{Tls, TlsListener};
 
 use super::{
@@ -53,6 +57,7 @@ pub struct Secured {
     pub debugging: bool,
     /// `ExtendWebSocketsToKubelet`.
     pub translates_websockets: bool,
+    pub pages: Arc<Pages>,
 }
 
 impl std::fmt::Debug for Secured {
@@ -99,6 +104,8 @@ fn debugging_routes(secured: Secured) -> Router {
         .route("/runningpods/", get(running_pods))
         .route("/configz", any(configz))
         .route("/explain/{namespace}/{pod}", get(explain))
+        .merge(pages::routes(&secured.pages))
+        .method_not_allowed_fallback(read_only::method_not_allowed)
         .with_state(secured)
 }
 

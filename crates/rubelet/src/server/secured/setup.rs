@@ -11,6 +11,7 @@ use super::{
     Guard, Secured,
     authentication::{Authentication, Tokens},
     authorization::{Authorization, Rights},
+    pages::Pages,
     tls::{Tls, TlsSettings},
 };
 use crate::{certs::ServingFiles, cli::Options, server::Readers, world::World};
@@ -19,15 +20,19 @@ impl Secured {
     pub fn new(options: &Options, world: &World, readers: Readers, files: ServingFiles) -> (Self, Arc<Tls>) {
         let told = &options.config;
         let client_authority = &told.authentication.x509.client_ca_file;
-        let (tls, unknown_suites) = Tls::new(TlsSettings {
+        let (tls, unknown) = Tls::new(TlsSettings {
             certificate: files.certificate,
             key: files.key,
             client_authority: (!client_authority.is_empty()).then(|| PathBuf::from(client_authority)),
             min_version: told.tls_min_version.clone(),
             cipher_suites: told.tls_cipher_suites.clone(),
+            curves: told.tls_curve_preferences.clone(),
         });
-        for suite in unknown_suites {
+        for suite in unknown.suites {
             tracing::warn!(suite, "tlsCipherSuites names a suite that is not offered here");
+        }
+        for curve in unknown.curves {
+            tracing::warn!(curve, "tlsCurvePreferences names a curve that is not offered here");
         }
         let tls = Arc::new(tls);
         let guard = Guard {
@@ -41,6 +46,7 @@ impl Secured {
             configuration: Arc::new(config::shown(told)),
             debugging: told.enable_debugging_handlers,
             translates_websockets: options.gates.enabled(Gate::ExtendWebSocketsToKubelet),
+            pages: Arc::new(Pages::of(options)),
         };
         (secured, tls)
     }

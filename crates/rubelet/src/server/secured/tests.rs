@@ -27,6 +27,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::{
     authentication::Tokens,
     authorization::Rights,
+    system_logs::SystemLogs,
     tls::{Tls, TlsSettings},
     *,
 };
@@ -36,9 +37,11 @@ use crate::{
     world::{Clock, Cluster},
 };
 
+mod matrix;
+
 /// Knows who has a token and who may do what, and counts the questions.
 #[derive(Default)]
-struct Reviewer {
+pub(super) struct Reviewer {
     asked: Mutex<Vec<String>>,
     is_away: Mutex<bool>,
 }
@@ -62,7 +65,9 @@ impl ApiServer for Reviewer {
             let question = format!("may {user} {} {subresource}?", right["verb"].as_str().unwrap_or("-"));
             self.asked.lock().unwrap().push(question);
             assert_eq!((&right["resource"], &right["name"]), (&json!("nodes"), &json!("n1")));
-            json!({ "allowed": user == "root" || user == subresource })
+            let missing: Option<Vec<&str>> = user.strip_prefix("all-but-").map(|rights| rights.split('+').collect());
+            let has_others = missing.is_some_and(|missing| !missing.contains(&subresource));
+            json!({ "allowed": user == "root" || user == subresource || has_others })
         };
         review["spec"] = spec;
         Ok(review.to_string().into())
@@ -74,9 +79,9 @@ impl ApiServer for Reviewer {
 }
 
 /// Signs clients.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-struct Pair {
+pub(super) struct Pair {
     chain: String,
     key: String,
 }
@@ -88,7 +93,7 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn client(&self, name: &str) -> Pair {
+    pub(super) fn client(&self, name: &str) -> Pair {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -100,20 +105,39 @@ impl Authority {
 }
 
 /// The port, ended with the value.
-struct Port {
+pub(super) struct Port {
     address: SocketAddr,
-    dir: tempfile::TempDir,
-    authority: Authority,
+    pub(super) dir: tempfile::TempDir,
+    pub(super) authority: Authority,
     reviewer: Arc<Reviewer>,
     stop: CancellationToken,
     task: JoinHandle<()>,
     _sender: tokio::sync::watch::Sender<Arc<rubelet_core::snapshot::Snapshot>>,
 }
 
+/// How a port is configured.
+struct Opening {
+    anonymous: bool,
+    debugging: bool,
+    curves: Vec<i32>,
+    limits: Limits,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Opening { anonymous: false, debugging: true, curves: Vec::new(), limits: Limits::SECURED_PORT }
+    }
+}
+
 impl Port {
-    async fn open(anonymous: bool) -> Port {
+    pub(super) async fn open(anonymous: bool) -> Port {
+        Port::open_as(Opening { anonymous, ..Opening::default() }).await
+    }
+
+    async fn open_as(Opening { anonymous, debugging, curves, limits }: Opening) -> Port {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::system();
+        fs::create_dir(dir.path().join("var-log")).unwrap();
         make_certificate(dir.path()).await;
         let authority = Authority::new();
         fs::write(dir.path().join("ca.crt"), authority.0.pem()).unwrap();
@@ -127,6 +151,7 @@ impl Port {
             client_authority: Some(dir.path().join("ca.crt")),
             min_version: String::new(),
             cipher_suites: Vec::new(),
+            curves,
         });
         let (tls, minute) = (Arc::new(tls), Duration::from_secs(60));
         let tokens = Some(Tokens::new(cluster.clone(), minute, clock.clone()));
@@ -141,16 +166,25 @@ impl Port {
             runtime: Arc::new(CriClient::new(&endpoint, &endpoint, Duration::from_secs(1)).unwrap()),
             guard: Arc::new(guard),
             configuration: Arc::new(json!({ "kind": "KubeletConfiguration" })),
-            debugging: true,
             translates_websockets: true,
+            debugging,
+            pages: Arc::new(Pages {
+                flags: Some([("v", "2".to_owned())].into()),
+                has_statusz: true,
+                has_debug_flags: true,
+                system_logs: SystemLogs::FilesAndQueries { dir: dir.path().join("var-log") },
+            }),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let task = tokio::spawn(serve(listener, tls, secured, stop.clone()));
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            connections::serve(&TlsListener { listener, tls }, router(secured), limits, &stopped).await;
+        });
         Port { address, dir, authority, reviewer, stop, task, _sender: sender }
     }
 
-    async fn connect(&self, pair: Option<&Pair>, protocol: &[u8]) -> TlsStream<TcpStream> {
+    pub(super) async fn connect(&self, pair: Option<&Pair>, protocol: &[u8]) -> TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         let chain = fs::read(self.dir.path().join("kubelet.crt")).unwrap();
         roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&chain).map(Result::unwrap));
@@ -181,24 +215,36 @@ impl Port {
         };
         let mut stream = self.connect(pair, b"http/1.1").await;
         let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        let request = format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{token}\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.unwrap();
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let body: String = body.replace('\n', "|").chars().take(90).collect();
-        format!("{} {body}", head.split(' ').nth(1).unwrap())
+        stream.write_all(head_of(request, &token).as_bytes()).await.unwrap();
+        read_answer(&mut stream).await
+    }
+
+    async fn status(&self, caller: &Caller<'_>, request: &str) -> String {
+        self.ask(caller, request).await.split(' ').next().unwrap().to_owned()
     }
 
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.reviewer.asked.lock().unwrap())
     }
 
-    async fn end(self) {
+    pub(super) async fn end(self) {
         self.stop.cancel();
         timeout(Duration::from_secs(5), self.task).await.expect("the server ends at stop").unwrap();
     }
+}
+
+fn head_of(request: &str, more: &str) -> String {
+    format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{more}\r\n")
+}
+
+/// Status and the beginning of the body.
+async fn read_answer(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
+    let mut answer = Vec::new();
+    let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let body: String = body.replace('\n', "|").chars().take(110).collect();
+    format!("{} {body}", head.split(' ').nth(1).unwrap())
 }
 
 async fn make_certificate(dir: &Path) {
@@ -210,123 +256,6 @@ enum Caller<'a> {
     Nobody,
     Token(&'a str),
     Certificate(&'a Pair),
-}
-
-#[tokio::test]
-async fn no_route_answers_anyone_it_should_not() {
-    let port = Port::open(false).await;
-    let (root, stranger) = (port.authority.client("root"), Authority::new().client("root"));
-    let callers = [
-        ("nobody", Caller::Nobody),
-        ("bad token", Caller::Token("guessed")),
-        ("a stranger's certificate", Caller::Certificate(&stranger)),
-        ("metrics", Caller::Token("token-of-metrics")),
-        ("pods", Caller::Token("token-of-pods")),
-        ("root", Caller::Certificate(&root)),
-    ];
-    let mut matrix = String::new();
-    for request in [
-        "GET /healthz",
-        "GET /pods",
-        "POST /pods",
-        "GET /runningpods/",
-        "GET /configz",
-        "GET /explain/default/web-n1",
-        "GET /containerLogs/default/web-n1/a",
-        "GET /containerLogs/default/other/a",
-        "POST /exec/default/web-n1/a?output=1&command=ls",
-        "POST /run/default/web-n1/a?cmd=ls",
-        "GET /portForward/default/web-n1",
-        "GET /nothing",
-        "HEAD /pods",
-    ] {
-        for (name, caller) in &callers {
-            let answer = port.ask(caller, request).await;
-            matrix.push_str(format!("{request:48} {name:25} {answer}").trim_end());
-            matrix.push('\n');
-        }
-    }
-    port.end().await;
-    insta::assert_snapshot!(matrix, @r#"
-    GET /healthz                                     nobody                    401 Unauthorized
-    GET /healthz                                     bad token                 401 Unauthorized
-    GET /healthz                                     a stranger's certificate  401 Unauthorized
-    GET /healthz                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[healthz proxy])|
-    GET /healthz                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[healthz proxy])|
-    GET /healthz                                     root                      200 ok
-    GET /pods                                        nobody                    401 Unauthorized
-    GET /pods                                        bad token                 401 Unauthorized
-    GET /pods                                        a stranger's certificate  401 Unauthorized
-    GET /pods                                        metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
-    GET /pods                                        pods                      200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","namespace":"default"},"spec":{"c
-    GET /pods                                        root                      200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","namespace":"default"},"spec":{"c
-    POST /pods                                       nobody                    401 Unauthorized
-    POST /pods                                       bad token                 401 Unauthorized
-    POST /pods                                       a stranger's certificate  401 Unauthorized
-    POST /pods                                       metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[pods proxy])|
-    POST /pods                                       pods                      405 405: Method Not Allowed|
-    POST /pods                                       root                      405 405: Method Not Allowed|
-    GET /runningpods/                                nobody                    401 Unauthorized
-    GET /runningpods/                                bad token                 401 Unauthorized
-    GET /runningpods/                                a stranger's certificate  401 Unauthorized
-    GET /runningpods/                                metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
-    GET /runningpods/                                pods                      200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}}
-    GET /runningpods/                                root                      200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}}
-    GET /configz                                     nobody                    401 Unauthorized
-    GET /configz                                     bad token                 401 Unauthorized
-    GET /configz                                     a stranger's certificate  401 Unauthorized
-    GET /configz                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[configz proxy])|
-    GET /configz                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[configz proxy])|
-    GET /configz                                     root                      200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
-    GET /explain/default/web-n1                      nobody                    401 Unauthorized
-    GET /explain/default/web-n1                      bad token                 401 Unauthorized
-    GET /explain/default/web-n1                      a stranger's certificate  401 Unauthorized
-    GET /explain/default/web-n1                      metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[pods proxy])|
-    GET /explain/default/web-n1                      pods                      200 {"node":{"name":"n1","runtime":"containerd 2.4.2","runtime_problem":null,"network_problem"
-    GET /explain/default/web-n1                      root                      200 {"node":{"name":"n1","runtime":"containerd 2.4.2","runtime_problem":null,"network_problem"
-    GET /containerLogs/default/web-n1/a              nobody                    401 Unauthorized
-    GET /containerLogs/default/web-n1/a              bad token                 401 Unauthorized
-    GET /containerLogs/default/web-n1/a              a stranger's certificate  401 Unauthorized
-    GET /containerLogs/default/web-n1/a              metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /containerLogs/default/web-n1/a              pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /containerLogs/default/web-n1/a              root                      400 container "a" in pod "web-n1" is not available
-    GET /containerLogs/default/other/a               nobody                    401 Unauthorized
-    GET /containerLogs/default/other/a               bad token                 401 Unauthorized
-    GET /containerLogs/default/other/a               a stranger's certificate  401 Unauthorized
-    GET /containerLogs/default/other/a               metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /containerLogs/default/other/a               pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /containerLogs/default/other/a               root                      404 pod "other" does not exist
-    POST /exec/default/web-n1/a?output=1&command=ls  nobody                    401 Unauthorized
-    POST /exec/default/web-n1/a?output=1&command=ls  bad token                 401 Unauthorized
-    POST /exec/default/web-n1/a?output=1&command=ls  a stranger's certificate  401 Unauthorized
-    POST /exec/default/web-n1/a?output=1&command=ls  metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[proxy])|
-    POST /exec/default/web-n1/a?output=1&command=ls  pods                      403 Forbidden (user=pods, verb=create, resource=nodes, subresource(s)=[proxy])|
-    POST /exec/default/web-n1/a?output=1&command=ls  root                      500 container not found ("a")
-    POST /run/default/web-n1/a?cmd=ls                nobody                    401 Unauthorized
-    POST /run/default/web-n1/a?cmd=ls                bad token                 401 Unauthorized
-    POST /run/default/web-n1/a?cmd=ls                a stranger's certificate  401 Unauthorized
-    POST /run/default/web-n1/a?cmd=ls                metrics                   403 Forbidden (user=metrics, verb=create, resource=nodes, subresource(s)=[proxy])|
-    POST /run/default/web-n1/a?cmd=ls                pods                      403 Forbidden (user=pods, verb=create, resource=nodes, subresource(s)=[proxy])|
-    POST /run/default/web-n1/a?cmd=ls                root                      500 container not found ("a")
-    GET /portForward/default/web-n1                  nobody                    401 Unauthorized
-    GET /portForward/default/web-n1                  bad token                 401 Unauthorized
-    GET /portForward/default/web-n1                  a stranger's certificate  401 Unauthorized
-    GET /portForward/default/web-n1                  metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /portForward/default/web-n1                  pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /portForward/default/web-n1                  root                      500 rpc error: code = Unavailable desc = No such file or directory (os error 2): No such file
-    GET /nothing                                     nobody                    401 Unauthorized
-    GET /nothing                                     bad token                 401 Unauthorized
-    GET /nothing                                     a stranger's certificate  401 Unauthorized
-    GET /nothing                                     metrics                   403 Forbidden (user=metrics, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /nothing                                     pods                      403 Forbidden (user=pods, verb=get, resource=nodes, subresource(s)=[proxy])|
-    GET /nothing                                     root                      404 404 page not found|
-    HEAD /pods                                       nobody                    401
-    HEAD /pods                                       bad token                 401
-    HEAD /pods                                       a stranger's certificate  401
-    HEAD /pods                                       metrics                   403
-    HEAD /pods                                       pods                      200
-    HEAD /pods                                       root                      200
-    "#);
 }
 
 #[tokio::test]
@@ -393,4 +322,26 @@ async fn callers_may_speak_http_2() {
     drop(sender);
     connection.await.unwrap().unwrap();
     port.end().await;
+}
+
+#[tokio::test]
+async fn keys_are_exchanged_over_the_curves_that_are_preferred() {
+    for (curves, expected) in
+        [(vec![], "X25519"), (vec![25, 24], "secp384r1"), (vec![23], "secp256r1"), (vec![25], "X25519")]
+    {
+        let port = Port::open_as(Opening { curves: curves.clone(), ..Opening::default() }).await;
+        let stream = port.connect(None, b"http/1.1").await;
+        let group = stream.get_ref().1.negotiated_key_exchange_group().unwrap();
+        assert_eq!(format!("{:?}", group.name()), expected, "{curves:?}");
+        port.end().await;
+    }
+    let settings = TlsSettings {
+        certificate: "/none".into(),
+        key: "/none".into(),
+        client_authority: None,
+        min_version: String::new(),
+        cipher_suites: Vec::new(),
+        curves: vec![23, 25, 4588],
+    };
+    assert_eq!(Tls::new(settings).1.curves, [25, 4588]);
 }

@@ -1,6 +1,6 @@
 //! The listener that speaks TLS: which certificate it shows, and which authority its callers should know.
 //!
-//! Owns: reading both anew when their files change, versions and cipher suites. Never: decides whether a caller's certificate is
+//! Owns: reading both anew when their files change, versions, cipher suites and curves. Never: decides whether a caller's certificate is
 //! good; whoever shows none is served too (`authentication.rs`).
 //! Upstream: `ListenAndServeKubeletServer`, `InitializeTLS`, `dynamiccertificates`.
 
@@ -17,7 +17,7 @@ use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
     SupportedProtocolVersion,
     client::danger::HandshakeSignatureValid,
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    crypto::{CryptoProvider, SupportedKxGroup, ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _},
     server::{
         WebPkiClientVerifier,
@@ -50,6 +50,15 @@ pub struct TlsSettings {
     pub min_version: String,
     /// `tlsCipherSuites` by their names; empty means all. Those of TLS 1.3 cannot be chosen.
     pub cipher_suites: Vec<String>,
+    /// `tlsCurvePreferences`, as numbers of TLS; empty means all.
+    pub curves: Vec<i32>,
+}
+
+/// What is asked for and not to be had.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unknown {
+    pub suites: Vec<String>,
+    pub curves: Vec<i32>,
 }
 
 /// The settings with what their files hold now.
@@ -70,11 +79,11 @@ struct Loaded {
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 impl Tls {
-    /// Names the suites that are asked for and not to be had.
-    pub fn new(settings: TlsSettings) -> (Self, Vec<String>) {
+    pub fn new(settings: TlsSettings) -> (Self, Unknown) {
         let known: Vec<String> = ring::ALL_CIPHER_SUITES.iter().map(|suite| suite_name(*suite)).collect();
-        let unknown = settings.cipher_suites.iter().filter(|name| !known.contains(name)).cloned().collect();
-        (Tls { settings, loaded: Mutex::default() }, unknown)
+        let suites = settings.cipher_suites.iter().filter(|name| !known.contains(name)).cloned().collect();
+        let curves = settings.curves.iter().copied().filter(|curve| curve_of(*curve).is_none()).collect();
+        (Tls { settings, loaded: Mutex::default() }, Unknown { suites, curves })
     }
 
     async fn acceptor(&self) -> io::Result<TlsAcceptor> {
@@ -155,6 +164,11 @@ impl TlsSettings {
             };
             provider.cipher_suites.retain(wanted);
         }
+        // With none of them to be had there would be no handshake at all.
+        let curves: Vec<_> = self.curves.iter().filter_map(|curve| curve_of(*curve)).collect();
+        if !curves.is_empty() {
+            provider.kx_groups = curves;
+        }
         provider
     }
 
@@ -168,6 +182,11 @@ impl TlsSettings {
 /// As Go and the standard call it: `TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256`.
 fn suite_name(suite: rustls::SupportedCipherSuite) -> String {
     format!("{:?}", suite.suite()).replacen("TLS13_", "TLS_", 1)
+}
+
+/// By its number of TLS: 23 is P-256, 24 P-384, 29 X25519.
+fn curve_of(number: i32) -> Option<&'static dyn SupportedKxGroup> {
+    ring::ALL_KX_GROUPS.iter().copied().find(|group| i32::from(u16::from(group.name())) == number)
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, String> {

@@ -1,0 +1,106 @@
+//! The pages about the agent and its node rather than about pods: which of them there are, and what answers where there is none.
+//!
+//! Owns: gates and `enable…` fields as routes. Never: what a page says.
+//! Upstream: `InstallSystemLogHandler`, `InstallProfilingHandler`, `InstallDebugFlagsHandler`, `InstallZPages`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, StatusCode},
+    response::Response,
+    routing::any,
+};
+use rubelet_core::config::gates::Gate;
+use tokio::time::timeout;
+
+use super::{
+    Secured,
+    system_logs::{self, SystemLogs},
+    zpages,
+};
+use crate::{cli::Options, logging, server::health::text};
+
+/// Where a node's logs are.
+const LOG_DIR: &str = "/var/log";
+/// A level is a few digits; whoever takes longer to send them is not waited for.
+const LEVEL_MAX_BYTES: usize = 64;
+const LEVEL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the configuration says of these pages.
+#[derive(Clone, Debug, Default)]
+pub struct Pages {
+    /// Every flag with its value; `None` when there is no `/flagz`.
+    pub flags: Option<BTreeMap<&'static str, String>>,
+    pub has_statusz: bool,
+    /// `enableDebugFlagsHandler`.
+    pub has_debug_flags: bool,
+    pub system_logs: SystemLogs,
+}
+
+impl Pages {
+    pub fn of(options: &Options) -> Self {
+        let (config, has) = (&options.config, |gate| options.gates.enabled(gate));
+        Pages {
+            flags: has(Gate::ComponentFlagz).then(|| options.shown_flags.clone()),
+            has_statusz: has(Gate::ComponentStatusz),
+            has_debug_flags: config.enable_debug_flags_handler,
+            system_logs: match (config.enable_system_log_handler, config.enable_system_log_query) {
+                (false, _) => SystemLogs::Off,
+                (true, true) if has(Gate::NodeLogQuery) => SystemLogs::FilesAndQueries { dir: LOG_DIR.into() },
+                (true, _) => SystemLogs::Files { dir: LOG_DIR.into() },
+            },
+        }
+    }
+
+    /// The first parts of the paths that upstream answers without a web service of go-restful, which is what its `/statusz` lists.
+    pub fn listed(&self) -> Vec<&'static str> {
+        let mut listed = vec!["/configz", "/debug", "/healthz", "/metrics"];
+        listed.extend(self.flags.is_some().then_some("/flagz"));
+        listed.extend((self.system_logs == SystemLogs::Off).then_some("/logs"));
+        listed.sort_unstable();
+        listed
+    }
+}
+
+pub(super) fn routes(pages: &Pages) -> Router<Secured> {
+    let mut routes = Router::new()
+        // There is no profile of Go's kind to be had; upstream says this when it has none to give.
+        .route("/debug/pprof/", any(|| disabled("profiling")))
+        .route("/debug/pprof/{*profile}", any(|| disabled("profiling")))
+        .merge(system_logs::routes(&pages.system_logs));
+    if pages.flags.is_some() {
+        routes = routes.route("/flagz", any(zpages::flagz));
+    }
+    if pages.has_statusz {
+        routes = routes.route("/statusz", any(zpages::statusz));
+    }
+    let debug_flags = if pages.has_debug_flags { any(set_verbosity) } else { any(|| disabled("flags")) };
+    routes.route("/debug/flags/v", debug_flags)
+}
+
+pub(super) async fn disabled(what: &str) -> Response {
+    text(StatusCode::METHOD_NOT_ALLOWED, format!("{what} endpoint is disabled.\n"))
+}
+
+/// `PUT /debug/flags/v` with a number: how much is logged from now on.
+async fn set_verbosity(method: Method, body: Body) -> Response {
+    if method != Method::PUT {
+        return text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n".to_owned());
+    }
+    let refused = |why: String| text(StatusCode::BAD_REQUEST, why + "\n");
+    let read = match timeout(LEVEL_TIMEOUT, axum::body::to_bytes(body, LEVEL_MAX_BYTES)).await {
+        Ok(Ok(read)) => String::from_utf8_lossy(&read).into_owned(),
+        Ok(Err(error)) => return refused(format!("error reading request body: {error}")),
+        Err(_) => return refused("error reading request body: i/o timeout".to_owned()),
+    };
+    if read.is_empty() || !read.bytes().all(|byte| byte.is_ascii_digit()) {
+        return refused(format!("strconv.ParseUint: parsing {read:?}: invalid syntax"));
+    }
+    let Some(verbosity) = read.parse().ok().filter(|level| *level <= i32::MAX as u32) else {
+        return refused(format!("strconv.ParseUint: parsing {read:?}: value out of range"));
+    };
+    logging::set_verbosity(verbosity);
+    text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {read}\n"))
+}

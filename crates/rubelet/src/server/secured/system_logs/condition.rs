@@ -1,0 +1,126 @@
+//! Which part of a file a caller wants, and whether it wants it at all.
+//!
+//! Owns: the conditional headers and `Range`, for files without an entity tag. Never: looks at a file.
+//! Upstream: `checkPreconditions`, `parseRange` of Go's `net/http`. Several ranges at once get the whole file, as HTTP allows.
+
+use std::ops::Range;
+
+use axum::http::{HeaderMap, HeaderName, header};
+use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
+
+const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Whole,
+    Part(Range<u64>),
+    NotModified,
+    PreconditionFailed,
+    /// With Go's words for what is wrong with the range; the length is told when the range is beyond it.
+    BadRange(&'static str),
+}
+
+pub fn http_date(time: Timestamp) -> String {
+    time.strftime(HTTP_DATE).to_string()
+}
+
+/// What a file of this length, changed at this time, is to be answered with.
+pub fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Verdict {
+    // To the second, as dates in headers are.
+    let modified = modified.as_second();
+    let said = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let date = |name: HeaderName| said(name).and_then(parse_date);
+    match said(header::IF_MATCH) {
+        Some(tags) if tags != "*" => return Verdict::PreconditionFailed,
+        Some(_) => {}
+        None if date(header::IF_UNMODIFIED_SINCE).is_some_and(|since| modified > since) => {
+            return Verdict::PreconditionFailed;
+        }
+        None => {}
+    }
+    let unchanged = match said(header::IF_NONE_MATCH) {
+        Some(tags) => tags == "*",
+        None => is_unchanged(headers, modified),
+    };
+    if unchanged {
+        return Verdict::NotModified;
+    }
+    let is_for_this_version = match said(header::IF_RANGE) {
+        None => true,
+        Some(_) => date(header::IF_RANGE) == Some(modified),
+    };
+    match said(header::RANGE) {
+        Some(range) if is_for_this_version => part(range, length),
+        _ => Verdict::Whole,
+    }
+}
+
+/// All that Go asks of a directory.
+pub fn is_unchanged(headers: &HeaderMap, modified_secs: i64) -> bool {
+    let since = headers.get(header::IF_MODIFIED_SINCE).and_then(|value| value.to_str().ok()).and_then(parse_date);
+    since.is_some_and(|since| modified_secs <= since)
+}
+
+fn parse_date(text: &str) -> Option<i64> {
+    let date = DateTime::strptime(HTTP_DATE, text.trim()).ok()?;
+    Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second())
+}
+
+fn part(range: &str, length: u64) -> Verdict {
+    const INVALID: Verdict = Verdict::BadRange("invalid range");
+    let Some(ranges) = range.strip_prefix("bytes=") else { return INVALID };
+    let mut ranges = ranges.split(',').map(str::trim).filter(|range| !range.is_empty());
+    let (Some(range), None) = (ranges.next(), ranges.next()) else { return Verdict::Whole };
+    let Some((start, end)) = range.split_once('-') else { return INVALID };
+    let number = |text: &str| text.trim().bytes().all(|byte| byte.is_ascii_digit()).then(|| text.trim().parse().ok());
+    let wanted = match (start.trim(), end.trim()) {
+        ("", last) => number(last).flatten().map(|last: u64| length.saturating_sub(last)..length),
+        (start, "") => number(start).flatten().map(|start: u64| start..length),
+        (start, end) => match (number(start).flatten(), number(end).flatten()) {
+            (Some(start), Some(end)) if start <= end => Some(start..length.min(u64::saturating_add(end, 1))),
+            _ => None,
+        },
+    };
+    match wanted {
+        None => INVALID,
+        Some(wanted) if wanted.start >= length => Verdict::BadRange("invalid range: failed to overlap"),
+        Some(wanted) => Verdict::Part(wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_mean_what_go_takes_them_for() {
+        let modified = "2026-11-16T06:57:11.5Z".parse().unwrap();
+        let table: [(&[(&str, &str)], Verdict); 20] = [
+            (&[], Verdict::Whole),
+            (&[("range", "bytes=0-0")], Verdict::Part(0..1)),
+            (&[("range", "bytes=1-")], Verdict::Part(1..3)),
+            (&[("range", "bytes=1-99")], Verdict::Part(1..3)),
+            (&[("range", "bytes=-2")], Verdict::Part(1..3)),
+            (&[("range", "bytes=-9")], Verdict::Part(0..3)),
+            (&[("range", "bytes=9-")], Verdict::BadRange("invalid range: failed to overlap")),
+            (&[("range", "bytes=x")], Verdict::BadRange("invalid range")),
+            (&[("range", "bytes=2-1")], Verdict::BadRange("invalid range")),
+            (&[("range", "bytes=+1-2")], Verdict::BadRange("invalid range")),
+            (&[("range", "lines=1-2")], Verdict::BadRange("invalid range")),
+            (&[("range", "bytes=0-0,2-2")], Verdict::Whole),
+            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")], Verdict::NotModified),
+            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::Whole),
+            (&[("if-modified-since", "yesterday")], Verdict::Whole),
+            (&[("if-unmodified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::PreconditionFailed),
+            (&[("if-none-match", "*")], Verdict::NotModified),
+            (&[("if-none-match", "\"x\""), ("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")], Verdict::Whole),
+            (&[("if-match", "\"x\"")], Verdict::PreconditionFailed),
+            (&[("range", "bytes=0-0"), ("if-range", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::Whole),
+        ];
+        for (headers, expected) in table {
+            let map = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+            assert_eq!(judge(&map, 3, modified), expected, "{headers:?}");
+        }
+        assert_eq!(http_date(modified), "Mon, 16 Nov 2026 06:57:11 GMT");
+    }
+}
