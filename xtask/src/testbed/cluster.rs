@@ -48,11 +48,25 @@ pub struct ControlPlaneOptions {
     pub signing_duration: Option<&'static str>,
     /// How long a node may be silent before it counts as lost.
     pub node_monitor_grace: &'static str,
+    /// Whether pods that do not tolerate a node's NoExecute taint are taken away from it by the control plane.
+    pub taint_eviction: TaintEviction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaintEviction {
+    On,
+    /// What becomes of them is the node's affair alone.
+    Off,
 }
 
 impl Default for ControlPlaneOptions {
     fn default() -> Self {
-        ControlPlaneOptions { authorization_mode: "Node,RBAC", signing_duration: None, node_monitor_grace: "50s" }
+        ControlPlaneOptions {
+            authorization_mode: "Node,RBAC",
+            signing_duration: None,
+            node_monitor_grace: "50s",
+            taint_eviction: TaintEviction::On,
+        }
     }
 }
 
@@ -396,13 +410,17 @@ impl ControlPlane {
         let accounts = SigningKey::open(&self.pki_dir())?;
         let kubeconfig = self.admin_kubeconfig();
         let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
+        let controllers = match self.options.taint_eviction {
+            TaintEviction::On => "*,bootstrap-signer-controller,token-cleaner-controller",
+            TaintEviction::Off => "*,bootstrap-signer-controller,token-cleaner-controller,-taint-eviction-controller",
+        };
         let mut command = command(
             &self.programs.controller_manager,
             [
                 flag("kubeconfig", &kubeconfig),
                 "--leader-elect=false".to_owned(),
                 "--secure-port=0".to_owned(),
-                "--controllers=*,bootstrap-signer-controller,token-cleaner-controller".to_owned(),
+                format!("--controllers={controllers}"),
                 flag("cluster-signing-cert-file", &self.authority.certificate()),
                 flag("cluster-signing-key-file", &self.authority.key()),
                 flag("root-ca-file", &self.authority.certificate()),

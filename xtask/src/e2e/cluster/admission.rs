@@ -3,13 +3,27 @@
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec};
+use crate::{
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+    testbed::cluster::{ControlPlaneOptions, TaintEviction},
+};
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "pods are judged by the node's labels and resources as they are now",
-    plane: Plane::Shared,
-    run: live_node,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "pods are judged by the node's labels and resources as they are now",
+        plane: Plane::Shared,
+        run: live_node,
+    },
+    ClusterCase {
+        name: "a taint that tells pods to leave keeps new ones out, one that keeps the scheduler out does not",
+        // Otherwise the control plane may take the pod away before the node has said anything of it.
+        plane: Plane::Own(|| ControlPlaneOptions {
+            taint_eviction: TaintEviction::Off,
+            ..ControlPlaneOptions::default()
+        }),
+        run: tainted_node,
+    },
+];
 
 fn live_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
@@ -51,6 +65,60 @@ fn live_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     }
     cluster.kubectl(&["delete", "pod", "--all"])?;
     cluster.wait_none(30)
+}
+
+fn tainted_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let node = cluster.name.clone();
+    let bound = |tolerations: Value| {
+        let mut spec = spec(&node, OBEDIENT);
+        spec["nodeName"] = json!(node);
+        spec["tolerations"] = tolerations;
+        spec["terminationGracePeriodSeconds"] = json!(1);
+        spec
+    };
+    cluster.kubectl(&["taint", "node", &node, "old=yes:NoSchedule"])?;
+    cluster.apply(pod("unmoved", &bound(json!([]))))?;
+    cluster.wait_running("unmoved", 60)?;
+    cluster.kubectl(&["taint", "node", &node, "closed=yes:NoExecute"])?;
+    wait_taint_known(cluster)?;
+    let other = json!([{ "key": "closed", "value": "no", "effect": "NoExecute" }]);
+    let fitting = json!([{ "key": "closed", "operator": "Exists", "effect": "NoExecute" }]);
+    cluster.apply_all(vec![
+        pod("plain", &bound(json!([]))),
+        pod("other", &bound(other)),
+        pod("fitting", &bound(fitting)),
+    ])?;
+    for name in ["plain", "other"] {
+        let words = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+        wait_refused(cluster, name, "TaintToleration", words)?;
+    }
+    for name in ["fitting", "unmoved"] {
+        cluster.wait_running(name, 60)?;
+    }
+    cluster.kubectl(&["delete", "pod", "--all"])?;
+    cluster.wait_none(30)
+}
+
+/// The agent hears of its node by a watch, as of its pods by another: a pod may overtake a taint. One after the other is
+/// sent, until one is refused.
+fn wait_taint_known(cluster: &ClusterNode) -> anyhow::Result<()> {
+    let mut number = 0;
+    cluster.wait("the agent knows of the taint", 60, |cluster| {
+        number += 1;
+        let name = format!("scout{number}");
+        let mut spec = spec(&cluster.name, "true");
+        spec["nodeName"] = json!(cluster.name);
+        spec["restartPolicy"] = json!("Never");
+        cluster.apply(pod(&name, &spec))?;
+        let phase = cluster.wait(&format!("{name} has ended"), 60, |cluster| {
+            let seen = cluster.pod(&name)?;
+            ensure!(["Succeeded", "Failed"].contains(&seen.phase()), "{}", seen.status());
+            Ok(seen.phase().to_owned())
+        })?;
+        ensure!(phase == "Failed", "{name} was let in");
+        Ok(())
+    })
 }
 
 fn wait_refused(cluster: &ClusterNode, name: &str, reason: &str, words: &str) -> anyhow::Result<()> {

@@ -1,15 +1,22 @@
 //! Events as `kubectl get events` shows them: who says what how often.
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::e2e::cluster::{ClusterCase, ClusterNode, Plane, pod, spec};
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "what happens again is counted in one event, which names the agent and its node",
-    plane: Plane::Shared,
-    run: counted,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "what happens again is counted in one event, which names the agent and its node",
+        plane: Plane::Shared,
+        run: counted,
+    },
+    ClusterCase {
+        name: "many events that differ in their words alone are combined into one that is counted",
+        plane: Plane::Shared,
+        run: combined,
+    },
+];
 
 fn counted(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
@@ -42,6 +49,31 @@ fn counted(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(one(&of_node, reason)?["involvedObject"]["kind"] == "Node", "{of_node:?}");
     }
     cluster.kubectl(&["delete", "pod", "crash"])?;
+    cluster.wait_none(20)
+}
+
+fn combined(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let mut crowd = spec(&cluster.name, "exit 0");
+    // Two events each: more containers would make more events than one pod may have at once.
+    let containers = (0..11).map(|number| {
+        json!({ "name": format!("c{number}"), "image": format!("e2e.invalid/none:{number}"), "imagePullPolicy": "Never" })
+    });
+    crowd["containers"] = containers.collect();
+    cluster.apply(pod("crowd", &crowd))?;
+    let path = format!("/api/v1/namespaces/{}/events", cluster.name);
+    let prefix = "(combined from similar events): Container image \"e2e.invalid/none:";
+    cluster.wait("the tenth and the eleventh are combined", 60, |cluster| {
+        let events = cluster.plane().api().list(&path)?;
+        let of_images = events.iter().filter(|event| event["reason"] == "ErrImageNeverPull");
+        let is_combined = |event: &&Value| event["message"].as_str().is_some_and(|text| text.starts_with(prefix));
+        let (joint, single): (Vec<_>, Vec<_>) = of_images.partition(is_combined);
+        ensure!(single.len() == 9 && joint.len() == 1, "{} alone, {} combined", single.len(), joint.len());
+        ensure!(joint[0]["count"].as_i64() >= Some(2), "{}", joint[0]);
+        ensure!(joint[0]["type"] == "Warning" && joint[0]["involvedObject"]["name"] == "crowd", "{}", joint[0]);
+        Ok(())
+    })?;
+    cluster.kubectl(&["delete", "pod", "crowd"])?;
     cluster.wait_none(20)
 }
 
