@@ -253,6 +253,8 @@ pub struct PodRecord {
     pub logged_attempts: BTreeMap<String, u32>,
     /// The attempt last started per container name, in this life of the agent.
     pub ordered: BTreeMap<String, u32>,
+    /// Containers whose start succeeded and was not seen yet: until it is, what they waited for is all that can be told.
+    pub started: BTreeSet<String>,
     /// Containers whose start was cut off with an earlier life of the agent: they never ran, and are no restart.
     pub cut_off: BTreeMap<String, ContainerId>,
     /// Why containers do not run yet (upstream: the reason cache).
@@ -292,6 +294,7 @@ impl PodRecord {
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
             ordered: BTreeMap::new(),
+            started: BTreeSet::new(),
             cut_off: BTreeMap::new(),
             waiting: BTreeMap::new(),
             prepared: Preparation::Unknown,

@@ -220,6 +220,11 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
             ContainerState::Created | ContainerState::Unknown => {}
         }
     }
+    if meanwhile != Meanwhile::Change {
+        for name in std::mem::take(&mut record.started) {
+            record.waiting.remove(&name);
+        }
+    }
     if facts.sandboxes.is_empty() && facts.containers.is_empty() {
         record.logged_attempts.clone_from(&facts.logged_attempts);
     }
@@ -359,14 +364,14 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
             record.stopped_sandboxes.insert(id.clone());
         }
         Op::StartContainer(order) => {
-            record.waiting.remove(&order.container);
+            record.started.insert(order.container.clone());
             return vec![
                 said(record, &order.container, "Created", "Container created"),
                 said(record, &order.container, "Started", "Container started"),
             ];
         }
         Op::ResumeContainer { name, .. } => {
-            record.waiting.remove(name);
+            record.started.insert(name.clone());
             return vec![said(record, name, "Started", "Container started")];
         }
         Op::RefreshVolumes { .. }

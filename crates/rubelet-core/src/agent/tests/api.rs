@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{node_object::NodeObject, pod_config::MIRROR_ANNOTATION};
+use crate::{id::ContainerId, node_object::NodeObject, pod_config::MIRROR_ANNOTATION};
 
 fn in_cluster(sources: &[Source]) -> Turns {
     Turns::new(Settings { sources: sources.to_vec(), ..Settings::for_node("node") })
@@ -155,6 +155,7 @@ struct Told {
     turns: Turns,
     pod: Pod,
     phases: Vec<String>,
+    removed: Vec<ContainerId>,
 }
 
 impl Told {
@@ -166,7 +167,7 @@ impl Told {
         let mut turns = Turns::new(settings);
         turns.listed_by_api(std::slice::from_ref(&pod));
         turns.runtime_is_up(&[]);
-        Told { turns, pod, phases: Vec::new() }
+        Told { turns, pod, phases: Vec::new(), removed: Vec::new() }
     }
 
     fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
@@ -184,8 +185,30 @@ impl Told {
         self.after(|turns| turns.answer(step, Ok(Facts::Nothing)))
     }
 
+    /// What was removed is gone, whatever `state` says of it.
     fn seen(&mut self, state: &'static str) -> &mut Self {
-        self.after(|turns| turns.inspected(state))
+        let mut found = PodFacts { looked_at: self.turns.now().uptime, ..facts(state) };
+        found.containers.retain(|container| !self.removed.contains(&container.id));
+        self.after(|turns| turns.answer("inspect", Ok(Facts::Pod(found))))
+    }
+
+    /// Everything up to a container's start, while the pod stays as it is.
+    fn prepared(&mut self, state: &'static str) -> &mut Self {
+        for step in ["remove container", "make dirs", "set up volumes", "inspect image", "inspect"] {
+            let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+            let removed = self.turns.asked.iter().filter_map(|(_, op)| match op {
+                Op::RemoveContainer { id, .. } => Some(id.clone()),
+                _ => None,
+            });
+            self.removed.extend(removed);
+            match step {
+                step if !self.turns.pending().contains(&step) => {}
+                "inspect" => drop(self.seen(state)),
+                "inspect image" => drop(self.after(|turns| turns.answer(step, Ok(Facts::Image(Some(image)))))),
+                _ => drop(self.done(step).seen(state)),
+            }
+        }
+        self
     }
 
     /// A container event came.
@@ -199,8 +222,7 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox gone").done("make dirs").seen("sandbox gone").done("set up volumes").seen("sandbox gone");
     told.hinted("sandbox ready 0s").done("run sandbox").seen("sandbox ready 0s");
-    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    told.after(|turns| turns.answer("inspect image", Ok(Facts::Image(Some(image)))));
+    told.prepared("sandbox ready 0s");
     // Created, started, answered: three looks within milliseconds.
     told.hinted("sandbox ready 0s; a: created 0s").done("start container");
     told.seen("sandbox ready 0s; a: running 0s").hinted("sandbox ready 0s; a: running 0s");
@@ -210,16 +232,34 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
 #[test]
 fn a_container_whose_start_failed_is_told_of() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
-    told.seen("sandbox ready 1s").done("make dirs").seen("sandbox ready 1s").done("set up volumes");
-    told.seen("sandbox ready 1s");
-    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    told.after(|turns| turns.answer("inspect image", Ok(Facts::Image(Some(image)))));
-    told.hinted("sandbox ready 1s; a: created 0s");
+    told.seen("sandbox ready 1s").prepared("sandbox ready 1s").hinted("sandbox ready 1s; a: created 0s");
     told.after(|turns| turns.answer("start container", refused(ErrorKind::Retry)));
     told.seen("sandbox ready 1s; a: created 0s");
     let status = told.pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].clone();
     assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
     assert_eq!(status.state.unwrap().waiting.unwrap().reason.as_deref(), Some("RunContainerError"));
+}
+
+#[test]
+fn a_container_that_starts_again_is_told_of_when_it_runs_and_not_before() {
+    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("a: running 5s").hinted("a: exit(1) 0s").prepared("a: exit(1) 0s").done("start container");
+    told.seen("a: exit(1), running 0s").hinted("a: exit(1), exit(1) 0s").prepared("a: exit(1), exit(1) 0s");
+    let waits_for = |told: &Told| {
+        let state = told.pod.status.as_ref()?.container_statuses.as_ref()?[0].state.clone()?;
+        state.waiting?.reason
+    };
+    assert_eq!(waits_for(&told).as_deref(), Some("CrashLoopBackOff"));
+    told.after(|turns| {
+        turns.at_secs += 15;
+        turns.happens(Event::Due);
+    });
+    told.prepared("a: exit(1), exit(1) 15s");
+    let writes = told.phases.len();
+    told.done("start container");
+    assert_eq!((told.phases.len(), waits_for(&told).as_deref()), (writes, Some("CrashLoopBackOff")));
+    told.seen("a: exit(1), exit(1) 15s, running 0s");
+    assert_eq!((told.phases.len(), waits_for(&told)), (writes + 1, None));
 }
 
 #[test]
