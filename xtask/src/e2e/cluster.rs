@@ -20,6 +20,7 @@ mod reboot;
 mod recorder;
 mod restarts;
 mod runtime_class;
+mod streams;
 mod takeover;
 mod workloads;
 
@@ -80,6 +81,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         runtime_class::CASES,
         membership::CASES,
         events::CASES,
+        streams::CASES,
         kubectl::CASES,
         workloads::CASES,
     ];

@@ -364,7 +364,7 @@ mod tests {
     use std::{fs as std_fs, future::pending, io::Write, net::SocketAddr, os::unix::fs::symlink, sync::Arc};
 
     use axum::{Router, body::Body, routing::get};
-    use futures_util::StreamExt;
+    use futures_util::{StreamExt, future::join_all};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},
@@ -558,10 +558,13 @@ mod tests {
         for _ in 0..200 {
             followers.push(Follower::new(&yard, None).await);
         }
-        yard.append("0.log", &["second"]);
-        for follower in &mut followers {
-            follower.until("second").await;
-        }
+        let seen = join_all(followers.iter_mut().map(|follower| follower.until("second")));
+        let written = async {
+            // All of them have seen the first line by then, and wait.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            yard.append("0.log", &["second"]);
+        };
+        tokio::join!(seen, written);
     }
 
     #[tokio::test]
