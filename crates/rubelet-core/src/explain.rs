@@ -13,7 +13,7 @@ use crate::{
     pod::{Key, Lifecycle, PodRecord, Preparation, Wanted},
     pod_config::PodConfig,
     settings::Settings,
-    snapshot::{NodeView, PodView, Step, StepState},
+    snapshot::{Census, NodeView, PodView, Stage, Step, StepState},
     time::{Now, Uptime},
 };
 
@@ -43,6 +43,7 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
         lifecycle: record.lifecycle.name().to_owned(),
         lifecycle_since: record.since.wall,
         running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
+        census: census(record),
         steps: vec![
             desired(record),
             admitted(record),
@@ -54,6 +55,26 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
         ],
         status,
     }
+}
+
+fn census(record: &PodRecord) -> Census {
+    let mut census = Census {
+        stage: match record.lifecycle {
+            Lifecycle::Waiting => Stage::Waiting,
+            Lifecycle::Syncing => Stage::Syncing,
+            Lifecycle::Terminating { .. } => Stage::Terminating,
+            Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
+        },
+        rejected: record.rejected.as_ref().map(|refusal| refusal.reason.clone()),
+        ..Census::default()
+    };
+    if let Some(facts) = &record.facts {
+        census.has_ready_sandbox = facts.ready_sandbox().is_some();
+        for container in &facts.containers {
+            *census.containers.entry(container.listed_state()).or_default() += 1;
+        }
+    }
+    census
 }
 
 fn desired(record: &PodRecord) -> Step {

@@ -114,7 +114,7 @@ pub struct ListedPod {
 }
 
 /// `ContainerState` without the details only an inspection tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ListedState {
     Created,
     Running,

@@ -8,7 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde::{Deserialize, Serialize};
 
-use crate::{event::Source, id::PodUid, observation::RuntimeHandler};
+use crate::{
+    event::Source,
+    id::PodUid,
+    observation::{ListedState, RuntimeHandler},
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -67,8 +71,29 @@ pub struct PodView {
     pub lifecycle_since: Timestamp,
     /// The names of running containers with their ids, as the runtime has them.
     pub running: BTreeMap<String, String>,
+    pub census: Census,
     /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
     pub steps: Vec<Step>,
+}
+
+/// What a pod counts as.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Census {
+    pub stage: Stage,
+    /// The reason under which the node refused it.
+    pub rejected: Option<String>,
+    pub has_ready_sandbox: bool,
+    /// How many containers the runtime remembers of it, by their state.
+    pub containers: BTreeMap<ListedState, u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    #[default]
+    Waiting,
+    Syncing,
+    Terminating,
+    Terminated,
 }
 
 /// One station on a pod's way, with what it waits for.

@@ -144,6 +144,7 @@ fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
         },
         clock,
         events: EventLog::default(),
+        metrics: Arc::default(),
         settings: Arc::new(settings),
         cluster,
         has_runtime_events: Arc::default(),

@@ -9,6 +9,7 @@ pub mod event_log;
 #[cfg(test)]
 mod fake_api;
 pub mod logging;
+pub mod metrics;
 pub mod node;
 pub mod objects;
 pub mod observe;

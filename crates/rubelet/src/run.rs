@@ -31,6 +31,7 @@ use crate::{
     certs,
     cli::{self, Options},
     event_log::EventLog,
+    metrics::{Metrics, runtime::Measured},
     node::{
         self,
         addresses::{Ask, host_ips},
@@ -125,11 +126,13 @@ async fn world(
     )
     .context("containerRuntimeEndpoint")?;
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
+    let metrics = Arc::new(Metrics::new(options.gates.clone()));
     let world = World {
-        runtime: Arc::new(runtime),
+        runtime: Arc::new(Measured::new(Arc::new(runtime), metrics.clone(), clock.clone())),
         host,
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
         events: EventLog::default(),
+        metrics,
         settings: Arc::new(settings),
         cluster: api.map(|api| Cluster::new(api, strategy, &node_name, &clock)),
         clock,
@@ -176,6 +179,7 @@ fn readers(world: &World, handles: &Handles) -> Readers {
     Readers {
         snapshots: handles.snapshots.clone(),
         events: world.events.clone(),
+        metrics: world.metrics.clone(),
         paths: world.paths.clone(),
         clock: world.clock.clone(),
         health: handles.health.clone(),

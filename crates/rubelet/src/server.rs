@@ -13,6 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     event_log::EventLog,
+    metrics::{
+        Metrics,
+        http::{Counting, Port},
+    },
     world::{Clock, Paths},
 };
 
@@ -21,6 +25,7 @@ pub mod connections;
 pub mod container_logs;
 pub mod health;
 pub mod log_file;
+pub mod metrics;
 pub mod read_only;
 pub mod secured;
 pub mod views;
@@ -34,6 +39,7 @@ use health::LoopHealth;
 pub struct Readers {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub events: EventLog,
+    pub metrics: Arc<Metrics>,
     pub paths: Paths,
     pub clock: Clock,
     pub health: Arc<LoopHealth>,
@@ -43,6 +49,10 @@ impl Readers {
     /// The picture after the last turn.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshots.borrow().clone()
+    }
+
+    pub fn counting(&self, port: Port) -> Counting {
+        Counting { metrics: self.metrics.clone(), clock: self.clock.clone(), port }
     }
 }
 
@@ -92,7 +102,7 @@ impl Server {
         let admin = admin::serve(self.admin, readers.clone(), &stop);
         let health = async {
             if let Some(address) = self.health {
-                health::serve(address, &stop).await;
+                health::serve(address, &readers.metrics, &stop).await;
             }
         };
         let read_only = async {

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     event_log::EventLog,
+    metrics::Metrics,
     objects::{Objects, Strategy},
 };
 
@@ -26,6 +27,7 @@ pub struct World {
     pub paths: Paths,
     pub clock: Clock,
     pub events: EventLog,
+    pub metrics: Arc<Metrics>,
     pub settings: Arc<Settings>,
     /// The runtime's stream of container events is up. `observe::events` writes it, `observe::check_runtime` reports it.
     pub has_runtime_events: Arc<AtomicBool>,

@@ -62,6 +62,7 @@ impl Bed {
             paths,
             clock: Clock::system(),
             events: EventLog::default(),
+            metrics: Arc::default(),
             settings: Arc::new(settings),
             cluster: None,
             has_runtime_events: Arc::new(AtomicBool::new(false)),

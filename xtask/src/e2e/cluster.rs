@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod kubectl;
 mod membership;
+mod metrics;
 mod objects;
 mod odd;
 mod outage;
@@ -83,6 +84,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         events::CASES,
         streams::CASES,
         kubectl::CASES,
+        metrics::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()

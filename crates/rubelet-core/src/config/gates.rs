@@ -122,6 +122,11 @@ impl Gates {
         self.on(gate.name())
     }
 
+    /// Every gate upstream knows, and whether it is on.
+    pub fn all(&self) -> impl Iterator<Item = (&'static Spec, bool)> + '_ {
+        GATES.iter().map(|spec| (spec, self.on(spec.name)))
+    }
+
     fn on(&self, name: &str) -> bool {
         match self.set.get(name) {
             Some(on) => *on,

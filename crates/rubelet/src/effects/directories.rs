@@ -125,6 +125,7 @@ pub(super) mod tests {
             },
             clock: Clock::system(),
             events: EventLog::default(),
+            metrics: Arc::default(),
             settings: Arc::new(Settings::for_node("node")),
             cluster: None,
             has_runtime_events: Arc::default(),

@@ -159,6 +159,7 @@ fn snapshot() -> Snapshot {
         lifecycle: "Syncing".to_owned(),
         lifecycle_since: at(0),
         running: BTreeMap::new(),
+        census: Default::default(),
         steps: Vec::new(),
     };
     Snapshot { pods: BTreeMap::from([("u1".into(), Arc::new(view))]), ..Snapshot::default() }

@@ -127,6 +127,16 @@ impl AfterUpgrade {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(work));
     }
 
+    /// Keeps `what` until the work is done.
+    pub fn hold(&self, what: impl Send + 'static) {
+        if let Some(work) = self.take() {
+            self.set(async move {
+                work.await;
+                drop(what);
+            });
+        }
+    }
+
     fn take(&self) -> Option<Work> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

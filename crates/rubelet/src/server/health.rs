@@ -6,7 +6,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::connections::{self, Limits};
+use crate::metrics::Metrics;
 
 /// Upstream's wait before it tries the health port again.
 const BIND_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -97,7 +101,7 @@ pub fn text(status: StatusCode, body: String) -> Response {
 }
 
 /// The health port: upstream's answers `ping` and nothing more, whatever the method.
-pub async fn serve(address: SocketAddr, stop: &CancellationToken) {
+pub async fn serve(address: SocketAddr, metrics: &Arc<Metrics>, stop: &CancellationToken) {
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
@@ -111,13 +115,17 @@ pub async fn serve(address: SocketAddr, stop: &CancellationToken) {
         }
     };
     info!(%address, "Serving health");
-    connections::serve(&listener, router(), Limits::OPEN_PORT, stop).await;
+    connections::serve(&listener, router(metrics.clone()), Limits::OPEN_PORT, stop).await;
 }
 
-fn router() -> Router {
+fn router(metrics: Arc<Metrics>) -> Router {
     const PING: Check = ("ping", Ok(()));
+    let all = |RawQuery(query): RawQuery| async move {
+        metrics.slis.observe(&[PING]);
+        answer(&[PING], query.as_deref())
+    };
     Router::new()
-        .route("/healthz", any(|RawQuery(query): RawQuery| async move { answer(&[PING], query.as_deref()) }))
+        .route("/healthz", any(all))
         .route("/healthz/ping", any(|| async { answer_one(&PING) }))
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
 }

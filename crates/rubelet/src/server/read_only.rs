@@ -7,6 +7,7 @@ use axum::{
     Router,
     extract::{Path, RawQuery, State},
     http::{StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::{any, get},
 };
@@ -15,11 +16,13 @@ use serde_json::Value;
 use super::{
     Readers,
     health::{self, Check, text},
-    views,
+    metrics, views,
 };
+use crate::metrics::http::{Port, count};
 
 pub fn router(readers: Readers) -> Router {
-    without_debugging(open_routes(readers))
+    let counting = readers.counting(Port::ReadOnly);
+    without_debugging(open_routes(readers)).layer(middleware::from_fn_with_state(counting, count))
 }
 
 /// What this port and the secured one have in common.
@@ -29,6 +32,7 @@ pub fn open_routes(readers: Readers) -> Router {
         .route("/healthz/{check}", get(one_check))
         .route("/pods", get(pods))
         .route("/pods/", get(pods))
+        .merge(metrics::routes())
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(readers)
@@ -50,7 +54,9 @@ pub fn without_debugging(mut router: Router) -> Router {
 }
 
 async fn healthz(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
-    health::answer(&checks(&readers), query.as_deref())
+    let checks = checks(&readers);
+    readers.metrics.slis.observe(&checks);
+    health::answer(&checks, query.as_deref())
 }
 
 async fn one_check(State(readers): State<Readers>, Path(wanted): Path<String>) -> Response {

@@ -44,6 +44,7 @@ use super::{
     health::text,
     read_only, views,
 };
+use crate::metrics::http::{Port, count};
 
 /// What the port needs beyond what all answers are made of.
 #[derive(Clone)]
@@ -80,11 +81,11 @@ pub struct Guard {
 }
 
 fn router(secured: Secured) -> Router {
-    let guard = secured.guard.clone();
+    let (guard, counting) = (secured.guard.clone(), secured.readers.counting(Port::Secured));
     let open = read_only::open_routes(secured.readers.clone());
     let routes =
         if secured.debugging { open.merge(debugging_routes(secured)) } else { read_only::without_debugging(open) };
-    routes.layer(middleware::from_fn_with_state(guard, admit))
+    routes.layer(middleware::from_fn_with_state(guard, admit)).layer(middleware::from_fn_with_state(counting, count))
 }
 
 fn debugging_routes(secured: Secured) -> Router {

@@ -32,6 +32,7 @@ pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>
     let readers = Readers {
         snapshots,
         events: EventLog::default(),
+        metrics: Arc::default(),
         paths: Paths {
             root_dir: root.to_owned(),
             pod_logs_dir: root.join("logs"),

@@ -34,6 +34,7 @@ pub fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], sta
         lifecycle: "Syncing".to_owned(),
         lifecycle_since: at("2026-11-15T18:00:00Z"),
         running: BTreeMap::new(),
+        census: Default::default(),
         steps: Vec::new(),
     }
 }

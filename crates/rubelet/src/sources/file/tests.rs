@@ -182,6 +182,7 @@ pub fn world(dir: &Path) -> World {
         },
         clock: Clock::system(),
         events: EventLog::default(),
+        metrics: Arc::default(),
         settings: Arc::new(Settings::for_node("n1")),
         cluster: None,
         has_runtime_events: Arc::default(),

@@ -1,0 +1,241 @@
+//! Counters, gauges and histograms, with and without labels.
+//!
+//! Owns: the series of a family, and how many there may be. Observing allocates only when a series is seen for the first time.
+//! Never: a label whose values somebody outside can make up; who observes picks from a bounded set.
+//! Upstream: `component-base/metrics`, `prometheus/client_golang`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::text::{Labels, Text};
+
+/// Far more than a full node needs; beyond it, new series are not made. A guard against mistakes, for labels are bounded.
+const MAX_SERIES: usize = 8192;
+
+/// `prometheus.DefBuckets`, in seconds.
+pub const DEFAULT_BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+pub type Counters<const N: usize> = Family<Counter, N>;
+pub type Gauges<const N: usize> = Family<Gauge, N>;
+pub type Histograms<const N: usize> = Family<Histogram, N>;
+
+/// Series of one name, told apart by `N` labels. Without labels there is one from the beginning.
+#[derive(Debug)]
+pub struct Family<V, const N: usize> {
+    name: &'static str,
+    labels: [&'static str; N],
+    /// With the stability level in front, as upstream shows it.
+    help: &'static str,
+    /// What a new series begins as.
+    fresh: V,
+    /// In the order of the labels' values.
+    series: Mutex<Vec<([Box<str>; N], V)>>,
+}
+
+/// What a series holds.
+pub trait Value: Clone {
+    const KIND: &'static str;
+
+    fn write(&self, name: &str, labels: Labels<'_>, text: &mut Text);
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Counter(u64);
+
+#[derive(Clone, Debug, Default)]
+pub struct Gauge(f64);
+
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    /// One per bound, and the last for what is above all of them; not yet summed up.
+    counts: Box<[u64]>,
+    sum: f64,
+}
+
+impl<const N: usize> Counters<N> {
+    pub fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+        Family::starting_as(Counter::default(), name, labels, help)
+    }
+
+    pub fn inc(&self, labels: [&str; N]) {
+        self.change(labels, |counter| counter.0 += 1);
+    }
+}
+
+impl<const N: usize> Gauges<N> {
+    pub fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+        Family::starting_as(Gauge::default(), name, labels, help)
+    }
+
+    pub fn set(&self, labels: [&str; N], value: f64) {
+        self.change(labels, |gauge| gauge.0 = value);
+    }
+
+    pub fn add(&self, labels: [&str; N], difference: f64) {
+        self.change(labels, |gauge| gauge.0 += difference);
+    }
+}
+
+impl<const N: usize> Histograms<N> {
+    /// `bounds` in rising order.
+    pub fn new(name: &'static str, labels: [&'static str; N], bounds: &'static [f64], help: &'static str) -> Self {
+        assert!(bounds.is_sorted(), "{name}: bounds rise");
+        let counts = vec![0; bounds.len() + 1].into_boxed_slice();
+        Family::starting_as(Histogram { bounds, counts, sum: 0.0 }, name, labels, help)
+    }
+
+    pub fn observe(&self, labels: [&str; N], value: f64) {
+        self.change(labels, |histogram| {
+            let bucket = histogram.bounds.partition_point(|bound| *bound < value);
+            histogram.counts[bucket] += 1;
+            histogram.sum += value;
+        });
+    }
+}
+
+impl<V: Value, const N: usize> Family<V, N> {
+    fn starting_as(fresh: V, name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+        let family = Family { name, labels, help, fresh, series: Mutex::default() };
+        if N == 0 {
+            family.change([""; N], |_| {});
+        }
+        family
+    }
+
+    fn change(&self, labels: [&str; N], change: impl FnOnce(&mut V)) {
+        let mut series = self.lock();
+        let found = series.binary_search_by(|(known, _)| known.iter().map(AsRef::as_ref).cmp(labels));
+        match found {
+            Ok(index) => change(&mut series[index].1),
+            Err(index) if series.len() < MAX_SERIES => {
+                let mut value = self.fresh.clone();
+                change(&mut value);
+                series.insert(index, (labels.map(Box::from), value));
+            }
+            Err(_full) => {}
+        }
+    }
+
+    /// Forgets the series whose labels' values are not wanted any more.
+    pub fn retain(&self, mut is_wanted: impl FnMut(&[Box<str>; N]) -> bool) {
+        self.lock().retain(|(labels, _)| is_wanted(labels));
+    }
+
+    /// A family without series is not mentioned.
+    pub fn write(&self, text: &mut Text) {
+        let series = self.lock();
+        if series.is_empty() {
+            return;
+        }
+        text.head(self.name, V::KIND, self.help);
+        for (values, value) in series.iter() {
+            let pairs: [_; N] = std::array::from_fn(|index| (self.labels[index], &*values[index]));
+            value.write(self.name, Labels::of(&pairs), text);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<([Box<str>; N], V)>> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Value for Counter {
+    const KIND: &'static str = "counter";
+
+    #[expect(clippy::cast_precision_loss, reason = "the format knows only floats; nobody counts to 2^53")]
+    fn write(&self, name: &str, labels: Labels<'_>, text: &mut Text) {
+        text.sample((name, ""), labels, self.0 as f64);
+    }
+}
+
+impl Value for Gauge {
+    const KIND: &'static str = "gauge";
+
+    fn write(&self, name: &str, labels: Labels<'_>, text: &mut Text) {
+        text.sample((name, ""), labels, self.0);
+    }
+}
+
+impl Value for Histogram {
+    const KIND: &'static str = "histogram";
+
+    #[expect(clippy::cast_precision_loss, reason = "the format knows only floats; nobody counts to 2^53")]
+    fn write(&self, name: &str, labels: Labels<'_>, text: &mut Text) {
+        let mut count = 0;
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        for (bound, within) in bounds.zip(&self.counts) {
+            count += within;
+            text.sample((name, "_bucket"), Labels { bound: Some(bound), ..labels }, count as f64);
+        }
+        text.sample((name, "_sum"), labels, self.sum);
+        text.sample((name, "_count"), labels, count as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(write: impl Fn(&mut Text)) -> String {
+        let mut text = Text::default();
+        write(&mut text);
+        text.into_string()
+    }
+
+    #[test]
+    fn a_counter_without_labels_is_there_from_the_beginning_and_one_with_labels_when_it_counts() {
+        let (plain, labelled) = (Counters::new("a", [], "[ALPHA] A."), Counters::new("b", ["l"], "[ALPHA] B."));
+        let shown = || {
+            page(|text| {
+                plain.write(text);
+                labelled.write(text)
+            })
+        };
+        insta::assert_snapshot!(shown(), @r"
+        # HELP a [ALPHA] A.
+        # TYPE a counter
+        a 0
+        ");
+        labelled.inc(["y"]);
+        labelled.inc(["x"]);
+        labelled.inc(["x"]);
+        plain.inc([]);
+        insta::assert_snapshot!(shown(), @r#"
+        # HELP a [ALPHA] A.
+        # TYPE a counter
+        a 1
+        # HELP b [ALPHA] B.
+        # TYPE b counter
+        b{l="x"} 2
+        b{l="y"} 1
+        "#);
+    }
+
+    #[test]
+    fn a_bucket_counts_what_is_at_most_its_bound() {
+        let family = Histograms::new("h", ["l"], &[1.0, 2.0], "[ALPHA] H.");
+        for value in [0.5, 1.0, 1.5, 3.0] {
+            family.observe(["x"], value);
+        }
+        insta::assert_snapshot!(page(|text| family.write(text)), @r#"
+        # HELP h [ALPHA] H.
+        # TYPE h histogram
+        h_bucket{l="x",le="1"} 2
+        h_bucket{l="x",le="2"} 3
+        h_bucket{l="x",le="+Inf"} 4
+        h_sum{l="x"} 6
+        h_count{l="x"} 4
+        "#);
+    }
+
+    #[test]
+    fn a_family_does_not_grow_without_end() {
+        let family = Counters::new("a", ["l"], "[ALPHA] A.");
+        for number in 0..MAX_SERIES + 100 {
+            family.inc([&number.to_string()]);
+        }
+        assert_eq!(family.lock().len(), MAX_SERIES);
+        family.retain(|[label]| &**label == "7");
+        assert_eq!(family.lock().len(), 1);
+    }
+}

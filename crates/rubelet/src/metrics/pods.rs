@@ -1,0 +1,134 @@
+//! How many pods and containers there are, by what is known of them now.
+//!
+//! Owns: counting a snapshot. Never: keeps a number from one question to the next.
+//! Upstream: `updateRunningPodAndContainerMetrics` of `pleg/generic.go`, the counts at the end of `HandlePodCleanups`.
+
+use std::collections::BTreeMap;
+
+use rubelet_core::{
+    observation::ListedState,
+    pod::status::is_terminal,
+    pod_manager::is_static_pod,
+    snapshot::{PodView, Snapshot, Stage},
+};
+
+use super::text::{Labels, Text};
+
+pub fn write(snapshot: &Snapshot, text: &mut Text) {
+    const NODE_NAME: &str = "kubelet_node_name";
+    text.head(NODE_NAME, "gauge", "[ALPHA] The node's name. The count is always 1.");
+    text.sample((NODE_NAME, ""), Labels::of(&[("node", &snapshot.node.name)]), 1.0);
+    write_runtime(snapshot, text);
+    write_config(snapshot, text);
+    write_working(snapshot, text);
+}
+
+/// What the runtime has, as it was last seen.
+fn write_runtime(snapshot: &Snapshot, text: &mut Text) {
+    const CONTAINERS: &str = "kubelet_running_containers";
+    let running = snapshot.pods.values().filter(|view| view.census.has_ready_sandbox).count();
+    text.single(
+        "kubelet_running_pods",
+        "gauge",
+        "[ALPHA] Number of pods that have a running pod sandbox",
+        float(running),
+    );
+    let states = [
+        (ListedState::Created, "created"),
+        (ListedState::Exited, "exited"),
+        (ListedState::Running, "running"),
+        (ListedState::Unknown, "unknown"),
+    ];
+    text.head(CONTAINERS, "gauge", "[ALPHA] Number of containers currently running");
+    for (state, name) in states {
+        let counts = snapshot.pods.values().filter_map(|view| view.census.containers.get(&state));
+        let count: u32 = counts.sum();
+        text.sample((CONTAINERS, ""), Labels::of(&[("container_state", name)]), f64::from(count));
+    }
+}
+
+/// Whether a pod is one of those a family counts.
+type Counts = fn(&PodView) -> bool;
+
+/// What is asked for.
+fn write_config(snapshot: &Snapshot, text: &mut Text) {
+    let desired = snapshot.pods.values().filter(|view| view.source.is_some());
+    let families: [(&str, &str, Counts); 2] = [
+        (
+            "kubelet_desired_pods",
+            "[ALPHA] The number of pods the kubelet is being instructed to run. static is true if the pod is not from the \
+             apiserver.",
+            |_| true,
+        ),
+        (
+            "kubelet_active_pods",
+            "[ALPHA] The number of pods the kubelet considers active and which are being considered when admitting new pods. \
+             static is true if the pod is not from the apiserver.",
+            is_active,
+        ),
+    ];
+    for (name, help, counts) in families {
+        text.head(name, "gauge", help);
+        for (label, is_static) in [("", false), ("true", true)] {
+            let count = desired.clone().filter(|view| counts(view) && is_static_pod(&view.pod) == is_static).count();
+            text.sample((name, ""), Labels::of(&[("static", label)]), float(count));
+        }
+    }
+    let specs = snapshot.pods.values().filter_map(|view| view.pod.spec.as_ref());
+    let ephemeral = specs.map(|spec| spec.ephemeral_containers.as_ref().map_or(0, Vec::len)).sum();
+    text.single(
+        "kubelet_managed_ephemeral_containers",
+        "gauge",
+        "[ALPHA] Current number of ephemeral containers in pods managed by this kubelet.",
+        float(ephemeral),
+    );
+}
+
+fn is_active(view: &PodView) -> bool {
+    let is_over = view.status.phase.as_deref().is_some_and(is_terminal);
+    view.census.stage != Stage::Terminated && view.census.rejected.is_none() && !is_over
+}
+
+/// What is being done about them. A pod that was not let in is nobody's work.
+fn write_working(snapshot: &Snapshot, text: &mut Text) {
+    const WORKING: &str = "kubelet_working_pods";
+    let mut counts: BTreeMap<[&str; 3], usize> = BTreeMap::new();
+    for lifecycle in ["sync", "terminated", "terminating"] {
+        for (config, is_static) in
+            [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true"), ("runtime_only", "unknown")]
+        {
+            counts.insert([lifecycle, config, is_static], 0);
+        }
+    }
+    for view in snapshot.pods.values().filter(|view| view.census.rejected.is_none()) {
+        let lifecycle = match view.census.stage {
+            Stage::Waiting => continue,
+            Stage::Syncing => "sync",
+            Stage::Terminating => "terminating",
+            Stage::Terminated => "terminated",
+        };
+        let is_static = if is_static_pod(&view.pod) { "true" } else { "" };
+        let (config, is_static) = match (view.source, &view.pod.spec) {
+            (Some(_), _) => ("desired", is_static),
+            (None, Some(_)) => ("orphan", is_static),
+            (None, None) => ("runtime_only", "unknown"),
+        };
+        *counts.entry([lifecycle, config, is_static]).or_default() += 1;
+    }
+    text.head(
+        WORKING,
+        "gauge",
+        "[ALPHA] Number of pods the kubelet is actually running, broken down by lifecycle phase, whether the pod is desired, \
+         orphaned, or runtime only (also orphaned), and whether the pod is static. An orphaned pod has been removed from local \
+         configuration or force deleted in the API and consumes resources that are not otherwise visible.",
+    );
+    for ([lifecycle, config, is_static], count) in counts {
+        let labels = [("lifecycle", lifecycle), ("config", config), ("static", is_static)];
+        text.sample((WORKING, ""), Labels::of(&labels), float(count));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no node has as many pods as a float can count")]
+fn float(count: usize) -> f64 {
+    count as f64
+}

@@ -1,0 +1,138 @@
+//! Pages as a scraper reads them.
+
+use std::{collections::BTreeMap, path::Path};
+
+use axum::{
+    body::{Body, to_bytes},
+    http::{Method, Request},
+};
+use rubelet_core::{
+    observation::ListedState,
+    snapshot::{Census, Snapshot, Stage},
+};
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use crate::server::{
+    Readers, read_only,
+    tests::readers,
+    views::tests::{snapshot, view},
+};
+
+fn two_pods() -> Snapshot {
+    let mut web = view("default", "web", &["a", "b"], &[], json!({ "phase": "Running" }));
+    web.census = Census {
+        stage: Stage::Syncing,
+        has_ready_sandbox: true,
+        containers: BTreeMap::from([(ListedState::Running, 2), (ListedState::Exited, 1)]),
+        ..Census::default()
+    };
+    let mut refused = view("default", "refused", &["a"], &[], json!({ "phase": "Failed" }));
+    refused.census = Census { stage: Stage::Syncing, rejected: Some("OutOfcpu".to_owned()), ..Census::default() };
+    snapshot("n1", [("u1", web), ("u2", refused)])
+}
+
+async fn ask(readers: &Readers, method: Method, path: &str) -> String {
+    let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    let response = read_only::router(readers.clone()).oneshot(request).await.unwrap();
+    String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
+}
+
+fn lines_of<'a>(page: &'a str, families: &[&str]) -> String {
+    let is_of = |line: &&'a str| families.iter().any(|name| line.starts_with(name));
+    page.lines().filter(is_of).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn pods_and_containers_are_counted_from_the_last_snapshot() {
+    let (_sender, readers) = readers(two_pods(), Path::new("/nonexistent"));
+    let page = ask(&readers, Method::GET, "/metrics").await;
+    let families = [
+        "kubelet_node",
+        "kubelet_running",
+        "kubelet_desired",
+        "kubelet_active",
+        "kubelet_working_pods{lifecycle=\"sync\"",
+    ];
+    insta::assert_snapshot!(lines_of(&page, &families), @r#"
+    kubelet_node_name{node="n1"} 1
+    kubelet_running_pods 1
+    kubelet_running_containers{container_state="created"} 0
+    kubelet_running_containers{container_state="exited"} 1
+    kubelet_running_containers{container_state="running"} 2
+    kubelet_running_containers{container_state="unknown"} 0
+    kubelet_desired_pods{static=""} 2
+    kubelet_desired_pods{static="true"} 0
+    kubelet_active_pods{static=""} 1
+    kubelet_active_pods{static="true"} 0
+    kubelet_working_pods{lifecycle="sync",config="desired",static=""} 1
+    kubelet_working_pods{lifecycle="sync",config="desired",static="true"} 0
+    kubelet_working_pods{lifecycle="sync",config="orphan",static=""} 0
+    kubelet_working_pods{lifecycle="sync",config="orphan",static="true"} 0
+    kubelet_working_pods{lifecycle="sync",config="runtime_only",static="unknown"} 0
+    "#);
+}
+
+#[tokio::test]
+async fn health_checks_are_counted_when_all_are_asked_for_until_somebody_resets_them() {
+    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
+    for path in ["/healthz", "/healthz", "/healthz/ping"] {
+        assert_eq!(ask(&readers, Method::GET, path).await, "ok");
+    }
+    insta::assert_snapshot!(lines_of(&ask(&readers, Method::GET, "/metrics/slis").await, &["kubernetes"]), @r#"
+    kubernetes_healthcheck{name="log",type="healthz"} 1
+    kubernetes_healthcheck{name="ping",type="healthz"} 1
+    kubernetes_healthcheck{name="syncloop",type="healthz"} 1
+    kubernetes_healthchecks_total{name="log",type="healthz",status="success"} 2
+    kubernetes_healthchecks_total{name="ping",type="healthz",status="success"} 2
+    kubernetes_healthchecks_total{name="syncloop",type="healthz",status="success"} 2
+    "#);
+    assert_eq!(ask(&readers, Method::DELETE, "/metrics/slis").await, "metrics reset\n");
+    assert_eq!(lines_of(&ask(&readers, Method::GET, "/metrics/slis").await, &["kubernetes"]), "");
+}
+
+#[tokio::test]
+async fn a_request_is_in_flight_until_its_answer_is_read() {
+    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
+    let request = Request::builder().uri("/pods").body(Body::empty()).unwrap();
+    let answer = read_only::router(readers.clone()).oneshot(request).await.unwrap();
+    let shown = || {
+        lines_of(
+            &readers.metrics.page(&Snapshot::default()),
+            &["kubelet_http_inflight", "kubelet_http_requests_duration_seconds_count"],
+        )
+    };
+    assert_eq!(
+        shown(),
+        r#"kubelet_http_inflight_requests{method="GET",path="pods",server_type="readonly",long_running="false"} 1"#
+    );
+    drop(answer);
+    insta::assert_snapshot!(shown(), @r#"
+    kubelet_http_requests_duration_seconds_count{method="GET",path="pods",server_type="readonly",long_running="false"} 1
+    kubelet_http_inflight_requests{method="GET",path="pods",server_type="readonly",long_running="false"} 0
+    "#);
+}
+
+/// CVE-2020-8551: whoever reaches a port must not be able to fill the agent's memory.
+#[tokio::test]
+async fn no_caller_can_make_series() {
+    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
+    let router = read_only::router(readers.clone());
+    let mut series = Vec::new();
+    for round in 0..3 {
+        for number in 0..7_000 {
+            let path = match number % 4 {
+                0 => format!("/{round}/{number}"),
+                1 => format!("/metrics/{round}{number}"),
+                2 => format!("/pods/{round}/{number}?x={number}"),
+                _ => format!("/exec/{round}/{number}/c"),
+            };
+            let method = if number % 5 == 0 { format!("M{round}X{number}") } else { "GET".to_owned() };
+            let request = Request::builder().method(method.as_str()).uri(path).body(Body::empty()).unwrap();
+            drop(router.clone().oneshot(request).await.unwrap());
+        }
+        series.push(readers.metrics.page(&Snapshot::default()).lines().count());
+    }
+    assert_eq!(series[0], series[1]);
+    assert_eq!(series[1], series[2]);
+}

@@ -1,0 +1,36 @@
+//! `/metrics`, `/metrics/probes` and `/metrics/slis`.
+//!
+//! Owns: the routes. Whoever asks gets plain text, whatever else they would accept; every scraper reads it.
+//! Upstream: `InstallAuthNotRequiredHandlers` of `pkg/kubelet/server`, `promhttp`, `slis.SLIMetricsWithReset`.
+
+use axum::{
+    Router,
+    extract::State,
+    http::{Method, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+
+use super::{Readers, health::text};
+use crate::metrics::text::CONTENT_TYPE;
+
+pub fn routes() -> Router<Readers> {
+    Router::new().route("/metrics", any(metrics)).route("/metrics/slis", any(slis))
+}
+
+async fn metrics(State(readers): State<Readers>) -> Response {
+    page(readers.metrics.page(&readers.snapshot()))
+}
+
+/// Upstream begins anew for everybody who may delete.
+async fn slis(State(readers): State<Readers>, method: Method) -> Response {
+    if method == Method::DELETE {
+        readers.metrics.slis.reset();
+        return text(StatusCode::OK, "metrics reset\n".to_owned());
+    }
+    page(readers.metrics.sli_page())
+}
+
+fn page(page: String) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
+}
