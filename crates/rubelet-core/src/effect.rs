@@ -15,6 +15,7 @@ use crate::{
     observation::{Listing, PodFacts, RuntimeStatus},
     pod::hooks::HookOrder,
     probes::{ProbeOrder, ProbeOutcome},
+    time::Uptime,
 };
 
 /// Ties an answer to the effect that asked. Never used twice in one run of the agent.
@@ -133,6 +134,8 @@ pub enum Op {
         pod: PodRef,
         /// Of the status the patch brings about.
         version: u64,
+        /// Of the first change that is in it.
+        since: Uptime,
         patch: serde_json::Value,
     },
     /// Without grace, and only this very pod.

@@ -21,7 +21,7 @@ use crate::{
         is_terminal, normalize_status,
     },
     pod_manager::{PodManager, is_mirror_pod, is_static_pod},
-    time::Now,
+    time::{Now, Uptime},
 };
 
 mod equality;
@@ -60,6 +60,8 @@ pub struct VersionedPodStatus {
     pub name: String,
     pub reclaimed: Reclaimed,
     pub status: Arc<PodStatus>,
+    /// Of the first change the API server has not heard of.
+    pub since: Uptime,
 }
 
 /// Are all resources the node held for the pod given back?
@@ -100,7 +102,7 @@ pub enum Batch {
 /// What the API server is to be told about a pod next. `pod` is the pod as it knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StatusStep {
-    Patch { pod: PodRef, version: u64, patch: serde_json::Value },
+    Patch { pod: PodRef, version: u64, since: Uptime, patch: serde_json::Value },
     Delete { pod: PodRef },
 }
 
@@ -239,7 +241,8 @@ impl StatusManager {
                 false => status_patch(stored, &merged),
             };
             if let Some(patch) = patch {
-                return Some(StatusStep::Patch { pod, version: versioned.version, patch });
+                let (version, since) = (versioned.version, versioned.since);
+                return Some(StatusStep::Patch { pod, version, since, patch });
             }
             let version = versioned.version;
             self.api_status_versions.insert(pod.uid.clone(), version);
@@ -314,7 +317,9 @@ impl StatusManager {
         let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
         let reclaimed = if why == Occasion::Finish || was_reclaimed { Reclaimed::Yes } else { Reclaimed::No };
         // A pod that was forgotten and comes back goes on from what the API server has, or its news would look old.
-        let sent = self.api_status_versions.get(&api_uid(&uid, context.pods)).copied().unwrap_or(0);
+        let api_uid = api_uid(&uid, context.pods);
+        let sent = self.api_status_versions.get(&api_uid).copied().unwrap_or(0);
+        let unsent = cached.filter(|cached| self.is_unsent(&api_uid, cached));
         let version = cached.map_or(0, |cached| cached.version).max(sent) + 1;
         let versioned = VersionedPodStatus {
             version,
@@ -322,6 +327,7 @@ impl StatusManager {
             name: pod.metadata.name.clone().unwrap_or_default(),
             reclaimed,
             status: Arc::new(status),
+            since: unsent.map_or(context.now.uptime, |unsent| unsent.since),
         };
         self.changed.insert(uid.clone());
         self.pod_statuses.insert(uid, versioned);

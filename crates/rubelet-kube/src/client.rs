@@ -9,6 +9,7 @@ mod credentials;
 mod errors;
 mod exec;
 mod frames;
+mod observer;
 mod pool;
 mod rate_limit;
 mod tls;
@@ -24,7 +25,10 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
-pub use crate::client::rate_limit::RateLimit;
+pub use crate::client::{
+    observer::{Observed, Observer, Occurrence},
+    rate_limit::RateLimit,
+};
 use crate::{
     client::{
         credentials::{Credentials, Freshness},
@@ -57,6 +61,7 @@ struct Inner {
     server: Arc<Server>,
     credentials: Credentials,
     user_agent: HeaderValue,
+    observer: Option<Observer>,
     heartbeat: Connections,
     ordinary: Connections,
     events: Connections,
@@ -82,6 +87,15 @@ pub struct RateLimits {
 impl Client {
     /// Reads the files the kubeconfig names, and does not connect yet.
     pub fn new(kubeconfig: &Kubeconfig, limits: RateLimits) -> Result<Self, KubeconfigError> {
+        Client::observed(kubeconfig, limits, None)
+    }
+
+    /// One whose traffic somebody counts.
+    pub fn observed(
+        kubeconfig: &Kubeconfig,
+        limits: RateLimits,
+        observer: Option<Observer>,
+    ) -> Result<Self, KubeconfigError> {
         let credentials = Credentials::load(kubeconfig).map_err(|message| kubeconfig.wrong(message))?;
         let server = Server::new(&kubeconfig.cluster).map_err(|message| kubeconfig.wrong(message))?;
         let lane = |limit| Connections { pool: Pool::default(), bucket: Bucket::new(limit), traffic: Traffic::Calls };
@@ -89,6 +103,7 @@ impl Client {
             server: Arc::new(server),
             credentials,
             user_agent: user_agent(),
+            observer,
             heartbeat: lane(RateLimit::NONE),
             ordinary: lane(limits.ordinary),
             events: lane(limits.events),
@@ -107,7 +122,8 @@ impl Client {
 #[async_trait]
 impl ApiServer for Client {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
-        let deadline = clock::now() + call.timeout;
+        let began = clock::now();
+        let deadline = began + call.timeout;
         let request = Outgoing::call(&call, deadline);
         let connections = self.inner.lane(call.lane);
         let answered = timeout_at(deadline, async {
@@ -118,7 +134,11 @@ impl ApiServer for Client {
                 Err(_elapsed) => Err(connections.gave_up(&answer.lease, &request)),
             }
         });
-        answered.await.unwrap_or_else(|_elapsed| Err(request.late()))
+        let answered = answered.await.unwrap_or_else(|_elapsed| Err(request.late()));
+        let received_bytes = answered.as_ref().ok().map(Bytes::len);
+        let (took, sent_bytes) = (clock::now() - began, request.body.len());
+        self.inner.tell(&request, Occurrence::Called { took, sent_bytes, received_bytes });
+        answered
     }
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
@@ -252,14 +272,21 @@ impl Inner {
         let unreachable = |cause: String| errors::unreachable(&request.operation, cause);
         let refused =
             |wait: Duration| unreachable(format!("its turn comes in {wait:?}, after its time ({:?})", request.timeout));
+        let asked = clock::now();
         connections.bucket.turn(request.deadline).await.map_err(|wait| Failed::Answered(refused(wait)))?;
+        if connections.bucket.is_limited() {
+            self.tell(request, Occurrence::Waited(clock::now() - asked));
+        }
         let authorization = self.credentials.authorization(freshness).await;
         let authorization = authorization.map_err(|error| Failed::Answered(unreachable(error)))?;
         let message = self.message(request, authorization).map_err(Failed::Answered)?;
         self.look_at_credentials(Freshness::Recent).await;
         let connect = || self.connect(connections.traffic);
         let lease = connections.pool.lease(connect).await.map_err(|error| Failed::Answered(unreachable(error)))?;
-        let response = match timeout_at(request.deadline, lease.send(message)).await {
+        let sent = timeout_at(request.deadline, lease.send(message)).await;
+        let code = sent.as_ref().ok().and_then(|sent| sent.as_ref().ok()).map(Response::status);
+        self.tell(request, Occurrence::Tried(code));
+        let response = match sent {
             Ok(Ok(response)) => response,
             Ok(Err(Lost::Unsent(error))) => {
                 connections.pool.abandon(&lease);
@@ -272,6 +299,12 @@ impl Inner {
             return Ok(Answer { response, lease });
         }
         Err(Failed::Answered(refusal(request, response).await))
+    }
+
+    fn tell(&self, request: &Outgoing, what: Occurrence) {
+        if let Some(observer) = &self.observer {
+            observer.tell(&Observed { method: &request.method, host: self.server.authority(), what });
+        }
     }
 
     async fn connect(&self, traffic: Traffic) -> Result<Connection, String> {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::{Method, StatusCode};
 use rubelet_kube::{
-    client::{Client, RateLimit, RateLimits},
+    client::{Client, Observer, Occurrence, RateLimit, RateLimits},
     kubeconfig::Kubeconfig,
     port::{ApiErrorKind, ApiServer as _, Call, Lane, ObjectPath, PatchKind, Verb, Watch, WatchEvent},
 };
@@ -74,6 +74,38 @@ async fn a_request_says_who_asks_for_what() {
         }
         assert_eq!(server.connections(), 1, "{protocol:?}");
     }
+}
+
+#[tokio::test]
+async fn who_counts_is_told_of_every_try_and_every_call() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| {
+        if request.target.contains("missing") { Answer::status(StatusCode::NOT_FOUND) } else { Answer::ok("12345") }
+    })
+    .await;
+    let kubeconfig = Kubeconfig::read(&certificates.kubeconfig(&server, "node-one")).unwrap();
+    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let observer = Observer::new(move |observed| {
+        let what = match observed.what {
+            Occurrence::Waited(_) => "waited".to_owned(),
+            Occurrence::Tried(code) => format!("tried {code:?}"),
+            Occurrence::Called { sent_bytes, received_bytes, .. } => format!("{sent_bytes} for {received_bytes:?}"),
+        };
+        assert!(observed.host.contains(':'), "{}", observed.host);
+        heard.lock().unwrap().push(format!("{} {what}", observed.method));
+    });
+    let limits = RateLimits { ordinary: RateLimit { qps: 50, burst: 100 }, events: RateLimit::NONE };
+    let client = Client::observed(&kubeconfig, limits, Some(observer)).unwrap();
+    client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap();
+    client.call(get(Lane::Heartbeat, pods().named("missing"), SOON)).await.unwrap_err();
+    insta::assert_snapshot!(told.lock().unwrap().join("\n"), @"
+    GET waited
+    GET tried Some(200)
+    GET 0 for Some(5)
+    GET tried Some(404)
+    GET 0 for None
+    ");
 }
 
 #[tokio::test]

@@ -41,6 +41,7 @@ use self::{
 };
 use crate::{
     cli::Options,
+    metrics::{Metrics, api::observer},
     world::{Clock, World},
 };
 
@@ -78,6 +79,7 @@ pub async fn membership(
     node_name: &str,
     host: &Arc<dyn Host>,
     clock: &Clock,
+    metrics: &Arc<Metrics>,
 ) -> anyhow::Result<Membership> {
     if options.flags.kubeconfig.is_empty() {
         return Ok(Membership::None);
@@ -92,13 +94,14 @@ pub async fn membership(
             cert_dir: cert_dir(options)?,
         };
         if options.config.rotate_certificates && bootstrap.is_needed().await? {
-            let (options, host, clock) = (options.clone(), host.clone(), clock.clone());
+            let (options, host, clock, metrics) = (options.clone(), host.clone(), clock.clone(), metrics.clone());
             let joined = watch::Sender::new(None);
-            return Ok(Membership::Joining(Box::new(Joining { options, bootstrap, host, clock, joined })));
+            let joining = Joining { options, bootstrap, host, clock, metrics, joined };
+            return Ok(Membership::Joining(Box::new(joining)));
         }
         bootstrap.run().await?;
     }
-    client(options, &own_kubeconfig(options, host, clock).await?).map(Membership::Member)
+    client(options, &own_kubeconfig(options, host, clock).await?, metrics).map(Membership::Member)
 }
 
 /// Of a node that has joined.
@@ -107,13 +110,13 @@ async fn own_kubeconfig(options: &Options, host: &Arc<dyn Host>, clock: &Clock) 
     if options.config.rotate_certificates { from_store(kubeconfig, options, host, clock).await } else { Ok(kubeconfig) }
 }
 
-fn client(options: &Options, kubeconfig: &Kubeconfig) -> anyhow::Result<Client> {
+fn client(options: &Options, kubeconfig: &Kubeconfig, metrics: &Arc<Metrics>) -> anyhow::Result<Client> {
     let config = &options.config;
     let limits = RateLimits {
         ordinary: RateLimit { qps: config.kube_api_qps, burst: config.kube_api_burst },
         events: RateLimit { qps: config.event_record_qps, burst: config.event_burst },
     };
-    Client::new(kubeconfig, limits).context("--kubeconfig")
+    Client::observed(kubeconfig, limits, Some(observer(metrics))).context("--kubeconfig")
 }
 
 /// Starts what asks for certificates and renews them, and leaves the files a server of ours needs.
@@ -124,12 +127,13 @@ pub async fn start(
     tasks: &mut JoinSet<()>,
 ) -> anyhow::Result<()> {
     let config = &options.config;
-    let World { host, clock, .. } = world;
+    let World { host, clock, metrics, .. } = world;
     let api = membership.api();
     match membership {
         Membership::Member(client) if config.rotate_certificates => {
             let wanted = Wanted::client(&world.settings.node_name);
-            let rotation = rotation(options, host, clock, Arc::new(client.clone()), wanted)?;
+            let place = Place { host, clock, metrics };
+            let rotation = rotation(options, place, Arc::new(client.clone()), wanted)?;
             tasks.spawn(rotation.renewing_for(client).run());
         }
         Membership::Joining(joining) => {
@@ -140,7 +144,8 @@ pub async fn start(
     if is_serving_requested(options) {
         match api {
             Some(api) => {
-                tasks.spawn(rotation(options, host, clock, api, serving_wanted(world))?.run());
+                let place = Place { host, clock, metrics };
+                tasks.spawn(rotation(options, place, api, serving_wanted(world))?.run());
             }
             None => tracing::warn!("serverTLSBootstrap needs an API server to ask, and there is no --kubeconfig"),
         }
@@ -211,18 +216,21 @@ async fn read(source: &Source, host: &Arc<dyn Host>) -> anyhow::Result<String> {
     String::from_utf8(pem).context("the kubeconfig's certificate or key is not PEM")
 }
 
-fn rotation(
-    options: &Options,
-    host: &Arc<dyn Host>,
-    clock: &Clock,
-    api: Arc<dyn ApiServer>,
-    wanted: Wanted,
-) -> anyhow::Result<Rotation> {
+/// What a renewal needs of the world.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    host: &'a Arc<dyn Host>,
+    clock: &'a Clock,
+    metrics: &'a Arc<Metrics>,
+}
+
+fn rotation(options: &Options, place: Place<'_>, api: Arc<dyn ApiServer>, wanted: Wanted) -> anyhow::Result<Rotation> {
     let is_clients = wanted.purpose == Purpose::Client;
     Ok(Rotation {
         api,
-        store: Store::new(host.clone(), &cert_dir(options)?, wanted.purpose.prefix()),
-        clock: clock.clone(),
+        store: Store::new(place.host.clone(), &cert_dir(options)?, wanted.purpose.prefix()),
+        clock: place.clock.clone(),
+        metrics: place.metrics.clone(),
         user: None,
         bootstrap_kubeconfig: if is_clients { bootstrap_kubeconfig(options)? } else { None },
         wanted,

@@ -61,11 +61,13 @@ impl Effects {
                 let (world, inbox, recalled) = (self.world.clone(), self.inbox.clone(), Recalled::new());
                 let recall = recalled.clone();
                 let task = self.tasks.spawn(async move {
+                    let began = world.clock.now().uptime;
                     let result = timeout(deadline, perform(&world, &op, &recall)).await.unwrap_or_else(|_| {
                         let message = format!("no answer within {} s", deadline.as_secs());
                         Err(EffectError { kind: ErrorKind::Unavailable, message })
                     });
                     log_end(&op, &result);
+                    world.metrics.effect_ended(&op, &result, began, world.clock.now());
                     // The loop has gone: nobody is left to tell.
                     let _ = inbox.send(Event::Done { id, result }).await;
                 });

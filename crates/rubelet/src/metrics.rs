@@ -5,21 +5,37 @@
 //! Never: decides; nothing reads a metric back. The core counts nothing.
 //! Upstream: `pkg/kubelet/metrics`, `legacyregistry`. docs/parity.md has the table of upstream's metrics, and why some are missing.
 
+pub mod api;
+pub mod certificates;
+pub mod effects;
 pub mod family;
 pub mod http;
+pub mod lives;
 pub mod pods;
+pub mod probes;
 pub mod process;
 pub mod runtime;
 pub mod slis;
 pub mod text;
 
+use std::path::Path;
+
+use jiff::Timestamp;
 use rubelet_core::{
     config::gates::{Gates, Maturity},
+    effect::{EffectError, Facts, Op},
+    id::PodRef,
     snapshot::Snapshot,
+    time::{Now, Uptime},
 };
 
 use self::{
+    api::ApiCalls,
+    certificates::Certificates,
+    effects::Deeds,
     http::Requests,
+    lives::Lives,
+    probes::Probes,
     runtime::RuntimeCalls,
     slis::HealthChecks,
     text::{Labels, Text},
@@ -27,9 +43,14 @@ use self::{
 
 #[derive(Debug)]
 pub struct Metrics {
+    pub api: ApiCalls,
+    pub certificates: Certificates,
     pub runtime: RuntimeCalls,
     pub http: Requests,
     pub slis: HealthChecks,
+    pub deeds: Deeds,
+    lives: Lives,
+    probes: Probes,
     gates: Gates,
 }
 
@@ -41,18 +62,61 @@ impl Default for Metrics {
 
 impl Metrics {
     pub fn new(gates: Gates) -> Self {
-        Metrics { runtime: RuntimeCalls::new(), http: Requests::new(), slis: HealthChecks::new(), gates }
+        Metrics {
+            api: ApiCalls::new(),
+            certificates: Certificates::new(),
+            runtime: RuntimeCalls::new(),
+            http: Requests::new(),
+            slis: HealthChecks::new(),
+            deeds: Deeds::new(),
+            lives: Lives::new(),
+            probes: Probes::new(),
+            gates,
+        }
+    }
+
+    /// The effect that began then has ended now.
+    pub fn effect_ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
+        self.deeds.ended(op, result, began, now);
+        match (op, result) {
+            (Op::Probe(order), Ok(Facts::Probe(outcome))) => {
+                self.probes.probed(order, outcome, now.uptime.since(began));
+            }
+            (Op::PullImage { pod, .. }, _) => self.lives.pulled(&pod.uid, began, now.uptime),
+            (Op::PatchStatus { .. }, Ok(Facts::ApiPod(pod))) => self.lives.told(pod, now),
+            _ => {}
+        }
+    }
+
+    /// A turn of the loop made one picture of another.
+    pub fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) {
+        for (uid, view) in self.lives.turned(before, after, now) {
+            self.probes.forget(&PodRef { uid, ..PodRef::of(&view.pod) });
+        }
     }
 
     /// `/metrics`.
-    pub fn page(&self, snapshot: &Snapshot) -> String {
+    pub fn page(&self, snapshot: &Snapshot, now: Timestamp) -> String {
         let mut text = Text::default();
         pods::write(snapshot, &mut text);
+        self.lives.write(&mut text);
+        self.deeds.write(&mut text);
         self.runtime.write(&mut text);
+        self.api.write(&mut text);
         self.http.write(&mut text);
+        self.certificates.write(now, &mut text);
         process::write(&mut text);
         process::write_build_info(&mut text);
         write_gates(&self.gates, &mut text);
+        write_cgroup_version(&mut text);
+        text.into_string()
+    }
+
+    /// `/metrics/probes`.
+    pub fn probe_page(&self) -> String {
+        let mut text = Text::default();
+        self.probes.write(&mut text);
+        process::write_start_time(&mut text, process::START_TIME_OF_KUBERNETES);
         text.into_string()
     }
 
@@ -78,6 +142,12 @@ fn write_gates(gates: &Gates, text: &mut Text) {
         let labels = [("name", gate.name), ("stage", stage)];
         text.sample((NAME, ""), Labels::of(&labels), f64::from(u8::from(is_on)));
     }
+}
+
+/// The kernel shows this file at the root of version 2 only.
+fn write_cgroup_version(text: &mut Text) {
+    let version = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2.0 } else { 1.0 };
+    text.single("kubelet_cgroup_version", "gauge", "[ALPHA] cgroup version on the hosts.", version);
 }
 
 #[cfg(test)]

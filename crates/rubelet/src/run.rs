@@ -58,8 +58,9 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     }
     let clock = Clock::system();
     let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
-    let membership = certs::membership(options, &node_name(options)?, &host, &clock).await?;
-    let (world, duty) = world(options, membership.api(), host, clock).await?;
+    let metrics = Arc::new(Metrics::new(options.gates.clone()));
+    let membership = certs::membership(options, &node_name(options)?, &host, &clock, &metrics).await?;
+    let (world, duty) = world(options, membership.api(), host, clock, metrics).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
@@ -100,6 +101,7 @@ async fn world(
     api: Option<Arc<dyn ApiServer>>,
     host: Arc<dyn Host>,
     clock: Clock,
+    metrics: Arc<Metrics>,
 ) -> anyhow::Result<(World, Arc<node::Duty>)> {
     let node_name = node_name(options)?;
     let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
@@ -126,7 +128,6 @@ async fn world(
     )
     .context("containerRuntimeEndpoint")?;
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
-    let metrics = Arc::new(Metrics::new(options.gates.clone()));
     let world = World {
         runtime: Arc::new(Measured::new(Arc::new(runtime), metrics.clone(), clock.clone())),
         host,

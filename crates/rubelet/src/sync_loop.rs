@@ -97,7 +97,7 @@ impl SyncLoop {
                 effects
             }
         };
-        self.publish();
+        self.publish(now);
         for effect in effects {
             self.effects.start(effect);
         }
@@ -105,11 +105,12 @@ impl SyncLoop {
     }
 
     /// Readers are woken only when there is something new.
-    fn publish(&self) {
+    fn publish(&self, now: Now) {
         let newest = self.agent.snapshot();
         self.snapshots.send_if_modified(|known| {
             let is_new = !Arc::ptr_eq(known, &newest);
             if is_new {
+                self.world.metrics.turned(known, &newest, now);
                 *known = newest;
             }
             is_new

@@ -50,10 +50,10 @@ impl Agent {
         let context = Context { pods: &self.pods, now };
         match self.statuses.next_step(uid, running, context) {
             None => {}
-            Some(StatusStep::Patch { pod, version, patch }) => {
+            Some(StatusStep::Patch { pod, version, since, patch }) => {
                 self.send_errand(
                     errand,
-                    Op::PatchStatus { pod, version, patch },
+                    Op::PatchStatus { pod, version, since, patch },
                     "the API server has an older status",
                     now,
                 );

@@ -644,3 +644,22 @@ proptest! {
         assert_eq!(desk.offer(&pod, status, later(50)), Change::Unchanged);
     }
 }
+
+#[test]
+fn a_patch_is_dated_by_the_first_change_the_api_server_has_not_heard_of() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    let mut since = |phase: &str, secs: u64, then: fn(&mut StatusManager, u64)| {
+        let status = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
+        desk.offer(&pod, status, later(secs));
+        let context = Context { pods: &desk.pods, now: later(secs) };
+        let step = desk.manager.next_step(&"u1".into(), RunningContainers::None, context);
+        let Some(StatusStep::Patch { version, since, .. }) = step else { panic!("{step:?}") };
+        then(&mut desk.manager, version);
+        since
+    };
+    let [first, third] = [1, 3].map(|secs| later(secs).uptime);
+    assert_eq!(since("Pending", 1, |_, _| {}), first);
+    assert_eq!(since("Running", 2, |manager, version| manager.note_synced(&"u1".into(), version)), first);
+    assert_eq!(since("Failed", 3, |_, _| {}), third);
+}

@@ -59,6 +59,10 @@ impl Bucket {
         Bucket { limit: Some(Limit { per_second: f64::from(qps), burst, level }) }
     }
 
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit.is_some()
+    }
+
     /// Waits for a turn. `Err` with the wait there would be when it ends after `deadline`: nothing was taken then.
     pub(super) async fn turn(&self, deadline: Instant) -> Result<(), Duration> {
         let Some(limit) = &self.limit else { return Ok(()) };

@@ -71,6 +71,10 @@ impl Server {
         })
     }
 
+    pub(super) fn authority(&self) -> &str {
+        &self.authority
+    }
+
     fn address(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)

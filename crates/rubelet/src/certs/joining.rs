@@ -17,8 +17,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Wanted, bootstrap::Bootstrap, client, own_kubeconfig, rotation};
-use crate::{cli::Options, world::Clock};
+use super::{Place, Wanted, bootstrap::Bootstrap, client, own_kubeconfig, rotation};
+use crate::{cli::Options, metrics::Metrics, world::Clock};
 
 /// As long as a watch may take to open.
 const WATCH_PATIENCE: Duration = Duration::from_secs(30);
@@ -30,6 +30,7 @@ pub struct Joining {
     pub bootstrap: Bootstrap,
     pub host: Arc<dyn Host>,
     pub clock: Clock,
+    pub metrics: Arc<Metrics>,
     pub joined: watch::Sender<Option<Client>>,
 }
 
@@ -51,7 +52,8 @@ impl Joining {
                 Ok(client) => {
                     self.joined.send_replace(Some(client.clone()));
                     let wanted = Wanted::client(&self.bootstrap.node_name);
-                    match rotation(&self.options, &self.host, &self.clock, Arc::new(client.clone()), wanted) {
+                    let place = Place { host: &self.host, clock: &self.clock, metrics: &self.metrics };
+                    match rotation(&self.options, place, Arc::new(client.clone()), wanted) {
                         Ok(rotation) => return rotation.renewing_for(client).run().await,
                         Err(error) => return tracing::error!("the certificate will not be renewed: {error:#}"),
                     }
@@ -64,7 +66,8 @@ impl Joining {
 
     async fn join(&self) -> anyhow::Result<Client> {
         self.bootstrap.run().await?;
-        client(&self.options, &own_kubeconfig(&self.options, &self.host, &self.clock).await?)
+        let kubeconfig = own_kubeconfig(&self.options, &self.host, &self.clock).await?;
+        client(&self.options, &kubeconfig, &self.metrics)
     }
 }
 

@@ -13,12 +13,15 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::sleep;
 
 use super::{
-    Wanted, bootstrap,
+    Purpose, Wanted, bootstrap,
     leaf::Leaf,
     signing::{self, Name},
     store::Store,
 };
-use crate::world::Clock;
+use crate::{
+    metrics::{Metrics, certificates::Certificate},
+    world::Clock,
+};
 
 /// A request that nobody answers is made anew after this long.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -34,6 +37,7 @@ pub struct Rotation {
     pub store: Store,
     pub wanted: Wanted,
     pub clock: Clock,
+    pub metrics: Arc<Metrics>,
     /// Who uses the certificate and is told of a new one.
     pub user: Option<Client>,
     /// How to ask when the certificate has ended and the API server does not know us any more.
@@ -58,6 +62,7 @@ impl Rotation {
         let mut failures = 0;
         loop {
             let current = self.current().await;
+            self.counted().in_use(current.as_ref().map(|leaf| leaf.not_after));
             if failures == 0
                 && let Some(leaf) = &current
             {
@@ -68,11 +73,15 @@ impl Rotation {
             match self.rotate(current.as_ref()).await {
                 Ok(leaf) => {
                     failures = 0;
+                    if let Some(previous) = &current {
+                        self.counted().replaced(previous.not_before, self.clock.now().wall);
+                    }
                     tracing::info!(signer = self.signer(), ends = %leaf.not_after, "got a new certificate");
                     sleep(BETWEEN_ROTATIONS).await;
                 }
                 Err(error) => {
                     failures += 1;
+                    self.counted().not_renewed();
                     self.tell_failure(current.as_ref(), &error);
                     sleep(pause_after(failures)).await;
                 }
@@ -145,6 +154,13 @@ impl Rotation {
         let seed = format!("{} {} {}", self.wanted.node_name, self.signer(), leaf.not_after);
         let [a, b, ..] = Sha256::digest(seed).0;
         f64::from(u16::from_be_bytes([a, b])) / f64::from(u16::MAX)
+    }
+
+    fn counted(&self) -> &Certificate {
+        match self.wanted.purpose {
+            Purpose::Client => &self.metrics.certificates.client,
+            Purpose::Serving => &self.metrics.certificates.serving,
+        }
     }
 
     fn signer(&self) -> &'static str {

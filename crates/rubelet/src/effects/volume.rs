@@ -43,7 +43,12 @@ pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<F
 async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -> Result<Facts, EffectError> {
     let mut failures = Vec::new();
     for need in needs {
-        if let Err(error) = set_up(world, owner, &need).await {
+        let began = world.clock.now().uptime;
+        let done = set_up(world, owner, &need).await;
+        if let Some(plugin) = need.source.plugin() {
+            world.metrics.deeds.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
+        }
+        if let Err(error) = done {
             failures.push(format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name));
         }
     }

@@ -35,6 +35,7 @@ const PATHS: &[&str] = &[
     "containerLogs",
     "debug",
     "exec",
+    "flagz",
     "healthz",
     "logs",
     "metrics",
@@ -46,6 +47,7 @@ const PATHS: &[&str] = &[
     "run",
     "runningpods",
     "stats",
+    "statusz",
 ];
 /// Upstream looks for `portforward` here, which no path is called, so port forwards are not among them.
 const LONG_RUNNING_PATHS: &[&str] = &["attach", "debug", "exec"];

@@ -74,6 +74,13 @@ fn write_config(snapshot: &Snapshot, text: &mut Text) {
             text.sample((name, ""), Labels::of(&[("static", label)]), float(count));
         }
     }
+    let mirrors = snapshot.pods.values().filter(|view| view.mirror_uid.is_some()).count();
+    text.single(
+        "kubelet_mirror_pods",
+        "gauge",
+        "[ALPHA] The number of mirror pods the kubelet will try to create (one per admitted static pod)",
+        float(mirrors),
+    );
     let specs = snapshot.pods.values().filter_map(|view| view.pod.spec.as_ref());
     let ephemeral = specs.map(|spec| spec.ephemeral_containers.as_ref().map_or(0, Vec::len)).sum();
     text.single(

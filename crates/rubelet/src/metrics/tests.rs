@@ -6,6 +6,7 @@ use axum::{
     body::{Body, to_bytes},
     http::{Method, Request},
 };
+use jiff::Timestamp;
 use rubelet_core::{
     observation::ListedState,
     snapshot::{Census, Snapshot, Stage},
@@ -98,7 +99,7 @@ async fn a_request_is_in_flight_until_its_answer_is_read() {
     let answer = read_only::router(readers.clone()).oneshot(request).await.unwrap();
     let shown = || {
         lines_of(
-            &readers.metrics.page(&Snapshot::default()),
+            &readers.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH),
             &["kubelet_http_inflight", "kubelet_http_requests_duration_seconds_count"],
         )
     };
@@ -131,7 +132,7 @@ async fn no_caller_can_make_series() {
             let request = Request::builder().method(method.as_str()).uri(path).body(Body::empty()).unwrap();
             drop(router.clone().oneshot(request).await.unwrap());
         }
-        series.push(readers.metrics.page(&Snapshot::default()).lines().count());
+        series.push(readers.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH).lines().count());
     }
     assert_eq!(series[0], series[1]);
     assert_eq!(series[1], series[2]);

@@ -28,7 +28,9 @@ pub enum Ended {
 pub async fn follow(world: &World, hints: &mpsc::Sender<Event>) -> Ended {
     let mut wait = FIRST_WAIT;
     loop {
-        match world.runtime.container_events().await {
+        let opened = world.runtime.container_events().await;
+        world.metrics.deeds.events_followed(opened.is_ok());
+        match opened {
             Ok(events) => {
                 wait = FIRST_WAIT;
                 let _up = Up::new(world);

@@ -15,11 +15,18 @@ use super::{Readers, health::text};
 use crate::metrics::text::CONTENT_TYPE;
 
 pub fn routes() -> Router<Readers> {
-    Router::new().route("/metrics", any(metrics)).route("/metrics/slis", any(slis))
+    Router::new()
+        .route("/metrics", any(metrics))
+        .route("/metrics/probes", any(probes))
+        .route("/metrics/slis", any(slis))
 }
 
 async fn metrics(State(readers): State<Readers>) -> Response {
-    page(readers.metrics.page(&readers.snapshot()))
+    page(readers.metrics.page(&readers.snapshot(), readers.clock.now().wall))
+}
+
+async fn probes(State(readers): State<Readers>) -> Response {
+    page(readers.metrics.probe_page())
 }
 
 /// Upstream begins anew for everybody who may delete.

@@ -3,6 +3,7 @@
 mod exposition;
 
 use anyhow::{Context as _, ensure};
+use serde_json::json;
 
 use crate::e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, metrics::exposition::Page, pod, spec};
 
@@ -12,20 +13,50 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
     run: counts,
 }];
 
+/// The readiness probe is asked every second.
+const PROBED: &str = "probed";
+const ENDED: &str = "ended";
+const REFUSED: &str = "refused";
+
 /// Families both agents have, with their kinds and labels.
 const SHARED: &[(&str, &str, &[&str])] = &[
     ("kubelet_active_pods", "gauge", &["static"]),
+    ("kubelet_admission_rejections_total", "counter", &["reason"]),
+    ("kubelet_cgroup_version", "gauge", &[]),
+    ("kubelet_containers_per_pod_count", "histogram", &[]),
     ("kubelet_desired_pods", "gauge", &["static"]),
+    ("kubelet_evented_pleg_connection_error_count", "counter", &[]),
+    ("kubelet_evented_pleg_connection_success_count", "counter", &[]),
+    ("kubelet_first_network_pod_start_sli_duration_seconds", "gauge", &[]),
     ("kubelet_http_inflight_requests", "gauge", REQUEST),
     ("kubelet_http_requests_duration_seconds", "histogram", REQUEST),
     ("kubelet_http_requests_total", "counter", REQUEST),
+    ("kubelet_lifecycle_handler_http_fallbacks_total", "counter", &[]),
     ("kubelet_managed_ephemeral_containers", "gauge", &[]),
+    ("kubelet_mirror_pods", "gauge", &[]),
     ("kubelet_node_name", "gauge", &["node"]),
+    ("kubelet_orphaned_runtime_pods_total", "counter", &[]),
+    ("kubelet_pleg_last_seen_seconds", "gauge", &[]),
+    ("kubelet_pleg_pod_relist_duration_seconds", "histogram", &[]),
+    ("kubelet_pleg_relist_duration_seconds", "histogram", &[]),
+    ("kubelet_pleg_relist_interval_seconds", "histogram", &[]),
+    ("kubelet_pod_start_duration_seconds", "histogram", &[]),
+    ("kubelet_pod_start_sli_duration_seconds", "histogram", &[]),
+    ("kubelet_pod_start_total_duration_seconds", "histogram", &[]),
+    ("kubelet_pod_status_sync_duration_seconds", "histogram", &[]),
+    ("kubelet_pod_worker_start_duration_seconds", "histogram", &[]),
     ("kubelet_run_podsandbox_duration_seconds", "histogram", &["runtime_handler"]),
     ("kubelet_running_containers", "gauge", &["container_state"]),
     ("kubelet_running_pods", "gauge", &[]),
     ("kubelet_runtime_operations_duration_seconds", "histogram", &["operation_type"]),
     ("kubelet_runtime_operations_total", "counter", &["operation_type"]),
+    ("kubelet_sleep_action_terminated_early_total", "counter", &[]),
+    ("kubelet_started_containers_total", "counter", &["container_type"]),
+    ("kubelet_started_pods_errors_total", "counter", &[]),
+    ("kubelet_started_pods_total", "counter", &[]),
+    ("kubelet_started_user_namespaced_pods_errors_total", "counter", &[]),
+    ("kubelet_started_user_namespaced_pods_total", "counter", &[]),
+    ("kubelet_terminated_containers_total", "counter", &["container_type", "exit_code", "reason"]),
     ("kubelet_working_pods", "gauge", &["config", "lifecycle", "static"]),
     (
         "kubernetes_build_info",
@@ -50,15 +81,38 @@ const SHARED: &[(&str, &str, &[&str])] = &[
     ("process_start_time_seconds", "gauge", &[]),
     ("process_virtual_memory_bytes", "gauge", &[]),
     ("process_virtual_memory_max_bytes", "gauge", &[]),
+    ("rest_client_rate_limiter_duration_seconds", "histogram", &["host", "verb"]),
+    ("rest_client_request_duration_seconds", "histogram", &["host", "verb"]),
+    ("rest_client_request_size_bytes", "histogram", &["host", "verb"]),
+    ("rest_client_requests_total", "counter", &["code", "host", "method"]),
+    ("rest_client_response_size_bytes", "histogram", &["host", "verb"]),
+    ("storage_operation_duration_seconds", "histogram", &["migrated", "operation_name", "status", "volume_plugin"]),
+];
+const PROBES: &[(&str, &str, &[&str])] = &[
+    ("process_start_time_seconds", "gauge", &[]),
+    ("prober_probe_duration_seconds", "histogram", &["container", "namespace", "pod", "probe_type"]),
+    ("prober_probe_total", "counter", &["container", "namespace", "pod", "pod_uid", "probe_type", "result"]),
+];
+const SLIS: &[(&str, &str, &[&str])] = &[
+    ("kubernetes_healthcheck", "gauge", &["name", "type"]),
+    ("kubernetes_healthchecks_total", "counter", &["name", "status", "type"]),
+    ("process_start_time_seconds", "gauge", &[]),
 ];
 const REQUEST: &[&str] = &["long_running", "method", "path", "server_type"];
 
 fn check_shapes(page: &Page, shapes: &[(&str, &str, &[&str])]) -> anyhow::Result<()> {
+    let mut faults = Vec::new();
     for (name, kind, labels) in shapes {
-        let family = page.0.get(*name).with_context(|| format!("there is no {name}"))?;
-        ensure!(family.kind == *kind, "{name} is a {} instead of a {kind}", family.kind);
-        ensure!(family.labels().iter().eq(*labels), "{name} has labels {:?} instead of {labels:?}", family.labels());
+        match page.0.get(*name) {
+            None => faults.push(format!("there is no {name}")),
+            Some(family) if family.kind != *kind => faults.push(format!("{name} is a {}", family.kind)),
+            Some(family) if !family.labels().iter().eq(*labels) => {
+                faults.push(format!("{name} has labels {:?}", family.labels()));
+            }
+            Some(_) => {}
+        }
     }
+    ensure!(faults.is_empty(), "{}", faults.join("; "));
     Ok(())
 }
 
@@ -69,32 +123,91 @@ fn scrape(cluster: &ClusterNode, path: &str) -> anyhow::Result<Page> {
 
 fn counts(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    cluster.apply(pod("web", &spec(&cluster.name, OBEDIENT)))?;
-    cluster.wait_running("web", 60)?;
-    // Upstream counts when it lists.
-    let page = cluster.wait("the pod is counted", 30, |cluster| {
-        let page = scrape(cluster, "metrics")?;
-        for (name, labels, expected) in [
-            ("kubelet_running_pods", &[][..], 1.0),
-            ("kubelet_running_containers", &[("container_state", "running")], 1.0),
-            ("kubelet_desired_pods", &[("static", "")], 1.0),
-            ("kubelet_active_pods", &[("static", "")], 1.0),
-            ("kubelet_working_pods", &[("lifecycle", "sync"), ("config", "desired")], 1.0),
-            ("kubelet_node_name", &[("node", &cluster.name)], 1.0),
-        ] {
-            let found = page.value(name, labels)?;
-            ensure!(found == expected, "{name} {labels:?} is {found} instead of {expected}");
-        }
-        Ok(page)
-    })?;
+    let mut probed = spec(&cluster.name, OBEDIENT);
+    probed["containers"][0]["readinessProbe"] = json!({ "exec": { "command": ["true"] }, "periodSeconds": 1 });
+    let mut ended = spec(&cluster.name, "exit 3");
+    ended["restartPolicy"] = json!("Never");
+    let mut refused = spec(&cluster.name, OBEDIENT);
+    refused["nodeName"] = json!(cluster.name);
+    refused["containers"][0]["resources"] = json!({ "requests": { "cpu": "1000" } });
+    cluster.apply_all(vec![pod(PROBED, &probed), pod(ENDED, &ended), pod(REFUSED, &refused)])?;
+    cluster.wait_running(PROBED, 60)?;
+    for name in [ENDED, REFUSED] {
+        cluster.wait(&format!("{name} has failed"), 60, |cluster| {
+            let pod = cluster.pod(name)?;
+            ensure!(pod.status()["phase"] == "Failed", "{}", pod.status());
+            Ok(())
+        })?;
+    }
+    // Upstream counts when it lists, and the pods when it cleans up.
+    cluster
+        .wait("what there is is counted", 30, |cluster| check_counts(&scrape(cluster, "metrics")?, &cluster.name))?;
+    // How long a request took is told by the next.
+    let page = scrape(cluster, "metrics")?;
     check_shapes(&page, SHARED)?;
     for operation in ["run_podsandbox", "create_container", "start_container", "list_podsandbox", "image_status"] {
         let count = page.value("kubelet_runtime_operations_total", &[("operation_type", operation)])?;
         ensure!(count >= 1.0, "{operation} was counted {count} times");
     }
-    let by_us = [("path", "metrics"), ("server_type", "readwrite"), ("method", "GET")];
-    ensure!(page.value("kubelet_http_requests_total", &by_us)? >= 1.0, "nobody asked for it");
-    ensure!(page.value("process_resident_memory_bytes", &[])? > 1e6, "it takes no room");
-    ensure!(page.value("kubernetes_build_info", &[("major", "1"), ("minor", "36")])? == 1.0, "it was not built");
+    for (name, labels, least) in [
+        (
+            "kubelet_http_requests_total",
+            &[("path", "metrics"), ("server_type", "readwrite"), ("method", "GET")][..],
+            1.0,
+        ),
+        ("process_resident_memory_bytes", &[], 1e6),
+        ("rest_client_requests_total", &[("code", "200"), ("method", "PATCH")], 1.0),
+        ("kubelet_pod_start_duration_seconds_count", &[], 1.0),
+        ("kubelet_pod_status_sync_duration_seconds_count", &[], 3.0),
+        ("kubelet_pleg_relist_duration_seconds_count", &[], 1.0),
+        ("kubelet_pod_start_sli_duration_seconds_count", &[], 1.0),
+    ] {
+        let found = page.value(name, labels)?;
+        ensure!(found >= least, "{name} {labels:?} is {found} instead of {least} or more");
+    }
+    check_pages_beside(cluster)
+}
+
+fn check_counts(page: &Page, node: &str) -> anyhow::Result<()> {
+    for (name, labels, expected) in [
+        ("kubelet_running_pods", &[][..], 1.0),
+        ("kubelet_running_containers", &[("container_state", "running")], 1.0),
+        ("kubelet_running_containers", &[("container_state", "exited")], 1.0),
+        ("kubelet_desired_pods", &[("static", "")], 3.0),
+        ("kubelet_active_pods", &[("static", "")], 1.0),
+        ("kubelet_working_pods", &[("lifecycle", "sync"), ("config", "desired")], 1.0),
+        ("kubelet_node_name", &[("node", node)], 1.0),
+        ("kubernetes_build_info", &[("major", "1"), ("minor", "36")], 1.0),
+        ("kubelet_started_pods_total", &[], 2.0),
+        ("kubelet_started_containers_total", &[("container_type", "container")], 2.0),
+        ("kubelet_terminated_containers_total", &[("exit_code", "3"), ("reason", "Error")], 1.0),
+        ("kubelet_admission_rejections_total", &[("reason", "OutOfcpu")], 1.0),
+    ] {
+        let found = page.value(name, labels)?;
+        ensure!(found == expected, "{name} {labels:?} is {found} instead of {expected}");
+    }
     Ok(())
+}
+
+/// Probes are counted while their pod is there, and health checks until somebody resets them.
+fn check_pages_beside(cluster: &ClusterNode) -> anyhow::Result<()> {
+    let readiness = [("probe_type", "Readiness"), ("result", "successful"), ("pod", PROBED), ("container", "main")];
+    cluster.wait("several probes are counted", 20, |cluster| {
+        let page = scrape(cluster, "metrics/probes")?;
+        check_shapes(&page, PROBES)?;
+        let count = page.value("prober_probe_total", &readiness)?;
+        ensure!(count >= 3.0, "{count} probes");
+        Ok(())
+    })?;
+    cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/healthz", cluster.name)])?;
+    let page = scrape(cluster, "metrics/slis")?;
+    check_shapes(&page, SLIS)?;
+    let syncloop = [("name", "syncloop"), ("type", "healthz"), ("status", "success")];
+    ensure!(page.value("kubernetes_healthchecks_total", &syncloop)? >= 1.0, "the check was not counted");
+    cluster.kubectl(&["delete", "pod", PROBED])?;
+    cluster.wait("the probes are forgotten", 20, |cluster| {
+        let page = scrape(cluster, "metrics/probes")?;
+        ensure!(page.value("prober_probe_total", &readiness).is_err(), "they are still there");
+        Ok(())
+    })
 }

@@ -111,7 +111,8 @@ fn rotating(dir: &Path, life_secs: i64) -> (Arc<Signer>, JoinHandle<()>) {
 
 fn rotation(dir: &Path, signer: Arc<Signer>, clock: Clock) -> Rotation {
     let wanted = Wanted::client("n1");
-    Rotation { api: signer, store: store(dir), wanted, clock, user: None, bootstrap_kubeconfig: None }
+    let metrics = Arc::default();
+    Rotation { api: signer, store: store(dir), wanted, clock, metrics, user: None, bootstrap_kubeconfig: None }
 }
 
 fn store(dir: &Path) -> Store {

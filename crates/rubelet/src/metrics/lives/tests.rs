@@ -1,0 +1,167 @@
+//! Pods from their first sight to their end.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::server::views::tests::{at, snapshot, view};
+
+fn seen(stage: Stage, status: Value) -> PodView {
+    let mut view = view("default", "web", &["a"], &[], status);
+    view.source = Some(Source::Api);
+    view.census.stage = stage;
+    view
+}
+
+fn now(secs: u64) -> Now {
+    let wall = at("2026-11-15T19:00:00Z") + Duration::from_secs(secs);
+    Now { uptime: Uptime::from_secs(secs), wall }
+}
+
+/// Turns through these views of one pod, one every second.
+fn live(lives: &Lives, views: Vec<PodView>) {
+    let mut before = Snapshot::default();
+    for (secs, view) in (1..).zip(views) {
+        let after = snapshot("n1", [("u1", view)]);
+        lives.turned(&before, &after, now(secs));
+        before = after;
+    }
+}
+
+fn page(lives: &Lives) -> String {
+    let mut text = Text::default();
+    lives.write(&mut text);
+    let is_told = |line: &&str| !line.starts_with('#') && !line.contains("_bucket") && !line.ends_with(" 0");
+    text.into_string().lines().filter(is_told).collect::<Vec<_>>().join("\n")
+}
+
+fn container(state: &Value, last: &Value) -> Value {
+    let status = json!({ "name": "a", "image": "a", "imageID": "", "ready": false, "restartCount": 0, "state": state, "lastState": last });
+    json!({ "phase": "Running", "containerStatuses": [status] })
+}
+
+#[test]
+fn a_start_is_timed_from_first_sight_to_running() {
+    let lives = Lives::new();
+    let pending = json!({ "phase": "Pending" });
+    live(
+        &lives,
+        vec![
+            seen(Stage::Waiting, json!({})),
+            seen(Stage::Syncing, pending.clone()),
+            seen(Stage::Syncing, pending),
+            seen(Stage::Syncing, json!({ "phase": "Running" })),
+        ],
+    );
+    insta::assert_snapshot!(page(&lives), @"
+    kubelet_pod_start_duration_seconds_sum 3
+    kubelet_pod_start_duration_seconds_count 1
+    kubelet_pod_worker_start_duration_seconds_sum 1
+    kubelet_pod_worker_start_duration_seconds_count 1
+    kubelet_containers_per_pod_count_sum 1
+    kubelet_containers_per_pod_count_count 1
+    ");
+}
+
+#[test]
+fn a_pod_that_ran_before_us_has_no_start() {
+    let lives = Lives::new();
+    let running = json!({ "phase": "Running" });
+    live(
+        &lives,
+        vec![seen(Stage::Waiting, json!({})), seen(Stage::Syncing, running.clone()), seen(Stage::Syncing, running)],
+    );
+    assert!(!page(&lives).contains("pod_start_duration"), "{}", page(&lives));
+}
+
+#[test]
+fn each_end_of_a_container_is_counted_once() {
+    let lives = Lives::new();
+    let ended =
+        |id: &str, code: i32| json!({ "terminated": { "exitCode": code, "reason": "Error", "containerID": id } });
+    let running = json!({ "running": {} });
+    live(
+        &lives,
+        vec![
+            // It ended before it was seen.
+            seen(Stage::Syncing, container(&ended("c0", 9), &json!({}))),
+            seen(Stage::Syncing, container(&running, &ended("c0", 9))),
+            seen(Stage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
+            seen(Stage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
+            seen(Stage::Syncing, container(&json!({ "waiting": {} }), &ended("c1", 1))),
+            seen(Stage::Syncing, container(&running, &ended("c1", 1))),
+            // Started again before anybody looked.
+            seen(Stage::Syncing, container(&running, &ended("c2", 1))),
+        ],
+    );
+    let page = page(&lives);
+    let ends: Vec<_> = page.lines().filter(|line| line.contains("terminated")).collect();
+    assert_eq!(
+        ends,
+        [r#"kubelet_terminated_containers_total{container_type="container",exit_code="1",reason="Error"} 2"#]
+    );
+}
+
+#[test]
+fn refusals_are_counted_by_reasons_nobody_can_make_up() {
+    let lives = Lives::new();
+    for reason in ["OutOfcpu", "OutOfexample.com/gpu", "NodeAffinity", "TaintToleration"] {
+        let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
+        refused.census.rejected = Some(reason.to_owned());
+        live(&lives, vec![seen(Stage::Waiting, json!({})), refused.clone(), refused]);
+    }
+    insta::assert_snapshot!(page(&lives), @r#"
+    kubelet_admission_rejections_total{reason="Other"} 2
+    kubelet_admission_rejections_total{reason="OutOfExtendedResources"} 1
+    kubelet_admission_rejections_total{reason="OutOfcpu"} 1
+    "#);
+}
+
+#[test]
+fn the_sli_leaves_out_pulls_and_init_containers() {
+    let lives = Lives::new();
+    live(&lives, vec![seen(Stage::Waiting, json!({}))]);
+    let secs = Uptime::from_secs;
+    // Two pulls at once, and one later: six seconds in all.
+    for (began, ended) in [(2, 5), (1, 4), (6, 8)] {
+        lives.pulled(&PodUid::new("u1"), secs(began), secs(ended));
+    }
+    let pod = |state: Value| -> Pod {
+        serde_json::from_value(json!({
+            "metadata": { "uid": "u1", "creationTimestamp": "2026-11-15T19:00:00Z" },
+            "spec": { "containers": [] },
+            "status": {
+                "containerStatuses": [{
+                    "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": state,
+                }],
+                "initContainerStatuses": [{
+                    "name": "i", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                    "state": { "terminated": {
+                        "exitCode": 0, "startedAt": "2026-11-15T19:00:08Z", "finishedAt": "2026-11-15T19:00:09Z",
+                    } },
+                }],
+            },
+        }))
+        .unwrap()
+    };
+    lives.told(&pod(json!({ "waiting": {} })), now(9));
+    for _ in 0..2 {
+        lives.told(&pod(json!({ "running": { "startedAt": "2026-11-15T19:00:10Z" } })), now(12));
+    }
+    insta::assert_snapshot!(page(&lives), @"
+    kubelet_pod_start_sli_duration_seconds_sum 5
+    kubelet_pod_start_sli_duration_seconds_count 1
+    kubelet_pod_start_total_duration_seconds_sum 12
+    kubelet_pod_start_total_duration_seconds_count 1
+    kubelet_first_network_pod_start_sli_duration_seconds 5
+    ");
+}
+
+#[test]
+fn what_is_known_of_a_pod_goes_with_it() {
+    let lives = Lives::new();
+    let there = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
+    lives.turned(&Snapshot::default(), &there, now(1));
+    assert_eq!(lives.lock().len(), 1);
+    let gone = lives.turned(&there, &Snapshot::default(), now(2));
+    assert_eq!((lives.lock().len(), gone.len()), (0, 1));
+}
