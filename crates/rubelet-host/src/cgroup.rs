@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal};
 use crate::mount;
 
 /// Where the kernel's cgroup file systems are mounted on every node.
-const BASE: &str = "/sys/fs/cgroup";
+pub(crate) const BASE: &str = "/sys/fs/cgroup";
 
 /// A cgroup as it should be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -328,7 +328,7 @@ fn write(file: &Path, value: &str) -> io::Result<()> {
 }
 
 /// Names come from manifests and from the runtime's labels; none may lead elsewhere.
-fn below(mount: &Path, path: &Path) -> io::Result<PathBuf> {
+pub(crate) fn below(mount: &Path, path: &Path) -> io::Result<PathBuf> {
     let inside = path.strip_prefix("/").unwrap_or(path);
     if inside.as_os_str().is_empty() || !inside.components().all(|part| matches!(part, Component::Normal(_))) {
         let message = format!("{} cannot be the path of a cgroup", path.display());

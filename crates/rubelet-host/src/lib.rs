@@ -10,6 +10,7 @@ pub mod fs;
 pub mod linux;
 pub mod mount;
 pub mod port;
+pub mod stats;
 #[cfg(test)]
 mod testing;
 pub mod watch;

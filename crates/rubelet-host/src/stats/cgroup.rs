@@ -1,0 +1,270 @@
+//! What a cgroup used, what it may use, and what it waited for.
+//!
+//! Owns: which file of which version says it. In version 1 every controller has a tree, in version 2 all share one.
+//! Never: names a cgroup, computes a rate.
+//! Upstream: `fs` and `fs2` of `github.com/opencontainers/cgroups`, `GetSpec` of cAdvisor's `container/common`.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+
+use super::{Reader, disk, text};
+use crate::cgroup::{BASE, below};
+
+mod v1;
+mod v2;
+
+/// How much is read: every file costs the kernel something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// Processor and memory.
+    Usage,
+    /// Also processes, disks, limits and what the details of cAdvisor are made of.
+    All,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CgroupStats {
+    pub cpu: Option<Cpu>,
+    pub memory: Option<Memory>,
+    pub io_pressure: Option<Pressure>,
+    /// The rest is read with [`Extent::All`] only.
+    pub pids: Option<Pids>,
+    pub devices: Vec<Device>,
+    /// When the cgroup was made.
+    pub created: Option<SystemTime>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cpu {
+    pub usage_nanos: u64,
+    pub user_nanos: u64,
+    pub system_nanos: u64,
+    pub pressure: Option<Pressure>,
+    pub throttling: Throttling,
+    pub limits: CpuLimits,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttling {
+    pub periods: u64,
+    pub throttled_periods: u64,
+    pub throttled_nanos: u64,
+    pub burst_periods: u64,
+    pub burst_nanos: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuLimits {
+    /// As version 1 counts them.
+    pub shares: Option<u64>,
+    pub period_micros: Option<u64>,
+    /// `None` is no limit.
+    pub quota_micros: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    pub usage_bytes: u64,
+    /// What cannot be given up without harm: all but pages of files that nobody touched lately.
+    pub working_set_bytes: u64,
+    pub rss_bytes: u64,
+    pub cache_bytes: u64,
+    pub mapped_file_bytes: u64,
+    pub active_file_bytes: u64,
+    pub inactive_file_bytes: u64,
+    pub swap_bytes: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+    /// `None` is no limit.
+    pub limit_bytes: Option<u64>,
+    /// Of swap alone; `None` is no limit, or nobody counts.
+    pub swap_limit_bytes: Option<u64>,
+    pub pressure: Option<Pressure>,
+    pub details: MemoryDetails,
+}
+
+/// Read with [`Extent::All`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryDetails {
+    pub kernel_bytes: u64,
+    pub max_usage_bytes: u64,
+    pub limit_hits: u64,
+    pub reservation_bytes: Option<u64>,
+    /// In version 1 of memory and swap together, in version 2 of swap alone.
+    pub stated_swap_limit_bytes: Option<u64>,
+    pub oom_kills: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pids {
+    /// Threads, too: the kernel counts tasks.
+    pub current: u64,
+    /// `None` is no limit.
+    pub limit: Option<u64>,
+}
+
+/// A disk, and what went to and from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// `/dev/…`.
+    pub name: String,
+    pub major: u32,
+    pub minor: u32,
+    /// By operation (`Read`, `Write`, in version 1 others), in bytes.
+    pub bytes: Vec<(String, u64)>,
+    /// The same in requests.
+    pub requests: Vec<(String, u64)>,
+}
+
+/// Time lost waiting, of some tasks and of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pressure {
+    pub some: Stall,
+    pub full: Stall,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stall {
+    pub total_micros: u64,
+    /// Percent of the last ten seconds.
+    pub avg10: f64,
+    pub avg60: f64,
+    pub avg300: f64,
+}
+
+/// Where each controller's tree is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trees {
+    V1(v1::Mounts),
+    V2(PathBuf),
+}
+
+impl Trees {
+    /// Those mounted now, at the node's own place.
+    pub fn mounted() -> io::Result<Self> {
+        let mounts = crate::mount::mount_table()?;
+        let at_base = |mount: &crate::mount::Mount| mount.point.as_path() == Path::new(BASE);
+        if mounts.iter().any(|mount| mount.fs_type == "cgroup2" && at_base(mount)) {
+            return Ok(Trees::V2(PathBuf::from(BASE)));
+        }
+        let trees = mounts.into_iter().filter(|mount| mount.fs_type == "cgroup" && mount.point.starts_with(BASE));
+        Ok(Trees::V1(v1::Mounts::new(trees.map(|mount| mount.point))))
+    }
+
+    /// The names of the cgroups right below this one; none when it is not there.
+    pub fn children(&self, path: &str) -> Vec<String> {
+        let tree = match self {
+            Trees::V1(mounts) => mounts.any(),
+            Trees::V2(mount) => Some(mount.as_path()),
+        };
+        let dir = tree.and_then(|tree| place(tree, path));
+        let entries = dir.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    /// The processes right in this cgroup.
+    pub fn processes(&self, path: &str, reader: &mut Reader) -> Vec<u32> {
+        let tree = match self {
+            Trees::V1(mounts) => mounts.any(),
+            Trees::V2(mount) => Some(mount.as_path()),
+        };
+        let dir = tree.and_then(|tree| open(tree, path));
+        let pids = dir.as_ref().and_then(|dir| reader.text(dir, "cgroup.procs"));
+        // A process of another PID namespace shows as 0.
+        pids.into_iter().flat_map(str::lines).filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != 0).collect()
+    }
+
+    /// All that can be read of it; `None` when there is no such cgroup. The root is `/`.
+    pub fn read(&self, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
+        let mut stats = match self {
+            Trees::V1(mounts) => v1::read(mounts, path, extent, reader)?,
+            Trees::V2(mount) => v2::read(mount, path, extent, reader)?,
+        };
+        for device in &mut stats.devices {
+            device.name = disk::device_name(device.major, device.minor);
+        }
+        Some(stats)
+    }
+
+    /// The time it used a processor, and no more.
+    pub fn cpu_nanos(&self, path: &str, reader: &mut Reader) -> Option<u64> {
+        match self {
+            Trees::V1(mounts) => v1::cpu_nanos(mounts, path, reader),
+            Trees::V2(mount) => v2::cpu_nanos(mount, path, reader),
+        }
+    }
+
+    /// Where this process is, by its `/proc/…/cgroup`: in version 1 the tree of `memory` counts, if that of `cpu` agrees.
+    pub fn of_process(&self, table: &str) -> Option<String> {
+        let of = |controller: &str| {
+            table.lines().find_map(|line| {
+                let (_, rest) = line.split_once(':')?;
+                let (controllers, path) = rest.split_once(':')?;
+                controllers.split(',').any(|name| name == controller).then(|| path.to_owned())
+            })
+        };
+        match self {
+            Trees::V1(_) => of("memory").filter(|path| of("cpu").as_ref() == Some(path)),
+            Trees::V2(_) => of(""),
+        }
+    }
+}
+
+fn place(tree: &Path, path: &str) -> Option<PathBuf> {
+    // The root is a cgroup, too, if only for reading.
+    if path == "/" { Some(tree.to_owned()) } else { below(tree, Path::new(path)).ok() }
+}
+
+fn open(tree: &Path, path: &str) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, place(tree, path)?, flags, Mode::empty()).ok()
+}
+
+/// The older of a cgroup's directory and a file in it that changes seldom: the directory's time moves with its children.
+fn created(dir: impl AsFd, file: &str) -> Option<SystemTime> {
+    let modified = |stat: rustix::fs::Stat| {
+        let secs = u64::try_from(stat.st_mtime).ok()?;
+        Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(secs))
+    };
+    let own = rustix::fs::statat(&dir, "", AtFlags::EMPTY_PATH).ok().and_then(modified);
+    let steady = rustix::fs::statat(&dir, file, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(modified);
+    own.into_iter().chain(steady).min()
+}
+
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and a line `full`.
+fn pressure(text: &str) -> Option<Pressure> {
+    let mut pressure = Pressure::default();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let stall = match words.next()? {
+            "some" => &mut pressure.some,
+            "full" => &mut pressure.full,
+            _ => continue,
+        };
+        for (name, value) in words.filter_map(|word| word.split_once('=')) {
+            match name {
+                "avg10" => stall.avg10 = value.parse().ok()?,
+                "avg60" => stall.avg60 = value.parse().ok()?,
+                "avg300" => stall.avg300 = value.parse().ok()?,
+                "total" => stall.total_micros = value.parse().ok()?,
+                _ => {}
+            }
+        }
+    }
+    Some(pressure)
+}
+
+/// Above this the kernel means that there is no limit; not quite the largest number, because it rounds to pages.
+fn limit(bytes: Option<u64>) -> Option<u64> {
+    bytes.filter(|bytes| *bytes <= 1 << 62)
+}
+
+#[cfg(test)]
+mod tests;
