@@ -12,6 +12,7 @@ pub mod manifest;
 mod many;
 pub mod node;
 mod odd;
+mod stats;
 mod sweeping;
 mod url;
 
@@ -51,11 +52,21 @@ pub struct Case {
 
 /// Long ones first, so that none of them is left alone at the end.
 fn cases() -> Vec<Case> {
-    [many::CASES, cgroups::CASES, life::CASES, crashes::CASES, effects::CASES, odd::CASES, url::CASES, sweeping::CASES]
-        .iter()
-        .flat_map(|group| group.iter())
-        .map(|case| Case { name: case.name, run: case.run })
-        .collect()
+    [
+        many::CASES,
+        cgroups::CASES,
+        life::CASES,
+        crashes::CASES,
+        effects::CASES,
+        odd::CASES,
+        stats::CASES,
+        url::CASES,
+        sweeping::CASES,
+    ]
+    .iter()
+    .flat_map(|group| group.iter())
+    .map(|case| Case { name: case.name, run: case.run })
+    .collect()
 }
 
 /// Most of a test is waiting, but a burst of containers wants a core.

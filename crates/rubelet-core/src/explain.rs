@@ -27,6 +27,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         runtime_version: node_status::runtime_version(&node.status),
         runtime_handlers: node.status.handlers.clone(),
         supplemental_groups_policy: node.status.supplemental_groups_policy,
+        cgroup_driver: node.status.cgroup_driver,
         sources_awaited: config.awaited(&settings.sources),
     }
 }
@@ -44,6 +45,7 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
         lifecycle_since: record.since.wall,
         running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
         census: census(record),
+        facts: record.facts.clone(),
         steps: vec![
             desired(record),
             admitted(record),

@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cgroups::CgroupDriver,
     event::Source,
     id::PodUid,
-    observation::{ListedState, RuntimeHandler},
+    observation::{ListedState, RuntimeHandler, SharedFacts},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,8 @@ pub struct NodeView {
     pub runtime_version: String,
     pub runtime_handlers: Vec<RuntimeHandler>,
     pub supplemental_groups_policy: Option<bool>,
+    /// Who makes cgroups, by the runtime's word.
+    pub cgroup_driver: Option<CgroupDriver>,
     /// Sources that have not spoken yet; nothing is cleaned up before they have.
     pub sources_awaited: Vec<Source>,
 }
@@ -72,6 +75,9 @@ pub struct PodView {
     /// The names of running containers with their ids, as the runtime has them.
     pub running: BTreeMap<String, String>,
     pub census: Census,
+    /// The last look at it; for readers in this process alone.
+    #[serde(skip)]
+    pub facts: Option<SharedFacts>,
     /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
     pub steps: Vec<Step>,
 }

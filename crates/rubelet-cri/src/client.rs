@@ -191,6 +191,20 @@ impl ContainerRuntime for CriClient {
         answer.status.ok_or_else(|| incomplete("ContainerStatus"))
     }
 
+    async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>> {
+        let request = v1::ListContainerStatsRequest {};
+        let mut client = self.runtime.clone();
+        let answer =
+            call("ListContainerStats", self.timeout, request, |request| client.list_container_stats(request)).await?;
+        Ok(answer.stats)
+    }
+
+    async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
+        let request = v1::ImageFsInfoRequest {};
+        let mut client = self.images.clone();
+        call("ImageFsInfo", self.timeout, request, |request| client.image_fs_info(request)).await
+    }
+
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
         let request = v1::ListImagesRequest { filter: None };
         let mut client = self.images.clone();

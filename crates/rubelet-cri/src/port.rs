@@ -78,6 +78,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn remove_container(&self, container_id: &str) -> RpcResult<()>;
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
+    /// Of all containers that run.
+    async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>>;
     /// Runs a command in a container and waits for its end. `DeadlineExceeded` when it was killed for taking longer than
     /// `timeout`, which is counted in whole seconds.
     async fn exec_sync(
@@ -102,6 +104,9 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         auth: Option<v1::AuthConfig>,
         sandbox_config: &v1::PodSandboxConfig,
     ) -> RpcResult<String>;
+
+    /// How much room images take, and where.
+    async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse>;
 
     /// Container events as they happen; the channel closes when the stream ends. `Unimplemented` where the runtime has none.
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>>;

@@ -322,6 +322,14 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
+    async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>> {
+        self.look("ListContainerStats", |_| Ok(Vec::new())).await
+    }
+
+    async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
+        self.look("ImageFsInfo", |_| Ok(v1::ImageFsInfoResponse::default())).await
+    }
+
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
         self.look("ListImages", |scene| Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())).await
     }

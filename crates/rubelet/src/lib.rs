@@ -17,6 +17,7 @@ pub mod recorder;
 pub mod run;
 pub mod server;
 pub mod sources;
+pub mod stats;
 pub mod sync_loop;
 pub mod world;
 mod yaml;

@@ -14,6 +14,7 @@ use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
     node_object::NodeObject,
+    node_status::Machine,
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
@@ -44,6 +45,10 @@ use crate::{
         secured::{self, Secured},
     },
     sources,
+    stats::{
+        disk::{DiskCounter, DiskSources},
+        sample::{Sources, Stats},
+    },
     sync_loop::{Handles, SyncLoop},
     world::{Clock, Cluster, Paths, World},
 };
@@ -68,7 +73,12 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
 
     tasks.spawn(sync_loop.run(stop.clone()));
-    let (secured, tls) = Secured::new(options, &world, readers(&world, &handles), certs::serving_files(options)?);
+    let (secured, tls) = Secured::new(
+        options,
+        &world,
+        readers(options, &world, &handles, &duty.machine),
+        certs::serving_files(options)?,
+    );
     tasks.spawn(server.serve(secured.readers.clone(), stop.clone()));
     tasks.spawn(secured::serve(port, tls, secured, stop.clone()));
     let mut inputs = JoinSet::new();
@@ -176,7 +186,14 @@ fn listen_on(field: &str, address: &str, port: i32) -> anyhow::Result<Option<Soc
     Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
 }
 
-fn readers(world: &World, handles: &Handles) -> Readers {
+fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machine) -> Readers {
+    let period = options.config.volume_stats_agg_period.as_std();
+    let disk = DiskCounter::new(DiskSources {
+        runtime: world.runtime.clone(),
+        paths: world.paths.clone(),
+        clock: world.clock.clone(),
+        volumes_count_for: (!period.is_zero()).then_some(period),
+    });
     Readers {
         snapshots: handles.snapshots.clone(),
         events: world.events.clone(),
@@ -184,6 +201,15 @@ fn readers(world: &World, handles: &Handles) -> Readers {
         paths: world.paths.clone(),
         clock: world.clock.clone(),
         health: handles.health.clone(),
+        stats: Stats::new(Sources {
+            snapshots: handles.snapshots.clone(),
+            settings: world.settings.clone(),
+            clock: world.clock.clone(),
+            runtime_cgroup: options.flags.runtime_cgroups.clone(),
+            identity: Arc::new(machine.clone()),
+            disk: Arc::new(disk),
+            root_dir: world.paths.root_dir.clone(),
+        }),
     }
 }
 

@@ -17,12 +17,14 @@ use crate::{
         Metrics,
         http::{Counting, Port},
     },
+    stats::sample::Stats,
     world::{Clock, Paths},
 };
 
 pub mod admin;
 pub mod connections;
 pub mod container_logs;
+mod figures;
 pub mod health;
 pub mod log_file;
 pub mod metrics;
@@ -43,6 +45,7 @@ pub struct Readers {
     pub paths: Paths,
     pub clock: Clock,
     pub health: Arc<LoopHealth>,
+    pub stats: Stats,
 }
 
 impl Readers {

@@ -50,8 +50,8 @@ const RANDOM: &[&str] = &[
     "crates/rubelet-sim/",
 ];
 /// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; a hook may be to sleep, and
-/// a gRPC probe dials until its time is over; the recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the
-/// API client waits for its turn and before it tries again. The simulator's time is virtual, and the commands of this crate wait for real programs.
+/// a gRPC probe dials until its time is over; the recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the first
+/// rate of a processor needs two readings; the API client waits for its turn and before it tries again. The simulator's time is virtual, and the commands of this crate wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
@@ -64,6 +64,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet-host/src/check/grpc.rs",
     "crates/rubelet/src/recorder.rs",
     "crates/rubelet/src/server",
+    "crates/rubelet/src/stats/sample.rs",
     "crates/rubelet/src/cli",
     "crates/rubelet-cri/examples/",
     "crates/rubelet-kube/src/",

@@ -80,7 +80,7 @@ pub struct Agent {
     /// An address of this node alone.
     address: Ipv4Addr,
     port: u16,
-    /// Upstream's, without TLS.
+    /// Without TLS, for everybody.
     read_only_port: u16,
     root_dir: PathBuf,
     manifests: PathBuf,
@@ -127,6 +127,7 @@ impl Agent {
             "cgroupRoot": self.cgroup_root,
             "address": self.address,
             "port": self.port,
+            "readOnlyPort": self.read_only_port,
             "healthzPort": 0,
             "failCgroupV1": false,
         });
@@ -150,7 +151,6 @@ impl Agent {
 
     fn upstream_configuration(&self) -> Value {
         json!({
-            "readOnlyPort": self.read_only_port,
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
             // No cgroups of its own on a machine that others use, too.
@@ -291,12 +291,15 @@ impl Agent {
                 socket.set_read_timeout(Some(ANSWER))?;
                 http_get(socket, "/podlist")
             }
-            Program::Upstream(_) => {
-                let socket = TcpStream::connect((self.address, self.read_only_port))?;
-                socket.set_read_timeout(Some(ANSWER))?;
-                http_get(socket, "/pods")
-            }
+            Program::Upstream(_) => self.read_only("/pods"),
         }
+    }
+
+    /// What its read-only port answers.
+    pub fn read_only(&self, path: &str) -> anyhow::Result<String> {
+        let socket = TcpStream::connect((self.address, self.read_only_port))?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        http_get(socket, path)
     }
 
     /// What its own port answers: the status and the body. Its certificate is believed because it is the one on disk.

@@ -978,6 +978,53 @@ pub struct Int64Value {
     #[prost(int64, tag = "1")]
     pub value: i64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListContainerStatsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContainerStatsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub stats: ::prost::alloc::vec::Vec<ContainerStats>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerStats {
+    #[prost(message, optional, tag = "1")]
+    pub attributes: ::core::option::Option<ContainerAttributes>,
+    #[prost(message, optional, tag = "4")]
+    pub writable_layer: ::core::option::Option<FilesystemUsage>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerAttributes {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImageFsInfoRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ImageFsInfoResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub image_filesystems: ::prost::alloc::vec::Vec<FilesystemUsage>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FilesystemUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub fs_id: ::core::option::Option<FilesystemIdentifier>,
+    #[prost(message, optional, tag = "3")]
+    pub used_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "4")]
+    pub inodes_used: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FilesystemIdentifier {
+    #[prost(string, tag = "1")]
+    pub mountpoint: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UInt64Value {
+    #[prost(uint64, tag = "1")]
+    pub value: u64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum CgroupDriver {
@@ -1939,6 +1986,32 @@ pub mod runtime_service_client {
                 .insert(GrpcMethod::new("runtime.v1.RuntimeService", "PortForward"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn list_container_stats(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListContainerStatsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContainerStatsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.RuntimeService/ListContainerStats",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("runtime.v1.RuntimeService", "ListContainerStats"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn get_container_events(
             &mut self,
             request: impl tonic::IntoRequest<super::GetEventsRequest>,
@@ -2118,6 +2191,30 @@ pub mod image_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("runtime.v1.ImageService", "PullImage"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn image_fs_info(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ImageFsInfoRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ImageFsInfoResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.ImageService/ImageFsInfo",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("runtime.v1.ImageService", "ImageFsInfo"));
             self.inner.unary(req, path, codec).await
         }
     }

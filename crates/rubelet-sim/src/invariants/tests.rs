@@ -168,6 +168,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         lifecycle_since: jiff::Timestamp::UNIX_EPOCH,
         running: BTreeMap::new(),
         census: Default::default(),
+        facts: None,
         steps: Vec::new(),
     };
     Snapshot { pods: BTreeMap::from([(PodUid::new("u1"), Arc::new(view))]), ..Default::default() }

@@ -73,6 +73,7 @@ pub const ACTED_ON: &[&str] = &[
     "tlsCurvePreferences",
     "tlsMinVersion",
     "tlsPrivateKeyFile",
+    "volumeStatsAggPeriod",
 ];
 
 /// Flags that are no field of KubeletConfiguration, sorted.
@@ -91,6 +92,7 @@ pub const ACTED_ON_FLAGS: &[&str] = &[
     "node-ip",
     "node-labels",
     "root-dir",
+    "runtime-cgroups",
     "seccomp-default",
 ];
 

@@ -226,6 +226,14 @@ impl ContainerRuntime for Measured {
         self.timed("port_forward", self.runtime.port_forward(request)).await
     }
 
+    async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>> {
+        self.timed("list_container_stats", self.runtime.list_container_stats()).await
+    }
+
+    async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
+        self.timed("image_fs_info", self.runtime.image_fs_info()).await
+    }
+
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
         self.timed("list_images", self.runtime.list_images()).await
     }

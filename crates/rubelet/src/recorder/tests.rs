@@ -160,6 +160,7 @@ fn snapshot() -> Snapshot {
         lifecycle_since: at(0),
         running: BTreeMap::new(),
         census: Default::default(),
+        facts: None,
         steps: Vec::new(),
     };
     Snapshot { pods: BTreeMap::from([("u1".into(), Arc::new(view))]), ..Snapshot::default() }

@@ -14,7 +14,7 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    Readers,
+    Readers, figures,
     health::{self, Check, text},
     metrics, views,
 };
@@ -33,6 +33,7 @@ pub fn open_routes(readers: Readers) -> Router {
         .route("/pods", get(pods))
         .route("/pods/", get(pods))
         .merge(metrics::routes())
+        .merge(figures::routes())
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(readers)

@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use insta::assert_snapshot;
-use rubelet_core::{snapshot::Snapshot, time::Uptime};
+use rubelet_core::{settings::Settings, snapshot::Snapshot, time::Uptime};
+use rubelet_cri::client::CriClient;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -22,6 +23,10 @@ use super::{
 };
 use crate::{
     event_log::EventLog,
+    stats::{
+        disk::{DiskCounter, DiskSources},
+        sample::{Sources, Stats},
+    },
     world::{Clock, Paths},
 };
 
@@ -29,17 +34,33 @@ pub mod alone;
 
 pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
     let (sender, snapshots) = watch::channel(Arc::new(snapshot));
+    let clock = Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default());
+    let paths =
+        Paths { root_dir: root.to_owned(), pod_logs_dir: root.join("logs"), container_links_dir: root.join("links") };
+    let sources = Sources {
+        snapshots: snapshots.clone(),
+        settings: Arc::new(Settings::for_node("n1")),
+        clock: clock.clone(),
+        runtime_cgroup: String::new(),
+        identity: Arc::default(),
+        disk: Arc::new(DiskCounter::new(DiskSources {
+            runtime: Arc::new(
+                CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap(),
+            ),
+            paths: paths.clone(),
+            clock: clock.clone(),
+            volumes_count_for: None,
+        })),
+        root_dir: root.to_owned(),
+    };
     let readers = Readers {
         snapshots,
         events: EventLog::default(),
         metrics: Arc::default(),
-        paths: Paths {
-            root_dir: root.to_owned(),
-            pod_logs_dir: root.join("logs"),
-            container_links_dir: root.join("links"),
-        },
-        clock: Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default()),
+        paths,
+        clock,
         health: Arc::new(LoopHealth::new(Duration::from_secs(60))),
+        stats: Stats::new(sources),
     };
     (sender, readers)
 }

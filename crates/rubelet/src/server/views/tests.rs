@@ -35,6 +35,7 @@ pub fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], sta
         lifecycle_since: at("2026-11-15T18:00:00Z"),
         running: BTreeMap::new(),
         census: Default::default(),
+        facts: None,
         steps: Vec::new(),
     }
 }

@@ -1,0 +1,65 @@
+//! The paths under which figures are read: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
+//!
+//! Owns: what of a request decides how much is sampled, and how an answer without figures looks.
+//! Upstream: `pkg/kubelet/server/stats/handler.go`, `InstallAuthNotRequiredHandlers`.
+
+use axum::{
+    Json, Router,
+    extract::{RawQuery, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+use super::{Readers, health::text};
+use crate::stats::{
+    cadvisor, resource_metrics,
+    sample::{Extent, Rate},
+    summary,
+};
+
+pub fn routes() -> Router<Readers> {
+    Router::new()
+        .route("/stats/summary", get(stats_summary).post(stats_summary))
+        .route("/metrics/resource", get(resource))
+        .route("/metrics/cadvisor", get(cadvisor))
+}
+
+async fn stats_summary(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
+    let only_usage = only_cpu_and_memory(query.as_deref().unwrap_or_default());
+    let extent = if only_usage { Extent::Usage } else { Extent::Summary };
+    let sample = match readers.stats.sample(extent, Rate::Wanted).await {
+        Ok(sample) => sample,
+        Err(error) => {
+            tracing::warn!(%error, "/stats/summary cannot be answered");
+            return text(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {error}"));
+        }
+    };
+    if only_usage {
+        return Json(summary::usage(&sample)).into_response();
+    }
+    let disks = readers.stats.disks(&sample).await;
+    Json(summary::summary(&sample, &disks)).into_response()
+}
+
+/// Said once, and with this very word.
+fn only_cpu_and_memory(query: &str) -> bool {
+    let mut said = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "only_cpu_and_memory");
+    said.next().is_some_and(|(_, value)| value == "true") && said.next().is_none()
+}
+
+async fn cadvisor(State(readers): State<Readers>) -> Response {
+    let sample = readers.stats.sample(Extent::Everything, Rate::Unneeded).await;
+    if let Err(error) = &sample {
+        tracing::warn!(%error, "/metrics/cadvisor has no figures");
+    }
+    cadvisor::exposition(sample.as_deref()).into_response()
+}
+
+async fn resource(State(readers): State<Readers>) -> Response {
+    let sample = readers.stats.sample(Extent::Usage, Rate::Unneeded).await;
+    if let Err(error) = &sample {
+        tracing::warn!(%error, "/metrics/resource has no figures");
+    }
+    resource_metrics::exposition(sample.as_deref()).into_response()
+}

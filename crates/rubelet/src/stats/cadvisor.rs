@@ -1,0 +1,520 @@
+//! `/metrics/cadvisor`: all that is known of the cgroups of node, pods and containers, under cAdvisor's names.
+//!
+//! Owns: its names and labels. What cAdvisor itself never fills in a kubelet (load, task states, health, NVM) is not named.
+//! Upstream: `metrics/prometheus.go` and `prometheus_machine.go` of cAdvisor, `containerPrometheusLabelsFunc` of
+//! `pkg/kubelet/server/server.go`, which also chooses the sets of metrics.
+
+use std::fmt::{self, Display};
+
+use jiff::Timestamp;
+use rubelet_host::stats::{
+    cgroup::{Cpu, Device, Memory, Pressure},
+    process::{Interface, Traffic},
+};
+
+use super::{
+    exposition::{Exposition, Kind, Labels},
+    resource_metrics::seconds,
+    sample::{ContainerSample, Measured, Processes, Sample, SampleError},
+};
+
+/// A cgroup as cAdvisor shows it.
+struct Subject<'a> {
+    labels: Labels,
+    at: Timestamp,
+    measured: &'a Measured,
+    interfaces: &'a [Interface],
+    /// Of containers and sandboxes alone.
+    processes: Option<Processes>,
+    /// The machine's, where the cgroup is the root.
+    memory_limit_bytes: Option<u64>,
+}
+
+enum Number {
+    Whole(u64),
+    Signed(i64),
+    Real(f64),
+}
+
+impl Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Whole(number) => number.fmt(f),
+            Number::Signed(number) => number.fmt(f),
+            Number::Real(number) => number.fmt(f),
+        }
+    }
+}
+
+pub fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
+    let mut exposition = Exposition::default();
+    if let Ok(sample) = sample {
+        let subjects = subjects(sample);
+        for table in [CPU, MEMORY, PROCESSES, PRESSURE] {
+            plain(&mut exposition, &subjects, table);
+        }
+        of_spec(&mut exposition, &subjects);
+        faults(&mut exposition, &subjects);
+        disks(&mut exposition, &subjects);
+        file_system(&mut exposition, sample, &subjects);
+        networks(&mut exposition, &subjects);
+        machine(&mut exposition, sample);
+    }
+    let help = "1 if there was an error while getting container metrics, 0 otherwise";
+    let failed = u8::from(sample.is_err());
+    exposition.gauge("container_scrape_error", help).add(&Labels::default(), failed, None);
+    exposition
+}
+
+fn subjects(sample: &Sample) -> Vec<Subject<'_>> {
+    let plain = |measured| Subject {
+        labels: labels(measured, ["", "", "", "", ""]),
+        at: sample.at,
+        measured,
+        interfaces: &[],
+        processes: None,
+        memory_limit_bytes: None,
+    };
+    let root = sample.root.iter().map(|root| Subject {
+        interfaces: &sample.interfaces,
+        memory_limit_bytes: Some(sample.machine.memory_bytes),
+        ..plain(root)
+    });
+    let pods_root = sample.tiers.first().map(|tier| tier.cgroup.as_str());
+    let system = sample.system.iter().map(|(_, measured)| measured);
+    let system = system.filter(|measured| pods_root != Some(&measured.cgroup));
+    let mut subjects: Vec<Subject<'_>> = root.chain(system.chain(&sample.tiers).map(plain)).collect();
+    for pod in &sample.pods {
+        let (name, namespace) = (pod.target.name.as_str(), pod.target.namespace.as_str());
+        let of = |container: &ContainerSample| {
+            let target = &container.target;
+            labels(&container.measured, [&target.name, &target.image, &target.id, namespace, name])
+        };
+        subjects.extend(
+            pod.own.iter().map(|own| Subject { labels: labels(own, ["", "", "", namespace, name]), ..plain(own) }),
+        );
+        // The sandbox is the one with the network, which all of them share.
+        let sandbox = pod.sandbox.iter().map(|sandbox| (sandbox, pod.interfaces.as_slice()));
+        let containers = pod.containers.iter().map(|container| (container, [].as_slice()));
+        subjects.extend(sandbox.chain(containers).map(|(container, interfaces)| Subject {
+            labels: of(container),
+            interfaces,
+            processes: Some(container.processes),
+            ..plain(&container.measured)
+        }));
+    }
+    subjects
+}
+
+fn labels(measured: &Measured, [container, image, name, namespace, pod]: [&str; 5]) -> Labels {
+    Labels::new([
+        ("container", container),
+        ("id", &measured.cgroup),
+        ("image", image),
+        ("name", name),
+        ("namespace", namespace),
+        ("pod", pod),
+    ])
+}
+
+/// A name with one value per cgroup, or none.
+struct Plain {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&Subject<'_>) -> Option<Number>,
+}
+
+const fn counter(name: &'static str, help: &'static str, value: fn(&Subject<'_>) -> Option<Number>) -> Plain {
+    Plain { name, kind: Kind::Counter, help, value }
+}
+
+const fn gauge(name: &'static str, help: &'static str, value: fn(&Subject<'_>) -> Option<Number>) -> Plain {
+    Plain { name, kind: Kind::Gauge, help, value }
+}
+
+fn plain(exposition: &mut Exposition, subjects: &[Subject<'_>], table: &[Plain]) {
+    for metric in table {
+        let mut family = exposition.family(metric.name, metric.kind, metric.help);
+        for subject in subjects {
+            if let Some(value) = (metric.value)(subject) {
+                family.add(&subject.labels, value, Some(subject.at));
+            }
+        }
+    }
+}
+
+fn cpu(subject: &Subject<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
+    subject.measured.stats.cpu.as_ref().map(value)
+}
+
+/// Only of a cgroup with a limit.
+fn limited(subject: &Subject<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
+    subject.measured.stats.cpu.as_ref().filter(|cpu| cpu.limits.quota_micros.is_some()).map(value)
+}
+
+fn memory(subject: &Subject<'_>, value: fn(&Memory) -> u64) -> Option<Number> {
+    subject.measured.stats.memory.as_ref().map(|memory| Number::Whole(value(memory)))
+}
+
+fn nanos(nanos: u64) -> Number {
+    Number::Real(seconds(nanos))
+}
+
+const CPU: &[Plain] = &[
+    counter("container_cpu_cfs_burst_periods_total", "Number of periods when burst occurs.", |it| {
+        limited(it, |cpu| Number::Whole(cpu.throttling.burst_periods))
+    }),
+    counter("container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.", |it| {
+        limited(it, |cpu| nanos(cpu.throttling.burst_nanos))
+    }),
+    counter("container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals.", |it| {
+        limited(it, |cpu| Number::Whole(cpu.throttling.periods))
+    }),
+    counter("container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals.", |it| {
+        limited(it, |cpu| Number::Whole(cpu.throttling.throttled_periods))
+    }),
+    counter(
+        "container_cpu_cfs_throttled_seconds_total",
+        "Total time duration the container has been throttled.",
+        |it| limited(it, |cpu| nanos(cpu.throttling.throttled_nanos)),
+    ),
+    counter("container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds.", |it| {
+        cpu(it, |cpu| nanos(cpu.system_nanos))
+    }),
+    counter("container_cpu_user_seconds_total", "Cumulative user cpu time consumed in seconds.", |it| {
+        cpu(it, |cpu| nanos(cpu.user_nanos))
+    }),
+];
+
+const MEMORY: &[Plain] = &[
+    gauge("container_last_seen", "Last time a container was seen by the exporter", |it| {
+        Some(Number::Signed(it.at.as_second()))
+    }),
+    gauge("container_memory_cache", "Number of bytes of page cache memory.", |it| memory(it, |m| m.cache_bytes)),
+    counter("container_memory_failcnt", "Number of memory usage hits limits", |it| {
+        memory(it, |m| m.details.limit_hits)
+    }),
+    gauge("container_memory_kernel_usage", "Size of kernel memory allocated in bytes.", |it| {
+        memory(it, |m| m.details.kernel_bytes)
+    }),
+    gauge("container_memory_mapped_file", "Size of memory mapped files in bytes.", |it| {
+        memory(it, |m| m.mapped_file_bytes)
+    }),
+    gauge("container_memory_max_usage_bytes", "Maximum memory usage recorded in bytes", |it| {
+        memory(it, |m| m.details.max_usage_bytes)
+    }),
+    gauge("container_memory_rss", "Size of RSS in bytes.", |it| memory(it, |m| m.rss_bytes)),
+    gauge("container_memory_swap", "Container swap usage in bytes.", |it| memory(it, |m| m.swap_bytes)),
+    gauge("container_memory_total_active_file_bytes", "Current total active file in bytes.", |it| {
+        memory(it, |m| m.active_file_bytes)
+    }),
+    gauge("container_memory_total_inactive_file_bytes", "Current total inactive file in bytes.", |it| {
+        memory(it, |m| m.inactive_file_bytes)
+    }),
+    gauge(
+        "container_memory_usage_bytes",
+        "Current memory usage in bytes, including all memory regardless of when it was accessed",
+        |it| memory(it, |m| m.usage_bytes),
+    ),
+    gauge("container_memory_working_set_bytes", "Current working set in bytes.", |it| {
+        memory(it, |m| m.working_set_bytes)
+    }),
+    counter("container_oom_events_total", "Count of out of memory events observed for the container", |it| {
+        memory(it, |m| m.details.oom_kills)
+    }),
+];
+
+const PROCESSES: &[Plain] = &[
+    gauge("container_file_descriptors", "Number of open file descriptors for the container.", |it| {
+        it.processes.map(|processes| Number::Whole(processes.open.files))
+    }),
+    gauge("container_processes", "Number of processes running inside the container.", |it| {
+        it.processes.map(|processes| Number::Whole(processes.count))
+    }),
+    gauge("container_sockets", "Number of open sockets for the container.", |it| {
+        it.processes.map(|processes| Number::Whole(processes.open.sockets))
+    }),
+    gauge("container_threads", "Number of threads running inside the container", |it| {
+        it.measured.stats.pids.map(|pids| Number::Whole(pids.current))
+    }),
+    gauge(
+        "container_threads_max",
+        "Maximum number of threads allowed inside the container, infinity if value is zero",
+        |it| it.measured.stats.pids.map(|pids| Number::Whole(pids.limit.unwrap_or(0))),
+    ),
+];
+
+fn pressure(pressure: Option<Pressure>, total_micros: fn(Pressure) -> u64) -> Option<Number> {
+    pressure.map(|pressure| Number::Real(total_micros(pressure) as f64 / 1e6))
+}
+
+fn cpu_pressure(it: &Subject<'_>) -> Option<Pressure> {
+    it.measured.stats.cpu.as_ref()?.pressure
+}
+
+fn memory_pressure(it: &Subject<'_>) -> Option<Pressure> {
+    it.measured.stats.memory.as_ref()?.pressure
+}
+
+const PRESSURE: &[Plain] = &[
+    counter(
+        "container_pressure_cpu_stalled_seconds_total",
+        "Total time duration no tasks in the container could make progress due to CPU congestion.",
+        |it| pressure(cpu_pressure(it), |pressure| pressure.full.total_micros),
+    ),
+    counter(
+        "container_pressure_cpu_waiting_seconds_total",
+        "Total time duration tasks in the container have waited due to CPU congestion.",
+        |it| pressure(cpu_pressure(it), |pressure| pressure.some.total_micros),
+    ),
+    counter(
+        "container_pressure_io_stalled_seconds_total",
+        "Total time duration no tasks in the container could make progress due to IO congestion.",
+        |it| pressure(it.measured.stats.io_pressure, |pressure| pressure.full.total_micros),
+    ),
+    counter(
+        "container_pressure_io_waiting_seconds_total",
+        "Total time duration tasks in the container have waited due to IO congestion.",
+        |it| pressure(it.measured.stats.io_pressure, |pressure| pressure.some.total_micros),
+    ),
+    counter(
+        "container_pressure_memory_stalled_seconds_total",
+        "Total time duration no tasks in the container could make progress due to memory congestion.",
+        |it| pressure(memory_pressure(it), |pressure| pressure.full.total_micros),
+    ),
+    counter(
+        "container_pressure_memory_waiting_seconds_total",
+        "Total time duration tasks in the container have waited due to memory congestion.",
+        |it| pressure(memory_pressure(it), |pressure| pressure.some.total_micros),
+    ),
+];
+
+/// What a cgroup may use; these hold until they are changed and bear no time.
+const SPEC: &[Plain] = &[
+    gauge("container_spec_cpu_period", "CPU period of the container.", |it| {
+        it.measured.stats.cpu.as_ref()?.limits.period_micros.map(Number::Whole)
+    }),
+    gauge("container_spec_cpu_quota", "CPU quota of the container.", |it| {
+        it.measured.stats.cpu.as_ref()?.limits.quota_micros.map(Number::Whole)
+    }),
+    gauge("container_spec_cpu_shares", "CPU share of the container.", |it| {
+        it.measured.stats.cpu.as_ref()?.limits.shares.map(Number::Whole)
+    }),
+    gauge("container_spec_memory_limit_bytes", "Memory limit for the container.", |it| {
+        let own = it.measured.stats.memory.as_ref()?.limit_bytes;
+        Some(Number::Whole(it.memory_limit_bytes.or(own).unwrap_or(0)))
+    }),
+    gauge("container_spec_memory_reservation_limit_bytes", "Memory reservation limit for the container.", |it| {
+        memory(it, |m| m.details.reservation_bytes.unwrap_or(0))
+    }),
+    gauge("container_spec_memory_swap_limit_bytes", "Memory swap limit for the container.", |it| {
+        memory(it, |m| m.details.stated_swap_limit_bytes.unwrap_or(0))
+    }),
+    gauge("container_start_time_seconds", "Start time of the container since unix epoch in seconds.", |it| {
+        let created = Timestamp::try_from(it.measured.stats.created?).ok()?;
+        Some(Number::Signed(created.as_second()))
+    }),
+];
+
+fn of_spec(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+    for metric in SPEC {
+        let mut family = exposition.family(metric.name, metric.kind, metric.help);
+        for subject in subjects {
+            if let Some(value) = (metric.value)(subject) {
+                family.add(&subject.labels, value, None);
+            }
+        }
+    }
+}
+
+/// Names with labels of their own beside the common ones.
+fn faults(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+    let mut family =
+        exposition.counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds.");
+    for subject in subjects {
+        if let Some(cpu) = subject.measured.stats.cpu.as_ref().filter(|cpu| cpu.usage_nanos > 0) {
+            let labels = subject.labels.and([("cpu", "total")]);
+            family.add(&labels, seconds(cpu.usage_nanos), Some(subject.at));
+        }
+    }
+    let help = "Cumulative count of memory allocation failures.";
+    let mut family = exposition.counter("container_memory_failures_total", help);
+    for subject in subjects {
+        let Some(memory) = &subject.measured.stats.memory else { continue };
+        // Both scopes are the same, as they are upstream.
+        for scope in ["container", "hierarchy"] {
+            for (kind, value) in [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)] {
+                let labels = subject.labels.and([("failure_type", kind), ("scope", scope)]);
+                family.add(&labels, value, Some(subject.at));
+            }
+        }
+    }
+    let help = "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice";
+    let mut family = exposition.gauge("container_ulimits_soft", help);
+    for subject in subjects {
+        if let Some(limit) = subject.processes.and_then(|processes| processes.open_files_limit) {
+            family.add(&subject.labels.and([("ulimit", "max_open_files")]), limit, Some(subject.at));
+        }
+    }
+}
+
+fn disks(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+    let mut family = exposition.counter("container_blkio_device_usage_total", "Blkio Device bytes usage");
+    for subject in subjects {
+        for device in &subject.measured.stats.devices {
+            let (major, minor) = (device.major.to_string(), device.minor.to_string());
+            for (operation, bytes) in &device.bytes {
+                let own =
+                    [("device", device.name.as_str()), ("major", &major), ("minor", &minor), ("operation", operation)];
+                family.add(&subject.labels.and(own), bytes, Some(subject.at));
+            }
+        }
+    }
+    let of = |operations: &[(String, u64)], wanted: &str| {
+        operations.iter().find(|(operation, _)| operation == wanted).map_or(0, |(_, value)| *value)
+    };
+    type Read = fn(&Device) -> &[(String, u64)];
+    let metrics: [(&str, &str, &str, Read); 4] = [
+        ("container_fs_reads_bytes_total", "Cumulative count of bytes read", "Read", |device| &device.bytes),
+        ("container_fs_reads_total", "Cumulative count of reads completed", "Read", |device| &device.requests),
+        ("container_fs_writes_bytes_total", "Cumulative count of bytes written", "Write", |device| &device.bytes),
+        ("container_fs_writes_total", "Cumulative count of writes completed", "Write", |device| &device.requests),
+    ];
+    for (name, help, operation, read) in metrics {
+        let mut family = exposition.counter(name, help);
+        for subject in subjects {
+            for device in &subject.measured.stats.devices {
+                let labels = subject.labels.and([("device", device.name.as_str())]);
+                family.add(&labels, of(read(device), operation), Some(subject.at));
+            }
+        }
+    }
+}
+
+/// Of the node's own disk; containers have no file systems that cAdvisor knows with containerd.
+fn file_system(exposition: &mut Exposition, sample: &Sample, subjects: &[Subject<'_>]) {
+    let (Some(found), Some(root)) = (&sample.root_disk, subjects.first()) else { return };
+    let labels = root.labels.and([("device", found.device.as_str())]);
+    let help = "Number of bytes that can be consumed by the container on this filesystem.";
+    for (name, help, value) in [
+        ("container_fs_inodes_free", "Number of available Inodes", found.file_system.inodes_free),
+        ("container_fs_inodes_total", "Number of Inodes", found.file_system.inodes),
+        ("container_fs_limit_bytes", help, found.file_system.capacity_bytes),
+        (
+            "container_fs_usage_bytes",
+            "Number of bytes that are consumed by the container on this filesystem.",
+            found.file_system.used_bytes,
+        ),
+    ] {
+        exposition.gauge(name, help).add(&labels, value, Some(sample.at));
+    }
+}
+
+fn networks(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+    type Read = fn(&Interface) -> u64;
+    fn received(interface: &Interface) -> Traffic {
+        interface.received
+    }
+    fn sent(interface: &Interface) -> Traffic {
+        interface.sent
+    }
+    let metrics: [(&str, &str, Read); 8] = [
+        ("container_network_receive_bytes_total", "Cumulative count of bytes received", |it| received(it).bytes),
+        ("container_network_receive_errors_total", "Cumulative count of errors encountered while receiving", |it| {
+            received(it).errors
+        }),
+        (
+            "container_network_receive_packets_dropped_total",
+            "Cumulative count of packets dropped while receiving",
+            |it| received(it).dropped,
+        ),
+        ("container_network_receive_packets_total", "Cumulative count of packets received", |it| received(it).packets),
+        ("container_network_transmit_bytes_total", "Cumulative count of bytes transmitted", |it| sent(it).bytes),
+        (
+            "container_network_transmit_errors_total",
+            "Cumulative count of errors encountered while transmitting",
+            |it| sent(it).errors,
+        ),
+        (
+            "container_network_transmit_packets_dropped_total",
+            "Cumulative count of packets dropped while transmitting",
+            |it| sent(it).dropped,
+        ),
+        ("container_network_transmit_packets_total", "Cumulative count of packets transmitted", |it| sent(it).packets),
+    ];
+    for (name, help, value) in metrics {
+        let mut family = exposition.counter(name, help);
+        for subject in subjects {
+            for interface in subject.interfaces {
+                let labels = subject.labels.and([("interface", interface.name.as_str())]);
+                family.add(&labels, value(interface), Some(subject.at));
+            }
+        }
+    }
+}
+
+fn machine(exposition: &mut Exposition, sample: &Sample) {
+    let identity = &sample.identity;
+    let version = Labels::new([
+        ("cadvisorRevision", ""),
+        ("cadvisorVersion", ""),
+        ("dockerVersion", ""),
+        ("kernelVersion", identity.kernel_version.as_str()),
+        ("osVersion", &identity.os_image),
+    ]);
+    let help = "A metric with a constant '1' value labeled by kernel version, OS version, docker version, cadvisor version & \
+                cadvisor revision.";
+    exposition.gauge("cadvisor_version_info", help).add(&version, 1, None);
+    let labels = Labels::new([
+        ("boot_id", identity.boot_id.as_str()),
+        ("machine_id", &identity.machine_id),
+        ("system_uuid", &identity.system_uuid),
+    ]);
+    let topology = &sample.topology;
+    for (name, help, value) in [
+        ("machine_cpu_cores", "Number of logical CPU cores.", topology.cores as u64),
+        ("machine_cpu_physical_cores", "Number of physical CPU cores.", topology.physical_cores as u64),
+        ("machine_cpu_sockets", "Number of CPU sockets.", topology.sockets as u64),
+        ("machine_memory_bytes", "Amount of memory installed on the machine.", sample.machine.memory_bytes),
+        ("machine_swap_bytes", "Amount of swap memory available on the machine.", sample.machine.swap_total_bytes),
+    ] {
+        exposition.gauge(name, help).add(&labels, value, Some(sample.at));
+    }
+    let help = "1 if there was an error while getting machine metrics, 0 otherwise.";
+    exposition.gauge("machine_scrape_error", help).add(&Labels::default(), 0, None);
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::stats::example;
+
+    #[test]
+    fn a_container_has_upstreams_names_and_labels() {
+        let text = exposition(Ok(&example::sample())).into_text();
+        let own = text.lines().filter(|line| line.contains("container=\"work\""));
+        assert_snapshot!(own.collect::<Vec<_>>().join("\n"));
+    }
+
+    #[test]
+    fn node_pod_and_sandbox_have_what_is_theirs() {
+        let text = exposition(Ok(&example::sample())).into_text();
+        let shown =
+            ["machine_", "cadvisor_", "container_network_receive_bytes", "container_fs_limit", "container_processes"];
+        let shown = text.lines().filter(|line| shown.iter().any(|start| line.starts_with(start)));
+        assert_snapshot!(shown.collect::<Vec<_>>().join("\n"));
+    }
+
+    #[test]
+    fn the_pods_cgroup_is_there_once() {
+        let text = exposition(Ok(&example::sample())).into_text();
+        let seen = text.lines().filter(|line| line.starts_with("container_last_seen{"));
+        let ids: Vec<&str> = seen.filter_map(|line| line.split("id=\"").nth(1)?.split('"').next()).collect();
+        let expected = ["/", "/system.slice/kubelet.service", "/kubepods", "/kubepods/podu1"];
+        assert_eq!(ids[..4], expected);
+        assert_eq!(ids[4..], ["/kubepods/podu1/s1", "/kubepods/podu1/c1"]);
+    }
+}

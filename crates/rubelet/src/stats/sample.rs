@@ -1,0 +1,357 @@
+//! The figures of one moment, taken when somebody asks.
+//!
+//! Owns: that one sample is taken at a time, how long it counts, and the earlier readings rates are made of. Never: samples by
+//! itself.
+//! Upstream: `StatsProvider`, `resourceAnalyzer`; cAdvisor's manager and its memory cache.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use rubelet_core::{
+    node_status,
+    settings::Settings,
+    snapshot::Snapshot,
+    time::{Now, Uptime},
+};
+use rubelet_host::{
+    linux::blocking,
+    stats::{
+        Reader,
+        cgroup::{self, CgroupStats, Trees},
+        disk::FileSystem,
+        process::{self, Interface, OpenFiles},
+    },
+};
+use tokio::sync::{Semaphore, watch};
+
+use super::{
+    disk::{DiskCounter, Disks},
+    measure::{self, Found, Pass},
+    rates::{Reading, Readings},
+    targets::{ContainerTarget, PodTarget, targets},
+};
+use crate::world::Clock;
+
+/// Askers within this time share a sample.
+const FRESH: Duration = Duration::from_secs(1);
+/// The kernel's files answer at once; this is for a machine that does not.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How far apart the two readings of a first rate are. Short enough for an asker to wait, long enough for a processor's clock.
+const FIRST_RATE: Duration = Duration::from_millis(500);
+
+/// How much an asker wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// Processor and memory.
+    Usage,
+    /// Also networks and processes.
+    Summary,
+    /// Also limits, disks, open files, sandboxes and the cgroups between node and pods.
+    Everything,
+}
+
+impl Extent {
+    pub(super) fn of_cgroups(self) -> cgroup::Extent {
+        match self {
+            Extent::Usage | Extent::Summary => cgroup::Extent::Usage,
+            Extent::Everything => cgroup::Extent::All,
+        }
+    }
+}
+
+/// Whether an asker wants to know how fast processors are used now, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// What is only counted is rated by whoever collects it: Prometheus, metrics-server.
+    Unneeded,
+    /// A first asker waits for a second reading, rather than getting an answer without.
+    Wanted,
+}
+
+#[derive(Debug)]
+pub struct Sample {
+    pub at: Timestamp,
+    pub extent: Extent,
+    pub node_name: String,
+    pub agent_started: Timestamp,
+    pub identity: Arc<node_status::Machine>,
+    pub machine: process::Machine,
+    pub topology: process::Topology,
+    pub root_disk: Option<RootDisk>,
+    pub root: Option<Measured>,
+    pub interfaces: Vec<Interface>,
+    /// `kubelet`, `runtime`, `pods`, as far as they are there.
+    pub system: Vec<(&'static str, Measured)>,
+    /// The cgroup above all pods and those of their classes.
+    pub tiers: Vec<Measured>,
+    pub pods: Vec<PodSample>,
+    pub(super) has_rates: bool,
+    pub(super) taken: Uptime,
+}
+
+/// The file system of the agent's root directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootDisk {
+    pub device: String,
+    pub file_system: FileSystem,
+}
+
+/// A cgroup, and what was read of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    pub cgroup: String,
+    pub stats: CgroupStats,
+    pub nano_cores: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PodSample {
+    pub target: PodTarget,
+    pub own: Option<Measured>,
+    pub sandbox: Option<ContainerSample>,
+    pub containers: Vec<ContainerSample>,
+    pub interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ContainerSample {
+    pub target: ContainerTarget,
+    pub measured: Measured,
+    pub processes: Processes,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Processes {
+    pub count: u64,
+    pub open: OpenFiles,
+    /// `-1` is no limit.
+    pub open_files_limit: Option<i64>,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SampleError {
+    #[error("the cgroups of this node cannot be read: {0}")]
+    NoCgroups(String),
+    #[error("the figures could not be read within {} s", DEADLINE.as_secs())]
+    TooSlow,
+}
+
+/// Where figures come from.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    pub settings: Arc<Settings>,
+    pub clock: Clock,
+    /// `--runtime-cgroups`; empty: nobody knows.
+    pub runtime_cgroup: String,
+    pub identity: Arc<node_status::Machine>,
+    pub disk: Arc<DiskCounter>,
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+}
+
+/// The one that samples; clones share it.
+#[derive(Clone, Debug)]
+pub struct Stats(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    sources: Sources,
+    started: Timestamp,
+    trees: OnceLock<Arc<Trees>>,
+    /// One at a time; who waits here finds a fresh sample.
+    turn: Semaphore,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    latest: Option<Arc<Sample>>,
+    readings: Readings,
+}
+
+impl Stats {
+    pub fn new(sources: Sources) -> Self {
+        let (started, trees) = (sources.clock.now().wall, OnceLock::new());
+        Stats(Arc::new(Shared { sources, started, trees, turn: Semaphore::new(1), kept: Mutex::default() }))
+    }
+
+    pub async fn sample(&self, extent: Extent, rate: Rate) -> Result<Arc<Sample>, SampleError> {
+        let _turn = self.0.turn.acquire().await.expect("nobody closes it");
+        if let Some(fresh) = self.fresh(extent, rate) {
+            return Ok(fresh);
+        }
+        // Cancel-safe: a pass whose asker is gone ends by itself, and its figures are dropped.
+        let taken = tokio::time::timeout(DEADLINE, self.take(extent, rate)).await;
+        let sample = Arc::new(taken.unwrap_or(Err(SampleError::TooSlow))?);
+        self.kept().latest = Some(sample.clone());
+        Ok(sample)
+    }
+
+    /// What the pods of a sample take on disk.
+    pub async fn disks(&self, sample: &Sample) -> Disks {
+        let pods: Vec<PodTarget> = sample.pods.iter().map(|pod| pod.target.clone()).collect();
+        self.0.sources.disk.disks(&pods).await
+    }
+
+    fn fresh(&self, extent: Extent, rate: Rate) -> Option<Arc<Sample>> {
+        let now = self.now().uptime;
+        let latest = self.kept().latest.clone()?;
+        let is_enough = latest.extent >= extent && (latest.has_rates || rate == Rate::Unneeded);
+        (is_enough && now.since(latest.taken) < FRESH).then_some(latest)
+    }
+
+    async fn take(&self, extent: Extent, rate: Rate) -> Result<Sample, SampleError> {
+        let base = self.kept().readings.base(self.now().uptime).cloned();
+        let base = match base {
+            None if rate == Rate::Wanted => {
+                let first = self.reading().await?;
+                tokio::time::sleep(FIRST_RATE).await;
+                Some(first)
+            }
+            base => base,
+        };
+        let sources = &self.0.sources;
+        let targets = targets(&sources.snapshots.borrow(), &sources.settings);
+        let runtime_cgroup = sources.runtime_cgroup.clone();
+        let node_name = targets.node_name.clone();
+        let trees = self.trees().await?;
+        let (clock, root_dir) = (sources.clock.clone(), sources.root_dir.clone());
+        let (mut found, now) = on_a_thread(move || {
+            let now = clock.now();
+            (Pass { trees: &trees, extent, reader: Reader::default() }.run(targets, &runtime_cgroup, &root_dir), now)
+        })
+        .await?;
+        if measure::is_blind(&found) {
+            return Err(SampleError::NoCgroups("the root has no figures of processor or memory".to_owned()));
+        }
+        let has_rates = self.rate(&mut found, base.as_ref(), now);
+        let Found { machine, topology, root_disk, root, interfaces, system, tiers, pods } = found;
+        Ok(Sample {
+            at: now.wall,
+            extent,
+            node_name,
+            agent_started: self.0.started,
+            identity: self.0.sources.identity.clone(),
+            machine,
+            topology,
+            root_disk,
+            root,
+            interfaces,
+            system,
+            tiers,
+            pods,
+            has_rates,
+            taken: now.uptime,
+        })
+    }
+
+    /// Completes what was found by how fast processors are used, and keeps it for later rates.
+    fn rate(&self, found: &mut Found, base: Option<&Reading>, now: Now) -> bool {
+        let mut reading = Reading { at: now.uptime, ..Reading::default() };
+        for measured in measure::all_measured(found) {
+            let Some(cpu) = &measured.stats.cpu else { continue };
+            measured.nano_cores = base.and_then(|base| base.nano_cores(&measured.cgroup, cpu.usage_nanos, now.uptime));
+            reading.nanos.insert(measured.cgroup.clone(), cpu.usage_nanos);
+        }
+        self.kept().readings.keep(reading);
+        base.is_some()
+    }
+
+    async fn reading(&self) -> Result<Reading, SampleError> {
+        let sources = &self.0.sources;
+        let targets = targets(&sources.snapshots.borrow(), &sources.settings);
+        let runtime_cgroup = sources.runtime_cgroup.clone();
+        let trees = self.trees().await?;
+        let clock = sources.clock.clone();
+        on_a_thread(move || {
+            let at = clock.now().uptime;
+            let mut pass = Pass { trees: &trees, extent: Extent::Usage, reader: Reader::default() };
+            Reading { at, ..pass.reading(&targets, &runtime_cgroup) }
+        })
+        .await
+    }
+
+    /// They do not move while the node is up.
+    async fn trees(&self) -> Result<Arc<Trees>, SampleError> {
+        if let Some(trees) = self.0.trees.get() {
+            return Ok(trees.clone());
+        }
+        let found = blocking(Trees::mounted).await.map_err(|error| SampleError::NoCgroups(error.to_string()))?;
+        Ok(self.0.trees.get_or_init(|| Arc::new(found)).clone())
+    }
+
+    fn now(&self) -> Now {
+        self.0.sources.clock.now()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, SampleError> {
+    let done: std::io::Result<T> = blocking(move || Ok(work())).await;
+    done.map_err(|error| SampleError::NoCgroups(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_cri::client::CriClient;
+
+    use super::*;
+    use crate::{stats::disk::DiskSources, world::Paths};
+
+    fn stats() -> (watch::Sender<Arc<Snapshot>>, Stats) {
+        let (sender, snapshots) = watch::channel(Arc::default());
+        let clock = Clock::system();
+        let nowhere = PathBuf::from("/nowhere");
+        let disk = DiskCounter::new(DiskSources {
+            runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
+            paths: Paths {
+                root_dir: nowhere.clone(),
+                pod_logs_dir: nowhere.clone(),
+                container_links_dir: nowhere.clone(),
+            },
+            clock: clock.clone(),
+            volumes_count_for: None,
+        });
+        let sources = Sources {
+            snapshots,
+            settings: Arc::new(Settings::for_node("n1")),
+            clock,
+            runtime_cgroup: String::new(),
+            identity: Arc::default(),
+            disk: Arc::new(disk),
+            root_dir: nowhere,
+        };
+        (sender, Stats::new(sources))
+    }
+
+    #[tokio::test]
+    async fn askers_of_one_moment_share_a_sample_and_one_who_wants_more_gets_another() {
+        let (_sender, stats) = stats();
+        let (first, second) =
+            tokio::join!(stats.sample(Extent::Usage, Rate::Unneeded), stats.sample(Extent::Usage, Rate::Unneeded));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        let more = stats.sample(Extent::Everything, Rate::Unneeded).await.unwrap();
+        assert!(!Arc::ptr_eq(&first, &more) && more.extent == Extent::Everything);
+        let less = stats.sample(Extent::Usage, Rate::Unneeded).await.unwrap();
+        assert!(Arc::ptr_eq(&more, &less));
+    }
+
+    #[tokio::test]
+    async fn the_first_who_wants_a_rate_waits_for_one() {
+        let (_sender, stats) = stats();
+        let plain = stats.sample(Extent::Usage, Rate::Unneeded).await.unwrap();
+        assert_eq!(plain.root.as_ref().unwrap().nano_cores, None);
+        let rated = stats.sample(Extent::Usage, Rate::Wanted).await.unwrap();
+        assert!(rated.root.as_ref().unwrap().nano_cores.is_some());
+        assert!(rated.machine.memory_bytes > 0);
+    }
+}
