@@ -161,8 +161,8 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
     POST /pods                                            401 401 401 403 403 405 405 | 405 405 404 | 405 405: Method Not Allowed|
     HEAD /pods                                            401 401 401 403 403 200 200 | 200 200 404 | 200
     GET /pods/                                            401 401 401 403 403 200 200 | 200 200 404 | 200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    GET /metrics                                          401 401 401 403 403 200 | 200 200 404 | 200 # HELP kubelet_node_name [ALPHA] The node's name. The count 
-    GET /metrics/probes                                   401 401 401 403 403 200 | 200 200 404 | 200 # HELP process_start_time_seconds [ALPHA] Start time of the 
+    GET /metrics                                          401 401 401 403 403 200 | 200 200 404 | 200 # HELP kubelet_node_name [ALPHA] The node's name. The count
+    GET /metrics/probes                                   401 401 401 403 403 200 | 200 200 404 | 200 # HELP process_start_time_seconds [ALPHA] Start time of the
     DELETE /metrics/slis                                  401 401 401 403 403 200 | 200 200 404 | 200 metrics reset|
     GET /runningpods/                                     401 401 401 403 403 200 200 | 405 405 404 | 200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}
     GET /configz                                          401 401 401 403 403 200 200 | 404 404 404 | 200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
