@@ -276,6 +276,11 @@ impl Testbed {
         network::address(&self.layout)
     }
 
+    /// One more address of the machine, for as long as this testbed stands.
+    pub fn add_address(&self, ip: &str) -> anyhow::Result<()> {
+        network::add_address(&self.layout, ip)
+    }
+
     /// The name of the pods' bridge.
     pub fn bridge(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.layout.bridge_file())?.trim().to_owned())

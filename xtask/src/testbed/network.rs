@@ -44,6 +44,13 @@ pub fn address(layout: &Layout) -> anyhow::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(10, 213, number_of(&fs::read_to_string(layout.bridge_file())?)?, 1))
 }
 
+/// Gives the machine one more address, an IPv6 one, which goes with the bridge.
+pub fn add_address(layout: &Layout, ip: &str) -> anyhow::Result<()> {
+    let bridge = fs::read_to_string(layout.bridge_file())?;
+    output(&mut command("ip", ["addr", "add", &format!("{ip}/128"), "dev", bridge.trim(), "nodad"]), SHORT)?;
+    Ok(())
+}
+
 fn number_of(bridge: &str) -> anyhow::Result<u8> {
     bridge.trim().trim_start_matches("rubelet").parse().context("the name of our bridge")
 }

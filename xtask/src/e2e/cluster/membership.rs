@@ -76,7 +76,9 @@ fn deleted(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 
 fn two_addresses(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let own = cluster.node.bed.address()?.to_string();
-    let ips = ["fd00::7", &own];
+    let ips = ["fd00:213::7", &own];
+    // Upstream takes only what the machine has.
+    cluster.node.bed.add_address(ips[0])?;
     let options =
         AgentOptions { cluster: Some(cluster.membership()?), node_ip: Some(ips.join(",")), ..AgentOptions::default() };
     cluster.node.reconfigure(&options)?;
