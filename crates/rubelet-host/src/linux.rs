@@ -14,7 +14,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
 
 use crate::{
     cgroup::{Cgroup, Hierarchies},
@@ -25,14 +24,26 @@ use crate::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError,
     },
-    watch,
+    watch::{Hints, Interest, Watches},
 };
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LinuxHost {
     mounter: mount::Mounter,
     fetcher: Fetcher,
     checker: Checker,
+    watches: Watches,
+}
+
+impl Default for LinuxHost {
+    fn default() -> Self {
+        LinuxHost {
+            mounter: mount::Mounter::default(),
+            fetcher: Fetcher::default(),
+            checker: Checker::default(),
+            watches: Watches::new(Interest::Entries),
+        }
+    }
 }
 
 #[async_trait]
@@ -145,8 +156,8 @@ impl Host for LinuxHost {
         blocking(move || Ok(Hierarchies::mounted()?.children(&path)?.into_iter().collect())).await
     }
 
-    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
-        watch::watch_dir(path, watch::Interest::Entries).await
+    async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
+        self.watches.watch_dir(path).await
     }
 
     async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {

@@ -10,9 +10,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
 
-use crate::cgroup::Cgroup;
+use crate::{cgroup::Cgroup, watch::Hints};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
@@ -205,7 +204,7 @@ pub trait Host: Send + Sync + 'static {
     /// Sends a hint whenever something in the directory may have changed. `Err` when it cannot be watched (it does not
     /// exist, or the node is out of watches); the channel closes when the directory itself goes away.
     /// Hints are coalesced: the channel holds one.
-    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>>;
+    async fn watch_dir(&self, path: &Path) -> io::Result<Hints>;
 
     /// HTTP(S) GET of a container. The body is cut at 10 KiB, any status is an answer; so is a redirect to another host.
     async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError>;

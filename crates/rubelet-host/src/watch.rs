@@ -1,15 +1,23 @@
 //! Hints that something in a directory changed.
 //!
-//! Owns: one inotify instance per watched directory, read by one small task that ends with its receiver.
+//! Owns: one inotify instance for any number of directories, and the task that reads it. Both are there only while somebody
+//! watches: the kernel gives a user 128 instances, and root's other programs need theirs.
 //! Never: says what changed; the receiver looks for itself.
 
-use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use rustix::{
     fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
     io::Errno,
 };
-use tokio::{io::unix::AsyncFd, sync::mpsc};
+use tokio::{io::unix::AsyncFd, sync::mpsc, task::AbortHandle};
 
 use crate::linux::blocking;
 
@@ -22,34 +30,190 @@ pub enum Interest {
     Writes,
 }
 
-/// See `Host::watch_dir`. The channel holds one hint, because a second would say nothing the first does not.
-pub async fn watch_dir(path: &Path, interest: Interest) -> io::Result<mpsc::Receiver<()>> {
-    let path = path.to_owned();
-    let inotify = blocking(move || open(&path, interest)).await?;
-    let inotify = register(inotify)?;
-    let (hints, receiver) = mpsc::channel(1);
-    // Nobody joins this task: it holds nothing but the watch, and ends as soon as the receiver or the directory is gone.
-    tokio::spawn(forward(inotify, hints));
-    Ok(receiver)
+impl Interest {
+    fn events(self) -> WatchFlags {
+        let entries = WatchFlags::CLOSE_WRITE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::ATTRIB
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONLYDIR;
+        match self {
+            Interest::Entries => entries,
+            Interest::Writes => entries | WatchFlags::MODIFY,
+        }
+    }
 }
 
-fn open(path: &Path, interest: Interest) -> io::Result<OwnedFd> {
-    let entries = WatchFlags::CLOSE_WRITE
-        | WatchFlags::MOVED_TO
-        | WatchFlags::MOVED_FROM
-        | WatchFlags::CREATE
-        | WatchFlags::DELETE
-        | WatchFlags::ATTRIB
-        | WatchFlags::DELETE_SELF
-        | WatchFlags::MOVE_SELF
-        | WatchFlags::ONLYDIR;
-    let events = match interest {
-        Interest::Entries => entries,
-        Interest::Writes => entries | WatchFlags::MODIFY,
-    };
-    let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-    inotify::add_watch(&inotify, path, events)?;
-    Ok(inotify)
+/// Who wants to hear of which directory. Clones share one inotify instance.
+#[derive(Clone, Debug)]
+pub struct Watches {
+    interest: Interest,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Option<Open>,
+    /// By the kernel's number for the directory: two who watch the same one share it.
+    watched: BTreeMap<i32, Vec<mpsc::Sender<()>>>,
+    /// How many are about to be entered: until then no number is given back, it may be theirs.
+    arriving: usize,
+    /// Somebody left while others arrived.
+    is_untidy: bool,
+}
+
+#[derive(Debug)]
+struct Open {
+    inotify: Arc<AsyncFd<OwnedFd>>,
+    /// Owned here: it ends with the last watch.
+    reader: AbortHandle,
+}
+
+impl Watches {
+    pub fn new(interest: Interest) -> Self {
+        Watches { interest, state: Arc::default() }
+    }
+
+    /// See `Host::watch_dir`.
+    pub async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
+        let arrival = self.arrive()?;
+        let (inotify, path, events) = (arrival.inotify.clone(), path.to_owned(), self.interest.events());
+        let number =
+            blocking(move || Ok::<_, io::Error>(inotify::add_watch(inotify.get_ref(), &path, events)?)).await?;
+        // One hint is enough: a second would say nothing the first does not.
+        let (hints, receiver) = mpsc::channel(1);
+        self.state().watched.entry(number).or_default().push(hints);
+        Ok(Hints { receiver, watch: Some((self.clone(), number)) })
+    }
+
+    fn arrive(&self) -> io::Result<Arrival<'_>> {
+        let mut state = self.state();
+        let inotify = match &state.open {
+            Some(open) => open.inotify.clone(),
+            None => {
+                let opened = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+                let inotify = Arc::new(register(opened)?);
+                let reader = tokio::spawn(read(inotify.clone(), self.clone())).abort_handle();
+                state.open = Some(Open { inotify: inotify.clone(), reader });
+                inotify
+            }
+        };
+        state.arriving += 1;
+        Ok(Arrival { watches: self, inotify })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked while holding it left only a list of channels.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells those who watch the directory; those of one that is gone hear no more.
+    fn tell(&self, number: i32, fate: Fate) {
+        let mut state = self.state();
+        for hints in state.watched.get(&number).into_iter().flatten() {
+            // A full channel already holds the hint.
+            let _ = hints.try_send(());
+        }
+        if fate == Fate::Gone {
+            state.watched.remove(&number);
+        }
+    }
+
+    fn tell_all(&self) {
+        for hints in self.state().watched.values().flatten() {
+            let _ = hints.try_send(());
+        }
+    }
+}
+
+impl State {
+    fn leave(&mut self, number: i32) {
+        let Some(all) = self.watched.get_mut(&number) else { return self.close_if_unused() };
+        all.retain(|hints| !hints.is_closed());
+        if !all.is_empty() {
+            return;
+        }
+        if self.arriving > 0 {
+            self.is_untidy = true;
+            return;
+        }
+        self.give_back(number);
+        self.close_if_unused();
+    }
+
+    fn arrived(&mut self) {
+        self.arriving -= 1;
+        if self.arriving == 0 && std::mem::take(&mut self.is_untidy) {
+            let unheard = self.watched.iter().filter(|(_, all)| all.is_empty()).map(|(number, _)| *number);
+            for number in unheard.collect::<Vec<_>>() {
+                self.give_back(number);
+            }
+        }
+        self.close_if_unused();
+    }
+
+    fn give_back(&mut self, number: i32) {
+        self.watched.remove(&number);
+        if let Some(open) = &self.open {
+            // One that the kernel has dropped by itself is refused, and gone all the same.
+            let _ = inotify::remove_watch(open.inotify.get_ref(), number);
+        }
+    }
+
+    fn close_if_unused(&mut self) {
+        if self.watched.is_empty()
+            && self.arriving == 0
+            && let Some(open) = self.open.take()
+        {
+            open.reader.abort();
+        }
+    }
+}
+
+/// Somebody who has asked for a watch and is not entered yet, or will never be.
+struct Arrival<'a> {
+    watches: &'a Watches,
+    inotify: Arc<AsyncFd<OwnedFd>>,
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.watches.state().arrived();
+    }
+}
+
+/// Hints about one directory, until it is dropped or the directory is gone.
+#[derive(Debug)]
+pub struct Hints {
+    receiver: mpsc::Receiver<()>,
+    /// `None` for those who hear from somebody else than the kernel.
+    watch: Option<(Watches, i32)>,
+}
+
+impl Hints {
+    /// `None` when the directory went away. Cancel safe: a hint not taken stays.
+    pub async fn recv(&mut self) -> Option<()> {
+        self.receiver.recv().await
+    }
+}
+
+impl From<mpsc::Receiver<()>> for Hints {
+    fn from(receiver: mpsc::Receiver<()>) -> Self {
+        Hints { receiver, watch: None }
+    }
+}
+
+impl Drop for Hints {
+    fn drop(&mut self) {
+        self.receiver.close();
+        if let Some((watches, number)) = &self.watch {
+            watches.state().leave(*number);
+        }
+    }
 }
 
 #[expect(unsafe_code, reason = "tokio leaves to its caller that the descriptor stays the same while it is registered")]
@@ -58,45 +222,35 @@ fn register(inotify: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(inotify, tokio::io::Interest::READABLE) }?)
 }
 
-async fn forward(inotify: AsyncFd<OwnedFd>, hints: mpsc::Sender<()>) {
-    loop {
-        let mut ready = tokio::select! {
-            biased;
-            // Both arms only wait; an event not read stays in the kernel's queue.
-            () = hints.closed() => return,
-            ready = inotify.readable() => match ready {
-                Ok(ready) => ready,
-                Err(_) => return,
-            },
-        };
-        let drained = drain(inotify.get_ref());
+async fn read(inotify: Arc<AsyncFd<OwnedFd>>, watches: Watches) {
+    while let Ok(mut ready) = inotify.readable().await {
+        let drained = drain(inotify.get_ref(), &watches);
         ready.clear_ready();
-        // A full channel already holds the hint.
-        let _ = hints.try_send(());
-        match drained {
-            Ok(Fate::Alive) => {}
-            Ok(Fate::Gone) | Err(_) => return,
+        if drained.is_err() {
+            return;
         }
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Alive,
     /// The directory was removed, renamed or unmounted: its path means something else now.
     Gone,
 }
 
-/// Reads everything that is queued. Whatever it is, it means one hint; so does an overflow of the queue.
-fn drain(inotify: &OwnedFd) -> io::Result<Fate> {
+/// Reads everything that is queued.
+fn drain(inotify: &OwnedFd, watches: &Watches) -> io::Result<()> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(inotify, &mut buffer);
-    let mut fate = Fate::Alive;
     let last_words = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT | ReadFlags::IGNORED;
     loop {
         match reader.next() {
-            Ok(event) if event.events().intersects(last_words) => fate = Fate::Gone,
-            Ok(_) => {}
-            Err(Errno::AGAIN) => return Ok(fate),
+            // Nobody knows of which directory it was.
+            Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => watches.tell_all(),
+            Ok(event) if event.events().intersects(last_words) => watches.tell(event.wd(), Fate::Gone),
+            Ok(event) => watches.tell(event.wd(), Fate::Alive),
+            Err(Errno::AGAIN) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -109,11 +263,15 @@ mod tests {
 
     use super::*;
 
-    async fn hint(hints: &mut mpsc::Receiver<()>) -> Option<()> {
+    async fn watch_dir(path: &Path, interest: Interest) -> io::Result<Hints> {
+        Watches::new(interest).watch_dir(path).await
+    }
+
+    async fn hint(hints: &mut Hints) -> Option<()> {
         tokio::time::timeout(Duration::from_secs(5), hints.recv()).await.expect("a hint or the end within five seconds")
     }
 
-    async fn quiet(hints: &mut mpsc::Receiver<()>) -> bool {
+    async fn quiet(hints: &mut Hints) -> bool {
         tokio::time::timeout(Duration::from_millis(100), hints.recv()).await.is_err()
     }
 
@@ -186,5 +344,37 @@ mod tests {
         file.write_all(b"line").unwrap();
         assert_eq!(hint(&mut writes).await, Some(()));
         assert!(quiet(&mut entries).await);
+    }
+
+    #[tokio::test]
+    async fn a_thousand_watchers_share_one_instance_hear_only_of_their_own_and_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let watches = Watches::new(Interest::Writes);
+        let mut all = Vec::new();
+        for number in 0..500 {
+            let path = dir.path().join(number.to_string());
+            fs::create_dir(&path).unwrap();
+            // Two for each.
+            all.push(watches.watch_dir(&path).await.unwrap());
+            all.push(watches.watch_dir(&path).await.unwrap());
+        }
+        assert_eq!(watches.state().watched.len(), 500);
+        fs::write(dir.path().join("7/log"), "line").unwrap();
+        assert_eq!((hint(&mut all[14]).await, hint(&mut all[15]).await), (Some(()), Some(())));
+        assert!(quiet(&mut all[13]).await && quiet(&mut all[16]).await);
+        drop(all.remove(14));
+        fs::write(dir.path().join("7/log"), "more").unwrap();
+        assert_eq!(hint(&mut all[14]).await, Some(()), "the other one still hears");
+        drop(all);
+        let state = watches.state();
+        assert!(state.watched.is_empty() && state.open.is_none(), "{state:?}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_watch_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let watches = Watches::new(Interest::Entries);
+        watches.watch_dir(&dir.path().join("none")).await.unwrap_err();
+        assert!(watches.state().open.is_none());
     }
 }

@@ -15,8 +15,9 @@ use rubelet_host::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError,
     },
+    watch::Hints,
 };
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
 use crate::{
     disk::Node,
@@ -189,8 +190,8 @@ impl Host for FakeHost {
         .await
     }
 
-    async fn watch_dir(&self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
-        self.look(|scene| scene.disk.watch(path)).await
+    async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
+        self.look(|scene| scene.disk.watch(path)).await.map(Hints::from)
     }
 
     /// A container answers with the page of this address, or that all is well.

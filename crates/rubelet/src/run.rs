@@ -18,7 +18,11 @@ use rubelet_core::{
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
-use rubelet_host::{linux::LinuxHost, port::Host};
+use rubelet_host::{
+    linux::LinuxHost,
+    port::Host,
+    watch::{Interest, Watches},
+};
 use rubelet_kube::port::ApiServer;
 use tokio::{
     net::TcpListener,
@@ -210,6 +214,7 @@ fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machin
             disk: Arc::new(disk),
             root_dir: world.paths.root_dir.clone(),
         }),
+        log_watches: Watches::new(Interest::Writes),
     }
 }
 

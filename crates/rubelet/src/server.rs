@@ -8,6 +8,7 @@
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use rubelet_core::snapshot::Snapshot;
+use rubelet_host::watch::Watches;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +47,8 @@ pub struct Readers {
     pub clock: Clock,
     pub health: Arc<LoopHealth>,
     pub stats: Stats,
+    /// For those who follow logs.
+    pub log_watches: Watches,
 }
 
 impl Readers {

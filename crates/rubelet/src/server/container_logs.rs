@@ -17,7 +17,7 @@ use rubelet_core::{
 use super::{
     Readers,
     health::text,
-    log_file::{self, LogRequest, Stopped, Streams, Timestamps, Which, choose_attempt},
+    log_file::{self, Follow, LogRequest, Stopped, Streams, Timestamps, Which, choose_attempt},
 };
 use crate::logging::chain;
 
@@ -39,7 +39,8 @@ pub async fn answer(readers: &Readers, uid: &PodUid, view: &PodView, container: 
         Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
     };
     let run = Run { uid: uid.clone(), container, attempt };
-    let follow = asked.follow.then(|| run.clone().stopped(readers));
+    let follow =
+        asked.follow.then(|| Follow { stopped: run.clone().stopped(readers), watches: readers.log_watches.clone() });
     let request = LogRequest {
         logs_dir: readers.paths.pod_logs_dir.clone(),
         pod_dir_name: pod_dir_name(namespace_of(&view.pod), name_of(&view.pod), uid),

@@ -1,8 +1,8 @@
 //! Reading a container's log, as it lies or as it grows.
 //!
 //! Owns: the way from a log's files in the format of CRI to the bytes a container wrote: the last lines, lines since a moment,
-//! following across rotation. Whoever asks for more than the live file holds gets what rotation put aside as well. Never: follows a link below the log directory, reads anything but a regular file, holds a thread
-//! while its reader is slow.
+//! following across rotation. Whoever asks for more than the live file holds gets what rotation put aside as well. Never: follows a
+//! link below the log directory, reads anything but a regular file, holds a thread while its reader is slow.
 //! Upstream: `cri-client/pkg/logs`.
 
 use std::{
@@ -24,9 +24,8 @@ use rubelet_host::{
     fs,
     linux::blocking,
     port::ReadError,
-    watch::{self, Interest},
+    watch::{Hints, Watches},
 };
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 mod choice;
 mod lines;
@@ -41,15 +40,25 @@ use older::Older;
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Where a change went unheard, a look this often finds it.
 const AUDIT: Duration = Duration::from_secs(5);
-/// Who follows without hearing of changes looks this often, as upstream does.
+/// Where the kernel has no watch left, a follower looks this often, as upstream does.
 const LOOK: Duration = Duration::from_secs(1);
-/// How many followers hear of changes. The kernel gives a user 128 such watches, and root's other programs need theirs.
-static WATCHES: Semaphore = Semaphore::const_new(32);
 /// What a container wrote last may still be on its way when we hear that it stopped.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Completes when the container has stopped.
 pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Until when a log is followed, and from whom its changes are heard.
+pub struct Follow {
+    pub stopped: Stopped,
+    pub watches: Watches,
+}
+
+impl fmt::Debug for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follow").finish_non_exhaustive()
+    }
+}
 
 pub struct LogRequest {
     /// `podLogsDir`. Nothing below it is followed if it is a link.
@@ -68,7 +77,7 @@ pub struct LogRequest {
     pub timestamps: Timestamps,
     pub streams: Streams,
     /// Go on reading what is written, until the container has stopped.
-    pub follow: Option<Stopped>,
+    pub follow: Option<Follow>,
 }
 
 impl fmt::Debug for LogRequest {
@@ -111,9 +120,9 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
     // Watched before it is read: what is written in between is then heard.
     let following = match request.follow {
         None => None,
-        Some(stopped) => {
+        Some(Follow { stopped, watches }) => {
             let dir = place.logs_dir.join(place.file.parent().expect("it was joined from three parts"));
-            Some(Following { stopped, changes: Changes::of(&dir).await, phase: Phase::Running })
+            Some(Following { stopped, hints: watches.watch_dir(&dir).await.ok(), phase: Phase::Running })
         }
     };
     let filter = Filter { since: request.since, timestamps: request.timestamps, streams: request.streams };
@@ -145,23 +154,9 @@ struct LogReader {
 
 struct Following {
     stopped: Stopped,
-    changes: Option<Changes>,
+    /// That the log may have changed.
+    hints: Option<Hints>,
     phase: Phase,
-}
-
-/// Hints that the log may have changed.
-struct Changes {
-    hints: mpsc::Receiver<()>,
-    _place: SemaphorePermit<'static>,
-}
-
-impl Changes {
-    /// `None` where there are followers enough, or the kernel has no watch left: then the follower looks for itself.
-    async fn of(dir: &Path) -> Option<Self> {
-        let place = WATCHES.try_acquire().ok()?;
-        let hints = watch::watch_dir(dir, Interest::Writes).await.ok()?;
-        Some(Changes { hints, _place: place })
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -213,10 +208,10 @@ impl Following {
             return;
         }
         let mut has_stopped = false;
-        let audit = if self.changes.is_some() { AUDIT } else { LOOK };
+        let audit = if self.hints.is_some() { AUDIT } else { LOOK };
         let hint = async {
-            match &mut self.changes {
-                Some(changes) => changes.hints.recv().await,
+            match &mut self.hints {
+                Some(hints) => hints.recv().await,
                 None => std::future::pending().await,
             }
         };
@@ -365,6 +360,7 @@ mod tests {
 
     use axum::{Router, body::Body, routing::get};
     use futures_util::{StreamExt, future::join_all};
+    use rubelet_host::watch::Interest;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},
@@ -382,13 +378,14 @@ mod tests {
     /// A pod's log directory with one container.
     struct Yard {
         dir: tempfile::TempDir,
+        watches: Watches,
     }
 
     impl Yard {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             std_fs::create_dir_all(dir.path().join("ns_pod_uid/app")).unwrap();
-            Yard { dir }
+            Yard { dir, watches: Watches::new(Interest::Writes) }
         }
 
         fn path(&self, name: &str) -> PathBuf {
@@ -417,6 +414,10 @@ mod tests {
             }
         }
 
+        fn follow(&self, stopped: Stopped) -> Follow {
+            Follow { stopped, watches: self.watches.clone() }
+        }
+
         async fn text(&self, request: LogRequest) -> String {
             let chunks: Vec<_> = read(request).await.unwrap().map(Result::unwrap).collect().await;
             String::from_utf8(chunks.concat()).unwrap()
@@ -434,7 +435,7 @@ mod tests {
         async fn new(yard: &Yard, tail: Option<u64>) -> Self {
             let (stop, stopped) = oneshot::channel();
             let follow: Stopped = Box::pin(async { drop(stopped.await) });
-            let stream = read(LogRequest { follow: Some(follow), tail, ..yard.request() }).await.unwrap();
+            let stream = read(LogRequest { follow: Some(yard.follow(follow)), tail, ..yard.request() }).await.unwrap();
             Follower { stream: Box::pin(stream), stop: Some(stop), seen: String::new() }
         }
 
@@ -579,7 +580,7 @@ mod tests {
         let router = Router::new().route(
             "/",
             get(move || {
-                let request = LogRequest { follow: Some(Box::pin(pending())), ..followed.request() };
+                let request = LogRequest { follow: Some(followed.follow(Box::pin(pending()))), ..followed.request() };
                 async move { Body::from_stream(read(request).await.unwrap()) }
             }),
         );

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use insta::assert_snapshot;
 use rubelet_core::{settings::Settings, snapshot::Snapshot, time::Uptime};
 use rubelet_cri::client::CriClient;
+use rubelet_host::watch::{Interest, Watches};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -61,6 +62,7 @@ pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>
         clock,
         health: Arc::new(LoopHealth::new(Duration::from_secs(60))),
         stats: Stats::new(sources),
+        log_watches: Watches::new(Interest::Writes),
     };
     (sender, readers)
 }

@@ -19,7 +19,10 @@ use rubelet_core::{
     fnv::Fnv128,
     manifest::Origin,
 };
-use rubelet_host::port::{DirEntry, FileKind, ReadError};
+use rubelet_host::{
+    port::{DirEntry, FileKind, ReadError},
+    watch::Hints,
+};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -85,7 +88,7 @@ pub async fn run(world: World, path: PathBuf, node_name: String, check_every: Du
 }
 
 /// Waits for a hint or until it is time to look anyway; gives the watch back unless it ended.
-async fn next_hint(hints: Option<mpsc::Receiver<()>>, wait: Duration) -> Option<mpsc::Receiver<()>> {
+async fn next_hint(hints: Option<Hints>, wait: Duration) -> Option<Hints> {
     let Some(mut hints) = hints else {
         sleep(wait).await;
         return None;
@@ -109,7 +112,7 @@ async fn next_hint(hints: Option<mpsc::Receiver<()>>, wait: Duration) -> Option<
     Some(hints)
 }
 
-async fn watch(world: &World, path: &Path) -> Option<mpsc::Receiver<()>> {
+async fn watch(world: &World, path: &Path) -> Option<Hints> {
     let dir = match timeout(READ_DEADLINE, world.host.file_kind(path)).await {
         Ok(Ok(Some(FileKind::Directory))) => path,
         // A single manifest is watched by its directory: editors replace files.
