@@ -248,6 +248,14 @@ impl ContainerRuntime for CriClient {
         non_empty("PortForward", answer.url)
     }
 
+    async fn checkpoint_container(&self, mut request: v1::CheckpointContainerRequest) -> RpcResult<()> {
+        let asked = Duration::from_secs(request.timeout.clamp(0, FOREVER_SECS).unsigned_abs());
+        let deadline = asked.max(self.timeout);
+        request.timeout = i64::try_from(deadline.as_secs()).unwrap_or(FOREVER_SECS);
+        let mut client = self.runtime.clone();
+        call("CheckpointContainer", deadline, request, |request| client.checkpoint_container(request)).await.map(drop)
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let request = v1::ImageStatusRequest { image: Some(image.clone()), verbose: false };
         let mut client = self.images.clone();

@@ -93,6 +93,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn exec(&self, request: v1::ExecRequest) -> RpcResult<String>;
     async fn attach(&self, request: v1::AttachRequest) -> RpcResult<String>;
     async fn port_forward(&self, request: v1::PortForwardRequest) -> RpcResult<String>;
+    /// Within the request's timeout, or the usual one if that is longer.
+    async fn checkpoint_container(&self, request: v1::CheckpointContainerRequest) -> RpcResult<()>;
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>>;
     /// `None`: the image is not there.

@@ -65,6 +65,7 @@ struct Inner {
     heartbeat: Connections,
     ordinary: Connections,
     events: Connections,
+    reviews: Connections,
     watches: Connections,
 }
 
@@ -107,6 +108,7 @@ impl Client {
             heartbeat: lane(RateLimit::NONE),
             ordinary: lane(limits.ordinary),
             events: lane(limits.events),
+            reviews: lane(RateLimit::NONE),
             // As upstream: an open watch is what keeps other requests away.
             watches: Connections { traffic: Traffic::Watches, ..lane(RateLimit::NONE) },
         };
@@ -232,6 +234,7 @@ impl Inner {
             Lane::Heartbeat => &self.heartbeat,
             Lane::Ordinary => &self.ordinary,
             Lane::Events => &self.events,
+            Lane::Reviews => &self.reviews,
         }
     }
 
@@ -315,7 +318,7 @@ impl Inner {
     /// Notices new credentials, and lets go of connections made with older ones.
     async fn look_at_credentials(&self, freshness: Freshness) -> (Option<Arc<rustls::ClientConfig>>, u64) {
         let (tls, generation) = self.credentials.tls(freshness).await;
-        for connections in [&self.heartbeat, &self.ordinary, &self.events, &self.watches] {
+        for connections in [&self.heartbeat, &self.ordinary, &self.events, &self.reviews, &self.watches] {
             connections.pool.retire_before(generation);
         }
         (tls, generation)

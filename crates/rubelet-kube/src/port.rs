@@ -38,6 +38,9 @@ pub enum Lane {
     Ordinary,
     /// Within `eventRecordQPS` and `eventBurst`.
     Events,
+    /// Who calls the agent's own port, and what they may do. Never limited, as upstream's is not: strangers decide how often it is
+    /// asked, and what they cause must not use up what pods need.
+    Reviews,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

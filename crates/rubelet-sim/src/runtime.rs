@@ -375,6 +375,10 @@ impl ContainerRuntime for FakeRuntime {
         Err(no_streams("PortForward"))
     }
 
+    async fn checkpoint_container(&self, _request: v1::CheckpointContainerRequest) -> RpcResult<()> {
+        Err(no_streams("CheckpointContainer"))
+    }
+
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let found = |scene: &mut Scene| scene.runtime.find_image(&image.image).map(|name| image_called(name));
         self.look("ImageStatus", |scene| Ok(found(scene))).await

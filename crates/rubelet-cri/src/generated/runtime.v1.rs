@@ -440,6 +440,18 @@ pub struct PortForwardResponse {
     #[prost(string, tag = "1")]
     pub url: ::prost::alloc::string::String,
 }
+/// The runtime writes a tar archive at `location`; `timeout` is in seconds.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointContainerRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub location: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub timeout: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointContainerResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListContainersRequest {
     #[prost(message, optional, tag = "1")]
@@ -1991,6 +2003,11 @@ pub mod runtime_service_client {
             request: impl tonic::IntoRequest<super::ListContainerStatsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListContainerStatsResponse>,
+        pub async fn checkpoint_container(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckpointContainerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CheckpointContainerResponse>,
             tonic::Status,
         > {
             self.inner
@@ -2004,11 +2021,13 @@ pub mod runtime_service_client {
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/runtime.v1.RuntimeService/ListContainerStats",
+                "/runtime.v1.RuntimeService/CheckpointContainer",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("runtime.v1.RuntimeService", "ListContainerStats"),
+                    GrpcMethod::new("runtime.v1.RuntimeService", "CheckpointContainer"),
                 );
             self.inner.unary(req, path, codec).await
         }

@@ -234,6 +234,10 @@ impl ContainerRuntime for Measured {
         self.timed("image_fs_info", self.runtime.image_fs_info()).await
     }
 
+    async fn checkpoint_container(&self, request: v1::CheckpointContainerRequest) -> RpcResult<()> {
+        self.timed("checkpoint_container", self.runtime.checkpoint_container(request)).await
+    }
+
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
         self.timed("list_images", self.runtime.list_images()).await
     }

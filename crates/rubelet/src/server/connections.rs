@@ -4,6 +4,7 @@
 //! task and one of the places, and only for a limited time.
 
 use std::{
+    convert::Infallible,
     fmt,
     future::ready,
     io,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::Request};
+use http_body_util::BodyExt as _;
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -25,7 +27,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -35,8 +37,13 @@ use tracing::debug;
 
 /// Streams of one HTTP/2 connection at once, as Go's server has it.
 const HTTP2_STREAMS: u32 = 250;
-/// A peer that opens streams only to reset them is cut off after so many.
+/// A peer that opens streams only to reset them, or makes us reset them, is cut off after so many (CVE-2023-44487).
 const HTTP2_RESETS: usize = 20;
+/// A head may wait in each stream at once, before anybody knows whose it is, so it is smaller than over HTTP/1. Long commands come by
+/// upgrade, which HTTP/2 has not. It also bounds CONTINUATION frames.
+const HTTP2_HEAD_BYTES: u32 = 64 << 10;
+/// What a peer may send ahead, per stream and in all, and what of an answer may wait per stream: no route here takes a body of size.
+const HTTP2_WINDOW_BYTES: u32 = 64 << 10;
 
 /// What a peer may cost.
 #[derive(Clone, Copy, Debug)]
@@ -204,10 +211,21 @@ where
     let Opened { stream, protocol, peer } = opened;
     let after = AfterUpgrade::default();
     let extensions = (peer, after.clone());
+    let (busy, requests) = watch::channel(0);
     let service = TowerToHyperService::new(service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(extensions.0.clone());
         request.extensions_mut().insert(extensions.1.clone());
-        router.clone().oneshot(request.map(Body::new))
+        let (router, serving) = (router.clone(), Serving::start(&busy));
+        async move {
+            let answer = router.oneshot(request.map(Body::new)).await?;
+            // Until the last of the answer is on its way.
+            Ok::<_, Infallible>(answer.map(|body| {
+                body.map_frame(move |frame| {
+                    let _ = &serving;
+                    frame
+                })
+            }))
+        }
     }));
     let io = TokioIo::new(stream);
     let ended = match protocol {
@@ -219,20 +237,26 @@ where
                 .half_close(false)
                 .serve_connection(io, service)
                 .with_upgrades();
-            until_over(connection, |connection| connection.graceful_shutdown(), limits, &stop).await
+            // Hyper itself cuts off who sends no head.
+            let quiet = std::future::pending();
+            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
         }
         Protocol::Http2 => {
             // Streams are tasks of their own, which end with their connection.
             let connection = http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
-                .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+                .max_header_list_size(HTTP2_HEAD_BYTES)
+                .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+                .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+                .max_send_buf_size(HTTP2_WINDOW_BYTES as usize)
                 .max_concurrent_streams(HTTP2_STREAMS)
                 .max_pending_accept_reset_streams(HTTP2_RESETS)
                 .max_local_error_reset_streams(HTTP2_RESETS)
                 .keep_alive_interval(limits.head_timeout)
                 .keep_alive_timeout(limits.head_timeout)
                 .serve_connection(io, service);
-            until_over(connection, |connection| connection.graceful_shutdown(), limits, &stop).await
+            let quiet = quiet_for(limits.head_timeout, requests);
+            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
         }
     };
     if let Err(error) = ended {
@@ -249,25 +273,63 @@ where
     }
 }
 
-async fn until_over<C: Future<Output = hyper::Result<()>>>(
-    connection: C,
-    shut_down: impl Fn(Pin<&mut C>),
-    limits: Limits,
-    stop: &CancellationToken,
-) -> hyper::Result<()> {
-    let mut connection = std::pin::pin!(connection);
+/// One request that is being answered.
+struct Serving(watch::Sender<usize>);
+
+impl Serving {
+    fn start(busy: &watch::Sender<usize>) -> Self {
+        busy.send_modify(|requests| *requests += 1);
+        Serving(busy.clone())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.send_modify(|requests| *requests -= 1);
+    }
+}
+
+/// Completes when nothing was asked for this long: over HTTP/2 a peer could keep its place by answering pings alone.
+async fn quiet_for(limit: Duration, mut requests: watch::Receiver<usize>) {
+    loop {
+        let is_busy = *requests.borrow_and_update() > 0;
+        match timeout(limit, requests.changed()).await {
+            Err(_) if !is_busy => return,
+            Err(_) | Ok(Ok(())) => {}
+            // The service is gone, and so is its connection.
+            Ok(Err(_)) => return,
+        }
+    }
+}
+
+/// Completes when a connection is to end, whatever its peer wants.
+async fn ending(limits: Limits, quiet: impl Future<Output = ()>, stop: &CancellationToken) {
     let too_old = async {
         match limits.lifetime {
             Some(lifetime) => sleep(lifetime).await,
             None => std::future::pending().await,
         }
     };
-    // Cancel safe: the connection is pinned outside and polled on below; the others hold no data.
+    // Cancel safe: none of them holds data.
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = too_old => {}
+        () = quiet => {}
+    }
+}
+
+async fn until_over<C: Future<Output = hyper::Result<()>>>(
+    connection: C,
+    shut_down: impl Fn(Pin<&mut C>),
+    ending: impl Future<Output = ()>,
+) -> hyper::Result<()> {
+    let mut connection = std::pin::pin!(connection);
+    // Cancel safe: the connection is pinned outside and polled on below; the other holds no data.
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => Some(ended),
-        () = stop.cancelled() => None,
-        () = too_old => None,
+        () = ending => None,
     };
     match ended {
         Some(ended) => ended,

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 pub mod authentication;
 pub mod authorization;
+mod checkpoint;
 mod logs;
 mod pages;
 mod reviews;

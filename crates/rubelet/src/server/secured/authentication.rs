@@ -142,7 +142,7 @@ impl Tokens {
                 ..TokenReview::default()
             };
             let path = ObjectPath::all("authentication.k8s.io/v1", "tokenreviews");
-            let answer: TokenReview = calls::create(self.cluster.api.as_ref(), Lane::Ordinary, path, &review, ASK)
+            let answer: TokenReview = calls::create(self.cluster.api.as_ref(), Lane::Reviews, path, &review, ASK)
                 .await
                 .map_err(|error| format!("cannot ask about a token: {error}"))?;
             let status = answer.status.unwrap_or_default();

@@ -88,7 +88,7 @@ impl Rights {
         let ask = async {
             let path = ObjectPath::all("authorization.k8s.io/v1", "subjectaccessreviews");
             let answer: SubjectAccessReview =
-                calls::create(self.cluster.api.as_ref(), Lane::Ordinary, path, &review, ASK)
+                calls::create(self.cluster.api.as_ref(), Lane::Reviews, path, &review, ASK)
                     .await
                     .map_err(|error| format!("cannot ask for a right: {error}"))?;
             let SubjectAccessReviewStatus { allowed, evaluation_error, .. } = answer.status.unwrap_or_default();

@@ -10,13 +10,13 @@ use axum::{
     body::Body,
     http::{Method, StatusCode},
     response::Response,
-    routing::any,
+    routing::{any, post},
 };
 use rubelet_core::config::gates::Gate;
 use tokio::time::timeout;
 
 use super::{
-    Secured,
+    Secured, checkpoint,
     system_logs::{self, SystemLogs},
     zpages,
 };
@@ -34,6 +34,8 @@ pub struct Pages {
     /// Every flag with its value; `None` when there is no `/flagz`.
     pub flags: Option<BTreeMap<&'static str, String>>,
     pub has_statusz: bool,
+    /// `ContainerCheckpoint`.
+    pub has_checkpoint: bool,
     /// `enableDebugFlagsHandler`.
     pub has_debug_flags: bool,
     pub system_logs: SystemLogs,
@@ -45,6 +47,7 @@ impl Pages {
         Pages {
             flags: has(Gate::ComponentFlagz).then(|| options.shown_flags.clone()),
             has_statusz: has(Gate::ComponentStatusz),
+            has_checkpoint: has(Gate::ContainerCheckpoint),
             has_debug_flags: config.enable_debug_flags_handler,
             system_logs: match (config.enable_system_log_handler, config.enable_system_log_query) {
                 (false, _) => SystemLogs::Off,
@@ -75,6 +78,9 @@ pub(super) fn routes(pages: &Pages) -> Router<Secured> {
     }
     if pages.has_statusz {
         routes = routes.route("/statusz", any(zpages::statusz));
+    }
+    if pages.has_checkpoint {
+        routes = routes.route("/checkpoint/{namespace}/{pod}/{container}", post(checkpoint::checkpoint));
     }
     let debug_flags = if pages.has_debug_flags { any(set_verbosity) } else { any(|| disabled("flags")) };
     routes.route("/debug/flags/v", debug_flags)

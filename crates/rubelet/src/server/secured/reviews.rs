@@ -1,6 +1,7 @@
 //! Answers of the API server that hold for a while.
 //!
-//! Owns: how long an answer counts, that the same question is asked once however many wait for it, and how many are kept.
+//! Owns: how long an answer counts, that the same question is asked once however many wait for it, how many are asked at once and how
+//! many are kept.
 //! Upstream: `cachedTokenAuthenticator`, the LRU of the authorizer's webhook.
 
 use std::{
@@ -10,7 +11,7 @@ use std::{
 };
 
 use rubelet_core::time::Uptime;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 
 use crate::world::Clock;
 
@@ -20,9 +21,13 @@ pub type Question = [u8; 32];
 /// Enough for every monitor and controller that asks a node, and small when somebody tries many.
 const KEPT: usize = 1024;
 
+/// Questions under way; more wait. Whoever tries many tokens keeps only other new tokens waiting.
+const ASKED_AT_ONCE: usize = 32;
+
 #[derive(Debug)]
 pub struct Reviews<T> {
     clock: Clock,
+    turns: Semaphore,
     answers: Mutex<BTreeMap<Question, Arc<OnceCell<Answer<T>>>>>,
 }
 
@@ -34,7 +39,7 @@ struct Answer<T> {
 
 impl<T: Clone> Reviews<T> {
     pub fn new(clock: Clock) -> Self {
-        Reviews { clock, answers: Mutex::default() }
+        Reviews { clock, turns: Semaphore::new(ASKED_AT_ONCE), answers: Mutex::default() }
     }
 
     /// The kept answer, or what `ask` brings, with the time for which it may be kept. An error is not kept.
@@ -45,6 +50,7 @@ impl<T: Clone> Reviews<T> {
     ) -> Result<T, E> {
         let cell = self.cell(question);
         let asked = cell.get_or_try_init(|| async {
+            let _turn = self.turns.acquire().await.expect("the semaphore is never closed");
             let (answer, keep) = ask.await?;
             Ok(Answer { answer, until: self.clock.now().uptime + keep })
         });

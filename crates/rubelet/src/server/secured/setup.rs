@@ -5,7 +5,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use rubelet_core::config::{self, gates::Gate};
+use rubelet_core::config::{self, KubeletConfiguration, gates::Gate};
+use serde_json::{Value, json};
 
 use super::{
     Guard, Secured,
@@ -43,13 +44,23 @@ impl Secured {
             readers,
             runtime: world.runtime.clone(),
             guard: Arc::new(guard),
-            configuration: Arc::new(config::shown(told)),
+            configuration: Arc::new(shown(told)),
             debugging: told.enable_debugging_handlers,
             translates_websockets: options.gates.enabled(Gate::ExtendWebSocketsToKubelet),
             pages: Arc::new(Pages::of(options)),
         };
         (secured, tls)
     }
+}
+
+/// The configuration without what gives its readers more than knowledge of it; upstream shows these headers.
+fn shown(config: &KubeletConfiguration) -> Value {
+    let mut shown = config::shown(config);
+    let headers = shown.get_mut("staticPodURLHeader").and_then(Value::as_object_mut);
+    for values in headers.into_iter().flat_map(|headers| headers.values_mut()) {
+        *values = json!(["<masked>"]);
+    }
+    shown
 }
 
 fn authentication(options: &Options, world: &World, tls: &Arc<Tls>) -> Authentication {
@@ -80,5 +91,19 @@ fn authorization(options: &Options, world: &World) -> Authorization {
             let node_name = &world.settings.node_name;
             Authorization::Ask(Rights::new(cluster.clone(), node_name, allowed, denied, world.clock.clone()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_a_url_are_shown_to_nobody() {
+        let headers = [("Authorization".to_owned(), vec!["Bearer secret".to_owned()])];
+        let config = KubeletConfiguration { static_pod_url_header: headers.into(), ..KubeletConfiguration::default() };
+        let shown = shown(&config);
+        assert_eq!(shown["staticPodURLHeader"], json!({ "Authorization": ["<masked>"] }));
+        assert!(shown.get("syncFrequency").is_some());
     }
 }

@@ -37,6 +37,7 @@ use crate::{
     world::{Clock, Cluster},
 };
 
+mod hostile;
 mod matrix;
 
 /// Knows who has a token and who may do what, and counts the questions.
@@ -171,6 +172,7 @@ impl Port {
             pages: Arc::new(Pages {
                 flags: Some([("v", "2".to_owned())].into()),
                 has_statusz: true,
+                has_checkpoint: true,
                 has_debug_flags: true,
                 system_logs: SystemLogs::FilesAndQueries { dir: dir.path().join("var-log") },
             }),

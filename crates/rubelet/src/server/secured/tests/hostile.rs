@@ -1,0 +1,238 @@
+//! Callers who mean harm: whatever they send, they are cut off or made to wait, memory stays where it was, and others are served.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+/// Other tests share this process; what a flood would cost is a multiple of it.
+const GROWTH_MAX_BYTES: u64 = 48 * MIB;
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// `GET https://n/`, all but the authority from the static table.
+const GET_ROOT: &[u8] = &[0x82, 0x87, 0x84, 0x41, 1, b'n'];
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = vec![length[1], length[2], length[3], kind, flags];
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+fn preface() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+fn memory_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// What a flood sends next.
+type Next = Box<dyn FnMut() -> Vec<u8>>;
+
+/// How a flood ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// The server said that it has had enough, or just closed.
+    CutOff,
+    /// The server does not take more before its answers are read.
+    HeldBack,
+}
+
+/// Sends the same bytes again and again without reading, at most this many.
+async fn flood(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    mut next: impl FnMut() -> Vec<u8>,
+    most_bytes: u64,
+) -> End {
+    let mut sent = 0;
+    while sent < most_bytes {
+        let bytes = next();
+        sent += bytes.len() as u64;
+        match timeout(Duration::from_secs(1), stream.write_all(&bytes)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return End::CutOff,
+            Err(_) => return End::HeldBack,
+        }
+    }
+    // All of it was taken: then it must have been the end.
+    let mut heard = Vec::new();
+    match timeout(Duration::from_secs(5), stream.read_to_end(&mut heard)).await {
+        Ok(_) => End::CutOff,
+        Err(_) => panic!("the server took {most_bytes} bytes and wants more"),
+    }
+}
+
+#[tokio::test]
+async fn floods_of_http_2_cost_others_nothing() {
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    let before = memory_bytes();
+    let ping = || frame(PING, 0, 0, &[0; 8]).repeat(1000);
+    let settings = || frame(SETTINGS, 0, 0, &[]).repeat(1000);
+    let continuation = || frame(CONTINUATION, 0, 1, &[0x82; 1000]);
+    let mut stream = 1;
+    let rapid_reset = move || {
+        let mut frames = Vec::new();
+        for _ in 0..1000 {
+            frames.extend(frame(HEADERS, END_HEADERS | END_STREAM, stream, GET_ROOT));
+            frames.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+            stream += 2;
+        }
+        frames
+    };
+    let open_head = frame(HEADERS, 0, 1, GET_ROOT);
+    let floods: [(&str, Vec<u8>, Next, End); 4] = [
+        ("rapid reset", vec![], Box::new(rapid_reset), End::CutOff),
+        ("continuation", open_head, Box::new(continuation), End::CutOff),
+        ("ping", vec![], Box::new(ping), End::HeldBack),
+        ("settings", vec![], Box::new(settings), End::HeldBack),
+    ];
+    for (name, first, next, expected) in floods {
+        let mut stream = port.connect(None, b"h2").await;
+        stream.write_all(&[preface(), first].concat()).await.unwrap();
+        assert_eq!(flood(&mut stream, next, 256 * MIB).await, expected, "{name}");
+        // The flood is still open.
+        assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok", "{name}");
+        let grown = memory_bytes().saturating_sub(before);
+        assert!(grown < GROWTH_MAX_BYTES, "{name}: {} MiB more", grown / MIB);
+    }
+    port.end().await;
+}
+
+#[tokio::test]
+async fn who_resets_what_it_opens_is_told_to_calm_down() {
+    let port = Port::open(false).await;
+    let mut stream = port.connect(None, b"h2").await;
+    let mut frames = preface();
+    for number in 0..200_u32 {
+        frames.extend(frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, GET_ROOT));
+        frames.extend(frame(RST_STREAM, 0, 2 * number + 1, &8_u32.to_be_bytes()));
+    }
+    stream.write_all(&frames).await.unwrap();
+    let mut heard = Vec::new();
+    let _ = timeout(Duration::from_secs(5), stream.read_to_end(&mut heard)).await.expect("the server closes");
+    let mut rest = heard.as_slice();
+    let mut last = None;
+    while rest.len() >= 9 {
+        let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
+        last = (rest[3] == GOAWAY).then(|| rest[13..17].to_vec()).or(last);
+        rest = rest.get(9 + length..).unwrap_or_default();
+    }
+    assert_eq!(last, Some(vec![0, 0, 0, 0xb]), "ENHANCE_YOUR_CALM");
+    port.end().await;
+}
+
+#[tokio::test]
+async fn who_dawdles_loses_its_place_to_others() {
+    let patience = Duration::from_millis(400);
+    let limits = Limits { connections: 4, head_timeout: patience, ..Limits::SECURED_PORT };
+    let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
+    let root = port.authority.client("root");
+    // All places: no preface, a preface and no request, a head and a body byte by byte.
+    let mut silent = port.connect(None, b"h2").await;
+    let mut idle = port.connect(None, b"h2").await;
+    idle.write_all(&preface()).await.unwrap();
+    let mut head = port.connect(None, b"http/1.1").await;
+    head.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
+    let mut body = port.connect(None, b"http/1.1").await;
+    body.write_all(b"POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
+    let dripping = tokio::spawn(async move {
+        while head.write_all(b"x").await.is_ok() {
+            let _ = body.write_all(b"x").await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
+    for (name, stream) in [("silent", &mut silent), ("idle", &mut idle)] {
+        let closed = timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
+        assert!(closed.is_ok(), "{name} is still there");
+    }
+    timeout(Duration::from_secs(5), dripping).await.expect("the slow head is cut off").unwrap();
+    port.end().await;
+}
+
+#[tokio::test]
+async fn beyond_the_last_place_callers_wait_and_are_served() {
+    let limits = Limits { connections: 3, ..Limits::SECURED_PORT };
+    let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
+    let root = port.authority.client("root");
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(port.connect(None, b"http/1.1").await);
+    }
+    let caller = Caller::Certificate(&root);
+    let waiting = timeout(Duration::from_millis(300), port.ask(&caller, "GET /healthz"));
+    assert!(waiting.await.is_err(), "there was no place for it");
+    held.pop();
+    assert_eq!(port.ask(&caller, "GET /healthz").await, "200 ok");
+    port.end().await;
+}
+
+#[tokio::test]
+async fn oversized_and_absurd_requests_are_refused() {
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    let caller = Caller::Certificate(&root);
+    let long = "x".repeat(2 << 20);
+    assert_eq!(port.status(&caller, &format!("GET /pods?a={long}")).await, "431");
+    // Hyper's answer; Go takes it.
+    assert_eq!(port.status(&caller, &format!("GET /pods?a={}", "x".repeat(100_000))).await, "414");
+    assert_eq!(port.status(&caller, &format!("GET /pods HTTP/1.1\r\nX-Long: {long}\r\nX-End:")).await, "431");
+    let query = "command=ls&".repeat(5_000);
+    assert_eq!(port.status(&caller, &format!("POST /exec/default/web-n1/a?output=1&{query}")).await, "500");
+    for query in
+        ["tailLines=99999999999999999999", "tailLines=-1", "sinceSeconds=x", "limitBytes=0", "follow=%ff", "=&=&&&;"]
+    {
+        let status = port.status(&caller, &format!("GET /containerLogs/default/web-n1/a?{query}")).await;
+        assert!(["400", "422"].contains(&&*status), "{query}: {status}");
+    }
+    for request in ["GET //", "GET /pods/../../..", "GET /%", "GET /%zz", "GET /exec/%2e%2e/%2e%2e/%00", "BREW /pods"] {
+        let status = port.status(&caller, request).await;
+        assert!(["404", "400", "405"].contains(&&*status), "{request}: {status}");
+    }
+    port.end().await;
+}
+
+/// Unauthorized, and with every right: 100,000 paths, or as many as `RUBELET_RANDOM_PATHS` says.
+#[tokio::test]
+async fn random_paths_leave_nothing_in_memory() {
+    const BATCH: u32 = 500;
+    let count: u32 = std::env::var("RUBELET_RANDOM_PATHS").ok().and_then(|told| told.parse().ok()).unwrap_or(100_000);
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    let mut before = 0;
+    for number in 0..count / BATCH {
+        let pair = (number % 2 == 0).then_some(&root);
+        let stream = port.connect(pair, b"http/1.1").await;
+        let mut requests = String::new();
+        for each in 0..BATCH {
+            let random = (u64::from(number * BATCH + each) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let close = if each + 1 == BATCH { "Connection: close\r\n" } else { "" };
+            let root = ["", "/logs", "/metrics", "/exec/default", "/stats"][random as usize % 5];
+            requests.push_str(&format!("GET {root}/{random:x}/{each} HTTP/1.1\r\nHost: n\r\n{close}\r\n"));
+        }
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let mut heard = Vec::new();
+        let (sent, _) = tokio::join!(writer.write_all(requests.as_bytes()), reader.read_to_end(&mut heard));
+        sent.unwrap();
+        let answers = String::from_utf8_lossy(&heard).matches("HTTP/1.1 4").count();
+        assert_eq!(answers, BATCH as usize, "{}", String::from_utf8_lossy(&heard));
+        if number == 10 {
+            before = memory_bytes();
+        }
+    }
+    let grown = memory_bytes().saturating_sub(before);
+    println!("{count} paths: {} KiB more", grown >> 10);
+    assert!(grown < GROWTH_MAX_BYTES, "{} MiB more", grown / MIB);
+    port.end().await;
+}
