@@ -15,6 +15,7 @@ mod metrics;
 mod objects;
 mod odd;
 mod outage;
+mod pages;
 mod parts;
 mod probes;
 mod reboot;
@@ -85,6 +86,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         streams::CASES,
         kubectl::CASES,
         metrics::CASES,
+        pages::CASES,
         workloads::CASES,
     ];
     groups.into_iter().flatten()

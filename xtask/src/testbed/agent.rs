@@ -56,6 +56,8 @@ pub struct AgentOptions {
     pub node_ip: Option<String>,
     /// Fields of the configuration that a test sets.
     pub config: serde_json::Map<String, Value>,
+    /// What is given as `-v`; 4 unless given.
+    pub verbosity: Option<u32>,
 }
 
 /// How an agent takes part in a cluster.
@@ -243,7 +245,7 @@ impl Agent {
         // JSON is YAML.
         fs::write(self.config(), serde_json::to_string_pretty(&self.configuration())?)?;
         let (Program::Rubelet(binary) | Program::Upstream(binary)) = &self.program;
-        let mut rubelet = command(binary, ["-v=4"]);
+        let mut rubelet = command(binary, [format!("-v={}", self.options.verbosity.unwrap_or(4))]);
         rubelet.arg(format!("--config={}", self.config().display()));
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
         let node = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node);

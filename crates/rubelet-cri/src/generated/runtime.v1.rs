@@ -1998,11 +1998,6 @@ pub mod runtime_service_client {
                 .insert(GrpcMethod::new("runtime.v1.RuntimeService", "PortForward"));
             self.inner.unary(req, path, codec).await
         }
-        pub async fn list_container_stats(
-            &mut self,
-            request: impl tonic::IntoRequest<super::ListContainerStatsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::ListContainerStatsResponse>,
         pub async fn checkpoint_container(
             &mut self,
             request: impl tonic::IntoRequest<super::CheckpointContainerRequest>,
@@ -2020,14 +2015,38 @@ pub mod runtime_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/runtime.v1.RuntimeService/ListContainerStats",
                 "/runtime.v1.RuntimeService/CheckpointContainer",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
-                    GrpcMethod::new("runtime.v1.RuntimeService", "ListContainerStats"),
                     GrpcMethod::new("runtime.v1.RuntimeService", "CheckpointContainer"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn list_container_stats(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListContainerStatsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListContainerStatsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.RuntimeService/ListContainerStats",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("runtime.v1.RuntimeService", "ListContainerStats"),
                 );
             self.inner.unary(req, path, codec).await
         }

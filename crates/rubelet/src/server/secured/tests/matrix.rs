@@ -152,7 +152,7 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
         columns.push(open.status(open.health, request).await);
         let answer = port.ask(&Caller::Certificate(&root), request).await;
         // Numbers are never the same twice.
-        let shown = if path.starts_with("/metrics") { 3 } else { 64 };
+        let shown = if ["/metrics", "/stats"].iter().any(|figures| path.starts_with(figures)) { 3 } else { 64 };
         let answer: String = answer.chars().take(shown).collect();
         matrix.push_str(format!("{request:53} {} | {answer}", columns.join(" ")).trim_end());
         matrix.push('\n');
@@ -171,9 +171,13 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
     POST /pods                                            401 401 401 403 403 405 405 | 405 405 404 | 405 405: Method Not Allowed|
     HEAD /pods                                            401 401 401 403 403 200 200 | 200 200 404 | 200
     GET /pods/                                            401 401 401 403 403 200 200 | 200 200 404 | 200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    GET /metrics                                          401 401 401 403 403 200 | 200 200 404 | 200 # HELP kubelet_node_name [ALPHA] The node's name. The count
-    GET /metrics/probes                                   401 401 401 403 403 200 | 200 200 404 | 200 # HELP process_start_time_seconds [ALPHA] Start time of the
-    DELETE /metrics/slis                                  401 401 401 403 403 200 | 200 200 404 | 200 metrics reset|
+    GET /metrics                                          401 401 401 403 403 200 | 200 200 404 | 200
+    GET /metrics/probes                                   401 401 401 403 403 200 | 200 200 404 | 200
+    DELETE /metrics/slis                                  401 401 401 403 403 200 | 200 200 404 | 200
+    GET /metrics/resource                                 401 401 401 403 403 200 | 200 200 404 | 200
+    GET /metrics/cadvisor                                 401 401 401 403 403 200 | 200 200 404 | 200
+    GET /stats/summary                                    401 401 401 403 403 200 | 200 200 404 | 200
+    POST /stats/summary                                   401 401 401 403 403 200 | 200 200 404 | 200
     GET /runningpods/                                     401 401 401 403 403 200 200 | 405 405 404 | 200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}
     GET /configz                                          401 401 401 403 403 200 200 | 404 404 404 | 200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
     GET /flagz                                            401 401 401 403 403 200 | 404 404 404 | 200 |kubelet flagz|Warning: This endpoint is not meant to be mac
