@@ -167,6 +167,8 @@ const FIELDS: &[&str] = &[
     "pod.cpu.{time,usageNanoCores,usageCoreNanoSeconds}",
     "pod.memory.{time,usageBytes,workingSetBytes,rssBytes,pageFaults,majorPageFaults}",
     "pod.swap.{time,swapUsageBytes}",
+    "pod.network.{time,name,rxBytes,rxErrors,txBytes,txErrors,interfaces}",
+    "pod.process_stats.process_count",
     "pod.ephemeral-storage.{time,availableBytes,capacityBytes,usedBytes,inodesFree,inodes,inodesUsed}",
     "container.{name,startTime}",
     "container.cpu.{time,usageNanoCores,usageCoreNanoSeconds}",
@@ -176,14 +178,8 @@ const FIELDS: &[&str] = &[
     "container.logs.{time,availableBytes,capacityBytes,usedBytes,inodesFree,inodes,inodesUsed}",
 ];
 
-/// What upstream says only of containers that its cAdvisor knows, which is of no containerd but the one at the usual place.
-const FIELDS_OF_KNOWN_CONTAINERS: &[&str] =
-    &["pod.network.{time,name,rxBytes,rxErrors,txBytes,txErrors,interfaces}", "pod.process_stats.process_count"];
-
 fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
     start(node)?;
-    let fields = FIELDS.iter().chain(FIELDS_OF_KNOWN_CONTAINERS.iter().filter(|_| !node.agent.is_upstream()));
-    let fields: Vec<&str> = fields.copied().collect();
     let seen = node.wait("every field is there", 90, |node| {
         let summary = summary(node, "")?;
         let mut systems = summary["node"]["systemContainers"].as_array().into_iter().flatten();
@@ -193,21 +189,23 @@ fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
             "pod": pod_in(&summary)?,
             "container": container(&summary, "work")?,
         });
-        let missing: Vec<String> = fields.iter().flat_map(|fields| missing(&subjects, fields)).collect();
+        let missing: Vec<String> = FIELDS.iter().flat_map(|fields| missing(&subjects, fields)).collect();
         ensure!(missing.is_empty(), "missing: {missing:?}");
         let written = subjects["container"]["rootfs"]["usedBytes"].as_u64();
         ensure!(written > Some(0), "the layer of work is said to be empty");
+        // Upstream comes to one container after the other.
+        let processes = &subjects["pod"]["process_stats"]["process_count"];
+        ensure!(*processes == 2, "the pod is said to have {processes} processes");
         Ok(subjects)
     })?;
     let pod = &seen["pod"];
     ensure!(seen["container"]["logs"]["usedBytes"].as_u64() > Some(0), "{pod}");
+    ensure!(pod["network"]["name"] == "eth0" && pod["network"]["txBytes"].as_u64() > Some(0), "{pod}");
     if !node.agent.is_upstream() {
         // Upstream counts volumes a minute after it first saw the pod.
         let mut volumes = pod["volume"].as_array().into_iter().flatten();
         let shared = volumes.find(|volume| volume["name"] == "shared").with_context(|| format!("no volume: {pod}"))?;
         ensure!(shared["usedBytes"].as_u64() > Some(0) && shared["inodesUsed"].as_u64() == Some(2), "{shared}");
-        ensure!(pod["network"]["name"] == "eth0" && pod["network"]["txBytes"].as_u64() > Some(0), "{pod}");
-        ensure!(pod["process_stats"]["process_count"] == 2, "{pod}");
     }
     Ok(())
 }
@@ -287,25 +285,16 @@ fn cadvisor(node: &mut Node) -> anyhow::Result<()> {
         let scrape = Scrape::take(node, "/metrics/cadvisor")?;
         let missing: Vec<_> = CADVISOR.iter().filter(|name| scrape.value(name, &[]).is_err()).collect();
         ensure!(missing.is_empty(), "missing: {missing:?}");
-        // Upstream knows this containerd's containers as cgroups alone, without names.
-        let cgroup = scrape.0.lines().find_map(|line| {
-            let path = line.strip_prefix("container_spec_cpu_quota{")?.split("id=\"").nth(1)?.split('"').next()?;
-            path.ends_with(id).then_some(path)
-        });
-        let cgroup = cgroup.with_context(|| format!("no cgroup of {id}"))?;
-        let labels = [("id", cgroup)];
+        let labels = [("container", "work"), ("pod", "busy-node"), ("namespace", "default"), ("name", id)];
+        let labels = [labels.as_slice(), &[("image", BUSYBOX)]].concat();
         let quota = scrape.value("container_spec_cpu_quota", &labels)?;
         let limit = scrape.value("container_spec_memory_limit_bytes", &labels)?;
         ensure!(quota == 30_000.0 && limit == 64.0 * MIB, "quota {quota}, limit {limit}");
         ensure!(scrape.value("container_cpu_cfs_throttled_periods_total", &labels)? > 0.0, "it was never held back");
-        if !node.agent.is_upstream() {
-            let labels = [("container", "work"), ("pod", "busy-node"), ("namespace", "default"), ("name", id)];
-            let labels = [labels.as_slice(), &[("image", BUSYBOX)]].concat();
-            ensure!(scrape.value("container_processes", &labels)? == 1.0, "it is one process");
-            ensure!(scrape.value("container_file_descriptors", &labels)? >= 3.0, "it has no files open");
-            let sandbox = [("container", ""), ("pod", "busy-node"), ("interface", "eth0")];
-            ensure!(scrape.value("container_network_transmit_bytes_total", &sandbox)? > 0.0, "nothing was sent");
-        }
+        ensure!(scrape.value("container_processes", &labels)? == 1.0, "it is one process");
+        ensure!(scrape.value("container_file_descriptors", &labels)? >= 3.0, "it has no files open");
+        let sandbox = [("container", ""), ("pod", "busy-node"), ("interface", "eth0")];
+        ensure!(scrape.value("container_network_transmit_bytes_total", &sandbox)? > 0.0, "nothing was sent");
         Ok(())
     })
 }

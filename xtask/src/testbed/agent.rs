@@ -251,6 +251,10 @@ impl Agent {
         let node = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node);
         rubelet.arg(format!("--hostname-override={node}"));
         rubelet.arg(format!("--cert-dir={}", self.pki_dir().display()));
+        if self.is_upstream() {
+            // The cAdvisor within it knows the names of containers from the containerd at the usual place, unless it is told.
+            rubelet.arg(format!("--containerd={}", self.runtime_socket.display()));
+        }
         if let Some(cluster) = &self.options.cluster {
             let node_ip = self.options.node_ip.clone().unwrap_or_else(|| self.address.to_string());
             rubelet.arg(format!("--node-ip={node_ip}"));
