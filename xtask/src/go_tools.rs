@@ -1,4 +1,5 @@
-//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd, upstream's suite.
+//! Programs built from the Go module proxy: containerd 2.4, runc, the CNI plugins, Kubernetes, etcd, metrics-server,
+//! upstream's suite.
 //!
 //! Owns: what is built and how; the versions are pinned by `testbed/go/*/go.mod`. A finished build is kept under
 //! `target/testbed/` and made again when its module files change.
@@ -85,6 +86,14 @@ pub const KUBE_CONTROLLER_MANAGER: GoTool =
 pub const KUBE_SCHEDULER: GoTool = kubernetes("kube-scheduler", &["k8s.io/kubernetes/cmd/kube-scheduler"]);
 pub const KUBECTL: GoTool = kubernetes("kubectl", &["k8s.io/kubernetes/cmd/kubectl"]);
 pub const KUBELET: GoTool = kubernetes("kubelet", &["k8s.io/kubernetes/cmd/kubelet"]);
+
+/// What answers `kubectl top`.
+pub const METRICS_SERVER: GoTool = GoTool {
+    name: "metrics-server",
+    module: "metrics-server",
+    packages: &["sigs.k8s.io/metrics-server/cmd/metrics-server"],
+    ..PLAIN
+};
 
 /// Upstream's end-to-end suite.
 pub const E2E_SUITE: GoTool = GoTool {

@@ -24,6 +24,7 @@ mod restarts;
 mod runtime_class;
 mod streams;
 mod takeover;
+mod top;
 mod workloads;
 
 use std::{
@@ -48,6 +49,7 @@ use crate::{
         lock,
         node::{Node, PodSeen},
     },
+    go_tools,
     image::BUSYBOX,
     testbed::{
         Testbed,
@@ -69,6 +71,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
     let groups = [
         certificates::CASES,
         outage::CASES,
+        top::CASES,
         faults::CASES,
         churn::CASES,
         odd::CASES,
@@ -111,7 +114,9 @@ pub struct Planes {
 }
 
 impl Planes {
+    /// Builds what is missing before the tests begin, since a build would take the time of those that run beside it.
     pub fn ensure() -> anyhow::Result<Self> {
+        go_tools::ensure(&[go_tools::METRICS_SERVER])?;
         Ok(Planes { programs: ClusterPrograms::ensure()?, shared: Mutex::new(None) })
     }
 

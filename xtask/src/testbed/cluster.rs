@@ -8,6 +8,7 @@ pub mod bootstrap;
 mod certificates;
 mod fault_proxy;
 mod kubeconfig;
+mod metrics_server;
 mod programs;
 
 use std::{
@@ -374,6 +375,9 @@ impl ControlPlane {
             Some("system:masters"),
         )?;
         let accounts = SigningKey::open(&self.pki_dir())?;
+        // Who signs the API server's words when it passes on what somebody asked of an API service.
+        let front_proxy = Authority::open(&self.pki_dir().join("front-proxy"))?;
+        let proxy_client = front_proxy.client("client", "front-proxy-client", None)?;
         let policy = self.dir().join("audit-policy.yaml");
         fs::write(&policy, serde_json::to_string(&audit_policy())?)?;
         let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
@@ -389,6 +393,15 @@ impl ControlPlane {
                 flag("kubelet-client-certificate", &kubelet_client.certificate),
                 flag("kubelet-client-key", &kubelet_client.key),
                 "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
+                flag("requestheader-client-ca-file", &front_proxy.certificate()),
+                "--requestheader-allowed-names=front-proxy-client".to_owned(),
+                "--requestheader-username-headers=X-Remote-User".to_owned(),
+                "--requestheader-group-headers=X-Remote-Group".to_owned(),
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+                flag("proxy-client-cert-file", &proxy_client.certificate),
+                flag("proxy-client-key-file", &proxy_client.key),
+                // To endpoints, since nobody routes the addresses of services here.
+                "--enable-aggregator-routing=true".to_owned(),
                 format!("--authorization-mode={}", self.options.authorization_mode),
                 "--enable-admission-plugins=NodeRestriction".to_owned(),
                 "--enable-bootstrap-token-auth=true".to_owned(),
