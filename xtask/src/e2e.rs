@@ -122,7 +122,10 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
         step("building the tests of its effects", effects::build)?;
     }
     let planes = match queue.iter().any(|(_, test)| matches!(test, Test::Cluster(_))) {
-        true => Some(Planes::ensure()?),
+        true => {
+            cluster::build()?;
+            Some(Planes::ensure()?)
+        }
         false => None,
     };
     let run = |programs: &Programs, test: &Test| one(programs, &program, planes.as_ref(), test);

@@ -95,6 +95,11 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
     groups.into_iter().flatten()
 }
 
+/// Builds what tests run beside a control plane before they begin: it would take the time of those that run meanwhile.
+pub fn build() -> anyhow::Result<()> {
+    go_tools::ensure(&[go_tools::METRICS_SERVER]).map(drop)
+}
+
 /// How often a condition is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -114,9 +119,7 @@ pub struct Planes {
 }
 
 impl Planes {
-    /// Builds what is missing before the tests begin, since a build would take the time of those that run beside it.
     pub fn ensure() -> anyhow::Result<Self> {
-        go_tools::ensure(&[go_tools::METRICS_SERVER])?;
         Ok(Planes { programs: ClusterPrograms::ensure()?, shared: Mutex::new(None) })
     }
 
