@@ -5,6 +5,7 @@
 //! clock, and the end is the first line in the container's log.
 
 pub mod cluster;
+pub mod port;
 
 use std::{
     fs,

@@ -57,6 +57,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("bench", args)) if args.get_flag("cluster") => {
             bench::cluster::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
         }
+        Some(("bench", args)) if args.get_flag("port") => {
+            bench::port::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
+        }
         Some(("bench", args)) => bench::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?,
         Some(("gen", _)) => gen_protos::run()?,
         Some((other, _)) => unreachable!("clap knows no command `{other}`"),
@@ -129,6 +132,13 @@ fn cli() -> Command {
                         .long("cluster")
                         .action(ArgAction::SetTrue)
                         .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
+                )
+                .arg(
+                    Arg::new("port")
+                        .long("port")
+                        .action(ArgAction::SetTrue)
+                        .conflicts_with("cluster")
+                        .help("What the kubelet's port costs: figures of 100 pods, commands, a followed log"),
                 )
                 .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios")),
         )

@@ -1,0 +1,179 @@
+//! What the agent's port costs: pages of figures, the start of a command, a log that is followed.
+//!
+//! Owns: these measurements. Pages are asked for on the read-only port, so that the agent's work is not hidden behind TLS;
+//! what a rest of the same length costs is taken off. Commands and logs go the way of people, through the API server and kubectl,
+//! which take the same with every agent: the processor the agent took itself is beside them.
+
+use std::{path::Path, process::Stdio, thread, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+
+use super::{Row, Usage, machine, median, render};
+use crate::{
+    clock::Stopwatch,
+    command::{SHORT, output},
+    e2e::cluster::{ClusterNode, OBEDIENT, Plane, Planes, pod, spec},
+    progress::step,
+    testbed::{
+        self, Programs, Runtime, Testbed,
+        agent::{AgentOptions, Program},
+    },
+    up,
+};
+
+const PODS: usize = 100;
+const SCRAPES: u32 = 20;
+/// Longer than anybody keeps an answer for others.
+const BETWEEN_SCRAPES: Duration = Duration::from_millis(2_100);
+const COMMANDS: usize = 20;
+const LOG_MIB: u64 = 128;
+const SETTLE: Duration = Duration::from_secs(15);
+
+pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
+    let binary = step("building Rubelet (release)", up::build)?;
+    let programs = Programs::ensure(runtime)?;
+    testbed::sweep_orphans()?;
+    let planes = Planes::ensure()?;
+    let measure = |name: &str, program: &Program| {
+        let mut cluster = ClusterNode::new(&planes, Plane::Shared, Testbed::start(&programs)?, program)?;
+        // A log that is rotated while it is read would not be the same for both.
+        let config = json!({ "containerLogMaxSize": "2Gi" }).as_object().cloned().unwrap_or_default();
+        let membership = Some(cluster.membership()?);
+        cluster.node.reconfigure(&AgentOptions {
+            cluster: membership,
+            config,
+            verbosity: Some(2),
+            ..AgentOptions::default()
+        })?;
+        cluster.start()?;
+        let log = step(&format!("{name}: following {LOG_MIB} MiB of a log"), || follow(&cluster))?;
+        step(&format!("{name}: starting {PODS} pods"), || fill(&cluster))?;
+        let command = step(&format!("{name}: starting {COMMANDS} commands"), || commands(&cluster))?;
+        let pages = step(&format!("{name}: asking for figures of {PODS} pods"), || pages(&cluster))?;
+        anyhow::Ok(Measured { log, command, pages })
+    };
+    let ours = measure("Rubelet", &Program::Rubelet(binary))?;
+    let peer = kubelet.map(|path| measure("upstream", &Program::Upstream(path.to_owned()))).transpose()?;
+    println!("\n{}", render(&machine(runtime), &ROWS, &ours, peer.as_ref()));
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Measured {
+    log: Cost,
+    command: Cost,
+    pages: Pages,
+}
+
+/// As its caller and as the agent's processor saw it.
+#[derive(Debug)]
+struct Cost {
+    taken_ms: f64,
+    cpu_ms: f64,
+}
+
+#[derive(Debug)]
+struct Pages {
+    cadvisor: Cost,
+    summary: Cost,
+    resource: Cost,
+}
+
+const ROWS: [Row<Measured>; 8] = [
+    ("`kubectl logs -f` of 128 MiB", "ms", |m| m.log.taken_ms, ""),
+    ("… the agent's processor", "ms", |m| m.log.cpu_ms, ""),
+    ("`kubectl exec … true`, median of 20", "ms", |m| m.command.taken_ms, ""),
+    ("… the agent's processor", "ms", |m| m.command.cpu_ms, ""),
+    ("`/metrics/cadvisor` of 100 pods, processor per scrape", "ms", |m| m.pages.cadvisor.cpu_ms, ""),
+    ("… answered in, median", "ms", |m| m.pages.cadvisor.taken_ms, ""),
+    ("`/stats/summary` of 100 pods, processor per scrape", "ms", |m| m.pages.summary.cpu_ms, ""),
+    ("`/metrics/resource` of 100 pods, processor per scrape", "ms", |m| m.pages.resource.cpu_ms, ""),
+];
+
+/// The log lies there whole when it is asked for; following ends with the container, which has ended.
+fn follow(cluster: &ClusterNode) -> anyhow::Result<Cost> {
+    let line =
+        "a line of a log as programs write it, with a time, a level, a place and a few words about what happened";
+    let script = format!("yes '{line}' | head -c {}; echo", LOG_MIB << 20);
+    let mut writer = spec(&cluster.name, &script);
+    writer["restartPolicy"] = json!("Never");
+    cluster.apply(pod("writer", &writer))?;
+    cluster.wait("the log is written", 300, |cluster| {
+        let status = cluster.pod("writer")?;
+        ensure!(status.status()["phase"] == "Succeeded", "{}", status.status());
+        Ok(())
+    })?;
+    let used = Usage::read(&cluster.node)?;
+    let watch = Stopwatch::start();
+    let mut logs = cluster.kubectl_command(&["logs", "-f", "writer"]);
+    let mut logs = logs.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("kubectl logs")?;
+    let read = std::io::copy(&mut logs.stdout.take().context("its output")?, &mut std::io::sink())?;
+    ensure!(logs.wait()?.success() && read > LOG_MIB << 20, "{read} bytes of the log came");
+    let taken_ms = watch.secs() * 1000.0;
+    let cost = Cost { taken_ms, cpu_ms: cpu_ms_since(cluster, &used)? };
+    cluster.kubectl(&["delete", "pod", "writer"])?;
+    Ok(cost)
+}
+
+fn fill(cluster: &ClusterNode) -> anyhow::Result<()> {
+    let names: Vec<String> = (0..PODS).map(|number| format!("many{number}")).collect();
+    cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
+    cluster.wait("all of them run", 600, |cluster| {
+        let running = cluster.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
+        ensure!(running == PODS, "{running} run");
+        Ok(())
+    })?;
+    thread::sleep(SETTLE);
+    Ok(())
+}
+
+fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
+    let mut taken = Vec::new();
+    let used = Usage::read(&cluster.node)?;
+    for _ in 0..COMMANDS {
+        let watch = Stopwatch::start();
+        output(&mut cluster.kubectl_command(&["exec", "many0", "--", "true"]), SHORT)?;
+        taken.push(watch.secs() * 1000.0);
+    }
+    let all_ms = taken.iter().sum::<f64>();
+    let busy_ms = cpu_ms_since(cluster, &used)?;
+    let resting_ms = resting_ms(cluster, Duration::from_millis(all_ms as u64))?;
+    Ok(Cost { cpu_ms: (busy_ms - resting_ms).max(0.0) / COMMANDS as f64, taken_ms: median(taken)? })
+}
+
+fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
+    let resting_ms = resting_ms(cluster, BETWEEN_SCRAPES * SCRAPES)?;
+    let page = |path: &str| {
+        // The first may prepare what the others use.
+        cluster.node.agent.read_only(path)?;
+        thread::sleep(BETWEEN_SCRAPES);
+        let mut taken = Vec::new();
+        let used = Usage::read(&cluster.node)?;
+        for _ in 0..SCRAPES {
+            let watch = Stopwatch::start();
+            let text = cluster.node.agent.read_only(path)?;
+            let secs = watch.secs();
+            ensure!(text.contains("many0"), "{path} says nothing of the pods");
+            taken.push(secs * 1000.0);
+            thread::sleep(BETWEEN_SCRAPES.saturating_sub(Duration::from_secs_f64(secs)));
+        }
+        let cpu_ms = (cpu_ms_since(cluster, &used)? - resting_ms).max(0.0) / f64::from(SCRAPES);
+        anyhow::Ok(Cost { taken_ms: median(taken)?, cpu_ms })
+    };
+    Ok(Pages {
+        cadvisor: page("/metrics/cadvisor")?,
+        summary: page("/stats/summary")?,
+        resource: page("/metrics/resource")?,
+    })
+}
+
+fn resting_ms(cluster: &ClusterNode, during: Duration) -> anyhow::Result<f64> {
+    let used = Usage::read(&cluster.node)?;
+    thread::sleep(during);
+    cpu_ms_since(cluster, &used)
+}
+
+fn cpu_ms_since(cluster: &ClusterNode, before: &Usage) -> anyhow::Result<f64> {
+    Ok(Usage::read(&cluster.node)?.cpu_ns.saturating_sub(before.cpu_ns) as f64 / 1e6)
+}
