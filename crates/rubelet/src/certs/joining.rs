@@ -22,8 +22,9 @@ use crate::{cli::Options, metrics::Metrics, world::Clock};
 
 /// As long as a watch may take to open.
 const WATCH_PATIENCE: Duration = Duration::from_secs(30);
-/// Whoever was refused may have been refused by mistake; a person looks at it in minutes, not in seconds.
-const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(60);
+/// An API server that has just started refuses tokens it has not read yet; a person looks at a wrong one in minutes.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(4);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 pub struct Joining {
     pub options: Options,
@@ -47,7 +48,7 @@ impl Joining {
 
     /// Joins, and then renews the certificate for as long as the agent runs.
     pub async fn run(self) {
-        loop {
+        for refusals in 0.. {
             match self.join().await {
                 Ok(client) => {
                     self.joined.send_replace(Some(client.clone()));
@@ -58,9 +59,12 @@ impl Joining {
                         Err(error) => return tracing::error!("the certificate will not be renewed: {error:#}"),
                     }
                 }
-                Err(error) => tracing::error!("not joined; trying again in {PAUSE_AFTER_REFUSAL:?}: {error:#}"),
+                Err(error) => {
+                    let pause = pause_after(refusals);
+                    tracing::error!("not joined; trying again in {pause:?}: {error:#}");
+                    sleep(pause).await;
+                }
             }
-            sleep(PAUSE_AFTER_REFUSAL).await;
         }
     }
 
@@ -69,6 +73,10 @@ impl Joining {
         let kubeconfig = own_kubeconfig(&self.options, &self.host, &self.clock).await?;
         client(&self.options, &kubeconfig, &self.metrics)
     }
+}
+
+fn pause_after(refusals: u32) -> Duration {
+    PAUSE_AFTER_REFUSAL.saturating_mul(2_u32.saturating_pow(refusals)).min(PAUSE_MAX)
 }
 
 /// The API server of a node that will have joined.
@@ -104,6 +112,11 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn who_is_refused_asks_again_soon_and_then_more_rarely() {
+        assert_eq!([0, 1, 3, 4, u32::MAX].map(|refusals| pause_after(refusals).as_secs()), [4, 8, 32, 60, 60]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn before_the_node_has_joined_a_question_waits_until_its_own_end() {
