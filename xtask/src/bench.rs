@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use clap::{Arg, ArgAction, Command};
 use jiff::Timestamp;
 
 use crate::{
@@ -38,6 +39,26 @@ const PODS: usize = 50;
 const STARTS: usize = 10;
 const IDLE: Duration = Duration::from_secs(60);
 const SCRIPT: &str = "echo start; exec sleep 3600";
+
+pub fn cli(runtime: Arg, kubelet: Arg) -> Command {
+    Command::new("bench")
+        .about("Measure memory, processor and start times")
+        .arg(runtime)
+        .arg(
+            Arg::new("cluster")
+                .long("cluster")
+                .action(ArgAction::SetTrue)
+                .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
+        )
+        .arg(
+            Arg::new("port")
+                .long("port")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("cluster")
+                .help("What the kubelet's port costs: figures of 100 pods, commands, a followed log"),
+        )
+        .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios"))
+}
 
 pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let binary = step("building Rubelet (release)", up::build)?;

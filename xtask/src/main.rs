@@ -123,25 +123,7 @@ fn cli() -> Command {
         .subcommand(conformance::cli())
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
-        .subcommand(
-            Command::new("bench")
-                .about("Measure memory, processor and start times")
-                .arg(runtime)
-                .arg(
-                    Arg::new("cluster")
-                        .long("cluster")
-                        .action(ArgAction::SetTrue)
-                        .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
-                )
-                .arg(
-                    Arg::new("port")
-                        .long("port")
-                        .action(ArgAction::SetTrue)
-                        .conflicts_with("cluster")
-                        .help("What the kubelet's port costs: figures of 100 pods, commands, a followed log"),
-                )
-                .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios")),
-        )
+        .subcommand(bench::cli(runtime, kubelet))
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
 }
 
