@@ -26,6 +26,7 @@ const PODS: usize = 100;
 const SCRAPES: u32 = 20;
 /// Longer than anybody keeps an answer for others.
 const BETWEEN_SCRAPES: Duration = Duration::from_millis(2_100);
+const TRIES: usize = 5;
 const COMMANDS: usize = 20;
 const LOG_MIB: u64 = 128;
 const SETTLE: Duration = Duration::from_secs(15);
@@ -146,14 +147,12 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
     let resting_ms = resting_ms(cluster, BETWEEN_SCRAPES * SCRAPES)?;
     let page = |path: &str| {
         // The first may prepare what the others use.
-        cluster.node.agent.read_only(path)?;
+        scrape(cluster, path)?;
         thread::sleep(BETWEEN_SCRAPES);
         let mut taken = Vec::new();
         let used = Usage::read(&cluster.node)?;
         for _ in 0..SCRAPES {
-            let watch = Stopwatch::start();
-            let text = cluster.node.agent.read_only(path)?;
-            let secs = watch.secs();
+            let (text, secs) = scrape(cluster, path)?;
             ensure!(text.contains("many0"), "{path} says nothing of the pods");
             taken.push(secs * 1000.0);
             thread::sleep(BETWEEN_SCRAPES.saturating_sub(Duration::from_secs_f64(secs)));
@@ -166,6 +165,23 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
         summary: page("/stats/summary")?,
         resource: page("/metrics/resource")?,
     })
+}
+
+/// Upstream refuses its whole summary when one part of it cannot be had just then; it is asked again, as monitoring would.
+fn scrape(cluster: &ClusterNode, path: &str) -> anyhow::Result<(String, f64)> {
+    let mut refused = None;
+    for _ in 0..TRIES {
+        let watch = Stopwatch::start();
+        match cluster.node.agent.read_only(path) {
+            Ok(text) => return Ok((text, watch.secs())),
+            Err(error) => {
+                println!("refused: {error:#}");
+                refused = Some(error);
+                thread::sleep(BETWEEN_SCRAPES);
+            }
+        }
+    }
+    Err(refused.context("nobody asked")?)
 }
 
 fn resting_ms(cluster: &ClusterNode, during: Duration) -> anyhow::Result<f64> {

@@ -352,7 +352,7 @@ impl Agent {
 
 fn http_get(socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
     let (status, body) = ask(socket, path, "")?;
-    ensure!(status == 200, "GET {path}: {status}");
+    ensure!(status == 200, "GET {path}: {status} {body}");
     Ok(body)
 }
 
