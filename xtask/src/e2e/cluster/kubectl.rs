@@ -115,8 +115,10 @@ const CONNECTIONS: usize = 100;
 
 fn forward(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    // Sends every connection back what it sends.
-    cluster.apply(pod("web", &spec(&cluster.name, "nc -ll -p 8080 -e cat")))?;
+    // Sends every connection back what it sends. As many callers may wait as there are letters: beyond them the kernel drops
+    // a caller, who asks again only after seconds.
+    let echo = format!("nc -{} -p 8080 -e cat", "l".repeat(CONNECTIONS));
+    cluster.apply(pod("web", &spec(&cluster.name, &echo)))?;
     cluster.wait_running("web", 60)?;
     let dir = cluster.node.bed.layout.dir.clone();
     let (log, pid) = (dir.join("forward.log"), dir.join("forward.pid"));
