@@ -4,7 +4,9 @@
 //! same text on every node of a cluster. Never: knows what is counted.
 //! Upstream: `prometheus/common/expfmt`.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
+
+use jiff::Timestamp;
 
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
@@ -47,17 +49,34 @@ impl Text {
         self.sample((name, ""), Labels::default(), value);
     }
 
+    /// One series whose labels are written already; `at` is when it was measured, else it counts for the moment of the scrape.
+    pub fn prepared(&mut self, name: &str, labels: &str, value: impl Display, at: Option<Timestamp>) {
+        self.0.push_str(name);
+        if !labels.is_empty() {
+            let _ = write!(self.0, "{{{labels}}}");
+        }
+        let _ = match at {
+            Some(at) => writeln!(self.0, " {value} {}", at.as_millisecond()),
+            None => writeln!(self.0, " {value}"),
+        };
+    }
+
     pub fn into_string(self) -> String {
         self.0
     }
 
     fn label(&mut self, open: char, name: &str, value: &str) {
         self.0.push(open);
-        self.0.push_str(name);
-        self.0.push_str("=\"");
-        escape(&mut self.0, value, Quotes::Escaped);
-        self.0.push('"');
+        write_label(&mut self.0, name, value);
     }
+}
+
+/// One label, as it stands between the braces.
+pub fn write_label(out: &mut String, name: &str, value: &str) {
+    out.push_str(name);
+    out.push_str("=\"");
+    escape(out, value, Quotes::Escaped);
+    out.push('"');
 }
 
 /// The labels of one series.

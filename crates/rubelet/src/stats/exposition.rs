@@ -1,14 +1,17 @@
-//! Prometheus' text format.
+//! Pages of figures, family by family.
 //!
-//! Owns: its syntax. A family that has no sample is not named at all, as Go's client does it.
+//! Owns: labels that many samples share, written once. A family that has no sample is not named at all, as Go's client does it.
+//! The syntax is `metrics/text.rs`'.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
 use jiff::Timestamp;
+
+use crate::metrics::text::{Text, write_label};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -18,13 +21,13 @@ pub enum Kind {
 
 #[derive(Debug, Default)]
 pub struct Exposition {
-    text: String,
+    text: Text,
 }
 
 /// All samples of one name.
 #[derive(Debug)]
 pub struct Family<'a> {
-    text: &'a mut String,
+    text: &'a mut Text,
     name: &'static str,
     help: &'static str,
     kind: Kind,
@@ -49,13 +52,13 @@ impl Exposition {
     }
 
     pub fn into_text(self) -> String {
-        self.text
+        self.text.into_string()
     }
 }
 
 impl IntoResponse for Exposition {
     fn into_response(self) -> Response {
-        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], self.text).into_response()
+        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], self.into_text()).into_response()
     }
 }
 
@@ -67,18 +70,10 @@ impl Family<'_> {
                 Kind::Counter => "counter",
                 Kind::Gauge => "gauge",
             };
-            let (name, help) = (self.name, self.help);
-            write(self.text, format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+            self.text.head(self.name, kind, self.help);
             self.has_samples = true;
         }
-        self.text.push_str(self.name);
-        if !labels.0.is_empty() {
-            write(self.text, format_args!("{{{}}}", labels.0));
-        }
-        match at {
-            Some(at) => write(self.text, format_args!(" {value} {}\n", at.as_millisecond())),
-            None => write(self.text, format_args!(" {value}\n")),
-        }
+        self.text.prepared(self.name, &labels.0, value, at);
     }
 }
 
@@ -91,24 +86,13 @@ impl Labels {
     pub fn and<'a>(&self, labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut text = self.0.clone();
         for (name, value) in labels {
-            let comma = if text.is_empty() { "" } else { "," };
-            write(&mut text, format_args!("{comma}{name}=\""));
-            for character in value.chars() {
-                match character {
-                    '\\' => text.push_str(r"\\"),
-                    '"' => text.push_str(r#"\""#),
-                    '\n' => text.push_str(r"\n"),
-                    other => text.push(other),
-                }
+            if !text.is_empty() {
+                text.push(',');
             }
-            text.push('"');
+            write_label(&mut text, name, value);
         }
         Labels(text)
     }
-}
-
-fn write(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    text.write_fmt(arguments).expect("a string takes everything");
 }
 
 #[cfg(test)]
