@@ -125,14 +125,7 @@ fn started(cluster: &ClusterNode, name: &str) -> anyhow::Result<f64> {
 }
 
 fn idle(cluster: &ClusterNode) -> anyhow::Result<Idle> {
-    let names: Vec<String> = (0..PODS).map(|number| format!("many{number}")).collect();
-    cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
-    cluster.wait("all of them run", 300, |cluster| {
-        let running = cluster.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
-        ensure!(running == PODS, "{running} run");
-        Ok(())
-    })?;
-    thread::sleep(SETTLE_ALL);
+    fill(cluster, PODS)?;
     let (asked, used) = (requests(cluster)?.len(), Usage::read(&cluster.node)?);
     thread::sleep(IDLE);
     let used_ns = Usage::read(&cluster.node)?.cpu_ns.saturating_sub(used.cpu_ns);
@@ -141,6 +134,19 @@ fn idle(cluster: &ClusterNode) -> anyhow::Result<Idle> {
         cpu_secs: used_ns as f64 / 1e9,
         requests: (requests(cluster)?.len() - asked) as f64,
     })
+}
+
+/// So many pods `many0`, `many1`, …, and all that follows from their start is over.
+pub(super) fn fill(cluster: &ClusterNode, count: usize) -> anyhow::Result<()> {
+    let names: Vec<String> = (0..count).map(|number| format!("many{number}")).collect();
+    cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
+    cluster.wait("all of them run", 600, |cluster| {
+        let running = cluster.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
+        ensure!(running == count, "{running} run");
+        Ok(())
+    })?;
+    thread::sleep(SETTLE_ALL);
+    Ok(())
 }
 
 /// The node's, as the API server noted them.

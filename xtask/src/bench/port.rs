@@ -9,11 +9,11 @@ use std::{path::Path, process::Stdio, thread, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
-use super::{Row, Usage, machine, median, render};
+use super::{Row, Usage, cluster::fill, machine, median, render};
 use crate::{
     clock::Stopwatch,
     command::{SHORT, output},
-    e2e::cluster::{ClusterNode, OBEDIENT, Plane, Planes, pod, spec},
+    e2e::cluster::{ClusterNode, Plane, Planes, pod, spec},
     progress::step,
     testbed::{
         self, Programs, Runtime, Testbed,
@@ -29,7 +29,6 @@ const BETWEEN_SCRAPES: Duration = Duration::from_millis(2_100);
 const TRIES: usize = 5;
 const COMMANDS: usize = 20;
 const LOG_MIB: u64 = 128;
-const SETTLE: Duration = Duration::from_secs(15);
 
 pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let binary = step("building Rubelet (release)", up::build)?;
@@ -49,7 +48,7 @@ pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
         })?;
         cluster.start()?;
         let log = step(&format!("{name}: following {LOG_MIB} MiB of a log"), || follow(&cluster))?;
-        step(&format!("{name}: starting {PODS} pods"), || fill(&cluster))?;
+        step(&format!("{name}: starting {PODS} pods"), || fill(&cluster, PODS))?;
         let command = step(&format!("{name}: starting {COMMANDS} commands"), || commands(&cluster))?;
         let pages = step(&format!("{name}: asking for figures of {PODS} pods"), || pages(&cluster))?;
         anyhow::Ok(Measured { log, command, pages })
@@ -115,18 +114,6 @@ fn follow(cluster: &ClusterNode) -> anyhow::Result<Cost> {
     let cost = Cost { taken_ms, cpu_ms: cpu_ms_since(cluster, &used)? };
     cluster.kubectl(&["delete", "pod", "writer"])?;
     Ok(cost)
-}
-
-fn fill(cluster: &ClusterNode) -> anyhow::Result<()> {
-    let names: Vec<String> = (0..PODS).map(|number| format!("many{number}")).collect();
-    cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
-    cluster.wait("all of them run", 600, |cluster| {
-        let running = cluster.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
-        ensure!(running == PODS, "{running} run");
-        Ok(())
-    })?;
-    thread::sleep(SETTLE);
-    Ok(())
 }
 
 fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
