@@ -158,7 +158,7 @@ impl Drop for Forward {
     }
 }
 
-/// An account with exactly the right to read metrics, asked through the node's own port.
+/// An account with exactly the right to read pods, on the node's own port.
 fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let healthz = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/healthz", cluster.name)])?;
