@@ -22,6 +22,7 @@ use crate::{
     world::{Clock, Paths},
 };
 
+mod accept;
 pub mod admin;
 pub mod connections;
 pub mod container_logs;
@@ -30,6 +31,7 @@ pub mod health;
 pub mod log_file;
 pub mod metrics;
 pub mod read_only;
+mod scrapes;
 pub mod secured;
 pub mod views;
 

@@ -45,10 +45,15 @@ pub const START_TIME_OF_KUBERNETES: &str = "[ALPHA] Start time of the process si
 
 /// Readers of counters compare it, to see that they began anew.
 pub fn write_start_time(text: &mut Text, help: &str) {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    if let Some(began) = start_time(&read("/proc/self/stat"), &read("/proc/stat")) {
+    if let Some(began) = start_time_secs() {
         text.single("process_start_time_seconds", "gauge", help, began);
     }
+}
+
+/// Since the epoch.
+pub fn start_time_secs() -> Option<f64> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    start_time(&read("/proc/self/stat"), &read("/proc/stat"))
 }
 
 /// The version of Kubernetes we stand in for. What Go made upstream's from is empty here.

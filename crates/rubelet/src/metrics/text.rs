@@ -8,8 +8,8 @@ use std::fmt::{Display, Write as _};
 
 use jiff::Timestamp;
 
-/// The content type of a page.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+/// The content type of a page, but for what `server/scrapes.rs` adds for its reader.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A page in the making.
 #[derive(Debug, Default)]

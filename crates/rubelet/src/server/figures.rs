@@ -7,11 +7,12 @@ use axum::{
     Json, Router,
     extract::{RawQuery, State},
     http::StatusCode,
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
 
-use super::{Readers, health::text};
+use super::{Readers, health::text, scrapes};
 use crate::stats::{
     cadvisor, resource_metrics,
     sample::{Extent, Rate},
@@ -20,9 +21,10 @@ use crate::stats::{
 
 pub fn routes() -> Router<Readers> {
     Router::new()
-        .route("/stats/summary", get(stats_summary).post(stats_summary))
         .route("/metrics/resource", get(resource))
         .route("/metrics/cadvisor", get(cadvisor))
+        .layer(middleware::from_fn(scrapes::send))
+        .route("/stats/summary", get(stats_summary).post(stats_summary))
 }
 
 async fn stats_summary(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {

@@ -1,17 +1,18 @@
 //! `/metrics`, `/metrics/probes` and `/metrics/slis`.
 //!
-//! Owns: the routes. Whoever asks gets plain text, whatever else they would accept; every scraper reads it.
-//! Upstream: `InstallAuthNotRequiredHandlers` of `pkg/kubelet/server`, `promhttp`, `slis.SLIMetricsWithReset`.
+//! Owns: the routes. How a page is sent is in `scrapes.rs`.
+//! Upstream: `InstallAuthNotRequiredHandlers` of `pkg/kubelet/server`, `slis.SLIMetricsWithReset`.
 
 use axum::{
     Router,
     extract::State,
     http::{Method, StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::any,
 };
 
-use super::{Readers, health::text};
+use super::{Readers, health::text, scrapes};
 use crate::metrics::text::CONTENT_TYPE;
 
 pub fn routes() -> Router<Readers> {
@@ -19,6 +20,7 @@ pub fn routes() -> Router<Readers> {
         .route("/metrics", any(metrics))
         .route("/metrics/probes", any(probes))
         .route("/metrics/slis", any(slis))
+        .layer(middleware::from_fn(scrapes::send))
 }
 
 async fn metrics(State(readers): State<Readers>) -> Response {

@@ -1,11 +1,13 @@
 //! Which form of a document a caller wants.
 //!
-//! Owns: the `Accept` header as upstream reads it, and JSON and YAML as it writes them.
-//! Upstream: `goautoneg`, `apiserver/pkg/endpoints/handlers/negotiation`, `FlagzEndpointRestrictions`.
+//! Owns: what an `Accept` header means for the pages there are, and JSON and YAML as upstream writes them.
+//! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `FlagzEndpointRestrictions`.
 
 use axum::http::{HeaderMap, header};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::server::accept::{Clause, clauses};
 
 /// Deprecated first.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
@@ -52,20 +54,20 @@ impl Wish {
             return Ok(Form::Text);
         }
         let clauses = clauses(&self.accept);
-        let document = |clause: &Clause<'_>| clause.version(group, kind).filter(|_| clause.is_plain());
+        let document = |clause: &Clause<'_>| version(clause, group, kind).filter(|_| is_plain(clause));
         for clause in &clauses {
             for encoding in self.encodings(clause).filter(|encoding| clause.covers(encoding.media_type())) {
                 if let Some(version) = document(clause) {
                     return Ok(Form::Document { encoding, version });
                 }
             }
-            if clause.covers("text/plain") && clause.is_plain() && !clause.converts() {
+            if clause.covers("text/plain") && is_plain(clause) && !converts(clause) {
                 return Ok(Form::Text);
             }
         }
         let understood = clauses.iter().find_map(|clause| {
             let mut known = self.encodings(clause).filter(|encoding| clause.covers(encoding.media_type()));
-            known.next().filter(|_| !clause.converts() && clause.param("sv").is_none())
+            known.next().filter(|_| !converts(clause) && clause.param("sv").is_none())
         });
         Err(Refusal { encoding: understood })
     }
@@ -98,59 +100,18 @@ impl Encoding {
     }
 }
 
-/// One alternative of an `Accept` header.
-#[derive(Debug)]
-struct Clause<'a> {
-    main: &'a str,
-    sub: &'a str,
-    params: Vec<(&'a str, &'a str)>,
-    quality: f32,
+/// Neither a watch nor a version of the server's own is to be had here.
+fn is_plain(clause: &Clause<'_>) -> bool {
+    clause.param("stream").is_none() && clause.param("sv").is_none()
 }
 
-fn clauses(accept: &str) -> Vec<Clause<'_>> {
-    let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(Clause::parse).collect();
-    let order = |clause: &Clause<'_>| (clause.main == "*", clause.sub == "*");
-    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality).then(order(a).cmp(&order(b))));
-    clauses
+fn converts(clause: &Clause<'_>) -> bool {
+    ["as", "g", "v"].iter().any(|name| clause.param(name).is_some())
 }
 
-impl<'a> Clause<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let mut parts = text.split(';');
-        let media_type = parts.next()?.trim();
-        let (main, sub) = if media_type == "*" { ("*", "*") } else { media_type.split_once('/')? };
-        if sub.is_empty() || sub.contains('/') {
-            return None;
-        }
-        let mut params: Vec<(&str, &str)> =
-            parts.filter_map(|part| part.split_once('=')).map(|(name, value)| (name.trim(), value.trim())).collect();
-        let quality = params.iter().find(|(name, _)| *name == "q").map(|(_, value)| value.parse().unwrap_or(0.0));
-        params.retain(|(name, value)| *name != "q" && !value.is_empty());
-        Some(Clause { main: main.trim(), sub: sub.trim(), params, quality: quality.unwrap_or(1.0) })
-    }
-
-    fn param(&self, name: &str) -> Option<&'a str> {
-        self.params.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
-    }
-
-    fn covers(&self, media_type: &str) -> bool {
-        let (main, sub) = media_type.split_once('/').expect("a media type of ours");
-        (self.main == main && (self.sub == sub || self.sub == "*")) || (self.main == "*" && self.sub == "*")
-    }
-
-    /// Neither a watch nor a version of the server's own is to be had here.
-    fn is_plain(&self) -> bool {
-        self.param("stream").is_none() && self.param("sv").is_none()
-    }
-
-    fn converts(&self) -> bool {
-        ["as", "g", "v"].iter().any(|name| self.param(name).is_some())
-    }
-
-    fn version(&self, group: &str, kind: &str) -> Option<&'static str> {
-        let wanted = self.param("v").filter(|_| self.param("g") == Some(group) && self.param("as") == Some(kind))?;
-        VERSIONS.into_iter().find(|version| *version == wanted)
-    }
+fn version(clause: &Clause<'_>, group: &str, kind: &str) -> Option<&'static str> {
+    let wanted = clause.param("v").filter(|_| clause.param("g") == Some(group) && clause.param("as") == Some(kind))?;
+    VERSIONS.into_iter().find(|version| *version == wanted)
 }
 
 /// Keys in order, as Kubernetes writes YAML. Every text is quoted, which spares all questions of what it could be taken for.
