@@ -6,13 +6,13 @@
 use axum::{
     Json, Router,
     extract::{RawQuery, State},
-    http::StatusCode,
+    http::{Method, StatusCode},
     middleware,
     response::{IntoResponse, Response},
-    routing::get,
+    routing::any,
 };
 
-use super::{Readers, health::text, scrapes};
+use super::{Readers, health::text, read_only::only, scrapes};
 use crate::stats::{
     cadvisor, resource_metrics,
     sample::{Extent, Rate},
@@ -21,10 +21,10 @@ use crate::stats::{
 
 pub fn routes() -> Router<Readers> {
     Router::new()
-        .route("/metrics/resource", get(resource))
-        .route("/metrics/cadvisor", get(cadvisor))
+        .route("/metrics/resource", any(resource))
+        .route("/metrics/cadvisor", any(cadvisor))
         .layer(middleware::from_fn(scrapes::send))
-        .route("/stats/summary", get(stats_summary).post(stats_summary))
+        .route("/stats/summary", only([Method::GET, Method::POST], stats_summary))
 }
 
 async fn stats_summary(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {

@@ -6,10 +6,11 @@
 use axum::{
     Router,
     extract::{Path, RawQuery, State},
-    http::{StatusCode, header},
+    handler::Handler,
+    http::{Method, StatusCode, header},
     middleware,
     response::{IntoResponse, Response},
-    routing::{any, get},
+    routing::{MethodFilter, MethodRouter, any, on},
 };
 use serde_json::Value;
 
@@ -28,19 +29,31 @@ pub fn router(readers: Readers) -> Router {
 /// What this port and the secured one have in common.
 pub fn open_routes(readers: Readers) -> Router {
     Router::new()
-        .route("/healthz", get(healthz))
-        .route("/healthz/{check}", get(one_check))
-        .route("/pods", get(pods))
-        .route("/pods/", get(pods))
+        .route("/healthz", any(healthz))
+        .route("/healthz/{check}", any(one_check))
+        .route("/pods", only([Method::GET], pods))
+        .route("/pods/", only([Method::GET], pods))
         .merge(metrics::routes())
         .merge(figures::routes())
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
-        .method_not_allowed_fallback(method_not_allowed)
         .with_state(readers)
 }
 
-pub async fn method_not_allowed() -> Response {
-    text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned())
+/// A route of go-restful: for these methods and no others, not even HEAD where GET is one of them.
+pub fn only<H, T, S, const N: usize>(methods: [Method; N], handler: H) -> MethodRouter<S>
+where
+    H: Handler<T, S>,
+    T: 'static,
+    S: Clone + Send + Sync + 'static,
+{
+    let allowed = methods.each_ref().map(Method::as_str).join(", ");
+    let refuse = move || {
+        let headers = [(header::ALLOW, allowed.clone())];
+        async { (headers, text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed".to_owned())) }
+    };
+    let filters = methods.map(|method| MethodFilter::try_from(method).expect("a method that can be routed"));
+    let taken = filters.into_iter().reduce(MethodFilter::or).expect("a route takes a method");
+    on(taken, handler).head(refuse.clone()).fallback(refuse)
 }
 
 /// Where people may look for what is not served, they are told so.

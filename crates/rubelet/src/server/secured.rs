@@ -12,7 +12,7 @@ use axum::{
     http::{StatusCode, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{any, get, post},
+    routing::any,
 };
 use http::Method;
 use rubelet_cri::port::ContainerRuntime;
@@ -43,7 +43,8 @@ use super::{
     admin::Explanation,
     connections::{self, Limits, Peer},
     health::text,
-    read_only, views,
+    read_only::{self, only},
+    views,
 };
 use crate::metrics::http::{Port, count};
 
@@ -90,24 +91,24 @@ fn router(secured: Secured) -> Router {
 }
 
 fn debugging_routes(secured: Secured) -> Router {
-    let exec = || get(streaming::exec).post(streaming::exec);
-    let attach = || get(streaming::attach).post(streaming::attach);
-    let forward = || get(streaming::port_forward).post(streaming::port_forward);
+    let exec = || only([Method::GET, Method::POST], streaming::exec);
+    let attach = || only([Method::GET, Method::POST], streaming::attach);
+    let forward = || only([Method::GET, Method::POST], streaming::port_forward);
+    let run = || only([Method::POST], streaming::run);
     Router::new()
-        .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::logs))
+        .route("/containerLogs/{namespace}/{pod}/{container}", only([Method::GET], logs::logs))
         .route("/exec/{namespace}/{pod}/{container}", exec())
         .route("/exec/{namespace}/{pod}/{container}/{last}", exec())
         .route("/attach/{namespace}/{pod}/{container}", attach())
         .route("/attach/{namespace}/{pod}/{container}/{last}", attach())
         .route("/portForward/{namespace}/{pod}", forward())
         .route("/portForward/{namespace}/{pod}/{uid}", forward())
-        .route("/run/{namespace}/{pod}/{container}", post(streaming::run))
-        .route("/run/{namespace}/{pod}/{container}/{last}", post(streaming::run))
-        .route("/runningpods/", get(running_pods))
+        .route("/run/{namespace}/{pod}/{container}", run())
+        .route("/run/{namespace}/{pod}/{container}/{last}", run())
+        .route("/runningpods/", only([Method::GET], running_pods))
         .route("/configz", any(configz))
-        .route("/explain/{namespace}/{pod}", get(explain))
+        .route("/explain/{namespace}/{pod}", only([Method::GET], explain))
         .merge(pages::routes(&secured.pages))
-        .method_not_allowed_fallback(read_only::method_not_allowed)
         .with_state(secured)
 }
 

@@ -146,28 +146,28 @@ async fn the_read_only_port_reads_and_nothing_else() {
     assert_snapshot!(matrix, @r#"
     GET    /healthz                       200 ok
     HEAD   /healthz                       200
-    POST   /healthz                       405 405: Method Not Allowed|
-    DELETE /healthz                       405 405: Method Not Allowed|
+    POST   /healthz                       200 ok
+    DELETE /healthz                       200 ok
     GET    /healthz?verbose               200 [+]ping ok|[+]log ok|[+]syncloop ok|healthz check passed|
     HEAD   /healthz?verbose               200
-    POST   /healthz?verbose               405 405: Method Not Allowed|
-    DELETE /healthz?verbose               405 405: Method Not Allowed|
+    POST   /healthz?verbose               200 [+]ping ok|[+]log ok|[+]syncloop ok|healthz check passed|
+    DELETE /healthz?verbose               200 [+]ping ok|[+]log ok|[+]syncloop ok|healthz check passed|
     GET    /healthz/syncloop              200 ok
     HEAD   /healthz/syncloop              200
-    POST   /healthz/syncloop              405 405: Method Not Allowed|
-    DELETE /healthz/syncloop              405 405: Method Not Allowed|
+    POST   /healthz/syncloop              200 ok
+    DELETE /healthz/syncloop              200 ok
     GET    /healthz/none                  404 404 page not found|
     HEAD   /healthz/none                  404
-    POST   /healthz/none                  405 405: Method Not Allowed|
-    DELETE /healthz/none                  405 405: Method Not Allowed|
+    POST   /healthz/none                  404 404 page not found|
+    DELETE /healthz/none                  404 404 page not found|
     GET    /pods                          200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    HEAD   /pods                          200
-    POST   /pods                          405 405: Method Not Allowed|
-    DELETE /pods                          405 405: Method Not Allowed|
+    HEAD   /pods                          405
+    POST   /pods                          405 405: Method Not Allowed
+    DELETE /pods                          405 405: Method Not Allowed
     GET    /pods/                         200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    HEAD   /pods/                         200
-    POST   /pods/                         405 405: Method Not Allowed|
-    DELETE /pods/                         405 405: Method Not Allowed|
+    HEAD   /pods/                         405
+    POST   /pods/                         405 405: Method Not Allowed
+    DELETE /pods/                         405 405: Method Not Allowed
     GET    /runningpods                   404 404 page not found|
     HEAD   /runningpods                   404
     POST   /runningpods                   404 404 page not found|
@@ -205,6 +205,17 @@ async fn the_read_only_port_reads_and_nothing_else() {
     POST   /                              404 404 page not found|
     DELETE /                              404 404 page not found|
     "#);
+}
+
+#[tokio::test]
+async fn who_asks_with_a_wrong_method_is_told_the_right_ones() {
+    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    for (request, allowed) in [("HEAD /pods", "GET"), ("DELETE /stats/summary", "GET, POST")] {
+        let answer = server.raw(&format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")).await;
+        assert!(answer.contains(&format!("allow: {allowed}\r\n")), "{request}: {answer}");
+    }
+    server.end().await;
 }
 
 #[tokio::test]

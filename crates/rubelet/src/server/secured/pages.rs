@@ -10,7 +10,7 @@ use axum::{
     body::Body,
     http::{Method, StatusCode},
     response::Response,
-    routing::{any, post},
+    routing::any,
 };
 use rubelet_core::config::gates::Gate;
 use tokio::time::timeout;
@@ -20,7 +20,11 @@ use super::{
     system_logs::{self, SystemLogs},
     zpages,
 };
-use crate::{cli::Options, logging, server::health::text};
+use crate::{
+    cli::Options,
+    logging,
+    server::{health::text, read_only::only},
+};
 
 /// Where a node's logs are.
 const LOG_DIR: &str = "/var/log";
@@ -80,7 +84,8 @@ pub(super) fn routes(pages: &Pages) -> Router<Secured> {
         routes = routes.route("/statusz", any(zpages::statusz));
     }
     if pages.has_checkpoint {
-        routes = routes.route("/checkpoint/{namespace}/{pod}/{container}", post(checkpoint::checkpoint));
+        routes =
+            routes.route("/checkpoint/{namespace}/{pod}/{container}", only([Method::POST], checkpoint::checkpoint));
     }
     let debug_flags = if pages.has_debug_flags { any(set_verbosity) } else { any(|| disabled("flags")) };
     routes.route("/debug/flags/v", debug_flags)

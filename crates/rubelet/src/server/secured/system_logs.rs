@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use axum::{
     Router,
     extract::{Path, RawQuery, State},
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, Method, StatusCode},
     response::Response,
-    routing::{any, get},
+    routing::any,
 };
 
 mod chunks;
@@ -23,7 +23,7 @@ use files::Asked;
 use query::Query;
 
 use super::{Secured, pages::disabled};
-use crate::server::health::text;
+use crate::server::{health::text, read_only::only};
 
 /// What the configuration lets callers read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,11 +41,11 @@ pub enum SystemLogs {
 }
 
 pub(super) fn routes(logs: &SystemLogs) -> Router<Secured> {
-    let (top, below) = match logs {
-        SystemLogs::Off => (any(|| disabled("logs")), any(|| disabled("logs"))),
-        SystemLogs::Files { .. } | SystemLogs::FilesAndQueries { .. } => (get(logs_of_node), get(logs_of_node)),
+    let answer = match logs {
+        SystemLogs::Off => any(|| disabled("logs")),
+        SystemLogs::Files { .. } | SystemLogs::FilesAndQueries { .. } => only([Method::GET], logs_of_node),
     };
-    Router::new().route("/logs/", top).route("/logs/{*path}", below)
+    Router::new().route("/logs/", answer.clone()).route("/logs/{*path}", answer)
 }
 
 async fn logs_of_node(

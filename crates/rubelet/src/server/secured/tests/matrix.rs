@@ -10,30 +10,41 @@ const ROWS: &[(&str, &str)] = &[
     ("/healthz", "GET /healthz"),
     ("/healthz", "POST /healthz"),
     ("/healthz/{check}", "GET /healthz/syncloop"),
+    ("/healthz/{check}", "DELETE /healthz/log"),
     ("/healthz/ping", "GET /healthz/ping"),
     ("/pods", "GET /pods"),
     ("/pods", "POST /pods"),
     ("/pods", "HEAD /pods"),
     ("/pods/", "GET /pods/"),
+    ("/pods/", "HEAD /pods/"),
     ("/metrics", "GET /metrics"),
+    ("/metrics", "POST /metrics"),
     ("/metrics/probes", "GET /metrics/probes"),
     ("/metrics/slis", "DELETE /metrics/slis"),
     ("/metrics/resource", "GET /metrics/resource"),
+    ("/metrics/resource", "POST /metrics/resource"),
     ("/metrics/cadvisor", "GET /metrics/cadvisor"),
+    ("/metrics/cadvisor", "HEAD /metrics/cadvisor"),
     ("/stats/summary", "GET /stats/summary"),
     ("/stats/summary", "POST /stats/summary"),
+    ("/stats/summary", "HEAD /stats/summary"),
     ("/runningpods/", "GET /runningpods/"),
+    ("/runningpods/", "HEAD /runningpods/"),
     ("/configz", "GET /configz"),
+    ("/configz", "PUT /configz"),
     ("/flagz", "GET /flagz"),
     ("/statusz", "GET /statusz"),
     ("/explain/{namespace}/{pod}", "GET /explain/default/web-n1"),
     ("/containerLogs/{namespace}/{pod}/{container}", "GET /containerLogs/default/web-n1/a"),
     ("/containerLogs/{namespace}/{pod}/{container}", "GET /containerLogs/default/other/a"),
+    ("/containerLogs/{namespace}/{pod}/{container}", "HEAD /containerLogs/default/web-n1/a"),
     ("/exec/{namespace}/{pod}/{container}", "POST /exec/default/web-n1/a?output=1&command=ls"),
     ("/exec/{namespace}/{pod}/{container}/{last}", "GET /exec/default/web-n1/u1/a?output=1&command=ls"),
+    ("/exec/{namespace}/{pod}/{container}", "HEAD /exec/default/web-n1/a?output=1&command=ls"),
     ("/attach/{namespace}/{pod}/{container}", "GET /attach/default/web-n1/a?output=1"),
     ("/attach/{namespace}/{pod}/{container}/{last}", "POST /attach/default/web-n1/u1/a?output=1"),
     ("/run/{namespace}/{pod}/{container}", "POST /run/default/web-n1/a?cmd=ls"),
+    ("/run/{namespace}/{pod}/{container}", "GET /run/default/web-n1/a?cmd=ls"),
     ("/run/{namespace}/{pod}/{container}/{last}", "POST /run/default/web-n1/u1/a?cmd=ls"),
     ("/portForward/{namespace}/{pod}", "GET /portForward/default/web-n1"),
     ("/portForward/{namespace}/{pod}/{uid}", "POST /portForward/default/web-n1/u1"),
@@ -46,6 +57,7 @@ const ROWS: &[(&str, &str)] = &[
     ("/checkpoint/{namespace}/{pod}/{container}", "POST /checkpoint/default/other/a"),
     ("/checkpoint/{namespace}/{pod}/{container}", "GET /checkpoint/default/web-n1/a"),
     ("/logs/", "GET /logs/"),
+    ("/logs/", "HEAD /logs/"),
     ("/logs/", "POST /logs/"),
     ("/logs/{*path}", "GET /logs/nothing"),
     ("/logs/{*path}", "GET /logs/../pods"),
@@ -164,32 +176,43 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
     insta::assert_snapshot!(matrix, @r#"
                                                           nobody, bad token, stranger; no right, all others; just it | quiet, 10255, 10248 | root
     GET /healthz                                          401 401 401 403 403 200 200 | 200 200 200 | 200 ok
-    POST /healthz                                         401 401 401 403 403 405 405 | 405 405 200 | 405 405: Method Not Allowed|
+    POST /healthz                                         401 401 401 403 403 200 200 | 200 200 200 | 200 ok
     GET /healthz/syncloop                                 401 401 401 403 403 200 200 | 200 200 404 | 200 ok
+    DELETE /healthz/log                                   401 401 401 403 403 200 200 | 200 200 404 | 200 ok
     GET /healthz/ping                                     401 401 401 403 403 200 200 | 200 200 200 | 200 ok
     GET /pods                                             401 401 401 403 403 200 200 | 200 200 404 | 200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
-    POST /pods                                            401 401 401 403 403 405 405 | 405 405 404 | 405 405: Method Not Allowed|
-    HEAD /pods                                            401 401 401 403 403 200 200 | 200 200 404 | 200
+    POST /pods                                            401 401 401 403 403 405 405 | 405 405 404 | 405 405: Method Not Allowed
+    HEAD /pods                                            401 401 401 403 403 405 405 | 405 405 404 | 405
     GET /pods/                                            401 401 401 403 403 200 200 | 200 200 404 | 200 {"apiVersion":"v1","items":[{"metadata":{"name":"web-n1","na
+    HEAD /pods/                                           401 401 401 403 403 405 405 | 405 405 404 | 405
     GET /metrics                                          401 401 401 403 403 200 | 200 200 404 | 200
+    POST /metrics                                         401 401 401 403 403 200 | 200 200 404 | 200
     GET /metrics/probes                                   401 401 401 403 403 200 | 200 200 404 | 200
     DELETE /metrics/slis                                  401 401 401 403 403 200 | 200 200 404 | 200
     GET /metrics/resource                                 401 401 401 403 403 200 | 200 200 404 | 200
+    POST /metrics/resource                                401 401 401 403 403 200 | 200 200 404 | 200
     GET /metrics/cadvisor                                 401 401 401 403 403 200 | 200 200 404 | 200
+    HEAD /metrics/cadvisor                                401 401 401 403 403 200 | 200 200 404 | 200
     GET /stats/summary                                    401 401 401 403 403 200 | 200 200 404 | 200
     POST /stats/summary                                   401 401 401 403 403 200 | 200 200 404 | 200
+    HEAD /stats/summary                                   401 401 401 403 403 405 | 405 405 404 | 405
     GET /runningpods/                                     401 401 401 403 403 200 200 | 405 405 404 | 200 {"apiVersion":"v1","items":[],"kind":"PodList","metadata":{}
+    HEAD /runningpods/                                    401 401 401 403 403 405 405 | 405 405 404 | 405
     GET /configz                                          401 401 401 403 403 200 200 | 404 404 404 | 200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
+    PUT /configz                                          401 401 401 403 403 200 200 | 404 404 404 | 200 {"kubeletconfig":{"kind":"KubeletConfiguration"}}
     GET /flagz                                            401 401 401 403 403 200 | 404 404 404 | 200 |kubelet flagz|Warning: This endpoint is not meant to be mac
     GET /statusz                                          401 401 401 403 403 200 | 404 404 404 | 200 |kubelet statusz|Warning: This endpoint is not meant to be m
     GET /explain/default/web-n1                           401 401 401 403 403 200 200 | 404 404 404 | 200 {"node":{"name":"n1","runtime":"containerd 2.4.2","runtime_p
     GET /containerLogs/default/web-n1/a                   401 401 401 403 403 400 | 405 405 404 | 400 container "a" in pod "web-n1" is not available
     GET /containerLogs/default/other/a                    401 401 401 403 403 404 | 405 405 404 | 404 pod "other" does not exist
+    HEAD /containerLogs/default/web-n1/a                  401 401 401 403 403 405 | 405 405 404 | 405
     POST /exec/default/web-n1/a?output=1&command=ls       401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
     GET /exec/default/web-n1/u1/a?output=1&command=ls     401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
+    HEAD /exec/default/web-n1/a?output=1&command=ls       401 401 401 403 403 405 | 405 405 404 | 405
     GET /attach/default/web-n1/a?output=1                 401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
     POST /attach/default/web-n1/u1/a?output=1             401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
     POST /run/default/web-n1/a?cmd=ls                     401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
+    GET /run/default/web-n1/a?cmd=ls                      401 401 401 403 403 405 | 405 405 404 | 405 405: Method Not Allowed
     POST /run/default/web-n1/u1/a?cmd=ls                  401 401 401 403 403 500 | 405 405 404 | 500 container not found ("a")
     GET /portForward/default/web-n1                       401 401 401 403 403 500 | 405 405 404 | 500 rpc error: code = Unavailable desc = No such file or directo
     POST /portForward/default/web-n1/u1                   401 401 401 403 403 500 | 405 405 404 | 500 rpc error: code = Unavailable desc = No such file or directo
@@ -200,9 +223,10 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
     POST /checkpoint/default/web-n1/a                     401 401 401 403 403 500 | 404 404 404 | 500 checkpointing of default/web-n1/a failed (container a not fo
     POST /checkpoint/default/web-n1/other                 401 401 401 403 403 404 | 404 404 404 | 404 container other does not exist
     POST /checkpoint/default/other/a                      401 401 401 403 403 404 | 404 404 404 | 404 pod does not exist
-    GET /checkpoint/default/web-n1/a                      401 401 401 403 403 405 | 404 404 404 | 405 405: Method Not Allowed|
+    GET /checkpoint/default/web-n1/a                      401 401 401 403 403 405 | 404 404 404 | 405 405: Method Not Allowed
     GET /logs/                                            401 401 401 403 403 200 | 405 405 404 | 200 <!doctype html>|<meta name="viewport" content="width=device-
-    POST /logs/                                           401 401 401 403 403 405 | 405 405 404 | 405 405: Method Not Allowed|
+    HEAD /logs/                                           401 401 401 403 403 405 | 405 405 404 | 405
+    POST /logs/                                           401 401 401 403 403 405 | 405 405 404 | 405 405: Method Not Allowed
     GET /logs/nothing                                     401 401 401 403 403 404 | 405 405 404 | 404 404 page not found|
     GET /logs/../pods                                     401 401 401 403 403 404 | 405 405 404 | 404 404 page not found|
     GET /logs                                             401 401 401 403 403 404 | 404 404 404 | 404 404 page not found|
