@@ -17,10 +17,11 @@ use axum::{Router, body::Body, extract::Request};
 use http_body_util::BodyExt as _;
 use hyper::{
     body::Incoming,
+    rt::Executor,
     server::conn::{http1, http2},
 };
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 use rustls::pki_types::CertificateDer;
@@ -54,6 +55,8 @@ pub struct Limits {
     pub head_timeout: Duration,
     /// A request's head may be this large. Hyper's least is 8 KiB.
     pub head_bytes: usize,
+    /// An answer is over this long after its request, whether its caller reads it or not. A stream after an upgrade is none.
+    pub answer: Duration,
     /// A connection older than this is closed, in the middle of an answer if its peer does not read.
     pub lifetime: Option<Duration>,
 }
@@ -65,17 +68,28 @@ impl Limits {
         connections: 128,
         head_timeout: Duration::from_secs(30),
         head_bytes: 32 << 10,
+        answer: Duration::from_secs(300),
         lifetime: Some(Duration::from_secs(300)),
     };
 
-    /// For the port whose callers are asked who they are. A command may be as long as a request's head, and streams last as long
-    /// as their peers want.
-    pub const SECURED_PORT: Limits =
-        Limits { connections: 2048, head_timeout: Duration::from_secs(90), head_bytes: 1 << 20, lifetime: None };
+    /// For the port whose callers are asked who they are. A command may be as long as a request's head, streams last as long as
+    /// their peers want, and answers as long as upstream's: also a log that is followed ends then. The head is Go's 1 MiB and slack.
+    pub const SECURED_PORT: Limits = Limits {
+        connections: 2048,
+        head_timeout: Duration::from_secs(90),
+        head_bytes: (1 << 20) + 4096,
+        answer: Duration::from_secs(4 * 3600),
+        lifetime: None,
+    };
 
     /// For the socket only root may open. `--watch` and `logs -f` last as long as their reader wants.
-    pub const ROOT_SOCKET: Limits =
-        Limits { connections: 32, head_timeout: Duration::from_secs(30), head_bytes: 16 << 10, lifetime: None };
+    pub const ROOT_SOCKET: Limits = Limits {
+        connections: 32,
+        head_timeout: Duration::from_secs(30),
+        head_bytes: 16 << 10,
+        answer: Duration::MAX,
+        lifetime: None,
+    };
 }
 
 /// A listener this loop can serve: TCP, TLS, or the root socket that checks who calls.
@@ -237,13 +251,12 @@ where
                 .half_close(false)
                 .serve_connection(io, service)
                 .with_upgrades();
-            // Hyper itself cuts off who sends no head.
-            let quiet = std::future::pending();
-            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
+            // Hyper itself cuts off who sends no head. There is one request at a time.
+            let overdue = stays(|requests| requests > 0, limits.answer, requests);
+            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, overdue, &stop)).await
         }
         Protocol::Http2 => {
-            // Streams are tasks of their own, which end with their connection.
-            let connection = http2::Builder::new(TokioExecutor::new())
+            let connection = http2::Builder::new(Streams { answer: limits.answer })
                 .timer(TokioTimer::new())
                 .max_header_list_size(HTTP2_HEAD_BYTES)
                 .initial_connection_window_size(HTTP2_WINDOW_BYTES)
@@ -255,7 +268,8 @@ where
                 .keep_alive_interval(limits.head_timeout)
                 .keep_alive_timeout(limits.head_timeout)
                 .serve_connection(io, service);
-            let quiet = quiet_for(limits.head_timeout, requests);
+            // A peer could keep its place by answering pings alone.
+            let quiet = stays(|requests| requests == 0, limits.head_timeout, requests);
             until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
         }
     };
@@ -289,12 +303,29 @@ impl Drop for Serving {
     }
 }
 
-/// Completes when nothing was asked for this long: over HTTP/2 a peer could keep its place by answering pings alone.
-async fn quiet_for(limit: Duration, mut requests: watch::Receiver<usize>) {
+/// The streams of an HTTP/2 connection: tasks of their own, which end with it.
+#[derive(Clone, Copy)]
+struct Streams {
+    answer: Duration,
+}
+
+impl<F> Executor<F> for Streams
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        // Dropped, it is reset, and the others go on.
+        tokio::spawn(timeout(self.answer, stream));
+    }
+}
+
+/// Completes when so many requests were being answered for this long, and none began or ended.
+async fn stays(is_so: fn(usize) -> bool, limit: Duration, mut requests: watch::Receiver<usize>) {
     loop {
-        let is_busy = *requests.borrow_and_update() > 0;
+        let was_so = is_so(*requests.borrow_and_update());
         match timeout(limit, requests.changed()).await {
-            Err(_) if !is_busy => return,
+            Err(_) if was_so => return,
             Err(_) | Ok(Ok(())) => {}
             // The service is gone, and so is its connection.
             Ok(Err(_)) => return,
@@ -303,7 +334,7 @@ async fn quiet_for(limit: Duration, mut requests: watch::Receiver<usize>) {
 }
 
 /// Completes when a connection is to end, whatever its peer wants.
-async fn ending(limits: Limits, quiet: impl Future<Output = ()>, stop: &CancellationToken) {
+async fn ending(limits: Limits, over: impl Future<Output = ()>, stop: &CancellationToken) {
     let too_old = async {
         match limits.lifetime {
             Some(lifetime) => sleep(lifetime).await,
@@ -315,7 +346,7 @@ async fn ending(limits: Limits, quiet: impl Future<Output = ()>, stop: &Cancella
         biased;
         () = stop.cancelled() => {}
         () = too_old => {}
-        () = quiet => {}
+        () = over => {}
     }
 }
 

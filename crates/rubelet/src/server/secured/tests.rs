@@ -242,7 +242,7 @@ fn head_of(request: &str, more: &str) -> String {
 /// Status and the beginning of the body.
 async fn read_answer(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> String {
     let mut answer = Vec::new();
-    let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.unwrap();
+    let _ = timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await.unwrap();
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     let body: String = body.replace('\n', "|").chars().take(110).collect();

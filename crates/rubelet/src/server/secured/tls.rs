@@ -13,6 +13,7 @@ use std::{
 };
 
 use rubelet_host::{fs::read_file, linux::blocking};
+use rustix::net::sockopt;
 use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
     SupportedProtocolVersion,
@@ -36,6 +37,9 @@ use crate::server::connections::{Accept, Opened, Peer, Protocol};
 const PEM_MAX_BYTES: u64 = 1 << 20;
 /// A handshake is two round trips.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A peer that says nothing is asked by the kernel whether it is still there, as often as Go has it.
+const ASK_AFTER: Duration = Duration::from_secs(15);
+const ASK_TIMES: u32 = 9;
 
 /// What the server is told about TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,6 +236,11 @@ impl Accept for TlsListener {
         async move {
             // Small answers of exec and attach must not wait for more to come.
             raw.set_nodelay(true)?;
+            // A stream may be silent for hours, and its peer gone without a word.
+            sockopt::set_socket_keepalive(&raw, true)?;
+            sockopt::set_tcp_keepidle(&raw, ASK_AFTER)?;
+            sockopt::set_tcp_keepintvl(&raw, ASK_AFTER)?;
+            sockopt::set_tcp_keepcnt(&raw, ASK_TIMES)?;
             let stream = timeout(HANDSHAKE, async { tls.acceptor().await?.accept(raw).await }).await??;
             let connection = stream.get_ref().1;
             let protocol = match connection.alpn_protocol() {

@@ -332,6 +332,33 @@ async fn who_does_not_read_costs_a_buffer_and_no_more() {
 }
 
 #[tokio::test]
+async fn a_websocket_on_which_nothing_moves_is_closed_after_four_hours() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let stage = Stage::set().await;
+    let (mut caller, mut runtime) = stage.command(V5).await;
+    assert_eq!(read_message(&mut caller).await, (2, vec![1]));
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    // Whatever either says counts, but for questions aside.
+    for said in [frames::data(STDOUT, b"out"), frames::data(STDERR, b"err")] {
+        tokio::time::sleep(3 * HOUR).await;
+        runtime.write_all(&said).await.unwrap();
+        caller.write_all(&masked(0x82, b"\0in")).await.unwrap();
+        let (kind, message) = read_message(&mut caller).await;
+        assert_eq!((kind, message.len()), (2, 4));
+    }
+    tokio::time::sleep(3 * HOUR).await;
+    caller.write_all(&masked(0x89, b"there?")).await.unwrap();
+    assert_eq!(read_message(&mut caller).await.0, 10);
+    let mut rest = Vec::new();
+    timeout(2 * HOUR, caller.read_to_end(&mut rest)).await.expect("it is closed").unwrap();
+    assert_eq!(rest, [0x88, 2, 3, 232]);
+    let took = began.elapsed();
+    assert!(took >= 10 * HOUR && took < 10 * HOUR + SOON * 2, "{took:?}");
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn abandoned_streams_leave_no_descriptor_and_no_task() {
     if !is_alone(module_path!(), "abandoned_streams_leave_no_descriptor_and_no_task") {
         return;

@@ -4,14 +4,15 @@
 //! connection to the other as they come: whoever does not read holds up only its own side.
 //! Upstream: `StreamTranslatorHandler`, `wsstream`, `remotecommand`'s `streamProtocolV4`.
 
-use std::io;
+use std::{io, time::Duration};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncWriteExt as _, ReadHalf, WriteHalf, split},
-    sync::mpsc,
+    sync::{Notify, mpsc},
+    time::timeout,
 };
 use tokio_util::codec::FramedRead;
 
@@ -38,6 +39,8 @@ const CLOSE: u8 = 255;
 
 /// A runtime's status is a few hundred bytes.
 const STATUS_MAX_BYTES: usize = 64 << 10;
+/// A caller that neither says nor takes anything for so long is gone. Upstream's number, whatever `streamingConnectionIdleTimeout` says.
+const IDLE: Duration = Duration::from_secs(4 * 3600);
 /// Of what must be said aside from the streams: a peer that asks for more before it was answered is not answered all of it.
 const ASIDES: usize = 4;
 
@@ -55,10 +58,11 @@ pub async fn translate(caller: Stream, runtime: Stream, streams: Streams) -> io:
     show(&mut to_caller, channels.first_output(), BytesMut::new()).await?;
     let (pongs, pongs_asked) = mpsc::channel(ASIDES);
     let (pings, pings_asked) = mpsc::channel(ASIDES);
-    let end = {
-        let mut output =
-            std::pin::pin!(carry_output(Output::new(&channels), from_runtime, &mut to_caller, pings, pongs_asked));
-        let input = carry_input(Input::new(&channels), &mut from_caller, &mut to_runtime, pongs, pings_asked);
+    let moved = Notify::new();
+    let carried = async {
+        let (input, output) = (Input::new(&channels, &moved), Output::new(&channels, &moved));
+        let mut output = std::pin::pin!(carry_output(output, from_runtime, &mut to_caller, pings, pongs_asked));
+        let input = carry_input(input, &mut from_caller, &mut to_runtime, pongs, pings_asked);
         // Not cancel safe, and needs not be: what is dropped is over.
         tokio::select! {
             biased;
@@ -71,6 +75,12 @@ pub async fn translate(caller: Stream, runtime: Stream, streams: Streams) -> io:
             },
         }
     };
+    // Not cancel safe, and needs not be: what is dropped is over.
+    let end = tokio::select! {
+        biased;
+        end = carried => end,
+        () = idle(&moved) => Err(io::ErrorKind::TimedOut.into()),
+    };
     let last_words = async {
         if let Ok(Some(status)) = &end {
             show(&mut to_caller, ERROR, status.to_string().as_bytes().into()).await?;
@@ -82,6 +92,11 @@ pub async fn translate(caller: Stream, runtime: Stream, streams: Streams) -> io:
     };
     part(last_words, from_caller.into_inner()).await;
     end.map(drop)
+}
+
+/// Completes when nothing has moved for too long.
+async fn idle(moved: &Notify) {
+    while timeout(IDLE, moved.notified()).await.is_ok() {}
 }
 
 /// Who ended the input.
@@ -207,6 +222,7 @@ impl Channels {
 #[derive(Debug)]
 struct Input<'a> {
     channels: &'a Channels,
+    moved: &'a Notify,
     message: Message,
     has_ended: bool,
 }
@@ -228,11 +244,12 @@ enum Step {
 }
 
 impl<'a> Input<'a> {
-    fn new(channels: &'a Channels) -> Self {
-        Input { channels, message: Message::Closed, has_ended: false }
+    fn new(channels: &'a Channels, moved: &'a Notify) -> Self {
+        Input { channels, moved, message: Message::Closed, has_ended: false }
     }
 
     fn take(&mut self, mut bytes: BytesMut, begins: bool) -> io::Result<Step> {
+        self.moved.notify_one();
         if begins {
             self.message = match bytes.split_to(1)[0] {
                 CLOSE => Message::Close,
@@ -269,18 +286,20 @@ impl<'a> Input<'a> {
 #[derive(Debug)]
 struct Output<'a> {
     channels: &'a Channels,
+    moved: &'a Notify,
     open: Vec<u8>,
     status: Vec<u8>,
 }
 
 impl<'a> Output<'a> {
-    fn new(channels: &'a Channels) -> Self {
+    fn new(channels: &'a Channels, moved: &'a Notify) -> Self {
         let open = channels.0.iter().copied().filter(|channel| [STDOUT, STDERR, ERROR].contains(channel)).collect();
-        Output { channels, open, status: Vec::new() }
+        Output { channels, moved, open, status: Vec::new() }
     }
 
     /// What is to be shown, and where.
     fn take(&mut self, stream: u32, bytes: BytesMut) -> Option<(u8, BytesMut)> {
+        self.moved.notify_one();
         match self.channels.channel(stream)? {
             ERROR => {
                 let room = STATUS_MAX_BYTES - self.status.len();

@@ -3,11 +3,14 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::*;
-use crate::server::tests::alone::is_alone;
+use crate::server::tests::alone::{descriptors, is_alone, settle};
 
 const MIB: u64 = 1 << 20;
 /// What an allocator may keep; what a flood would cost is a multiple of it.
 const GROWTH_MAX_BYTES: u64 = 16 * MIB;
+
+/// The tasks of a port that nobody calls.
+const OF_A_PORT: usize = 3;
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -165,6 +168,125 @@ async fn who_dawdles_loses_its_place_to_others() {
     port.end().await;
 }
 
+/// A file that no socket's buffers hold.
+fn big_log(port: &Port) {
+    let file = fs::File::create(port.dir.path().join("var-log/big")).unwrap();
+    file.set_len(256 * MIB).unwrap();
+}
+
+#[tokio::test]
+async fn who_never_reads_an_answer_loses_its_place() {
+    let limits = Limits { connections: 1, answer: Duration::from_millis(300), ..Limits::SECURED_PORT };
+    let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
+    let root = port.authority.client("root");
+    big_log(&port);
+    let mut stream = port.connect(Some(&root), b"http/1.1").await;
+    stream.write_all(b"GET /logs/big HTTP/1.1\r\nHost: n\r\n\r\n").await.unwrap();
+    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
+    drop(stream);
+
+    // Over HTTP/2 the stream alone is ended.
+    let stream = hyper_util::rt::TokioIo::new(port.connect(Some(&root), b"h2").await);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut get = async |path: &str| {
+        let request = http::Request::get(path).body(http_body_util::Empty::<Bytes>::new()).unwrap();
+        sender.send_request(request).await.unwrap()
+    };
+    let unread = get("https://n1/logs/big").await;
+    assert_eq!(unread.status(), 200);
+    tokio::time::sleep(limits.answer * 2).await;
+    assert_eq!(get("https://n1/healthz").await.status(), 200);
+    let ended = timeout(Duration::from_secs(5), http_body_util::BodyExt::collect(unread.into_body())).await;
+    assert!(ended.expect("it is over").is_err(), "all of it came");
+    connection.abort();
+    port.end().await;
+}
+
+#[tokio::test]
+async fn the_kernel_asks_silent_peers_whether_they_are_there() {
+    const KEEPALIVE_TIMER: &str = "02:";
+    let port = Port::open(false).await;
+    let _silent = port.connect(None, b"http/1.1").await;
+    let listening = format!(":{:04X}", port.address.port());
+    let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
+    let timers: Vec<&str> = sockets
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| words[1].ends_with(&listening) && words[3] == "01")
+        .map(|words| words[5])
+        .collect();
+    assert!(matches!(timers[..], [timer] if timer.starts_with(KEEPALIVE_TIMER)), "{timers:?}");
+    port.end().await;
+}
+
+#[tokio::test]
+async fn handshakes_that_never_end_are_ended_and_leave_nothing() {
+    if !is_alone(module_path!(), "handshakes_that_never_end_are_ended_and_leave_nothing") {
+        return;
+    }
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
+    settle(OF_A_PORT).await;
+    let before = descriptors();
+    tokio::time::pause();
+    // Nothing at all, and the beginning of a handshake that is to be long.
+    let mut open = Vec::new();
+    for said in [&b""[..], &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]].repeat(20) {
+        let mut stream = TcpStream::connect(port.address).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        open.push(stream);
+    }
+    for mut stream in open {
+        let closed = timeout(Duration::from_secs(30), stream.read_to_end(&mut Vec::new())).await;
+        assert!(closed.is_ok(), "it is still there");
+    }
+    tokio::time::resume();
+    settle(OF_A_PORT).await;
+    assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+    port.end().await;
+}
+
+#[tokio::test]
+async fn bodies_that_trickle_are_not_waited_for_and_leave_nothing() {
+    if !is_alone(module_path!(), "bodies_that_trickle_are_not_waited_for_and_leave_nothing") {
+        return;
+    }
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
+    settle(OF_A_PORT).await;
+    let before = descriptors();
+    for (request, expected) in [
+        ("POST /exec/default/web-n1/a?output=1&command=ls", "500 container not found (\"a\")"),
+        ("POST /attach/default/web-n1/a?output=1", "500 container not found (\"a\")"),
+        ("POST /run/default/web-n1/a?cmd=ls", "500 container not found (\"a\")"),
+        ("PUT /debug/flags/v", "400 error reading request body: i/o timeout|"),
+    ] {
+        let (mut reader, mut writer) = tokio::io::split(port.connect(Some(&root), b"http/1.1").await);
+        writer
+            .write_all(format!("{request} HTTP/1.1\r\nHost: n\r\nContent-Length: 60\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
+        tokio::time::pause();
+        let trickling = tokio::spawn(async move {
+            while writer.write_all(b"1").await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let answer = read_answer(&mut reader).await;
+        tokio::time::resume();
+        assert_eq!(answer, expected, "{request}");
+        drop(reader);
+        trickling.abort();
+    }
+    settle(OF_A_PORT).await;
+    assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+    port.end().await;
+}
+
 #[tokio::test]
 async fn beyond_the_last_place_callers_wait_and_are_served() {
     let limits = Limits { connections: 3, ..Limits::SECURED_PORT };
@@ -189,6 +311,8 @@ async fn oversized_and_absurd_requests_are_refused() {
     let caller = Caller::Certificate(&root);
     let long = "x".repeat(2 << 20);
     assert_eq!(port.status(&caller, &format!("GET /pods?a={long}")).await, "431");
+    let largest = "x".repeat(1 << 20);
+    assert_eq!(port.status(&caller, &format!("GET /pods HTTP/1.1\r\nX-Long: {largest}\r\nX-End:")).await, "200");
     // Hyper's answer; Go takes it.
     assert_eq!(port.status(&caller, &format!("GET /pods?a={}", "x".repeat(100_000))).await, "414");
     assert_eq!(port.status(&caller, &format!("GET /pods HTTP/1.1\r\nX-Long: {long}\r\nX-End:")).await, "431");
