@@ -7,6 +7,7 @@ mod check;
 mod clock;
 mod command;
 mod conformance;
+mod debian;
 mod e2e;
 mod gen_protos;
 mod go_tools;

@@ -15,6 +15,7 @@ use anyhow::Context as _;
 
 use crate::{
     command::{command, output},
+    debian::{self, MIRROR, RELEASE},
     go_tools,
     image::{Image, Layer, LayerBuilder, Start, busybox_layer, write},
     packages::{self, Need, program},
@@ -22,22 +23,10 @@ use crate::{
     project,
 };
 
-const NEEDS: &[Need] = &[
-    program("debootstrap", "debootstrap"),
-    program("dpkg-source", "dpkg-dev"),
-    program("gcc", "gcc"),
-    program("make", "make"),
-];
-
-const MIRROR: &str = "http://deb.debian.org/debian";
-const RELEASE: &str = "bookworm";
+const NEEDS: &[Need] = &[program("dpkg-source", "dpkg-dev"), program("gcc", "gcc"), program("make", "make")];
 
 /// What the specs run inside of the images that stand on Debian.
 const DEBIAN_PACKAGES: &str = "bash,bind9-dnsutils,curl,iperf,iproute2,netcat-openbsd,nginx-light,perl,procps,wget";
-
-/// Of no use in a container: 100 MB that would be unpacked for every run.
-const DEBIAN_BALLAST: &[&str] =
-    &["usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists", "var/log"];
 
 /// A user and a group that a spec expects to find in the image.
 const PASSWD_OF_IMAGE: &str = "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n";
@@ -51,7 +40,6 @@ pub fn ensure(programs: &Path) -> anyhow::Result<PathBuf> {
     let debian = dir.join("debian.tar");
     let busybox = dir.join("busybox");
     if !debian.exists() {
-        packages::ensure(NEEDS)?;
         step("making a small Debian for the images (some minutes)", || make_debian(&dir, &debian))?;
     }
     if !busybox.exists() {
@@ -143,13 +131,7 @@ fn agnhost_layer(agnhost: &Path) -> anyhow::Result<Layer> {
 }
 
 fn make_debian(dir: &Path, layer: &Path) -> anyhow::Result<()> {
-    let root = fresh(&dir.join("debian"))?;
-    let mut debootstrap = command("debootstrap", ["--variant=minbase"]);
-    debootstrap.arg(format!("--include={DEBIAN_PACKAGES}")).arg(RELEASE).arg(&root).arg(MIRROR);
-    output(&mut debootstrap, Duration::from_secs(1800))?;
-    for ballast in DEBIAN_BALLAST {
-        fs::remove_dir_all(root.join(ballast)).with_context(|| format!("remove {ballast}"))?;
-    }
+    let root = debian::bootstrap(&dir.join("debian"), DEBIAN_PACKAGES)?;
     fs::create_dir_all(root.join("var/log/nginx"))?;
     for (log, stream) in [("access.log", "/dev/stdout"), ("error.log", "/dev/stderr")] {
         symlink(stream, root.join("var/log/nginx").join(log))?;
@@ -169,7 +151,7 @@ fn make_debian(dir: &Path, layer: &Path) -> anyhow::Result<()> {
 
 /// Debian's source without Debian's patches: one of them takes the odd variables away.
 fn make_busybox(dir: &Path, program: &Path) -> anyhow::Result<()> {
-    let work = fresh(&dir.join("busybox.src"))?;
+    let work = debian::fresh(&dir.join("busybox.src"))?;
     fs::create_dir_all(work.join("lists/partial"))?;
     fs::write(work.join("sources.list"), format!("deb-src {MIRROR} {RELEASE} main\n"))?;
     // Lists of our own: the machine's may not name source packages, and are not ours to change.
@@ -192,13 +174,4 @@ fn make_busybox(dir: &Path, program: &Path) -> anyhow::Result<()> {
     fs::rename(source.join("busybox"), program)?;
     fs::remove_dir_all(work)?;
     Ok(())
-}
-
-/// An empty directory where an interrupted run may have left something.
-fn fresh(dir: &Path) -> anyhow::Result<PathBuf> {
-    if dir.exists() {
-        fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
-    }
-    fs::create_dir_all(dir)?;
-    Ok(dir.to_owned())
 }
