@@ -76,7 +76,7 @@ pub fn describe(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
+pub fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     let mut failure = None;
     let ended = clock::poll(limit, Duration::from_millis(10), || match child.try_wait() {
         Ok(status) => status,

@@ -96,6 +96,8 @@ impl Tally {
 pub enum Tested {
     /// Built from this tree.
     Rubelet,
+    /// Built elsewhere, for a machine that builds nothing.
+    Built(PathBuf),
     /// Upstream's kubelet, to see whether the tests themselves are right; built from its module.
     Upstream,
     /// A kubelet of upstream's that somebody has already.
@@ -106,6 +108,7 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     let copy = Binary(project::target().join(format!("testbed/rubelet-{}", std::process::id())));
     let program = match tested {
         Tested::Kubelet(kubelet) => Program::Upstream(kubelet.clone()),
+        Tested::Built(rubelet) => Program::Rubelet(rubelet.clone()),
         Tested::Upstream => Program::Upstream(upstream_kubelet()?),
         Tested::Rubelet => {
             step("building Rubelet (dev)", || build(&copy.0))?;
@@ -114,11 +117,15 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     };
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     testbed::sweep_orphans()?;
-    let queue = schedule(&programs, filter);
+    let mut queue = schedule(&programs, filter);
+    let is_built = matches!(tested, Tested::Built(_));
+    if is_built {
+        queue.retain(|(_, test)| !test.needs_builds());
+    }
     if queue.is_empty() {
         bail!("no test has `{filter}` in its name");
     }
-    if queue.iter().any(|(_, test)| matches!(test, Test::Node(_))) {
+    if !is_built && queue.iter().any(|(_, test)| matches!(test, Test::Node(_))) {
         step("building the tests of its effects", effects::build)?;
     }
     let planes = match queue.iter().any(|(_, test)| matches!(test, Test::Cluster(_))) {
@@ -176,6 +183,14 @@ impl Test {
         match self {
             Test::Node(case) => case.name,
             Test::Cluster(case) => case.name,
+        }
+    }
+
+    /// A control plane, or the tests that cargo runs.
+    fn needs_builds(&self) -> bool {
+        match self {
+            Test::Node(case) => effects::CASES.iter().any(|other| other.name == case.name),
+            Test::Cluster(_) => true,
         }
     }
 }

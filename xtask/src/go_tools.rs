@@ -147,6 +147,16 @@ pub fn ensure(tools: &[GoTool]) -> anyhow::Result<PathBuf> {
     Ok(bin)
 }
 
+/// What of that directory is theirs, the marks by which [`ensure`] knows them included.
+pub fn files(tools: &[GoTool]) -> Vec<String> {
+    let of = |tool: &GoTool| {
+        let named = |package: &'static str| tool.program.unwrap_or(package.rsplit('/').next().unwrap_or(package));
+        let programs = tool.packages.iter().map(|package| named(package).to_owned());
+        programs.chain([format!(".{}", tool.name)]).collect::<Vec<_>>()
+    };
+    tools.iter().flat_map(of).collect()
+}
+
 impl GoTool {
     fn dir(&self) -> PathBuf {
         project::root().join("testbed/go").join(self.module)
@@ -208,6 +218,11 @@ fn required_version(go_mod: &str, module: &str) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_files_of_a_tool_are_its_programs_and_its_mark() {
+        assert_eq!(files(&[RUNTIME[2], ETCD]), ["host-local", "bridge", "loopback", ".cni", "etcd", ".etcd"]);
+    }
 
     #[test]
     fn kubernetes_is_built_as_the_version_its_module_requires() {

@@ -1,4 +1,5 @@
-//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `e2e`, `conformance`, `bench`, `gen`.
+//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `e2e`, `vm`, `conformance`, `bench`,
+//! `gen`.
 //!
 //! Owns: the command line. Each command is a file.
 
@@ -20,6 +21,7 @@ mod sim;
 mod test;
 mod testbed;
 mod up;
+mod vm;
 
 use std::{path::Path, process::ExitCode};
 
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
 
 fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = |args: &ArgMatches| args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose();
+    let runtimes = |args| anyhow::Ok(runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]));
     match matches.subcommand() {
         Some(("up", args)) if args.get_flag("runtime-only") => up::runtime_only(runtime(args)?)?,
         Some(("up", args)) if args.get_flag("control-plane-only") => up::cluster::control_plane_only()?,
@@ -50,10 +53,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("check", _)) => check::run()?,
         Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
         Some(("e2e", args)) => {
-            let runtimes = runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]);
-            let filter = args.get_one::<String>("filter").map_or("", String::as_str);
-            return Ok(e2e::run(&runtimes, filter, &tested(args))?.conclude());
+            return Ok(e2e::run(&runtimes(args)?, filter(args), &tested(args))?.conclude());
         }
+        Some(("vm", args)) => return vm::run(&runtimes(args)?, filter(args)),
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("bench", args)) if args.get_flag("cluster") => {
             bench::cluster::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
@@ -72,6 +74,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 fn cli() -> Command {
     let runtime = Arg::new("runtime").long("runtime").value_name("debian|2.4").help("Which containerd to use");
     let kubelet = Arg::new("kubelet").long("kubelet").value_name("PATH");
+    let filter = Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this");
     Command::new("cargo xtask")
         .about("The project's own commands")
         .subcommand_required(true)
@@ -106,20 +109,12 @@ fn cli() -> Command {
                 .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
                 .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
         )
+        .subcommand(e2e_cli(runtime.clone(), filter.clone(), kubelet.clone()))
         .subcommand(
-            Command::new("e2e")
-                .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
+            Command::new("vm")
+                .about("End-to-end tests on an emulated machine with systemd and cgroup version 2, without clusters")
                 .arg(runtime.clone())
-                .arg(Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this"))
-                .arg(
-                    Arg::new("agent")
-                        .long("agent")
-                        .value_name("rubelet|upstream")
-                        .value_parser(["rubelet", "upstream"])
-                        .default_value("rubelet")
-                        .help("Whom to test; upstream's kubelet shows whether the tests are right"),
-                )
-                .arg(kubelet.clone().help("Test this kubelet of upstream's, instead of building one")),
+                .arg(filter),
         )
         .subcommand(conformance::cli())
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
@@ -128,13 +123,41 @@ fn cli() -> Command {
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
 }
 
+fn e2e_cli(runtime: Arg, filter: Arg, kubelet: Arg) -> Command {
+    Command::new("e2e")
+        .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
+        .arg(runtime)
+        .arg(filter)
+        .arg(
+            Arg::new("agent")
+                .long("agent")
+                .value_name("rubelet|upstream")
+                .value_parser(["rubelet", "upstream"])
+                .default_value("rubelet")
+                .help("Whom to test; upstream's kubelet shows whether the tests are right"),
+        )
+        .arg(kubelet.help("Test this kubelet of upstream's, instead of building one"))
+        .arg(
+            Arg::new("built")
+                .long("built")
+                .value_name("PATH")
+                .help("Test this Rubelet, with what needs no compiler and no cluster"),
+        )
+}
+
 fn tested(args: &ArgMatches) -> Tested {
     let is_upstream = args.get_one::<String>("agent").is_some_and(|agent| agent == "upstream");
-    match kubelet(args) {
-        Some(path) => Tested::Kubelet(path.to_owned()),
-        None if is_upstream => Tested::Upstream,
-        None => Tested::Rubelet,
+    let built = args.get_one::<String>("built");
+    match (kubelet(args), built) {
+        (Some(path), _) => Tested::Kubelet(path.to_owned()),
+        (None, Some(path)) => Tested::Built(path.into()),
+        (None, None) if is_upstream => Tested::Upstream,
+        (None, None) => Tested::Rubelet,
     }
+}
+
+fn filter(args: &ArgMatches) -> &str {
+    args.get_one::<String>("filter").map_or("", String::as_str)
 }
 
 /// Upstream's kubelet, when one is given.
