@@ -2,7 +2,7 @@
 //!
 //! Owns: reading one whole through a buffer that is used again, and the two shapes they have: one number, or names with numbers.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::{
     fs::{CWD, Mode, OFlags},
@@ -28,7 +28,7 @@ impl Default for Reader {
 impl Reader {
     /// What the file says; `None` when it cannot be read or is no text.
     pub fn text(&mut self, dir: impl AsFd, name: &str) -> Option<&str> {
-        let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let file = open(dir, name)?;
         let mut filled = 0;
         loop {
             if filled == self.buffer.len() {
@@ -54,8 +54,15 @@ impl Reader {
 
     /// The one number in a file; `max`, and what v1 writes in its place, is no number.
     pub fn number(&mut self, dir: impl AsFd, name: &str) -> Option<u64> {
-        number(self.text(dir, name)?)
+        let file = open(dir, name)?;
+        // The kernel gives a line whole: nobody needs to ask whether there is more.
+        let count = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *self.buffer)).ok()?;
+        number(std::str::from_utf8(&self.buffer[..count]).ok()?)
     }
+}
+
+fn open(dir: impl AsFd, name: &str) -> Option<OwnedFd> {
+    rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 pub fn number(text: &str) -> Option<u64> {
