@@ -15,6 +15,7 @@ use std::{
 };
 
 use rustix::{
+    fs::{AtFlags, CWD},
     io::Errno,
     mount::{MountFlags, UnmountFlags},
 };
@@ -45,7 +46,7 @@ impl Mounter {
     pub fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()> {
         let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let path = resolved(path)?.ok_or(io::ErrorKind::NotFound)?;
-        if top_mount(&path)?.is_some_and(|mount| mount.fs_type == "tmpfs") {
+        if is_tmpfs(&path)? {
             return Ok(());
         }
         let size = size_bytes.map_or("100%".to_owned(), |bytes| bytes.to_string());
@@ -66,6 +67,20 @@ impl Mounter {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// Whether a tmpfs of its own is mounted right there. Every look at a pod asks this, so nobody reads the mount table for it, which
+/// has a few lines for every pod.
+fn is_tmpfs(path: &Path) -> io::Result<bool> {
+    const MAGIC: rustix::fs::FsWord = 0x0102_1994;
+    Ok(is_mount_point(path)? && rustix::fs::statfs(path)?.f_type == MAGIC)
+}
+
+/// Whether another file system than around it is mounted right there.
+pub fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let own = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(own.st_dev != rustix::fs::statat(CWD, parent, AtFlags::empty())?.st_dev)
 }
 
 fn mount_tmpfs_with(path: &Path, options: &str) -> rustix::io::Result<()> {
@@ -180,7 +195,9 @@ short line
         fs::create_dir(&path).unwrap();
         let _guard = MountGuard(path.clone());
         let mounter = Mounter::default();
+        assert!(!is_mount_point(&path).unwrap());
         mounter.mount_tmpfs(&path, Some(64 * 1024), 0o1777).unwrap();
+        assert!(is_mount_point(&path).unwrap());
         mounter.mount_tmpfs(&path, Some(64 * 1024), 0o1777).unwrap();
         assert_eq!(mounts_below(dir.path()).unwrap(), [path.canonicalize().unwrap()]);
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap()) & 0o7777, 0o1777);

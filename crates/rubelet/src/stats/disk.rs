@@ -19,6 +19,7 @@ use rubelet_core::{container::logs, id::PodUid, time::Uptime};
 use rubelet_cri::{port::ContainerRuntime, v1};
 use rubelet_host::{
     linux::blocking,
+    mount,
     stats::disk::{self, FileSystem, Usage},
 };
 use tokio::{sync::Semaphore, time::timeout};
@@ -238,7 +239,7 @@ fn volumes(dir: &Path) -> Vec<Volume> {
     let all = plugins.iter().flat_map(|(plugin, path)| names_in(path).into_iter().map(move |volume| (plugin, volume)));
     all.filter_map(|(plugin, (name, path))| {
         let on = disk::file_system(&path).ok()?;
-        let is_mount = disk::is_mount_point(&path).ok()?;
+        let is_mount = mount::is_mount_point(&path).ok()?;
         let used = if is_mount {
             Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) }
         } else {
