@@ -38,7 +38,8 @@ pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let measure = |name: &str, program: &Program| {
         let mut cluster = ClusterNode::new(&planes, Plane::Shared, Testbed::start(&programs)?, program)?;
         // A log that is rotated while it is read would not be the same for both.
-        let config = json!({ "containerLogMaxSize": "2Gi" }).as_object().cloned().unwrap_or_default();
+        let mut config = cluster.node.agent.own_cgroups()?;
+        config.insert("containerLogMaxSize".to_owned(), json!("2Gi"));
         let membership = Some(cluster.membership()?);
         cluster.node.reconfigure(&AgentOptions {
             cluster: membership,
@@ -75,12 +76,14 @@ struct Cost {
 
 #[derive(Debug)]
 struct Pages {
+    /// Of a minute in which nobody asks: figures that are not read for askers are read meanwhile.
+    resting_cpu_ms: f64,
     cadvisor: Cost,
     summary: Cost,
     resource: Cost,
 }
 
-const ROWS: [Row<Measured>; 8] = [
+const ROWS: [Row<Measured>; 9] = [
     ("`kubectl logs -f` of 128 MiB", "ms", |m| m.log.taken_ms, ""),
     ("… the agent's processor", "ms", |m| m.log.cpu_ms, ""),
     ("`kubectl exec … true`, median of 20", "ms", |m| m.command.taken_ms, ""),
@@ -89,6 +92,7 @@ const ROWS: [Row<Measured>; 8] = [
     ("… answered in, median", "ms", |m| m.pages.cadvisor.taken_ms, ""),
     ("`/stats/summary` of 100 pods, processor per scrape", "ms", |m| m.pages.summary.cpu_ms, ""),
     ("`/metrics/resource` of 100 pods, processor per scrape", "ms", |m| m.pages.resource.cpu_ms, ""),
+    ("a minute in which nobody asks, 100 pods, processor", "ms", |m| m.pages.resting_cpu_ms, ""),
 ];
 
 /// The log lies there whole when it is asked for; following ends with the container, which has ended.
@@ -148,12 +152,9 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
         anyhow::Ok(Cost { taken_ms: median(taken)?, cpu_ms })
     };
     Ok(Pages {
+        resting_cpu_ms: resting_ms * 60.0 / (BETWEEN_SCRAPES * SCRAPES).as_secs_f64(),
         cadvisor: page("/metrics/cadvisor")?,
-        // Upstream has none on a machine whose root is a device that its cAdvisor does not know.
-        summary: page("/stats/summary").unwrap_or_else(|error| {
-            println!("no figure: {error:#}");
-            Cost { taken_ms: f64::NAN, cpu_ms: f64::NAN }
-        }),
+        summary: page("/stats/summary")?,
         resource: page("/metrics/resource")?,
     })
 }

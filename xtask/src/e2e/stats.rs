@@ -1,9 +1,9 @@
 //! What the agent measures of its node and its pods, as those who collect it read it.
 
-use std::{fs, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     e2e::{Case, node::Node},
@@ -24,21 +24,7 @@ const MIB: f64 = 1_048_576.0;
 
 /// Starts the agent with figures of everything, and a pod `busy`: `work` uses a third of a processor, `idle` nothing.
 fn start(node: &mut Node) -> anyhow::Result<()> {
-    let mut config = Map::new();
-    if node.agent.is_upstream() {
-        // It wants its cgroup to be there.
-        let root = node.bed.layout.cgroup_root();
-        for tree in fs::read_dir("/sys/fs/cgroup")?.flatten().filter(|tree| tree.path().join("cgroup.procs").exists()) {
-            fs::create_dir_all(tree.path().join(root.trim_start_matches('/')))?;
-        }
-        let own = json!({
-            "cgroupRoot": root,
-            "cgroupsPerQOS": true,
-            "enforceNodeAllocatable": ["pods"],
-            "localStorageCapacityIsolation": true,
-        });
-        config = own.as_object().cloned().unwrap_or_default();
-    }
+    let config = node.agent.own_cgroups()?;
     node.reconfigure(&AgentOptions { config, ..AgentOptions::default() })?;
     node.agent.start()?;
     let work = "echo hello; echo outside > /file; echo inside > /shared/file; while :; do :; done";

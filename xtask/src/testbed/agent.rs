@@ -165,6 +165,22 @@ impl Agent {
         })
     }
 
+    /// What upstream's kubelet must be told to have cgroups of its own here and figures of everything, as Rubelet has.
+    pub fn own_cgroups(&self) -> anyhow::Result<serde_json::Map<String, Value>> {
+        let Program::Upstream(_) = self.program else { return Ok(serde_json::Map::new()) };
+        // It wants its cgroup to be there.
+        for tree in fs::read_dir("/sys/fs/cgroup")?.flatten().filter(|tree| tree.path().join("cgroup.procs").exists()) {
+            fs::create_dir_all(tree.path().join(self.cgroup_root.trim_start_matches('/')))?;
+        }
+        let config = json!({
+            "cgroupRoot": self.cgroup_root,
+            "cgroupsPerQOS": true,
+            "enforceNodeAllocatable": ["pods"],
+            "localStorageCapacityIsolation": true,
+        });
+        Ok(config.as_object().cloned().unwrap_or_default())
+    }
+
     fn cluster_configuration(&self, cluster: &Membership) -> Value {
         json!({
             "authentication": {
