@@ -190,6 +190,15 @@ impl ClusterNode {
         membership(&self.plane, &self.name)
     }
 
+    /// The same for a node that has nothing but a token yet, and writes its kubeconfig itself.
+    pub fn membership_by_token(&self) -> anyhow::Result<Membership> {
+        Ok(Membership {
+            kubeconfig: self.node.bed.layout.dir.join("kubelet.kubeconfig"),
+            bootstrap_kubeconfig: Some(self.plane().bootstrap_kubeconfig()),
+            ..self.membership()?
+        })
+    }
+
     /// Starts the agent and waits until its node is ready.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.node.agent.start()?;

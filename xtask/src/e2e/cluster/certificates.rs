@@ -37,16 +37,9 @@ pub const CASES: &[ClusterCase] = &[
 const ROTATIONS: usize = 3;
 
 fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
-    let kubeconfig = cluster.node.bed.layout.dir.join("kubelet.kubeconfig");
-    let options = AgentOptions {
-        cluster: Some(Membership {
-            kubeconfig: kubeconfig.clone(),
-            bootstrap_kubeconfig: Some(cluster.plane().bootstrap_kubeconfig()),
-            ..cluster.membership()?
-        }),
-        ..AgentOptions::default()
-    };
-    cluster.node.reconfigure(&options)?;
+    let membership = cluster.membership_by_token()?;
+    let kubeconfig = membership.kubeconfig.clone();
+    cluster.node.reconfigure(&AgentOptions { cluster: Some(membership), ..AgentOptions::default() })?;
     let first = run_before_joining(cluster)?;
     cluster.own_plane()?.start_apiserver()?;
     cluster.wait_ready(60)?;

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     command::{Output, SHORT, capture},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pages::account, pod, spec},
     process::{Daemon, start_daemon},
 };
 
@@ -163,40 +163,26 @@ fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let healthz = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/healthz", cluster.name)])?;
     ensure!(healthz == "ok", "{healthz}");
-    let group = "rbac.authorization.k8s.io";
-    let role = format!("reader-of-{}", cluster.name);
-    cluster.plane().apply(&json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": { "name": role },
-        "rules": [{ "apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"] }],
-    }))?;
-    cluster.plane().apply(&json!({
-        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": { "name": role },
-        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": role },
-        "subjects": [{ "kind": "ServiceAccount", "name": "default", "namespace": cluster.name }],
-    }))?;
-    let token = cluster.kubectl(&["create", "token", "default"])?;
-    let agent = &cluster.node.agent;
-    let get = |path: &str, token: Option<&str>| agent.get(path, token);
+    let token = account(cluster, "reader", &["pods"])?;
     let expected = [
         ("/pods", None, 401, "Unauthorized".to_owned()),
-        ("/nothing", None, 401, "Unauthorized".to_owned()),
         ("/pods", Some("not-a-token"), 401, "Unauthorized".to_owned()),
         (
             "/configz",
-            Some(token.trim()),
+            Some(token.as_str()),
             403,
             format!(
-                "Forbidden (user=system:serviceaccount:{}:default, verb=get, resource=nodes, subresource(s)=[configz \
+                "Forbidden (user=system:serviceaccount:{}:reader, verb=get, resource=nodes, subresource(s)=[configz \
                  proxy])\n",
                 cluster.name
             ),
         ),
     ];
     for (path, token, status, body) in expected {
-        let answer = get(path, token)?;
+        let answer = cluster.node.agent.get(path, token)?;
         ensure!(answer == (status, body.clone()), "{path} {token:?}: {answer:?} instead of {status} {body:?}");
     }
-    let (status, body) = get("/pods", Some(token.trim()))?;
+    let (status, body) = cluster.node.agent.get("/pods", Some(&token))?;
     ensure!(status == 200 && body.contains("\"PodList\""), "{status} {body}");
     Ok(())
 }

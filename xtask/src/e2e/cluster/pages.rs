@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::{
     command::{SHORT, capture},
     e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
-    testbed::agent::AgentOptions,
+    testbed::{agent::AgentOptions, cluster::bootstrap::TOKEN},
 };
 
 pub const CASES: &[ClusterCase] = &[
@@ -21,6 +21,10 @@ pub const CASES: &[ClusterCase] = &[
 const PAGES: &[(&str, &[&str], &str)] = &[
     ("/healthz", &["healthz", "proxy"], "ok"),
     ("/pods", &["pods", "proxy"], "\"PodList\""),
+    ("/metrics", &["metrics"], "\nkubelet_node_name{"),
+    ("/metrics/cadvisor", &["metrics"], "\nmachine_cpu_cores{"),
+    // Upstream has no summary of disks where it does not know the one it is on.
+    ("/stats/summary?only_cpu_and_memory=true", &["stats"], "\"nodeName\""),
     ("/configz", &["configz", "proxy"], "\"kubeletconfig\""),
     ("/flagz", &["configz"], "kubelet flagz\nWarning: This endpoint is not meant to be machine parseable"),
     ("/statusz", &["statusz"], "Emulation version"),
@@ -59,7 +63,7 @@ fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 }
 
 /// A service account with these rights on nodes, and its token.
-fn account(cluster: &ClusterNode, name: &str, rights: &[&str]) -> anyhow::Result<String> {
+pub fn account(cluster: &ClusterNode, name: &str, rights: &[&str]) -> anyhow::Result<String> {
     let (group, role) = ("rbac.authorization.k8s.io", format!("{}-{name}", cluster.name));
     let resources: Vec<String> = rights.iter().map(|right| format!("nodes/{right}")).collect();
     cluster.apply(json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name } }))?;
@@ -82,8 +86,9 @@ const OF_REGISTRY: &str = "canary-of-a-registry";
 const OF_URL: &str = "secret-of-the-test";
 
 fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    let membership = cluster.membership_by_token()?;
     let options = AgentOptions {
-        cluster: Some(cluster.membership()?),
+        cluster: Some(membership.clone()),
         url: Some("http://127.0.0.1:9/pods".to_owned()),
         verbosity: Some(10),
         ..AgentOptions::default()
@@ -115,13 +120,41 @@ fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     })?;
     let volume = cluster.node.agent.root_dir().join(format!("pods/{uid}/volumes/kubernetes.io~projected/files"));
     let of_pod = fs::read_to_string(volume.join("token")).context("the pod's token")?;
-    let of_caller = account(cluster, "caller", &["pods", "configz", "statusz", "log", "healthz", "proxy"])?;
-    let key = key_of(&cluster.membership()?.kubeconfig)?;
-    let canaries = [IN_ENVIRONMENT, IN_FILE, OF_REGISTRY, OF_URL, of_pod.trim(), &of_caller, &key];
+    let rights = ["pods", "configz", "statusz", "log", "healthz", "proxy", "metrics", "stats"];
+    let of_caller = account(cluster, "caller", &rights)?;
+    let key = key_of(&membership.kubeconfig)?;
+    // Its first half is a name, which others may know.
+    let (_, to_join) = TOKEN.split_once('.').context("a token of two halves")?;
+    let canaries = [IN_ENVIRONMENT, IN_FILE, OF_REGISTRY, OF_URL, of_pod.trim(), &of_caller, &key, to_join];
 
+    let said = all_that_is_said(cluster, &of_caller)?;
+    let is_upstream = cluster.node.agent.is_upstream();
+    for (place, text) in &said {
+        for canary in canaries {
+            // Upstream shows the headers of its URL on `/configz` and logs them.
+            if is_upstream && canary == OF_URL {
+                continue;
+            }
+            ensure!(!tells(text, canary), "{place} has {canary:.30}…: {}", around(text, canary));
+        }
+    }
+    let log_bytes = said.last().map_or(0, |(_, log)| log.len());
+    ensure!(log_bytes > 100_000, "at this verbosity there is more to say than {log_bytes} bytes");
+    // Upstream lets go of no pod before its URL has answered once.
+    if is_upstream {
+        return Ok(());
+    }
+    let deleted = capture(&mut cluster.kubectl_command(&["delete", "pod", "web", "broken"]), SHORT)?;
+    ensure!(deleted.success, "{deleted:?}");
+    cluster.wait_none(30)
+}
+
+/// Where the agent speaks, and what it says there; its log last.
+fn all_that_is_said(cluster: &ClusterNode, token: &str) -> anyhow::Result<Vec<(String, String)>> {
     let mut said = Vec::new();
-    for path in ["/pods", "/configz", "/flagz", "/statusz", "/healthz?verbose", "/runningpods/", "/logs/"] {
-        said.push((path.to_owned(), cluster.node.agent.get(path, Some(&of_caller))?.1));
+    let more = ["/healthz?verbose", "/runningpods/", "/metrics/resource", "/metrics/probes", "/metrics/slis"];
+    for path in PAGES.iter().map(|(path, ..)| *path).chain(more) {
+        said.push((path.to_owned(), cluster.node.agent.get(path, Some(token))?.1));
     }
     said.push(("events".to_owned(), cluster.kubectl(&["get", "events", "-o", "json"])?));
     if !cluster.node.agent.is_upstream() {
@@ -130,21 +163,7 @@ fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         }
     }
     said.push(("the agent's log".to_owned(), fs::read_to_string(cluster.node.agent.log())?));
-    let is_upstream = cluster.node.agent.is_upstream();
-    for (place, text) in &said {
-        for canary in canaries {
-            // Upstream shows the headers of its URL there.
-            if is_upstream && canary == OF_URL && place == "/configz" {
-                continue;
-            }
-            ensure!(!tells(text, canary), "{place} has {canary:.30}…: {}", around(text, canary));
-        }
-    }
-    let log_bytes = said.last().map_or(0, |(_, log)| log.len());
-    ensure!(log_bytes > 100_000, "at this verbosity there is more to say than {log_bytes} bytes");
-    let deleted = capture(&mut cluster.kubectl_command(&["delete", "pod", "web", "broken"]), SHORT)?;
-    ensure!(deleted.success, "{deleted:?}");
-    cluster.wait_none(30)
+    Ok(said)
 }
 
 /// The longest line of the key that a kubeconfig names.
@@ -153,7 +172,8 @@ fn key_of(kubeconfig: &Path) -> anyhow::Result<String> {
     let named = text.split("client-key").nth(1).with_context(|| format!("no key is named in {text}"))?;
     let path = named.trim_start_matches([':', '"', ' ']).split(['"', '\n', ',']).next().unwrap_or_default();
     let pem = fs::read_to_string(path).with_context(|| format!("the key {path}"))?;
-    let line = pem.lines().filter(|line| !line.contains("KEY")).max_by_key(|line| line.len());
+    // The certificate may be in the same file.
+    let line = pem.split("PRIVATE KEY-----").nth(1).and_then(|key| key.lines().max_by_key(|line| line.len()));
     line.map(str::to_owned).with_context(|| format!("{path} holds no key"))
 }
 
