@@ -324,8 +324,14 @@ impl Agent {
         http_get(socket, path)
     }
 
-    /// What its own port answers: the status and the body. Its certificate is believed because it is the one on disk.
+    /// What its own port answers: the status and the body.
     pub fn get(&self, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
+        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        ask(self.connect()?, path, &token)
+    }
+
+    /// To its own port. Its certificate is believed because it is the one on disk.
+    pub fn connect(&self) -> anyhow::Result<StreamOwned<ClientConnection, TcpStream>> {
         let chain = fs::read(self.pki_dir().join("kubelet.crt")).context("the agent's serving certificate")?;
         let mut roots = RootCertStore::empty();
         let certificates = CertificateDer::pem_slice_iter(&chain).collect::<Result<Vec<_>, _>>()?;
@@ -338,8 +344,7 @@ impl Agent {
         let connection = ClientConnection::new(Arc::new(config), name.try_into()?)?;
         let socket = TcpStream::connect((self.address, self.port))?;
         socket.set_read_timeout(Some(ANSWER))?;
-        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        ask(StreamOwned::new(connection, socket), path, &token)
+        Ok(StreamOwned::new(connection, socket))
     }
 
     /// Runs one of the program's own commands against the running agent.

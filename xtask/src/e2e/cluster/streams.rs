@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::{
     clock::Stopwatch,
     command::{SHORT, capture, command},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pages::account, pod, spec},
     image::BUSYBOX,
     process::{Daemon, start_daemon},
 };
@@ -31,6 +31,11 @@ pub const CASES: &[ClusterCase] = &[
     ClusterCase { name: "kubectl debug copies a pod and looks at the node", plane: Plane::Shared, run: debug },
     ClusterCase { name: "a static pod answers to the UID of its mirror", plane: Plane::Shared, run: mirror },
     ClusterCase { name: "kubectl proxy reaches the agent's port", plane: Plane::Shared, run: proxy },
+    ClusterCase {
+        name: "commands and attachments that are abandoned leave no descriptor in the agent",
+        plane: Plane::Shared,
+        run: abandoned,
+    },
 ];
 
 /// A gigabyte is asked for with `RUBELET_E2E_STREAM_MIB=1024`.
@@ -280,6 +285,52 @@ fn proxy(cluster: &mut ClusterNode) -> anyhow::Result<()> {
             Ok(())
         })?;
     }
+    cluster.kubectl(&["delete", "pod", "web"])?;
+    cluster.wait_none(30)
+}
+
+/// Ten thousand are asked for with `RUBELET_E2E_ABANDONED=10000`.
+const ABANDONED: &str = "RUBELET_E2E_ABANDONED";
+const AT_ONCE: usize = 50;
+/// What the agent opens for itself meanwhile, as connections to the API server.
+const ITS_OWN: usize = 5;
+const SPDY: &str = "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n";
+const WEBSOCKET: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\
+                         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+
+fn abandoned(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let mut spec = spec(&cluster.name, OBEDIENT);
+    spec["containers"][0]["stdin"] = json!(true);
+    cluster.apply(pod("web", &spec))?;
+    cluster.wait_running("web", 60)?;
+    let token = account(cluster, "caller", &["proxy"])?;
+    let many: usize = std::env::var(ABANDONED).map_or(Ok(200), |text| text.parse()).context(ABANDONED)?;
+    let open = |number: usize| -> anyhow::Result<_> {
+        let (what, protocol) =
+            [("attach", SPDY), ("exec", WEBSOCKET), ("attach", WEBSOCKET), ("exec", SPDY)][number % 4];
+        let path = format!("/{what}/{}/web/main?input=1&output=1&command=cat", cluster.name);
+        let mut stream = cluster.node.agent.connect()?;
+        let headers = format!("Host: n\r\nConnection: Upgrade\r\nAuthorization: Bearer {token}\r\n{protocol}");
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}\r\n")?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head)?;
+        ensure!(&head == b"HTTP/1.1 101", "{path}: {}", String::from_utf8_lossy(&head));
+        Ok(stream)
+    };
+    let pid = cluster.node.agent.pid().context("the agent runs")?;
+    let descriptors = || anyhow::Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count());
+    let before = descriptors()?;
+    for round in 0..many.div_ceil(AT_ONCE) {
+        let streams: Vec<_> = (0..AT_ONCE).map(|number| open(round + number)).collect::<Result<_, _>>()?;
+        ensure!(descriptors()? >= before + AT_ONCE, "the streams are not the agent's");
+        drop(streams);
+    }
+    cluster.wait("all are forgotten", 60, |_| {
+        let after = descriptors()?;
+        ensure!(after <= before + ITS_OWN, "{after} descriptors instead of {before}");
+        Ok(())
+    })?;
     cluster.kubectl(&["delete", "pod", "web"])?;
     cluster.wait_none(30)
 }
