@@ -319,9 +319,13 @@ impl Agent {
 
     /// What its read-only port answers.
     pub fn read_only(&self, path: &str) -> anyhow::Result<String> {
+        http_get(self.connect_read_only()?, path)
+    }
+
+    pub fn connect_read_only(&self) -> anyhow::Result<TcpStream> {
         let socket = TcpStream::connect((self.address, self.read_only_port))?;
         socket.set_read_timeout(Some(ANSWER))?;
-        http_get(socket, path)
+        Ok(socket)
     }
 
     /// What its own port answers: the status and the body.

@@ -2,16 +2,21 @@
 
 mod exposition;
 
+use std::io::{Read as _, Write as _};
+
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
 use crate::e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, metrics::exposition::Page, pod, spec};
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "metrics count what runs on the node and what was done for it",
-    plane: Plane::Shared,
-    run: counts,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "metrics count what runs on the node and what was done for it",
+        plane: Plane::Shared,
+        run: counts,
+    },
+    ClusterCase { name: "pages come by the methods and in the forms upstream has", plane: Plane::Shared, run: forms },
+];
 
 /// The readiness probe is asked every second.
 const PROBED: &str = "probed";
@@ -210,4 +215,62 @@ fn check_pages_beside(cluster: &ClusterNode) -> anyhow::Result<()> {
         ensure!(page.value("prober_probe_total", &readiness).is_err(), "they are still there");
         Ok(())
     })
+}
+
+/// A request, and the status and some headers of its answer.
+const ANSWERS: &[(&str, &str, &[&str])] = &[
+    ("POST /healthz", "200", &[]),
+    ("DELETE /healthz/syncloop", "200", &[]),
+    ("HEAD /pods", "405", &["allow: GET"]),
+    ("POST /pods/", "405", &["allow: GET"]),
+    ("POST /metrics/cadvisor", "200", &[]),
+    ("PUT /metrics/resource", "200", &[]),
+    ("HEAD /stats/summary", "405", &["allow: GET, POST"]),
+    ("PUT /exec/a/b/c", "405", &[]),
+];
+/// What a scraper says, the escaping in the content type, and whether the page is compressed.
+const FORMS: &[(&str, &str, Option<&str>)] = &[
+    ("Accept: */*", "underscores", None),
+    ("Accept-Encoding: gzip", "underscores", Some("gzip")),
+    ("Accept-Encoding: gzip;q=0", "underscores", None),
+    ("Accept-Encoding: zstd, gzip;q=0.5", "underscores", Some("gzip")),
+    ("Accept-Encoding: *", "underscores", None),
+    ("Accept-Encoding: identity, gzip", "underscores", None),
+    (
+        "Accept: application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.3",
+        "allow-utf-8",
+        None,
+    ),
+    ("Accept: text/plain;version=0.0.4;escaping=values,application/json;escaping=dots;q=0.1", "values", None),
+];
+
+fn forms(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let ask = |request: &str, header: &str| -> anyhow::Result<String> {
+        let mut stream = cluster.node.agent.connect_read_only()?;
+        write!(stream, "{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n{header}\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, _) = answer.split_once("\r\n\r\n").with_context(|| format!("{request}: {answer}"))?;
+        // Names of headers are written in either case.
+        let line =
+            |line: &str| line.split_once(": ").map(|(name, value)| format!("{}: {value}\r\n", name.to_lowercase()));
+        Ok(head.lines().map(|text| line(text).unwrap_or_else(|| format!("{text}\r\n"))).collect())
+    };
+    for (request, status, headers) in ANSWERS {
+        let head = ask(request, "X-Nothing: 1")?;
+        let is_right = head.starts_with(&format!("HTTP/1.1 {status} "));
+        ensure!(is_right && headers.iter().all(|header| head.contains(&format!("{header}\r\n"))), "{request}: {head}");
+    }
+    for path in ["/metrics", "/metrics/cadvisor", "/metrics/resource", "/metrics/probes", "/metrics/slis"] {
+        for (said, escaping, encoding) in FORMS {
+            let head = ask(&format!("GET {path}"), said)?;
+            let kind = format!("content-type: text/plain; version=0.0.4; charset=utf-8; escaping={escaping}\r\n");
+            let found = head.lines().find_map(|line| line.strip_prefix("content-encoding: "));
+            let has_start = head.contains("process-start-time-unix: ");
+            ensure!(head.contains(&kind) && found == *encoding && has_start, "{path} for `{said}`: {head}");
+        }
+    }
+    Ok(())
 }
