@@ -38,7 +38,7 @@ use crate::{
     progress::step,
     project,
     testbed::{
-        self, Programs, Runtime, Testbed,
+        self, CgroupDriver, Programs, Runtime, Testbed,
         agent::{AgentOptions, Program},
         cluster::upstream_kubelet,
     },
@@ -50,11 +50,16 @@ pub struct Case {
     pub run: fn(&mut Node) -> anyhow::Result<()>,
 }
 
-/// Long ones first, so that none of them is left alone at the end.
+/// Long ones first, so that none of them is left alone at the end. Those this machine has no means for are not among them.
 fn cases() -> Vec<Case> {
+    let with_systemd = match CgroupDriver::of_machine() {
+        CgroupDriver::Systemd => cgroups::WITH_SYSTEMD,
+        CgroupDriver::Cgroupfs => &[],
+    };
     [
         many::CASES,
         cgroups::CASES,
+        with_systemd,
         life::CASES,
         crashes::CASES,
         effects::CASES,

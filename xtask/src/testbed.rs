@@ -56,6 +56,28 @@ impl Runtime {
     }
 }
 
+/// Who makes the cgroups of pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupDriver {
+    Cgroupfs,
+    Systemd,
+}
+
+impl CgroupDriver {
+    /// As in the agent's configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CgroupDriver::Cgroupfs => "cgroupfs",
+            CgroupDriver::Systemd => "systemd",
+        }
+    }
+
+    /// The one to prefer on this machine.
+    pub fn of_machine() -> Self {
+        if Path::new("/run/systemd/system").exists() { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs }
+    }
+}
+
 /// Where a runtime's programs are.
 #[derive(Clone, Debug)]
 pub struct Programs {
@@ -150,6 +172,11 @@ impl Layout {
         format!("/rubelet-test-{digest}")
     }
 
+    /// The same as a unit of systemd.
+    pub fn slice_root(&self) -> String {
+        self.cgroup_root().trim_start_matches('/').replace('-', "_")
+    }
+
     fn containerd_config(&self) -> PathBuf {
         self.dir.join("containerd.toml")
     }
@@ -182,6 +209,7 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub struct Testbed {
     pub layout: Layout,
+    pub driver: CgroupDriver,
     programs: Programs,
     containerd: Option<Daemon>,
     at_end: AtEnd,
@@ -206,12 +234,12 @@ impl Testbed {
     }
 
     fn new(layout: Layout, programs: &Programs, at_end: AtEnd) -> Self {
-        Testbed { layout, programs: programs.clone(), containerd: None, at_end }
+        Testbed { layout, driver: CgroupDriver::Cgroupfs, programs: programs.clone(), containerd: None, at_end }
     }
 
     fn prepare(&mut self) -> anyhow::Result<()> {
         network::set_up(&self.layout)?;
-        containerd::write_config(&self.layout, &self.programs)?;
+        containerd::write_config(&self.layout, &self.programs, self.driver)?;
         self.start_containerd()?;
         for archive in &self.programs.images {
             self.import(archive)?;
@@ -227,6 +255,14 @@ impl Testbed {
         self.containerd =
             Some(process::start_daemon(&mut containerd, &self.layout.containerd_log(), &self.layout.containerd_pid())?);
         self.wait_ready()
+    }
+
+    /// Another driver for the pods to come.
+    pub fn use_driver(&mut self, driver: CgroupDriver) -> anyhow::Result<()> {
+        self.driver = driver;
+        containerd::write_config(&self.layout, &self.programs, driver)?;
+        self.kill_containerd();
+        self.start_containerd()
     }
 
     /// SIGKILL, as when the runtime crashes; containers go on.

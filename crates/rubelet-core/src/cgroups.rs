@@ -56,8 +56,6 @@ impl CgroupSettings {
 pub struct Cgroup {
     /// From the root of the tree, in the driver's words: `/kubepods/burstable`, `/kubepods.slice/kubepods-burstable.slice`.
     pub path: String,
-    /// Systemd makes its slices itself; we only set limits on what is there.
-    pub driver: CgroupDriver,
     pub limits: Limits,
 }
 
@@ -110,7 +108,7 @@ impl<'a> Tree<'a> {
     pub fn pod(self, pod: &Pod, uid: &PodUid) -> Option<Cgroup> {
         let spec = pod.spec.as_ref()?;
         let limits = Limits { pids: self.pids(), ..pod_limits(spec, self.node) };
-        Some(Cgroup { path: self.pod_path(spec, uid), driver: self.driver, limits })
+        Some(Cgroup { path: self.pod_path(spec, uid), limits })
     }
 
     /// Wherever the pod's cgroup may be: of a pod that only the runtime knows nobody knows the class.
@@ -139,7 +137,7 @@ impl<'a> Tree<'a> {
             huge_pages: huge_pages.clone(),
             ..Limits::default()
         };
-        let cgroup = |class, limits| Cgroup { path: self.path(&self.tier(class)), driver: self.driver, limits };
+        let cgroup = |class, limits| Cgroup { path: self.path(&self.tier(class)), limits };
         vec![
             cgroup(QosClass::Guaranteed, whole_node),
             cgroup(QosClass::Burstable, tier(burstable_millis)),

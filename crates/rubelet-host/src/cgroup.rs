@@ -1,8 +1,8 @@
 //! The kernel's cgroup trees: one per controller in version 1, one for all in version 2, both side by side on hybrid nodes.
 //!
-//! Owns: making a cgroup in every tree, setting its limits, emptying and removing it. Never: names one, decides a limit,
-//! moves a process, talks to systemd.
-//! Upstream: `github.com/opencontainers/cgroups` (fs, fs2) as `cm/cgroup_manager_linux.go` uses it.
+//! Owns: making a cgroup in every tree, setting its limits, emptying and removing it; what has a slice's name is made and
+//! ended by systemd. Never: names one, decides a limit, moves a process.
+//! Upstream: `github.com/opencontainers/cgroups` (fs, fs2, systemd) as `cm/cgroup_manager_linux.go` uses it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,10 @@ use std::{
 
 use rustix::process::{Pid, Signal};
 
-use crate::mount;
+use crate::{
+    mount,
+    systemd::{Property, Systemd, Value},
+};
 
 /// Where the kernel's cgroup file systems are mounted on every node.
 pub(crate) const BASE: &str = "/sys/fs/cgroup";
@@ -23,16 +26,7 @@ pub(crate) const BASE: &str = "/sys/fs/cgroup";
 pub struct Cgroup {
     /// From the root of the tree.
     pub path: PathBuf,
-    pub if_missing: IfMissing,
     pub limits: Limits,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IfMissing {
-    #[default]
-    Create,
-    /// Somebody else makes it.
-    Leave,
 }
 
 /// What is not given is left as it is.
@@ -91,20 +85,18 @@ impl Hierarchies {
     /// Creates it in every tree, parents included, and sets its limits. Returns what could not be set, for people: a node
     /// may lack a controller, and its pods run all the same.
     pub fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+        let mut limits = cgroup.limits.clone();
+        if let Some(slice) = slice(&cgroup.path) {
+            limits.cpu_quota = limits.cpu_quota.map(whole_percents);
+            Systemd::connect()?.start_slice(slice, &properties(&limits))?;
+        }
         let mut dirs = Vec::new();
         for hierarchy in &self.0 {
             let dir = below(&hierarchy.mount, &cgroup.path)?;
-            match cgroup.if_missing {
-                IfMissing::Create => hierarchy.create(&dir)?,
-                IfMissing::Leave if dir.is_dir() => {}
-                IfMissing::Leave => continue,
-            }
+            hierarchy.create(&dir)?;
             dirs.push((dir, hierarchy.version));
         }
-        if dirs.is_empty() {
-            return Ok(Vec::new());
-        }
-        Ok(set(&dirs, &cgroup.limits))
+        Ok(set(&dirs, &limits))
     }
 
     /// Kills what runs in it and removes it from every tree. It is no error if it is gone. Processes take a moment to die:
@@ -119,6 +111,9 @@ impl Hierarchies {
         }
         for dir in &dirs {
             kill_all(dir)?;
+        }
+        if let Some(slice) = slice(path).filter(|_| !dirs.is_empty()) {
+            Systemd::connect()?.stop(slice)?;
         }
         for dir in &dirs {
             remove_bottom_up(dir).map_err(|error| named("remove", dir, &error))?;
@@ -137,6 +132,43 @@ impl Hierarchies {
         }
         Ok(names)
     }
+}
+
+/// The name of systemd's unit, if the cgroup is one.
+fn slice(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str().filter(|name| name.ends_with(".slice"))
+}
+
+/// Limits in systemd's words, so that it does not take them away again; it knows no huge pages.
+fn properties(limits: &Limits) -> Vec<Property<'static>> {
+    let mut properties = Vec::new();
+    let mut add = |name, number| properties.push((name, Value::Number(number)));
+    if let Some(bytes) = limits.memory_bytes {
+        add("MemoryMax", bytes);
+    }
+    if let Some(shares) = limits.cpu_shares {
+        add("CPUWeight", cpu_weight(shares));
+    }
+    if let Some(quota) = limits.cpu_quota {
+        add("CPUQuotaPeriodUSec", quota.period_micros);
+        add("CPUQuotaPerSecUSec", quota.quota_micros.map_or(u64::MAX, |micros| per_second(micros, quota)));
+    }
+    if let Some(pids) = limits.pids {
+        add("TasksMax", pids);
+    }
+    properties
+}
+
+/// Systemd counts in hundredths of a processor; upstream rounds up, so that no container has more than its pod.
+fn whole_percents(quota: CpuQuota) -> CpuQuota {
+    const PERCENT: u64 = 10_000;
+    let whole =
+        |micros| per_second(micros, quota).next_multiple_of(PERCENT).saturating_mul(quota.period_micros) / 1_000_000;
+    CpuQuota { quota_micros: quota.quota_micros.map(whole), ..quota }
+}
+
+fn per_second(micros: u64, quota: CpuQuota) -> u64 {
+    micros.saturating_mul(1_000_000) / quota.period_micros.max(1)
 }
 
 impl Hierarchy {

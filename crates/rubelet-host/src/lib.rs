@@ -11,6 +11,7 @@ pub mod linux;
 pub mod mount;
 pub mod port;
 pub mod stats;
+mod systemd;
 #[cfg(test)]
 mod testing;
 pub mod watch;

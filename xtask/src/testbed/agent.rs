@@ -24,7 +24,7 @@ use crate::{
     clock,
     command::{command, output},
     process::{self, Daemon},
-    testbed::{Testbed, free_port, tail},
+    testbed::{CgroupDriver, Testbed, free_port, tail},
 };
 
 /// The name of the node; static pods carry it behind theirs.
@@ -79,6 +79,7 @@ pub struct Agent {
     runtime_socket: PathBuf,
     /// Above all pods of the testbed.
     cgroup_root: String,
+    driver: CgroupDriver,
     /// An address of this node alone.
     address: Ipv4Addr,
     port: u16,
@@ -99,6 +100,7 @@ impl Agent {
             options: options.clone(),
             runtime_socket: testbed.layout.socket(),
             cgroup_root: testbed.layout.cgroup_root(),
+            driver: testbed.driver,
             address: testbed.address()?,
             port: free_port()?,
             read_only_port: free_port()?,
@@ -127,6 +129,7 @@ impl Agent {
             "containerRuntimeEndpoint": format!("unix://{}", self.runtime_socket.display()),
             // Several agents live on one machine here, so none may have the usual cgroup or port.
             "cgroupRoot": self.cgroup_root,
+            "cgroupDriver": self.driver.as_str(),
             "address": self.address,
             "port": self.port,
             "readOnlyPort": self.read_only_port,

@@ -2,19 +2,20 @@
 
 use std::fs;
 
-use crate::testbed::{Layout, Programs, Runtime};
+use crate::testbed::{CgroupDriver, Layout, Programs, Runtime};
 
-pub fn write_config(layout: &Layout, programs: &Programs) -> anyhow::Result<()> {
+pub fn write_config(layout: &Layout, programs: &Programs, driver: CgroupDriver) -> anyhow::Result<()> {
+    let is_systemd = driver == CgroupDriver::Systemd;
     let text = match programs.runtime {
-        Runtime::Debian16 => debian16(layout, programs),
-        Runtime::Containerd24 => containerd24(layout, programs),
+        Runtime::Debian16 => debian16(layout, programs, is_systemd),
+        Runtime::Containerd24 => containerd24(layout, programs, is_systemd),
     };
     fs::write(layout.containerd_config(), text)?;
     Ok(())
 }
 
 /// `restrict_oom_score_adj`: inside a container we may lack the right to lower it.
-fn debian16(layout: &Layout, programs: &Programs) -> String {
+fn debian16(layout: &Layout, programs: &Programs, is_systemd: bool) -> String {
     let dir = layout.dir.display();
     let runc = programs.runc.display();
     let cni = programs.cni_dir.display();
@@ -44,11 +45,12 @@ state = "{dir}/state"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
   BinaryName = "{runc}"
   Root = "{dir}/state/runc"
+  SystemdCgroup = {is_systemd}
 "#
     )
 }
 
-fn containerd24(layout: &Layout, programs: &Programs) -> String {
+fn containerd24(layout: &Layout, programs: &Programs, is_systemd: bool) -> String {
     let dir = layout.dir.display();
     let runc = programs.runc.display();
     let cni = programs.cni_dir.display();
@@ -84,6 +86,7 @@ state = "{dir}/state"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
   BinaryName = "{runc}"
   Root = "{dir}/state/runc"
+  SystemdCgroup = {is_systemd}
 
 # The same under another name, for RuntimeClasses; what it runs is told by where it keeps its state.
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second]
@@ -92,6 +95,7 @@ state = "{dir}/state"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second.options]
   BinaryName = "{runc}"
   Root = "{dir}/state/second"
+  SystemdCgroup = {is_systemd}
 "#
     )
 }

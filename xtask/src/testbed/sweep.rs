@@ -86,7 +86,12 @@ fn end_containers(layout: &Layout, ids: &BTreeSet<String>) -> anyhow::Result<()>
 
 fn runs_in(id: ProcessId, containers: &BTreeSet<String>) -> bool {
     let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", id.pid)).unwrap_or_default();
-    cgroups.lines().any(|line| line.rsplit('/').any(|part| containers.contains(part)))
+    cgroups.lines().any(|line| line.rsplit('/').any(|part| containers.contains(id_in(part))))
+}
+
+/// Systemd's units have more in their names: `cri-containerd-<id>.scope`.
+fn id_in(cgroup: &str) -> &str {
+    cgroup.strip_suffix(".scope").and_then(|scope| scope.rsplit('-').next()).unwrap_or(cgroup)
 }
 
 /// A shim says on its command line which containerd it belongs to.
@@ -174,6 +179,11 @@ fn remove_cgroup_tree(dir: &Path) {
 
 /// In every hierarchy; their processes have been ended.
 fn remove_pod_cgroups(layout: &Layout) {
+    let slice = format!("{}.slice", layout.slice_root());
+    if Path::new("/sys/fs/cgroup").join(&slice).exists() {
+        // With all that systemd made below it; if it stays, tests of the sweep see it.
+        let _ = capture(&mut command("systemctl", ["stop", &slice]), SHORT);
+    }
     for root in pod_cgroup_roots(layout) {
         remove_cgroup_tree(&root);
     }
@@ -184,7 +194,8 @@ fn pod_cgroup_roots(layout: &Layout) -> Vec<PathBuf> {
     let name = name.trim_start_matches('/');
     let mounts = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
     let places = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(mounts);
-    places.map(|place| place.join(name)).filter(|root| root.is_dir()).collect()
+    let names = [name.to_owned(), format!("{}.slice", layout.slice_root())];
+    places.flat_map(|place| names.clone().map(|name| place.join(name))).filter(|root| root.is_dir()).collect()
 }
 
 /// The cgroup above the containers' is shared by all containerds of the machine; removing it fails while another uses it.
@@ -263,6 +274,11 @@ pub fn leftovers(dir: &Path, bridge: &Bridge) -> anyhow::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_containers_id_is_found_in_the_names_of_both_drivers() {
+        assert_eq!(["0a1b", "cri-containerd-0a1b.scope", "a-b.slice"].map(id_in), ["0a1b", "0a1b", "a-b.slice"]);
+    }
 
     #[test]
     fn mount_points_with_spaces_are_read_as_they_are() {

@@ -23,7 +23,7 @@ impl Place {
     }
 
     fn cgroup(&self, name: &str, limits: Limits) -> Cgroup {
-        Cgroup { path: self.path.join(name), if_missing: IfMissing::Create, limits }
+        Cgroup { path: self.path.join(name), limits }
     }
 
     fn dirs(&self, name: &str) -> Vec<PathBuf> {
@@ -111,11 +111,24 @@ fn what_still_runs_in_a_cgroup_is_killed_when_it_is_removed() {
 }
 
 #[test]
-fn a_cgroup_that_others_make_is_only_changed_where_it_is() {
-    let place = Place::new("left");
-    let cgroup = Cgroup { if_missing: IfMissing::Leave, ..place.cgroup("slice", limits()) };
-    assert_eq!(place.trees.apply(&cgroup).unwrap(), Vec::<String>::new());
-    assert!(place.dirs("slice").iter().all(|dir| !dir.exists()));
+fn a_slices_limits_have_systemds_words_and_are_whole_percents_of_a_processor() {
+    assert_eq!(slice(Path::new("/a.slice/a-b.slice")), Some("a-b.slice"));
+    assert_eq!(slice(Path::new("/a.slice/pod1")), None);
+    let words: Vec<String> = properties(&limits()).into_iter().map(|property| format!("{property:?}")).collect();
+    assert_eq!(
+        words,
+        [
+            r#"("MemoryMax", Number(67108864))"#,
+            r#"("CPUWeight", Number(20))"#,
+            r#"("CPUQuotaPeriodUSec", Number(100000))"#,
+            r#"("CPUQuotaPerSecUSec", Number(500000))"#,
+            r#"("TasksMax", Number(20))"#,
+        ]
+    );
+    let quota = |micros| CpuQuota { quota_micros: micros, period_micros: 100_000 };
+    let rounded =
+        [Some(50_000), Some(12_345), Some(1000), None].map(|micros| whole_percents(quota(micros)).quota_micros);
+    assert_eq!(rounded, [Some(50_000), Some(13_000), Some(1000), None]);
 }
 
 #[test]
@@ -147,11 +160,7 @@ fn in_version_2_parents_hand_their_controllers_down_and_limits_have_its_words() 
     let files = ["cpu.weight", "cpu.max", "memory.max", "pids.max", "hugetlb.2MB.max"];
     let (dir, trees) = unified_tree(&files);
     let huge_pages = BTreeMap::from([("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)]);
-    let cgroup = Cgroup {
-        path: "/kubepods/burstable/pod1".into(),
-        if_missing: IfMissing::Create,
-        limits: Limits { huge_pages, ..limits() },
-    };
+    let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), limits: Limits { huge_pages, ..limits() } };
     assert_eq!(trees.apply(&cgroup).unwrap(), Vec::<String>::new());
     let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
     for level in
@@ -169,7 +178,7 @@ fn a_controller_the_node_lacks_is_named_and_the_rest_is_set() {
     let (dir, trees) = unified_tree(&["cpu.weight", "cpu.max", "pids.max"]);
     let no_quota = CpuQuota { quota_micros: None, period_micros: 100_000 };
     let limits = Limits { cpu_quota: Some(no_quota), ..limits() };
-    let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), if_missing: IfMissing::Create, limits };
+    let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), limits };
     assert_eq!(trees.apply(&cgroup).unwrap(), ["memory.max = 67108864: the node has no such controller"]);
     assert_eq!(fs::read_to_string(dir.path().join("kubepods/burstable/pod1/cpu.max")).unwrap(), "max 100000");
 }

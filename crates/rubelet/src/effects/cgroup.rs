@@ -6,10 +6,10 @@
 use std::{io, path::Path};
 
 use rubelet_core::{
-    cgroups::{self, CgroupDriver},
+    cgroups,
     effect::{EffectError, ErrorKind, Facts},
 };
-use rubelet_host::cgroup::{Cgroup, CpuQuota, IfMissing, Limits};
+use rubelet_host::cgroup::{Cgroup, CpuQuota, Limits};
 
 use crate::world::World;
 
@@ -40,10 +40,6 @@ async fn apply(world: &World, cgroup: &cgroups::Cgroup) -> Result<(), EffectErro
     let limits = &cgroup.limits;
     let order = Cgroup {
         path: cgroup.path.clone().into(),
-        if_missing: match cgroup.driver {
-            CgroupDriver::Cgroupfs => IfMissing::Create,
-            CgroupDriver::Systemd => IfMissing::Leave,
-        },
         limits: Limits {
             cpu_shares: limits.cpu_shares,
             cpu_quota: limits
