@@ -29,7 +29,7 @@ impl Stopwatch {
 
 /// Asks until there is an answer or `limit` has passed; the question is asked at least once.
 pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let limit = limit * patience();
+    let limit = patient(limit);
     let watch = Stopwatch::start();
     loop {
         if let Some(answer) = ask() {
@@ -42,9 +42,9 @@ pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option
     }
 }
 
-/// How many times longer than elsewhere everything may take on this machine: it may be an emulated one.
-fn patience() -> u32 {
-    std::env::var("XTASK_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+/// On some machines everything may take several times as long: they may be emulated.
+pub fn patient(limit: Duration) -> Duration {
+    limit * std::env::var("XTASK_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
 /// Asks until the answer is no error; the last error then names what was waited for and what was there instead.

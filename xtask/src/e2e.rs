@@ -4,6 +4,7 @@
 //! once: most of their time is waiting.
 
 mod cgroups;
+mod checkpoint;
 pub mod cluster;
 mod crashes;
 mod effects;
@@ -56,6 +57,7 @@ fn cases() -> Vec<Case> {
         CgroupDriver::Systemd => cgroups::WITH_SYSTEMD,
         CgroupDriver::Cgroupfs => &[],
     };
+    let with_criu = if checkpoint::has_criu() { checkpoint::WITH_CRIU } else { &[] };
     [
         many::CASES,
         cgroups::CASES,
@@ -65,6 +67,7 @@ fn cases() -> Vec<Case> {
         effects::CASES,
         odd::CASES,
         stats::CASES,
+        with_criu,
         url::CASES,
         sweeping::CASES,
     ]

@@ -307,6 +307,10 @@ impl Testbed {
         ctr
     }
 
+    pub fn runtime(&self) -> Runtime {
+        self.programs.runtime
+    }
+
     /// This node's own address: its end of the pods' bridge.
     pub fn address(&self) -> anyhow::Result<Ipv4Addr> {
         network::address(&self.layout)

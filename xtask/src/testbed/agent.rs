@@ -313,7 +313,7 @@ impl Agent {
         match &self.program {
             Program::Rubelet(_) => {
                 let socket = UnixStream::connect(self.root_dir.join("rubelet.sock"))?;
-                socket.set_read_timeout(Some(ANSWER))?;
+                socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
                 http_get(socket, "/podlist")
             }
             Program::Upstream(_) => self.read_only("/pods"),
@@ -327,14 +327,19 @@ impl Agent {
 
     pub fn connect_read_only(&self) -> anyhow::Result<TcpStream> {
         let socket = TcpStream::connect((self.address, self.read_only_port))?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
         Ok(socket)
     }
 
     /// What its own port answers: the status and the body.
     pub fn get(&self, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
         let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        ask(self.connect()?, path, &token)
+        ask(self.connect()?, "GET", path, &token)
+    }
+
+    /// The same for what changes something, of anybody.
+    pub fn post(&self, path: &str) -> anyhow::Result<(u16, String)> {
+        ask(self.connect()?, "POST", path, "Content-Length: 0\r\n")
     }
 
     /// To its own port. Its certificate is believed because it is the one on disk.
@@ -350,7 +355,7 @@ impl Agent {
         let name = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node).to_owned();
         let connection = ClientConnection::new(Arc::new(config), name.try_into()?)?;
         let socket = TcpStream::connect((self.address, self.port))?;
-        socket.set_read_timeout(Some(ANSWER))?;
+        socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
         Ok(StreamOwned::new(connection, socket))
     }
 
@@ -379,17 +384,17 @@ impl Agent {
 }
 
 fn http_get(socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
-    let (status, body) = ask(socket, path, "")?;
+    let (status, body) = ask(socket, "GET", path, "")?;
     ensure!(status == 200, "GET {path}: {status} {body}");
     Ok(body)
 }
 
 /// In HTTP/1.0, so that the answer ends where the connection does.
-fn ask(mut socket: impl Read + Write, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
-    write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n")?;
+fn ask(mut socket: impl Read + Write, method: &str, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
+    write!(socket, "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n")?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no end of headers")?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Ok((status.with_context(|| format!("GET {path}: {head}"))?, body.to_owned()))
+    Ok((status.with_context(|| format!("{method} {path}: {head}"))?, body.to_owned()))
 }
