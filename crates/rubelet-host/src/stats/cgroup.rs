@@ -43,6 +43,7 @@ pub struct CgroupStats {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cpu {
     pub usage_nanos: u64,
+    /// This and the next are read with [`Extent::All`] only.
     pub user_nanos: u64,
     pub system_nanos: u64,
     pub pressure: Option<Pressure>,

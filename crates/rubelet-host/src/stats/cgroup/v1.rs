@@ -64,7 +64,7 @@ pub fn read(mounts: &Mounts, path: &str, extent: Extent, reader: &mut Reader) ->
         return None;
     }
     let mut stats = CgroupStats {
-        cpu: cpuacct.as_ref().and_then(|dir| cpu(dir, reader)),
+        cpu: cpuacct.as_ref().and_then(|dir| cpu(dir, extent, reader)),
         memory: memory.as_ref().and_then(|dir| self::memory(dir, extent, reader)),
         ..CgroupStats::default()
     };
@@ -88,8 +88,11 @@ pub fn read(mounts: &Mounts, path: &str, extent: Extent, reader: &mut Reader) ->
     Some(stats)
 }
 
-fn cpu(dir: &OwnedFd, reader: &mut Reader) -> Option<Cpu> {
+fn cpu(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Cpu> {
     let mut cpu = Cpu { usage_nanos: reader.number(dir, "cpuacct.usage")?, ..Cpu::default() };
+    if extent == Extent::Usage {
+        return Some(cpu);
+    }
     for (name, ticks) in named_numbers(reader.text(dir, "cpuacct.stat").unwrap_or_default()) {
         match name {
             "user" => cpu.user_nanos = ticks.saturating_mul(TICK_NANOS),
