@@ -289,7 +289,7 @@ fn proxy(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
-/// Ten thousand are asked for with `RUBELET_E2E_ABANDONED=10000`.
+/// A thousand are asked for with `RUBELET_E2E_ABANDONED=1000`. After ten thousand containerd takes more than a minute to stop the pod.
 const ABANDONED: &str = "RUBELET_E2E_ABANDONED";
 const AT_ONCE: usize = 50;
 /// What the agent opens for itself meanwhile, as connections to the API server.
