@@ -1,6 +1,9 @@
 //! The agent's figures beside the kernel's own files.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, ensure};
 
@@ -35,7 +38,6 @@ const VERSION_1: &[(&str, Source)] = &[
 const VERSION_2: &[(&str, Source)] = &[
     ("container_cpu_usage_seconds_total", source("", "cpu.stat", "usage_usec ", 1e-6)),
     ("container_cpu_user_seconds_total", source("", "cpu.stat", "user_usec ", 1e-6)),
-    ("container_cpu_cfs_throttled_seconds_total", source("", "cpu.stat", "throttled_usec ", 1e-6)),
     ("container_memory_usage_bytes", source("", "memory.current", "", 1.0)),
     ("container_memory_rss", source("", "memory.stat", "anon ", 1.0)),
     ("container_memory_cache", source("", "memory.stat", "file ", 1.0)),
@@ -49,22 +51,14 @@ const VERSION_2: &[(&str, Source)] = &[
     ("container_fs_writes_bytes_total", source("", "io.stat", "wbytes=", 1.0)),
 ];
 
-/// Every figure of `work` is between what the kernel says before and after it was asked for.
+/// The figures of `work`, its pod, its class and all pods are the kernel's, and `work` waits for the processor.
 pub fn compare(node: &Node) -> anyhow::Result<()> {
     let id = node.pod("busy")?.container("work")["containerID"].as_str().unwrap_or_default().to_owned();
-    let cgroups = cgroups_of(node, id.trim_start_matches("containerd://"))?;
-    let metrics = if is_unified() { VERSION_2 } else { VERSION_1 };
-    let read = || metrics.iter().map(|(_, source)| source.read(&cgroups)).collect::<anyhow::Result<Vec<_>>>();
-    node.wait("the figures of work are the kernel's", 60, |node| {
-        let (before, page, after) = (read()?, Scrape::take(node, "/metrics/cadvisor")?, read()?);
-        for (((name, _), before), after) in metrics.iter().zip(before).zip(after) {
-            let (Some(before), Some(after)) = (before, after) else { continue };
-            let said = page.value(name, &[("container", "work"), ("pod", "busy-node")])?;
-            let (least, most) = (before.min(after) - 1e-6, before.max(after) + 1e-6);
-            ensure!((least..=most).contains(&said), "{name} is {said}, the kernel has {before} and then {after}");
-        }
-        Ok(())
-    })?;
+    let work = cgroup_of(node, id.trim_start_matches("containerd://"))?;
+    let of_pods = work.ancestors().take(4);
+    for cgroup in of_pods {
+        node.wait(&format!("the figures of {} are the kernel's", cgroup.display()), 20, |node| agree(node, cgroup))?;
+    }
     if !is_unified() {
         return Ok(());
     }
@@ -82,24 +76,44 @@ pub fn compare(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// `/proc/…/cgroup` of a container's first process.
-fn cgroups_of(node: &Node, id: &str) -> anyhow::Result<String> {
+/// Every figure is between what the kernel says before and after it was asked for.
+fn agree(node: &Node, cgroup: &Path) -> anyhow::Result<()> {
+    let metrics = if is_unified() { VERSION_2 } else { VERSION_1 };
+    let read = || metrics.iter().map(|(_, source)| source.read(cgroup)).collect::<anyhow::Result<Vec<_>>>();
+    let (before, page, after) = (read()?, Scrape::take(node, "/metrics/cadvisor")?, read()?);
+    let mut wrong = Vec::new();
+    for (((name, _), before), after) in metrics.iter().zip(before).zip(after) {
+        let (Some(before), Some(after)) = (before, after) else { continue };
+        let said = page.value(name, &[("id", cgroup.to_str().unwrap_or_default())])?;
+        let (least, most) = (before.min(after) - 1e-6, before.max(after) + 1e-6);
+        if !(least..=most).contains(&said) {
+            wrong.push(format!("{name} is {said}, the kernel has {before} and then {after}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+    Ok(())
+}
+
+/// Where a container's first process is; in version 1, in the tree of memory.
+fn cgroup_of(node: &Node, id: &str) -> anyhow::Result<PathBuf> {
     let tasks = node.bed.ctr(["tasks", "list"])?;
     let task = tasks.lines().find(|line| line.starts_with(id)).context("work has no task")?;
     let pid = task.split_whitespace().nth(1).context("a task without a process")?;
-    Ok(fs::read_to_string(format!("/proc/{pid}/cgroup"))?)
+    let controller = if is_unified() { "" } else { "memory" };
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let found = table.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller)?.strip_prefix(':'));
+    Ok(PathBuf::from(found.with_context(|| format!("no cgroup of memory: {table}"))?))
 }
 
 impl Source {
     /// `None` where the kernel has nothing to say, as of a disk that was not used.
-    fn read(&self, cgroups: &str) -> anyhow::Result<Option<f64>> {
-        let of_controller =
-            |line: &&str| line.split(':').nth(1).is_some_and(|all| all.split(',').any(|name| name == self.controller));
-        let line = cgroups.lines().find(of_controller).with_context(|| format!("no cgroup of {}", self.controller))?;
-        let path = line.splitn(3, ':').nth(2).unwrap_or_default();
-        let text = fs::read_to_string(format!("/sys/fs/cgroup/{}{path}/{}", self.controller, self.file))?;
+    fn read(&self, cgroup: &Path) -> anyhow::Result<Option<f64>> {
+        let text = fs::read_to_string(format!("/sys/fs/cgroup/{}{}/{}", self.controller, cgroup.display(), self.file))?;
+        if text.is_empty() {
+            return Ok(None);
+        }
         let rest = text.lines().find_map(|line| Some(line.split_once(self.word)?.1));
-        let Some(rest) = rest else { return Ok(None) };
+        let rest = rest.with_context(|| format!("{} has no {}: {text}", self.file, self.word))?;
         let number = rest.split_once("total=").map_or(rest, |(_, total)| total).split_whitespace().next();
         let number: f64 = number.with_context(|| format!("{} says nothing", self.file))?.parse()?;
         Ok(Some(number * self.unit))
