@@ -11,7 +11,7 @@ use axum::{
 };
 use jiff::Timestamp;
 
-use crate::metrics::text::{Text, write_label};
+use crate::metrics::text::{CONTENT_TYPE, Text, write_label};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -58,7 +58,7 @@ impl Exposition {
 
 impl IntoResponse for Exposition {
     fn into_response(self) -> Response {
-        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], self.into_text()).into_response()
+        ([(header::CONTENT_TYPE, CONTENT_TYPE)], self.into_text()).into_response()
     }
 }
 
