@@ -42,6 +42,7 @@ use anyhow::{bail, ensure};
 use serde_json::{Value, json};
 
 use self::recorder::Recorder;
+pub use self::{pages::account, streams::WEBSOCKET};
 use crate::{
     clock::{self, Stopwatch},
     command::{SHORT, output},

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     command::{Output, SHORT, capture},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pages::account, pod, spec},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
     process::{Daemon, start_daemon},
 };
 

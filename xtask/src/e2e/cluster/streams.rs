@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::{
     clock::Stopwatch,
     command::{SHORT, capture, command},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pages::account, pod, spec},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
     image::BUSYBOX,
     process::{Daemon, start_daemon},
 };
@@ -295,7 +295,8 @@ const AT_ONCE: usize = 50;
 /// What the agent opens for itself meanwhile, as connections to the API server.
 const ITS_OWN: usize = 5;
 const SPDY: &str = "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n";
-const WEBSOCKET: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\
+/// What a caller says that wants one, up to the end of its head.
+pub const WEBSOCKET: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\
                          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
 fn abandoned(cluster: &mut ClusterNode) -> anyhow::Result<()> {
