@@ -221,6 +221,8 @@ fn idle(node: &Node) -> anyhow::Result<Full> {
     })
 }
 
+const TICK_NS: u64 = 10_000_000;
+
 /// What the agent has used since its start, over all its threads.
 struct Usage {
     cpu_ns: u64,
@@ -229,12 +231,15 @@ struct Usage {
 
 impl Usage {
     fn read(node: &Node) -> anyhow::Result<Usage> {
-        let mut usage = Usage { cpu_ns: 0, switches: 0 };
-        for task in fs::read_dir(format!("/proc/{}/task", pid(node)?))? {
-            let dir = task?.path();
-            let schedstat = fs::read_to_string(dir.join("schedstat"))?;
-            usage.cpu_ns += schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).context("schedstat")?;
-            usage.switches += field(&fs::read_to_string(dir.join("status"))?, "voluntary_ctxt_switches:")?;
+        let pid = pid(node)?;
+        // Of the whole process, in hundredths of a second: threads that have ended since are in it.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let (_, fields) = stat.rsplit_once(')').context("no name in /proc/…/stat")?;
+        let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+        let ticks: u64 = ticks.sum::<Result<_, _>>().context("no times in /proc/…/stat")?;
+        let mut usage = Usage { cpu_ns: ticks * TICK_NS, switches: 0 };
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            usage.switches += field(&fs::read_to_string(task?.path().join("status"))?, "voluntary_ctxt_switches:")?;
         }
         Ok(usage)
     }
