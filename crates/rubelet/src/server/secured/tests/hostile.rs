@@ -221,16 +221,26 @@ async fn the_kernel_asks_silent_peers_whether_they_are_there() {
     port.end().await;
 }
 
+/// Serves one caller, so that all is open that stays open, and counts that.
+async fn at_rest(port: &Port) -> usize {
+    let root = port.authority.client("root");
+    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
+    settle(OF_A_PORT).await;
+    descriptors()
+}
+
+async fn assert_as_before(before: usize) {
+    settle(OF_A_PORT).await;
+    assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+}
+
 #[tokio::test]
 async fn handshakes_that_never_end_are_ended_and_leave_nothing() {
     if !is_alone(module_path!(), "handshakes_that_never_end_are_ended_and_leave_nothing") {
         return;
     }
     let port = Port::open(false).await;
-    let root = port.authority.client("root");
-    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
-    settle(OF_A_PORT).await;
-    let before = descriptors();
+    let before = at_rest(&port).await;
     tokio::time::pause();
     // Nothing at all, and the beginning of a handshake that is to be long.
     let mut open = Vec::new();
@@ -244,8 +254,7 @@ async fn handshakes_that_never_end_are_ended_and_leave_nothing() {
         assert!(closed.is_ok(), "it is still there");
     }
     tokio::time::resume();
-    settle(OF_A_PORT).await;
-    assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+    assert_as_before(before).await;
     port.end().await;
 }
 
@@ -256,9 +265,7 @@ async fn bodies_that_trickle_are_not_waited_for_and_leave_nothing() {
     }
     let port = Port::open(false).await;
     let root = port.authority.client("root");
-    assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
-    settle(OF_A_PORT).await;
-    let before = descriptors();
+    let before = at_rest(&port).await;
     for (request, expected) in [
         ("POST /exec/default/web-n1/a?output=1&command=ls", "500 container not found (\"a\")"),
         ("POST /attach/default/web-n1/a?output=1", "500 container not found (\"a\")"),
@@ -282,8 +289,7 @@ async fn bodies_that_trickle_are_not_waited_for_and_leave_nothing() {
         drop(reader);
         trickling.abort();
     }
-    settle(OF_A_PORT).await;
-    assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
+    assert_as_before(before).await;
     port.end().await;
 }
 
