@@ -1,7 +1,8 @@
 //! `cargo xtask check`: formatting, lints, and the rules no linter knows.
 //!
-//! Owns: what is run, in which order. The rules are in `check/tidy.rs`.
+//! Owns: what is run, in which order. The rules are in `check/tidy.rs` and `check/references.rs`.
 
+mod references;
 mod source;
 mod tidy;
 

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::check::source::Source;
+use crate::check::{references, source::Source};
 
 const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 600;
@@ -83,8 +83,9 @@ struct Banned {
 pub fn run(root: &Path) -> anyhow::Result<()> {
     let mut breaches = Vec::new();
     let mut sizes = BTreeMap::new();
-    for path in rust_files(root)? {
-        let text = fs::read_to_string(root.join(&path)).with_context(|| format!("read {}", path.display()))?;
+    let files = rust_files(root)?;
+    for path in &files {
+        let text = fs::read_to_string(root.join(path)).with_context(|| format!("read {}", path.display()))?;
         let name = path.to_str().context("a path in UTF-8")?;
         breaches.extend(breaches_of(name, &text));
         sizes.extend(oversized(name, &text));
@@ -93,6 +94,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     breaches.extend(against_baseline(&sizes, &baseline));
     let core = fs::read_to_string(root.join("crates/rubelet-core/Cargo.toml"))?;
     breaches.extend(core_dependencies(&core));
+    breaches.extend(references::run(root, &files)?);
     if !breaches.is_empty() {
         bail!("{} breaches of the house's rules:\n{}", breaches.len(), breaches.join("\n"));
     }

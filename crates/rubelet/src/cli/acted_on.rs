@@ -138,4 +138,20 @@ mod tests {
             assert!(crate::cli::flags::by_name(name).is_some(), "{name}");
         }
     }
+    #[test]
+    fn the_parity_page_lists_the_same_fields_and_flags() {
+        let page = include_str!("../../../../docs/parity.md");
+        let listed = |heading: &str| -> Vec<&str> {
+            let (_, rest) = page.split_once(heading).expect("the page has this list");
+            rest.lines().next().unwrap_or_default().split('`').skip(1).step_by(2).collect()
+        };
+        assert_eq!(listed("**Acted on:**"), ACTED_ON);
+        let flags: Vec<&str> =
+            listed("Flags that are no field:").into_iter().filter_map(|flag| flag.strip_prefix("--")).collect();
+        assert_eq!(flags, ACTED_ON_FLAGS);
+        let fields = serde_json::to_value(KubeletConfiguration::default()).unwrap();
+        let names = fields.as_object().unwrap().keys().map(String::as_str);
+        let others: Vec<&str> = names.filter(|name| !ACTED_ON.contains(name)).collect();
+        assert_eq!(listed("(a value other than the default is warned of at start):"), others);
+    }
 }
