@@ -140,8 +140,10 @@ pub struct ImageSteps {
 }
 
 impl Images {
-    pub fn readiness(&self, uid: &PodUid, container: &str) -> Readiness<'_> {
-        match self.wants.get(&(uid.clone(), container.to_owned())).map(|ensure| &ensure.state) {
+    /// Of the very image that is asked for: one that got ready before an edit of the pod is another.
+    pub fn readiness(&self, uid: &PodUid, want: &ImageWant) -> Readiness<'_> {
+        let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want == *want);
+        match known.map(|ensure| &ensure.state) {
             Some(State::Ready(facts)) => Readiness::Ready(facts),
             Some(
                 State::Idle { .. }
@@ -165,8 +167,17 @@ impl Images {
         of_pod.map(|((_, container), ensure)| ImageStory::of(container, ensure)).collect()
     }
 
+    /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns
+    /// what is under way for it.
+    pub fn supersede(&mut self, uid: &PodUid, want: &ImageWant) -> Option<EffectId> {
+        let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want != *want)?;
+        let under_way = known.asked().map(|asked| asked.id);
+        self.forget(uid, &want.container);
+        under_way
+    }
+
     /// A container wants its image: look for it now, unless that is under way or waits for its time.
-    pub fn want(&mut self, pod: &PodRef, want: ImageWant, now: Now) -> Option<Op> {
+    pub fn want(&mut self, pod: &PodRef, want: &ImageWant, now: Now) -> Option<Op> {
         let key = (pod.uid.clone(), want.container.clone());
         let image = want.image.clone();
         let ensure = self.wants.entry(key).or_insert_with(|| Ensure {
@@ -175,11 +186,7 @@ impl Images {
             state: State::Idle { retry_at: now.uptime },
             waiting: None,
         });
-        if ensure.want != want {
-            // Another image or policy is another wish; an answer to the old one finds no id to fit.
-            self.queue.retain(|queued| (&queued.0, &queued.1) != (&pod.uid, &want.container));
-            *ensure = Ensure { pod: pod.clone(), want, state: State::Idle { retry_at: now.uptime }, waiting: None };
-        }
+        debug_assert_eq!(ensure.want, *want, "another wish supersedes the old one first");
         let State::Idle { retry_at } = ensure.state else { return None };
         (retry_at <= now.uptime).then(|| Op::InspectImage { pod: pod.clone(), image })
     }

@@ -22,7 +22,7 @@ use crate::{
     images::ImageWant,
     observation::SharedFacts,
     pod::{
-        hooks::PreStop,
+        hooks::{Hook, HookOrder, PreStop},
         restart::CrashLoop,
         status::{PodFailure, Waiting},
     },
@@ -151,8 +151,22 @@ pub enum Key {
 pub struct Flight {
     pub id: EffectId,
     pub op: Op,
+    pub sent_at: Uptime,
     /// The shell answers before its deadline; should even that answer be lost, the agent stops waiting here.
     pub give_up_at: Uptime,
+}
+
+impl Flight {
+    /// When the container must be gone by the grace period it was given; `None` when nothing is being stopped.
+    pub fn stops_by(&self) -> Option<Uptime> {
+        match &self.op {
+            Op::StopContainer { grace_secs, .. } => {
+                Some(self.sent_at + Duration::from_secs(u64::try_from(*grace_secs).unwrap_or(0)))
+            }
+            Op::RunHook(HookOrder { hook: Hook::PreStop, limit, .. }) => Some(self.sent_at + *limit),
+            _ => None,
+        }
+    }
 }
 
 /// The last failure under a key, until the key succeeds.
@@ -244,6 +258,8 @@ pub struct PodRecord {
     pub pre_stops: BTreeMap<ContainerId, PreStop>,
     /// Instances whose postStart hook failed: they are stopped without having counted as running.
     pub post_start_failed: BTreeSet<ContainerId>,
+    /// Instances that were stopped to be started again, whatever they exit with and whatever the restart policy says.
+    pub restarting: BTreeSet<ContainerId>,
     /// Why the pod has failed, whatever its containers do.
     pub failure: Option<PodFailure>,
     /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
@@ -290,6 +306,7 @@ impl PodRecord {
             probes: Probes::default(),
             pre_stops: BTreeMap::new(),
             post_start_failed: BTreeSet::new(),
+            restarting: BTreeSet::new(),
             failure: None,
             ended: BTreeMap::new(),
             logged_attempts: BTreeMap::new(),
@@ -419,7 +436,11 @@ pub struct Plan {
     /// Containers that may not start yet, and why.
     pub waiting: BTreeMap<String, Waiting>,
     pub events: Vec<EventRecord>,
+    /// Instances that are stopped to be started again, whatever they exit with.
+    pub restarting: BTreeSet<ContainerId>,
     pub next: Option<Lifecycle>,
+    /// Nothing of the pod is to run any more, although something still does.
+    pub is_over: bool,
     /// Nothing of the pod is left anywhere; its record may go.
     pub is_gone: bool,
     pub wake_at: Option<Uptime>,

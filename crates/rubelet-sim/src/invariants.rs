@@ -25,6 +25,9 @@ use crate::{
 const FIRST_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
+/// What upstream leaves between SIGTERM and SIGKILL at the least.
+const MINIMUM_GRACE_SECS: i64 = 2;
+
 /// Timers and the runtime's timestamps are not exact to the millisecond.
 const SLACK: Duration = Duration::from_millis(1_100);
 
@@ -67,6 +70,15 @@ impl Rules {
 
     pub fn has_clock_jumped(&self) -> bool {
         self.clock_jumped.is_some()
+    }
+
+    /// A user changed the image of a container: its next restart needs neither a policy nor a back-off.
+    pub fn image_edited(&mut self, pod_name: &str, role: &str) {
+        let pods = self.pods.values_mut().filter(|pod| pod.script.0 == pod_name);
+        for actor in pods.filter_map(|pod| pod.actors.get_mut(role)) {
+            actor.image_was_edited = true;
+            actor.restarts_in_this_life = 0;
+        }
     }
 
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
@@ -157,6 +169,9 @@ impl Rules {
     pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
+        // A sidecar's turn and a hook take their time off the grace period; upstream's two seconds are left in any case.
+        let has_less = script.role(container.role()).is_some_and(|role| role.is_sidecar() || role.has_pre_stop());
+        let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
         let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
         let had = container.term_at.map_or(Duration::ZERO, |term_at| now.saturating_sub(term_at));
         if had + SLACK < grace {
@@ -193,6 +208,8 @@ impl Rules {
             .filter(|other| other.is_running() && other.id != container.id)
             .cloned()
             .collect();
+        // A pod of the API waits for no other: force deletion must free the name even if something cannot be stopped.
+        let is_static = |it: &Container| !picture.sandboxes.get(&it.sandbox).is_some_and(|home| home.is_of_the_api());
         for other in others {
             let same_pod = other.pod.uid == container.pod.uid;
             let same_name = (&other.pod.namespace, &other.pod.name) == (&container.pod.namespace, &container.pod.name);
@@ -200,8 +217,8 @@ impl Rules {
                 "a container runs once"
             } else if same_pod && other.sandbox != container.sandbox {
                 "a pod runs in one sandbox"
-            } else if !same_pod && same_name {
-                "a replaced pod is gone before the next starts"
+            } else if !same_pod && same_name && is_static(container) && is_static(&other) {
+                "a replaced static pod is gone before the next starts"
             } else {
                 continue;
             };
@@ -215,9 +232,15 @@ impl Rules {
         let before = script.init.iter().take_while(|role| role.name != container.role());
         for role in before {
             let pod = &self.pods[&container.pod.uid];
-            let done = pod.actors.get(&role.name).is_some_and(|actor| actor.succeeded_in(&container.sandbox));
-            if !done {
-                let detail = format!("{container} starts before init container {} succeeded", role.name);
+            let is_done = |actor: &Actor| {
+                if role.is_sidecar() {
+                    actor.last_sandbox == container.sandbox
+                } else {
+                    actor.succeeded_in(&container.sandbox)
+                }
+            };
+            if !pod.actors.get(&role.name).is_some_and(is_done) {
+                let detail = format!("{container} starts before init container {} is done", role.name);
                 self.broken("init containers come first, in order", now, detail);
             }
         }
@@ -230,8 +253,11 @@ impl Rules {
             let actors = &self.pods[&container.pod.uid].actors;
             script.containers.iter().any(|main| actors.get(&main.name).is_some_and(|actor| actor.has_run))
         };
+        let is_sidecar = script.role(container.role()).is_some_and(Role::is_sidecar);
         let forbidden = match script.policy {
             Policy::Always => false,
+            Policy::OnFailure | Policy::Never if actor.image_was_edited => false,
+            Policy::OnFailure | Policy::Never if is_sidecar => false,
             // A sandbox lost before any main container ran may be replaced, and runs its init containers anew.
             Policy::Never if script.is_init(container.role()) => {
                 actor.starts > 0 && (main_ran() || actor.last_sandbox == container.sandbox)

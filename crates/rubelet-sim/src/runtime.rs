@@ -27,6 +27,8 @@ const LOOK_MS: u64 = 4;
 const CHANGE_MS: u64 = 40;
 const SANDBOX_MS: u64 = 200;
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
+/// containerd gives up a pull that makes no progress for this long.
+const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The runtime as one life of the agent reaches it.
 #[derive(Debug)]
@@ -395,7 +397,12 @@ impl ContainerRuntime for FakeRuntime {
             scene.pull_takes(&image.image)
         });
         // For ever is as good as longer than any deadline.
-        self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER)).await
+        let pull = self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER));
+        let given_up = |_| {
+            let message = "failed to pull and unpack image: no progress".to_owned();
+            Err(RpcError { method: "PullImage", kind: RpcErrorKind::Other, message })
+        };
+        tokio::time::timeout(PULL_PROGRESS_TIMEOUT, pull).await.unwrap_or_else(given_up)
     }
 
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {

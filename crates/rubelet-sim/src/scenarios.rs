@@ -2,10 +2,13 @@
 
 mod agent_death;
 mod api;
+mod edits;
 mod images;
 mod life;
 mod manifests;
 mod probes;
 mod restarts;
 mod runtime_trouble;
+mod sidecars;
+mod stops;
 mod swarm;

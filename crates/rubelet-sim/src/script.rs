@@ -115,6 +115,12 @@ impl Script {
         self
     }
 
+    /// An init container that is kept running beside what follows it. To be said before the first `container`.
+    pub fn sidecar(self, name: &str, program: &str) -> Self {
+        assert!(self.containers.is_empty(), "fields are those of the container added last");
+        self.init(name, program).field("restartPolicy", "Always".into())
+    }
+
     pub fn container(mut self, name: &str, program: &str) -> Self {
         self.containers.push(Role::new(name, program));
         self
@@ -146,6 +152,13 @@ impl Script {
 
     pub fn role(&self, name: &str) -> Option<&Role> {
         self.init.iter().chain(&self.containers).find(|role| role.name == name)
+    }
+
+    /// The image of a container that is part of the script already.
+    pub fn set_image(&mut self, container: &str, image: &str) {
+        let mut roles = self.init.iter_mut().chain(&mut self.containers);
+        let role = roles.find(|role| role.name == container).expect("the script has the container");
+        image.clone_into(&mut role.image);
     }
 
     pub fn is_init(&self, name: &str) -> bool {
@@ -215,6 +228,14 @@ impl Role {
     /// It has a probe for whose sake it may be stopped.
     pub fn may_be_unhealthy(&self) -> bool {
         self.fields.iter().any(|(name, _)| matches!(*name, "livenessProbe" | "startupProbe"))
+    }
+
+    pub fn has_pre_stop(&self) -> bool {
+        self.fields.iter().any(|(name, value)| *name == "lifecycle" && value.get("preStop").is_some())
+    }
+
+    pub fn is_sidecar(&self) -> bool {
+        self.fields.iter().any(|(name, value)| *name == "restartPolicy" && value == "Always")
     }
 
     fn new(name: &str, program: &str) -> Self {

@@ -105,7 +105,7 @@ impl Agent {
 
     pub(super) fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
         let (id, give_up_at) = self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
-        self.errands.sent(errand, Flight { id, op, give_up_at });
+        self.errands.sent(errand, Flight { id, op, sent_at: now.uptime, give_up_at });
     }
 
     pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {

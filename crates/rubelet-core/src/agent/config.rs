@@ -2,7 +2,7 @@
 //!
 //! Upstream: HandlePodAdditions, HandlePodUpdates, HandlePodRemoves, HandlePodReconcile, `podWorkers.UpdatePod`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -12,8 +12,8 @@ use crate::{
     event::Source,
     id::{PodRef, PodUid},
     pod::{
-        Cause, Grace, Lifecycle, Look, PodRecord, Preparation, Wanted,
-        hooks::{Hook, HookOrder},
+        Cause, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
+        hooks::{Hook, HookOrder, PreStop},
     },
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -148,12 +148,13 @@ impl Agent {
             Lifecycle::Waiting | Lifecycle::Syncing => {
                 record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
                 record.waiting.clear();
-                let starting: Vec<_> =
-                    record.flights.iter().filter(|(_, flight)| may_be_cancelled(&flight.op)).collect();
-                let keys: Vec<_> = starting.into_iter().map(|(key, flight)| (key.clone(), flight.id)).collect();
-                for (key, id) in keys {
-                    record.flights.remove(&key);
-                    self.outbox.cancel(id);
+                // A hook that ended before has taken nothing of this grace period.
+                for hook in record.pre_stops.values_mut().filter(|hook| matches!(hook, PreStop::Took(_))) {
+                    *hook = PreStop::Took(Duration::ZERO);
+                }
+                let overtaken = |_: &Key, flight: &mut Flight| may_be_cancelled(&flight.op) || outlasts(flight, asked);
+                for (_, flight) in record.flights.extract_if(.., overtaken) {
+                    self.outbox.cancel(flight.id);
                 }
                 for flight in record.flights.values().filter(|flight| flight.op.starts_something()) {
                     self.outbox.recall(flight.id);
@@ -171,8 +172,7 @@ impl Agent {
                     return;
                 }
                 // Stops under way were given more time than is left now: they are sent again.
-                let stops = record.flights.extract_if(.., |_, flight| is_stop(&flight.op));
-                for (_, flight) in stops {
+                for (_, flight) in record.flights.extract_if(.., |_, flight| outlasts(flight, shrunk)) {
                     self.outbox.cancel(flight.id);
                 }
             }
@@ -217,6 +217,7 @@ fn may_be_cancelled(op: &Op) -> bool {
     )
 }
 
-fn is_stop(op: &Op) -> bool {
-    matches!(op, Op::StopContainer { .. } | Op::RunHook(HookOrder { hook: Hook::PreStop, .. }))
+/// A stop or a preStop hook, begun for whatever reason, that was given more time than is left.
+fn outlasts(flight: &Flight, grace: Grace) -> bool {
+    flight.stops_by().is_some_and(|end| end > grace.ends_at)
 }

@@ -204,6 +204,7 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
     let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
     record.pre_stops.retain(|id, _| is_known(id));
     record.post_start_failed.retain(is_known);
+    record.restarting.retain(is_known);
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
     // What ended since the last look ended after it, whatever the wall clock did meanwhile.
     let last_look = record.facts.as_ref().map_or(Uptime::ZERO, |facts| facts.looked_at);

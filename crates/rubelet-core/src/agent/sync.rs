@@ -10,7 +10,7 @@ use crate::{
     effect::{About, EventRecord, Op, Severity},
     errands::Errand,
     explain,
-    id::{ContainerId, PodUid},
+    id::PodUid,
     images::{Asked, ImageSteps},
     manifest,
     node::Routine,
@@ -118,14 +118,18 @@ impl Agent {
         true
     }
 
-    /// A pod may start once the runtime was listed (so that an older pod of its name is known) and its name is free.
+    /// A pod may start once the runtime was listed, and a static pod when its name is free. A pod of the API waits for no
+    /// other: whoever deletes a pod by force must get its successor, even if something of the old one cannot be stopped.
     pub(super) fn has_free_name(&mut self, uid: &PodUid, now: Now) -> bool {
-        self.adopt_namesakes(uid, now);
-        let record = &self.records[uid];
+        let is_static = is_static_pod(&self.records[uid].pod);
+        if is_static {
+            self.adopt_namesakes(uid, now);
+        }
         let blocked = if self.node.listing.is_none() {
             Some("the first look at the runtime".to_owned())
         } else {
-            self.name_holder(record)
+            self.name_holder(&self.records[uid])
+                .filter(|_| is_static)
                 .map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid))
         };
         let is_free = blocked.is_none();
@@ -148,11 +152,14 @@ impl Agent {
         }
     }
 
-    /// Another pod that has this pod's name: one that is not over yet, or came first.
+    /// Another static pod that has this one's name, or a pod of which only the runtime knows: one that is not over yet, or
+    /// came first.
     fn name_holder(&self, record: &PodRecord) -> Option<&PodRecord> {
         self.records.values().find(|other| {
             let same_name = other.id.name == record.id.name && other.id.namespace == record.id.namespace;
+            let is_of_the_api = other.pod.spec.is_some() && !is_static_pod(&other.pod);
             same_name
+                && !is_of_the_api
                 && other.id.uid != record.id.uid
                 && match other.lifecycle {
                     Lifecycle::Waiting => other.arrival < record.arrival,
@@ -225,7 +232,7 @@ impl Agent {
             previous,
             stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
             waiting: &waiting,
-            restarting: &restarting(record, facts),
+            restarting: &record.restarting,
             stage: stage(&record.lifecycle),
             host_ips: self.node.host_ips(&self.settings),
             runtime: &self.node.status.name,
@@ -275,6 +282,7 @@ impl Agent {
             self.send_planned(uid, planned, now);
         }
         let record = self.records.get_mut(uid).expect("a plan is for a known pod");
+        record.restarting.extend(plan.restarting);
         let id = record.id.clone();
         let has_news = plan.waiting.iter().any(|(name, waiting)| record.waiting.get(name) != Some(waiting));
         record.waiting.extend(plan.waiting);
@@ -285,11 +293,17 @@ impl Agent {
         }
         self.rest(uid, plan.blocked, now);
         for want in plan.images {
-            let container = want.container.clone();
-            if let Some(op) = self.images.want(&id, want, now) {
-                let steps = ImageSteps { ops: vec![(uid.clone(), container, op)], events: Vec::new() };
+            if let Some(superseded) = self.images.supersede(uid, &want) {
+                self.outbox.cancel(superseded);
+            }
+            if let Some(op) = self.images.want(&id, &want, now) {
+                let steps = ImageSteps { ops: vec![(uid.clone(), want.container, op)], events: Vec::new() };
                 self.send_image_steps(steps, now);
             }
+        }
+        if plan.is_over {
+            let grace_secs = self.records[uid].grace_secs();
+            self.terminate(uid, Cause::Completed, grace_secs, now);
         }
         if plan.is_gone {
             self.let_go(uid, now);
@@ -401,7 +415,7 @@ impl Agent {
             | Op::DeleteMirrorPod { .. } => {}
         }
         let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
-        record.flights.insert(key, Flight { id, op, give_up_at });
+        record.flights.insert(key, Flight { id, op, sent_at: now.uptime, give_up_at });
     }
 
     pub(super) fn send_image_steps(&mut self, steps: ImageSteps, now: Now) {
@@ -464,12 +478,6 @@ fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::
         now.uptime,
     );
     record.crash_loops.insert(name.to_owned(), crash_loop);
-}
-
-fn restarting(record: &PodRecord, facts: &PodFacts) -> BTreeSet<ContainerId> {
-    let newest = record.containers().iter().filter_map(|it| Some((it, facts.newest_container(&it.name)?)));
-    let ended = newest.filter(|(spec, it)| it.exit().is_some() && record.is_restarting(spec, it));
-    ended.map(|(_, it)| it.id.clone()).collect()
 }
 
 fn stage(lifecycle: &Lifecycle) -> Stage {

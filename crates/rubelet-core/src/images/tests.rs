@@ -28,8 +28,10 @@ impl Story {
     }
 
     fn want(&mut self, uid: &str, image: &str, policy: PullPolicy) {
-        let want = ImageWant { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() };
-        if let Some(op) = self.images.want(&pod(uid), want, later(self.at_secs)) {
+        let want = want(image, policy);
+        let superseded = self.images.supersede(&PodUid::new(uid), &want);
+        self.under_way.retain(|(id, _)| Some(*id) != superseded);
+        if let Some(op) = self.images.want(&pod(uid), &want, later(self.at_secs)) {
             self.send(uid, op);
         }
         self.pull();
@@ -84,12 +86,21 @@ impl Story {
     }
 
     fn is_ready(&self, uid: &str) -> bool {
-        matches!(self.images.readiness(&PodUid::new(uid), "c"), Readiness::Ready(_))
+        let known = self.images.wants[&(PodUid::new(uid), "c".to_owned())].want.clone();
+        self.is_ready_for(uid, &known)
+    }
+
+    fn is_ready_for(&self, uid: &str, want: &ImageWant) -> bool {
+        matches!(self.images.readiness(&PodUid::new(uid), want), Readiness::Ready(_))
     }
 
     fn told(&mut self) -> Vec<String> {
         std::mem::take(&mut self.diary)
     }
+}
+
+fn want(image: &str, policy: PullPolicy) -> ImageWant {
+    ImageWant { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
 }
 
 fn pod(uid: &str) -> PodRef {
@@ -229,4 +240,29 @@ fn pulls_over_the_registrys_rate_wait() {
     }
     let half_a_second = format!("wait {:?}", Duration::from_millis(500));
     assert_eq!(story.told()[4..], ["p pulls i:1", "q pulls i:1", "r pulls i:1", &half_a_second]);
+}
+
+#[test]
+fn image_that_is_ready_is_not_the_other_one_asked_for() {
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    story.answer(&present());
+    assert!(story.is_ready("p"));
+    assert!(!story.is_ready_for("p", &want("i:2", PullPolicy::IfNotPresent)));
+    story.want("p", "i:2", PullPolicy::IfNotPresent);
+    assert!(!story.is_ready("p"));
+    story.answer(&present());
+    assert!(story.is_ready_for("p", &want("i:2", PullPolicy::IfNotPresent)));
+}
+
+#[test]
+fn another_image_ends_the_pull_of_the_old_one_and_frees_its_turn() {
+    let mut story = Story::new();
+    story.want("p", "i:1", PullPolicy::Always);
+    story.answer(&present());
+    assert_eq!(story.told(), ["p looks for i:1", "p pulls i:1"]);
+    story.want("p", "i:2", PullPolicy::Always);
+    story.answer(&present());
+    assert_eq!(story.told(), ["p looks for i:2", "p pulls i:2"]);
+    assert_eq!(story.under_way.len(), 1, "the old pull goes on");
 }

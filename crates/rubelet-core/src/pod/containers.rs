@@ -1,6 +1,7 @@
 //! Which regular containers are to start, to stop, or to stay as they are?
 //!
-//! Owns: the verdict per regular container once the pod is initialized.
+//! Owns: the verdict per regular container once the pod is initialized. A container whose definition changed, or whose state
+//! nobody knows, is started again whatever its restart policy.
 //! Upstream: the second half of `computePodActions`, `ShouldContainerBeRestarted`.
 
 use k8s_openapi::api::core::v1::Container;
@@ -18,7 +19,6 @@ use crate::{
 pub enum Verdict<'a> {
     Keep,
     Start,
-    /// It is started again when it is gone, if its restart policy says so.
     Stop(Stop<'a>),
     /// It ended, and its restart policy says that this was it.
     Done,
@@ -30,34 +30,65 @@ pub struct Stop<'a> {
     pub running: &'a ContainerFacts,
     pub why: String,
     pub grace_secs: i64,
+    pub then: AfterStop,
+}
+
+/// What follows the stop of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterStop {
+    /// It is started again, whatever it exits with.
+    Restart,
+    /// What it exits with and its restart policy decide.
+    ExitCode,
+    /// Its pod does not count on it any more.
+    Nothing,
+}
+
+impl Verdict<'_> {
+    /// The container runs, or is going to: its pod goes on. Upstream: `keepCount` and `ContainersToStart`.
+    pub fn keeps_pod(&self) -> bool {
+        match self {
+            Verdict::Keep | Verdict::Start => true,
+            Verdict::Stop(stop) => stop.then != AfterStop::Nothing,
+            Verdict::Done => false,
+        }
+    }
 }
 
 pub fn verdict<'a>(record: &PodRecord, container: &Container, facts: &'a PodFacts) -> Verdict<'a> {
     let Some(known) = facts.newest_container(&container.name) else { return Verdict::Start };
+    let grace_secs = record.grace_secs();
     match &known.state {
         ContainerState::Running { .. } => {
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(container));
             if changed {
                 let why = format!("Container {} definition changed, will be restarted", container.name);
-                return Verdict::Stop(Stop { running: known, why, grace_secs: record.grace_secs() });
+                return Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart });
             }
             if record.post_start_failed.contains(&known.id) {
                 let why = "FailedPostStartHook".to_owned();
-                return Verdict::Stop(Stop { running: known, why, grace_secs: record.grace_secs() });
+                return Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::ExitCode });
             }
             let Some(probe) = record.probes.failure(&known.id) else { return Verdict::Keep };
-            let what_follows = if restarts_after_probe(container, record.spec()) { ", will be restarted" } else { "" };
+            let has_rules = container.restart_policy_rules.as_ref().is_some_and(|rules| !rules.is_empty());
+            let (then, what_follows) = if restarts_after_probe(container, record.spec()) {
+                (AfterStop::Restart, ", will be restarted")
+            } else if has_rules {
+                (AfterStop::ExitCode, "")
+            } else {
+                (AfterStop::Nothing, "")
+            };
             let name = probe.as_str().to_lowercase();
             let why = format!("Container {} failed {name} probe{what_follows}", container.name);
-            Verdict::Stop(Stop { running: known, why, grace_secs: grace_after_probe(record, container, probe) })
+            Verdict::Stop(Stop { running: known, why, grace_secs: grace_after_probe(record, container, probe), then })
         }
         ContainerState::Unknown => {
             let why = "Container is in \"unknown\" state, try killing it before restart".to_owned();
-            Verdict::Stop(Stop { running: known, why, grace_secs: record.grace_secs() })
+            Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart })
         }
         ContainerState::Created => Verdict::Start,
         ContainerState::Exited(exit) if restarts_after(container, record.spec(), exit.code) => Verdict::Start,
-        ContainerState::Exited(_) if record.is_restarting(container, known) => Verdict::Start,
+        ContainerState::Exited(_) if record.restarting.contains(&known.id) => Verdict::Start,
         ContainerState::Exited(_) => Verdict::Done,
     }
 }
@@ -69,11 +100,4 @@ pub fn grace_after_probe(record: &PodRecord, container: &Container, probe: Probe
     }
     let own = probe.of(container).and_then(|probe| probe.termination_grace_period_seconds);
     own.unwrap_or_else(|| record.grace_secs())
-}
-
-impl PodRecord {
-    /// The container was stopped for a failed probe and is to run again, whatever it exited with.
-    pub fn is_restarting(&self, container: &Container, ended: &ContainerFacts) -> bool {
-        self.probes.failure(&ended.id).is_some() && restarts_after_probe(container, self.spec())
-    }
 }

@@ -10,7 +10,7 @@ use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
     pod::{
         PodRecord,
-        containers::{Stop, grace_after_probe},
+        containers::{AfterStop, Stop, grace_after_probe},
         restart_policy::{is_sidecar, restarts_after},
     },
 };
@@ -115,7 +115,7 @@ fn keep_running<'a>(
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(sidecar));
             if changed {
                 let why = format!("Init container {} definition changed", sidecar.name);
-                plan.stop.push(Stop { running: known, why, grace_secs: record.grace_secs() });
+                plan.stop.push(Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart });
             } else {
                 plan.stop.extend(unhealthy(record, sidecar, known));
             }
@@ -128,14 +128,14 @@ fn keep_running<'a>(
 fn unhealthy<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
     if record.post_start_failed.contains(&known.id) {
         let why = "FailedPostStartHook".to_owned();
-        return Some(Stop { running: known, why, grace_secs: record.grace_secs() });
+        return Some(Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart });
     }
     let probe = record.probes.failure(&known.id)?;
     let why = format!("Init container {} failed {} probe", sidecar.name, probe.as_str().to_lowercase());
-    Some(Stop { running: known, why, grace_secs: grace_after_probe(record, sidecar, probe) })
+    Some(Stop { running: known, why, grace_secs: grace_after_probe(record, sidecar, probe), then: AfterStop::Restart })
 }
 
 fn unknown<'a>(record: &PodRecord, known: &'a ContainerFacts) -> Stop<'a> {
     let why = "Init container is in \"unknown\" state, try killing it before restart".to_owned();
-    Stop { running: known, why, grace_secs: record.grace_secs() }
+    Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart }
 }

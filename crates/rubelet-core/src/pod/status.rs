@@ -99,6 +99,8 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
         status.nominated_node_name.clone_from(&api.nominated_node_name);
     }
     set_phase(input, &mut status);
+    let goes_on = !status.phase.as_deref().is_some_and(is_terminal);
+    containers::await_unknown(input, status.container_statuses.as_mut().filter(|_| goes_on));
     set_addresses(input, old, &mut status);
     status.conditions = Some(conditions::all(input, &status));
     normalize_status(input.pod, &mut status);

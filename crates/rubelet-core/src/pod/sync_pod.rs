@@ -19,7 +19,7 @@ use crate::{
     observation::{ContainerState, PodFacts, SandboxFacts},
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
-        containers::{Stop, Verdict, verdict},
+        containers::{AfterStop, Stop, Verdict, verdict},
         hooks::has_post_start,
         init::init_plan,
         sandbox::{SandboxAction, sandbox_action},
@@ -87,6 +87,13 @@ fn containers_plan(
         termination::stop_everything(record, facts, None, plan, now);
         return;
     }
+    let regular = if init.initialized { record.containers() } else { &[] };
+    let verdicts: Vec<_> = regular.iter().map(|each| (each, verdict(record, each, facts))).collect();
+    if init.initialized && !verdicts.iter().any(|(_, verdict)| verdict.keeps_pod()) {
+        // Sidecars must not keep a finished pod alive, nor be restarted in it.
+        plan.is_over = true;
+        return;
+    }
     for stop in &init.stop {
         stop_one(record, stop, plan, now);
     }
@@ -97,13 +104,6 @@ fn containers_plan(
     if !init.initialized {
         start.plan_ephemeral(plan);
         plan.blocked.get_or_insert_with(|| "init containers have not finished".to_owned());
-        return;
-    }
-    let verdicts: Vec<_> = record.containers().iter().map(|each| (each, verdict(record, each, facts))).collect();
-    if verdicts.iter().all(|(_, verdict)| *verdict == Verdict::Done) {
-        // Sidecars must not keep a finished pod alive.
-        plan.steps.clear();
-        termination::stop_everything(record, facts, None, plan, now);
         return;
     }
     start.plan_ephemeral(plan);
@@ -129,6 +129,9 @@ fn stop_one(record: &PodRecord, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
     }
     if !record.failures.contains_key(&key) && record.pre_stop_secs(stop.running).is_none() {
         plan.events.push(event(record, name, Severity::Normal, "Killing", stop.why.clone()));
+    }
+    if stop.then == AfterStop::Restart {
+        plan.restarting.insert(stop.running.id.clone());
     }
     termination::stop_container(record, stop.running, stop.grace_secs, stop.why.clone(), plan);
 }
@@ -178,7 +181,8 @@ impl Start<'_> {
         if !is_prepared(record, self.context, plan, self.now) {
             return;
         }
-        match self.context.images.readiness(&record.id.uid, &container.name) {
+        let want = ImageWant::of(record.spec(), container);
+        match self.context.images.readiness(&record.id.uid, &want) {
             Readiness::Ready(image) => {
                 let order = StartContainer {
                     uid: record.id.uid.clone(),
@@ -197,7 +201,7 @@ impl Start<'_> {
                 plan.step(key, Op::StartContainer(order), reason);
             }
             Readiness::NotReady => {
-                plan.images.push(ImageWant::of(record.spec(), container));
+                plan.images.push(want);
                 plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
             }
         }

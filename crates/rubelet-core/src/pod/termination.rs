@@ -39,8 +39,8 @@ pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Ca
 /// containers, for their logs and exit codes, until nobody wants it any more.
 pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option<Tree<'_>>, now: Now) -> Plan {
     let mut plan = Plan::default();
-    if facts.is_active() && record.flights.is_empty() {
-        // Nothing of ours starts a container here; somebody else did.
+    if facts.is_active() {
+        // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
         stop_everything(record, facts, None, &mut plan, now);
     } else if let Some((op, waits_for)) = next_release(record, cgroups) {
         pod_step(record, op, waits_for, &mut plan, now);
@@ -118,7 +118,7 @@ fn pod_step(record: &PodRecord, op: Op, waits_for: &str, plan: &mut Plan, now: N
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
 pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let turns = Turns::of(record, facts);
+    let turns = Turns::of(record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
         let key = Key::Container(container.name.clone());
         !record.is_busy(&key, now) && !plan.steps.iter().any(|step| step.key == key)
@@ -146,6 +146,9 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
             say_killing(record, sidecar, plan);
             plan.step(Key::Container(sidecar.name.clone()), Op::RunHook(order), "the pod is being stopped");
         }
+    }
+    if let Some(grace) = grace.filter(|_| !turns.later.is_empty()) {
+        plan.wake_by(grace.ends_at);
     }
     if !turns.now.is_empty() {
         plan.blocked = Some("its containers to stop".to_owned());
@@ -221,13 +224,14 @@ fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
 
 /// What runs, by when it is stopped.
 struct Turns<'a> {
-    /// All running containers but the sidecars; when only sidecars are left, the last of them.
+    /// All running containers but the sidecars; when only sidecars are left, the last of them; when the grace period is
+    /// over, all.
     now: Vec<&'a ContainerFacts>,
     later: Vec<&'a ContainerFacts>,
 }
 
 impl<'a> Turns<'a> {
-    fn of(record: &PodRecord, facts: &'a PodFacts) -> Self {
+    fn of(record: &PodRecord, facts: &'a PodFacts, grace: Option<Grace>, moment: Now) -> Self {
         let sidecar_rank = |container: &ContainerFacts| {
             record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
         };
@@ -236,7 +240,9 @@ impl<'a> Turns<'a> {
             .iter()
             .filter(|container| container.may_run())
             .partition(|container| sidecar_rank(container).is_some());
-        if now.is_empty() {
+        if grace.is_some_and(|grace| grace.ends_at <= moment.uptime) {
+            now.append(&mut sidecars);
+        } else if now.is_empty() {
             sidecars.sort_by_key(|container| sidecar_rank(container));
             now.extend(sidecars.pop());
         }

@@ -74,8 +74,8 @@ fn show(plan: &Plan) -> String {
         parts.push(format!("wait {name} for {}s ({})", until.unwrap_or_default(), waiting.reason));
     }
     parts.extend(plan.next.iter().map(|next| format!("to {}", next.name())));
-    if plan.is_gone {
-        parts.push("gone".to_owned());
+    for (is_so, word) in [(plan.is_over, "over"), (plan.is_gone, "gone")] {
+        parts.extend(is_so.then(|| word.to_owned()));
     }
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
 }
@@ -163,7 +163,8 @@ fn sidecars_start_in_order_and_are_kept_running() {
         assert_eq!(plan_of("always | sidecar s | init j | main m", state), expected, "{state:?}");
     }
     // A finished pod is not kept alive by its sidecars.
-    assert_eq!(plan_of("never | sidecar s | main m", "s: running 9s; m: exit(0) 5s"), "stop s0 in 30s");
+    assert_eq!(plan_of("never | sidecar s | main m", "s: running 9s; m: exit(0) 5s"), "over");
+    assert_eq!(plan_of("never | sidecar s | main m", "s: exit(1) 9s; m: exit(0) 5s"), "over");
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn the_restart_policy_decides_who_starts_again() {
         ("onfailure | main a | main b", "a: exit(0) 5s; b: running 5s", "nothing"),
         ("onfailure | main a | main b", "a: exit(1) 5s; b: running 5s", "image for a"),
         ("never | main a | main b", "a: exit(1) 5s; b: running 5s", "nothing"),
-        ("never | main a", "a: exit(1) 5s", "stop sandbox sb0"),
+        ("never | main a", "a: exit(1) 5s", "over"),
         ("never | main a", "sandbox notready; a: exit(1) 5s", "nothing"),
         ("never | init i | main a", "sandbox notready; i: exit(0) 5s", "run sandbox #1"),
         ("never | main a", "sandbox notready; a: created 5s", "run sandbox #1"),
@@ -295,13 +296,36 @@ fn a_container_that_fails_a_probe_is_stopped_and_started_again() {
         ),
         // Readiness stops nobody.
         ("always | main a", "a: running 5s", ProbeKind::Readiness, None, "nothing"),
-        // It said goodbye politely, and runs again all the same.
-        ("onfailure | main a", "a: exit(0) 5s", ProbeKind::Liveness, None, "image for a"),
+        // The pod does not count on it any more, and ends with its sidecars.
+        ("never | main a", "a: running 5s", ProbeKind::Liveness, Some(90), "over"),
+        ("never | sidecar s | main a", "s: running 9s; a: running 5s", ProbeKind::Startup, None, "over"),
+        // It ended by itself before it was stopped.
+        ("onfailure | main a", "a: exit(0) 5s", ProbeKind::Liveness, None, "over"),
         ("always | main a", "a: exit(137), running 5s", ProbeKind::Liveness, None, "nothing"),
     ] {
         let (record, facts) = unhealthy(pod, state, kind, given(grace));
         assert_eq!(show_with_events(&sync_plan(&record, &facts)), expected, "{pod} {state} {kind:?}");
     }
+}
+
+#[test]
+fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
+    for policy in ["always", "onfailure", "never"] {
+        let (mut record, mut facts) =
+            observed(record(&format!("{policy} | main a"), Lifecycle::Syncing), "a: running 5s");
+        facts.containers[0].hash = Some(1);
+        let plan = sync_plan(&record, &facts);
+        let killing = r#"Killing "Container a definition changed, will be restarted""#;
+        assert_eq!(show_with_events(&plan), format!("stop a0 in 30s, {killing}"), "{policy}");
+        record.restarting = plan.restarting;
+        let ended = crate::test_support::facts("a: exit(0) 5s");
+        assert_eq!(show(&sync_plan(&record, &ended)), "image for a", "{policy}");
+    }
+    // One that had ended before its definition changed is not started for it.
+    let (record, mut facts) =
+        observed(record("never | main a | main b", Lifecycle::Syncing), "a: exit(0) 5s; b: running 9s");
+    facts.containers.iter_mut().filter(|it| it.name == "a").for_each(|it| it.hash = Some(1));
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
 }
 
 #[test]
@@ -315,7 +339,12 @@ fn a_sidecar_that_has_not_passed_its_startup_probe_holds_back_what_follows() {
 
 #[test]
 fn a_container_in_an_unknown_state_is_stopped_first() {
-    assert_eq!(plan_of("always | main a", "a: unknown 5s"), "stop a0 in 30s");
+    for policy in ["always", "onfailure", "never"] {
+        let (record, facts) = observed(record(&format!("{policy} | main a"), Lifecycle::Syncing), "a: unknown 5s");
+        let plan = sync_plan(&record, &facts);
+        assert_eq!(show(&plan), "stop a0 in 30s", "{policy}");
+        assert!(plan.restarting.contains(&"a0".into()), "{policy}: it is started again");
+    }
 }
 
 #[test]
@@ -365,12 +394,37 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
 }
 
 #[test]
+fn sidecars_end_together_when_the_grace_period_is_over() {
+    let grace = Grace::starting(30, now());
+    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Completed };
+    let pod = "never | sidecar s | sidecar t | main a";
+    let (record, facts) = observed(record(pod, lifecycle), "s: running 9s; t: running 9s; a: exit(0) 5s");
+    let plan = |now| termination::terminating(&record, &facts, grace, Cause::Completed, now);
+    assert_eq!(show(&plan(now())), "stop t0 in 30s");
+    assert_eq!(plan(now()).wake_at, Some(grace.ends_at));
+    let late = plan(crate::test_support::later(30));
+    assert_eq!((show(&late).as_str(), late.wake_at), ("stop s0 in 2s, stop t0 in 2s", None));
+}
+
+#[test]
+fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
+    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a", lifecycle), "a: running 5s");
+    assert_eq!(ended(&record, &facts, Cause::Removed), "stop a0 in 30s");
+    let op = Op::StopContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into(), grace_secs: 30 };
+    let flight = Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime };
+    record.flights.insert(Key::Container("a".to_owned()), flight);
+    assert_eq!(ended(&record, &facts, Cause::Removed), "nothing");
+}
+
+#[test]
 fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
     let grace = Grace::starting(30, now());
     let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "");
     let op = Op::ResumeContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
-    let flight = Flight { id: EffectId(1), op, give_up_at: now().uptime + Duration::from_secs(240) };
+    let flight =
+        Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime + Duration::from_secs(240) };
     record.flights.insert(Key::Container("a".to_owned()), flight);
     assert_eq!(show(&termination::terminating(&record, &facts, grace, Cause::Removed, now())), "nothing");
 }
@@ -504,7 +558,8 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
     with_hook(&mut record, "a", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
-    let flight = Flight { id: EffectId(1), op: Op::RunHook(order.clone()), give_up_at: now().uptime };
+    let flight =
+        Flight { id: EffectId(1), op: Op::RunHook(order.clone()), sent_at: now().uptime, give_up_at: now().uptime };
     record.flights.insert(Key::Container("a".to_owned()), flight);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
     assert!(record.shown(&facts).containers.is_empty());
@@ -535,8 +590,8 @@ fn an_ephemeral_container_starts_once_whatever_else_the_pod_does() {
         ("always | main a | ephemeral e", "a: running 5s; e: exit(1) 1s", "nothing"),
         ("always | main a | ephemeral e", "a: running 5s; e: created 1s", "resume e0"),
         // It keeps no finished pod alive, and is not started in one.
-        ("never | main a | ephemeral e", "a: exit(0) 5s; e: running 1s", "stop e0 in 30s"),
-        ("never | main a | ephemeral e", "a: exit(0) 5s", "stop sandbox sb0"),
+        ("never | main a | ephemeral e", "a: exit(0) 5s; e: running 1s", "over"),
+        ("never | main a | ephemeral e", "a: exit(0) 5s", "over"),
     ] {
         assert_eq!(plan_of(pod, state), expected, "{state:?}");
     }

@@ -1,12 +1,14 @@
 //! Patches as the API server applies them.
 //!
-//! Owns: merge patches, and strategic merge patches with the keys of the lists that agents write. Never: decides who may
+//! Owns: merge patches, and strategic merge patches with the keys of the lists that agents and users write. Never: decides who may
 //! write what. Upstream: `apimachinery/pkg/util/strategicpatch`, and the `patchMergeKey`s of `core/v1`.
 
 use serde_json::{Map, Value};
 
 /// Every other list is replaced as a whole; container statuses are among those.
-const MERGED_BY_KEY: [(&str, &str); 5] = [
+const MERGED_BY_KEY: [(&str, &str); 7] = [
+    ("containers", "name"),
+    ("initContainers", "name"),
     ("conditions", "type"),
     ("addresses", "type"),
     ("podIPs", "ip"),

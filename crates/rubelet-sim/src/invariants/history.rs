@@ -31,6 +31,8 @@ pub struct Actor {
     pub has_run: bool,
     /// Starts after an exit, made by the agent that lives now.
     pub restarts_in_this_life: u32,
+    /// Its image was edited since its last start.
+    pub image_was_edited: bool,
     /// Sandboxes in which it ended with code 0.
     succeeded: BTreeSet<String>,
 }
@@ -62,6 +64,7 @@ impl Actor {
     pub(super) fn start(&mut self, now: Duration, container: &Container) {
         let is_made_again = self.is_made_again(container);
         self.starts += 1;
+        self.image_was_edited = false;
         self.highest_attempt = self.highest_attempt.max(Some(container.attempt()));
         self.never_ran = matches!(container.state, State::Exited { started_at: None, .. });
         self.has_run |= !self.never_ran;

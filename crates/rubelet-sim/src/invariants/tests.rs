@@ -95,7 +95,7 @@ fn company_that_must_not_be_is_seen() {
         start(scene, &old, "app", 0);
         start(scene, &new, "app", 0);
     });
-    assert_eq!(replaced, ["a replaced pod is gone before the next starts"]);
+    assert_eq!(replaced, ["a replaced static pod is gone before the next starts"]);
 }
 
 #[test]

@@ -90,6 +90,15 @@ impl Play {
         self.edit(name, pods().named(name), json!({ "metadata": { "labels": { "touched": value } } }))
     }
 
+    /// A container gets another image, for which it is restarted whatever its restart policy.
+    pub fn edit_image(&mut self, pod: &str, container: &str, image: &str) -> &mut Self {
+        let script = self.wanted.get_mut(pod).expect("the play created the pod");
+        let list = if script.is_init(container) { "initContainers" } else { "containers" };
+        script.set_image(container, image);
+        self.change(|scene| scene.rules.image_edited(pod, container));
+        self.edit(pod, pods().named(pod), json!({ "spec": { list: [{ "name": container, "image": image }] } }))
+    }
+
     fn edit(&mut self, name: &str, path: ObjectPath, patch: Value) -> &mut Self {
         self.change(|scene| {
             scene.log("play", format!("edit {name} {patch}"));

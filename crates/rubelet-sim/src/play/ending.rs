@@ -221,6 +221,9 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
             {
                 return Some(format!("{found} has yet to fail"));
             }
+            (Fortune::Runs, Some(found)) if found.image != role.image => {
+                return Some(format!("{found} runs {}, not {}", found.image, role.image));
+            }
             (Fortune::Runs, Some(found)) => {
                 let told = told_restarts(scene, script, &role.name);
                 if told.is_some_and(|told| told != i64::from(found.attempt())) {

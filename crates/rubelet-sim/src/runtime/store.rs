@@ -9,6 +9,7 @@ use std::{
 };
 
 use jiff::Timestamp;
+use rubelet_core::{event::Source, manifest::SOURCE_ANNOTATION};
 use rubelet_cri::v1;
 use tokio::sync::mpsc;
 
@@ -206,6 +207,11 @@ impl Sandbox {
 
     pub fn attempt(&self) -> u32 {
         self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    }
+
+    /// Its pod came from the API server, by the mark the agent gives every pod.
+    pub fn is_of_the_api(&self) -> bool {
+        self.config.annotations.get(SOURCE_ANNOTATION).is_some_and(|source| source == Source::Api.as_str())
     }
 
     pub fn status(&self) -> v1::PodSandboxStatus {

@@ -61,11 +61,20 @@ fn events_that_come_twice_or_late_start_and_stop_nothing_twice() {
 }
 
 #[test]
-fn a_pod_made_anew_under_the_same_name_waits_for_the_old_one_to_end() {
+fn a_pod_made_anew_starts_while_the_old_one_of_its_name_still_ends() {
     let mut play = Play::clustered(10);
-    play.create(slow("web")).until(&stored_phase("web", "Running"));
-    play.recreate(Script::from("web").version(2)).until(&stopping("web")).wait(seconds(5)).expect_starts("web", 1);
-    play.settle(minutes(2)).expect_running("web").expect_starts("web", 2);
+    play.create(Script::pod("web").grace_secs(600).container("app", "stubborn"));
+    play.until(&stored_phase("web", "Running")).recreate(Script::from("web").version(2)).until(&stopping("web"));
+    play.wait(seconds(5)).expect(&stopping("web")).expect_starts("web", 2).expect(&stored_phase("web", "Running"));
+    play.settle(minutes(12)).expect_running("web").expect_starts("web", 2);
+}
+
+#[test]
+fn a_pod_made_anew_while_the_agent_was_down_starts_beside_what_is_left() {
+    let mut play = Play::clustered(42);
+    play.create(Script::pod("web").grace_secs(600).container("app", "stubborn"));
+    play.until(&stored_phase("web", "Running")).crash_agent().recreate(Script::from("web").version(2)).start_agent();
+    play.until(&stored_phase("web", "Running")).expect(&stopping("web")).settle(minutes(12)).expect_starts("web", 2);
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub const CASES: &[ClusterCase] = &[
         plane: Plane::Shared,
         run: hooks,
     },
+    ClusterCase {
+        name: "hooks of sidecars run side by side at the end of a pod that completes",
+        plane: Plane::Shared,
+        run: sidecars_at_the_end,
+    },
 ];
 
 /// Listens as long as the file `/switch/tcp` is there.
@@ -194,6 +199,42 @@ fn hooks(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     said[1..3].sort();
     ensure!(said[1..3] == ["main-stops", "sidecar-stops"], "{said:?}");
     Ok(())
+}
+
+/// Hooks that never return: each is given the whole grace period, whoever is stopped first.
+fn sidecars_at_the_end(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let notes = cluster.node.notes("ending");
+    let mounts = json!([{ "name": "notes", "mountPath": "/notes" }]);
+    let sidecar = |name: &str| {
+        let hook = format!("while :; do echo {name} >> /notes/main; sleep 1; done");
+        json!({
+            "name": name,
+            "image": BUSYBOX,
+            "restartPolicy": "Always",
+            "command": ["sh", "-c", OBEDIENT],
+            "lifecycle": { "preStop": { "exec": { "command": ["sh", "-c", hook] } } },
+            "volumeMounts": mounts.clone(),
+        })
+    };
+    let mut spec = spec(&cluster.name, "sleep 5");
+    spec["restartPolicy"] = json!("Never");
+    spec["initContainers"] = json!([sidecar("first"), sidecar("second")]);
+    spec["terminationGracePeriodSeconds"] = json!(10);
+    spec["volumes"] = json!([{ "name": "notes", "hostPath": { "path": notes, "type": "DirectoryOrCreate" } }]);
+    cluster.apply(pod("ending", &spec))?;
+    cluster.wait("the pod has succeeded", 60, |cluster| {
+        let status = cluster.pod("ending")?.status().clone();
+        ensure!(status["phase"] == "Succeeded", "{status}");
+        Ok(())
+    })?;
+    let said = cluster.node.noted("ending");
+    for name in ["first", "second"] {
+        let times = said.iter().filter(|line| *line == name).count();
+        ensure!((8..=13).contains(&times), "the hook of {name} ran for {times} s: {said:?}");
+    }
+    cluster.kubectl(&["delete", "pod", "ending"])?;
+    cluster.wait_none(30)
 }
 
 fn said(cluster: &ClusterNode, reason: &str, words: &str) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     e2e::{
-        cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, recorder, spec},
+        cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder, spec},
         node::PodSeen,
     },
     image::BUSYBOX,
@@ -21,6 +21,11 @@ pub const CASES: &[ClusterCase] = &[
         run: deployment,
     },
     ClusterCase { name: "kubectl run starts a pod, kubectl delete ends it", plane: Plane::Shared, run: by_hand },
+    ClusterCase {
+        name: "a changed image restarts a container of a pod that never restarts",
+        plane: Plane::Shared,
+        run: changed_image,
+    },
     ClusterCase { name: "a Job tries again after a failure and completes", plane: Plane::Shared, run: job },
     ClusterCase { name: "StatefulSets and DaemonSets keep their pods", plane: Plane::Shared, run: sets },
 ];
@@ -48,6 +53,26 @@ fn by_hand(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.kubectl(&["delete", "pod", "web"])?;
     cluster.wait_none(20)?;
     recorder::check_order(&record.finish()?)
+}
+
+fn changed_image(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let mut spec = spec(&cluster.name, OBEDIENT);
+    spec["restartPolicy"] = json!("Never");
+    cluster.apply(pod("once", &spec))?;
+    cluster.wait_running("once", 60)?;
+    // Another name of the same image is a change all the same.
+    let other = BUSYBOX.rsplit('/').next().context("an image has a name")?;
+    cluster.kubectl(&["set", "image", "pod/once", &format!("main={other}")])?;
+    cluster.wait("it runs again", 40, |cluster| {
+        let pod = cluster.pod("once")?;
+        let main = &pod.status()["containerStatuses"][0];
+        ensure!(main["restartCount"] == 1 && main["state"]["running"].is_object(), "{main}");
+        ensure!(pod.status()["phase"] == "Running", "{}", pod.status());
+        Ok(())
+    })?;
+    cluster.kubectl(&["delete", "pod", "once"])?;
+    cluster.wait_none(30)
 }
 
 fn deployment(cluster: &mut ClusterNode) -> anyhow::Result<()> {

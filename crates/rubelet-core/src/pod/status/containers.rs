@@ -60,6 +60,19 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     sorted(statuses.collect())
 }
 
+/// In a pod that goes on, a container of which the runtime cannot tell is started again. It must not be said to have ended:
+/// the API server lets no container that ended come back in a pod that never restarts.
+pub(super) fn await_unknown(input: &StatusInput<'_>, statuses: Option<&mut Vec<ContainerStatus>>) {
+    let is_unknown =
+        |name: &str| input.facts.newest_container(name).is_some_and(|newest| newest.state == ContainerState::Unknown);
+    let statuses = statuses.into_iter().flatten().filter(|status| is_unknown(&status.name));
+    for status in statuses.filter(|_| input.may_start_containers()) {
+        if terminated(status.state.as_ref()).is_some() {
+            status.last_state = status.state.replace(waiting_for("", ""));
+        }
+    }
+}
+
 fn sorted(mut statuses: Vec<ContainerStatus>) -> Vec<ContainerStatus> {
     statuses.sort_by(|one, other| one.name.cmp(&other.name));
     statuses
@@ -162,7 +175,8 @@ impl<'a> Subject<'a> {
                     exit_code: exit.code,
                     reason: text(&exit.reason),
                     message: text(&exit.message),
-                    started_at: exit.started_at.filter(|started| *started > Timestamp::UNIX_EPOCH).map(Time),
+                    // One that could not be started shows the beginning of time, as upstream's.
+                    started_at: Some(Time(exit.started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
                     finished_at: Some(Time(exit.finished_at)),
                     container_id: Some(self.id_of(facts)),
                     ..ContainerStateTerminated::default()

@@ -349,6 +349,29 @@ fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
 }
 
 #[test]
+fn unknown_container_of_a_pod_that_goes_on_waits_to_start_again() {
+    let case = Case::new("never | main a | main b", "a: running 30s; b: running 30s");
+    let shown = case.then("a: unknown; b: running 90s", later(60)).show();
+    let line = shown.lines().nth(1).unwrap_or_default();
+    assert!(shown.starts_with("Running") && line.starts_with("main a: waiting"), "{shown}");
+    assert!(line.contains("last exit 137(ContainerStatusUnknown)"), "{shown}");
+}
+
+#[test]
+fn container_that_could_not_be_started_shows_the_beginning_of_time() {
+    let mut case = Case::new("never | main a", "a: exit(128) 5s");
+    for container in &mut case.facts.containers {
+        if let ContainerState::Exited(exit) = &mut container.state {
+            exit.started_at = None;
+        }
+    }
+    let status = case.status();
+    let state = status.container_statuses.unwrap_or_default().remove(0).state.unwrap_or_default();
+    let started_at = state.terminated.and_then(|ended| ended.started_at);
+    assert_eq!(started_at, Some(Time(Timestamp::UNIX_EPOCH)));
+}
+
+#[test]
 fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
     assert_snapshot!(Case::new("always | init i | main a", "a: running 30s").show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
