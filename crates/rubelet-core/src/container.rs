@@ -7,6 +7,7 @@
 pub mod config;
 pub mod dns;
 pub mod environment;
+pub mod expansion;
 pub mod go_json;
 pub mod hash;
 pub mod hosts;

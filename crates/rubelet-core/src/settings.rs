@@ -74,6 +74,8 @@ pub struct NodeProfile {
     /// Out of memory, the kernel kills all of a container (cgroup v2, and `singleProcessOOMKill` off).
     pub oom_kills_whole_container: bool,
     pub swap_controller: SwapController,
+    /// A page of memory: how long one argument or variable may be depends on it.
+    pub page_bytes: usize,
     /// Files we make for containers must be relabelled before they may read them.
     pub selinux_enabled: bool,
     pub apparmor_enabled: bool,
@@ -119,6 +121,7 @@ impl Default for NodeProfile {
             huge_page_sizes: Vec::new(),
             oom_kills_whole_container: false,
             swap_controller: SwapController::Absent,
+            page_bytes: 4096,
             selinux_enabled: false,
             apparmor_enabled: false,
         }

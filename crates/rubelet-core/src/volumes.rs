@@ -116,10 +116,13 @@ pub fn nested_mount_points(spec: &PodSpec, volume: &str) -> Vec<PathBuf> {
         points.sort();
         for mount in mounts().filter(|mount| mount.name == volume) {
             let own = plain(&mount.mount_path);
-            let mut outermost: Vec<&PathBuf> = Vec::new();
-            for point in points.iter().filter(|point| point.starts_with(&own) && **point != own) {
-                if !outermost.iter().any(|outer| point.starts_with(outer)) {
-                    outermost.push(point);
+            // In their order, what lies in a directory follows it at once: those inside of this volume stand together, and
+            // each outermost one is followed by those inside of it.
+            let inside = points.partition_point(|point| *point <= own);
+            let mut outermost: Option<&PathBuf> = None;
+            for point in points[inside..].iter().take_while(|point| point.starts_with(&own)) {
+                if !outermost.is_some_and(|outer| point.starts_with(outer)) {
+                    outermost = Some(point);
                     nested.extend(point.strip_prefix(&own).map(Path::to_path_buf));
                 }
             }

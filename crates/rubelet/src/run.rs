@@ -127,6 +127,7 @@ async fn world(
     let told = options.settings(&node_name, host_ips);
     let node = NodeProfile {
         allocatable: node::setup::allocatable(&machine, &setup),
+        page_bytes: rustix::param::page_size(),
         ..observe::node::profile(&*host, told.node.clone(), &machine).await
     };
     let mut settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };

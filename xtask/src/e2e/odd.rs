@@ -14,8 +14,10 @@ use crate::{
     },
 };
 
-pub const CASES: &[Case] =
-    &[Case { name: "odd things among the manifests: each a clear error, and no effect on the others", run: odd_files }];
+pub const CASES: &[Case] = &[
+    Case { name: "odd things among the manifests: each a clear error, and no effect on the others", run: odd_files },
+    Case { name: "an environment bomb is refused by name, and another pod starts", run: environment_bomb },
+];
 
 fn odd_files(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
@@ -60,4 +62,31 @@ fn odd_files(node: &mut Node) -> anyhow::Result<()> {
     // What was wrong is put right, and the file is taken as if nothing had been.
     node.drop_file("broken.yaml", Pod::new("broken", "sleep 3600").grace_secs(1).manifest().to_string().as_bytes())?;
     node.wait_running("broken", 60).map(drop)
+}
+
+fn environment_bomb(node: &mut Node) -> anyhow::Result<()> {
+    if node.agent.is_upstream() {
+        // It expands them all, and takes the memory of the machine.
+        return Ok(());
+    }
+    node.agent.start()?;
+    let mut bomb = Pod::new("bomb", "sleep 3600").grace_secs(1).manifest();
+    let times = |text: &str| text.repeat(1000);
+    bomb["spec"]["containers"][0]["env"] = json!([
+        { "name": "A", "value": times("x") },
+        { "name": "B", "value": times("$(A)") },
+        { "name": "C", "value": times("$(B)") },
+        { "name": "D", "value": times("$(C)") },
+    ]);
+    node.drop_file("bomb.json", bomb.to_string().as_bytes())?;
+    node.wait("the bomb is refused", 60, |node| {
+        let pod = node.pod("bomb")?;
+        let waiting = &pod.container("main")["state"]["waiting"];
+        ensure!(waiting["reason"] == "CreateContainerConfigError", "{waiting}");
+        let message = waiting["message"].as_str().unwrap_or_default();
+        ensure!(message.starts_with("environment variable \"B\" is too long"), "{message}");
+        Ok(())
+    })?;
+    node.apply(&Pod::new("good", OBEDIENT).notes(&node.notes("good")))?;
+    node.wait_running("good", 60).map(drop)
 }

@@ -8,7 +8,7 @@ use rubelet_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, L
 
 use super::{
     ConfigError,
-    environment::{Environment, Sources, environment, expand},
+    environment::{Environment, Sources, environment},
     find, find_ephemeral, labels, logs,
     mounts::{self, SubPath},
     resources, security, spec,
@@ -22,7 +22,9 @@ pub fn container_config(
 ) -> Result<ContainerConfig, ConfigError> {
     let spec = spec(&order.pod)?;
     let container = &*find(&order.pod, &order.container)?;
-    let environment = environment(order, container, sources, settings)?;
+    let mut environment = environment(order, container, sources, settings)?;
+    let command = expanded(container.command.as_deref(), "command", &mut environment)?;
+    let args = expanded(container.args.as_deref(), "args", &mut environment)?;
     let mounts = mounts::mounts(order, spec, container, settings)?;
     security::verify_run_as_non_root(&order.pod, &order.uid, container, &order.image.user)?;
     Ok(ContainerConfig {
@@ -32,10 +34,10 @@ pub fn container_config(
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..ImageSpec::default()
         }),
-        command: expanded(container.command.as_deref(), &environment),
-        args: expanded(container.args.as_deref(), &environment),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: environment.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect(),
+        envs: environment.variables.into_iter().map(|(key, value)| KeyValue { key, value }).collect(),
         mounts,
         labels: labels::of_container(container, &order.pod, &order.uid),
         annotations: labels::annotations(container, &order.pod, order.attempt),
@@ -89,13 +91,16 @@ fn target<'order>(order: &'order StartContainer, spec: &PodSpec) -> Result<Optio
     }
 }
 
-fn expanded(words: Option<&[String]>, environment: &Environment) -> Vec<String> {
-    words.unwrap_or_default().iter().map(|word| expand(word, environment)).collect()
+fn expanded(words: Option<&[String]>, field: &str, environment: &mut Environment) -> Result<Vec<String>, ConfigError> {
+    let Environment { variables, space } = environment;
+    space.words(words.unwrap_or_default(), field, |name| variables.get(name).map(Vec::as_slice))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::effect::{ImageFacts, ImageUser};
@@ -362,6 +367,47 @@ mod tests {
         assert!(config.stdin);
     }
 
+    fn config_of(container: &Value) -> Result<ContainerConfig, ConfigError> {
+        let order = order(&json!({ "containers": [container] }).to_string());
+        container_config(&order, &Sources::default(), &Settings::for_node("node"))
+    }
+
+    #[test]
+    fn environment_bomb_is_refused_by_the_variables_name() {
+        let times = |text: &str| text.repeat(1000);
+        let mut bomb = json!({"name": "web", "env": [
+            {"name": "A", "value": times("x")}, {"name": "B", "value": times("$(A)")},
+            {"name": "C", "value": times("$(B)")}, {"name": "D", "value": times("$(C)")},
+        ]});
+        let limits = "is too long: the kernel takes 131071 bytes in one string, and 6291456 bytes of command and \
+                      environment together";
+        assert_eq!(config_of(&bomb).unwrap_err().0, format!("environment variable \"B\" {limits}"));
+        bomb["env"].as_array_mut().unwrap().truncate(1);
+        bomb["command"] = json!(["sh", times("$(A)")]);
+        assert_eq!(config_of(&bomb).unwrap_err().0, format!("command[1] {limits}"));
+        bomb["command"] = json!(["sh"]);
+        // Each fits, all of them do not.
+        bomb["args"] = json!(vec!["$(A)".repeat(100); 100]);
+        assert_eq!(config_of(&bomb).unwrap_err().0, format!("args[62] {limits}"));
+        bomb["args"].as_array_mut().unwrap().truncate(62);
+        let config = config_of(&bomb).unwrap();
+        assert_eq!((config.args.len(), config.args[61].len()), (62, 100_000));
+    }
+
+    #[test]
+    fn variables_that_fit_the_kernels_limits_are_given_as_they_are() {
+        let with = |value: String| config_of(&json!({"name": "web", "env": [{"name": "A", "value": value}]}));
+        assert_eq!(with("x".repeat(131_069)).unwrap().envs[0].value.len(), 131_069);
+        let refused = with("x".repeat(131_070)).unwrap_err();
+        assert!(refused.0.starts_with("environment variable \"A\" is too long"), "{refused}");
+        let many: Vec<_> = (0..63).map(|n| json!({"name": format!("V{n}"), "value": "x".repeat(100_000)})).collect();
+        let refused = config_of(&json!({"name": "web", "env": many})).unwrap_err();
+        assert!(refused.0.starts_with("environment variable \"V62\" is too long"), "{refused}");
+        // Only the last of a name counts.
+        let same: Vec<_> = (0..63).map(|_| json!({"name": "V", "value": "x".repeat(100_000)})).collect();
+        assert_eq!(config_of(&json!({"name": "web", "env": same})).unwrap().envs.len(), 1);
+    }
+
     #[test]
     fn parts_of_volumes_are_mounted_from_a_place_of_their_own() {
         let mounts = r#"{"name":"tmp","mountPath":"/w"},{"name":"tmp","mountPath":"/x","subPath":"a/b"},
@@ -394,5 +440,8 @@ mod tests {
             let mount = format!(r#"{{"name":"tmp","mountPath":"/x","subPathExpr":"{expression}"}}"#);
             assert_eq!(parts(&mount).unwrap_err().0, message);
         }
+        let long = format!(r#"{{"name":"tmp","mountPath":"/x","subPathExpr":"{}"}}"#, "$(WHO)/".repeat(1366));
+        let message = "failed to create subPath directory for volumeMount \"tmp\" of container \"web\"";
+        assert_eq!(parts(&long).unwrap_err().0, message);
     }
 }

@@ -1,8 +1,8 @@
 //! What does a container find in its environment, and in `$(NAME)`?
 //!
-//! Owns: env and envFrom, the order in which they count, the expansion of references, which objects they need. Never: asks
-//! the API server; what was gathered of it comes in as `Sources`.
-//! Upstream: `makeEnvironmentVariables`, `third_party/forked/golang/expansion`.
+//! Owns: env and envFrom, the order in which they count, how long they may be, which objects they need. Never: asks the API
+//! server; what was gathered of it comes in as `Sources`.
+//! Upstream: `makeEnvironmentVariables`.
 
 use std::{
     borrow::Cow,
@@ -11,7 +11,11 @@ use std::{
 
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod};
 
-use super::{ConfigError, find};
+use super::{
+    ConfigError,
+    expansion::{ExecSpace, expand, shown},
+    find,
+};
 use crate::{
     downward_api::{metadata_value, resource_value},
     effect::StartContainer,
@@ -23,8 +27,53 @@ use crate::{
 
 pub mod services;
 
-/// Values are bytes: a secret may hold anything.
-pub type Environment = BTreeMap<String, Vec<u8>>;
+/// The longest path the kernel takes, the NUL at its end not counted.
+const MAX_PATH_BYTES: usize = 4095;
+
+/// By name. Values are bytes: a secret may hold anything.
+pub type Variables = BTreeMap<String, Vec<u8>>;
+
+/// The variables a container gets, and what they leave of the room for its command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    pub variables: Variables,
+    pub space: ExecSpace,
+}
+
+impl Environment {
+    fn new(page_bytes: usize) -> Self {
+        Environment { variables: Variables::new(), space: ExecSpace::new(page_bytes) }
+    }
+
+    pub fn value(&self, name: &str) -> Option<&[u8]> {
+        self.variables.get(name).map(Vec::as_slice)
+    }
+
+    fn set(&mut self, name: String, value: Vec<u8>) -> Result<(), ConfigError> {
+        if let Some(replaced) = self.variables.remove(&name) {
+            self.space.give_back(string_bytes(&name, replaced.len()));
+        }
+        self.space.take(string_bytes(&name, value.len()), || described(&name))?;
+        self.variables.insert(name, value);
+        Ok(())
+    }
+
+    /// The value of a variable of this name with its references expanded.
+    fn expanded(&self, name: &str, text: &str) -> Result<Vec<u8>, ConfigError> {
+        let refused = || self.space.refusal(&described(name));
+        let limit_bytes = self.space.next_bytes().checked_sub(string_bytes(name, 0)).ok_or_else(refused)?;
+        expand(text, limit_bytes, |name| self.value(name)).ok_or_else(refused)
+    }
+}
+
+/// `NAME=value`.
+fn string_bytes(name: &str, value_bytes: usize) -> usize {
+    name.len() + 1 + value_bytes
+}
+
+fn described(name: &str) -> String {
+    format!("environment variable {}", shown(name))
+}
 
 /// What an environment is made of beside the pod itself.
 #[derive(Clone, Debug, Default)]
@@ -39,13 +88,13 @@ pub struct Sources {
 pub enum Services {
     /// They were not read yet.
     Unread,
-    Read(Environment),
+    Read(Variables),
 }
 
 impl Default for Services {
     /// There are none.
     fn default() -> Self {
-        Services::Read(Environment::new())
+        Services::Read(Variables::new())
     }
 }
 
@@ -71,86 +120,55 @@ pub fn environment(
     sources: &Sources,
     settings: &Settings,
 ) -> Result<Environment, ConfigError> {
-    let mut environment = match &sources.services {
-        Services::Read(variables) => variables.clone(),
+    let mut environment = Environment::new(settings.node.page_bytes);
+    match &sources.services {
+        Services::Read(variables) => {
+            for (name, value) in variables {
+                environment.set(name.clone(), value.clone())?;
+            }
+        }
         // A static pod does not wait for a cluster.
-        Services::Unread if is_static_pod(&order.pod) => Environment::new(),
+        Services::Unread if is_static_pod(&order.pod) => {}
         Services::Unread => {
             let message = "services have not yet been read at least once, cannot construct envvars";
             return Err(ConfigError(message.to_owned()));
         }
-    };
+    }
     for source in container.env_from.iter().flatten() {
         let Some((key, presence)) = env_from_key(namespace_of(&order.pod), source) else { continue };
         let Some(object) = found(&sources.objects, &key, presence)? else { continue };
         let prefix = source.prefix.as_deref().unwrap_or_default();
-        environment.extend(object.data.iter().map(|(name, value)| (format!("{prefix}{name}"), value.clone())));
+        for (name, value) in &object.data {
+            environment.set(format!("{prefix}{name}"), value.clone())?;
+        }
     }
     for variable in container.env.iter().flatten() {
         let value = match (variable.value.as_deref(), &variable.value_from) {
-            (Some(value), _) if !value.is_empty() => Some(expand_bytes(value, &environment)),
+            (Some(value), _) if !value.is_empty() => Some(environment.expanded(&variable.name, value)?),
             (_, Some(source)) => resolve(source, order, container, sources, settings)?,
             (_, None) => Some(Vec::new()),
         };
         if let Some(value) = value {
-            environment.insert(variable.name.clone(), value);
+            environment.set(variable.name.clone(), value)?;
         }
     }
     Ok(environment)
 }
 
-/// Replaces `$(NAME)` by its value; `$$` is a dollar, and what names nothing stays as it is.
-pub fn expand(text: &str, environment: &Environment) -> String {
-    String::from_utf8_lossy(&expand_bytes(text, environment)).into_owned()
-}
-
-/// As `expand`, but a name without a value is an error: the text would mean something else without it.
-pub fn expand_fully(text: &str, environment: &Environment) -> Result<String, ConfigError> {
+/// A name without a value is an error: the path would mean another place without it.
+pub fn expand_path(expression: &str, environment: &Environment) -> Result<Option<String>, ConfigError> {
     let mut missing = BTreeSet::new();
-    let expanded = expand_with(text, |name| {
-        let value = environment.get(name).filter(|value| !value.is_empty());
+    let expanded = expand(expression, MAX_PATH_BYTES, |name| {
+        let value = environment.value(name).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.insert(name.to_owned());
         }
-        value.map(Vec::as_slice)
+        value
     });
     if missing.is_empty() {
-        return Ok(String::from_utf8_lossy(&expanded).into_owned());
+        return Ok(expanded.map(|path| String::from_utf8_lossy(&path).into_owned()));
     }
     Err(ConfigError(format!("missing value for {}", missing.into_iter().collect::<Vec<_>>().join(", "))))
-}
-
-fn expand_bytes(text: &str, environment: &Environment) -> Vec<u8> {
-    expand_with(text, |name| environment.get(name).map(Vec::as_slice))
-}
-
-fn expand_with<'a>(text: &str, mut value_of: impl FnMut(&str) -> Option<&'a [u8]>) -> Vec<u8> {
-    let mut expanded = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(dollar) = rest.find('$') {
-        expanded.extend_from_slice(&rest.as_bytes()[..dollar]);
-        let after = &rest[dollar + 1..];
-        if let Some(escaped) = after.strip_prefix('$') {
-            expanded.push(b'$');
-            rest = escaped;
-            continue;
-        }
-        match after.strip_prefix('(').and_then(|reference| reference.split_once(')')) {
-            Some((name, tail)) => {
-                match value_of(name) {
-                    Some(value) => expanded.extend_from_slice(value),
-                    None => expanded.extend_from_slice(format!("$({name})").as_bytes()),
-                }
-                rest = tail;
-            }
-            None => {
-                expanded.push(b'$');
-                rest = after;
-            }
-        }
-    }
-    expanded.extend_from_slice(rest.as_bytes());
-    expanded
 }
 
 fn env_from_key(namespace: &str, source: &EnvFromSource) -> Option<(ObjectKey, Presence)> {
@@ -240,44 +258,6 @@ mod tests {
     use super::*;
     use crate::{effect::ImageFacts, settings::Allocatable};
 
-    #[test]
-    fn references_expand_as_upstream_expands_them() {
-        let environment = Environment::from([("A".to_owned(), b"1".to_vec()), ("E".to_owned(), Vec::new())]);
-        for (text, expected) in [
-            ("$(A)", "1"),
-            ("x$(A)y$(A)", "x1y1"),
-            ("$(B)", "$(B)"),
-            ("$(E)|", "|"),
-            ("$$(A)", "$(A)"),
-            ("$$$(A)", "$1"),
-            ("$$$$(A)", "$$(A)"),
-            ("$(A", "$(A"),
-            ("$A", "$A"),
-            ("$", "$"),
-            ("a$", "a$"),
-            ("$()", "$()"),
-            ("$($(A))", "$($(A))"),
-            ("$é$(A)", "$é1"),
-            ("$$", "$"),
-        ] {
-            assert_eq!(expand(text, &environment), expected, "{text}");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn doubled_dollars_protect_any_text(text in ".*") {
-            let environment = Environment::from([("A".to_owned(), b"1".to_vec())]);
-            proptest::prop_assert_eq!(expand(&text.replace('$', "$$"), &environment), text);
-        }
-
-        #[test]
-        fn text_without_known_names_keeps_everything_but_doubled_dollars(text in "[a-z$()A ]{0,20}") {
-            proptest::prop_assume!(!text.contains("$$"));
-            proptest::prop_assert_eq!(expand(&text, &Environment::new()), text);
-        }
-    }
-
     fn order(container: &str) -> StartContainer {
         let pod: Pod = serde_json::from_str(&format!(
             r#"{{"metadata":{{"name":"web","namespace":"prod","labels":{{"app":"x","t":"a\"b"}},"annotations":{{"k":"v"}}}},
@@ -309,8 +289,11 @@ mod tests {
         settings.node.allocatable =
             Allocatable { cpu_millis: 1900, memory_bytes: 1 << 30, ephemeral_storage_bytes: 0, pods: 0 };
         let environment = environment(&order, &order.pod.spec.as_ref().unwrap().containers[0], sources, &settings)?;
-        let lines: Vec<String> =
-            environment.iter().map(|(name, value)| format!("{name}={}", String::from_utf8_lossy(value))).collect();
+        let lines: Vec<String> = environment
+            .variables
+            .iter()
+            .map(|(name, value)| format!("{name}={}", String::from_utf8_lossy(value)))
+            .collect();
         Ok(lines.join(" "))
     }
 
@@ -404,7 +387,7 @@ mod tests {
                 (ObjectKey::config_map("prod", "m"), Some(&[("A", "map"), ("B", "map"), ("K", "v")])),
                 (ObjectKey::secret("prod", "s"), Some(&[("B", "secret")])),
             ]),
-            services: Services::Read(Environment::from([
+            services: Services::Read(Variables::from([
                 ("A".to_owned(), b"service".to_vec()),
                 ("DB".to_owned(), b"10.0.0.9".to_vec()),
             ])),
@@ -416,6 +399,23 @@ mod tests {
             resolved_with(container, &sources).unwrap(),
             "A=map B=secret DB=10.0.0.9 K=secret@10.0.0.9 P_A=map P_B=map P_K=v S=secret"
         );
+    }
+
+    #[test]
+    fn env_from_is_bounded_before_names_and_values_are_joined() {
+        let keys: Vec<String> = (0..2000).map(|n| format!("K{n}")).collect();
+        let data: Vec<_> = keys.iter().map(|key| (key.as_str(), "v")).collect();
+        let objects = objects(&[(ObjectKey::config_map("prod", "m"), Some(&data))]);
+        let sources = Sources { objects, services: Services::default() };
+        let refused = |prefixes: &[String]| {
+            let from = |prefix: &String| format!(r#"{{"prefix":"{prefix}","configMapRef":{{"name":"m"}}}}"#);
+            let from: Vec<_> = prefixes.iter().map(from).collect();
+            resolved_with(&format!(r#"{{"name":"c","envFrom":[{}]}}"#, from.join(",")), &sources).unwrap_err().0
+        };
+        let long = refused(&["P".repeat(10_000)]);
+        assert!(long.starts_with("environment variable \"PPPP") && long.len() < 500, "{long}");
+        let many = refused(&(0..1000).map(|n| format!("P{n}_")).collect::<Vec<_>>());
+        assert!(many.contains("K") && many.contains("is too long"), "{many}");
     }
 
     #[test]
@@ -462,6 +462,6 @@ mod tests {
         annotations.insert("kubernetes.io/config.source".to_owned(), "file".to_owned());
         let container = &*find(&order.pod, "c").unwrap();
         let environment = environment(&order, container, &sources, &Settings::for_node("n")).unwrap();
-        assert_eq!(environment, Environment::new());
+        assert_eq!(environment.variables, Variables::new());
     }
 }

@@ -10,7 +10,7 @@ use rubelet_cri::v1::{Mount, MountPropagation};
 
 use super::{
     ConfigError,
-    environment::{Environment, expand_fully},
+    environment::{Environment, expand_path},
     hash, hosts,
 };
 use crate::{
@@ -75,7 +75,13 @@ pub fn sub_paths(
     let mut sub_paths = Vec::new();
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate().filter(|(_, it)| has_sub_path(it)) {
         let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
-            Some(expression) => expand_fully(expression, environment)?,
+            Some(expression) => expand_path(expression, environment)?.ok_or_else(|| {
+                // A path no directory can have, in upstream's words for one it cannot make.
+                let (volume, container) = (&mount.name, &container.name);
+                ConfigError(format!(
+                    "failed to create subPath directory for volumeMount {volume:?} of container {container:?}"
+                ))
+            })?,
             None => mount.sub_path.clone().unwrap_or_default(),
         };
         if path.starts_with('/') {

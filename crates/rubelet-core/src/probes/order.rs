@@ -3,7 +3,7 @@
 //! Owns: probes and HTTP hooks with their ports, hosts and headers resolved, and what a probe can find.
 //! Upstream: `prober.go` (runProbe), `probe/http/request.go`, `probe/util.go`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{Container, HTTPGetAction, Probe},
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbeKind;
 use crate::{
-    container::environment::{Environment, expand},
+    container::expansion::ExecSpace,
     id::{ContainerId, PodRef},
 };
 
@@ -65,7 +65,7 @@ impl ProbeAction {
     /// `pod_ip` is the host of everything that names none.
     pub fn of(probe: &Probe, container: &Container, pod_ip: &str) -> Result<Self, Unresolvable> {
         if let Some(exec) = &probe.exec {
-            return Ok(ProbeAction::Exec { command: expanded(exec.command.as_deref(), container) });
+            return Ok(ProbeAction::Exec { command: expanded(exec.command.as_deref(), container)? });
         }
         if let Some(get) = &probe.http_get {
             return HttpGet::of(get, container, pod_ip, "probe").map(ProbeAction::Http);
@@ -153,11 +153,13 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, Unresolvable> 
     valid.ok_or_else(|| Unresolvable(format!("invalid port number: {number}")))
 }
 
-/// Only variables with a literal value are known here, as upstream.
-fn expanded(command: Option<&[String]>, container: &Container) -> Vec<String> {
+/// Only variables with a literal value are known here, as upstream. No more of them is built than the kernel can execute.
+fn expanded(command: Option<&[String]>, container: &Container) -> Result<Vec<String>, Unresolvable> {
     let variables = container.env.iter().flatten();
-    let known: Environment = variables
-        .map(|variable| (variable.name.clone(), variable.value.clone().unwrap_or_default().into_bytes()))
+    let known: BTreeMap<&str, &[u8]> = variables
+        .map(|variable| (variable.name.as_str(), variable.value.as_deref().unwrap_or_default().as_bytes()))
         .collect();
-    command.unwrap_or_default().iter().map(|word| expand(word, &known)).collect()
+    let words = ExecSpace::without_string_limit()
+        .words(command.unwrap_or_default(), "command", |name| known.get(name).copied());
+    words.map_err(|error| Unresolvable(error.0))
 }

@@ -259,3 +259,10 @@ fn commands_know_the_variables_that_have_a_literal_value() {
     let exec = json!({ "exec": { "command": ["x", "$(A)", "$(B)", "$$(A)"] } });
     assert_snapshot!(resolved(&container, &exec), @r#"Exec { command: ["x", "1", "$(B)", "$(A)"] }"#);
 }
+
+#[test]
+fn command_beyond_what_the_kernel_executes_is_not_built() {
+    let container = json!({ "name": "a", "env": [{ "name": "A", "value": "x".repeat(10_000) }] });
+    let exec = json!({ "exec": { "command": ["x", "$(A)".repeat(10_000)] } });
+    assert_snapshot!(resolved(&container, &exec), @"command[1] is too long: the kernel takes 6291456 bytes in one string, and 6291456 bytes of command and environment together");
+}

@@ -30,6 +30,8 @@ const DEFAULT_TOKEN_SECS: i64 = 3600;
 const TOKEN_MODE: u32 = 0o600;
 const MAX_PATH_BYTES: usize = 4096;
 const MAX_NAME_BYTES: usize = 255;
+/// What one volume may hold. An object of the API has a megabyte or so, but a pod may name it in any number of items.
+const MAX_VOLUME_BYTES: usize = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileVolume {
@@ -187,22 +189,21 @@ impl FileVolume {
         gathered: &Gathered,
         allocatable: Allocatable,
     ) -> Result<Files, ConfigError> {
-        let mut files = Files::new();
+        let mut content = Content::default();
         let mut problems = Vec::new();
         for part in &self.parts {
             let made = match part {
-                Part::Object { key, items, presence } => self.object_files(key, items, *presence, &gathered.objects),
-                Part::Fields(items) => self.field_files(items, pod, uid, allocatable),
-                Part::Token { key, path } => self.token_file(key, path, &gathered.tokens),
+                Part::Object { key, items, presence } => {
+                    self.object_files(key, items, *presence, &gathered.objects, &mut content)
+                }
+                Part::Fields(items) => self.field_files(items, pod, uid, allocatable, &mut content),
+                Part::Token { key, path } => self.token_file(key, path, &gathered.tokens, &mut content),
                 Part::Unsupported(what) => Err(ConfigError(format!("projected.sources.{what} is not supported yet"))),
             };
-            match made {
-                Ok(made) => files.extend(made),
-                Err(problem) => problems.push(problem.0),
-            }
+            problems.extend(made.err().map(|problem| problem.0));
         }
         match problems.as_slice() {
-            [] => Ok(files),
+            [] => Ok(content.files),
             [problem] => Err(ConfigError(problem.clone())),
             more => Err(ConfigError(format!("[{}]", more.join(", ")))),
         }
@@ -214,25 +215,23 @@ impl FileVolume {
         items: &[KeyToPath],
         presence: Presence,
         objects: &Objects,
-    ) -> Result<Files, ConfigError> {
+        made: &mut Content,
+    ) -> Result<(), ConfigError> {
         let none = Object::default();
         let object = objects.find(key, presence).map_err(|missing| ConfigError(missing.message))?.unwrap_or(&none);
-        let mut files = Files::new();
         if items.is_empty() {
             for (name, content) in object.data.iter().chain(&object.binary_data) {
-                files.insert(checked(name)?, self.file(content, None));
+                made.insert(name, content, self.mode(None), None)?;
             }
         }
         for item in items {
             match object.data.get(&item.key).or_else(|| object.binary_data.get(&item.key)) {
-                Some(content) => {
-                    files.insert(checked(&item.path)?, self.file(content, item.mode));
-                }
+                Some(content) => made.insert(&item.path, content, self.mode(item.mode), None)?,
                 None if presence == Presence::Optional => {}
                 None => return Err(ConfigError(key.no_such_key(&item.key))),
             }
         }
-        Ok(files)
+        Ok(())
     }
 
     fn field_files(
@@ -241,8 +240,8 @@ impl FileVolume {
         pod: &Pod,
         uid: &PodUid,
         allocatable: Allocatable,
-    ) -> Result<Files, ConfigError> {
-        let mut files = Files::new();
+        made: &mut Content,
+    ) -> Result<(), ConfigError> {
         for item in items {
             let content = if let Some(field) = &item.field_ref {
                 metadata_value(pod, uid, &field.field_path)?
@@ -253,9 +252,9 @@ impl FileVolume {
             } else {
                 String::new()
             };
-            files.insert(checked(&item.path)?, self.file(content.as_bytes(), item.mode));
+            made.insert(&item.path, content.as_bytes(), self.mode(item.mode), None)?;
         }
-        Ok(files)
+        Ok(())
     }
 
     fn token_file(
@@ -263,7 +262,8 @@ impl FileVolume {
         key: &TokenKey,
         path: &str,
         tokens: &BTreeMap<TokenKey, Result<String, String>>,
-    ) -> Result<Files, ConfigError> {
+        made: &mut Content,
+    ) -> Result<(), ConfigError> {
         let token = match tokens.get(key) {
             Some(Ok(token)) => token,
             Some(Err(problem)) => return Err(ConfigError(problem.clone())),
@@ -271,12 +271,31 @@ impl FileVolume {
         };
         let has_owner = self.user.is_some() || self.group.is_some();
         let mode = if has_owner { TOKEN_MODE } else { self.default_mode };
-        let file = VolumeFile { content: token.as_bytes().to_vec(), mode, owner: self.user };
-        Ok(Files::from([(checked(path)?, file)]))
+        made.insert(path, token.as_bytes(), mode, self.user)
     }
 
-    fn file(&self, content: &[u8], mode: Option<i32>) -> VolumeFile {
-        VolumeFile { content: content.to_vec(), mode: mode.map_or(self.default_mode, mode_bits), owner: None }
+    fn mode(&self, of_item: Option<i32>) -> u32 {
+        of_item.map_or(self.default_mode, mode_bits)
+    }
+}
+
+/// The files made so far, and how much they hold.
+#[derive(Default)]
+struct Content {
+    files: Files,
+    bytes: usize,
+}
+
+impl Content {
+    fn insert(&mut self, path: &str, content: &[u8], mode: u32, owner: Option<u32>) -> Result<(), ConfigError> {
+        let place = checked(path)?;
+        let replaced = self.files.get(&place).map_or(0, |file| file.content.len());
+        self.bytes = self.bytes - replaced + content.len();
+        if self.bytes > MAX_VOLUME_BYTES {
+            return Err(ConfigError(format!("the files up to {path} hold more than {MAX_VOLUME_BYTES} bytes")));
+        }
+        self.files.insert(place, VolumeFile { content: content.to_vec(), mode, owner });
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
-use super::Environment;
+use super::Variables;
 use crate::objects::Service;
 
 /// All services of the cluster, by namespace and name.
@@ -20,8 +20,8 @@ pub enum Links {
 }
 
 /// The variables of the services a pod of this namespace sees. The API server's is always among them.
-pub fn variables(services: &ServiceMap, namespace: &str, links: Links) -> Environment {
-    let mut environment = Environment::new();
+pub fn variables(services: &ServiceMap, namespace: &str, links: Links) -> Variables {
+    let mut environment = Variables::new();
     let master = ("default".to_owned(), "kubernetes".to_owned());
     if let Some(service) = services.get(&master) {
         describe(&master.1, service, &mut environment);
@@ -35,7 +35,7 @@ pub fn variables(services: &ServiceMap, namespace: &str, links: Links) -> Enviro
     environment
 }
 
-fn describe(name: &str, service: &Service, environment: &mut Environment) {
+fn describe(name: &str, service: &Service, environment: &mut Variables) {
     let prefix = variable_name(name);
     let mut set = |name: String, value: String| environment.insert(name, value.into_bytes());
     set(format!("{prefix}_SERVICE_HOST"), service.cluster_ip.clone());

@@ -27,6 +27,7 @@ fn gathered(volume: &FileVolume) -> Gathered {
         let lookup = match key.name.as_str() {
             "map" => object(&[("a", "1"), ("b", "2")]),
             "creds" => object(&[("user", "me")]),
+            "large" => object(&[("k", &"x".repeat(1 << 20))]),
             "hostile" => object(&[("..data", "x")]),
             _ => Err(key.not_found()),
         };
@@ -164,4 +165,15 @@ fn paths_that_lead_out_of_the_volume_are_refused() {
         shown(&json!({"configMap": {"name": "hostile"}})),
         "error: invalid path: must not start with '..': ..data"
     );
+}
+
+#[test]
+fn volume_named_in_too_many_items_is_refused() {
+    let items = |count: usize| (0..count).map(|n| json!({"key": "k", "path": format!("f{n}")})).collect::<Vec<_>>();
+    let volume = |count: usize| json!({"name": "v", "configMap": {"name": "large", "items": items(count)}});
+    assert_eq!(shown_with(&volume(64), &json!({})).lines().count(), 64);
+    assert_eq!(shown_with(&volume(65), &json!({})), "error: the files up to f64 hold more than 67108864 bytes");
+    let same: Vec<_> = (0..65).map(|_| json!({"key": "k", "path": "f"})).collect();
+    let same = json!({"name": "v", "configMap": {"name": "large", "items": same}});
+    assert_eq!(shown_with(&same, &json!({})).lines().count(), 1);
 }
