@@ -17,7 +17,8 @@ use rubelet_core::{
     event::{Event, Source},
     id::{ContainerId, PodUid, SandboxId},
     observation::{
-        ContainerFacts, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus, SandboxFacts, SandboxState,
+        ContainerFacts, ContainerResources, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus,
+        SandboxFacts, SandboxState,
     },
     pod_config::mark,
     settings::Settings,
@@ -136,9 +137,9 @@ fn running(pod: &Pod) -> PodFacts {
         image_ref: format!("sha256:{}", "d".repeat(64)),
         created_at: now().wall,
         state: ContainerState::Running { started_at: now().wall },
-        termination_grace_secs: Some(30),
         log_path: String::new(),
         user: Some(ContainerUser { uid: 0, gid: 0, supplemental_groups: vec![0] }),
+        resources: ContainerResources::default(),
     });
     let containers = containers.collect();
     PodFacts { looked_at: now().uptime, sandboxes: vec![sandbox], containers, logged_attempts: BTreeMap::new() }

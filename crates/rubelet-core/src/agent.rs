@@ -33,6 +33,7 @@ mod config;
 mod done;
 mod outbox;
 mod probes;
+mod stale;
 mod sync;
 
 #[derive(Debug)]
@@ -91,7 +92,7 @@ impl Agent {
     pub fn wake_at(&self, now: Now) -> Uptime {
         let pods = self.records.values().filter_map(|record| record.wake_at);
         let others =
-            [Some(self.node.wake_at()), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
+            [Some(self.node.wake_at(now)), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
         pods.chain(others.into_iter().flatten()).min().expect("the node always has a next check")
     }
 

@@ -251,8 +251,12 @@ pub struct EffectError {
 pub enum ErrorKind {
     /// Try again after the usual back-off.
     Retry,
-    /// The runtime does not answer at all, or not in time.
+    /// The runtime or the API server cannot be reached.
     Unavailable,
+    /// It was asked and did not answer in time: the call may be slow, or the one asked.
+    TimedOut,
+    /// An object of the API that the pod uses is missing or cannot be read.
+    MissingObject,
     /// Trying again will not help until the pod changes; the word is upstream's reason (`CreateContainerConfigError`, …).
     Reject(Reason),
     /// The object is not there any more.

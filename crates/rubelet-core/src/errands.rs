@@ -83,7 +83,7 @@ impl Errands {
         let EffectError { kind, message } = error;
         let before = self.failures.get(&errand).filter(|refusal| refusal.kind == kind);
         let mut failure = Failure::after(before.map(|refusal| &refusal.failure), message, now);
-        if kind == ErrorKind::Unavailable {
+        if matches!(kind, ErrorKind::Unavailable | ErrorKind::TimedOut) {
             failure.retry_at = failure.retry_at.min(now.uptime + AWAY_RETRY_MAX);
         }
         self.failures.insert(errand, Refusal { kind, failure });
@@ -92,6 +92,11 @@ impl Errands {
     /// It succeeded, or whom it was about is gone: nothing is left to wait for.
     pub fn forget(&mut self, errand: &Errand) {
         self.failures.remove(errand);
+    }
+
+    /// Everything that is under way or waits for another try.
+    pub fn kept(&self) -> impl Iterator<Item = &Errand> {
+        self.flights.keys().chain(self.failures.keys())
     }
 
     /// The API server's copy of some pod changed.

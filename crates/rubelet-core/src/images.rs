@@ -223,6 +223,11 @@ impl Images {
         ids
     }
 
+    /// Every pod of which something is kept.
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.wants.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
+    }
+
     /// An inspection or a pull has ended. `None` when nobody waits for it any more.
     pub fn done(
         &mut self,
@@ -329,7 +334,11 @@ impl Images {
             (Err(error), _) => {
                 let reason = match &error.kind {
                     ErrorKind::Reject(reason) => *reason,
-                    ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::ImageInspectError,
+                    ErrorKind::Retry
+                    | ErrorKind::Unavailable
+                    | ErrorKind::TimedOut
+                    | ErrorKind::MissingObject
+                    | ErrorKind::Gone => Reason::ImageInspectError,
                 };
                 let message = format!("Failed to inspect image \"{image}\": {}", error.message);
                 steps.events.push(ensure.event(Severity::Warning, "InspectFailed", message.clone()));
@@ -361,7 +370,11 @@ impl Images {
         let image = ensure.want.image.clone();
         let reason = match &error.kind {
             ErrorKind::Reject(reason) => *reason,
-            ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::ErrImagePull,
+            ErrorKind::Retry
+            | ErrorKind::Unavailable
+            | ErrorKind::TimedOut
+            | ErrorKind::MissingObject
+            | ErrorKind::Gone => Reason::ErrImagePull,
         };
         let said = format!("Failed to pull image \"{image}\": {}", error.message);
         steps.events.push(ensure.event(Severity::Warning, "Failed", said));

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     cgroups::Cgroup,
-    effect::{EffectError, EffectId},
+    effect::{EffectError, EffectId, ErrorKind},
     id::PodUid,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
@@ -153,12 +153,14 @@ impl Node {
         self.check.hasten(now);
     }
 
-    /// Takes in the answer to a check; says whether the runtime has just become usable.
+    /// Takes in the answer to a check; says whether the runtime has just become usable. A runtime that is slow to tell its
+    /// status may serve pods all the same, so only one that is away stops work.
     pub fn checked(&mut self, result: &Result<RuntimeStatus, EffectError>, now: Now) -> bool {
         let was_ready = self.is_ready();
         self.is_checked = true;
         let runtime = match result {
             Ok(status) => status.runtime_problem.clone(),
+            Err(error) if was_ready && error.kind == ErrorKind::TimedOut => None,
             Err(error) => Some(error.message.clone()),
         };
         self.runtime_problem = lasting(self.runtime_problem.take(), runtime, now);
@@ -170,7 +172,7 @@ impl Node {
                 self.answered_at = Some(now.uptime);
             }
         }
-        let next = if self.is_ready() { CHECK_READY } else { CHECK_NOT_READY };
+        let next = if self.is_ready() && result.is_ok() { CHECK_READY } else { CHECK_NOT_READY };
         self.check = Routine::At(now.uptime + next);
         let has_become_ready = !was_ready && self.is_ready();
         if has_become_ready {
@@ -237,29 +239,37 @@ impl Node {
             }
             Some(_) => {}
         }
-        if let Some(listing) = &self.listing {
-            let minutes = now.uptime.since(listing.looked_at).as_secs() / 60;
-            if minutes * 60 >= RELIST_THRESHOLD.as_secs() {
-                // In whole minutes: each change of the words is a report.
-                problems.push(format!(
-                    "PLEG is not healthy: pleg was last seen active {minutes}m0s ago; threshold is 3m0s"
-                ));
+        match &self.listing {
+            // The first relist follows the first check; until it may have failed, what was known before still counts.
+            None if now.uptime < Uptime::ZERO + DOWN_AFTER && self.status.runtime_problem.is_none() => {
+                return Readiness::Unknown;
             }
+            None => problems.push("PLEG is not healthy: pleg has yet to be successful".to_owned()),
+            Some(listing) => problems.extend(stale_relist(listing, now)),
         }
         problems.extend(self.status.runtime_problem.clone());
         problems.extend(self.status.network_problem.clone());
         if problems.is_empty() { Readiness::Ready } else { Readiness::NotReady(problems) }
     }
 
-    /// The next moment one of the routines is due. While the runtime is away only its check counts.
-    pub fn wake_at(&self) -> Uptime {
-        let always = self.check.wake_at();
+    /// The next moment one of the routines is due, or patience with the runtime ends. While the runtime is away only its
+    /// check counts.
+    pub fn wake_at(&self, now: Now) -> Uptime {
+        let patience = [Some(Uptime::ZERO), self.answered_at].into_iter().flatten().map(|since| since + DOWN_AFTER);
+        let always = patience.filter(|moment| *moment > now.uptime).fold(self.check.wake_at(), Uptime::min);
         if !self.is_ready() {
             return always;
         }
         let routines = [self.relist, self.list_dirs, self.qos.sync].map(Routine::wake_at);
         routines.into_iter().fold(always, Uptime::min).min(self.housekeeping_at)
     }
+}
+
+/// The last relist was too long ago, in whole minutes: each change of the words is a report.
+fn stale_relist(listing: &Listing, now: Now) -> Option<String> {
+    let minutes = now.uptime.since(listing.looked_at).as_secs() / 60;
+    (minutes * 60 >= RELIST_THRESHOLD.as_secs())
+        .then(|| format!("PLEG is not healthy: pleg was last seen active {minutes}m0s ago; threshold is 3m0s"))
 }
 
 /// The problem with the time it began, which a change of its words does not move.
@@ -271,7 +281,7 @@ fn lasting(known: Option<Problem>, message: Option<String>, now: Now) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{effect::ErrorKind, test_support::now as an_hour_in};
+    use crate::test_support::now as an_hour_in;
 
     fn at(secs: u64) -> Now {
         Now { uptime: Uptime::from_secs(secs), wall: an_hour_in().wall }
@@ -281,13 +291,20 @@ mod tests {
         Err(EffectError { kind: ErrorKind::Unavailable, message: "connection refused".to_owned() })
     }
 
+    /// Its first relist came with the first second.
+    fn listed() -> Node {
+        let mut node = Node::new(at(0));
+        node.take_listing(Listing { looked_at: at(1).uptime, ..Listing::default() });
+        node
+    }
+
     fn not_ready(problems: &[&str]) -> Readiness {
         Readiness::NotReady(problems.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn a_runtime_that_restarts_is_no_reason_to_call_the_node_not_ready() {
-        let mut node = Node::new(at(0));
+        let mut node = listed();
         assert_eq!(node.readiness(at(0)), Readiness::Unchecked);
         node.checked(&Ok(RuntimeStatus::default()), at(10));
         assert_eq!(node.readiness(at(10)), Readiness::Ready);
@@ -300,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_runtime_that_never_answered_is_waited_for_half_a_minute() {
-        let mut node = Node::new(at(0));
+        let mut node = listed();
         node.checked(&no_answer(), at(1));
         assert_eq!(node.readiness(at(29)), Readiness::Unknown);
         assert_eq!(node.readiness(at(30)), not_ready(&["container runtime status check may not have completed yet"]));
@@ -308,7 +325,7 @@ mod tests {
 
     #[test]
     fn what_the_runtime_says_against_itself_counts_at_once() {
-        let mut node = Node::new(at(0));
+        let mut node = listed();
         node.checked(&Ok(RuntimeStatus::default()), at(1));
         let status = RuntimeStatus {
             runtime_problem: Some("container runtime not ready".to_owned()),
@@ -322,12 +339,22 @@ mod tests {
 
     #[test]
     fn a_node_that_was_not_relisted_for_three_minutes_is_not_ready() {
-        let mut node = Node::new(at(0));
-        node.take_listing(Listing { looked_at: at(1).uptime, ..Listing::default() });
+        let mut node = listed();
         node.checked(&Ok(RuntimeStatus::default()), at(180));
         assert_eq!(node.readiness(at(180)), Readiness::Ready);
         node.checked(&Ok(RuntimeStatus::default()), at(260));
         let problem = "PLEG is not healthy: pleg was last seen active 4m0s ago; threshold is 3m0s";
         assert_eq!(node.readiness(at(260)), not_ready(&[problem]));
+    }
+
+    #[test]
+    fn node_is_not_ready_before_its_first_relist() {
+        let mut node = Node::new(at(0));
+        node.checked(&Ok(RuntimeStatus::default()), at(1));
+        assert_eq!(node.readiness(at(29)), Readiness::Unknown);
+        node.checked(&Ok(RuntimeStatus::default()), at(30));
+        assert_eq!(node.readiness(at(30)), not_ready(&["PLEG is not healthy: pleg has yet to be successful"]));
+        node.take_listing(Listing { looked_at: at(31).uptime, ..Listing::default() });
+        assert_eq!(node.readiness(at(31)), Readiness::Ready);
     }
 }

@@ -62,11 +62,18 @@ pub struct ContainerFacts {
     pub image_ref: String,
     pub created_at: Timestamp,
     pub state: ContainerState,
-    /// Annotation `io.kubernetes.pod.terminationGracePeriod`: all we know of a pod nobody asks for any more.
-    pub termination_grace_secs: Option<i64>,
     pub log_path: String,
     /// As whom its first process runs; `None` where the runtime does not say.
     pub user: Option<ContainerUser>,
+    pub resources: ContainerResources,
+}
+
+/// The limits a container has, as its runtime reports them; `None` where it reports none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerResources {
+    pub cpu_limit_millis: Option<i64>,
+    pub cpu_request_millis: Option<i64>,
+    pub memory_limit_bytes: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

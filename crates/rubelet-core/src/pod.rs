@@ -30,6 +30,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
+pub mod allocation;
 pub mod containers;
 pub mod hooks;
 pub mod init;
@@ -175,6 +176,15 @@ pub struct Failure {
     pub retry_at: Uptime,
     pub count: u32,
     pub message: String,
+    pub cure: Cure,
+}
+
+/// What may end a failure before its wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cure {
+    Nothing,
+    /// A change of a config map, secret or other object the pod uses.
+    ObjectChange,
 }
 
 /// First wait after a failed pod step, doubled up to `RETRY_MAX` (upstream: 10 s to 15 s flat).
@@ -185,7 +195,7 @@ impl Failure {
     pub fn after(previous: Option<&Failure>, message: String, now: Now) -> Self {
         let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
         let wait = RETRY_FIRST.saturating_mul(1 << (count - 1).min(8)).min(RETRY_MAX);
-        Failure { retry_at: now.uptime + wait, count, message }
+        Failure { retry_at: now.uptime + wait, count, message, cure: Cure::Nothing }
     }
 }
 

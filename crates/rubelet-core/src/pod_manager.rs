@@ -78,6 +78,11 @@ impl PodManager {
         self.pods.get(uid)
     }
 
+    /// Some source has a pod of this UID, be it a mirror pod.
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid) || self.mirror_pods.contains_key(uid)
+    }
+
     pub fn pod_by_full_name(&self, full_name: &str) -> Option<&Arc<Pod>> {
         self.pods.get(self.uid_by_full_name.get(full_name)?)
     }

@@ -206,6 +206,12 @@ impl StatusManager {
         self.in_doubt.remove(api_uid);
     }
 
+    /// Every pod of which something is kept, by either of its UIDs.
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        let own = self.pod_statuses.keys().chain(&self.changed).chain(&self.suspects);
+        own.chain(self.api_status_versions.keys()).chain(&self.gone).chain(&self.in_doubt)
+    }
+
     /// Whom to speak of, the most urgent first. A status the API server holds differently counts as not sent.
     pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<PodUid> {
         if batch == Batch::Reconcile {

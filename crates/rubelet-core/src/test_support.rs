@@ -21,7 +21,7 @@ use k8s_openapi::{
 use crate::{
     id::{ContainerId, SandboxId},
     manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
-    observation::{ContainerFacts, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
+    observation::{ContainerFacts, ContainerResources, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
     time::{Now, Uptime},
 };
 
@@ -131,9 +131,9 @@ fn mk_attempts(name: &str, text: &str, sandboxes: &[SandboxFacts]) -> Vec<Contai
             image_ref: format!("sha256:{name}"),
             created_at: ago(started),
             state,
-            termination_grace_secs: None,
             log_path: String::new(),
             user: None,
+            resources: ContainerResources::default(),
         }
     });
     attempts.collect()

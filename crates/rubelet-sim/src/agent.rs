@@ -166,6 +166,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                 Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Node(_) | Event::Due => {}
             }
             scene.count_turn();
+            scene.stale_entries = agent.entries_of_gone_pods();
             let snapshot = agent.snapshot();
             if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
                 scene.rules.told(scene.now, &snapshot);

@@ -171,6 +171,8 @@ impl Rules {
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
         // A sidecar's turn and a hook take their time off the grace period; upstream's two seconds are left in any case.
         let has_less = script.role(container.role()).is_some_and(|role| role.is_sidecar() || role.has_pre_stop());
+        // So they are of a pod that only the runtime knows.
+        let has_less = has_less || self.seen.was_orphan(&container.pod.uid);
         let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
         let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
         let had = container.term_at.map_or(Duration::ZERO, |term_at| now.saturating_sub(term_at));

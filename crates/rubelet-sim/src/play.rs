@@ -6,6 +6,7 @@
 mod agreement;
 mod cluster;
 mod ending;
+mod memory;
 pub mod moments;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
@@ -417,6 +418,7 @@ impl Play {
                 scene.agent = AgentState::Dead(life);
             }
             scene.snapshot = Arc::default();
+            scene.stale_entries.clear();
         });
     }
 

@@ -68,6 +68,8 @@ pub struct Scene {
     pub agent: AgentState,
     /// The agent's last word, empty between its lives.
     pub snapshot: Arc<Snapshot>,
+    /// What the agent still keeps of pods that are gone.
+    pub stale_entries: Vec<String>,
     /// The agent dies at the border of a call when so many more have passed.
     pub agent_dies_after: Option<u64>,
     /// Turns of the agent's loop within one instant: one that never rests would stop time itself.
@@ -128,6 +130,7 @@ impl Stage {
             rules: Rules::default(),
             agent: AgentState::Dead(Life(0)),
             snapshot: Arc::default(),
+            stale_entries: Vec::new(),
             agent_dies_after: None,
             turns: (Duration::ZERO, 0),
             cues: BTreeMap::new(),

@@ -64,7 +64,7 @@ impl Effects {
                     let began = world.clock.now().uptime;
                     let result = timeout(deadline, perform(&world, &op, &recall)).await.unwrap_or_else(|_| {
                         let message = format!("no answer within {} s", deadline.as_secs());
-                        Err(EffectError { kind: ErrorKind::Unavailable, message })
+                        Err(EffectError { kind: ErrorKind::TimedOut, message })
                     });
                     log_end(&op, &result);
                     world.metrics.effect_ended(&op, &result, began, world.clock.now());

@@ -66,9 +66,11 @@ async fn cgroup_driver(world: &World) -> RpcResult<Option<CgroupDriver>> {
     }
 }
 
-/// A runtime that cannot be looked at is away, whatever it says.
+/// A runtime that cannot be looked at is away, whatever it says, unless it is merely slow.
 fn failed(error: &RpcError) -> EffectError {
-    EffectError { kind: ErrorKind::Unavailable, message: error.to_string() }
+    let is_late = error.kind == RpcErrorKind::DeadlineExceeded;
+    let kind = if is_late { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+    EffectError { kind, message: error.to_string() }
 }
 
 /// A condition that is not reported does not hold.

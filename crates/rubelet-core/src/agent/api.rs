@@ -92,8 +92,10 @@ impl Agent {
                 (!is_current).then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "it shows an older manifest"))
             }
         };
-        if let Some((op, reason)) = step {
-            self.send_errand(errand, op, reason, now);
+        match step {
+            Some((op, reason)) => self.send_errand(errand, op, reason, now),
+            // What failed before is not wanted any more.
+            None => self.errands.forget(&errand),
         }
     }
 
@@ -111,6 +113,8 @@ impl Agent {
     pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
         let Some((errand, flight)) = self.errands.ended(id) else { return };
         match &errand {
+            // The watch was faster than the answer: there is no pod left to keep anything for.
+            Errand::Status(uid) if !self.is_api_pod_of(uid, &flight.op) => return self.errands.forget(&errand),
             Errand::Status(uid) => self.status_answered(uid, &flight.op, &result),
             Errand::Mirror(_) => {}
             // Whatever came of it, the pods that waited for it are judged now.
@@ -125,6 +129,12 @@ impl Agent {
             }
             Ok(_) | Err(_) => self.errands.forget(&errand),
         }
+    }
+
+    /// The API server's copy of the pod is still the one the request was about.
+    fn is_api_pod_of(&self, uid: &PodUid, op: &Op) -> bool {
+        let (Op::PatchStatus { pod, .. } | Op::DeletePod { pod }) = op else { return false };
+        self.pods.api_pod(uid).is_some_and(|stored| PodUid::of(stored) == pod.uid)
     }
 
     fn status_answered(&mut self, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {

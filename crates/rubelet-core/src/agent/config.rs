@@ -9,10 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     agent::Agent,
     effect::Op,
+    errands::Errand,
     event::Source,
     id::{PodRef, PodUid},
     pod::{
-        Cause, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
+        Cause, Cure, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
+        allocation::update_pod_from_allocation,
         hooks::{Hook, HookOrder, PreStop},
     },
     pod_config::{ConfigOp, PodUpdate},
@@ -20,6 +22,9 @@ use crate::{
     time::Now,
     volumes,
 };
+
+/// Of a pod no source knows nothing tells how long it may take; upstream's number.
+const ORPHAN_GRACE_SECS: i64 = 1;
 
 impl Agent {
     pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Now) {
@@ -73,6 +78,7 @@ impl Agent {
             record.wanted = Wanted::By(source);
         } else {
             let arrival = self.outbox.next_arrival();
+            let pod = update_pod_from_allocation(pod, None);
             let mut record = PodRecord::new(id.clone(), pod, Wanted::By(source), arrival, now);
             record.look = Look::Wanted;
             self.records.insert(id.uid.clone(), record);
@@ -101,7 +107,7 @@ impl Agent {
             if record.prepared == Preparation::Volumes && volumes::mounts_more(&pod, &record.pod) {
                 record.prepared = Preparation::Directories;
             }
-            record.pod = pod;
+            record.pod = update_pod_from_allocation(pod, Some(&record.pod));
             record.want_refresh(now);
         }
         self.pod_changed(&id.uid, now);
@@ -111,6 +117,7 @@ impl Agent {
         let id = PodRef::of(pod);
         self.pods.remove_pod(pod);
         self.statuses.forget_api_pod(&id.uid);
+        self.errands.forget(&Errand::Status(id.uid.clone()));
         self.errands.mirrors.insert(id.full_name());
         let Some(record) = self.records.get_mut(&id.uid) else { return };
         record.wanted = Wanted::No;
@@ -124,16 +131,17 @@ impl Agent {
         let uid = PodUid::of(&pod);
         self.api_pod_changed(&pod, now);
         if let Some(record) = self.records.get_mut(&uid) {
-            record.pod = pod;
+            record.pod = update_pod_from_allocation(pod, Some(&record.pod));
         }
         self.touched.insert(uid);
     }
 
-    /// What failed for want of the object may be tried again at once.
+    /// What failed for want of an object is tried again at once; all else keeps its wait.
     pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.want_refresh(now);
-        for failure in record.failures.values_mut() {
+        let curable = record.failures.values_mut().filter(|failure| failure.cure == Cure::ObjectChange);
+        for failure in curable {
             failure.retry_at = failure.retry_at.min(now.uptime);
         }
         self.touched.insert(uid.clone());
@@ -196,8 +204,8 @@ impl Agent {
         let arrival = self.outbox.next_arrival();
         let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
         record.look = Look::Wanted;
-        // What it is given is known once its containers were looked at.
-        record.enter(Lifecycle::Terminating { grace: Grace::starting(1, now), cause: Cause::Orphaned }, now);
+        let grace = Grace::starting(ORPHAN_GRACE_SECS, now);
+        record.enter(Lifecycle::Terminating { grace, cause: Cause::Orphaned }, now);
         self.touched.insert(id.uid.clone());
         self.records.entry(id.uid).or_insert(record);
     }

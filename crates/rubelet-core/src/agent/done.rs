@@ -11,7 +11,7 @@ use crate::{
     id::{ContainerId, PodUid},
     observation::{ContainerFacts, ContainerState, Listing, PodFacts},
     pod::{
-        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
+        Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
         hooks::{Hook, HookOrder, POST_START_LIMIT},
         status::Waiting,
         sync_pod::event,
@@ -24,7 +24,7 @@ impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
         let owner = self.outbox.answered(id);
         if let Err(error) = &result
-            && error.kind == ErrorKind::Unavailable
+            && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
             && owner != Some(Owner::Errand)
         {
             self.node.suspect_runtime(now);
@@ -229,9 +229,6 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
     if facts.sandboxes.is_empty() && facts.containers.is_empty() {
         record.logged_attempts.clone_from(&facts.logged_attempts);
     }
-    if record.facts.is_none() {
-        grant_own_grace(record, &facts, now);
-    }
     record.facts = Some(Arc::new(facts));
     record.is_fresh = meanwhile != Meanwhile::Change;
 }
@@ -272,15 +269,6 @@ impl PodRecord {
             let told_id = ended.and_then(|ended| ended.container_id.as_deref()?.split_once("://"));
             told_id.is_some_and(|(_, told_id)| told_id == id.as_str())
         })
-    }
-}
-
-/// Of a pod nobody asks for, only its containers know how long it wanted to be given; upstream gives it one second.
-fn grant_own_grace(record: &mut PodRecord, facts: &PodFacts, now: Now) {
-    let Lifecycle::Terminating { cause: Cause::Orphaned, .. } = record.lifecycle else { return };
-    if let Some(secs) = facts.running().filter_map(|container| container.termination_grace_secs).max() {
-        let grace = Grace::starting(secs, now);
-        record.enter(Lifecycle::Terminating { grace, cause: Cause::Orphaned }, now);
     }
 }
 
@@ -327,8 +315,21 @@ fn settle(
         return Vec::new();
     }
     let failure = Failure::after(record.failures.get(key), error.message.clone(), now);
-    record.failures.insert(key.clone(), failure);
+    record.failures.insert(key.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
+}
+
+/// Volumes are made of objects; so is a container's environment, which is complete before the runtime is called.
+fn cure(op: &Op, error: &EffectError) -> Cure {
+    match (op, &error.kind) {
+        (Op::SetUpVolumes { .. } | Op::RefreshVolumes { .. }, _)
+        | (Op::StartContainer(_), ErrorKind::Reject(Reason::CreateContainerConfigError))
+        | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
+        (
+            _,
+            ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Reject(_) | ErrorKind::Gone,
+        ) => Cure::Nothing,
+    }
 }
 
 /// The container that was started by this, if it was.
@@ -458,7 +459,11 @@ fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
 fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<EventRecord> {
     let reason = match &error.kind {
         ErrorKind::Reject(reason) => *reason,
-        ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::Gone => Reason::RunContainerError,
+        ErrorKind::Retry
+        | ErrorKind::Unavailable
+        | ErrorKind::TimedOut
+        | ErrorKind::MissingObject
+        | ErrorKind::Gone => Reason::RunContainerError,
     };
     let waiting = Waiting { reason: reason.as_str().to_owned(), message: error.message.clone() };
     record.waiting.insert(name.to_owned(), waiting);

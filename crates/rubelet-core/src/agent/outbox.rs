@@ -13,8 +13,6 @@ use crate::{
 
 /// A look that lasts longer than this is as bad as none.
 const LOOK_DEADLINE: Duration = Duration::from_secs(30);
-/// The shortest question there is; a runtime that cannot answer it in time is not ready.
-const CHECK_DEADLINE: Duration = Duration::from_secs(10);
 /// File operations of one pod.
 const DISK_DEADLINE: Duration = Duration::from_secs(123);
 /// Upstream lets a pull last for ever; this is for ever with an end.
@@ -76,6 +74,14 @@ impl Outbox {
         self.owners.remove(&id)
     }
 
+    /// The pods for which an answer is awaited.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.owners.values().filter_map(|owner| match owner {
+            Owner::Pod(uid) => Some(uid),
+            Owner::Node | Owner::Image | Owner::Errand => None,
+        })
+    }
+
     pub fn next_arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
@@ -89,7 +95,6 @@ impl Outbox {
 fn deadline(op: &Op, settings: &Settings) -> Duration {
     let request = settings.runtime_request_timeout;
     match op {
-        Op::CheckRuntime => CHECK_DEADLINE,
         // The effect ends by the probe's own timeout; a command may have to be killed first, as slow as the runtime does it.
         Op::Probe(order) => order.timeout + request,
         Op::RunHook(order) => order.limit + request,
@@ -109,6 +114,7 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::RunSandbox(_) => request * 2,
         // Two calls.
         Op::StartContainer(_) => request * 2,
+        Op::CheckRuntime => request,
         Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::ResumeContainer { .. } | Op::RemoveContainer { .. } => {
             request
         }

@@ -13,10 +13,11 @@ use crate::{
     id::PodUid,
     images::{Asked, ImageSteps},
     manifest,
-    node::Routine,
+    node::{Node, Routine},
     observation::PodFacts,
     pod::{
         Cause, Flight, Lifecycle, Look, Meanwhile, Plan, Planned, PodRecord, Preparation, Wanted,
+        allocation::{is_resize_pending, update_pod_from_allocation},
         hooks::{Hook, HookOrder, PreStop},
         restart::CrashLoop,
         status::{self, PodFailure, Stage, StatusInput},
@@ -43,24 +44,28 @@ impl Agent {
         for event in events {
             self.outbox.record(event);
         }
-        if self.node.check.is_due(now) {
-            let (id, give_up_at) = self.send_node(Op::CheckRuntime, "is the runtime there?", now);
-            self.node.check = Routine::UnderWay { id, give_up_at };
-        }
+        self.begin_if_due(|node| &mut node.check, Op::CheckRuntime, "is the runtime there?", now);
         if !self.node.is_ready() {
             return;
         }
-        if self.node.relist.is_due(now) {
-            let (id, give_up_at) = self.send_node(Op::Relist, "has anything changed?", now);
-            self.node.relist = Routine::UnderWay { id, give_up_at };
-        }
-        if self.node.list_dirs.is_due(now) {
-            let (id, give_up_at) = self.send_node(Op::ListPodDirs, "does anything on disk have no owner?", now);
-            self.node.list_dirs = Routine::UnderWay { id, give_up_at };
-        }
+        self.begin_if_due(|node| &mut node.relist, Op::Relist, "has anything changed?", now);
+        self.begin_if_due(|node| &mut node.list_dirs, Op::ListPodDirs, "does anything on disk have no owner?", now);
         if self.node.housekeeping_at <= now.uptime {
             self.handle_housekeeping(now);
         }
+    }
+
+    /// A routine whose answer never came is due again; its old answer is not waited for any more.
+    fn begin_if_due(&mut self, routine: fn(&mut Node) -> &mut Routine, op: Op, reason: &str, now: Now) {
+        let known = *routine(&mut self.node);
+        if !known.is_due(now) {
+            return;
+        }
+        if let Routine::UnderWay { id, .. } = known {
+            self.outbox.cancel(id);
+        }
+        let (id, give_up_at) = self.send_node(op, reason, now);
+        *routine(&mut self.node) = Routine::UnderWay { id, give_up_at };
     }
 
     /// Plans every touched pod; one pod's end may let another start, so it goes on until nobody is left.
@@ -233,6 +238,7 @@ impl Agent {
             stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
             waiting: &waiting,
             restarting: &record.restarting,
+            is_resize_pending: self.pods.pod_by_uid(uid).is_some_and(|desired| is_resize_pending(desired, &record.pod)),
             stage: stage(&record.lifecycle),
             host_ips: self.node.host_ips(&self.settings),
             runtime: &self.node.status.name,
@@ -360,6 +366,7 @@ impl Agent {
             && let Some(pod) = self.pods.pod_by_uid(uid).cloned()
         {
             let arrival = self.outbox.next_arrival();
+            let pod = update_pod_from_allocation(pod, None);
             let mut again = PodRecord::new(record.id, pod, Wanted::By(source), arrival, now);
             again.look = Look::Wanted;
             self.records.insert(uid.clone(), again);

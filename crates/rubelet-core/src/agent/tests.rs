@@ -14,6 +14,7 @@ use crate::{
     id::{PodRef, PodUid},
     observation::{ListedPod, Listing, PodFacts, RuntimeStatus, SandboxState},
     settings::Settings,
+    snapshot::Readiness,
     test_support::{facts, later, mk_pod},
     time::Now,
 };
@@ -236,6 +237,74 @@ fn a_runtime_that_goes_away_stops_all_plans_and_is_asked_until_it_returns() {
     turns.runtime_is_up(&[]);
     assert!(turns.agent.snapshot().node.runtime_problem.is_none());
     assert!(turns.pending().contains(&"inspect"), "every pod is looked at again: {:?}", turns.pending());
+}
+
+#[test]
+fn work_goes_on_while_the_runtime_status_is_late() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[]);
+    turns.at_secs += 10;
+    turns.happens(Event::Due);
+    assert!(turns.pending().contains(&"check"));
+    let readiness = |turns: &Turns| turns.agent.snapshot().node.readiness.clone();
+    turns.at_secs += 19;
+    turns.happens(Event::Due);
+    assert_eq!(readiness(&turns), Readiness::Ready);
+    assert_eq!(turns.agent.wake_at(turns.now()), later(30).uptime, "then patience with the runtime ends");
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
+    assert_eq!(readiness(&turns), Readiness::NotReady(vec!["container runtime is down".to_owned()]));
+    turns.config(&[web("u1")]);
+    turns.inspected("sandbox gone");
+    assert!(turns.pending().contains(&"make dirs"), "{:?}", turns.pending());
+    let late = EffectError { kind: ErrorKind::TimedOut, message: "no answer within 120 s".to_owned() };
+    turns.answer("check", Err(late));
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+}
+
+#[test]
+fn changed_object_retries_only_what_it_can_cure() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[fed("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
+    let changed = || Event::Refresh { pod: PodUid::new("u1") };
+    turns.answer("set up volumes", failed());
+    turns.inspected("sandbox gone");
+    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    turns.happens(changed());
+    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.inspected("sandbox gone");
+    turns.answer("run sandbox", failed());
+    turns.inspected("sandbox gone");
+    turns.happens(changed());
+    assert!(!turns.pending().contains(&"run sandbox"), "the runtime's failure waits: {:?}", turns.pending());
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
+    let class_is_missing = EffectError { kind: ErrorKind::MissingObject, message: "no such class".to_owned() };
+    turns.answer("run sandbox", Err(class_is_missing));
+    turns.inspected("sandbox gone");
+    turns.happens(changed());
+    assert!(turns.pending().contains(&"run sandbox"), "{:?}", turns.pending());
+}
+
+#[test]
+fn pod_that_no_source_knows_is_stopped_at_once() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[listed("stranger", "stranger")]);
+    turns.inspected("a: running 30s");
+    let stop = turns.asked.iter().find_map(|(_, op)| match op {
+        Op::StopContainer { grace_secs, .. } => Some(*grace_secs),
+        _ => None,
+    });
+    assert_eq!(stop, Some(2));
 }
 
 #[test]

@@ -94,7 +94,6 @@ pub fn owner(labels: &Map) -> Option<PodRef> {
 pub struct Annotated {
     pub hash: Option<u64>,
     pub restart_count: Option<u32>,
-    pub termination_grace_secs: Option<i64>,
     pub termination_message_path: String,
     pub falls_back_to_logs: bool,
 }
@@ -105,7 +104,6 @@ impl Annotated {
         Annotated {
             hash: text(HASH).and_then(hash::from_text),
             restart_count: text(RESTART_COUNT).and_then(|count| count.parse().ok()),
-            termination_grace_secs: text(TERMINATION_GRACE_PERIOD).and_then(|secs| secs.parse().ok()),
             termination_message_path: text(TERMINATION_MESSAGE_PATH).unwrap_or_default().to_owned(),
             falls_back_to_logs: text(TERMINATION_MESSAGE_POLICY) == Some("FallbackToLogsOnError"),
         }
@@ -254,7 +252,7 @@ mod tests {
         io.kubernetes.pod.terminationGracePeriod=30
         "#);
         let read = Annotated::read(&annotations(container, &pod, 2));
-        assert_eq!((read.hash, read.restart_count, read.termination_grace_secs), (Some(0xe220f96), Some(2), Some(30)));
+        assert_eq!((read.hash, read.restart_count), (Some(0xe220f96), Some(2)));
     }
 
     #[test]

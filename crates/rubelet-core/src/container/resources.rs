@@ -98,6 +98,16 @@ pub fn quota(millis: i64, period_micros: i64) -> i64 {
     (millis.saturating_mul(period_micros) / MILLIS_PER_CPU).max(MIN_QUOTA_MICROS)
 }
 
+/// Back from CPU shares to thousandths of a CPU; `None` below what the kernel gives at least.
+pub fn shares_to_millis(shares: i64) -> Option<i64> {
+    (shares >= MIN_SHARES).then(|| (shares.saturating_mul(MILLIS_PER_CPU) + SHARES_PER_CPU - 1) / SHARES_PER_CPU)
+}
+
+/// Back from a quota; `None` without a limit.
+pub fn quota_to_millis(quota: i64, period_micros: i64) -> Option<i64> {
+    (quota > 0 && period_micros > 0).then(|| quota.saturating_mul(MILLIS_PER_CPU) / period_micros)
+}
+
 type List = BTreeMap<String, Text>;
 
 fn requests(resources: Option<&ResourceRequirements>) -> Option<&List> {

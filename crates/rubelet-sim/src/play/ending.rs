@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     invariants::Actor,
     play::{
-        Failure, Play, agreement,
+        Failure, Play, agreement, memory,
         moments::{self, Moment},
     },
     runtime::store::{Pull, State},
@@ -152,7 +152,9 @@ fn complaint(scene: &Scene, wanted: &[Script]) -> Option<String> {
     let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(scene, script)).collect();
     leftover(scene, &uids).or_else(|| {
         let mut pods = wanted.iter().zip(&uids);
-        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid)).or_else(|| agreement::complaint(scene, &uids))
+        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid))
+            .or_else(|| agreement::complaint(scene, &uids))
+            .or_else(|| memory::complaint(scene))
     })
 }
 

@@ -278,6 +278,11 @@ impl Container {
             annotations: self.config.annotations.clone(),
             mounts: self.config.mounts.clone(),
             log_path: self.config.log_path.clone(),
+            resources: self
+                .config
+                .linux
+                .as_ref()
+                .map(|linux| v1::ContainerResources { linux: linux.resources.clone() }),
             ..Default::default()
         };
         match &self.state {

@@ -47,9 +47,8 @@ pub fn gone_is_done(result: RpcResult<()>) -> Result<(), EffectError> {
 
 fn of(error: &RpcError, kind: ErrorKind, message: String) -> EffectError {
     match error.kind {
-        RpcErrorKind::Unavailable | RpcErrorKind::DeadlineExceeded => {
-            EffectError { kind: ErrorKind::Unavailable, message: error.to_string() }
-        }
+        RpcErrorKind::Unavailable => EffectError { kind: ErrorKind::Unavailable, message: error.to_string() },
+        RpcErrorKind::DeadlineExceeded => EffectError { kind: ErrorKind::TimedOut, message: error.to_string() },
         RpcErrorKind::NotFound
         | RpcErrorKind::AlreadyExists
         | RpcErrorKind::Unimplemented

@@ -45,7 +45,7 @@ async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, Ef
     let found = cluster.objects.gather(&order.uid, BTreeSet::from([key.clone()])).await;
     let class = found
         .find(&key, Presence::Required)
-        .map_err(|missing| EffectError { kind: ErrorKind::Retry, message: missing.message })?;
+        .map_err(|missing| EffectError { kind: ErrorKind::MissingObject, message: missing.message })?;
     let handler =
         class.and_then(|class| class.data.get(HANDLER)).map(|name| String::from_utf8_lossy(name).into_owned());
     Ok(handler.unwrap_or_default())

@@ -200,6 +200,8 @@ impl Deeds {
                 ErrorKind::Reject(reason) => reason.as_str(),
                 ErrorKind::Retry => "Retry",
                 ErrorKind::Unavailable => "Unavailable",
+                ErrorKind::TimedOut => "TimedOut",
+                ErrorKind::MissingObject => "MissingObject",
                 ErrorKind::Gone => "Gone",
             };
             self.started_containers_errors.inc([kind, code]);

@@ -10,11 +10,13 @@ use jiff::Timestamp;
 use rubelet_core::{
     container::{
         labels::{self, Annotated},
-        logs,
+        logs, resources,
     },
     effect::{EffectError, Facts},
     id::{ContainerId, PodRef, SandboxId},
-    observation::{ContainerFacts, ContainerState, ContainerUser, Exit, PodFacts, SandboxFacts, SandboxState},
+    observation::{
+        ContainerFacts, ContainerResources, ContainerState, ContainerUser, Exit, PodFacts, SandboxFacts, SandboxState,
+    },
 };
 use rubelet_cri::{
     port::{RpcErrorKind, RpcResult},
@@ -120,13 +122,13 @@ async fn container_facts(world: &World, container: v1::Container) -> RpcResult<O
         image_ref: status.image_ref,
         created_at: timestamp(status.created_at),
         state,
-        termination_grace_secs: annotated.termination_grace_secs,
         log_path: status.log_path,
         user: status.user.and_then(|user| user.linux).map(|user| ContainerUser {
             uid: user.uid,
             gid: user.gid,
             supplemental_groups: user.supplemental_groups,
         }),
+        resources: container_resources(status.resources.and_then(|resources| resources.linux)),
     }))
 }
 
@@ -142,6 +144,17 @@ async fn container_state(world: &World, status: &v1::ContainerStatus, annotated:
             reason: status.reason.clone(),
             message: termination_message::of(world, status, annotated).await,
         }),
+    }
+}
+
+/// Shares and quota as upstream reads them back; what is zero is not limited, or not reported.
+fn container_resources(reported: Option<v1::LinuxContainerResources>) -> ContainerResources {
+    let reported = reported.unwrap_or_default();
+    let positive = |amount: i64| Some(amount).filter(|amount| *amount > 0);
+    ContainerResources {
+        cpu_limit_millis: resources::quota_to_millis(reported.cpu_quota, reported.cpu_period).and_then(positive),
+        cpu_request_millis: resources::shares_to_millis(reported.cpu_shares),
+        memory_limit_bytes: positive(reported.memory_limit_in_bytes),
     }
 }
 

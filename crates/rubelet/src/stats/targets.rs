@@ -106,7 +106,7 @@ mod tests {
     use rubelet_core::{
         cgroups::{CgroupDriver, CgroupSettings},
         id::{ContainerId, SandboxId},
-        observation::{PodFacts, SandboxFacts, SandboxState},
+        observation::{ContainerResources, PodFacts, SandboxFacts, SandboxState},
     };
     use serde_json::json;
 
@@ -124,9 +124,9 @@ mod tests {
             image_ref: String::new(),
             created_at: at("2026-11-15T18:00:01Z"),
             state: ContainerState::Running { started_at: at("2026-11-15T18:00:02Z") },
-            termination_grace_secs: None,
             log_path: String::new(),
             user: None,
+            resources: ContainerResources::default(),
         }
     }
 

@@ -115,6 +115,78 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
 }
 
 #[test]
+fn nothing_is_kept_of_a_pod_deleted_before_our_answer() {
+    let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
+    let done = Ok(Facts::ApiPod(Arc::new(pod.clone())));
+    for answer in [done, refused(ErrorKind::Gone), refused(ErrorKind::Retry), refused(ErrorKind::TimedOut)] {
+        let mut turns = in_cluster(&[Source::Api]);
+        turns.listed_by_api(std::slice::from_ref(&pod));
+        turns.runtime_is_up(&[]);
+        turns.inspected("sandbox gone");
+        turns.listed_by_api(&[]);
+        turns.answer("patch status", answer);
+        while let Some(step) = turns.pending().into_iter().find(|step| CLEARING.contains(step)) {
+            turns.answer(step, Ok(Facts::Nothing));
+            turns.inspected("sandbox gone");
+        }
+        turns.at_secs += 60;
+        turns.happens(Event::Due);
+        turns.relisted(&[]);
+        assert_eq!(turns.lifecycle("u1"), "unknown");
+        assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
+    }
+}
+
+/// What gives back all that a pod without containers holds.
+const CLEARING: [&str; 5] = ["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir", "make dirs"];
+
+#[test]
+fn nothing_is_kept_of_a_mirror_pod_that_could_not_be_made() {
+    let mut turns = in_cluster(&[Source::File, Source::Api]);
+    turns.config(&[mk_pod("always | static | main a")]);
+    turns.listed_by_api(&[]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    turns.answer("create mirror", refused(ErrorKind::Retry));
+    turns.config(&[]);
+    while let Some(step) = turns.pending().into_iter().find(|step| CLEARING.contains(step)) {
+        turns.answer(step, Ok(Facts::Nothing));
+        turns.inspected("sandbox gone");
+    }
+    turns.at_secs += 60;
+    turns.happens(Event::Due);
+    turns.relisted(&[]);
+    assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
+}
+
+#[test]
+fn resize_in_the_api_shows_as_infeasible_and_changes_nothing() {
+    let sized = |memory: &str, version: u64, status: &Value| {
+        let mut pod = stored("always | main a", version, status);
+        let limits = json!({ "limits": { "memory": memory }, "requests": { "memory": memory } });
+        pod.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(limits).unwrap());
+        pod
+    };
+    let mut turns = in_cluster(&[Source::Api]);
+    let pod = sized("64Mi", 1, &json!({ "phase": "Pending" }));
+    turns.listed_by_api(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    let running = turns.patched(&pod, 2);
+    let resized = sized("1Gi", 3, &serde_json::to_value(&running.status).unwrap());
+    turns.listed_by_api(std::slice::from_ref(&resized));
+    let status = turns.patched(&resized, 4).status.unwrap();
+    let container = &status.container_statuses.unwrap()[0];
+    let shown = serde_json::to_value((&container.resources, &container.allocated_resources)).unwrap();
+    let held = json!({ "memory": "64Mi" });
+    assert_eq!(shown, json!([{ "limits": held, "requests": held }, held]));
+    let conditions = serde_json::to_value(&status.conditions).unwrap();
+    let pending = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "PodResizePending");
+    assert_eq!(pending.map(|pending| &pending["reason"]), Some(&json!("Infeasible")));
+    assert!(turns.errands().is_empty());
+}
+
+#[test]
 fn a_pod_that_ended_before_the_agent_began_is_never_started() {
     let mut turns = in_cluster(&[Source::Api]);
     let status = json!({ "phase": "Succeeded", "containerStatuses": [{

@@ -17,7 +17,7 @@ use crate::{
     id::{ContainerId, SandboxId},
     node_object::NodeObject,
     objects::{Object, Objects},
-    observation::{ContainerFacts, ContainerState, Exit, SandboxFacts},
+    observation::{ContainerFacts, ContainerResources, ContainerState, Exit, SandboxFacts},
     pod::restart_policy::is_sidecar,
     probes::ProbeOutcome,
     settings::{Allocatable, SwapController},
@@ -420,9 +420,9 @@ fn started(order: &StartContainer) -> ContainerFacts {
         image_ref: order.image.id.clone(),
         created_at: ago(0),
         state,
-        termination_grace_secs: None,
         log_path: String::new(),
         user: None,
+        resources: ContainerResources::default(),
     }
 }
 

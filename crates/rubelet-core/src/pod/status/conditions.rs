@@ -25,6 +25,7 @@ pub const READY: &str = "Ready";
 pub const CONTAINERS_READY: &str = "ContainersReady";
 pub const INITIALIZED: &str = "Initialized";
 pub const POD_SCHEDULED: &str = "PodScheduled";
+const POD_RESIZE_PENDING: &str = "PodResizePending";
 pub const POD_READY_TO_START_CONTAINERS: &str = "PodReadyToStartContainers";
 /// Shared: others set it too, and it is sent only together with the end of the pod.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -36,7 +37,7 @@ const OWNED: [&str; 8] = [
     CONTAINERS_READY,
     POD_READY_TO_START_CONTAINERS,
     "PodResizeInProgress",
-    "PodResizePending",
+    POD_RESIZE_PENDING,
     "AllContainersRestarting",
 ];
 
@@ -45,6 +46,9 @@ const POD_COMPLETED: &str = "PodCompleted";
 const POD_FAILED: &str = "PodFailed";
 const CONTAINERS_NOT_READY: &str = "ContainersNotReady";
 const CONTAINERS_NOT_INITIALIZED: &str = "ContainersNotInitialized";
+/// Upstream's reason for a resize that this node cannot carry out.
+const INFEASIBLE: &str = "Infeasible";
+const NO_RESIZE: &str = "In-place resize is not supported by this node's agent";
 const READINESS_GATES_NOT_READY: &str = "ReadinessGatesNotReady";
 
 /// The kubelet alone writes conditions of this type.
@@ -66,6 +70,12 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let sandbox_serves = input.pod.spec.as_ref().is_some_and(|spec| usable_sandbox(spec, input.facts).is_ok());
     let ready_to_start = if sandbox_serves { Verdict::True } else { Verdict::no("", "") };
     let dates = Dates::of(input, status);
+    if input.is_resize_pending {
+        let verdict = Verdict::TrueBecause { reason: INFEASIBLE, message: NO_RESIZE };
+        let mut condition = verdict.into_condition(POD_RESIZE_PENDING, input.pod);
+        condition.last_transition_time = Some(Time(transition_time(input, &condition, None, dates.start)));
+        conditions.push(condition);
+    }
     for (condition_type, verdict, since_true, since_false) in [
         (POD_READY_TO_START_CONTAINERS, ready_to_start, dates.sandbox, None),
         (INITIALIZED, initialized(input, status), dates.initialized, Some(dates.start)),
@@ -105,8 +115,11 @@ pub fn condition_of_ended_pod(condition_type: &str, pod: &Pod, phase: &str) -> P
 
 enum Verdict {
     True,
-    /// With a reason, as upstream has it for a pod that completed.
-    TrueBecause(&'static str),
+    /// As upstream has it for a pod that completed, and for a resize that waits.
+    TrueBecause {
+        reason: &'static str,
+        message: &'static str,
+    },
     False {
         reason: &'static str,
         message: String,
@@ -125,7 +138,7 @@ impl Verdict {
     fn into_condition(self, condition_type: &str, pod: &Pod) -> PodCondition {
         let (status, reason, message) = match self {
             Verdict::True => ("True", "", String::new()),
-            Verdict::TrueBecause(reason) => ("True", reason, String::new()),
+            Verdict::TrueBecause { reason, message } => ("True", reason, message.to_owned()),
             Verdict::False { reason, message } => ("False", reason, message),
         };
         PodCondition {
@@ -164,7 +177,7 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> Verdict {
 fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> Verdict {
     match containers_ready(pod, status) {
         Verdict::True => {}
-        verdict @ (Verdict::TrueBecause(_) | Verdict::False { .. }) => return verdict,
+        verdict @ (Verdict::TrueBecause { .. } | Verdict::False { .. }) => return verdict,
     }
     let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
     let closed: Vec<_> = gates
@@ -198,7 +211,7 @@ fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
         }
     }
     if phase == SUCCEEDED && unknown.is_empty() {
-        return Verdict::TrueBecause(POD_COMPLETED);
+        return Verdict::TrueBecause { reason: POD_COMPLETED, message: "" };
     }
     // Once initialized, always initialized: a sidecar that restarts, or an init container that is gone, changes nothing.
     let old = input.old_status().and_then(|old| find(old, INITIALIZED));
@@ -243,15 +256,15 @@ fn init_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten())
 }
 
-/// When, by the facts, each condition became what it is. A change is dated by what caused it rather than by when it was
-/// noticed, so that an agent that restarts and computes again finds the same dates.
+/// When, by the facts, each condition of a static pod became what it is. Its status may not outlive the agent; facts do, so
+/// that an agent that restarts and computes again finds the same dates.
 struct Dates {
     start: Timestamp,
     /// The newest sandbox was created.
     sandbox: Option<Timestamp>,
-    /// The last init container completed, the last sidecar started.
+    /// The last init container completed, the last sidecar started. `None` where a probe decides.
     initialized: Option<Timestamp>,
-    /// The last of the containers that run now started.
+    /// The last of the containers that run now started. `None` where a probe decides.
     running: Option<Timestamp>,
     /// The last of the containers that do not run now stopped.
     stopped: Option<Timestamp>,
@@ -265,13 +278,18 @@ impl Dates {
             init_containers(input.pod).all(|spec| spec.name != container.name || is_sidecar(spec))
         };
         let judged = || init().filter(counts_for_ready).chain(status.container_statuses.iter().flatten());
-        let has_init = init_containers(input.pod).next().is_some();
+        let sidecars = || init_containers(input.pod).filter(|spec| is_sidecar(spec));
+        let init_is_probed = sidecars().any(|spec| spec.startup_probe.is_some());
+        let regular = input.pod.spec.iter().flat_map(|spec| &spec.containers);
+        let is_probed =
+            sidecars().chain(regular).any(|spec| spec.startup_probe.is_some() || spec.readiness_probe.is_some());
         let init_changes = init().flat_map(|container| [started_at(container), stopped_at(container)]).flatten();
+        let has_init = init_containers(input.pod).next().is_some();
         Dates {
             start,
             sandbox: input.facts.newest_sandbox().map(|sandbox| sandbox.created_at),
-            initialized: if has_init { init_changes.max() } else { Some(start) },
-            running: judged().filter_map(started_at).max(),
+            initialized: if has_init { init_changes.max().filter(|_| !init_is_probed) } else { Some(start) },
+            running: judged().filter_map(started_at).max().filter(|_| !is_probed),
             stopped: judged().filter_map(stopped_at).max(),
         }
     }
@@ -290,7 +308,8 @@ fn stopped_at(status: &ContainerStatus) -> Option<Timestamp> {
     end.finished_at.as_ref().map(|time| time.0)
 }
 
-/// Kept while the status is. A static pod's conditions that date from its start move with it (see `start_time`).
+/// A date holds while the status does, over a restart too: the API server keeps it. A change is dated when it is seen, as
+/// upstream does; that of a static pod by its cause where facts show it (see `Dates`).
 fn transition_time(
     input: &StatusInput<'_>,
     condition: &PodCondition,
@@ -298,14 +317,20 @@ fn transition_time(
     start: Timestamp,
 ) -> Timestamp {
     let now = input.now.wall;
+    let is_static = is_static_pod(input.pod);
     let old_status = input.old_status();
     let old = old_status.and_then(|old| find(old, &condition.type_));
-    let Some((old, old_time)) = old.and_then(|old| Some((old, old.last_transition_time.as_ref()?))) else {
-        return since.unwrap_or(start).min(now);
-    };
-    let old_start = old_status.and_then(|old| old.start_time.as_ref());
-    if old.status != condition.status {
-        return since.filter(|since| since.as_second() > old_time.0.as_second()).unwrap_or(now).min(now);
+    let known = old.and_then(|old| Some((old, old.last_transition_time.as_ref()?)));
+    if let Some((_, old_time)) = known.filter(|(old, _)| old.status == condition.status) {
+        // What dates from a static pod's start moves with it (see `start_time`).
+        let old_start = old_status.and_then(|old| old.start_time.as_ref());
+        return if is_static && old_start == Some(old_time) { start } else { old_time.0 };
     }
-    if is_static_pod(input.pod) && old_start == Some(old_time) { start } else { old_time.0 }
+    let since = since.filter(|_| is_static);
+    let cause = match known {
+        Some((_, old_time)) => since.filter(|since| since.as_second() > old_time.0.as_second()),
+        None if is_static && condition.status == "False" => since.or(Some(start)),
+        None => since,
+    };
+    cause.map_or(now, |cause| cause.min(now))
 }

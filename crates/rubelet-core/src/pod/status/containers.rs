@@ -13,7 +13,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 
-use super::StatusInput;
+use super::{StatusInput, resources};
 use crate::{
     container::of_ephemeral,
     observation::{ContainerFacts, ContainerState, ContainerUser},
@@ -133,7 +133,7 @@ impl<'a> Subject<'a> {
             restart_count: attempt.max(self.old.map_or(0, |old| old.restart_count)),
             last_state: self.last_state_from_old(&id),
             state: Some(self.state_of(facts)),
-            resources: Some(self.spec.resources.clone().unwrap_or_default()),
+            resources: Some(resources::of_container(self.spec, facts, self.reported_running(&id))),
             allocated_resources: self.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
             volume_mounts: volume_mounts(self.spec),
             container_id: Some(id),
@@ -154,6 +154,12 @@ impl<'a> Subject<'a> {
             status.restart_count = old.restart_count.saturating_add(1);
         }
         status
+    }
+
+    /// What was last told of this very container, if it ran then.
+    fn reported_running(&self, id: &str) -> Option<&'a ContainerStatus> {
+        let ran = |old: &&ContainerStatus| old.state.as_ref().is_some_and(|state| state.running.is_some());
+        self.old.filter(ran).filter(|old| old.container_id.as_deref() == Some(id))
     }
 
     /// How the container before this one ended, where the runtime has forgotten it.
@@ -293,9 +299,7 @@ impl<'a> Subject<'a> {
     /// long as that very container runs.
     fn set_started_and_ready(&self, status: &mut ContainerStatus) {
         let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
-        let judged = self.old.filter(|old| {
-            old.container_id == status.container_id && old.state.as_ref().is_some_and(|state| state.running.is_some())
-        });
+        let judged = status.container_id.as_deref().and_then(|id| self.reported_running(id));
         let verdict = |probe: &Option<Probe>, of: fn(&ContainerStatus) -> bool| match (probe, judged) {
             (Some(_), Some(old)) => of(old),
             (Some(_), None) => false,

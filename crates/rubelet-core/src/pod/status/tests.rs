@@ -7,7 +7,7 @@ use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 use super::*;
 use crate::{
     id::ContainerId,
-    observation::{ContainerState, ContainerUser, Exit},
+    observation::{ContainerResources, ContainerState, ContainerUser, Exit},
     test_support::{ago, facts, later, mk_pod, now, show},
 };
 
@@ -18,6 +18,7 @@ struct Case {
     previous: Option<PodStatus>,
     waiting: BTreeMap<String, Waiting>,
     restarting: BTreeSet<ContainerId>,
+    is_resize_pending: bool,
     stage: Stage,
     host_ips: Vec<String>,
     failed: Option<PodFailure>,
@@ -32,6 +33,7 @@ impl Case {
             previous: None,
             waiting: BTreeMap::new(),
             restarting: BTreeSet::new(),
+            is_resize_pending: false,
             stage: Stage::Syncing,
             host_ips: vec!["192.0.2.1".to_owned()],
             failed: None,
@@ -73,6 +75,7 @@ impl Case {
             stored: None,
             waiting: &self.waiting,
             restarting: &self.restarting,
+            is_resize_pending: self.is_resize_pending,
             stage: self.stage,
             host_ips: &self.host_ips,
             runtime: "containerd",
@@ -105,8 +108,8 @@ fn a_pod_nobody_started_yet_is_pending_and_creating() {
 }
 
 #[test]
-fn a_running_pod_is_ready_since_its_last_container_started() {
-    assert_snapshot!(Case::new("always | main a | main b", "a: running 50s; b: running 20s").show(), @r#"
+fn a_static_pod_is_ready_since_its_last_container_started() {
+    assert_snapshot!(Case::new("always | static | main a | main b", "a: running 50s; b: running 20s").show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: running -50s, restarts=0 started ready
     main b: running -20s, restarts=0 started ready
@@ -126,11 +129,11 @@ fn containers_wait_while_init_containers_run_in_order() {
     init one: exit 0(Completed) -40s, restarts=0 ready
     init two: running -30s, restarts=0 started
     main a: waiting(PodInitializing), restarts=0
-    PodReadyToStartContainers=True -60s
-    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [two]" -60s
-    Ready=False(ContainersNotReady) "containers with unready status: [a]" -60s
-    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -60s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [two]" +0s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -140,11 +143,11 @@ fn a_failed_init_container_of_a_run_once_pod_fails_it() {
     Failed ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     init one: exit 3(Error) -40s, restarts=0
     main a: waiting(PodInitializing), restarts=0
-    PodReadyToStartContainers=True -60s
-    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [one]" -60s
-    Ready=False(PodFailed) -60s
-    ContainersReady=False(PodFailed) -60s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=False(ContainersNotInitialized) "containers with incomplete status: [one]" +0s
+    Ready=False(PodFailed) +0s
+    ContainersReady=False(PodFailed) +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -158,11 +161,11 @@ fn a_crashing_container_waits_with_the_reason_of_its_back_off() {
     assert_snapshot!(case.show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: waiting(CrashLoopBackOff) "back-off 40s restarting failed container=a pod=web_default(u1)", last exit 1(Error) -5s, restarts=2
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
-    Ready=False(ContainersNotReady) "containers with unready status: [a]" -5s
-    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -5s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -172,11 +175,11 @@ fn a_container_that_cannot_pull_shows_why() {
     assert_snapshot!(case.show(), @r#"
     Pending ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: waiting(ErrImagePull) "not found", restarts=0
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
-    Ready=False(ContainersNotReady) "containers with unready status: [a]" -60s
-    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" -60s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -185,11 +188,11 @@ fn an_oom_kill_is_named_and_becomes_the_last_state_of_the_next_run() {
     assert_snapshot!(Case::new("always | main a", "a: oom, running 10s").show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: running -10s, last exit 137(OOMKilled) -130s, restarts=1 started ready
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
-    Ready=True -10s
-    ContainersReady=True -10s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=True +0s
+    ContainersReady=True +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -199,11 +202,11 @@ fn a_run_once_pod_that_is_done_has_succeeded() {
     Succeeded ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: exit 0(Completed) -20s, restarts=0
     main b: exit 0(Completed) -10s, restarts=0
-    PodReadyToStartContainers=True -60s
-    Initialized=True(PodCompleted) -60s
-    Ready=False(PodCompleted) -10s
-    ContainersReady=False(PodCompleted) -10s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True(PodCompleted) +0s
+    Ready=False(PodCompleted) +0s
+    ContainersReady=False(PodCompleted) +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -214,11 +217,11 @@ fn a_sidecar_runs_beside_and_does_not_keep_the_pod_from_completing() {
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     init s: running -40s, restarts=0 started ready
     main a: running -30s, restarts=0 started ready
-    PodReadyToStartContainers=True -60s
-    Initialized=True -40s
-    Ready=True -30s
-    ContainersReady=True -30s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=True +0s
+    ContainersReady=True +0s
+    PodScheduled=True +0s
     "#);
     assert_eq!(Case::new("never | sidecar s | main a", "s: exit(137) 1s; a: exit(0) 30s").phase(), "Succeeded");
 }
@@ -251,7 +254,7 @@ fn a_sidecar_whose_startup_is_not_over_holds_back_only_a_pod_that_is_not_initial
 fn a_pod_that_was_initialized_stays_so_while_its_init_containers_run_again() {
     let case =
         Case::new("always | init i | main a", "i: exit(0); a: running").then("i: exit(0), running 5s", later(60));
-    assert!(case.show().contains("\nInitialized=True -30s"), "{}", case.show());
+    assert!(case.show().contains("\nInitialized=True +0s"), "{}", case.show());
 }
 
 #[test]
@@ -324,11 +327,11 @@ fn a_container_the_runtime_lost_shows_as_lost_and_keeps_its_count() {
     assert_snapshot!(case.show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: waiting(ContainerCreating), last exit 137(ContainerStatusUnknown) "The container could not be located when the pod was deleted.  The container used to be Running" @never, restarts=1
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
     Ready=False(ContainersNotReady) "containers with unready status: [a]" +60s
     ContainersReady=False(ContainersNotReady) "containers with unready status: [a]" +60s
-    PodScheduled=True -60s
+    PodScheduled=True +0s
     "#);
     let again = case.then("", later(70));
     assert_eq!(again.status().container_statuses.expect("one")[0].restart_count, 1);
@@ -377,11 +380,11 @@ fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     init i: exit 0(Completed) "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally" @never, restarts=0 ready
     main a: running -30s, restarts=0 started ready
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
-    Ready=True -30s
-    ContainersReady=True -30s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=True +0s
+    ContainersReady=True +0s
+    PodScheduled=True +0s
     "#);
 }
 
@@ -412,6 +415,41 @@ fn ids_images_and_mounts_are_as_users_know_them() {
     assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
     assert_eq!(status.image, "docker.io/library/a:1");
     assert_eq!(status.image_id, "sha256:a");
+}
+
+/// The resources of the only container, and of the pod as a whole.
+fn resources(case: &Case) -> String {
+    let status = case.status();
+    let container = &status.container_statuses.as_ref().expect("one")[0];
+    let shown = (&container.resources, &container.allocated_resources, &status.resources, &status.allocated_resources);
+    serde_json::to_string(&shown).expect("json")
+}
+
+#[test]
+fn resources_are_what_the_runtime_reports_of_a_running_container() {
+    let mut case = Case::new("always | main a", "a: running");
+    let given = serde_json::json!({
+        "requests": { "cpu": "1m", "memory": "20M", "ephemeral-storage": "1Mi" },
+        "limits": { "cpu": "1", "memory": "100M" },
+    });
+    case.pod.spec.as_mut().expect("a spec").containers[0].resources = serde_json::from_value(given).expect("resources");
+    let spec =
+        r#"{"limits":{"cpu":"1","memory":"100M"},"requests":{"cpu":"1m","ephemeral-storage":"1Mi","memory":"20M"}}"#;
+    let requests = r#"{"cpu":"1m","ephemeral-storage":"1Mi","memory":"20M"}"#;
+    let of_pod = r#"{"limits":{"cpu":"1","memory":"100000000"},"requests":{"memory":"20M"}},"#;
+    assert_eq!(resources(&case), format!("[{spec},{requests},{of_pod}{requests}]"));
+    case.facts.containers[0].resources = ContainerResources {
+        cpu_limit_millis: Some(500),
+        cpu_request_millis: Some(2),
+        memory_limit_bytes: Some(100_000_000),
+    };
+    let told = spec.replace(r#""cpu":"1","memory":"100M""#, r#""cpu":"500m","memory":"100000000""#);
+    assert_eq!(resources(&case), format!("[{told},{requests},{of_pod}{requests}]"));
+    let mut silent = case.then("a: running", later(9));
+    assert_eq!(resources(&silent), format!("[{told},{requests},{of_pod}{requests}]"), "what was told stays");
+    silent.facts = facts("a: exit(0)");
+    silent.stage = Stage::Terminated;
+    assert_eq!(resources(&silent), format!("[{spec},{requests},{spec},{requests}]"));
 }
 
 #[test]
@@ -467,11 +505,11 @@ fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
     assert_snapshot!(case.show(), @r#"
     Failed(Evicted) "the node was low on memory" ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: running -30s, restarts=0 started ready
-    PodReadyToStartContainers=True -60s
-    Initialized=True -60s
-    Ready=False(PodFailed) -60s
-    ContainersReady=False(PodFailed) -60s
-    PodScheduled=True -60s
+    PodReadyToStartContainers=True +0s
+    Initialized=True +0s
+    Ready=False(PodFailed) +0s
+    ContainersReady=False(PodFailed) +0s
+    PodScheduled=True +0s
     "#);
     let mut after = case.then("a: exit(0)", later(5));
     after.failed = None;
@@ -497,9 +535,41 @@ fn closed_readiness_gates_keep_a_pod_from_being_ready() {
         case.show().lines().filter(|line| line.contains("eady=") || line.contains("dns")).map(str::to_owned).collect();
     assert_snapshot!(shown.join("\n"), @r#"
     dns=False @never
-    Ready=False(ReadinessGatesNotReady) "corresponding condition of pod readiness gate \"lb\" does not exist., the status of pod readiness gate \"dns\" is not \"True\", but False" -60s
-    ContainersReady=True -30s
+    Ready=False(ReadinessGatesNotReady) "corresponding condition of pod readiness gate \"lb\" does not exist., the status of pod readiness gate \"dns\" is not \"True\", but False" +0s
+    ContainersReady=True +0s
     "#);
+}
+
+/// `Ready=` and `ContainersReady=` with their dates.
+fn readiness(case: &Case) -> String {
+    let shown = case.show();
+    shown.lines().filter(|line| line.contains("Ready=")).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn readiness_gate_that_opens_late_dates_ready_when_it_opens() {
+    let mut case = Case::new("always | main a", "a: running 50s");
+    case.pod.spec.as_mut().expect("a spec").readiness_gates =
+        Some(vec![PodReadinessGate { condition_type: "lb".to_owned() }]);
+    let mut case = case.then("a: running 50s", later(100));
+    let open = PodCondition { type_: "lb".to_owned(), status: "True".to_owned(), ..PodCondition::default() };
+    case.pod.status = Some(PodStatus { conditions: Some(vec![open]), ..PodStatus::default() });
+    assert_eq!(readiness(&case), "Ready=True +100s, ContainersReady=True +0s");
+    case.pod.status = Some(case.status());
+    assert_eq!(readiness(&case.restarted()), "Ready=True +100s, ContainersReady=True +0s");
+}
+
+#[test]
+fn startup_probe_that_passes_dates_ready_when_it_passes() {
+    for pod in ["always | main a", "always | static | main a"] {
+        let mut case = Case::new(pod, "a: running 50s");
+        case.pod.spec.as_mut().expect("a spec").containers[0].startup_probe = Some(Probe::default());
+        let mut starting = case.status();
+        starting.container_statuses.as_mut().expect("one")[0].started = Some(true);
+        case.previous = Some(starting);
+        case.now = later(100);
+        assert_eq!(readiness(&case), "Ready=True +100s, ContainersReady=True +100s", "{pod}");
+    }
 }
 
 #[test]
@@ -544,9 +614,9 @@ fn an_agent_that_restarts_finds_the_same_status() {
 #[test]
 fn a_condition_keeps_its_date_until_its_status_changes() {
     let case = Case::new("always | main a", "a: running 30s").then("a: running 30s", later(100));
-    assert!(case.show().contains("\nReady=True -30s"), "{}", case.show());
+    assert!(case.show().contains("\nReady=True +0s"), "{}", case.show());
     let crashed = case.then("a: exit(1) 2s", later(200));
-    assert!(crashed.show().contains("[a]\" -2s"), "{}", crashed.show());
+    assert!(crashed.show().contains("[a]\" +200s"), "{}", crashed.show());
 }
 
 #[test]

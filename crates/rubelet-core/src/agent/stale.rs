@@ -1,0 +1,35 @@
+//! What is still kept of pods that are gone?
+//!
+//! Owns: a list that must be empty once all is quiet, or the agent grows with every pod; tests and the simulator hold it.
+//! Never: removes anything.
+
+use crate::{agent::Agent, errands::Errand, id::PodUid};
+
+impl Agent {
+    /// Entries about pods that no source has and that have no record, as `part: pod`.
+    pub fn entries_of_gone_pods(&self) -> Vec<String> {
+        let is_gone = |uid: &&PodUid| !self.records.contains_key(*uid) && !self.pods.knows(uid);
+        let uids = [
+            ("status manager", self.statuses.uids().collect()),
+            ("images", self.images.uids().collect()),
+            ("node", self.node.gone.keys().collect()),
+            ("outbox", self.outbox.pods().collect()),
+            ("snapshot", self.snapshot.pods.keys().collect::<Vec<_>>()),
+        ];
+        let uids = uids.into_iter().flat_map(|(part, uids)| uids.into_iter().map(move |uid| (part, uid)));
+        let by_uid = uids.filter(|(_, uid)| is_gone(uid)).map(|(part, uid)| format!("{part}: {uid}"));
+        let requests = self.errands.kept().filter(|errand| match errand {
+            Errand::Status(uid) => is_gone(&uid),
+            Errand::Mirror(name) => !self.has_full_name(name),
+            Errand::Node => false,
+        });
+        let by_request = requests.map(|errand| format!("requests: {errand:?}"));
+        by_uid.chain(by_request).collect()
+    }
+
+    fn has_full_name(&self, name: &str) -> bool {
+        self.pods.pod_by_full_name(name).is_some()
+            || self.pods.mirror_pod_by_full_name(name).is_some()
+            || self.records.values().any(|record| record.id.full_name() == name)
+    }
+}

@@ -1,0 +1,23 @@
+//! When all is quiet, the agent remembers nothing of pods that are gone.
+//!
+//! Owns: the sentence that checks it. What counts is the agent's own list (`Agent::entries_of_gone_pods`).
+
+use crate::stage::Scene;
+
+pub fn complaint(scene: &Scene) -> Option<String> {
+    scene.stale_entries.first().map(|entry| format!("the agent still keeps something of a pod that is gone: {entry}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::play::Play;
+
+    #[test]
+    fn entry_of_a_pod_that_is_gone_is_a_complaint() {
+        let play = Play::seeded(1);
+        assert_eq!(play.look(super::complaint), None);
+        play.stage.with(|scene| scene.stale_entries.push("images: u1".to_owned()));
+        let complaint = "the agent still keeps something of a pod that is gone: images: u1";
+        assert_eq!(play.look(super::complaint).as_deref(), Some(complaint));
+    }
+}
