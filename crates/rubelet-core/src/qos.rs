@@ -157,7 +157,7 @@ fn unassigned_pod_memory(spec: &PodSpec) -> i64 {
     }
     let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
     let count = i64::try_from(count).unwrap_or(1).max(1);
-    (pod_request.value() - demand::peak(spec, memory_request).value()) / count
+    pod_request.value().saturating_sub(demand::peak(spec, memory_request).value()) / count
 }
 
 #[cfg(test)]
