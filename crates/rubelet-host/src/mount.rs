@@ -25,6 +25,10 @@ use rustix::{
 pub struct Mount {
     pub point: PathBuf,
     pub fs_type: String,
+    /// The device, the server's directory, or whatever was said when it was mounted.
+    pub source: String,
+    pub major: u32,
+    pub minor: u32,
 }
 
 /// Mount points at or below `path`, deepest first. Nothing is mounted below what is not there.
@@ -127,9 +131,13 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     // The number of optional fields varies; a lone dash ends them.
     let dash = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
     let fs_type = fields.get(dash + 1)?;
+    let (major, minor) = std::str::from_utf8(fields.get(2)?).ok()?.split_once(':')?;
     Some(Mount {
         point: PathBuf::from(OsString::from_vec(unescape(point))),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        source: String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned(),
+        major: major.parse().ok()?,
+        minor: minor.parse().ok()?,
     })
 }
 

@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod disk;
+pub mod partition;
 pub mod process;
 mod text;
 

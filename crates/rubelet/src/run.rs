@@ -51,7 +51,7 @@ use crate::{
     sources,
     stats::{
         disk::{DiskCounter, DiskSources},
-        sample::{Sources, Stats},
+        sample::{NamedCgroups, Sources, Stats},
     },
     sync_loop::{Handles, SyncLoop},
     world::{Clock, Cluster, Paths, World},
@@ -210,7 +210,10 @@ fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machin
             snapshots: handles.snapshots.clone(),
             settings: world.settings.clone(),
             clock: world.clock.clone(),
-            runtime_cgroup: options.flags.runtime_cgroups.clone(),
+            named_cgroups: Arc::new(NamedCgroups {
+                runtime: options.flags.runtime_cgroups.clone(),
+                system: options.config.system_cgroups.clone(),
+            }),
             identity: Arc::new(machine.clone()),
             disk: Arc::new(disk),
             root_dir: world.paths.root_dir.clone(),

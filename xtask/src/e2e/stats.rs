@@ -171,10 +171,6 @@ const FIELDS: &[&str] = &[
     "container.swap.{time,swapUsageBytes}",
     "container.rootfs.{time,availableBytes,capacityBytes,usedBytes,inodesFree,inodes,inodesUsed}",
     "container.logs.{time,availableBytes,capacityBytes,usedBytes,inodesFree,inodes,inodesUsed}",
-];
-
-/// The same on cgroup version 2.
-const PRESSURE_FIELDS: &[&str] = &[
     "node.cpu.psi.{some,full}",
     "node.memory.psi.{some,full}",
     "node.io.psi.{some,full}",
@@ -189,7 +185,6 @@ const PRESSURE_FIELDS: &[&str] = &[
 
 fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
     start(node)?;
-    let pressure = if kernel::is_unified() { PRESSURE_FIELDS } else { &[] };
     let seen = node.wait("every field is there", 90, |node| {
         let summary = summary(node, "")?;
         let mut systems = summary["node"]["systemContainers"].as_array().into_iter().flatten();
@@ -199,8 +194,7 @@ fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
             "pod": pod_in(&summary)?,
             "container": container(&summary, "work")?,
         });
-        let fields = FIELDS.iter().chain(pressure);
-        let missing: Vec<String> = fields.flat_map(|fields| missing(&subjects, fields)).collect();
+        let missing: Vec<String> = FIELDS.iter().flat_map(|fields| missing(&subjects, fields)).collect();
         ensure!(missing.is_empty(), "missing: {missing:?}");
         let written = subjects["container"]["rootfs"]["usedBytes"].as_u64();
         ensure!(written > Some(0), "the layer of work is said to be empty");
@@ -243,8 +237,19 @@ const CADVISOR: &[&str] = &[
     "container_file_descriptors",
     "container_fs_inodes_free",
     "container_fs_inodes_total",
+    "container_fs_io_current",
+    "container_fs_io_time_seconds_total",
+    "container_fs_io_time_weighted_seconds_total",
     "container_fs_limit_bytes",
+    "container_fs_read_seconds_total",
+    "container_fs_reads_merged_total",
+    "container_fs_reads_total",
+    "container_fs_sector_reads_total",
+    "container_fs_sector_writes_total",
     "container_fs_usage_bytes",
+    "container_fs_write_seconds_total",
+    "container_fs_writes_merged_total",
+    "container_fs_writes_total",
     "container_last_seen",
     "container_memory_cache",
     "container_memory_failcnt",

@@ -117,10 +117,29 @@ pub struct Device {
     pub name: String,
     pub major: u32,
     pub minor: u32,
-    /// By operation (`Read`, `Write`, in version 1 others), in bytes.
-    pub bytes: Vec<(String, u64)>,
-    /// The same in requests.
-    pub requests: Vec<(String, u64)>,
+    /// In bytes.
+    pub bytes: Operations,
+    /// In requests.
+    pub requests: Operations,
+    /// This and the next are counted in version 1 only, by schedulers that few kernels have: CFQ, and BFQ for debugging.
+    pub merged: Operations,
+    pub sectors: Operations,
+    pub service_nanos: Operations,
+    pub queued: Operations,
+    /// In version 2 where the kernel has a model of a disk's cost.
+    pub cost: Option<IoCost>,
+}
+
+/// By `Read`, `Write`, in version 1 others; `Count` where they are not told apart.
+pub type Operations = Vec<(String, u64)>;
+
+/// Time by the kernel's model of a disk, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCost {
+    pub usage: u64,
+    pub wait: u64,
+    pub indebt: u64,
+    pub indelay: u64,
 }
 
 /// Time lost waiting, of some tasks and of all.
@@ -202,7 +221,7 @@ impl Trees {
         }
     }
 
-    /// Where this process is, by its `/proc/…/cgroup`: in version 1 the tree of `memory` counts, if that of `cpu` agrees.
+    /// Where this process is, by its `/proc/…/cgroup`: in version 1 in systemd's tree, if those of `cpu` and `memory` agree.
     pub fn of_process(&self, table: &str) -> Option<String> {
         let of = |controller: &str| {
             table.lines().find_map(|line| {
@@ -212,7 +231,9 @@ impl Trees {
             })
         };
         match self {
-            Trees::V1(_) => of("memory").filter(|path| of("cpu").as_ref() == Some(path)),
+            Trees::V1(_) => of("memory")
+                .filter(|path| of("cpu").as_ref() == Some(path))
+                .map(|path| of("name=systemd").unwrap_or(path)),
             Trees::V2(_) => of(""),
         }
     }

@@ -92,12 +92,6 @@ pub fn device_name(major: u32, minor: u32) -> String {
     name.map_or_else(|| format!("{major}:{minor}"), |name| format!("/dev/{name}"))
 }
 
-/// The device a path lies on.
-pub fn device_of(path: &Path) -> io::Result<String> {
-    let stat = rustix::fs::statat(CWD, path, AtFlags::empty())?;
-    Ok(device_name(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)))
-}
-
 struct Sum {
     device: u64,
     /// Files with several names count once.

@@ -42,7 +42,7 @@ pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>
         snapshots: snapshots.clone(),
         settings: Arc::new(Settings::for_node("n1")),
         clock: clock.clone(),
-        runtime_cgroup: String::new(),
+        named_cgroups: Arc::default(),
         identity: Arc::default(),
         disk: Arc::new(DiskCounter::new(DiskSources {
             runtime: Arc::new(

@@ -4,11 +4,13 @@
 //! Upstream: `metrics/prometheus.go` and `prometheus_machine.go` of cAdvisor, `containerPrometheusLabelsFunc` of
 //! `pkg/kubelet/server/server.go`, which also chooses the sets of metrics.
 
+mod disks;
+
 use std::fmt::{self, Display};
 
 use jiff::Timestamp;
 use rubelet_host::stats::{
-    cgroup::{Cpu, Device, Memory, Pressure},
+    cgroup::{Cpu, Memory, Pressure},
     process::{Interface, Traffic},
 };
 
@@ -55,8 +57,7 @@ pub fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
         }
         of_spec(&mut exposition, &subjects);
         faults(&mut exposition, &subjects);
-        disks(&mut exposition, &subjects);
-        file_system(&mut exposition, sample, &subjects);
+        disks::write(&mut exposition, &subjects, &sample.partitions);
         networks(&mut exposition, &subjects);
         machine(&mut exposition, sample);
     }
@@ -82,7 +83,8 @@ fn subjects(sample: &Sample) -> Vec<Subject<'_>> {
     });
     let pods_root = sample.tiers.first().map(|tier| tier.cgroup.as_str());
     let system = sample.system.iter().map(|(_, measured)| measured);
-    let system = system.filter(|measured| pods_root != Some(&measured.cgroup));
+    // An agent in no cgroup of its own is in the root, which is there already.
+    let system = system.filter(|measured| pods_root != Some(&measured.cgroup) && measured.cgroup != "/");
     let mut subjects: Vec<Subject<'_>> = root.chain(system.chain(&sample.tiers).map(plain)).collect();
     for pod in &sample.pods {
         let (name, namespace) = (pod.target.name.as_str(), pod.target.namespace.as_str());
@@ -356,58 +358,6 @@ fn faults(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
         if let Some(limit) = subject.processes.and_then(|processes| processes.open_files_limit) {
             family.add(&subject.labels.and([("ulimit", "max_open_files")]), limit, Some(subject.at));
         }
-    }
-}
-
-fn disks(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
-    let mut family = exposition.counter("container_blkio_device_usage_total", "Blkio Device bytes usage");
-    for subject in subjects {
-        for device in &subject.measured.stats.devices {
-            let (major, minor) = (device.major.to_string(), device.minor.to_string());
-            for (operation, bytes) in &device.bytes {
-                let own =
-                    [("device", device.name.as_str()), ("major", &major), ("minor", &minor), ("operation", operation)];
-                family.add(&subject.labels.and(own), bytes, Some(subject.at));
-            }
-        }
-    }
-    let of = |operations: &[(String, u64)], wanted: &str| {
-        operations.iter().find(|(operation, _)| operation == wanted).map_or(0, |(_, value)| *value)
-    };
-    type Read = fn(&Device) -> &[(String, u64)];
-    let metrics: [(&str, &str, &str, Read); 4] = [
-        ("container_fs_reads_bytes_total", "Cumulative count of bytes read", "Read", |device| &device.bytes),
-        ("container_fs_reads_total", "Cumulative count of reads completed", "Read", |device| &device.requests),
-        ("container_fs_writes_bytes_total", "Cumulative count of bytes written", "Write", |device| &device.bytes),
-        ("container_fs_writes_total", "Cumulative count of writes completed", "Write", |device| &device.requests),
-    ];
-    for (name, help, operation, read) in metrics {
-        let mut family = exposition.counter(name, help);
-        for subject in subjects {
-            for device in &subject.measured.stats.devices {
-                let labels = subject.labels.and([("device", device.name.as_str())]);
-                family.add(&labels, of(read(device), operation), Some(subject.at));
-            }
-        }
-    }
-}
-
-/// Of the node's own disk; containers have no file systems that cAdvisor knows with containerd.
-fn file_system(exposition: &mut Exposition, sample: &Sample, subjects: &[Subject<'_>]) {
-    let (Some(found), Some(root)) = (&sample.root_disk, subjects.first()) else { return };
-    let labels = root.labels.and([("device", found.device.as_str())]);
-    let help = "Number of bytes that can be consumed by the container on this filesystem.";
-    for (name, help, value) in [
-        ("container_fs_inodes_free", "Number of available Inodes", found.file_system.inodes_free),
-        ("container_fs_inodes_total", "Number of Inodes", found.file_system.inodes),
-        ("container_fs_limit_bytes", help, found.file_system.capacity_bytes),
-        (
-            "container_fs_usage_bytes",
-            "Number of bytes that are consumed by the container on this filesystem.",
-            found.file_system.used_bytes,
-        ),
-    ] {
-        exposition.gauge(name, help).add(&labels, value, Some(sample.at));
     }
 }
 

@@ -7,12 +7,13 @@ use rubelet_core::{id::PodUid, node_status, time::Uptime};
 use rubelet_host::stats::{
     cgroup::{CgroupStats, Cpu, CpuLimits, Device, Memory, MemoryDetails, Pids, Pressure, Stall, Throttling},
     disk::{FileSystem, Usage},
+    partition::{DiskStats, Partition},
     process::{Interface, Machine, OpenFiles, Topology, Traffic},
 };
 
 use super::{
     disk::{Disks, Layer, PodDisk, Volume},
-    sample::{ContainerSample, Extent, Measured, PodSample, Processes, RootDisk, Sample},
+    sample::{ContainerSample, Extent, Measured, PodSample, Processes, Sample},
     targets::{ContainerTarget, PodTarget},
 };
 
@@ -82,6 +83,7 @@ fn measured(cgroup: &str, limit_bytes: Option<u64>) -> Measured {
         minor: 0,
         bytes: operations(409_600, 8192),
         requests: operations(10, 2),
+        ..Device::default()
     };
     let stats = CgroupStats {
         cpu: Some(cpu),
@@ -92,6 +94,22 @@ fn measured(cgroup: &str, limit_bytes: Option<u64>) -> Measured {
         created: Some(at("2026-11-15T18:00:02Z").into()),
     };
     Measured { cgroup: cgroup.to_owned(), stats, nano_cores: Some(300_000_000) }
+}
+
+fn disk_stats() -> DiskStats {
+    DiskStats {
+        reads: 10,
+        reads_merged: 11,
+        sectors_read: 12,
+        read_millis: 13,
+        writes: 20,
+        writes_merged: 21,
+        sectors_written: 22,
+        write_millis: 23,
+        in_progress: 1,
+        io_millis: 30,
+        weighted_io_millis: 31,
+    }
 }
 
 fn interface(name: &str) -> Interface {
@@ -140,7 +158,7 @@ pub fn sample() -> Sample {
             tasks: Some(80),
         },
         topology: Topology { cores: 4, physical_cores: 2, sockets: 1 },
-        root_disk: Some(RootDisk { device: "/dev/vda".to_owned(), file_system: DISK }),
+        partitions: vec![Partition { device: "/dev/vda1".to_owned(), file_system: DISK, disk: disk_stats() }],
         root: Some(measured("/", None)),
         interfaces: vec![interface("ens3")],
         system: vec![

@@ -8,13 +8,13 @@ use std::path::Path;
 use rubelet_host::stats::{
     Reader,
     cgroup::{self, CgroupStats, Trees},
-    disk,
+    partition::{self, Partition},
     process::{self, Interface},
 };
 
 use super::{
     rates::Reading,
-    sample::{ContainerSample, Extent, Measured, PodSample, Processes, RootDisk},
+    sample::{ContainerSample, Extent, Measured, NamedCgroups, PodSample, Processes},
     targets::{ContainerTarget, PodTarget, Targets, cgroup_of},
 };
 
@@ -23,7 +23,7 @@ use super::{
 pub struct Found {
     pub machine: process::Machine,
     pub topology: process::Topology,
-    pub root_disk: Option<RootDisk>,
+    pub partitions: Vec<Partition>,
     pub root: Option<Measured>,
     pub interfaces: Vec<Interface>,
     pub system: Vec<(&'static str, Measured)>,
@@ -34,20 +34,21 @@ pub struct Found {
 /// Reads of a pass share a buffer, and what it is for.
 pub struct Pass<'a> {
     pub trees: &'a Trees,
+    pub named: &'a NamedCgroups,
     pub extent: Extent,
     pub reader: Reader,
 }
 
 impl Pass<'_> {
-    pub fn run(&mut self, targets: Targets, runtime_cgroup: &str, root_dir: &Path) -> Found {
+    pub fn run(&mut self, targets: Targets, root_dir: &Path) -> Found {
         let interfaces = if self.extent >= Extent::Summary { process::interfaces(1, &mut self.reader) } else { None };
         Found {
             machine: process::machine(&mut self.reader),
             topology: self.topology(),
-            root_disk: self.root_disk(root_dir),
+            partitions: self.partitions(root_dir),
             root: self.measure("/", cgroup::Extent::All),
             interfaces: interfaces.unwrap_or_default(),
-            system: self.system(&targets, runtime_cgroup),
+            system: self.system(&targets),
             tiers: if self.extent == Extent::Everything {
                 targets.tiers.iter().filter_map(|tier| self.measure(tier, cgroup::Extent::All)).collect()
             } else {
@@ -64,17 +65,17 @@ impl Pass<'_> {
         }
     }
 
-    fn root_disk(&self, root_dir: &Path) -> Option<RootDisk> {
-        if self.extent < Extent::Everything {
-            return None;
+    fn partitions(&mut self, root_dir: &Path) -> Vec<Partition> {
+        match self.extent {
+            Extent::Usage | Extent::Summary => Vec::new(),
+            Extent::Everything => partition::partitions(root_dir, &mut self.reader).unwrap_or_default(),
         }
-        Some(RootDisk { device: disk::device_of(root_dir).ok()?, file_system: disk::file_system(root_dir).ok()? })
     }
 
     /// Only processor times, for a rate.
-    pub fn reading(&mut self, targets: &Targets, runtime_cgroup: &str) -> Reading {
+    pub fn reading(&mut self, targets: &Targets) -> Reading {
         let mut cgroups = vec!["/".to_owned()];
-        cgroups.extend(self.system_cgroups(targets, runtime_cgroup).into_iter().map(|(_, cgroup)| cgroup));
+        cgroups.extend(self.system_cgroups(targets).into_iter().map(|(_, cgroup)| cgroup));
         for pod in &targets.pods {
             for cgroup in &pod.cgroups {
                 let children = self.trees.children(cgroup);
@@ -92,21 +93,22 @@ impl Pass<'_> {
         Some(Measured { cgroup: cgroup.to_owned(), stats, nano_cores: None })
     }
 
-    fn system(&mut self, targets: &Targets, runtime_cgroup: &str) -> Vec<(&'static str, Measured)> {
-        let named = self.system_cgroups(targets, runtime_cgroup);
+    fn system(&mut self, targets: &Targets) -> Vec<(&'static str, Measured)> {
+        let named = self.system_cgroups(targets);
         named
             .into_iter()
             .filter_map(|(name, cgroup)| Some((name, self.measure(&cgroup, cgroup::Extent::All)?)))
             .collect()
     }
 
-    fn system_cgroups(&mut self, targets: &Targets, runtime_cgroup: &str) -> Vec<(&'static str, String)> {
+    fn system_cgroups(&mut self, targets: &Targets) -> Vec<(&'static str, String)> {
         let table = process::cgroups_of_self(&mut self.reader);
         let own = table.and_then(|table| self.trees.of_process(&table)).unwrap_or_default();
         let pods = targets.tiers.first().cloned().unwrap_or_default();
-        let all = [("kubelet", own), ("runtime", runtime_cgroup.to_owned()), ("pods", pods)];
-        // The root is the node itself.
-        all.into_iter().filter(|(_, cgroup)| !cgroup.is_empty() && cgroup != "/").collect()
+        let named = self.named;
+        let all =
+            [("kubelet", own), ("runtime", named.runtime.clone()), ("misc", named.system.clone()), ("pods", pods)];
+        all.into_iter().filter(|(_, cgroup)| !cgroup.is_empty()).collect()
     }
 
     fn pod(&mut self, target: PodTarget) -> PodSample {

@@ -22,7 +22,7 @@ use rubelet_host::{
     stats::{
         Reader,
         cgroup::{self, CgroupStats, Trees},
-        disk::FileSystem,
+        partition::Partition,
         process::{self, Interface, OpenFiles},
     },
 };
@@ -81,23 +81,16 @@ pub struct Sample {
     pub identity: Arc<node_status::Machine>,
     pub machine: process::Machine,
     pub topology: process::Topology,
-    pub root_disk: Option<RootDisk>,
+    pub partitions: Vec<Partition>,
     pub root: Option<Measured>,
     pub interfaces: Vec<Interface>,
-    /// `kubelet`, `runtime`, `pods`, as far as they are there.
+    /// `kubelet`, `runtime`, `misc`, `pods`, as far as they are there.
     pub system: Vec<(&'static str, Measured)>,
     /// The cgroup above all pods and those of their classes.
     pub tiers: Vec<Measured>,
     pub pods: Vec<PodSample>,
     pub(super) has_rates: bool,
     pub(super) taken: Uptime,
-}
-
-/// The file system of the agent's root directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RootDisk {
-    pub device: String,
-    pub file_system: FileSystem,
 }
 
 /// A cgroup, and what was read of it.
@@ -146,12 +139,20 @@ pub struct Sources {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub settings: Arc<Settings>,
     pub clock: Clock,
-    /// `--runtime-cgroups`; empty: nobody knows.
-    pub runtime_cgroup: String,
+    pub named_cgroups: Arc<NamedCgroups>,
     pub identity: Arc<node_status::Machine>,
     pub disk: Arc<DiskCounter>,
     /// `--root-dir`.
     pub root_dir: PathBuf,
+}
+
+/// Cgroups that only the configuration knows; empty: nobody knows.
+#[derive(Clone, Debug, Default)]
+pub struct NamedCgroups {
+    /// `--runtime-cgroups`.
+    pub runtime: String,
+    /// `systemCgroups`.
+    pub system: String,
 }
 
 /// The one that samples; clones share it.
@@ -217,20 +218,21 @@ impl Stats {
         };
         let sources = &self.0.sources;
         let targets = targets(&sources.snapshots.borrow(), &sources.settings);
-        let runtime_cgroup = sources.runtime_cgroup.clone();
+        let named = sources.named_cgroups.clone();
         let node_name = targets.node_name.clone();
         let trees = self.trees().await?;
         let (clock, root_dir) = (sources.clock.clone(), sources.root_dir.clone());
         let (mut found, now) = on_a_thread(move || {
             let now = clock.now();
-            (Pass { trees: &trees, extent, reader: Reader::default() }.run(targets, &runtime_cgroup, &root_dir), now)
+            let mut pass = Pass { trees: &trees, named: &named, extent, reader: Reader::default() };
+            (pass.run(targets, &root_dir), now)
         })
         .await?;
         if measure::is_blind(&found) {
             return Err(SampleError::NoCgroups("the root has no figures of processor or memory".to_owned()));
         }
         let has_rates = self.rate(&mut found, base.as_ref(), now);
-        let Found { machine, topology, root_disk, root, interfaces, system, tiers, pods } = found;
+        let Found { machine, topology, partitions, root, interfaces, system, tiers, pods } = found;
         Ok(Sample {
             at: now.wall,
             extent,
@@ -239,7 +241,7 @@ impl Stats {
             identity: self.0.sources.identity.clone(),
             machine,
             topology,
-            root_disk,
+            partitions,
             root,
             interfaces,
             system,
@@ -265,13 +267,13 @@ impl Stats {
     async fn reading(&self) -> Result<Reading, SampleError> {
         let sources = &self.0.sources;
         let targets = targets(&sources.snapshots.borrow(), &sources.settings);
-        let runtime_cgroup = sources.runtime_cgroup.clone();
+        let named = sources.named_cgroups.clone();
         let trees = self.trees().await?;
         let clock = sources.clock.clone();
         on_a_thread(move || {
             let at = clock.now().uptime;
-            let mut pass = Pass { trees: &trees, extent: Extent::Usage, reader: Reader::default() };
-            Reading { at, ..pass.reading(&targets, &runtime_cgroup) }
+            let mut pass = Pass { trees: &trees, named: &named, extent: Extent::Usage, reader: Reader::default() };
+            Reading { at, ..pass.reading(&targets) }
         })
         .await
     }
@@ -324,7 +326,7 @@ mod tests {
             snapshots,
             settings: Arc::new(Settings::for_node("n1")),
             clock,
-            runtime_cgroup: String::new(),
+            named_cgroups: Arc::default(),
             identity: Arc::default(),
             disk: Arc::new(disk),
             root_dir: nowhere,

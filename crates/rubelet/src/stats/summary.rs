@@ -47,7 +47,7 @@ pub fn usage(sample: &Sample) -> Summary {
 pub fn summary(sample: &Sample, disks: &Disks) -> Summary {
     let mut summary = usage(sample);
     let node = &mut summary.node;
-    node.usage.io = sample.root.as_ref().and_then(|root| io(root, sample.at));
+    node.usage.io = sample.root.as_ref().map(|root| io(root, sample.at));
     node.network = network(&sample.interfaces, sample.at);
     node.fs = disks.node.as_ref().map(|found| {
         let used = DiskUsage { bytes: found.used_bytes, inodes: found.inodes.saturating_sub(found.inodes_free) };
@@ -58,7 +58,7 @@ pub fn summary(sample: &Sample, disks: &Disks) -> Summary {
     node.rlimit =
         Some(RlimitStats { time: Time(sample.at), maxpid: sample.machine.max_pid, curproc: sample.machine.tasks });
     for (container, (_, own)) in node.system_containers.iter_mut().zip(&sample.system) {
-        container.usage.io = io(own, sample.at);
+        container.usage.io = Some(io(own, sample.at));
     }
     let measured = sample.pods.iter().filter(|pod| !pod.containers.is_empty());
     for (stats, pod) in summary.pods.iter_mut().zip(measured) {
@@ -69,12 +69,12 @@ pub fn summary(sample: &Sample, disks: &Disks) -> Summary {
 
 fn complete_pod(stats: &mut PodStats, pod: &PodSample, at: Timestamp, disks: &Disks) {
     let disk = disks.pods.get(&pod.target.uid);
-    stats.usage.io = pod.own.as_ref().and_then(|own| io(own, at));
+    stats.usage.io = pod.own.as_ref().map(|own| io(own, at));
     stats.network = network(&pod.interfaces, at);
     let count = pod.containers.iter().map(|container| container.processes.count).sum();
     stats.processes = Some(ProcessStats { process_count: count });
     for (container, sampled) in stats.containers.iter_mut().zip(&pod.containers) {
-        container.usage.io = io(&sampled.measured, at);
+        container.usage.io = Some(io(&sampled.measured, at));
         container.rootfs = disks.layers.get(&sampled.target.id).map(of_layer);
         container.logs = disk.map(|disk| {
             let used = disk.logs.get(&container.name).copied().unwrap_or_default();
@@ -120,8 +120,8 @@ fn on_disk(at: Timestamp, used: Option<DiskUsage>, on: Option<&FileSystem>) -> F
     }
 }
 
-fn io(measured: &Measured, at: Timestamp) -> Option<IoStats> {
-    measured.stats.io_pressure.map(|pressure| IoStats { time: Time(at), psi: psi(pressure) })
+fn io(measured: &Measured, at: Timestamp) -> IoStats {
+    IoStats { time: Time(at), psi: psi(measured.stats.io_pressure) }
 }
 
 fn network(interfaces: &[Interface], at: Timestamp) -> Option<NetworkStats> {
@@ -212,7 +212,7 @@ fn of_cgroup(measured: &Measured, at: Timestamp) -> Usage {
             time,
             usage_nano_cores: measured.nano_cores,
             usage_core_nano_seconds: cpu.usage_nanos,
-            psi: cpu.pressure.map(psi),
+            psi: psi(cpu.pressure),
         }),
         memory: stats.memory.as_ref().map(|memory| MemoryStats {
             time,
@@ -222,7 +222,7 @@ fn of_cgroup(measured: &Measured, at: Timestamp) -> Usage {
             rss_bytes: memory.rss_bytes,
             page_faults: memory.page_faults,
             major_page_faults: memory.major_page_faults,
-            psi: memory.pressure.map(psi),
+            psi: psi(memory.pressure),
         }),
         swap: stats.memory.as_ref().map(|memory| swap(memory, time)),
         io: None,
@@ -238,7 +238,9 @@ fn swap(memory: &Memory, time: Time) -> SwapStats {
     }
 }
 
-fn psi(pressure: Pressure) -> PsiStats {
+/// Zeros where the kernel measures none, as on cgroup version 1: upstream shows them wherever its gate is on, and it is locked.
+fn psi(pressure: Option<Pressure>) -> PsiStats {
+    let pressure = pressure.unwrap_or_default();
     let data = |stall: Stall| PsiData {
         total: stall.total_micros,
         avg10: stall.avg10,
@@ -277,6 +279,21 @@ mod tests {
         assert!(pod["cpu"].is_null() && pod["ephemeral-storage"].is_null(), "{pod}");
         let container = &pod["containers"][0];
         assert!(container["cpu"]["usageNanoCores"].is_u64() && container["rootfs"]["usedBytes"].is_u64(), "{pod}");
+    }
+
+    #[test]
+    fn pressure_that_nobody_measures_is_zero() {
+        let mut sample = example::sample();
+        let work = &mut sample.pods[0].containers[0].measured.stats;
+        work.cpu.as_mut().unwrap().pressure = None;
+        work.memory.as_mut().unwrap().pressure = None;
+        work.io_pressure = None;
+        let summary = serde_json::to_value(summary(&sample, &example::disks())).unwrap();
+        let none = serde_json::json!({ "total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0 });
+        for figure in ["cpu", "memory", "io"] {
+            let psi = &summary["pods"][0]["containers"][0][figure]["psi"];
+            assert_eq!((&psi["some"], &psi["full"]), (&none, &none), "{figure}");
+        }
     }
 
     #[test]

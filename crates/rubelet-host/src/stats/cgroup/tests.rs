@@ -41,7 +41,10 @@ const V2: &[(&str, &str)] = &[
         "pod/c1/memory.pressure",
         "some avg10=0.00 avg60=0.00 avg300=0.00 total=11\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=10\n",
     ),
-    ("pod/c1/io.stat", "1234:5 rbytes=409600 wbytes=8192 rios=10 wios=2 dbytes=0 dios=0\n253:1 \n"),
+    (
+        "pod/c1/io.stat",
+        "1234:5 rbytes=409600 wbytes=8192 rios=10 wios=2 dbytes=0 dios=0 cost.usage=9 cost.wait=8 cost.indebt=7 cost.indelay=6\n253:1 \n",
+    ),
     (
         "pod/c1/io.pressure",
         "some avg10=0.10 avg60=0.20 avg300=0.30 total=77\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=66\n",
@@ -112,6 +115,14 @@ const V1: &[(&str, &str)] = &[
         "blkio/pod/c1/blkio.throttle.io_serviced_recursive",
         "1234:5 Read 10\n1234:5 Write 2\n1234:5 Total 12\nTotal 12\n",
     ),
+    // A scheduler that counts more.
+    ("blkio/pod/c2/blkio.bfq.io_service_bytes_recursive", "8:0 Read 512\n8:0 Total 512\nTotal 512\n"),
+    ("blkio/pod/c2/blkio.bfq.io_serviced_recursive", "8:0 Read 1\n8:0 Total 1\nTotal 1\n"),
+    ("blkio/pod/c2/blkio.bfq.io_merged_recursive", "8:0 Read 2\n8:0 Total 2\nTotal 2\n"),
+    ("blkio/pod/c2/blkio.bfq.sectors_recursive", "8:0 3\n"),
+    ("blkio/pod/c2/blkio.bfq.io_service_time_recursive", "8:0 Read 4\n8:0 Total 4\nTotal 4\n"),
+    ("blkio/pod/c2/blkio.bfq.io_queued_recursive", "8:0 Read 0\n8:0 Total 5\nTotal 5\n"),
+    ("memory/pod/c2/memory.usage_in_bytes", "1\n"),
     ("pids/pod/c1/pids.current", "3\n"),
     ("pids/pod/c1/pids.max", "100\n"),
 ];
@@ -127,9 +138,17 @@ fn version_1_is_read_from_the_tree_of_each_controller() {
     assert_snapshot!(shown(&stats));
     assert_eq!(trees.cpu_nanos("/pod/c1", &mut reader), Some(2_500_000_000));
     assert_eq!(trees.processes("/pod/c1", &mut reader), [101]);
-    assert_eq!(trees.children("/pod"), ["c1"]);
+    let mut children = trees.children("/pod");
+    children.sort();
+    assert_eq!(children, ["c1", "c2"]);
+    let detailed = trees.read("/pod/c2", Extent::All, &mut reader).unwrap();
+    let [disk] = detailed.devices.as_slice() else { panic!("{detailed:?}") };
+    assert_eq!((&disk.merged[0], &disk.sectors[0]), (&("Read".to_owned(), 2), &("Count".to_owned(), 3)));
+    assert_eq!((&disk.service_nanos[1], &disk.queued[1]), (&("Total".to_owned(), 4), &("Total".to_owned(), 5)));
     let table = "5:memory:/pod\n4:cpu,cpuacct:/pod\n0::/\n";
     assert_eq!(trees.of_process(table).as_deref(), Some("/pod"));
+    let with_systemd = "5:memory:/\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice/k.service\n";
+    assert_eq!(trees.of_process(with_systemd).as_deref(), Some("/system.slice/k.service"));
     assert_eq!(trees.of_process("5:memory:/pod\n4:cpu,cpuacct:/\n"), None);
     assert_eq!(trees.read("/pod/gone", Extent::All, &mut reader), None);
 }

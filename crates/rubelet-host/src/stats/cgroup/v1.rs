@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    CgroupStats, Cpu, CpuLimits, Device, Extent, Memory, MemoryDetails, Pids, Reader, Throttling, created, limit, open,
+    CgroupStats, Cpu, CpuLimits, Device, Extent, Memory, MemoryDetails, Operations, Pids, Reader, Throttling, created,
+    limit, open,
     text::{named_numbers, number},
 };
 
@@ -154,6 +155,17 @@ fn memory(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Memory> 
     Some(memory)
 }
 
+type OperationsOf = fn(&mut Device) -> &mut Operations;
+
+/// Beside the bytes, which every scheduler counts.
+const DEVICE_FILES: [(&str, OperationsOf); 5] = [
+    ("io_serviced", |device| &mut device.requests),
+    ("io_merged", |device| &mut device.merged),
+    ("sectors", |device| &mut device.sectors),
+    ("io_service_time", |device| &mut device.service_nanos),
+    ("io_queued", |device| &mut device.queued),
+];
+
 /// Which file counts depends on the scheduler of the disks; the first that says anything does.
 fn devices(dir: &OwnedFd, reader: &mut Reader) -> Vec<Device> {
     for kind in ["blkio.bfq", "blkio", "blkio.throttle"] {
@@ -163,19 +175,21 @@ fn devices(dir: &OwnedFd, reader: &mut Reader) -> Vec<Device> {
         if devices.is_empty() {
             continue;
         }
-        let text = reader.text(dir, &format!("{kind}.io_serviced_recursive")).unwrap_or_default();
-        add_operations(text, &mut devices, |device| &mut device.requests);
+        for (name, of) in DEVICE_FILES {
+            let text = reader.text(dir, &format!("{kind}.{name}_recursive")).unwrap_or_default();
+            add_operations(text, &mut devices, of);
+        }
         return devices;
     }
     Vec::new()
 }
 
-/// Lines as `8:0 Read 4096`; the last is a sum over all, `Total 4096`.
-fn add_operations(text: &str, devices: &mut Vec<Device>, of: impl Fn(&mut Device) -> &mut Vec<(String, u64)>) {
+/// Lines as `8:0 Read 4096` or `8:0 4096`; the last is a sum over all, `Total 4096`.
+fn add_operations(text: &str, devices: &mut Vec<Device>, of: OperationsOf) {
     for line in text.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let (Some(id), Some(operation), Some(value)) = (words.next(), words.next(), words.next()) else { continue };
+        let Some((id, rest)) = line.split_once(' ') else { continue };
         let Some((major, minor)) = id.split_once(':') else { continue };
+        let (operation, value) = rest.split_once(' ').unwrap_or(("Count", rest));
         let (Ok(major), Ok(minor), Some(value)) = (major.parse(), minor.parse(), number(value)) else { continue };
         let known = devices.iter().position(|device| (device.major, device.minor) == (major, minor));
         let index = known.unwrap_or_else(|| {

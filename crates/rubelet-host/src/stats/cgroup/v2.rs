@@ -122,6 +122,10 @@ fn devices(text: &str) -> Vec<Device> {
                 "wbytes" => device.bytes.push(("Write".to_owned(), value)),
                 "rios" => device.requests.push(("Read".to_owned(), value)),
                 "wios" => device.requests.push(("Write".to_owned(), value)),
+                "cost.usage" => device.cost.get_or_insert_default().usage = value,
+                "cost.wait" => device.cost.get_or_insert_default().wait = value,
+                "cost.indebt" => device.cost.get_or_insert_default().indebt = value,
+                "cost.indelay" => device.cost.get_or_insert_default().indelay = value,
                 _ => {}
             }
         }

@@ -88,8 +88,7 @@ pub struct CpuStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
     pub usage_core_nano_seconds: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<PsiStats>,
+    pub psi: PsiStats,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,8 +102,7 @@ pub struct MemoryStats {
     pub rss_bytes: u64,
     pub page_faults: u64,
     pub major_page_faults: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<PsiStats>,
+    pub psi: PsiStats,
 }
 
 #[derive(Debug, Serialize)]
