@@ -6,8 +6,12 @@
 mod decode;
 mod defaults;
 pub mod field;
+mod go_dump;
+mod go_quantity;
 mod identity;
+mod internal;
 mod pattern;
+mod pod_level;
 mod references;
 mod unsupported;
 mod validate;
@@ -89,9 +93,9 @@ fn static_pod(
         let name = path.child("metadata").child("name");
         return Err(vec![Problem::required(&name, "name is needed for the pod")]);
     }
-    // The UID comes before the defaults: a later release with other defaults must not replace running pods.
-    let uid = identity::uid(&pod, origin, node_name);
-    defaults::apply(&mut pod);
+    let sums = defaults::apply(&mut pod);
+    internal::convert(&mut pod);
+    let uid = identity::uid(&pod, &sums, origin, node_name);
     identity::apply(&mut pod, uid, origin, node_name);
     let mut problems = validate::pod(&pod, path);
     problems.extend(references::problems(&decode::encoded(&pod), path));

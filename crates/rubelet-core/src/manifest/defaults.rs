@@ -13,9 +13,10 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
+use super::pod_level::{self, Sums};
 use crate::container::is_host_network;
 
-pub(super) fn apply(pod: &mut Pod) {
+pub(super) fn apply(pod: &mut Pod) -> Sums {
     let spec = pod.spec.get_or_insert_default();
     let on_host_network = is_host_network(spec);
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
@@ -31,15 +32,14 @@ pub(super) fn apply(pod: &mut Pod) {
     for volume in spec.volumes.iter_mut().flatten() {
         volume_defaults(volume);
     }
-    if let Some(resources) = &mut spec.resources {
-        request_what_is_limited(Some(resources));
-    }
+    let sums = pod_level::apply(spec);
     spec.enable_service_links.get_or_insert(true);
     text(&mut spec.dns_policy, "ClusterFirst");
     text(&mut spec.restart_policy, "Always");
     spec.security_context.get_or_insert_with(PodSecurityContext::default);
     spec.termination_grace_period_seconds.get_or_insert(30);
     text(&mut spec.scheduler_name, "default-scheduler");
+    sums
 }
 
 fn container_defaults(container: &mut Container) {
@@ -48,9 +48,7 @@ fn container_defaults(container: &mut Container) {
     text(&mut container.termination_message_policy, "File");
     ports(container.ports.as_deref_mut());
     env(container.env.as_deref_mut());
-    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
-        probe_defaults(probe.as_mut());
-    }
+    probes([&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]);
     lifecycle_defaults(container.lifecycle.as_mut());
 }
 
@@ -60,6 +58,8 @@ fn ephemeral_container_defaults(container: &mut EphemeralContainer) {
     text(&mut container.termination_message_policy, "File");
     ports(container.ports.as_deref_mut());
     env(container.env.as_deref_mut());
+    probes([&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]);
+    lifecycle_defaults(container.lifecycle.as_mut());
 }
 
 /// Always for `latest`, which is also what an image without tag and digest means; otherwise a tag is taken to be fixed.
@@ -101,7 +101,11 @@ fn bind_host_ports(ports: Option<&mut [ContainerPort]>) {
 
 fn env(env: Option<&mut [EnvVar]>) {
     for variable in env.into_iter().flatten() {
-        field_ref(variable.value_from.as_mut().and_then(|from| from.field_ref.as_mut()));
+        let Some(from) = &mut variable.value_from else { continue };
+        field_ref(from.field_ref.as_mut());
+        if let Some(key) = &mut from.file_key_ref {
+            key.optional.get_or_insert(false);
+        }
     }
 }
 
@@ -111,15 +115,16 @@ fn field_ref(field_ref: Option<&mut ObjectFieldSelector>) {
     }
 }
 
-fn probe_defaults(probe: Option<&mut Probe>) {
-    let Some(probe) = probe else { return };
-    number(&mut probe.timeout_seconds, 1);
-    number(&mut probe.period_seconds, 10);
-    number(&mut probe.success_threshold, 1);
-    number(&mut probe.failure_threshold, 3);
-    http_get(probe.http_get.as_mut());
-    if let Some(grpc) = &mut probe.grpc {
-        grpc.service.get_or_insert_default();
+fn probes(probes: [&mut Option<Probe>; 3]) {
+    for probe in probes.into_iter().flatten() {
+        number(&mut probe.timeout_seconds, 1);
+        number(&mut probe.period_seconds, 10);
+        number(&mut probe.success_threshold, 1);
+        number(&mut probe.failure_threshold, 3);
+        http_get(probe.http_get.as_mut());
+        if let Some(grpc) = &mut probe.grpc {
+            grpc.service.get_or_insert_default();
+        }
     }
 }
 
@@ -171,6 +176,32 @@ fn volume_defaults(volume: &mut Volume) {
     if let Some(projected) = &mut volume.projected {
         projected.default_mode.get_or_insert(FILE_MODE);
         projected_defaults(projected);
+    }
+    storage_defaults(volume);
+}
+
+/// Of volumes that no pod of ours is given: their defaults are part of a pod's identity all the same.
+fn storage_defaults(volume: &mut Volume) {
+    if let Some(iscsi) = &mut volume.iscsi {
+        text(&mut iscsi.iscsi_interface, "default");
+    }
+    if let Some(rbd) = &mut volume.rbd {
+        text(&mut rbd.pool, "rbd");
+        text(&mut rbd.user, "admin");
+        text(&mut rbd.keyring, "/etc/ceph/keyring");
+    }
+    if let Some(azure) = &mut volume.azure_disk {
+        azure.caching_mode.get_or_insert_with(|| "ReadWrite".to_owned());
+        azure.fs_type.get_or_insert_with(|| "ext4".to_owned());
+        azure.read_only.get_or_insert(false);
+        azure.kind.get_or_insert_with(|| "Shared".to_owned());
+    }
+    if let Some(scale_io) = &mut volume.scale_io {
+        text(&mut scale_io.storage_mode, "ThinProvisioned");
+        text(&mut scale_io.fs_type, "xfs");
+    }
+    if let Some(template) = volume.ephemeral.as_mut().and_then(|volume| volume.volume_claim_template.as_mut()) {
+        template.spec.volume_mode.get_or_insert_with(|| "Filesystem".to_owned());
     }
 }
 

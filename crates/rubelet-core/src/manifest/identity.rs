@@ -6,9 +6,8 @@
 use std::fmt::Write;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
-use serde_json::Value;
 
-use super::{Origin, decode};
+use super::{Origin, go_dump, internal, pod_level::Sums};
 use crate::{event::Source, fnv::Fnv128};
 
 /// Where the pod was asked for: `file`, `http` or `api`.
@@ -16,22 +15,18 @@ pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// The static pod's UID; it changes with the manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
-/// The manifest's own UID, or one made of the manifest, the node and the place it was read from: the same on every run.
-pub(super) fn uid(pod: &Pod, origin: &Origin, node_name: &str) -> String {
+/// The manifest's own UID, or upstream's hash of the defaulted pod, the node and the place it was read from.
+pub(super) fn uid(pod: &Pod, sums: &Sums, origin: &Origin, node_name: &str) -> String {
     if let Some(uid) = pod.metadata.uid.as_ref().filter(|uid| !uid.is_empty()) {
         return uid.clone();
     }
-    let mut encoded = decode::encoded(pod);
-    if let Value::Object(fields) = &mut encoded {
-        fields.remove("status");
-    }
     let mut hash = Fnv128::default();
-    canonical(&encoded, &mut hash);
-    match origin {
-        Origin::File(path) => write!(hash, "host:{node_name}file:{path}"),
-        Origin::Url(url) => write!(hash, "url:{url}"),
-    }
-    .expect("hashing does not fail");
+    go_dump::pod(&internal::encoded(pod, sums), &mut hash)
+        .and_then(|()| match origin {
+            Origin::File(path) => write!(hash, "host:{node_name}file:{path}"),
+            Origin::Url(url) => write!(hash, "url:{url}"),
+        })
+        .expect("hashing does not fail");
     hash.hex()
 }
 
@@ -78,40 +73,16 @@ fn tolerate_every_eviction(tolerations: &mut Vec<Toleration>) {
     }
 }
 
-/// JSON with sorted keys and no spaces, whatever order the map type of the day keeps.
-fn canonical(value: &Value, hash: &mut Fnv128) {
-    match value {
-        Value::Object(fields) => {
-            let mut names: Vec<&String> = fields.keys().collect();
-            names.sort();
-            hash.update(b"{");
-            for name in names {
-                write!(hash, "{name:?}:").expect("hashing does not fail");
-                canonical(&fields[name], hash);
-                hash.update(b",");
-            }
-            hash.update(b"}");
-        }
-        Value::Array(items) => {
-            hash.update(b"[");
-            for item in items {
-                canonical(item, hash);
-                hash.update(b",");
-            }
-            hash.update(b"]");
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            write!(hash, "{value}").expect("hashing does not fail");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
     use serde_json::json;
 
-    use super::{super::Manifest, *};
+    use super::{
+        super::{Manifest, defaults, field::Path},
+        *,
+    };
+    use serde_json::Value;
 
     fn file(path: &str) -> Origin {
         Origin::File(path.to_owned())
@@ -145,12 +116,12 @@ mod tests {
             "tolerations": spec.tolerations,
             "status": pod.status,
         });
-        // The UID in this snapshot is a promise: if it changes, an upgrade restarts every static pod.
+        // The UID is upstream's.
         assert_snapshot!(serde_json::to_string_pretty(&found).unwrap(), @r#"
         {
           "metadata": {
             "annotations": {
-              "kubernetes.io/config.hash": "129d0393adb97ccd925a596ac1ecc343",
+              "kubernetes.io/config.hash": "7175b97b5aae028a735a0ae0f54616b4",
               "kubernetes.io/config.source": "file"
             },
             "labels": {
@@ -158,7 +129,7 @@ mod tests {
             },
             "name": "web-node-1",
             "namespace": "default",
-            "uid": "129d0393adb97ccd925a596ac1ecc343"
+            "uid": "7175b97b5aae028a735a0ae0f54616b4"
           },
           "nodeName": "Node-1",
           "status": {
@@ -185,11 +156,13 @@ mod tests {
         edited["spec"]["containers"][0]["image"] = json!("nginx:1.26");
         let mut relabelled = web();
         relabelled["metadata"]["labels"]["app"] = json!("other");
-        let mut with_status = web();
-        with_status["status"] = json!({ "phase": "Running" });
-        with_status["spec"]["nodeSelector"] = json!(null);
+        let mut with_nulls = web();
+        with_nulls["status"] = json!({});
+        with_nulls["metadata"]["creationTimestamp"] = json!(null);
+        with_nulls["spec"]["nodeSelector"] = json!(null);
+        with_nulls["spec"]["restartPolicy"] = json!("Always");
 
-        assert_eq!(uid, uid_of(with_status, &origin, "n1"));
+        assert_eq!(uid, uid_of(with_nulls, &origin, "n1"));
         for other in [
             uid_of(edited, &origin, "n1"),
             uid_of(relabelled, &origin, "n1"),
@@ -199,6 +172,29 @@ mod tests {
         ] {
             assert_ne!(uid, other);
         }
+    }
+
+    /// Manifests that together set every field of a pod, kubeadm's among them, with upstream's UIDs.
+    /// `testbed/go/kubernetes/static-pods` made them.
+    const ANSWERS: &str = include_str!("../../testdata/static_pods.jsonl");
+
+    #[test]
+    fn uids_are_those_of_upstream() {
+        let mut different = Vec::new();
+        for line in ANSWERS.lines() {
+            let answer: Value = serde_json::from_str(line).unwrap();
+            let origin = match answer["url"].as_str() {
+                Some(url) => Origin::Url(url.to_owned()),
+                None => file(answer["file"].as_str().unwrap()),
+            };
+            let (mut pod, _) = super::super::decode::pod(answer["manifest"].clone(), &Path::root()).unwrap();
+            let sums = defaults::apply(&mut pod);
+            internal::convert(&mut pod);
+            if uid(&pod, &sums, &origin, answer["node"].as_str().unwrap()) != answer["uid"] {
+                different.push(answer["name"].to_string());
+            }
+        }
+        assert_eq!(different.join(" "), "");
     }
 
     #[test]

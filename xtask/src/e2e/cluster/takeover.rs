@@ -26,6 +26,8 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
 
 const PLAIN: usize = 9;
 const WITH_VOLUMES: usize = 10;
+/// Their UIDs are made of their manifests: another one would be another pod.
+const STATIC: usize = 2;
 /// Long enough for every probe to be asked and every pod to be looked at.
 const SETTLE: Duration = Duration::from_secs(20);
 
@@ -37,7 +39,7 @@ fn takeover(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     make_pods(cluster)?;
     let before = cluster.wait("all pods are ready", 240, |cluster| {
         let identities = identities(cluster)?;
-        ensure!(identities.len() == PLAIN + WITH_VOLUMES + 1, "{} pods are ready", identities.len());
+        ensure!(identities.len() == PLAIN + WITH_VOLUMES + STATIC, "{} pods are ready", identities.len());
         Ok(identities)
     })?;
     thread::sleep(SETTLE);
@@ -92,15 +94,37 @@ fn make_pods(cluster: &ClusterNode) -> anyhow::Result<()> {
         deployment("plain", PLAIN, &plain),
         deployment("volumes", WITH_VOLUMES, &with_volumes(&cluster.name)),
     ])?;
-    // It brings its UID, because the one that Rubelet would give it is not the one that upstream's kubelet would.
-    let mut fixed = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": "static", "namespace": cluster.name, "uid": "5a9f5a2e-6d3c-4c56-9d2e-8f1f0c7b6a31" },
-        "spec": spec(&cluster.name, OBEDIENT),
-    });
-    fixed["spec"].as_object_mut().expect("a spec is an object").remove("nodeSelector");
-    cluster.node.drop_file("static.json", fixed.to_string().as_bytes())
+    for (name, mut spec) in [("static", spec(&cluster.name, OBEDIENT)), ("control-plane", control_plane())] {
+        spec.as_object_mut().expect("a spec is an object").remove("nodeSelector");
+        let metadata = json!({ "name": name, "namespace": cluster.name, "labels": { "tier": name } });
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+        cluster.node.drop_file(&format!("{name}.json"), pod.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+/// With what kubeadm gives to the parts of a control plane.
+fn control_plane() -> Value {
+    let probe =
+        json!({ "exec": { "command": ["true"] }, "failureThreshold": 8, "periodSeconds": 10, "timeoutSeconds": 15 });
+    json!({
+        "hostNetwork": true,
+        "priority": 2_000_001_000,
+        "priorityClassName": "system-node-critical",
+        "securityContext": { "seccompProfile": { "type": "RuntimeDefault" } },
+        "containers": [{
+            "name": "main",
+            "image": BUSYBOX,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", OBEDIENT],
+            "env": [{ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }],
+            "resources": { "requests": { "cpu": "10m", "memory": "10Mi" } },
+            "livenessProbe": probe,
+            "startupProbe": probe,
+            "volumeMounts": [{ "name": "certs", "mountPath": "/etc/certs", "readOnly": true }],
+        }],
+        "volumes": [{ "name": "certs", "hostPath": { "path": "/etc/ssl", "type": "DirectoryOrCreate" } }],
+    })
 }
 
 fn with_volumes(node: &str) -> Value {

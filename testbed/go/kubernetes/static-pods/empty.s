@@ -1,0 +1,1 @@
+// Lets Go take the declaration of a function without a body: main.go, applyDefaults.
