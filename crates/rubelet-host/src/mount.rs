@@ -1,6 +1,6 @@
-//! The mount table, and the three things we do to it.
+//! The mount table, and the four things we do to it.
 //!
-//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs and parts of volumes (`mount/sub_path.rs`), unmounting. Never: lazy or
+//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs and parts of volumes (`mount/sub_path.rs`), sharing, unmounting. Never: lazy or
 //! forced unmounts, shell commands.
 //! Upstream: `k8s.io/mount-utils`, `emptydir.setupTmpfs`.
 
@@ -17,7 +17,7 @@ use std::{
 use rustix::{
     fs::{AtFlags, CWD},
     io::Errno,
-    mount::{MountFlags, UnmountFlags},
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
 };
 
 /// One line of the mount table.
@@ -29,6 +29,8 @@ pub struct Mount {
     pub source: String,
     pub major: u32,
     pub minor: u32,
+    /// What is mounted below it appears in its peers, too.
+    pub is_shared: bool,
 }
 
 /// Mount points at or below `path`, deepest first. Nothing is mounted below what is not there.
@@ -40,6 +42,17 @@ pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     points.reverse();
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     Ok(points)
+}
+
+/// Lets what is mounted below `path` be seen by all who see `path`: as it is on a shared mount, or by a mount of its own.
+pub fn make_rshared(path: &Path) -> io::Result<()> {
+    // The last line that leads there is the uppermost mount.
+    let is_shared = mount_table()?.iter().rfind(|mount| path.starts_with(&mount.point)).is_some_and(|on| on.is_shared);
+    if !is_shared {
+        rustix::mount::mount_bind(path, path)?;
+        rustix::mount::mount_change(path, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+    }
+    Ok(())
 }
 
 /// Changes the mount table, one change at a time: looking whether something is mounted and mounting it are two steps.
@@ -138,6 +151,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         source: String::from_utf8_lossy(&unescape(fields.get(dash + 2)?)).into_owned(),
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
+        is_shared: fields[6..dash].iter().any(|field| field.starts_with(b"shared:")),
     })
 }
 
@@ -186,6 +200,27 @@ short line
         let points: Vec<_> = parse(table).into_iter().map(|mount| (mount.point, mount.fs_type)).collect();
         let expected = [("/proc", "proc"), ("/var/lib/with space\\and\ttab", "ext4"), ("/plain", "tmpfs")];
         assert_eq!(points, expected.map(|(point, fs_type)| (PathBuf::from(point), fs_type.to_owned())));
+    }
+
+    #[test]
+    fn a_directory_is_made_rshared_once() {
+        need_root();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap().join("root");
+        fs::create_dir_all(path.join("plugins")).unwrap();
+        let _guard = MountGuard(path.clone());
+        let on =
+            |path: &Path| mount_table().unwrap().into_iter().rfind(|mount| path.starts_with(&mount.point)).unwrap();
+        // On a machine that shares everything nothing is to be done.
+        rustix::mount::mount_bind(&path, &path).unwrap();
+        rustix::mount::mount_change(&path, MountPropagationFlags::PRIVATE).unwrap();
+        assert!(!on(&path).is_shared);
+        let before = mount_table().unwrap().len();
+        make_rshared(&path).unwrap();
+        make_rshared(&path).unwrap();
+        assert!(on(&path.join("plugins")).is_shared);
+        assert_eq!(mount_table().unwrap().len(), before + 1);
+        rustix::mount::unmount(&path, UnmountFlags::empty()).unwrap();
     }
 
     #[test]

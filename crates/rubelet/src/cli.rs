@@ -125,7 +125,7 @@ fn raw_version() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{fs, path::Path, time::Duration};
 
     use super::*;
 
@@ -188,6 +188,19 @@ mod tests {
         Flag --max-pods has been deprecated
         failSwapOn is accepted but not acted on yet
         ");
+    }
+
+    #[tokio::test]
+    async fn a_node_without_a_source_of_pods_refuses_to_start() {
+        let files = no_files();
+        let options = files.options("--root-dir=DIR/root");
+        let start = tokio::time::timeout(Duration::from_secs(5), crate::run::run(&options));
+        let refusal = start.await.expect("it does not run").unwrap_err().to_string();
+        assert_eq!(refusal, "no source of pods: set --kubeconfig, staticPodPath or staticPodURL");
+        assert!(!files.path().join("root").exists());
+        for line in ["--pod-manifest-path=/m", "--manifest-url=http://m/", "--kubeconfig=/k"] {
+            assert_eq!(files.options(line).sources().len(), 1, "{line}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod certs;
 pub mod cli;
+mod data_dirs;
 pub mod effects;
 pub mod event_log;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
@@ -35,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     certs,
     cli::{self, Options},
+    data_dirs,
     event_log::EventLog,
     metrics::{Metrics, runtime::Measured},
     node::{
@@ -62,6 +63,10 @@ const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
 
 /// Runs until SIGTERM or SIGINT. Pods go on running after it.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
+    // Without a source that could want them, every pod in the runtime would be an orphan.
+    if options.sources().is_empty() {
+        bail!("no source of pods: set --kubeconfig, staticPodPath or staticPodURL");
+    }
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
@@ -118,8 +123,9 @@ async fn world(
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<(World, Arc<node::Duty>)> {
     let node_name = node_name(options)?;
-    let root_dir = made_and_resolved(&options.flags.root_dir, 0o750).context("--root-dir")?;
-    let pod_logs_dir = made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o755).context("podLogsDir")?;
+    let root_dir = data_dirs::make_root(&options.flags.root_dir).context("--root-dir")?;
+    let pod_logs_dir =
+        data_dirs::made_and_resolved(Path::new(&options.config.pod_logs_dir), 0o750).context("podLogsDir")?;
     let ask = if options.flags.kubeconfig.is_empty() { Ask::Routes } else { Ask::ResolverAndRoutes };
     let host_ips = host_ips(&options.flags.node_ip, &node_name, ask).await?;
     let setup = node::setup::setup(options, &node_name, &host_ips);
@@ -155,17 +161,6 @@ async fn world(
         has_runtime_events: Arc::default(),
     };
     Ok((world, node::setup::duty(options, setup, machine)))
-}
-
-/// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.
-fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(dir)
-        .with_context(|| format!("create directory {}", dir.display()))?;
-    dir.canonicalize().with_context(|| format!("resolve {}", dir.display()))
 }
 
 async fn bind_port(options: &Options) -> anyhow::Result<TcpListener> {

@@ -122,6 +122,7 @@ mod tests {
             source: source.to_owned(),
             major: 8,
             minor: 1,
+            is_shared: false,
         };
         let mounts = vec![
             mount("/", "ext4", "/dev/vda1"),

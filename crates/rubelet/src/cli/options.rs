@@ -122,20 +122,25 @@ impl Options {
         if name.is_empty() { Err("empty hostname is invalid".to_owned()) } else { Ok(name) }
     }
 
+    /// Where pods are asked for.
+    pub fn sources(&self) -> Vec<Source> {
+        let told = |text: &str| !text.is_empty();
+        let sources = [
+            told(&self.config.static_pod_path).then_some(Source::File),
+            told(&self.config.static_pod_url).then_some(Source::Http),
+            told(&self.flags.kubeconfig).then_some(Source::Api),
+        ];
+        sources.into_iter().flatten().collect()
+    }
+
     /// What the core decides by. The root directory is as told: whoever runs the agent makes it and resolves its links.
     pub fn settings(&self, node_name: &str, host_ips: Vec<String>) -> Settings {
         let Options { flags, config, .. } = self;
-        let told = |text: &str| !text.is_empty();
-        let sources = [
-            told(&config.static_pod_path).then_some(Source::File),
-            told(&config.static_pod_url).then_some(Source::Http),
-            told(&flags.kubeconfig).then_some(Source::Api),
-        ];
         let max_parallel = config.max_parallel_image_pulls.and_then(|most| u32::try_from(most).ok());
         Settings {
             node_name: node_name.to_owned(),
             host_ips,
-            sources: sources.into_iter().flatten().collect(),
+            sources: self.sources(),
             sync_frequency: config.sync_frequency.as_std(),
             max_container_restart_period: config
                 .crash_loop_back_off
