@@ -25,6 +25,8 @@ pub const CASES: &[Case] = &[
     Case { name: "editing the manifest replaces the pod, the old one gone before the new one starts", run: edit },
     Case { name: "deleting the manifest stops the pod within its grace period", run: delete },
     Case { name: "a container that ignores SIGTERM dies at the end of its grace period", run: ignore_term },
+    Case { name: "a plugin's directory is there, and what its pod mounts in it is seen on the node", run: plugin_dir },
+    Case { name: "a manifest written again unchanged counts its pod on", run: written_again },
 ];
 
 fn init(node: &mut Node) -> anyhow::Result<()> {
@@ -70,6 +72,44 @@ fn init(node: &mut Node) -> anyhow::Result<()> {
     let said = node.agent.ask(&["logs", "two", "-c", "right"])?;
     ensure!(said.contains("hello from right") && said.contains("and from its stderr"), "rubelet logs: {said}");
     Ok(())
+}
+
+/// As drivers mount it: they would wait for ever for a directory that is not there.
+fn plugin_dir(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let registry = node.agent.root_dir().join("plugins_registry");
+    let script =
+        "mkdir -p /registry/seen; mount -t tmpfs tmpfs /registry/seen && touch /registry/seen/mark; sleep 3600";
+    let mut manifest = Pod::new("driver", script).grace_secs(1).manifest();
+    let container = &mut manifest["spec"]["containers"][0];
+    container["securityContext"] = json!({ "privileged": true });
+    container["volumeMounts"] =
+        json!([{ "name": "registry", "mountPath": "/registry", "mountPropagation": "Bidirectional" }]);
+    manifest["spec"]["volumes"] =
+        json!([{ "name": "registry", "hostPath": { "path": registry, "type": "Directory" } }]);
+    node.drop_file("driver.json", manifest.to_string().as_bytes())?;
+    node.wait_running("driver", 60)?;
+    let mark = registry.join("seen/mark");
+    node.wait("the mount of the pod on the node", 20, |_| {
+        ensure!(mark.exists(), "{} is not there", mark.display());
+        Ok(())
+    })
+}
+
+fn written_again(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let pod = Pod::new("again", "trap 'exit 0' TERM; echo hello; sleep 3600 & wait").grace_secs(5);
+    node.apply(&pod)?;
+    let before = node.wait_running("again", 60)?;
+    node.remove("again")?;
+    node.wait("it is stopped", 20, |node| node.check_stopped("again"))?;
+    node.apply(&pod)?;
+    let after = node.wait_running("again", 60)?;
+    ensure!(after.uid() == before.uid(), "another UID: {} and {}", before.uid(), after.uid());
+    let counts = [&before, &after].map(|pod| pod.container("main")["restartCount"].clone());
+    ensure!(counts == [json!(0), json!(1)], "restarts: {counts:?}");
+    let dir = node.agent.pod_logs_dir().join(format!("default_{}_{}", full_name("again"), after.uid()));
+    wait_log(node, &dir.join("main/1.log"), 1).map(drop)
 }
 
 /// The messages in a log in CRI's format: `time stream F message`.

@@ -30,6 +30,7 @@ impl Agent {
             }
             let record = self.records.get_mut(&waiting).expect("it waits");
             record.enter(Lifecycle::Syncing, now);
+            self.errands.mirrors.insert(record.id.full_name());
             match verdict {
                 Verdict::Admit => {
                     self.node.qos.pods_changed = true;

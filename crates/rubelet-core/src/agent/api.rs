@@ -80,6 +80,8 @@ impl Agent {
                 let may_go = self.config.sources_ready(&self.settings.sources) && !self.is_ending(&name);
                 may_go.then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
             }
+            // Until an older pod of the name has ended, its mirror stays as it is.
+            (Some(pod), _) if self.waits_for_namesake(pod) => None,
             (Some(pod), None) => {
                 let is_listed = self.config.has_spoken(Source::Api);
                 // Of one that has ended, too: people look for its end.
@@ -97,6 +99,11 @@ impl Agent {
             // What failed before is not wanted any more.
             None => self.errands.forget(&errand),
         }
+    }
+
+    fn waits_for_namesake(&self, pod: &Pod) -> bool {
+        let record = self.records.get(&PodUid::of(pod));
+        record.is_some_and(|record| record.lifecycle == Lifecycle::Waiting && self.name_holder(record).is_some())
     }
 
     fn is_ending(&self, full_name: &str) -> bool {

@@ -159,7 +159,7 @@ impl Agent {
 
     /// Another static pod that has this one's name, or a pod of which only the runtime knows: one that is not over yet, or
     /// came first.
-    fn name_holder(&self, record: &PodRecord) -> Option<&PodRecord> {
+    pub(super) fn name_holder(&self, record: &PodRecord) -> Option<&PodRecord> {
         self.records.values().find(|other| {
             let same_name = other.id.name == record.id.name && other.id.namespace == record.id.namespace;
             let is_of_the_api = other.pod.spec.is_some() && !is_static_pod(&other.pod);

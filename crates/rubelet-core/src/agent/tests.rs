@@ -398,15 +398,8 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
 }
 
-#[test]
-fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    turns.config(&[]);
-    assert_eq!(turns.lifecycle("u1"), "Terminating");
-    turns.config(&[web("u1")]);
+/// The pod has ended and given back what it held; its dead container is still there.
+fn ended(turns: &mut Turns) {
     turns.answer("stop container", Ok(Facts::Nothing));
     turns.inspected("a: exit(137) 0s");
     turns.answer("stop sandbox", Ok(Facts::Nothing));
@@ -416,6 +409,35 @@ fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
     turns.answer("remove cgroup", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+}
+
+#[test]
+fn a_pod_wanted_again_starts_over_with_its_traces() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.config(&[]);
+    assert_eq!(turns.lifecycle("u1"), "Terminating");
+    turns.config(&[web("u1")]);
+    ended(&mut turns);
+    assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
+    assert!(!turns.pending().contains(&"remove container"), "its attempts count on");
+}
+
+#[test]
+fn a_removed_static_pod_leaves_nothing_after_a_minute() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.config(&[]);
+    ended(&mut turns);
+    turns.at_secs += 59;
+    turns.happens(Event::Due);
+    assert!(!turns.pending().contains(&"remove container"), "its manifest may come back");
+    turns.at_secs += 1;
+    turns.happens(Event::Due);
     turns.answer("remove container", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
     turns.answer("remove sandbox", Ok(Facts::Nothing));
@@ -424,7 +446,7 @@ fn a_removed_pod_leaves_nothing_and_a_pod_wanted_again_starts_over() {
     turns.inspected("sandbox gone");
     turns.answer("remove log dir", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
-    assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
+    assert_eq!(turns.lifecycle("u1"), "unknown");
 }
 
 /// A pod that asks for this much CPU.

@@ -17,8 +17,13 @@ use crate::{
         restart_policy::is_sidecar,
         sync_pod::event,
     },
+    pod_manager::is_static_pod,
     time::Now,
 };
+
+/// How long dead containers and logs of a static pod outlive its manifest, so that a pod whose manifest comes back counts
+/// on. Upstream collects the containers of removed pods once a minute.
+const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
 
 /// Plans for a record in `Terminating`: nothing may run at its end.
 pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {
@@ -50,6 +55,12 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option
             // The API server has it until it hears that all is given back; so long its traces can be read.
             Cause::Removed if record.is_wanted() && record.pod.metadata.deletion_timestamp.is_some() => {
                 plan.next = Some(Lifecycle::Finished { cause });
+            }
+            // Asked for again: it starts over, and its attempts count on from those of before.
+            Cause::Removed | Cause::Orphaned if record.is_wanted() => let_go(record, cause, &mut plan),
+            Cause::Removed if is_static_pod(&record.pod) && now.uptime < record.since.uptime + STATIC_POD_RETENTION => {
+                plan.wake_at = Some(record.since.uptime + STATIC_POD_RETENTION);
+                plan.blocked = Some("its manifest to come back, for a minute".to_owned());
             }
             Cause::Removed | Cause::Orphaned => remove_traces(record, facts, cause, &mut plan, now),
         }
@@ -100,11 +111,16 @@ fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut 
             let op = Op::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
             pod_step(record, op, "its logs to be removed", plan, now);
         }
-        Cleared::All if record.flights.is_empty() => {
-            plan.next = Some(Lifecycle::Finished { cause });
-            plan.is_gone = true;
-        }
-        Cleared::All => plan.blocked = Some("a cancelled step to end".to_owned()),
+        Cleared::All => let_go(record, cause, plan),
+    }
+}
+
+fn let_go(record: &PodRecord, cause: Cause, plan: &mut Plan) {
+    if record.flights.is_empty() {
+        plan.next = Some(Lifecycle::Finished { cause });
+        plan.is_gone = true;
+    } else {
+        plan.blocked = Some("a cancelled step to end".to_owned());
     }
 }
 

@@ -239,7 +239,19 @@ fn a_mirror_pod_that_a_user_deletes_comes_back_and_its_pod_runs_on() {
 fn a_mirror_pod_goes_with_its_static_pod_and_changes_with_it() {
     let mut play = Play::clustered(33);
     play.apply("web").until(&stored_phase("web", "Running")).apply(Script::from("web").version(2)).settle(minutes(2));
-    play.remove("web").until(&forgotten("web")).settle(minutes(1)).expect_gone("web");
+    play.remove("web").until(&forgotten("web")).settle(minutes(2)).expect_gone("web");
+}
+
+#[test]
+fn a_changed_manifest_keeps_its_mirror_until_the_old_pod_has_ended() {
+    let mut play = Play::clustered(42);
+    play.apply(Script::pod("web").grace_secs(60).container("app", "slow 45s")).until(&stored_phase("web", "Running"));
+    let uid = |scene: &Scene| stored(scene, "web").map(|pod| pod["metadata"]["uid"].to_string());
+    let before = play.look(uid);
+    play.apply(Script::from("web").version(2)).until(&stopping("web")).wait(seconds(40));
+    assert_eq!(play.look(uid), before);
+    play.expect(&stored_phase("web", "Running")).wait(seconds(10)).settle(minutes(2)).expect_running("web");
+    assert_ne!(play.look(uid), before);
 }
 
 #[test]

@@ -100,6 +100,15 @@ fn a_pod_removed_and_added_again_within_its_grace_period_comes_back_after_its_en
 }
 
 #[test]
+fn a_manifest_written_again_unchanged_counts_its_pod_on() {
+    let mut play = Play::seeded(13);
+    play.apply("web").until(&running("web")).remove("web").wait(seconds(20));
+    play.apply("web").until(&running("web")).settle(minutes(2)).expect_restart_count("web", 1);
+    play.remove("web").wait(minutes(2)).expect(&gone("web")).apply("web").until(&running("web"));
+    play.settle(minutes(2)).expect_restart_count("web", 0);
+}
+
+#[test]
 fn a_dead_sandbox_is_replaced_and_the_pod_runs_again() {
     let mut play = Play::seeded(12);
     play.apply(Script::pod("web").init("setup", "exit 0 after 1s").container("app", "run")).until(&running("web"));
