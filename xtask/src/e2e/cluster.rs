@@ -26,6 +26,7 @@ mod streams;
 mod takeover;
 mod top;
 mod workloads;
+mod writes;
 
 use std::{
     fmt,
@@ -92,6 +93,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         metrics::CASES,
         pages::CASES,
         workloads::CASES,
+        writes::CASES,
     ];
     groups.into_iter().flatten()
 }

@@ -14,7 +14,8 @@ use crate::{
     errands::Errand,
     event::Source,
     id::{PodRef, PodUid, full_name_of},
-    pod::{Flight, Lifecycle},
+    observation::{ContainerFacts, SharedFacts},
+    pod::{Cause, Flight, Lifecycle, PodRecord},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
     time::Now,
@@ -39,6 +40,9 @@ impl Agent {
     fn sync_status(&mut self, uid: &PodUid, now: Now) {
         let errand = Errand::Status(uid.clone());
         if self.errands.is_busy(&errand, now) || !self.errands.has_room() {
+            return;
+        }
+        if self.records.get(uid).is_some_and(is_about_to_end) {
             return;
         }
         let running = match self.records.get(uid).map(|record| &record.lifecycle) {
@@ -185,4 +189,11 @@ impl Agent {
             self.touched.insert(PodUid::of(pod));
         }
     }
+}
+
+/// The containers of a deleted pod have ended and its sandbox is being stopped: one status tells both, as upstream's does.
+fn is_about_to_end(record: &PodRecord) -> bool {
+    let Lifecycle::Terminating { cause: Cause::Removed, .. } = record.lifecycle else { return false };
+    let is_last_step = |facts: &SharedFacts| facts.is_active() && !facts.containers.iter().any(ContainerFacts::may_run);
+    record.facts.as_ref().is_some_and(is_last_step) && record.failures.is_empty()
 }

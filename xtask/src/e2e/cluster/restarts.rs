@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder, spec},
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder, spec, writes::status_writes},
     testbed::{
         agent::{AgentOptions, Membership},
         tail,
@@ -59,23 +59,6 @@ fn quiet(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let ready = cluster.node_condition("Ready")?;
     ensure!(ready["lastTransitionTime"] == ready_since, "the node was not ready meanwhile: {ready}");
     recorder::check_order(&record.finish()?)
-}
-
-/// What the node wrote about pods' status, as the API server noted it. Upstream's kubelet takes the network's readiness back
-/// from a pod that ended, when it starts again; that is not counted.
-fn status_writes(cluster: &ClusterNode) -> anyhow::Result<Vec<String>> {
-    let user = format!("system:node:{}", cluster.name);
-    let log = fs::read_to_string(cluster.plane().audit_log())?;
-    let entries = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let is_write = |entry: &Value| {
-        entry["user"]["username"] == user
-            && entry["objectRef"]["resource"] == "pods"
-            && entry["objectRef"]["subresource"] == "status"
-            && entry["verb"] != "get"
-            && !(cluster.node.agent.is_upstream() && entry["objectRef"]["name"] == "done")
-    };
-    let body = |entry: Value| format!("{}: {}", entry["objectRef"]["name"], entry["requestObject"]);
-    Ok(entries.filter(is_write).map(body).collect())
 }
 
 fn wrong(cluster: &mut ClusterNode) -> anyhow::Result<()> {

@@ -52,13 +52,29 @@ impl Turns {
         let mut status = serde_json::to_value(&before.status).unwrap();
         let patch = self.patch();
         for (field, value) in patch.as_object().unwrap().iter().filter(|(field, _)| !field.starts_with('$')) {
-            status[field] = value.clone();
+            match field.as_str() {
+                "conditions" => merge_conditions(&mut status["conditions"], value),
+                _ => status[field] = value.clone(),
+            }
         }
         let mut after = before.clone();
         after.status = Some(serde_json::from_value(status).unwrap());
         after.metadata.resource_version = Some(version.to_string());
         self.answer("patch status", Ok(Facts::ApiPod(Arc::new(after.clone()))));
         after
+    }
+}
+
+fn merge_conditions(stored: &mut Value, patch: &Value) {
+    if stored.is_null() {
+        *stored = json!([]);
+    }
+    let stored = stored.as_array_mut().unwrap();
+    for change in patch.as_array().unwrap() {
+        match stored.iter_mut().find(|known| known["type"] == change["type"]) {
+            Some(known) => known.as_object_mut().unwrap().extend(change.as_object().unwrap().clone()),
+            None => stored.push(change.clone()),
+        }
     }
 }
 
@@ -245,12 +261,28 @@ impl Told {
     fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
         happening(&mut self.turns);
         while self.turns.errands() == ["patch status"] {
-            let version = 2 + u64::try_from(self.phases.len()).expect("few patches");
+            let version = self.next_version();
             self.pod = self.turns.patched(&self.pod, version);
             let status = self.pod.status.as_ref().unwrap();
             self.phases.push(format!("{} {}", status.phase.as_deref().unwrap_or(""), status.pod_ip.is_some()));
         }
         self
+    }
+
+    fn next_version(&self) -> u64 {
+        self.pod.metadata.resource_version.as_ref().map_or(1, |version| version.parse::<u64>().unwrap() + 1)
+    }
+
+    /// A user deletes the pod.
+    fn deleted(&mut self) -> &mut Self {
+        let version = self.next_version();
+        self.pod.metadata.resource_version = Some(version.to_string());
+        self.pod.metadata.generation = self.pod.metadata.generation.map(|generation| generation + 1);
+        let asked = mk_pod("always | deleted | main a").metadata;
+        self.pod.metadata.deletion_timestamp = asked.deletion_timestamp;
+        self.pod.metadata.deletion_grace_period_seconds = asked.deletion_grace_period_seconds;
+        let pod = self.pod.clone();
+        self.after(|turns| turns.listed_by_api(&[pod]))
     }
 
     fn done(&mut self, step: &'static str) -> &mut Self {
@@ -299,6 +331,36 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
     told.hinted("sandbox ready 0s; a: created 0s").done("start container");
     told.seen("sandbox ready 0s; a: running 0s").hinted("sandbox ready 0s; a: running 0s");
     assert_eq!(told.phases, ["Pending false", "Pending true", "Running true"]);
+}
+
+#[test]
+fn stop_of_a_pod_takes_at_most_three_status_writes() {
+    let mut pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
+    pod.metadata.generation = Some(1);
+    let mut told = Told::of(pod);
+    told.seen("a: running 5s");
+    let before = told.phases.len();
+    told.deleted();
+    told.hinted("a: exit(0) 0s").done("stop container").seen("a: exit(0) 0s");
+    told.done("stop sandbox").seen("sandbox notready 60s; a: exit(0) 0s");
+    for step in ["tear down volumes", "remove cgroup"] {
+        told.done(step).seen("sandbox notready 60s; a: exit(0) 0s");
+    }
+    assert_eq!(told.turns.errands(), ["delete pod"]);
+    let written = told.phases.split_off(before);
+    assert_eq!(written, ["Running true", "Succeeded true"], "its generation, and its end");
+}
+
+#[test]
+fn stop_of_a_pod_whose_sandbox_cannot_be_stopped_is_told() {
+    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("a: running 5s");
+    told.deleted();
+    let before = told.phases.len();
+    told.done("stop container").seen("a: exit(0) 0s");
+    assert_eq!(told.phases.len(), before, "its sandbox is about to stop");
+    told.after(|turns| turns.answer("stop sandbox", refused(ErrorKind::Retry))).seen("a: exit(0) 0s");
+    assert_eq!(told.phases.len(), before + 1);
 }
 
 #[test]
