@@ -10,7 +10,7 @@ use crate::{
     images::Images,
     node::Node,
     node_status,
-    pod::{Key, Lifecycle, PodRecord, Preparation, Wanted},
+    pod::{Key, Lifecycle, Look, PodRecord, Preparation, Wanted},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{Census, NodeView, PodView, Stage, Step, StepState},
@@ -44,7 +44,7 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
         lifecycle: record.lifecycle.name().to_owned(),
         lifecycle_since: record.since.wall,
         running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
-        census: census(record),
+        census: census(record, images),
         facts: record.facts.clone(),
         steps: vec![
             desired(record),
@@ -59,7 +59,7 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
     }
 }
 
-fn census(record: &PodRecord) -> Census {
+fn census(record: &PodRecord, images: &Images) -> Census {
     let mut census = Census {
         stage: match record.lifecycle {
             Lifecycle::Waiting => Stage::Waiting,
@@ -68,6 +68,7 @@ fn census(record: &PodRecord) -> Census {
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
         },
         rejected: record.rejected.as_ref().map(|refusal| refusal.reason.clone()),
+        is_working: !record.flights.is_empty() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..Census::default()
     };
     if let Some(facts) = &record.facts {

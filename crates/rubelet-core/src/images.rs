@@ -163,8 +163,17 @@ impl Images {
 
     /// One sentence per image that is not there yet, with its next try.
     pub fn story(&self, uid: &PodUid) -> Vec<ImageStory<'_>> {
-        let of_pod = self.wants.range((uid.clone(), String::new())..).take_while(|((owner, _), _)| owner == uid);
-        of_pod.map(|((_, container), ensure)| ImageStory::of(container, ensure)).collect()
+        self.of_pod(uid).map(|(container, ensure)| ImageStory::of(container, ensure)).collect()
+    }
+
+    /// An image is looked for, pulled, or next in line to be.
+    pub fn is_working_for(&self, uid: &PodUid) -> bool {
+        self.of_pod(uid).any(|(_, ensure)| !matches!(ensure.state, State::Idle { .. } | State::Ready(_)))
+    }
+
+    fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = (&str, &Ensure)> {
+        let from = self.wants.range((uid.clone(), String::new())..).take_while(move |((owner, _), _)| owner == uid);
+        from.map(|((_, container), ensure)| (container.as_str(), ensure))
     }
 
     /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns

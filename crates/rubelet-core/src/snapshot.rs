@@ -88,6 +88,9 @@ pub struct Census {
     pub stage: Stage,
     /// The reason under which the node refused it.
     pub rejected: Option<String>,
+    /// Something is being done for it, or a look at it is due.
+    #[serde(default)]
+    pub is_working: bool,
     pub has_ready_sandbox: bool,
     /// How many containers the runtime remembers of it, by their state.
     pub containers: BTreeMap<ListedState, u32>,

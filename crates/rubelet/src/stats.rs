@@ -7,7 +7,7 @@
 pub mod cadvisor;
 pub mod disk;
 #[cfg(test)]
-mod example;
+pub(crate) mod example;
 mod exposition;
 mod measure;
 mod rates;

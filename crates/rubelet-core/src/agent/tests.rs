@@ -200,6 +200,30 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
 }
 
 #[test]
+fn a_pod_counts_as_worked_on_until_it_runs() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    let is_working = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].census.is_working;
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("sandbox gone");
+    for (step, state) in
+        [("make dirs", "sandbox gone"), ("set up volumes", "sandbox gone"), ("run sandbox", "sandbox ready 1s")]
+    {
+        assert!(is_working(&turns), "before {step}");
+        turns.answer(step, Ok(Facts::Nothing));
+        assert!(is_working(&turns), "the look after {step}");
+        turns.inspected(state);
+    }
+    assert!(is_working(&turns), "it waits for its image");
+    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    assert!(is_working(&turns), "its container is started");
+    turns.answer("start container", Ok(Facts::Nothing));
+    assert!(is_working(&turns), "its container is looked at");
+    turns.inspected("sandbox ready 1s; a: running 0s");
+    assert!(!is_working(&turns));
+}
+
+#[test]
 fn nothing_is_cleaned_up_before_every_source_has_spoken() {
     let settings = Settings { sources: vec![Source::File, Source::Http], ..Settings::for_node("node") };
     let mut turns = Turns::new(settings);

@@ -61,7 +61,7 @@ impl ApiCalls {
         }
     }
 
-    fn observe(&self, observed: &Observed<'_>) {
+    pub(super) fn observe(&self, observed: &Observed<'_>) {
         let (method, host) = (observed.method.as_str(), observed.host);
         match observed.what {
             Occurrence::Waited(wait) => self.rate_limiter.observe([method, host], wait.as_secs_f64()),

@@ -2,8 +2,8 @@
 //!
 //! Owns: what must be remembered of a pod between its first sight and its start, for as long as the pod is known. A pod that ran
 //! before the agent began has no start to be timed.
-//! Upstream: `util/pod_startup_latency_tracker.go`, `SyncPod` of `kubelet.go`, `recordAdmissionRejection`, the end of
-//! `updateStatusInternal` of `status/status_manager.go`.
+//! Upstream: `util/pod_startup_latency_tracker.go`, `podWorkerLoop` of `pod_workers.go`, `SyncPod` of `kubelet.go`,
+//! `recordAdmissionRejection`, the end of `updateStatusInternal` of `status/status_manager.go`.
 
 use std::{
     collections::BTreeMap,
@@ -60,6 +60,7 @@ pub struct Lives {
     first_network_start: Gauges<0>,
     has_network_pod_started: AtomicBool,
     worker_start: Histograms<0>,
+    worker: Histograms<1>,
     containers: Histograms<0>,
     terminated: Counters<3>,
     rejected: Counters<1>,
@@ -74,6 +75,14 @@ struct Life {
     is_awaited: bool,
     /// When images were pulled for it.
     pulls: Vec<(Uptime, Uptime)>,
+    round: Option<Round>,
+}
+
+/// What is done for a pod from the change that calls for it until nothing is left to do; what waits for its time is not under way.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    operation: &'static str,
+    began: Uptime,
 }
 
 impl Lives {
@@ -115,6 +124,12 @@ impl Lives {
                 DEFAULT_BOUNDS,
                 "[ALPHA] Duration in seconds from kubelet seeing a pod to starting a worker.",
             ),
+            worker: Histograms::new(
+                "kubelet_pod_worker_duration_seconds",
+                ["operation_type"],
+                DEFAULT_BOUNDS,
+                "[ALPHA] Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync",
+            ),
             containers: Histograms::new(
                 "kubelet_containers_per_pod_count",
                 [],
@@ -151,7 +166,8 @@ impl Lives {
         }
         let gone = before.pods.iter().filter(|(uid, _)| !after.pods.contains_key(*uid));
         gone.map(|(uid, view)| {
-            self.lock().remove(uid);
+            let life = self.lock().remove(uid);
+            self.round_ended(life.and_then(|life| life.round), now);
             (uid.clone(), view.clone())
         })
         .collect()
@@ -162,7 +178,7 @@ impl Lives {
             Some(_) => self.lock().get(uid).map_or(now.uptime, |life| life.seen),
             None => {
                 let is_awaited = new.source == Some(Source::Api) && new.status.start_time.is_none();
-                self.lock().insert(uid.clone(), Life { seen: now.uptime, is_awaited, pulls: Vec::new() });
+                self.lock().insert(uid.clone(), Life { seen: now.uptime, is_awaited, pulls: Vec::new(), round: None });
                 if new.source.is_none() {
                     self.orphans.inc([]);
                 }
@@ -173,8 +189,13 @@ impl Lives {
             if old.is_none_or(|old| old.census.rejected.is_none()) {
                 self.rejected.inc([rejection(reason)]);
             }
+            // Nothing is ever done for it.
+            if let Some(life) = self.lock().get_mut(uid) {
+                life.round = None;
+            }
             return;
         }
+        self.work(uid, old, new, now);
         let since_seen = now.uptime.since(seen).as_secs_f64();
         let began = old.is_none_or(|old| old.census.stage == Stage::Waiting) && new.census.stage == Stage::Syncing;
         if began {
@@ -188,6 +209,30 @@ impl Lives {
         }
         if !Arc::ptr_eq(&old.status, &new.status) {
             self.count_ends(&old.status, &new.status);
+        }
+    }
+
+    /// Ends the round under way, begins one, or both.
+    fn work(&self, uid: &PodUid, old: Option<&PodView>, new: &PodView, now: Now) {
+        let mut known = self.lock();
+        let Some(life) = known.get_mut(uid) else { return };
+        let stage = new.census.stage;
+        if old.is_some_and(|old| old.census.stage != stage) && matches!(stage, Stage::Terminating | Stage::Terminated) {
+            self.round_ended(life.round.take(), now);
+        }
+        let operation = operation(old, new);
+        let round = life.round.unwrap_or(Round { operation, began: now.uptime });
+        if new.census.is_working || stage == Stage::Waiting {
+            life.round = Some(round);
+        } else if life.round.is_some() || operation != "sync" {
+            life.round = None;
+            self.round_ended(Some(round), now);
+        }
+    }
+
+    fn round_ended(&self, round: Option<Round>, now: Now) {
+        if let Some(Round { operation, began }) = round {
+            self.worker.observe([operation], now.uptime.since(began).as_secs_f64());
         }
     }
 
@@ -245,11 +290,36 @@ impl Lives {
         self.start_total.write(text);
         self.first_network_start.write(text);
         self.worker_start.write(text);
+        self.worker.write(text);
         self.containers.write(text);
         self.terminated.write(text);
         self.rejected.write(text);
         self.orphans.write(text);
     }
+}
+
+/// What calls for work, in upstream's words.
+fn operation(old: Option<&PodView>, new: &PodView) -> &'static str {
+    let Some(old) = old else { return if new.source.is_some() { "create" } else { "kill" } };
+    if old.source.is_some() && new.source.is_none() {
+        "kill"
+    } else if is_updated(&old.pod, &new.pod) {
+        "update"
+    } else if old.census.stage != Stage::Terminated && new.census.stage == Stage::Terminated {
+        "terminated"
+    } else {
+        "sync"
+    }
+}
+
+/// More than its status has changed at the source.
+fn is_updated(old: &Arc<Pod>, new: &Arc<Pod>) -> bool {
+    let (was, is) = (&old.metadata, &new.metadata);
+    !Arc::ptr_eq(old, new)
+        && (old.spec != new.spec
+            || was.labels != is.labels
+            || was.annotations != is.annotations
+            || was.deletion_timestamp != is.deletion_timestamp)
 }
 
 /// As upstream counts it: resources of others make their own names, and those that users can make up are taken together.

@@ -1,5 +1,7 @@
 //! Pages as a scraper reads them.
 
+mod mixin;
+
 use std::{collections::BTreeMap, path::Path};
 
 use axum::{

@@ -52,14 +52,86 @@ fn a_start_is_timed_from_first_sight_to_running() {
             seen(Stage::Syncing, json!({ "phase": "Running" })),
         ],
     );
-    insta::assert_snapshot!(page(&lives), @"
+    insta::assert_snapshot!(page(&lives), @r#"
     kubelet_pod_start_duration_seconds_sum 3
     kubelet_pod_start_duration_seconds_count 1
     kubelet_pod_worker_start_duration_seconds_sum 1
     kubelet_pod_worker_start_duration_seconds_count 1
+    kubelet_pod_worker_duration_seconds_sum{operation_type="create"} 1
+    kubelet_pod_worker_duration_seconds_count{operation_type="create"} 1
     kubelet_containers_per_pod_count_sum 1
     kubelet_containers_per_pod_count_count 1
-    ");
+    "#);
+}
+
+fn working(stage: Stage, mut view: PodView) -> PodView {
+    view.census.stage = stage;
+    view.census.is_working = true;
+    view
+}
+
+fn rounds(lives: &Lives) -> String {
+    let page = page(lives);
+    page.lines().filter(|line| line.starts_with("kubelet_pod_worker_duration")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn work_on_a_pod_is_timed_by_what_called_for_it() {
+    let lives = Lives::new();
+    let plain = || seen(Stage::Syncing, json!({}));
+    let edited = || {
+        let mut view = plain();
+        Arc::make_mut(&mut view.pod).metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        view
+    };
+    let deleted = || {
+        let mut view = edited();
+        Arc::make_mut(&mut view.pod).metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at("2026-11-15T19:00:09Z")));
+        view
+    };
+    live(
+        &lives,
+        vec![
+            seen(Stage::Waiting, json!({})),
+            working(Stage::Syncing, plain()),
+            working(Stage::Syncing, plain()),
+            plain(),
+            // A new status with nothing to do about it is no work.
+            seen(Stage::Syncing, json!({ "phase": "Running" })),
+            working(Stage::Syncing, plain()),
+            plain(),
+            // Cut short by the deletion.
+            working(Stage::Syncing, edited()),
+            working(Stage::Terminating, deleted()),
+            working(Stage::Terminating, deleted()),
+            working(Stage::Terminated, deleted()),
+            seen(Stage::Terminated, json!({})),
+        ],
+    );
+    insta::assert_snapshot!(rounds(&lives), @r#"
+    kubelet_pod_worker_duration_seconds_sum{operation_type="create"} 3
+    kubelet_pod_worker_duration_seconds_count{operation_type="create"} 1
+    kubelet_pod_worker_duration_seconds_sum{operation_type="sync"} 1
+    kubelet_pod_worker_duration_seconds_count{operation_type="sync"} 1
+    kubelet_pod_worker_duration_seconds_sum{operation_type="terminated"} 1
+    kubelet_pod_worker_duration_seconds_count{operation_type="terminated"} 1
+    kubelet_pod_worker_duration_seconds_sum{operation_type="update"} 3
+    kubelet_pod_worker_duration_seconds_count{operation_type="update"} 2
+    "#);
+}
+
+#[test]
+fn no_work_is_timed_for_a_pod_that_is_refused() {
+    let lives = Lives::new();
+    let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
+    refused.census.rejected = Some("OutOfcpu".to_owned());
+    let waits = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
+    let is_refused = snapshot("n1", [("u1", refused)]);
+    lives.turned(&Snapshot::default(), &waits, now(1));
+    lives.turned(&waits, &is_refused, now(2));
+    lives.turned(&is_refused, &Snapshot::default(), now(3));
+    assert_eq!(rounds(&lives), "");
 }
 
 #[test]
