@@ -76,6 +76,7 @@ impl Agent {
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Effect> {
         match event {
             Event::Config { source, pods } => self.handle_config(source, pods, now),
+            Event::Unreadable { pods } => self.config.unreadable = pods,
             Event::Hint { pod } => self.want_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),

@@ -3,7 +3,7 @@
 //! Owns: the closed set of inputs of the sync loop, as plain data, so that a run can be recorded and replayed.
 //! Upstream: the channels of `syncLoopIteration`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,9 @@ use crate::{
 pub enum Event {
     /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
     Config { source: Source, pods: Vec<Arc<Pod>> },
+    /// Pods the API server has in a form that cannot be read: all of them, each time they change. Said before the pods they are
+    /// missing from, so that nobody takes what runs of them for unwanted.
+    Unreadable { pods: BTreeSet<PodUid> },
     /// Something says this pod changed in the runtime. A hint: it only causes a look.
     Hint { pod: PodUid },
     /// An object changed that the pod's volumes or environment are made of.

@@ -103,6 +103,8 @@ pub struct Object {
     /// What only a volume can have.
     pub binary_data: BTreeMap<String, Vec<u8>>,
     pub is_immutable: bool,
+    /// Of a secret: what it says it holds.
+    pub secret_type: String,
 }
 
 /// Values are secrets: never in a log.
@@ -121,6 +123,7 @@ impl From<api::ConfigMap> for Object {
             data: data.collect(),
             binary_data: binary_data.collect(),
             is_immutable: config_map.immutable.unwrap_or(false),
+            ..Object::default()
         }
     }
 }
@@ -129,8 +132,9 @@ impl From<api::Secret> for Object {
     fn from(secret: api::Secret) -> Self {
         Object {
             data: secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect(),
-            binary_data: BTreeMap::new(),
             is_immutable: secret.immutable.unwrap_or(false),
+            secret_type: secret.type_.unwrap_or_default(),
+            ..Object::default()
         }
     }
 }

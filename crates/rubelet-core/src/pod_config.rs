@@ -61,6 +61,8 @@ pub struct Changes {
 pub struct PodConfig {
     /// A source is here once it has spoken, be it to say that it has no pods.
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
+    /// Pods that a source has and nobody can read. What runs of them is no orphan.
+    pub unreadable: BTreeSet<PodUid>,
 }
 
 impl PodConfig {

@@ -193,7 +193,7 @@ impl Probes {
         let changed = match outcome {
             ProbeOutcome::Success | ProbeOutcome::Warning(_) => prober.take(Health::Passing, *kind),
             ProbeOutcome::Failure(_) => prober.take(Health::Failing, *kind),
-            ProbeOutcome::Unknown(_) => None,
+            ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_) => None,
         };
         Some(Answered { container: prober.container.clone(), id: id.clone(), kind: *kind, changed })
     }

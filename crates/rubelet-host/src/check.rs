@@ -7,8 +7,12 @@
 mod grpc;
 
 use std::{
+    error::Error,
     io,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -56,22 +60,30 @@ pub struct Checker {
 
 impl Checker {
     pub async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
-        timeout(check.timeout, self.follow(check)).await.unwrap_or_else(|_| {
-            let message = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+        let has_headers = AtomicBool::new(false);
+        timeout(check.timeout, self.follow(check, &has_headers)).await.unwrap_or_else(|_| {
+            let late = "context deadline exceeded";
+            if has_headers.load(Ordering::Relaxed) {
+                let message = format!("{late} (Client.Timeout or context cancellation while reading body)");
+                return Err(CheckError::Body(message));
+            }
+            let message = format!("{late} (Client.Timeout exceeded while awaiting headers)");
             Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
         })
     }
 
-    async fn follow(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
+    /// `has_headers` says how far the answer has come, for whoever does not wait for the rest.
+    async fn follow(&self, check: &HttpCheck, has_headers: &AtomicBool) -> Result<FetchResponse, CheckError> {
         let first: Uri = check.url.parse().map_err(|error| invalid(format!("invalid URL: {error}")))?;
         let mut headers = headers(&check.headers)?;
         let mut uri = first.clone();
         for _ in 0..MAX_REQUESTS {
-            let answer = self.get(&uri, &headers).await?;
-            let Some(location) = answer.location else { return Ok(answer.response) };
-            let next = resolve(&uri, &location)?;
+            has_headers.store(false, Ordering::Relaxed);
+            let answer = self.get(&uri, &headers, has_headers).await?;
+            let Some(location) = &answer.location else { return answer.response() };
+            let next = resolve(&uri, location)?;
             if next.host() != first.host() {
-                return Ok(answer.response);
+                return answer.response();
             }
             // A name given by hand goes along only where the server stays the same.
             if location.contains("://") {
@@ -82,14 +94,18 @@ impl Checker {
         Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")).into())
     }
 
-    async fn get(&self, uri: &Uri, headers: &HeaderMap) -> Result<Answer, CheckError> {
+    async fn get(&self, uri: &Uri, headers: &HeaderMap, has_headers: &AtomicBool) -> Result<Answer, CheckError> {
+        let read = async |response| {
+            has_headers.store(true, Ordering::Relaxed);
+            Ok(read_answer(response).await)
+        };
         let host = uri.host().ok_or_else(|| invalid("the URL names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = uri.port_u16().unwrap_or(if is_https(uri) { 443 } else { 80 });
         let connection = dial(host, port).await?;
         let request = request(uri, headers)?;
         if !is_https(uri) {
-            return Ok(converse(TokioIo::new(connection), request, read_answer).await?);
+            return Ok(converse(TokioIo::new(connection), request, read).await?);
         }
         let name = ServerName::try_from(host.to_owned()).map_err(|error| invalid(error.to_string()))?;
         let mut first = Vec::new();
@@ -98,7 +114,7 @@ impl Checker {
             first.extend_from_slice(&bytes[..missing.min(bytes.len())]);
         });
         let error = match TlsConnector::from(self.tls()).connect(name, overheard).await {
-            Ok(connection) => return Ok(converse(TokioIo::new(connection), request, read_answer).await?),
+            Ok(connection) => return Ok(converse(TokioIo::new(connection), request, read).await?),
             Err(error) => error,
         };
         if first == PLAIN_HTTP { Err(CheckError::PlainHttp) } else { Err(error.into()) }
@@ -120,25 +136,45 @@ impl Checker {
 }
 
 struct Answer {
-    response: FetchResponse,
+    status: u16,
     location: Option<String>,
+    /// Or why it broke off.
+    body: Result<Vec<u8>, String>,
 }
 
-async fn read_answer(response: Response<Incoming>) -> io::Result<Answer> {
+impl Answer {
+    fn response(self) -> Result<FetchResponse, CheckError> {
+        let body = self.body.map_err(CheckError::Body)?;
+        Ok(FetchResponse { status: self.status, body })
+    }
+}
+
+async fn read_answer(response: Response<Incoming>) -> Answer {
     let status = response.status().as_u16();
     let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
     let location = location.filter(|_| matches!(status, 301 | 302 | 303 | 307 | 308)).map(str::to_owned);
+    Answer { status, location, body: read_body(response.into_body()).await }
+}
+
+async fn read_body(mut frames: Incoming) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
-    let mut frames = response.into_body();
     while body.len() < BODY_LIMIT_BYTES
         && let Some(frame) = frames.frame().await
     {
-        if let Some(data) = frame.map_err(io::Error::other)?.data_ref() {
+        if let Some(data) = frame.map_err(|error| broken_body(&error))?.data_ref() {
             body.extend_from_slice(data);
         }
     }
     body.truncate(BODY_LIMIT_BYTES);
-    Ok(Answer { response: FetchResponse { status, body }, location })
+    Ok(body)
+}
+
+/// In Go's words.
+fn broken_body(error: &hyper::Error) -> String {
+    match error.source().and_then(|cause| cause.downcast_ref::<io::Error>()) {
+        Some(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => format!("read: {}", go_text(cause)),
+        Some(_) | None => "unexpected EOF".to_owned(),
+    }
 }
 
 fn request(uri: &Uri, headers: &HeaderMap) -> io::Result<Request<Empty<Bytes>>> {
@@ -225,7 +261,7 @@ impl ServerCertVerifier for Anybody {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
 
     use super::*;
     use crate::testing::WebServer;
@@ -289,6 +325,45 @@ mod tests {
         assert_eq!(get(url, &[]).await, Err(refused.clone()));
         let error = check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
         assert_eq!(error.to_string(), refused);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_or_stalls_is_told_from_no_answer() {
+        let half = |status: &str, more: &str| format!("HTTP/1.1 {status}\r\n{more}Content-Length: 100\r\n\r\nhalf");
+        let server = WebServer::new(move |request| match request.split(' ').nth(1).unwrap() {
+            "/moved" => half("302 Found", "Location: /whole\r\n"),
+            "/whole" => answer("200 OK", "", "whole"),
+            "/chunks" => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n".to_owned(),
+            _ => half("200 OK", ""),
+        })
+        .await;
+        let url = |path: &str| format!("http://{}{path}", server.address);
+        for path in ["/half", "/chunks"] {
+            let check = HttpCheck { url: url(path), headers: Vec::new(), timeout: Duration::from_secs(2) };
+            let error = Checker::default().check_http(&check).await.unwrap_err();
+            assert!(matches!(&error, CheckError::Body(text) if text == "unexpected EOF"), "{path}: {error:?}");
+        }
+        assert_eq!(get(url("/moved"), &[]).await.unwrap().body, b"whole");
+
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let check = HttpCheck {
+            url: format!("http://{}/", silent.local_addr().unwrap()),
+            headers: Vec::new(),
+            timeout: Duration::from_millis(300),
+        };
+        let stall = async {
+            let (mut connection, _) = silent.accept().await.unwrap();
+            connection.write_all(half("200 OK", "").as_bytes()).await.unwrap();
+            std::future::pending::<()>().await
+        };
+        let checker = Checker::default();
+        let error = tokio::select! {
+            biased;
+            () = stall => unreachable!(),
+            answer = checker.check_http(&check) => answer.unwrap_err(),
+        };
+        let late = "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
+        assert!(matches!(&error, CheckError::Body(text) if text == late), "{error:?}");
     }
 
     #[tokio::test]

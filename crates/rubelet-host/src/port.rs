@@ -102,6 +102,9 @@ pub enum CheckError {
     /// Asked over TLS, the server answered without.
     #[error("http: server gave HTTP response to HTTPS client")]
     PlainHttp,
+    /// The server answered, and its body broke off or did not end in time.
+    #[error("{0}")]
+    Body(String),
     #[error(transparent)]
     Io(#[from] io::Error),
 }

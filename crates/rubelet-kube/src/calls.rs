@@ -73,7 +73,7 @@ async fn typed<R: DeserializeOwned>(api: &dyn ApiServer, call: Call) -> Result<R
     let path = call.path.clone();
     let answer = api.call(call).await?;
     serde_json::from_slice(&answer).map_err(|error| ApiError {
-        kind: ApiErrorKind::Server,
+        kind: ApiErrorKind::Unreadable,
         message: format!("{path}: the answer cannot be read: {error}"),
     })
 }
@@ -140,7 +140,7 @@ mod tests {
         let api = Answering { body: "[]", heard: Mutex::default() };
         let path = ObjectPath::all("v1", "nodes").named("n");
         let error = get::<serde_json::Map<String, Value>>(&api, Lane::Heartbeat, path, SECOND).await.unwrap_err();
-        assert_eq!(error.kind, ApiErrorKind::Server);
+        assert_eq!(error.kind, ApiErrorKind::Unreadable);
         assert!(error.message.starts_with("/api/v1/nodes/n: the answer cannot be read"), "{error}");
     }
 

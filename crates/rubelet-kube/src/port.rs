@@ -153,7 +153,7 @@ pub enum ApiErrorKind {
     AlreadyExists,
     /// 409 because of a precondition or a newer version.
     Conflict,
-    /// 410, or a resource version the server does not have any more: list again.
+    /// 410, or a resource version the server does not have any more or not yet: list again.
     Expired,
     /// 401.
     Unauthorized,
@@ -165,6 +165,8 @@ pub enum ApiErrorKind {
     TooManyRequests { retry_after: Option<Duration> },
     /// The server failed: 5xx.
     Server,
+    /// The answer is not what was asked for, or no JSON.
+    Unreadable,
     /// No answer: refused, cut off, not in time. Whether the request was carried out is not known.
     Unreachable,
 }

@@ -163,6 +163,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
+                Event::Unreadable { pods } => scene.log("agent", format!("cannot read {} pods", pods.len())),
                 Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Node(_) | Event::Due => {}
             }
             scene.count_turn();
@@ -184,6 +185,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     Effect::Cancel(id) => scene.log("agent", format!("cancel {}", id.0)),
                     Effect::Recall(id) => scene.log("agent", format!("recall {}", id.0)),
                     Effect::Record(record) => {
+                        scene.rules.event_recorded();
                         scene.log("agent", format!("event {}: {}", record.reason, record.message))
                     }
                 }

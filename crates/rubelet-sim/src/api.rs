@@ -13,7 +13,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchStream};
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Verb, Watch, WatchStream};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
@@ -57,10 +57,18 @@ impl FakeApi {
         Ok(Bytes::from(answer.to_string()))
     }
 
+    fn note_failure<T>(&self, request: &Request, answer: &Result<T, ApiError>) {
+        if let Err(error) = answer {
+            self.stage.with(|scene| scene.rules.read_failed(request, request.is_list(), error.kind));
+        }
+    }
+
     fn begin(&self, request: Request) -> Result<Flight, ApiError> {
         self.stage.with(|scene| {
-            if scene.api.reach == Reach::Refused {
-                return Err(request.error(ApiErrorKind::Unreachable, "connection refused"));
+            match scene.api.reach {
+                Reach::Refused => return Err(request.error(ApiErrorKind::Unreachable, "connection refused")),
+                Reach::Unauthorized => return Err(request.error(ApiErrorKind::Unauthorized, "credentials expired")),
+                Reach::Open | Reach::Silent => {}
             }
             let course = scene.faults.api_course(&mut scene.rng, request.is_change());
             if scene.is_alive(self.life) {
@@ -94,11 +102,17 @@ impl ApiServer for FakeApi {
         let Call { verb, path, query, timeout: limit, .. } = call;
         let request = Request { verb, path, query, body: body.unwrap_or(Value::Null) };
         let late = request.error(ApiErrorKind::Unreachable, "no answer in time");
-        timeout(limit, self.carry_out(request)).await.unwrap_or(Err(late))
+        let answer = timeout(limit, self.carry_out(request.clone())).await.unwrap_or(Err(late));
+        self.note_failure(&request, &answer);
+        answer
     }
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
-        self.open_watch(watch).await
+        let Watch { collection, query } = watch;
+        let request = Request { verb: Verb::Get, path: collection, query, body: Value::Null };
+        let opened = self.open_watch(request.clone()).await;
+        self.note_failure(&request, &opened);
+        opened
     }
 }
 
@@ -186,6 +200,12 @@ impl Scene {
         self.api.cut_connections();
     }
 
+    /// The agent's credentials are good no longer.
+    pub fn expire_credentials(&mut self) {
+        self.log("world", "the agent's credentials expire");
+        self.api.set_reach(Reach::Unauthorized);
+    }
+
     /// Packets to it get lost.
     pub fn silence_api(&mut self) {
         self.log("world", "the API server is silent");
@@ -197,6 +217,11 @@ impl Scene {
             self.log("world", "the API server is back");
             self.api.set_reach(Reach::Open);
         }
+    }
+
+    pub fn catch_up(&mut self) {
+        self.log("world", "the second API server has caught up");
+        self.api.catch_up();
     }
 
     /// Its objects outlive it; its connections do not, nor what it could have told watchers.

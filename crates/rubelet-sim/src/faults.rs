@@ -45,6 +45,8 @@ pub struct ApiKnobs {
     pub throttled: f64,
     /// 500, and nothing was done.
     pub server_error: f64,
+    /// 401, 403 or 422, and nothing was done.
+    pub rejected: f64,
     /// It was done, and the answer is lost or an error.
     pub done_but_error: f64,
     /// No answer; half the time it was done.
@@ -179,6 +181,9 @@ impl Faults {
             ApiFate::ErrorBefore(ApiErrorKind::TooManyRequests { retry_after })
         } else if roll(rng, api.server_error) {
             ApiFate::ErrorBefore(ApiErrorKind::Server)
+        } else if roll(rng, api.rejected) {
+            let kinds = [ApiErrorKind::Unauthorized, ApiErrorKind::Forbidden, ApiErrorKind::Invalid];
+            ApiFate::ErrorBefore(kinds[rng.usize(..kinds.len())])
         } else if roll(rng, api.done_but_error) {
             ApiFate::DoneButError(if rng.bool() { ApiErrorKind::Server } else { ApiErrorKind::Unreachable })
         } else if roll(rng, api.hang) {

@@ -2,6 +2,7 @@
 
 mod agent_death;
 mod api;
+mod api_trouble;
 mod edits;
 mod images;
 mod life;

@@ -107,6 +107,7 @@ pub enum Cue {
     Request(Box<LateRequest>),
     RuntimeReturns,
     ApiReturns,
+    ApiCatchesUp,
     DiskHasRoom,
 }
 
@@ -254,6 +255,7 @@ impl Scene {
                 Cue::Event(event) => self.runtime.deliver(&event),
                 Cue::Request(request) => request.finish(self),
                 Cue::ApiReturns => self.heal_api(),
+                Cue::ApiCatchesUp => self.catch_up(),
                 Cue::RuntimeReturns => self.bring_runtime_up(),
                 Cue::DiskHasRoom => {
                     self.log("world", "the disk has room again");

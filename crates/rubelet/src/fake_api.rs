@@ -57,6 +57,9 @@ impl ApiServer for FakeApi {
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
         assert!(watch.query.contains(&("watch", "true".to_owned())), "a server would take this for a list");
+        if watch.query.contains(&("sendInitialEvents", "true".to_owned())) {
+            return Err(ApiError { kind: ApiErrorKind::Invalid, message: "no streamed lists".to_owned() });
+        }
         let told = self.watches.lock().unwrap().pop_front();
         Ok(match told {
             Some(events) => Box::pin(futures_util::stream::iter(events.into_iter().map(Ok))),

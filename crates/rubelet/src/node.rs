@@ -103,7 +103,7 @@ async fn get_node(api: &dyn ApiServer, duty: &Duty, freshness: Freshness) -> Res
         Call { lane: Lane::Heartbeat, verb: Verb::Get, path: path.clone(), query, body: None, timeout: duty.timeout() };
     let answer = api.call(call).await?;
     serde_json::from_slice(&answer).map(lean).map_err(|error| ApiError {
-        kind: ApiErrorKind::Server,
+        kind: ApiErrorKind::Unreadable,
         message: format!("{path}: the answer cannot be read: {error}"),
     })
 }

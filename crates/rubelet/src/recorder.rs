@@ -1,46 +1,59 @@
 //! Tells the API server what happened: the event log becomes core/v1 Events.
 //!
-//! Owns: following the log, and writing with retries. The log is the queue, so nobody who records ever waits; when it was
-//! lapped, how much was lost is said. Never: decides what is worth writing (`recorder/correlator.rs`).
+//! Owns: following the log. The log is the queue, so nobody who records ever waits; when it was lapped, how much was lost is
+//! said. Never: decides what is worth writing (`recorder/correlator.rs`), writes (`recorder/writer.rs`).
 //! Upstream: `client-go/tools/record/event.go`.
 
 mod correlator;
 mod recent;
+mod writer;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use rubelet_core::{effect::About, id::PodRef, snapshot::Snapshot};
-use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
-use serde_json::json;
-use tokio::{sync::watch, time::sleep};
+use rubelet_kube::port::ApiServer;
+use tokio::sync::watch;
 
 use crate::event_log::{EventLog, LoggedEvent};
 
 use self::{
-    correlator::{Correlator, Happening, Written},
+    correlator::{Correlator, Happening},
     recent::Recent,
+    writer::Writer,
 };
-
-const TRIES: u32 = 12;
-const BETWEEN_TRIES: Duration = Duration::from_secs(10);
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Follows the log until the task is ended. What the snapshots say of a pod is part of what its events refer to.
 pub async fn run(api: Arc<dyn ApiServer>, events: EventLog, node: String, snapshots: watch::Receiver<Arc<Snapshot>>) {
     let mut newest = events.subscribe();
     let mut reader = Reader::default();
     let mut correlator = Correlator::new(&node);
+    let mut writer = Writer::new(api);
+    // As many as one look at the log shows.
+    let mut unwritten = VecDeque::new();
     loop {
-        for (event, times) in reader.read(&events) {
+        if unwritten.is_empty() {
+            unwritten.extend(reader.read(&events));
+        }
+        while writer.has_room()
+            && let Some((event, times)) = unwritten.pop_front()
+        {
             let Some(object) = object_of(&event.record.about, &node, &snapshots.borrow()) else { continue };
             if let Some(written) = correlator.correlate(happening(event, object, times)) {
-                write(api.as_ref(), &written).await;
+                writer.take(written);
             }
         }
-        if newest.wait_for(|sequence| *sequence > reader.sequence).await.is_err() {
-            return;
+        tokio::select! {
+            biased;
+            // Cancel-safe: what is under way stays with the writer.
+            () = writer.turn() => {}
+            // Cancel-safe: only a reason to look.
+            heard = newest.wait_for(|sequence| *sequence > reader.sequence), if unwritten.is_empty() => {
+                if heard.is_err() {
+                    return;
+                }
+            }
         }
     }
 }
@@ -136,72 +149,6 @@ fn section_of(container: &str, pod: &Pod) -> &'static str {
     } else {
         "containers"
     }
-}
-
-async fn write(api: &dyn ApiServer, written: &Written) {
-    let event = &written.event;
-    for tried in 1..=TRIES {
-        let Err(error) = write_once(api, written).await else { return };
-        match error.kind {
-            ApiErrorKind::Unreachable | ApiErrorKind::Server | ApiErrorKind::TooManyRequests { .. } => {
-                tracing::warn!(%error, tried, "an event could not be written; trying again");
-            }
-            // An earlier try got through whose answer did not.
-            ApiErrorKind::AlreadyExists => return,
-            ApiErrorKind::NotFound
-            | ApiErrorKind::Conflict
-            | ApiErrorKind::Expired
-            | ApiErrorKind::Unauthorized
-            | ApiErrorKind::Forbidden
-            | ApiErrorKind::Invalid => {
-                tracing::warn!(%error, reason = event.reason, "the server did not take an event");
-                return;
-            }
-        }
-        if tried < TRIES {
-            sleep(BETWEEN_TRIES).await;
-        }
-    }
-    tracing::error!(reason = event.reason, message = event.message, "an event was given up after {TRIES} tries");
-}
-
-async fn write_once(api: &dyn ApiServer, written: &Written) -> Result<(), ApiError> {
-    if written.is_update {
-        match api.call(update(&written.event)).await {
-            // Events live for an hour; what happens again after that is told anew.
-            Err(error) if error.kind == ApiErrorKind::NotFound => {}
-            answer => return answer.map(drop),
-        }
-    }
-    api.call(creation(&written.event)).await.map(drop)
-}
-
-fn update(event: &Event) -> Call {
-    let patch = json!({ "count": event.count, "lastTimestamp": event.last_timestamp, "message": event.message });
-    Call {
-        verb: Verb::Patch(PatchKind::StrategicMerge),
-        path: events_of(event).named(event.metadata.name.as_deref().unwrap_or_default()),
-        ..call(event, &patch)
-    }
-}
-
-fn creation(event: &Event) -> Call {
-    call(event, &json!(event))
-}
-
-fn call(event: &Event, body: &serde_json::Value) -> Call {
-    Call {
-        lane: Lane::Events,
-        verb: Verb::Create,
-        path: events_of(event),
-        query: Vec::new(),
-        body: Some(body.to_string().into()),
-        timeout: CALL_TIMEOUT,
-    }
-}
-
-fn events_of(event: &Event) -> ObjectPath {
-    ObjectPath::all("v1", "events").within(event.metadata.namespace.as_deref().unwrap_or("default"))
 }
 
 #[cfg(test)]

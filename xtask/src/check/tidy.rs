@@ -62,7 +62,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/certs",
     "crates/rubelet/src/effects/hook.rs",
     "crates/rubelet-host/src/check/grpc.rs",
-    "crates/rubelet/src/recorder.rs",
+    "crates/rubelet/src/recorder/writer.rs",
     "crates/rubelet/src/server",
     "crates/rubelet/src/stats/sample.rs",
     "crates/rubelet/src/cli",

@@ -10,6 +10,7 @@ mod churn;
 mod events;
 mod faults;
 mod kubectl;
+mod lists;
 mod membership;
 mod metrics;
 mod objects;
@@ -90,6 +91,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         events::CASES,
         streams::CASES,
         kubectl::CASES,
+        lists::CASES,
         metrics::CASES,
         pages::CASES,
         workloads::CASES,

@@ -51,6 +51,8 @@ pub struct ControlPlaneOptions {
     pub node_monitor_grace: &'static str,
     /// Whether pods that do not tolerate a node's NoExecute taint are taken away from it by the control plane.
     pub taint_eviction: TaintEviction,
+    /// Of the API server, where they differ from its own.
+    pub feature_gates: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,7 @@ impl Default for ControlPlaneOptions {
             signing_duration: None,
             node_monitor_grace: "50s",
             taint_eviction: TaintEviction::On,
+            feature_gates: None,
         }
     }
 }
@@ -381,7 +384,8 @@ impl ControlPlane {
         let policy = self.dir().join("audit-policy.yaml");
         fs::write(&policy, serde_json::to_string(&audit_policy())?)?;
         let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
-        Ok(command(
+        let gates = self.options.feature_gates.map(|gates| format!("--feature-gates={gates}"));
+        let mut command = command(
             &self.programs.apiserver,
             [
                 format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd),
@@ -416,7 +420,9 @@ impl ControlPlane {
                 "--shutdown-delay-duration=0s".to_owned(),
                 "--profiling=false".to_owned(),
             ],
-        ))
+        );
+        command.args(gates);
+        Ok(command)
     }
 
     fn controller_manager_command(&self) -> anyhow::Result<Command> {

@@ -61,7 +61,8 @@ impl Agent {
     fn adopt_cgroups(&mut self, names: &[String], now: Now) {
         let Some(tree) = self.cgroups() else { return };
         // A pod that went while the cgroups were listed is no news.
-        let known: Vec<&PodUid> = self.records.keys().chain(self.node.gone.keys()).collect();
+        let known = self.records.keys().chain(self.node.gone.keys()).chain(&self.config.unreadable);
+        let known: Vec<&PodUid> = known.collect();
         let named = names.iter().filter_map(|name| tree.uid_of(name));
         let orphans: Vec<PodUid> = named.filter(|uid| !known.iter().any(|pod| tree.may_be(uid, pod))).collect();
         for uid in orphans {

@@ -192,6 +192,9 @@ impl Agent {
 
     /// A pod only the runtime or the disk knows: it is stopped and its traces are removed.
     pub(super) fn adopt_orphan(&mut self, id: PodRef, now: Now) {
+        if self.config.unreadable.contains(&id.uid) {
+            return;
+        }
         let pod = Arc::new(Pod {
             metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
                 name: Some(id.name.to_string()),

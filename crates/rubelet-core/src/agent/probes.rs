@@ -116,6 +116,9 @@ fn tell(record: &PodRecord, container: &str, kind: ProbeKind, outcome: &ProbeOut
         ProbeOutcome::Success => return None,
         ProbeOutcome::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
         ProbeOutcome::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        ProbeOutcome::Discarded(text) => {
+            ("Unhealthy", format!("{kind} probe errored and resulted in failure state: {text}"))
+        }
         ProbeOutcome::Unknown(text) => {
             ("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {text}"))
         }

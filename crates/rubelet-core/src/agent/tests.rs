@@ -1,6 +1,9 @@
 //! The agent turn by turn: events in, effects out, every answer given by hand.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::{
     api::core::v1::{Pod, ResourceRequirements},
@@ -233,6 +236,20 @@ fn nothing_is_cleaned_up_before_every_source_has_spoken() {
     turns.happens(Event::Config { source: Source::Http, pods: Vec::new() });
     turns.relisted(&[listed("stranger", "stranger")]);
     assert_eq!(turns.lifecycle("stranger"), "Terminating");
+}
+
+#[test]
+fn a_pod_nobody_can_read_is_no_orphan_until_its_source_forgets_it() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.happens(Event::Unreadable { pods: BTreeSet::from([PodUid::new("odd")]) });
+    turns.config(&[]);
+    turns.runtime_is_up(&[listed("odd", "odd")]);
+    assert_eq!(turns.lifecycle("odd"), "unknown");
+    turns.happens(Event::Unreadable { pods: BTreeSet::new() });
+    turns.at_secs += 300;
+    turns.happens(Event::Due);
+    turns.relisted(&[listed("odd", "odd")]);
+    assert_eq!(turns.lifecycle("odd"), "Terminating");
 }
 
 #[test]

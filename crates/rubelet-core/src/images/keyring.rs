@@ -12,6 +12,8 @@ use crate::{container::image_name::repository, objects::Object};
 
 const CONFIG_JSON: &str = ".dockerconfigjson";
 const CONFIG: &str = ".dockercfg";
+const CONFIG_JSON_TYPE: &str = "kubernetes.io/dockerconfigjson";
+const CONFIG_TYPE: &str = "kubernetes.io/dockercfg";
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
 #[derive(Clone, PartialEq, Eq)]
@@ -43,7 +45,7 @@ struct Entry {
     auth: String,
 }
 
-/// Those that fit the image, the most specific first. A secret that cannot be read has none.
+/// Those that fit the image, the most specific first. A secret of another type, or one that cannot be read, has none.
 pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Object>) -> Vec<Credentials> {
     let mut by_place: BTreeMap<String, Vec<Credentials>> = BTreeMap::new();
     for (place, entry) in secrets.into_iter().flat_map(entries) {
@@ -61,11 +63,16 @@ pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Object
 }
 
 fn entries(secret: &Object) -> BTreeMap<String, Entry> {
-    if let Some(config) = secret.data.get(CONFIG_JSON) {
-        return serde_json::from_slice::<ConfigFile>(config).map(|file| file.auths).unwrap_or_default();
-    }
-    let config = secret.data.get(CONFIG).map(|config| serde_json::from_slice(config));
-    config.and_then(Result::ok).unwrap_or_default()
+    let read = match secret.secret_type.as_str() {
+        CONFIG_JSON_TYPE => secret
+            .data
+            .get(CONFIG_JSON)
+            .and_then(|config| serde_json::from_slice::<ConfigFile>(config).ok())
+            .map(|file| file.auths),
+        CONFIG_TYPE => secret.data.get(CONFIG).and_then(|config| serde_json::from_slice(config).ok()),
+        _ => None,
+    };
+    read.unwrap_or_default()
 }
 
 impl Entry {
@@ -133,15 +140,16 @@ mod tests {
 
     use super::*;
 
-    fn secret(key: &str, content: &serde_json::Value) -> Object {
-        Object { data: BTreeMap::from([(key.to_owned(), content.to_string().into_bytes())]), ..Object::default() }
+    fn secret(secret_type: &str, key: &str, content: &serde_json::Value) -> Object {
+        let data = BTreeMap::from([(key.to_owned(), content.to_string().into_bytes())]);
+        Object { data, secret_type: secret_type.to_owned(), ..Object::default() }
     }
 
     /// Users whose credentials are tried, in their order. Every entry's user is named like its place.
     fn tried(image: &str, places: &[&str]) -> String {
         let auths: serde_json::Map<_, _> =
             places.iter().map(|place| ((*place).to_owned(), json!({"username": place, "password": "p"}))).collect();
-        let secret = secret(CONFIG_JSON, &json!({"auths": auths}));
+        let secret = secret(CONFIG_JSON_TYPE, CONFIG_JSON, &json!({"auths": auths}));
         let users: Vec<_> = credentials(image, [&secret]).into_iter().map(|found| found.username).collect();
         users.join(" ")
     }
@@ -178,11 +186,26 @@ mod tests {
     #[test]
     fn both_forms_of_a_secret_are_read_and_auth_wins() {
         let entry = json!({"quay.io": {"username": "old", "password": "old", "auth": "dXNlcjpwYTpzcw"}});
-        for (key, content) in [(CONFIG, entry.clone()), (CONFIG_JSON, json!({"auths": entry}))] {
-            let found = credentials("quay.io/app", [&secret(key, &content)]);
+        let config_json = (CONFIG_JSON_TYPE, CONFIG_JSON, json!({"auths": entry}));
+        for (secret_type, key, content) in [(CONFIG_TYPE, CONFIG, entry.clone()), config_json] {
+            let found = credentials("quay.io/app", [&secret(secret_type, key, &content)]);
             assert_eq!(found, [Credentials { username: "user".to_owned(), password: "pa:ss".to_owned() }]);
             assert_eq!(format!("{found:?}"), "[user:***]");
         }
-        assert_eq!(credentials("quay.io/app", [&secret("other", &entry)]), []);
+        assert_eq!(credentials("quay.io/app", [&secret(CONFIG_TYPE, "other", &entry)]), []);
+    }
+
+    #[test]
+    fn secret_of_another_type_has_no_credentials() {
+        let entry = json!({"quay.io": {"username": "user", "password": "pass"}});
+        let whole = json!({"auths": entry});
+        for (secret_type, key, content) in [
+            ("Opaque", CONFIG_JSON, &whole),
+            ("Opaque", CONFIG, &entry),
+            (CONFIG_TYPE, CONFIG_JSON, &whole),
+            (CONFIG_JSON_TYPE, CONFIG, &entry),
+        ] {
+            assert_eq!(credentials("quay.io/app", [&secret(secret_type, key, content)]), [], "{secret_type} {key}");
+        }
     }
 }

@@ -52,6 +52,8 @@ pub enum ProbeOutcome {
     /// A success, with something to tell.
     Warning(String),
     Failure(String),
+    /// An answer came and broke off: upstream calls it a failure, and counts it neither way.
+    Discarded(String),
     /// The probe could not be made.
     Unknown(String),
 }

@@ -109,6 +109,7 @@ fn readiness_follows_as_many_equal_answers_as_its_thresholds_say() {
     let outcome = |_, at| match at {
         0 | 1 | 2 | 8.. => ProbeOutcome::Success,
         4 => ProbeOutcome::Unknown("cannot ask".to_owned()),
+        5 => ProbeOutcome::Discarded("half an answer".to_owned()),
         _ => ProbeOutcome::Failure(String::new()),
     };
     assert_snapshot!(ward.run(10, outcome), @"
@@ -118,8 +119,8 @@ fn readiness_follows_as_many_equal_answers_as_its_thresholds_say() {
     3s a0 Readiness
     4s a0 Readiness
     5s a0 Readiness
-    6s a0 Readiness -> Failing
-    7s a0 Readiness
+    6s a0 Readiness
+    7s a0 Readiness -> Failing
     8s a0 Readiness
     9s a0 Readiness -> Passing
     ");

@@ -27,6 +27,13 @@ pub(super) struct Status {
 #[serde(default, rename_all = "camelCase")]
 struct Details {
     retry_after_seconds: Option<u64>,
+    causes: Vec<Cause>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    reason: String,
 }
 
 /// `operation` is the verb and the path.
@@ -38,7 +45,7 @@ pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, bo
         Some(message) => message.clone(),
         None => String::from_utf8_lossy(body).trim().chars().take(SHOWN_TEXT_CHARS).collect(),
     };
-    let kind = kind(code.as_u16(), status.reason.as_deref(), retry_after);
+    let kind = status.kind(code.as_u16(), retry_after);
     ApiError { kind, message: sentence(operation, code, &text) }
 }
 
@@ -47,7 +54,7 @@ pub(super) fn watch_failed(operation: &str, status: &Status) -> ApiError {
     let code =
         status.code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let retry_after = status.retry_after_secs().map(Duration::from_secs);
-    let kind = kind(code.as_u16(), status.reason.as_deref(), retry_after);
+    let kind = status.kind(code.as_u16(), retry_after);
     ApiError { kind, message: sentence(operation, code, status.message.as_deref().unwrap_or_default()) }
 }
 
@@ -73,20 +80,26 @@ impl Status {
     fn retry_after_secs(&self) -> Option<u64> {
         self.details.as_ref()?.retry_after_seconds.filter(|seconds| *seconds > 0)
     }
-}
 
-fn kind(code: u16, reason: Option<&str>, retry_after: Option<Duration>) -> ApiErrorKind {
-    match (code, reason) {
-        (410, _) | (_, Some("Expired" | "Gone")) => ApiErrorKind::Expired,
-        (409, Some("AlreadyExists")) => ApiErrorKind::AlreadyExists,
-        (409, _) => ApiErrorKind::Conflict,
-        (401, _) => ApiErrorKind::Unauthorized,
-        (403, _) => ApiErrorKind::Forbidden,
-        (404, _) => ApiErrorKind::NotFound,
-        (429, _) => ApiErrorKind::TooManyRequests { retry_after },
-        (503, _) if retry_after.is_some() => ApiErrorKind::TooManyRequests { retry_after },
-        (400..=499, _) => ApiErrorKind::Invalid,
-        _ => ApiErrorKind::Server,
+    fn has_cause(&self, reason: &str) -> bool {
+        self.details.as_ref().is_some_and(|details| details.causes.iter().any(|cause| cause.reason == reason))
+    }
+
+    fn kind(&self, code: u16, retry_after: Option<Duration>) -> ApiErrorKind {
+        match (code, self.reason.as_deref()) {
+            (410, _) | (_, Some("Expired" | "Gone")) => ApiErrorKind::Expired,
+            // 504 of a server whose cache is older than the version asked for.
+            _ if self.has_cause("ResourceVersionTooLarge") => ApiErrorKind::Expired,
+            (409, Some("AlreadyExists")) => ApiErrorKind::AlreadyExists,
+            (409, _) => ApiErrorKind::Conflict,
+            (401, _) => ApiErrorKind::Unauthorized,
+            (403, _) => ApiErrorKind::Forbidden,
+            (404, _) => ApiErrorKind::NotFound,
+            (429, _) => ApiErrorKind::TooManyRequests { retry_after },
+            (503, _) if retry_after.is_some() => ApiErrorKind::TooManyRequests { retry_after },
+            (400..=499, _) => ApiErrorKind::Invalid,
+            _ => ApiErrorKind::Server,
+        }
     }
 }
 
@@ -130,6 +143,8 @@ mod tests {
             (409, None, r#"{"reason":"Conflict"}"#, ApiErrorKind::Conflict),
             (410, None, "", ApiErrorKind::Expired),
             (400, None, r#"{"reason":"Expired"}"#, ApiErrorKind::Expired),
+            (504, Some("1"), r#"{"details":{"causes":[{"reason":"ResourceVersionTooLarge"}]}}"#, ApiErrorKind::Expired),
+            (504, Some("1"), "", ApiErrorKind::Server),
             (401, None, "", ApiErrorKind::Unauthorized),
             (400, None, "", ApiErrorKind::Invalid),
             (422, None, r#"{"reason":"Invalid"}"#, ApiErrorKind::Invalid),

@@ -77,7 +77,7 @@ impl Frames {
     }
 
     fn unreadable(&self, what: &str) -> ApiError {
-        ApiError { kind: ApiErrorKind::Server, message: format!("{}: unreadable answer: {what}", self.operation) }
+        ApiError { kind: ApiErrorKind::Unreadable, message: format!("{}: unreadable answer: {what}", self.operation) }
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
         let shown: Vec<_> = events.into_iter().map(|event| event.unwrap_err()).collect();
         assert_eq!(
             shown.iter().map(|error| error.kind).collect::<Vec<_>>(),
-            [ApiErrorKind::Expired, ApiErrorKind::Server, ApiErrorKind::Server]
+            [ApiErrorKind::Expired, ApiErrorKind::Unreadable, ApiErrorKind::Unreadable]
         );
         assert_eq!(shown[0].message, "watch /api/v1/pods: 410 Gone: too old resource version");
     }
@@ -128,6 +128,6 @@ mod tests {
         let mut frames = Frames::new("watch /api/v1/pods".to_owned());
         let chunk = vec![b' '; 1 << 20];
         let refused = (0..17).find_map(|_| frames.push(&chunk).err());
-        assert_eq!(refused.unwrap().kind, ApiErrorKind::Server);
+        assert_eq!(refused.unwrap().kind, ApiErrorKind::Unreadable);
     }
 }

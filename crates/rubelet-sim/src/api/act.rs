@@ -55,6 +55,27 @@ impl Request {
     pub fn is_of(&self, resource: &str) -> bool {
         self.path.resource == resource
     }
+
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A watch that is to begin with all there is.
+    pub fn is_streamed_list(&self) -> bool {
+        self.option("sendInitialEvents") == Some("true")
+    }
+
+    /// It asks for all there is, and not for what comes.
+    pub fn is_list(&self) -> bool {
+        self.verb == Verb::Get
+            && self.path.name.is_none()
+            && (self.option("watch").is_none() || self.is_streamed_list())
+    }
+
+    /// The version it asks for.
+    pub fn version(&self) -> Option<u64> {
+        self.option("resourceVersion").and_then(|text| text.parse().ok())
+    }
 }
 
 impl std::fmt::Display for Request {
@@ -74,15 +95,28 @@ impl std::fmt::Display for Request {
 
 impl Scene {
     pub fn serve(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
+        let name = request.key().name;
+        let is_failing = |(resource, prefix): &(&str, String)| request.is_of(resource) && name.starts_with(prefix);
+        if request.is_change() && self.api.failing.iter().any(is_failing) {
+            return Err(request.error(ApiErrorKind::Server, "the server fails on this object"));
+        }
         match request.verb {
-            Verb::Get if request.path.name.is_none() => {
-                Ok(Arc::new(self.api.list(&Selection::new(&request.path, &request.query))))
-            }
+            Verb::Get if request.path.name.is_none() => self.list_objects(request).map(Arc::new),
             Verb::Get => self.stored(request),
             Verb::Create => self.create_object(request),
             Verb::Update => self.update_object(request),
             Verb::Patch(kind) => self.patch_object(request, kind),
             Verb::Delete => self.delete_object(request),
+        }
+    }
+
+    /// Without a version what etcd has; with one, the cache, if it is as new.
+    pub fn list_objects(&self, request: &Request) -> Result<Value, ApiError> {
+        let selection = Selection::new(&request.path, &request.query);
+        match request.version() {
+            None => Ok(self.api.list(&selection)),
+            Some(version) if version <= self.api.cached_version() => Ok(self.api.cached_list(&selection)),
+            Some(_) => Err(request.error(ApiErrorKind::Expired, "too large resource version")),
         }
     }
 
@@ -95,6 +129,9 @@ impl Scene {
         let key = request.key();
         if self.api.object(&key).is_some() {
             return Err(request.error(ApiErrorKind::AlreadyExists, "already exists"));
+        }
+        if self.api.ending_namespaces.contains(&key.namespace) {
+            return Err(request.error(ApiErrorKind::Forbidden, "the namespace is being terminated"));
         }
         let mut object = request.body.clone();
         let metadata = &mut object["metadata"];
@@ -151,6 +188,11 @@ impl Scene {
             let generation = stored["metadata"]["generation"].as_i64().unwrap_or(1);
             object["metadata"]["generation"] = (generation + 1).into();
         }
+        // The last finalizer was all that held it.
+        if metadata_ends_now(&object["metadata"]) && !has_finalizers(&object) {
+            self.api.remove(&request.key());
+            return stored.clone();
+        }
         // What says nothing new is no change, and has no version.
         if object == **stored { stored.clone() } else { self.api.put(request.key(), object) }
     }
@@ -164,6 +206,13 @@ impl Scene {
         let asked = request.body["gracePeriodSeconds"].as_i64().map(|secs| if secs < 0 { 1 } else { secs });
         let end = if request.is_of("pods") { end_of_pod(&stored, asked, self.wall) } else { End::Now };
         match end {
+            End::Now if has_finalizers(&stored) => {
+                let mut object = Value::clone(&stored);
+                let at = object["metadata"]["deletionTimestamp"].as_str().map_or(rfc3339(self.wall), str::to_owned);
+                object["metadata"]["deletionTimestamp"] = at.into();
+                object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+                if object == *stored { Ok(stored) } else { Ok(self.api.put(request.key(), object)) }
+            }
             End::Now => {
                 self.api.remove(&request.key());
                 Ok(stored)
@@ -178,6 +227,14 @@ impl Scene {
             }
         }
     }
+}
+
+fn has_finalizers(object: &Value) -> bool {
+    object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
+}
+
+fn metadata_ends_now(metadata: &Value) -> bool {
+    !metadata["deletionTimestamp"].is_null() && metadata["deletionGracePeriodSeconds"] == 0
 }
 
 /// What a deletion means for a pod.

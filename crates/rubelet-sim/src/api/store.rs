@@ -3,7 +3,7 @@
 //! Owns: one growing version for everything, the window of history, who can reach it. Never: knows what a request means.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     sync::Arc,
 };
@@ -23,6 +23,14 @@ pub struct Store {
     forgotten: u64,
     uids_given: u64,
     pub reach: Reach,
+    pub streaming: Streaming,
+    /// Objects whose names begin like this get a 500 to every write, for as long as it is here.
+    pub failing: BTreeSet<(&'static str, String)>,
+    /// Namespaces on their way out: nothing new is made in them.
+    pub ending_namespaces: BTreeSet<String>,
+    /// A second server of the cluster whose cache stands still, and whether the agent's connections go to it.
+    replica: Option<Replica>,
+    is_on_replica: bool,
     /// Grows when connections are cut: what was opened before is dead.
     pub epoch: u32,
     /// Something changed that a watcher may wait for.
@@ -38,6 +46,26 @@ pub enum Reach {
     Refused,
     /// Packets get lost: no answer, and watches say nothing.
     Silent,
+    /// The agent's credentials have expired: 401 to every request. What is open stays open.
+    Unauthorized,
+}
+
+/// What the server does with `sendInitialEvents`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streaming {
+    #[default]
+    Served,
+    /// Its WatchList gate is off: 422.
+    Refused,
+    /// It does not know the option: the objects come, and no bookmark ends them.
+    Ignored,
+}
+
+/// What a server's cache held when it fell behind.
+#[derive(Clone, Debug)]
+struct Replica {
+    version: u64,
+    objects: BTreeMap<Key, Arc<Value>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,10 +148,45 @@ impl Store {
         self.objects.iter().filter(move |(key, _)| key.resource == resource)
     }
 
+    /// As etcd has it.
     pub fn list(&self, selection: &Selection) -> Value {
-        let items = self.objects.iter().filter(|(key, object)| selection.has(key, object));
-        let items: Vec<&Value> = items.map(|(_, object)| &**object).collect();
-        json!({ "metadata": { "resourceVersion": self.version.to_string() }, "items": items })
+        listed(&self.objects, self.version, selection)
+    }
+
+    /// As the cache of the agent's server has it.
+    pub fn cached_list(&self, selection: &Selection) -> Value {
+        match self.lagging() {
+            Some(replica) => listed(&replica.objects, replica.version, selection),
+            None => self.list(selection),
+        }
+    }
+
+    /// How far the cache of the agent's server has got.
+    pub fn cached_version(&self) -> u64 {
+        self.lagging().map_or(self.version, |replica| replica.version)
+    }
+
+    fn lagging(&self) -> Option<&Replica> {
+        self.replica.as_ref().filter(|_| self.is_on_replica)
+    }
+
+    /// From now on the second server's cache stands still. One that stands still already stays where it is.
+    pub fn fall_behind(&mut self) {
+        if self.replica.is_none() {
+            self.replica = Some(Replica { version: self.version, objects: self.objects.clone() });
+        }
+    }
+
+    /// The agent's connections are cut, and new ones go to the second server.
+    pub fn fail_over(&mut self) {
+        self.is_on_replica = true;
+        self.cut_connections();
+    }
+
+    pub fn catch_up(&mut self) {
+        self.replica = None;
+        self.is_on_replica = false;
+        self.is_stirred = true;
     }
 
     pub fn new_uid(&mut self) -> String {
@@ -190,7 +253,8 @@ impl Store {
             return Err(Forgotten);
         }
         let first = self.history.partition_point(|change| change.version <= *position);
-        for change in self.history.iter().skip(first) {
+        let known = self.cached_version();
+        for change in self.history.iter().skip(first).take_while(|change| change.version <= known) {
             *position = change.version;
             let had = change.before.as_ref().filter(|object| selection.has(&change.key, object));
             let has = change.after.as_ref().filter(|object| selection.has(&change.key, object));
@@ -204,4 +268,10 @@ impl Store {
         }
         Ok(None)
     }
+}
+
+fn listed(objects: &BTreeMap<Key, Arc<Value>>, version: u64, selection: &Selection) -> Value {
+    let items = objects.iter().filter(|(key, object)| selection.has(key, object));
+    let items: Vec<&Value> = items.map(|(_, object)| &**object).collect();
+    json!({ "metadata": { "resourceVersion": version.to_string() }, "items": items })
 }

@@ -2,26 +2,29 @@
 //!
 //! Owns: where it got to, bookmarks, its end in peace or not. Events come in the server's order, some of them late or twice.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
 
 use futures_util::stream;
-use rubelet_kube::port::{ApiError, ApiErrorKind, Verb, Watch, WatchEvent, WatchStream};
-use serde_json::{Value, json};
+use rubelet_kube::port::{ApiError, ApiErrorKind, WatchEvent, WatchStream};
+use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     api::{
         FakeApi,
         act::Request,
-        store::{Reach, Selection},
+        store::{Reach, Selection, Streaming},
     },
     faults::{ApiFate, Telling},
-    stage::{Life, Stage},
+    stage::{Life, Scene, Stage},
 };
 
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// A connection that gives no sign of life is given up, as the real client does.
 const OPENING: Duration = Duration::from_secs(30);
+/// How long a server waits for its cache to be as new as asked.
+const FRESHNESS_WAIT: Duration = Duration::from_secs(3);
 
 struct Watcher {
     stage: Arc<Stage>,
@@ -32,8 +35,10 @@ struct Watcher {
     position: u64,
     ends_at: Instant,
     bookmark_at: Instant,
-    /// To be told next: the second of two.
-    again: Option<WatchEvent>,
+    /// To be told next: what there is, when the watch begins with it, and the second of two.
+    first: VecDeque<WatchEvent>,
+    /// It is still telling what was there when it began.
+    is_listing: bool,
     is_over: bool,
 }
 
@@ -48,33 +53,29 @@ enum Sight {
 }
 
 impl FakeApi {
-    pub(super) async fn open_watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
-        let Watch { collection, query } = watch;
-        let option = |name: &str| query.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-        let number = |name: &str| option(name).and_then(|text| text.parse::<u64>().ok());
-        let position = number("resourceVersion");
-        let lasts = Duration::from_secs(number("timeoutSeconds").unwrap_or(300));
-        let selection = Selection::new(&collection, &query);
-        let request = Request { verb: Verb::Get, path: collection, query, body: Value::Null };
+    pub(super) async fn open_watch(&self, request: Request) -> Result<WatchStream, ApiError> {
+        let selection = Selection::new(&request.path, &request.query);
         let late = request.error(ApiErrorKind::Unreachable, "no answer in time");
         let epoch = timeout(OPENING, self.opened(&request)).await.unwrap_or(Err(late))?;
-        let (position, is_known) = self.stage.look(|scene| {
-            let position = position.unwrap_or(scene.api.version());
-            (position, scene.api.remembers(position))
-        });
-        if !is_known {
-            return Err(request.error(ApiErrorKind::Expired, "too old resource version"));
+        let begun = self.stage.look(|scene| scene.begin_watch(&request));
+        if let Err(ApiError { kind: ApiErrorKind::Expired, .. }) = &begun
+            && request.is_streamed_list()
+        {
+            sleep(FRESHNESS_WAIT).await;
         }
+        let (position, first) = begun?;
+        let lasts = request.option("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
         let watcher = Watcher {
             stage: self.stage.clone(),
             life: self.life,
             epoch,
+            is_listing: request.is_streamed_list(),
             request,
             selection,
             position,
-            ends_at: Instant::now() + lasts,
+            ends_at: Instant::now() + Duration::from_secs(lasts),
             bookmark_at: Instant::now() + BOOKMARK_EVERY,
-            again: None,
+            first,
             is_over: false,
         };
         Ok(Box::pin(stream::unfold(watcher, Watcher::next)))
@@ -92,13 +93,87 @@ impl FakeApi {
     }
 }
 
+impl Scene {
+    /// Where a watch begins, and what it tells before the first change.
+    fn begin_watch(&self, request: &Request) -> Result<(u64, VecDeque<WatchEvent>), ApiError> {
+        if !request.is_streamed_list() {
+            let position = request.version().unwrap_or(self.api.cached_version());
+            if !self.api.remembers(position) {
+                return Err(request.error(ApiErrorKind::Expired, "too old resource version"));
+            }
+            return Ok((position, VecDeque::new()));
+        }
+        let known = self.api.cached_version();
+        match self.api.streaming {
+            Streaming::Refused => {
+                return Err(request.error(ApiErrorKind::Invalid, "sendInitialEvents is forbidden"));
+            }
+            Streaming::Served if request.version().unwrap_or(self.api.version()) > known => {
+                return Err(request.error(ApiErrorKind::Expired, "too large resource version"));
+            }
+            Streaming::Served | Streaming::Ignored => {}
+        }
+        let list = self.api.cached_list(&Selection::new(&request.path, &request.query));
+        let items = list["items"].as_array().into_iter().flatten();
+        let mut first: VecDeque<_> = items.map(|item| WatchEvent::Added(item.to_string().into())).collect();
+        if self.api.streaming == Streaming::Served {
+            let annotations = json!({ INITIAL_EVENTS_END: "true" });
+            let metadata = json!({ "resourceVersion": known.to_string(), "annotations": annotations });
+            first.push_back(WatchEvent::Bookmark(json!({ "metadata": metadata }).to_string().into()));
+        }
+        Ok((known, first))
+    }
+}
+
+/// Whoever goes away before the objects have ended has no list.
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        if self.is_listing && !self.is_over {
+            let request = &self.request;
+            self.stage.with(|scene| scene.rules.read_failed(request, true, ApiErrorKind::Unreachable));
+        }
+    }
+}
+
 impl Watcher {
+    /// What was there when the watch began comes late or is cut like any other event; its end is the answer to a list.
+    async fn tell_first(mut self, event: WatchEvent) -> (Result<WatchEvent, ApiError>, Self) {
+        match self.stage.with(|scene| scene.faults.telling(&mut scene.rng)) {
+            Telling::Cut => return self.ended(ApiErrorKind::Unreachable, "watch cut"),
+            Telling::Late(wait) => sleep(wait).await,
+            Telling::Once | Telling::Twice | Telling::Gone => {}
+        }
+        match self.look_at_connection() {
+            Some(Sight::Dead) => return pending().await,
+            Some(_) => return self.ended(ApiErrorKind::Unreachable, "connection reset"),
+            None => {}
+        }
+        if matches!(event, WatchEvent::Bookmark(_)) {
+            self.stage.with(|scene| scene.rules.api_answered(scene.now, &self.request));
+            self.is_listing = false;
+        }
+        (Ok(event), self)
+    }
+
+    /// Why nothing comes over it any more.
+    fn look_at_connection(&self) -> Option<Sight> {
+        self.stage.look(|scene| {
+            if !scene.is_alive(self.life) {
+                Some(Sight::Dead)
+            } else if scene.api.epoch != self.epoch {
+                Some(Sight::Cut)
+            } else {
+                None
+            }
+        })
+    }
+
     async fn next(mut self) -> Option<(Result<WatchEvent, ApiError>, Self)> {
         if self.is_over {
             return None;
         }
-        if let Some(event) = self.again.take() {
-            return Some((Ok(event), self));
+        if let Some(event) = self.first.pop_front() {
+            return Some(self.tell_first(event).await);
         }
         let stage = self.stage.clone();
         loop {
@@ -112,7 +187,7 @@ impl Watcher {
                 Sight::Event(_, Telling::Gone) => return Some(self.ended(ApiErrorKind::Expired, "injected")),
                 Sight::Event(event, Telling::Once) => return Some((Ok(event), self)),
                 Sight::Event(event, Telling::Twice) => {
-                    self.again = Some(event.clone());
+                    self.first.push_back(event.clone());
                     return Some((Ok(event), self));
                 }
                 Sight::Event(event, Telling::Late(wait)) => {
@@ -138,15 +213,13 @@ impl Watcher {
 
     fn look(&mut self) -> Sight {
         let stage = self.stage.clone();
+        if let Some(sight) = self.look_at_connection() {
+            return sight;
+        }
         let sight = stage.look(|scene| {
-            if !scene.is_alive(self.life) {
-                return Sight::Dead;
-            }
-            if scene.api.epoch != self.epoch {
-                return Sight::Cut;
-            }
-            if scene.api.reach != Reach::Open {
-                return Sight::Nothing;
+            match scene.api.reach {
+                Reach::Refused | Reach::Silent => return Sight::Nothing,
+                Reach::Open | Reach::Unauthorized => {}
             }
             match scene.api.next_change(&self.selection, &mut self.position) {
                 Ok(None) => Sight::Nothing,
@@ -162,6 +235,8 @@ impl Watcher {
 
     fn ended(mut self, kind: ApiErrorKind, what: &str) -> (Result<WatchEvent, ApiError>, Self) {
         self.is_over = true;
+        let is_list = self.is_listing;
+        self.stage.with(|scene| scene.rules.read_failed(&self.request, is_list, kind));
         (Err(self.request.error(kind, what)), self)
     }
 

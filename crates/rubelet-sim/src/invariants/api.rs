@@ -6,18 +6,21 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use rubelet_core::{pod::status::is_terminal, pod_manager::is_mirror_pod};
-use rubelet_kube::port::Verb;
+use rubelet_kube::port::{ApiErrorKind, Verb};
 use serde_json::Value;
 
 use super::Rules;
 use crate::{
     api::act::Request,
+    play::moments::NODE,
     runtime::{act::Act, store::Picture},
     stage::Scene,
 };
 
 /// Writes of a pod's status beyond one per change of it: its end may be told in two, its beginning too.
 const SPARE_WRITES: u32 = 3;
+/// So many watches that the server answers with an error may be a reason to list.
+const REFUSALS_PER_LIST: u32 = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct ApiSeen {
@@ -29,8 +32,29 @@ pub(super) struct ApiSeen {
     busy: BTreeMap<String, u32>,
     /// By pod name, because a static pod and its mirror share nothing else.
     traffic: BTreeMap<String, Traffic>,
-    /// The agent that lives now has seen all its pods once.
+    /// The agent that lives now has seen all its pods once, as they were then and not as some cache had them.
     is_listed: bool,
+    /// By the collection that is followed.
+    lists: BTreeMap<String, Lists>,
+    events: EventWrites,
+}
+
+/// How often the agent that lives now listed a collection, and how many reasons there were.
+#[derive(Debug, Default)]
+struct Lists {
+    made: u32,
+    reasons: u32,
+    /// Watches the server answered with an error, from which one resumes.
+    refused: u32,
+}
+
+/// What became of the events of the agent that lives now.
+#[derive(Debug, Default)]
+struct EventWrites {
+    recorded: u32,
+    written: u32,
+    /// Writes that failed, each of which may be made once more.
+    failed: u32,
 }
 
 /// How often a pod's status was written, and how many reasons there were.
@@ -44,6 +68,8 @@ impl ApiSeen {
     pub fn agent_begins(&mut self) {
         self.is_listed = false;
         self.busy.clear();
+        self.lists.clear();
+        self.events = EventWrites::default();
         for traffic in self.traffic.values_mut() {
             traffic.reasons += 1;
         }
@@ -80,6 +106,8 @@ impl Rules {
     }
 
     pub fn api_called(&mut self, now: Duration, request: &Request) {
+        self.check_lists(now, request);
+        self.check_events(now, request);
         if !request.is_of("pods") {
             return;
         }
@@ -120,7 +148,8 @@ impl Rules {
     pub fn api_answered(&mut self, now: Duration, request: &Request) {
         match request.verb {
             _ if !request.is_of("pods") => {}
-            Verb::Get if request.path.name.is_none() => self.api.is_listed = true,
+            // With a version, a cache may have answered that knew no better.
+            Verb::Get if request.is_list() => self.api.is_listed |= request.version().is_none(),
             Verb::Patch(_) => {
                 let name = request.key().name;
                 let traffic = self.api.traffic.entry(name.clone()).or_default();
@@ -148,7 +177,56 @@ impl Rules {
         let is_users = uid.is_some_and(|uid| self.api.users.contains_key(&uid));
         if is_users && !self.api.is_listed {
             let detail = format!("{} of a pod of the API", act.method());
-            self.broken("nothing ends before the first list", now, detail);
+            self.broken("nothing ends before a consistent list", now, detail);
+        }
+    }
+
+    /// The agent has something to tell people.
+    pub fn event_recorded(&mut self) {
+        self.api.events.recorded += 1;
+    }
+
+    /// A request to read failed; or a watch did, or what it began with broke off.
+    pub fn read_failed(&mut self, request: &Request, is_list: bool, kind: ApiErrorKind) {
+        if is_event_of_a_pod(request) {
+            self.api.events.failed += 1;
+        }
+        if !is_followed(request) {
+            return;
+        }
+        let lists = self.api.lists.entry(followed(request)).or_default();
+        match kind {
+            _ if is_list => lists.reasons += 1,
+            ApiErrorKind::Expired | ApiErrorKind::Invalid | ApiErrorKind::NotFound | ApiErrorKind::Unreadable => {
+                lists.reasons += 1;
+            }
+            ApiErrorKind::Unreachable | ApiErrorKind::TooManyRequests { .. } => {}
+            _ => lists.refused += 1,
+        }
+    }
+
+    /// A watch goes on from its version; only a version that is of no use is a reason to list.
+    fn check_lists(&mut self, now: Duration, request: &Request) {
+        if !is_followed(request) || !request.is_list() {
+            return;
+        }
+        let key = followed(request);
+        let lists = self.api.lists.entry(key.clone()).or_default();
+        lists.made += 1;
+        if lists.made > 1 + lists.reasons + lists.refused / REFUSALS_PER_LIST {
+            let detail = format!("{key}: {lists:?}");
+            self.broken("a list has a reason", now, detail);
+        }
+    }
+
+    fn check_events(&mut self, now: Duration, request: &Request) {
+        if !is_event_of_a_pod(request) {
+            return;
+        }
+        self.api.events.written += 1;
+        if self.api.events.written > self.api.events.recorded + self.api.events.failed {
+            let detail = format!("{request}: {:?}", self.api.events);
+            self.broken("an event is written once", now, detail);
         }
     }
 
@@ -227,6 +305,20 @@ impl Scene {
         let left = self.cgroups.iter().find(|path| path.file_name().is_some_and(|name| *name == *cgroup));
         left.map(|path| format!("cgroup {} is there", path.display()))
     }
+}
+
+/// What is followed for as long as the agent lives. Objects that pods need are followed anew with each pod.
+fn is_followed(request: &Request) -> bool {
+    request.path.name.is_none() && ["pods", "nodes", "services"].iter().any(|resource| request.is_of(resource))
+}
+
+/// Events of the node come from its reporter, and not from the core.
+fn is_event_of_a_pod(request: &Request) -> bool {
+    request.is_of("events") && !request.key().name.starts_with(&format!("{NODE}."))
+}
+
+fn followed(request: &Request) -> String {
+    format!("{} {}", request.path, request.option("fieldSelector").unwrap_or_default())
 }
 
 fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {

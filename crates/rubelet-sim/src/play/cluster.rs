@@ -10,7 +10,7 @@ use rubelet_kube::port::{ApiError, ObjectPath, PatchKind, Verb};
 use serde_json::{Value, json};
 
 use crate::{
-    api::act::Request,
+    api::{act::Request, store::Key},
     play::{Play, moments::NODE},
     script::Script,
     stage::{Cue, Scene},
@@ -134,6 +134,68 @@ impl Play {
             scene.silence_api();
             scene.cue_in(time, Cue::ApiReturns);
         })
+    }
+
+    /// The agent's credentials expire, and are renewed after a while.
+    pub fn expire_credentials_for(&mut self, time: Duration) -> &mut Self {
+        self.change(|scene| {
+            scene.expire_credentials();
+            scene.cue_in(time, Cue::ApiReturns);
+        })
+    }
+
+    /// The server has the pod in a form that no agent can read.
+    #[track_caller]
+    pub fn garble(&mut self, name: &str) -> &mut Self {
+        self.rewrite(name, |pod| pod["spec"]["containers"] = json!({ "unknown": "form" }))
+    }
+
+    /// A finalizer keeps the pod in the API when everybody else is done with it.
+    #[track_caller]
+    pub fn hold(&mut self, name: &str) -> &mut Self {
+        self.rewrite(name, |pod| pod["metadata"]["finalizers"] = json!(["example.com/hold"]))
+    }
+
+    pub fn let_go(&mut self, name: &str) -> &mut Self {
+        self.edit(name, pods().named(name), json!({ "metadata": { "finalizers": null } }))
+    }
+
+    /// Puts the pod's object in another form, past all that a server would check.
+    #[track_caller]
+    pub fn rewrite(&mut self, name: &str, change: impl FnOnce(&mut Value)) -> &mut Self {
+        self.change(|scene| {
+            scene.log("play", format!("rewrite {name}"));
+            let key = Key::pod(name);
+            let mut object = Value::clone(scene.api.object(&key).expect("the pod is there"));
+            change(&mut object);
+            let object = scene.api.put(key, object);
+            scene.rules.pod_edited(name, object["metadata"]["uid"].as_str().unwrap_or_default());
+        })
+    }
+
+    /// A second server of the cluster falls behind; nobody notices before somebody is connected to it.
+    pub fn lag(&mut self) -> &mut Self {
+        self.change(|scene| {
+            scene.log("world", "the second API server falls behind");
+            scene.api.fall_behind();
+        })
+    }
+
+    /// From now on the agent is connected to the second server.
+    pub fn fail_over(&mut self) -> &mut Self {
+        self.change(|scene| {
+            scene.log("world", "the agent's connections go to the second API server");
+            scene.api.fail_over();
+        })
+    }
+
+    /// The second server is as new as the first.
+    pub fn catch_up(&mut self) -> &mut Self {
+        self.change(Scene::catch_up)
+    }
+
+    pub fn catch_up_in(&mut self, time: Duration) -> &mut Self {
+        self.change(|scene| scene.cue_in(time, Cue::ApiCatchesUp))
     }
 
     pub fn heal(&mut self) -> &mut Self {

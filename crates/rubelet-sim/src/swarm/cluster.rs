@@ -33,7 +33,10 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
         75..80 => play.silence_for(Duration::from_millis(rng.u64(100..120_000))),
         80..86 => play.restart_api(),
         86..92 => play.change(|scene| scene.api.forget_history()),
-        92..96 => play.delete(&node_name_of(NAMES[rng.usize(..NAMES.len())]), within(rng)),
+        92..95 => play.delete(&node_name_of(NAMES[rng.usize(..NAMES.len())]), within(rng)),
+        95..97 => play.lag(),
+        97..99 => play.fail_over().catch_up_in(Duration::from_millis(rng.u64(1_000..180_000))),
+        99.. => play.expire_credentials_for(Duration::from_millis(rng.u64(1_000..120_000))),
         _ => play,
     };
 }
@@ -66,6 +69,7 @@ pub(super) fn knobs(rng: &mut Rng) -> ApiKnobs {
         conflict: some(0.3),
         throttled: some(0.2),
         server_error: some(0.3),
+        rejected: some(0.1),
         done_but_error: some(0.3),
         hang: some(0.1),
         late_answer: some(0.2),

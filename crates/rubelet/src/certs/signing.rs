@@ -209,6 +209,7 @@ fn is_passing(error: &ApiError) -> bool {
     match error.kind {
         ApiErrorKind::Unreachable
         | ApiErrorKind::Server
+        | ApiErrorKind::Unreadable
         | ApiErrorKind::TooManyRequests { .. }
         | ApiErrorKind::Expired
         | ApiErrorKind::Conflict => true,

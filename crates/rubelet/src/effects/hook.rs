@@ -55,11 +55,14 @@ async fn exec(world: &World, order: &HookOrder, command: &[String]) -> Result<()
 /// does, and without the secret it was to prove itself by.
 async fn http(world: &World, order: &HookOrder, get: &HttpGet) -> Result<Facts, String> {
     let mut check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
-    let Err(error) = world.host.check_http(&check).await else { return Ok(Facts::Nothing) };
+    let error = match world.host.check_http(&check).await {
+        Ok(_) | Err(CheckError::Body(_)) => return Ok(Facts::Nothing),
+        Err(error) => error,
+    };
     if let (CheckError::PlainHttp, Some(rest)) = (&error, get.url.strip_prefix("https://")) {
         check.url = format!("http://{rest}");
         check.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("Authorization"));
-        if world.host.check_http(&check).await.is_ok() {
+        if matches!(world.host.check_http(&check).await, Ok(_) | Err(CheckError::Body(_))) {
             let address = rest.split('/').next().unwrap_or_default().to_owned();
             return Ok(Facts::HookFellBack { address });
         }

@@ -13,7 +13,7 @@ use rubelet_core::{
 use rubelet_cri::port::RpcErrorKind;
 use rubelet_host::{
     check::address,
-    port::{GrpcCheck, GrpcFailure, HttpCheck},
+    port::{CheckError, GrpcCheck, GrpcFailure, HttpCheck},
 };
 
 use crate::world::World;
@@ -26,7 +26,7 @@ const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
 pub async fn probe(world: &World, order: &ProbeOrder) -> Result<Facts, EffectError> {
     let mut outcome = once(world, order).await;
     for _ in 1..MAX_TRIES {
-        if !matches!(outcome, ProbeOutcome::Unknown(_)) {
+        if !matches!(outcome, ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_)) {
             break;
         }
         outcome = once(world, order).await;
@@ -82,6 +82,7 @@ async fn http(world: &World, get: &HttpGet, timeout: Duration) -> ProbeOutcome {
             // The body stays out of it: it may hold what is nobody's business.
             status => ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
         },
+        Err(error @ CheckError::Body(_)) => ProbeOutcome::Discarded(error.to_string()),
         Err(error) => ProbeOutcome::Failure(format!("Get {:?}: {error}", get.url)),
     }
 }

@@ -48,7 +48,7 @@ impl Probes {
         let result = match outcome {
             ProbeOutcome::Success | ProbeOutcome::Warning(_) => "successful",
             ProbeOutcome::Failure(_) => "failed",
-            ProbeOutcome::Unknown(_) => "unknown",
+            ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_) => "unknown",
         };
         self.total.inc([kind, result, &order.container, name, namespace, uid.as_str()]);
         // Upstream leaves out how long a failure took.

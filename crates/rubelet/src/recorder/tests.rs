@@ -1,6 +1,6 @@
 //! What reaches the API server of what was recorded.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::{Container, PodSpec},
@@ -10,9 +10,11 @@ use rubelet_core::{
     effect::{EventRecord, Severity},
     snapshot::PodView,
 };
+use rubelet_kube::port::{ApiErrorKind, Call, Lane, PatchKind, Verb};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::*;
+use super::{writer::TRIES, *};
 use crate::fake_api::FakeApi;
 
 #[tokio::test(start_paused = true)]
@@ -49,7 +51,7 @@ async fn an_event_the_server_has_forgotten_is_created_anew_with_its_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_repeats_while_the_server_is_away_is_told_once_with_its_count() {
+async fn repeats_while_the_server_is_away_are_created_once_with_their_count() {
     let api = FakeApi::answering([Err(ApiErrorKind::Unreachable), Err(ApiErrorKind::Unreachable)]);
     let events = EventLog::default();
     let task = start(&api, &events);
@@ -58,23 +60,47 @@ async fn what_repeats_while_the_server_is_away_is_told_once_with_its_count() {
     for second in 1..=4 {
         events.record(about_pod("Unhealthy"), at(second));
     }
-    let calls = api.until_called(4).await;
+    let calls = api.until_called(3).await;
+    events.record(about_pod("Unhealthy"), at(5));
+    api.until_called(4).await;
     task.abort();
-    let verbs: Vec<_> = calls.iter().map(|call| call.verb).collect();
+    let verbs: Vec<_> = api.calls().iter().map(|call| call.verb).collect();
     assert_eq!(verbs, [Verb::Create, Verb::Create, Verb::Create, Verb::Patch(PatchKind::StrategicMerge)]);
-    assert_eq!(body(&calls[3])["count"], 5);
+    assert_eq!(body(&calls[2])["count"], 5);
+    assert_eq!(body(&api.calls()[3])["count"], 6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_is_given_up_after_twelve_tries_and_the_next_one_gets_its_turn() {
+async fn an_event_the_server_fails_on_delays_no_other() {
+    for failure in [ApiErrorKind::Server, ApiErrorKind::Unreachable] {
+        let api = FakeApi::answering([Err(failure)]);
+        let events = EventLog::default();
+        events.record(about_pod("Bad"), at(0));
+        let task = start(&api, &events);
+        api.until_called(1).await;
+        events.record(about_pod("Good"), at(0));
+        let began = tokio::time::Instant::now();
+        let calls = api.until_called(2).await;
+        assert_eq!((&body(&calls[1])["reason"], began.elapsed()), (&json!("Good"), Duration::ZERO));
+        let calls = api.until_called(3).await;
+        task.abort();
+        assert_eq!((&body(&calls[2])["reason"], began.elapsed().as_secs()), (&json!("Bad"), 10));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_given_up_after_twelve_tries() {
     let api = FakeApi::answering((0..TRIES).map(|_| Err(ApiErrorKind::Unreachable)));
     let events = EventLog::default();
     events.record(about_pod("First"), at(0));
-    events.record(about_pod("Second"), at(0));
     let task = start(&api, &events);
+    let calls = api.until_called(12).await;
+    assert_eq!(body(&calls[11])["reason"], "First");
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(api.calls().len(), 12);
+    events.record(about_pod("Second"), at(0));
     let calls = api.until_called(13).await;
     task.abort();
-    assert_eq!(body(&calls[11])["reason"], "First");
     assert_eq!(body(&calls[12])["reason"], "Second");
 }
 

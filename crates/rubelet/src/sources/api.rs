@@ -4,7 +4,10 @@
 //! is taken for unwanted while the API server is away. The pods it keeps are those the core works with, not copies.
 //! Upstream: `config/apiserver.go`.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -45,12 +48,19 @@ pub async fn run(
             return;
         }
         let mut pods = Pods::default();
+        let mut unreadable = BTreeSet::new();
         while let Some(change) = changes.recv().await {
             let now = world.clock.now().wall;
             pods.apply(change, now);
             // What has already come is told together.
             while let Ok(change) = changes.try_recv() {
                 pods.apply(change, now);
+            }
+            if unreadable != pods.unreadable {
+                unreadable.clone_from(&pods.unreadable);
+                if inbox.send(Event::Unreadable { pods: unreadable.clone() }).await.is_err() {
+                    return;
+                }
             }
             if inbox.send(Event::Config { source: Source::Api, pods: pods.all() }).await.is_err() {
                 return;
@@ -67,27 +77,37 @@ pub async fn run(
 
 /// By UID: two pods of one name are two pods.
 #[derive(Debug, Default)]
-struct Pods(BTreeMap<PodUid, Arc<Pod>>);
+struct Pods {
+    readable: BTreeMap<PodUid, Arc<Pod>>,
+    /// They are there, and were never seen in a form that could be read.
+    unreadable: BTreeSet<PodUid>,
+}
 
 impl Pods {
     fn apply(&mut self, change: Change, now: Timestamp) {
         match change {
             Change::Replaced(objects) => {
-                let before = std::mem::take(&mut self.0);
+                let before = std::mem::take(self).readable;
                 for object in &objects {
                     self.put(object, &before, now);
                 }
             }
             Change::Applied(object) => {
-                let before = uid_of(&object).and_then(|uid| self.0.remove_entry(&uid));
+                let uid = uid_of(&object);
+                let before = uid.as_ref().and_then(|uid| self.forget(uid)).map(|pod| (PodUid::of(&pod), pod));
                 self.put(&object, &BTreeMap::from_iter(before), now);
             }
             Change::Deleted(object) => {
                 if let Some(uid) = uid_of(&object) {
-                    self.0.remove(&uid);
+                    self.forget(&uid);
                 }
             }
         }
+    }
+
+    fn forget(&mut self, uid: &PodUid) -> Option<Arc<Pod>> {
+        self.unreadable.remove(uid);
+        self.readable.remove(uid)
     }
 
     /// A pod that cannot be read stays as it was: an odd field must not end what runs.
@@ -100,7 +120,7 @@ impl Pods {
                 mark(&mut pod, Source::Api, &first_seen);
                 // After a list most are what they were.
                 let same = known.filter(|known| ***known == pod).cloned();
-                self.0.insert(uid, same.unwrap_or_else(|| Arc::new(pod)));
+                self.readable.insert(uid, same.unwrap_or_else(|| Arc::new(pod)));
             }
             Err(error) => {
                 let uid = uid_of(object);
@@ -108,15 +128,17 @@ impl Pods {
                     uid = uid.as_ref().map(PodUid::as_str),
                     "a pod of the API server cannot be read: {error}"
                 );
-                if let Some((uid, pod)) = uid.and_then(|uid| before.get_key_value(&uid)) {
-                    self.0.insert(uid.clone(), pod.clone());
+                let Some(uid) = uid else { return };
+                match before.get(&uid) {
+                    Some(pod) => drop(self.readable.insert(uid, pod.clone())),
+                    None => drop(self.unreadable.insert(uid)),
                 }
             }
         }
     }
 
     fn all(&self) -> Vec<Arc<Pod>> {
-        self.0.values().cloned().collect()
+        self.readable.values().cloned().collect()
     }
 }
 
@@ -175,8 +197,13 @@ mod tests {
         pods.hear(Change::Replaced(vec![object("a", "Running")]));
         pods.hear(Change::Applied(odd("a")));
         assert_eq!(shown(&pods), "a Running");
-        pods.hear(Change::Replaced(vec![odd("a"), odd("b"), Bytes::from_static(b"{")]));
+        pods.hear(Change::Replaced(vec![odd("a"), odd("b"), odd("c"), Bytes::from_static(b"{")]));
         assert_eq!(shown(&pods), "a Running");
+        // Those that were never read are there all the same, until they are read or gone.
+        assert_eq!(pods.unreadable, BTreeSet::from([PodUid::new("b"), PodUid::new("c")]));
+        pods.hear(Change::Applied(object("b", "Pending")));
+        pods.hear(Change::Deleted(odd("c")));
+        assert_eq!((shown(&pods).as_str(), pods.unreadable.len()), ("a Running, b Pending", 0));
     }
 
     #[test]

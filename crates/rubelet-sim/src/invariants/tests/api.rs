@@ -1,6 +1,6 @@
 //! Every rule over what is written to the API can be broken.
 
-use rubelet_kube::port::{ObjectPath, PatchKind, Verb};
+use rubelet_kube::port::{ApiErrorKind, ObjectPath, PatchKind, Verb};
 use serde_json::{Value, json};
 
 use super::{broken_by, sandbox, start};
@@ -163,9 +163,64 @@ fn writes_without_end_and_an_end_without_a_list_are_noticed() {
             tells(scene, uid, &json!({ "message": number.to_string() }));
         }
     });
-    check(&["nothing ends before the first list"], |scene, uid| {
-        let home = sandbox(scene, uid, 0);
-        let app = start(scene, &home, "app", 0);
-        scene.rules.called(scene.now, &Act::Term(app), &scene.runtime.picture);
+    for version in [None, Some("0"), Some("1")] {
+        check(&["nothing ends before a consistent list"], |scene, uid| {
+            let home = sandbox(scene, uid, 0);
+            let app = start(scene, &home, "app", 0);
+            if let Some(version) = version {
+                scene.rules.api_answered(scene.now, &read(&[("resourceVersion", version)]));
+            }
+            scene.rules.called(scene.now, &Act::Term(app), &scene.runtime.picture);
+        });
+    }
+}
+
+fn read(query: &[(&'static str, &str)]) -> Request {
+    let query = query.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    Request { verb: Verb::Get, path: pods(), query, body: Value::Null }
+}
+
+#[test]
+fn a_list_without_a_reason_is_noticed() {
+    const RULE: &str = "a list has a reason";
+    let stream = || read(&[("watch", "true"), ("sendInitialEvents", "true")]);
+    let watch = || read(&[("watch", "true"), ("resourceVersion", "7")]);
+    let lists = |scene: &mut Scene, request: &Request| scene.rules.api_called(scene.now, request);
+    check(&[RULE], |scene, _| {
+        lists(scene, &stream());
+        scene.rules.read_failed(&watch(), false, ApiErrorKind::Unreachable);
+        scene.rules.read_failed(&watch(), false, ApiErrorKind::Server);
+        lists(scene, &read(&[]));
+    });
+    check(&[], |scene, _| {
+        lists(scene, &stream());
+        scene.rules.read_failed(&stream(), true, ApiErrorKind::Unreachable);
+        lists(scene, &read(&[]));
+        lists(scene, &watch());
+        scene.rules.read_failed(&watch(), false, ApiErrorKind::Expired);
+        lists(scene, &stream());
+        scene.rules.agent_begins();
+        lists(scene, &stream());
+    });
+}
+
+#[test]
+fn an_event_that_nobody_recorded_is_noticed() {
+    let writes = |scene: &mut Scene| {
+        let path = ObjectPath::all("v1", "events").within("default");
+        let request = Request { verb: Verb::Create, path, query: Vec::new(), body: Value::Null };
+        scene.rules.api_called(scene.now, &request);
+        request
+    };
+    check(&["an event is written once"], |scene, _| {
+        scene.rules.event_recorded();
+        writes(scene);
+        writes(scene);
+    });
+    check(&[], |scene, _| {
+        scene.rules.event_recorded();
+        let request = writes(scene);
+        scene.rules.read_failed(&request, false, ApiErrorKind::Server);
+        writes(scene);
     });
 }

@@ -1,0 +1,137 @@
+//! An API server that lags, refuses, holds on to objects, or has some that cannot be read.
+
+use crate::{
+    api::store::Streaming,
+    faults::{ApiKnobs, Knobs},
+    play::{
+        Play, Within, minutes,
+        moments::{forgotten, known, phase, running, stored, stored_phase},
+        seconds,
+    },
+    script::Script,
+    stage::Scene,
+};
+
+/// Of a mirror that cannot be made, in ten minutes: none is more than a try every five seconds.
+const MIRROR_TRIES: usize = 120;
+
+/// How often the trace says so.
+fn count(play: &Play, what: &str) -> usize {
+    play.trace().iter().filter(|line| line.contains(what)).count()
+}
+
+fn has_event(scene: &Scene, pod: &str, reason: &str) -> bool {
+    let is_it = |event: &serde_json::Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
+    scene.api.of("events").any(|(_, event)| is_it(event))
+}
+
+#[test]
+fn a_restart_against_a_lagging_server_ends_no_pod_and_revives_none() {
+    for (seed, streaming) in [(1, Streaming::Served), (2, Streaming::Refused), (3, Streaming::Ignored)] {
+        let mut play = Play::before_start(seed);
+        play.change(|scene| scene.api.streaming = streaming).in_cluster().start_agent();
+        play.create("old").until(&stored_phase("old", "Running")).lag().create("web");
+        play.until(&stored_phase("web", "Running")).delete("old", Within::ItsOwnTime).until(&forgotten("old"));
+        play.settle(minutes(1)).crash_agent().fail_over().start_agent().wait(minutes(5));
+        play.expect(&running("web")).expect_starts("old", 1).catch_up();
+        play.settle(minutes(2)).expect_starts("web", 1).expect_starts("old", 1);
+    }
+}
+
+#[test]
+fn a_server_that_lags_behind_a_living_agent_tells_it_nothing_old() {
+    let mut play = Play::clustered(4);
+    play.create("old").until(&stored_phase("old", "Running")).lag().create("web");
+    play.until(&stored_phase("web", "Running")).delete("old", Within::ItsOwnTime).until(&forgotten("old"));
+    play.fail_over().change(|scene| scene.api.forget_history()).wait(minutes(5)).expect(&running("web"));
+    play.catch_up().settle(minutes(2)).expect_starts("web", 1).expect_starts("old", 1);
+}
+
+#[test]
+fn watches_that_fail_are_resumed_without_a_list() {
+    for seed in 5..9 {
+        let mut play = Play::clustered(seed);
+        play.create("web").settle(minutes(1));
+        play.storm(Knobs {
+            api: ApiKnobs { server_error: 0.3, watch_cut: 0.3, ..ApiKnobs::default() },
+            ..Knobs::default()
+        });
+        for number in 0..20 {
+            play.label("web", &number.to_string()).wait(seconds(20));
+        }
+        play.settle(minutes(3)).expect_starts("web", 1);
+    }
+}
+
+#[test]
+fn a_pod_that_cannot_be_read_runs_on_over_the_agents_death() {
+    let mut play = Play::clustered(10);
+    play.create("web").create("other").settle(minutes(1)).crash_agent();
+    let before = play.look(|scene| stored(scene, "web").cloned()).expect("it is there");
+    play.garble("web").start_agent().wait(minutes(10)).expect(&running("web")).expect_starts("other", 1);
+    play.create("new").until(&stored_phase("new", "Running"));
+    play.rewrite("web", |pod| pod["spec"] = before["spec"].clone()).settle(minutes(2)).expect_starts("web", 1);
+}
+
+#[test]
+fn a_pod_that_cannot_be_read_and_is_deleted_ends() {
+    let mut play = Play::clustered(11);
+    play.create("web").settle(minutes(1)).crash_agent().garble("web").start_agent().wait(minutes(2));
+    play.expect(&running("web")).force_delete("web").settle(minutes(3)).expect_gone("web");
+}
+
+#[test]
+fn an_object_the_server_fails_on_for_ever_delays_no_other() {
+    let mut play = Play::clustered(12);
+    play.change(|scene| {
+        scene.api.failing.insert(("pods", "bad".to_owned()));
+        scene.api.failing.insert(("events", "bad".to_owned()));
+    });
+    play.apply("bad").until(&running("bad")).wait(seconds(1)).create("web").wait(seconds(5));
+    play.expect(&stored_phase("web", "Running"));
+    assert!(play.look(|scene| has_event(scene, "web", "Started")), "its events are written meanwhile");
+    play.wait(minutes(10));
+    let tries = count(&play, "CREATE pods");
+    assert!(tries < MIRROR_TRIES, "{tries} tries in ten minutes");
+    play.change(|scene| scene.api.failing.clear()).settle(minutes(3)).expect_starts("bad", 1);
+}
+
+#[test]
+fn a_static_pod_in_a_namespace_that_ends_runs_without_a_mirror() {
+    let mut play = Play::clustered(13);
+    play.change(|scene| scene.api.ending_namespaces = ["default".to_owned()].into());
+    play.apply("web").until(&running("web")).wait(minutes(10)).expect(&forgotten("web")).expect_starts("web", 1);
+    let tries = count(&play, "CREATE pods");
+    assert!(tries < MIRROR_TRIES, "{tries} tries in ten minutes");
+    play.change(|scene| scene.api.ending_namespaces.clear()).settle(minutes(3)).expect_starts("web", 1);
+}
+
+#[test]
+fn a_pod_held_by_a_finalizer_is_stopped_and_deleted_once() {
+    let mut play = Play::clustered(14);
+    play.create("web").until(&stored_phase("web", "Running")).hold("web").delete("web", Within::ItsOwnTime);
+    play.wait(minutes(10)).expect(&known("web")).expect_starts("web", 1);
+    let tries = count(&play, "DELETE pods");
+    assert!(tries <= 2, "deleted {tries} times");
+    play.crash_agent().start_agent().wait(minutes(2)).expect_starts("web", 1).let_go("web");
+    play.until(&forgotten("web")).settle(minutes(1)).expect_gone("web");
+}
+
+#[test]
+fn credentials_that_expire_end_nothing_and_all_is_told_afterwards() {
+    let mut play = Play::clustered(15);
+    play.create("web").apply("static").settle(minutes(1)).expire_credentials_for(minutes(5));
+    play.exit_container("web", "app", 1).wait(minutes(2)).crash_agent().start_agent().wait(minutes(2));
+    play.expect(&running("web")).wait(minutes(2)).settle(minutes(1)).expect_restart_count("web", 1);
+    play.expect_starts("static", 1);
+}
+
+#[test]
+fn refusals_of_every_kind_leave_every_status_right() {
+    for seed in 16..20 {
+        let mut play = Play::clustered(seed);
+        play.storm(Knobs { api: ApiKnobs { rejected: 0.4, ..ApiKnobs::default() }, ..Knobs::default() });
+        play.create("web").create(Script::pod("job").container("app", "flaky 1")).apply("static").wait(minutes(3));
+        play.delete("web", Within::ItsOwnTime).wait(minutes(1)).settle(minutes(3)).expect(&phase("static", "Running"));
+    }
+}

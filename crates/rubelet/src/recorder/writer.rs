@@ -1,0 +1,191 @@
+//! Writes events, each in its own time: one that the server does not take holds up no other.
+//!
+//! Owns: what waits for its turn or for another try, the calls under way, when an event is given up. Never: decides what is
+//! worth writing.
+//! Upstream: `recordToSink` of `client-go/tools/record/event.go`, which holds everything while it tries.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use k8s_openapi::api::core::v1::Event;
+use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::correlator::Written;
+
+pub(super) const TRIES: u32 = 12;
+const BETWEEN_TRIES: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Calls at once: some that get no answer leave room for others.
+const MAX_CALLS: usize = 4;
+/// Events that wait here; all others wait in the log, which counts what repeats.
+const MAX_WAITING: usize = 16;
+
+pub(super) struct Writer {
+    api: Arc<dyn ApiServer>,
+    /// By the event's name: an event is written by one call at a time.
+    waiting: BTreeMap<String, Waiting>,
+    calls: FuturesUnordered<BoxFuture<'static, (String, Result<(), ApiError>)>>,
+    /// The names of events that failed, each after its pause.
+    pauses: FuturesUnordered<BoxFuture<'static, String>>,
+    arrivals: u64,
+}
+
+struct Waiting {
+    written: Written,
+    tries: u32,
+    arrival: u64,
+    turn: Turn,
+}
+
+enum Turn {
+    Ready,
+    /// It failed, and is tried again after a while.
+    Pausing,
+    /// With what happened meanwhile.
+    UnderWay(Option<Box<Written>>),
+}
+
+impl Writer {
+    pub fn new(api: Arc<dyn ApiServer>) -> Self {
+        let (calls, pauses) = (FuturesUnordered::new(), FuturesUnordered::new());
+        Writer { api, waiting: BTreeMap::new(), calls, pauses, arrivals: 0 }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() < MAX_WAITING
+    }
+
+    pub fn take(&mut self, written: Written) {
+        let name = written.event.metadata.name.clone().unwrap_or_default();
+        let Some(waiting) = self.waiting.get_mut(&name) else {
+            self.arrivals += 1;
+            self.waiting.insert(name, Waiting { written, tries: 0, arrival: self.arrivals, turn: Turn::Ready });
+            return;
+        };
+        match &mut waiting.turn {
+            // The newest count says it all. One that is to be created still is.
+            Turn::Ready | Turn::Pausing => waiting.written.event = written.event,
+            Turn::UnderWay(newer) => *newer = Some(Box::new(written)),
+        }
+    }
+
+    /// Starts what it can, and waits until a call or a pause is over.
+    pub async fn turn(&mut self) {
+        self.start_calls();
+        tokio::select! {
+            biased;
+            // Both cancel-safe: what was not taken stays in its set.
+            Some((name, answer)) = self.calls.next() => self.answered(&name, answer),
+            Some(name) = self.pauses.next() => {
+                if let Some(waiting) = self.waiting.get_mut(&name) {
+                    waiting.turn = Turn::Ready;
+                }
+            }
+            else => std::future::pending().await,
+        }
+    }
+
+    /// New ones go before those that failed.
+    fn start_calls(&mut self) {
+        while self.calls.len() < MAX_CALLS {
+            let ready = self.waiting.iter_mut().filter(|(_, waiting)| matches!(waiting.turn, Turn::Ready));
+            let first = ready.min_by_key(|(_, waiting)| (waiting.tries, waiting.arrival));
+            let Some((name, waiting)) = first else { return };
+            waiting.turn = Turn::UnderWay(None);
+            waiting.tries += 1;
+            let (api, name, written) = (self.api.clone(), name.clone(), waiting.written.clone());
+            self.calls.push(Box::pin(async move {
+                let answer = write(api.as_ref(), &written).await;
+                (name, answer)
+            }));
+        }
+    }
+
+    fn answered(&mut self, name: &str, answer: Result<(), ApiError>) {
+        let Some(Waiting { written, tries, arrival, turn }) = self.waiting.remove(name) else { return };
+        let newer = match turn {
+            Turn::UnderWay(newer) => newer,
+            Turn::Ready | Turn::Pausing => None,
+        };
+        let Err(error) = answer else {
+            newer.into_iter().for_each(|newer| self.take(*newer));
+            return;
+        };
+        let reason = written.event.reason.clone();
+        if !may_succeed_later(error.kind) {
+            tracing::warn!(%error, reason, "the server did not take an event");
+        } else if tries < TRIES {
+            tracing::warn!(%error, tries, "an event could not be written; trying again");
+            let event = newer.map_or(written.event, |newer| newer.event);
+            let written = Written { event, is_update: written.is_update };
+            let name = name.to_owned();
+            self.waiting.insert(name.clone(), Waiting { written, tries, arrival, turn: Turn::Pausing });
+            self.pauses.push(Box::pin(async move {
+                sleep(BETWEEN_TRIES).await;
+                name
+            }));
+        } else {
+            let message = written.event.message;
+            tracing::error!(reason, message, "an event was given up after {TRIES} tries");
+        }
+    }
+}
+
+fn may_succeed_later(kind: ApiErrorKind) -> bool {
+    match kind {
+        ApiErrorKind::Unreachable | ApiErrorKind::Server | ApiErrorKind::TooManyRequests { .. } => true,
+        ApiErrorKind::NotFound
+        | ApiErrorKind::AlreadyExists
+        | ApiErrorKind::Conflict
+        | ApiErrorKind::Expired
+        | ApiErrorKind::Unauthorized
+        | ApiErrorKind::Forbidden
+        | ApiErrorKind::Unreadable
+        | ApiErrorKind::Invalid => false,
+    }
+}
+
+async fn write(api: &dyn ApiServer, written: &Written) -> Result<(), ApiError> {
+    if written.is_update {
+        match api.call(update(&written.event)).await {
+            // Events live for an hour; what happens again after that is told anew.
+            Err(error) if error.kind == ApiErrorKind::NotFound => {}
+            answer => return answer.map(drop),
+        }
+    }
+    match api.call(creation(&written.event)).await {
+        // An earlier try got through whose answer did not.
+        Err(error) if error.kind == ApiErrorKind::AlreadyExists => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
+fn update(event: &Event) -> Call {
+    let patch = json!({ "count": event.count, "lastTimestamp": event.last_timestamp, "message": event.message });
+    Call {
+        verb: Verb::Patch(PatchKind::StrategicMerge),
+        path: events_of(event).named(event.metadata.name.as_deref().unwrap_or_default()),
+        ..call(event, &patch)
+    }
+}
+
+fn creation(event: &Event) -> Call {
+    call(event, &json!(event))
+}
+
+fn call(event: &Event, body: &serde_json::Value) -> Call {
+    Call {
+        lane: Lane::Events,
+        verb: Verb::Create,
+        path: events_of(event),
+        query: Vec::new(),
+        body: Some(body.to_string().into()),
+        timeout: CALL_TIMEOUT,
+    }
+}
+
+fn events_of(event: &Event) -> ObjectPath {
+    ObjectPath::all("v1", "events").within(event.metadata.namespace.as_deref().unwrap_or("default"))
+}
