@@ -11,6 +11,6 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), ["run", "--quiet", "--package", "rubelet-sim", "--"]);
+    let mut cargo = command(project::cargo(), ["run", "--quiet", "--profile", "sim", "--package", "rubelet-sim", "--"]);
     show(cargo.args(args).current_dir(project::root()), LIMIT)
 }

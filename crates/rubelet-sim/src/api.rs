@@ -20,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use crate::{
     api::{act::Request, store::Reach},
     faults::{ApiCourse, ApiFate},
+    invariants::trouble::Touched,
     stage::{Cue, Life, Scene, Stage},
 };
 
@@ -73,6 +74,9 @@ impl FakeApi {
             let course = scene.faults.api_course(&mut scene.rng, request.is_change());
             if scene.is_alive(self.life) {
                 scene.rules.api_called(scene.now, &request);
+            }
+            if course.is_faulty() {
+                scene.rules.trouble.enter(Touched::Api);
             }
             let epoch = scene.api.epoch;
             Ok(Flight { stage: self.stage.clone(), request, course, epoch, is_performed: false })
@@ -136,6 +140,9 @@ impl Drop for Flight {
     fn drop(&mut self) {
         self.stage.with(|scene| {
             scene.rules.api_returned(&self.request);
+            if self.course.is_faulty() {
+                scene.rules.trouble.leave(Touched::Api, scene.now);
+            }
             let goes_on = self.course.goes_on_without_client && self.course.fate == ApiFate::Answered;
             if goes_on && !self.is_performed && self.request.is_change() && scene.api.epoch == self.epoch {
                 let wait = Duration::from_millis(scene.rng.u64(1..3_000));

@@ -195,6 +195,14 @@ impl Disk {
         Ok(())
     }
 
+    /// As after a reboot: nothing is mounted, and what was in memory is gone.
+    pub fn forget_mounts(&mut self) {
+        for mount in self.mounts.clone().iter().rev() {
+            self.unmount(mount).expect("a mount point resolves");
+        }
+        self.nodes.retain(|path, _| !path.starts_with("/run") || path == Path::new("/run"));
+    }
+
     pub fn watch(&mut self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
         let dir = self.existing_dir(path)?;
         // One hint says all there is to say.

@@ -2,10 +2,14 @@
 //!
 //! Owns: the knobs and the rolls of the dice. Never: acts; the fakes ask and do.
 
+mod host;
+
 use std::time::Duration;
 
 use fastrand::Rng;
 use rubelet_kube::port::ApiErrorKind;
+
+pub use self::host::{HostCall, HostCourse, HostKnobs};
 
 /// Chances per opportunity: a call, an event, a hint. All zero is a world in which nothing fails.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +35,9 @@ pub struct Knobs {
     pub agent_death: f64,
     /// A server that goes on with a call although its client went away.
     pub goes_on_without_client: f64,
+    /// RunPodSandbox fails and leaves its sandbox behind, not ready.
+    pub sandbox_left: f64,
+    pub host: HostKnobs,
     pub api: ApiKnobs,
 }
 
@@ -74,6 +81,8 @@ pub enum Fate {
     HangBefore,
     HangAfter,
     DoneButError,
+    /// It failed half way: what RunPodSandbox made is there and does not run.
+    HalfDone,
 }
 
 /// How one call will go, and how long its parts take.
@@ -84,6 +93,23 @@ pub struct Course {
     pub after: Duration,
     pub goes_on_without_client: bool,
 }
+
+impl Course {
+    /// It fails, hangs or is late.
+    pub fn is_faulty(&self) -> bool {
+        self.fate != Fate::Answered || self.after >= LATE
+    }
+}
+
+impl ApiCourse {
+    /// It fails, hangs or is late.
+    pub fn is_faulty(&self) -> bool {
+        self.fate != ApiFate::Answered || self.after >= LATE
+    }
+}
+
+/// An answer that takes this long is a fault.
+const LATE: Duration = Duration::from_millis(500);
 
 /// How a request to the API server will go, and how long its parts take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +176,8 @@ impl Faults {
         }
         let fate = if roll(rng, knobs.error_before) {
             Fate::ErrorBefore
+        } else if roll(rng, knobs.sandbox_left) {
+            Fate::HalfDone
         } else if roll(rng, knobs.hang) {
             if rng.bool() { Fate::HangBefore } else { Fate::HangAfter }
         } else if roll(rng, knobs.done_but_error) {
@@ -231,6 +259,11 @@ impl Faults {
             Scope::OnePod => knobs.stale_look,
         };
         if roll(rng, chance) { Duration::from_millis(rng.u64(100..3_000)) } else { Duration::ZERO }
+    }
+
+    /// A runtime that goes on with a stop although its client went away.
+    pub fn stop_goes_on(&self, rng: &mut Rng) -> bool {
+        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.goes_on_without_client))
     }
 
     pub fn loses_hint(&self, rng: &mut Rng) -> bool {

@@ -21,6 +21,9 @@ use tokio::time::sleep;
 
 use crate::{
     disk::Node,
+    faults::HostCall,
+    invariants::trouble::{Faulty, Touched},
+    play::MANIFESTS,
     stage::{Life, Scene, Stage},
 };
 
@@ -36,44 +39,87 @@ impl FakeHost {
         FakeHost { stage, life }
     }
 
-    async fn look<T>(&self, view: impl FnOnce(&mut Scene) -> T) -> T {
-        sleep(self.stage.with(|scene| Duration::from_micros(scene.rng.u64(0..500)))).await;
-        if !self.stage.look(|scene| scene.is_alive(self.life)) {
-            return pending().await;
+    async fn look<T, E: From<io::Error>>(
+        &self,
+        path: &Path,
+        view: impl FnOnce(&mut Scene) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut course = self.stage.with(|scene| scene.faults.host_course(&mut scene.rng, HostCall::Look));
+        // As upstream, the agent takes a manifest that it cannot read for one that is gone.
+        course.error.take_if(|_| path.starts_with(MANIFESTS));
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched_by(path)));
+        self.take(course.before).await;
+        if let Some(error) = course.error {
+            return Err(error.into());
         }
+        let answer = self.stage.with(view);
+        self.take(course.after).await;
+        answer
+    }
+
+    /// A question over the network, which no disk holds up.
+    async fn ask<T>(&self, view: impl FnOnce(&mut Scene) -> T) -> T {
+        self.take(self.stage.with(|scene| Duration::from_micros(scene.rng.u64(0..500)))).await;
         self.stage.with(view)
     }
 
-    /// A change of the disk: a line in the trace, and before and after it a chance to die.
-    async fn change<T>(&self, what: String, act: impl FnOnce(&mut Scene) -> io::Result<T>) -> io::Result<T> {
-        sleep(self.stage.with(|scene| {
-            scene.may_kill_agent(self.life);
-            Duration::from_micros(scene.rng.u64(0..2_000))
-        }))
-        .await;
+    /// Time passes; who died meanwhile goes no further.
+    async fn take(&self, time: Duration) {
+        sleep(time).await;
         if !self.stage.look(|scene| scene.is_alive(self.life)) {
-            return pending().await;
+            pending().await
         }
-        self.stage.with(|scene| {
-            let answer = act(scene);
+    }
+
+    /// A change of the disk: a line in the trace, and before and after it a chance to die.
+    async fn change<T>(
+        &self,
+        verb: &str,
+        path: &Path,
+        act: impl FnOnce(&mut Scene) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let course = self.stage.with(|scene| {
+            scene.may_kill_agent(self.life);
+            scene.faults.host_course(&mut scene.rng, HostCall::Change)
+        });
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched_by(path)));
+        self.take(course.before).await;
+        let answer = self.stage.with(|scene| {
+            let answer = match course.error {
+                Some(error) => Err(error),
+                None => act(scene),
+            };
             match &answer {
-                Ok(_) => scene.log("disk", what),
-                Err(error) => scene.log("disk", format!("{what}: {error}")),
+                Ok(_) => scene.log("disk", format!("{verb} {}", path.display())),
+                Err(error) => scene.log("disk", format!("{verb} {}: {error}", path.display())),
             }
             scene.may_kill_agent(self.life);
             answer
-        })
+        });
+        self.take(course.after).await;
+        answer
     }
+}
+
+/// The pod whose directory, logs or cgroup lie here; the node where it is none's.
+fn touched_by(path: &Path) -> Touched {
+    let mut parts = path.iter().filter_map(|part| part.to_str());
+    let uid = parts.find_map(|part| part.strip_prefix("pod")).and_then(|rest| match rest {
+        // Log directories end in the uid.
+        "s" => parts.next().and_then(|name| name.rsplit('_').next()),
+        uid => Some(uid),
+    });
+    Touched::pod(uid.map(str::to_owned))
 }
 
 #[async_trait]
 impl Host for FakeHost {
     async fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
-        self.look(|scene| scene.disk.list_dir(path)).await
+        self.look(path, |scene| scene.disk.list_dir(path)).await
     }
 
     async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-        self.look(|scene| match scene.disk.node(path)? {
+        self.look(path, |scene| match scene.disk.node(path)? {
             None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
             Some(Node::File { content, .. }) if content.len() as u64 > limit_bytes => {
                 Err(ReadError::TooLarge { limit_bytes })
@@ -85,7 +131,7 @@ impl Host for FakeHost {
     }
 
     async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-        self.look(|scene| match scene.disk.node(path)? {
+        self.look(path, |scene| match scene.disk.node(path)? {
             None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
             Some(Node::File { content, .. }) => {
                 let length = usize::try_from(limit_bytes).unwrap_or(usize::MAX).min(content.len());
@@ -97,23 +143,23 @@ impl Host for FakeHost {
     }
 
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
-        self.look(|scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
+        self.look(path, |scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
     }
 
     async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.look(|scene| scene.disk.list_dir(path).map(|_| 1 << 37)).await
+        self.look(path, |scene| scene.disk.list_dir(path).map(|_| 1 << 37)).await
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change(format!("mkdir {}", path.display()), |scene| scene.disk.make_dir(path, mode)).await
+        self.change("mkdir", path, |scene| scene.disk.make_dir(path, mode)).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
-        self.change(format!("chgrp {group} {}", path.display()), |scene| scene.disk.list_dir(path).map(drop)).await
+        self.change(&format!("chgrp {group}"), path, |scene| scene.disk.list_dir(path).map(drop)).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change(format!("touch {}", path.display()), |scene| match scene.disk.node(path)? {
+        self.change("touch", path, |scene| match scene.disk.node(path)? {
             Some(_) => Ok(()),
             None => scene.disk.write_file(path, b"", mode),
         })
@@ -121,35 +167,35 @@ impl Host for FakeHost {
     }
 
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.change(format!("write {}", path.display()), |scene| scene.disk.write_file(path, content, mode)).await
+        self.change("write", path, |scene| scene.disk.write_file(path, content, mode)).await
     }
 
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
-        self.change(format!("link {}", link.display()), |scene| scene.disk.make_link(target, link)).await
+        self.change("link", link, |scene| scene.disk.make_link(target, link)).await
     }
 
     async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected> {
-        self.change(format!("project {}", dir.display()), |scene| scene.disk.project(dir, &projection)).await
+        self.change("project", dir, |scene| scene.disk.project(dir, &projection)).await
     }
 
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
-        self.look(|scene| scene.disk.read_link(path)).await
+        self.look(path, |scene| scene.disk.read_link(path)).await
     }
 
     async fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.change(format!("rm {}", path.display()), |scene| scene.disk.remove_file(path)).await
+        self.change("rm", path, |scene| scene.disk.remove_file(path)).await
     }
 
     async fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        self.change(format!("rm -r {}", path.display()), |scene| scene.disk.remove_tree(path)).await
+        self.change("rm -r", path, |scene| scene.disk.remove_tree(path)).await
     }
 
     async fn mount_tmpfs(&self, path: &Path, _size_bytes: Option<u64>, _mode: u32) -> io::Result<()> {
-        self.change(format!("mount {}", path.display()), |scene| scene.disk.mount_tmpfs(path)).await
+        self.change("mount", path, |scene| scene.disk.mount_tmpfs(path)).await
     }
 
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
-        self.change(format!("bind {}", target.display()), |scene| {
+        self.change("bind", target, |scene| {
             scene.disk.make_dir(&volume.join(sub_path), 0o755)?;
             scene.disk.make_dir(target, 0o750)?;
             scene.disk.mount_tmpfs(target)
@@ -158,15 +204,15 @@ impl Host for FakeHost {
     }
 
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.look(|scene| scene.disk.mounts_below(path)).await
+        self.look(path, |scene| scene.disk.mounts_below(path)).await
     }
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {
-        self.change(format!("umount {}", path.display()), |scene| scene.disk.unmount(path)).await
+        self.change("umount", path, |scene| scene.disk.unmount(path)).await
     }
 
     async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
-        self.change(format!("cgroup {}", cgroup.path.display()), |scene| {
+        self.change("cgroup", &cgroup.path, |scene| {
             scene.cgroups.extend(cgroup.path.ancestors().map(Path::to_path_buf));
             Ok(Vec::new())
         })
@@ -174,7 +220,7 @@ impl Host for FakeHost {
     }
 
     async fn remove_cgroup(&self, path: &Path) -> io::Result<()> {
-        self.change(format!("remove cgroup {}", path.display()), |scene| {
+        self.change("remove cgroup", path, |scene| {
             scene.rules.cgroup_removed(scene.now, path, &scene.runtime.picture);
             scene.cgroups.retain(|cgroup| !cgroup.starts_with(path));
             Ok(())
@@ -183,7 +229,7 @@ impl Host for FakeHost {
     }
 
     async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.look(|scene| {
+        self.look(path, |scene| {
             let children = scene.cgroups.iter().filter(|cgroup| cgroup.parent() == Some(path));
             Ok(children.filter_map(|cgroup| Some(cgroup.file_name()?.to_str()?.to_owned())).collect())
         })
@@ -191,25 +237,25 @@ impl Host for FakeHost {
     }
 
     async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
-        self.look(|scene| scene.disk.watch(path)).await.map(Hints::from)
+        self.look(path, |scene| scene.disk.watch(path)).await.map(Hints::from)
     }
 
     /// A container answers with the page of this address, or that all is well.
     async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
-        let answer = self.look(|scene| scene.pages.get(&check.url).cloned()).await;
+        let answer = self.ask(|scene| scene.pages.get(&check.url).cloned()).await;
         Ok(answer.unwrap_or(FetchResponse { status: 200, body: Vec::new() }))
     }
 
     async fn check_tcp(&self, _host: &str, _port: u16, _timeout: Duration) -> io::Result<()> {
-        self.look(|_| Ok(())).await
+        self.ask(|_| Ok(())).await
     }
 
     async fn check_grpc(&self, _check: &GrpcCheck) -> Result<(), GrpcFailure> {
-        self.look(|_| Ok(())).await
+        self.ask(|_| Ok(())).await
     }
 
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
-        let answer = self.look(|scene| scene.pages.get(&request.url).cloned()).await;
+        let answer = self.ask(|scene| scene.pages.get(&request.url).cloned()).await;
         match answer {
             None => Err(io::ErrorKind::ConnectionRefused.into()),
             Some(page) if page.body.len() as u64 > request.limit_bytes => Err(io::ErrorKind::FileTooLarge.into()),

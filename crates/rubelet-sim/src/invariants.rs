@@ -5,20 +5,23 @@
 
 mod api;
 mod history;
+mod patrol;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+pub mod trouble;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 pub use history::{Actor, PodHistory};
 
 use crate::{
+    invariants::trouble::{Touched, Trouble},
     runtime::{
         act::{Act, KilledBy},
         store::{Container, Picture, Sandbox},
     },
-    script::{LABEL_POD, LABEL_VERSION, Policy, Role, Script},
+    script::{Hook, LABEL_POD, LABEL_VERSION, Policy, Role, Script},
 };
 
 /// Upstream's crash-loop back-off.
@@ -50,6 +53,11 @@ pub struct Rules {
     clock_jumped: Option<Duration>,
     /// Changing calls under way, by what they change.
     busy: BTreeMap<String, u32>,
+    known: patrol::Known,
+    /// How often an instance's hook ran in this life of the agent; what its last probe said.
+    hooks: BTreeMap<(String, Hook), u32>,
+    probes: BTreeMap<String, bool>,
+    pub trouble: Trouble,
     pub violations: Vec<Violation>,
 }
 
@@ -90,7 +98,11 @@ impl Rules {
     }
 
     /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
-    pub fn agent_begins(&mut self) {
+    pub fn agent_begins(&mut self, now: Duration) {
+        self.trouble.strike(Touched::Node, now);
+        self.known.agent_begins();
+        // Nobody knows whether a hook that a dead agent began came to its end.
+        self.hooks.retain(|(_, hook), _| *hook == Hook::PostStart);
         self.seen.agent_begins();
         self.api.agent_begins();
         for actor in self.pods.values_mut().flat_map(|pod| pod.actors.values_mut()) {
@@ -110,6 +122,23 @@ impl Rules {
             }
         }
         busy
+    }
+
+    /// All containers were listed, and the answer arrived.
+    pub fn listed(&mut self, now: Duration) {
+        self.known.listed = Some(now);
+    }
+
+    /// The runtime knows none of these any more: their pods begin anew.
+    pub fn runtime_forgot(&mut self, now: Duration, lost: &Picture) {
+        self.trouble.strike(Touched::Node, now);
+        for container in lost.containers.values().filter(|container| container.is_running()) {
+            self.exited(now, container, 137);
+        }
+        for pod in self.pods.values_mut() {
+            pod.begin_anew();
+            pod.was_forgotten = true;
+        }
     }
 
     /// The agent decided to start something for this pod.
@@ -175,11 +204,28 @@ impl Rules {
         let has_less = has_less || self.seen.was_orphan(&container.pod.uid);
         let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
         let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
-        let had = container.term_at.map_or(Duration::ZERO, |term_at| now.saturating_sub(term_at));
+        // Its hook's time is part of the grace period, and so is that of the containers that end before a sidecar.
+        if script.role(container.role()).is_some_and(Role::is_sidecar) {
+            return;
+        }
+        let had = container.pre_stop_at.or(container.term_at).map_or(Duration::ZERO, |since| now.saturating_sub(since));
         if had + SLACK < grace {
             let detail = format!("{container} killed by {by:?} after {had:?} of {grace:?}");
             self.broken("SIGKILL waits for the grace period", now, detail);
         }
+    }
+
+    pub fn hook_runs(&mut self, now: Duration, container: &Container, hook: Hook) {
+        let runs = self.hooks.entry((container.id.clone(), hook)).or_default();
+        *runs += 1;
+        if *runs > 1 {
+            self.broken("a hook runs once per instance", now, format!("{hook:?} of {container}"));
+        }
+    }
+
+    /// A probe of the container was answered.
+    pub fn probed(&mut self, container: &str, is_well: bool) {
+        self.probes.insert(container.to_owned(), is_well);
     }
 
     /// Whatever runs in a cgroup dies with it.
@@ -303,7 +349,7 @@ impl Rules {
 /// What a changing call changes; two at once on one subject are one too many.
 fn subject(act: &Act, picture: &Picture) -> Option<String> {
     match act {
-        Act::RunSandbox(config) => {
+        Act::RunSandbox(config) | Act::LeaveSandbox(config) => {
             let metadata = config.metadata.clone().unwrap_or_default();
             Some(format!("sandbox of {}", metadata.uid))
         }

@@ -25,7 +25,7 @@ use crate::{
     faults::Knobs,
     invariants::Violation,
     play::moments::Moment,
-    runtime::store::{Container, Pull},
+    runtime::store::{Ailment, Container, Pull},
     script::Script,
     stage::{AgentState, Cue, Life, Scene, Stage},
 };
@@ -114,7 +114,9 @@ impl Play {
             }
             let resolv = b"nameserver 10.0.0.1\n";
             scene.disk.make_dir(&PathBuf::from("/etc"), 0o755).expect("an empty disk takes directories");
-            scene.disk.write_file(&PathBuf::from("/etc/resolv.conf"), resolv, 0o644).expect("an empty disk has room");
+            for (path, text) in [("/etc/resolv.conf", &resolv[..]), ("/etc/hosts", b"127.0.0.1 localhost\n")] {
+                scene.disk.write_file(&PathBuf::from(path), text, 0o644).expect("an empty disk has room");
+            }
         });
         drop(_entered);
         Play {
@@ -232,7 +234,7 @@ impl Play {
         let _entered = self.tokio.enter();
         self.stage.with(|scene| {
             scene.agent = AgentState::Alive(life);
-            scene.rules.agent_begins();
+            scene.rules.agent_begins(scene.now);
             scene.log("play", format!("the agent starts, life {}", life.0));
         });
         let agent = AgentRun::launch(&self.stage, life, &self.sources);
@@ -274,6 +276,19 @@ impl Play {
             scene.take_runtime_down();
             scene.cue_in(time, Cue::RuntimeReturns);
         })
+    }
+
+    /// The runtime has this for a while.
+    pub fn runtime_ails_for(&mut self, ailment: Ailment, time: Duration) -> &mut Self {
+        self.change(|scene| {
+            scene.ail(ailment);
+            scene.cue_in(time, Cue::Heals(ailment));
+        })
+    }
+
+    /// Power is lost and comes back; who watches over the agent starts it again.
+    pub fn reboot(&mut self) -> &mut Self {
+        self.crash_agent().change(Scene::reboot)
     }
 
     pub fn disk_full_for(&mut self, time: Duration) -> &mut Self {

@@ -3,27 +3,35 @@
 //! Owns: the course of a call. Never: what the call does (`act.rs`), what there is (`store.rs`).
 
 pub mod act;
+mod course;
+mod mishaps;
 pub mod store;
 #[cfg(test)]
 mod tests;
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use rubelet_cri::{
     port::{ContainerRuntime, RpcError, RpcErrorKind, RpcResult},
     v1,
 };
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
 
 use crate::{
     faults::{Course, Fate, Scope},
-    runtime::{act::Act, store::image_id},
-    script::Command,
+    invariants::trouble::{Faulty, Touched},
+    runtime::{
+        act::Act,
+        store::{Ailment, image_id},
+    },
+    script::{Command, Exec},
     stage::{Cue, Life, Scene, Stage},
 };
 
-const LOOK_MS: u64 = 4;
 const CHANGE_MS: u64 = 40;
 const SANDBOX_MS: u64 = 200;
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
@@ -42,22 +50,30 @@ impl FakeRuntime {
         FakeRuntime { stage, life }
     }
 
-    /// A call that only looks.
-    async fn look<T>(&self, method: &'static str, view: impl FnOnce(&mut Scene) -> RpcResult<T>) -> RpcResult<T> {
+    /// A call that only looks, at a pod or at everything.
+    async fn look<T>(
+        &self,
+        method: &'static str,
+        touched: Touched,
+        view: impl FnOnce(&mut Scene) -> RpcResult<T>,
+    ) -> RpcResult<T> {
         let (course, epoch) = self.stage.with(|scene| {
-            let course = scene.faults.course(&mut scene.rng, Duration::from_millis(LOOK_MS));
+            let course = scene.look_course(method, &touched);
             (course, scene.runtime.epoch)
         });
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched));
         self.pass(method, epoch, course.before).await?;
-        if course.fate == Fate::ErrorBefore {
-            return Err(injected(method));
-        }
-        if matches!(course.fate, Fate::HangBefore | Fate::HangAfter) {
-            return pending().await;
+        match course.fate {
+            Fate::ErrorBefore => return Err(injected(method)),
+            Fate::HangBefore | Fate::HangAfter => return pending().await,
+            Fate::DoneButError | Fate::HalfDone | Fate::Answered => {}
         }
         let answer = self.stage.with(view);
         self.pass(method, epoch, course.after).await?;
-        if course.fate == Fate::DoneButError { Err(injected(method)) } else { answer }
+        match course.fate {
+            Fate::DoneButError | Fate::HalfDone => Err(injected(method)),
+            Fate::ErrorBefore | Fate::HangBefore | Fate::HangAfter | Fate::Answered => answer,
+        }
     }
 
     /// A call that changes something.
@@ -72,10 +88,13 @@ impl FakeRuntime {
         match fate {
             Fate::ErrorBefore => return Err(injected(method)),
             Fate::HangBefore => return pending().await,
-            Fate::HangAfter | Fate::DoneButError | Fate::Answered => {}
+            Fate::HangAfter | Fate::DoneButError | Fate::HalfDone | Fate::Answered => {}
         }
         let answer = call.perform();
-        if fate == Fate::HangAfter {
+        // A runtime that waits for a process no signal ends waits as long as its client.
+        let waits = answer.as_ref().is_err_and(|error| error.kind == RpcErrorKind::DeadlineExceeded);
+        if fate == Fate::HangAfter || waits {
+            call.trouble();
             return pending().await;
         }
         self.pass(method, call.epoch, after).await?;
@@ -98,11 +117,12 @@ impl FakeRuntime {
                 scene.runtime.reserved.insert(name.clone());
             }
             let busy = scene.rules.called(scene.now, &act, &scene.runtime.picture);
-            let course = scene.faults.course(&mut scene.rng, usual);
+            let (act, course, touched) = scene.change_course(act, usual);
             let epoch = scene.runtime.epoch;
             let subject = act.subject(scene);
             let id = scene.runtime.enter_call(act.method(), subject);
-            Ok(Call { stage: self.stage.clone(), id, act, name, busy, course, epoch, performed: false })
+            let trouble = course.is_faulty().then(|| Faulty::enter_in(scene, &self.stage, touched.clone()));
+            Ok(Call { stage: self.stage.clone(), id, act, name, busy, course, epoch, touched, trouble, performed: false })
         })
     }
 
@@ -154,10 +174,17 @@ struct Call {
     busy: Option<String>,
     course: Course,
     epoch: u32,
+    touched: Touched,
+    trouble: Option<Faulty>,
     performed: bool,
 }
 
 impl Call {
+    /// It turns out to be one that hangs.
+    fn trouble(&mut self) {
+        self.trouble.get_or_insert_with(|| Faulty::enter(&self.stage, self.touched.clone()));
+    }
+
     fn perform(&mut self) -> RpcResult<String> {
         self.performed = true;
         self.stage.with(|scene| {
@@ -213,7 +240,7 @@ fn not_found(method: &'static str, id: &str) -> RpcError {
 #[async_trait]
 impl ContainerRuntime for FakeRuntime {
     async fn version(&self) -> RpcResult<v1::VersionResponse> {
-        self.look("Version", |_| {
+        self.look("Version", Touched::Node, |_| {
             Ok(v1::VersionResponse {
                 version: "0.1.0".to_owned(),
                 runtime_name: "containerd".to_owned(),
@@ -225,15 +252,18 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn status(&self) -> RpcResult<v1::StatusResponse> {
-        self.look("Status", |scene| {
-            let condition = |kind: &str, status: bool| v1::RuntimeCondition {
+        self.look("Status", Touched::Node, |scene| {
+            let condition = |kind: &str, status: bool, reason: &str, message: &str| v1::RuntimeCondition {
                 r#type: kind.to_owned(),
                 status,
-                reason: if status { String::new() } else { "NetworkPluginNotReady".to_owned() },
-                message: if status { String::new() } else { "cni plugin not initialized".to_owned() },
+                reason: if status { String::new() } else { reason.to_owned() },
+                message: if status { String::new() } else { message.to_owned() },
             };
-            let network = condition("NetworkReady", scene.runtime.network_ready);
-            let conditions = vec![condition("RuntimeReady", true), network];
+            let is_ready = !scene.runtime.ailments.contains(&Ailment::NotReady);
+            let runtime = condition("RuntimeReady", is_ready, "Injected", "the runtime is not ready");
+            let (reason, message) = ("NetworkPluginNotReady", "cni plugin not initialized");
+            let network = condition("NetworkReady", scene.runtime.network_ready, reason, message);
+            let conditions = vec![runtime, network];
             Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), ..Default::default() })
         })
         .await
@@ -241,7 +271,7 @@ impl ContainerRuntime for FakeRuntime {
 
     /// As an old runtime: the agent's own configuration counts.
     async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
-        self.look("RuntimeConfig", |_| {
+        self.look("RuntimeConfig", Touched::Node, |_| {
             let message = "unknown method RuntimeConfig".to_owned();
             Err(RpcError { method: "RuntimeConfig", kind: RpcErrorKind::Unimplemented, message })
         })
@@ -261,7 +291,8 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus> {
-        self.look("PodSandboxStatus", |scene| {
+        let touched = self.touched_by(sandbox_id);
+        self.look("PodSandboxStatus", touched, |scene| {
             let sandbox = scene.runtime.picture.sandboxes.get(sandbox_id);
             sandbox.map(|sandbox| sandbox.status()).ok_or_else(|| not_found("PodSandboxStatus", sandbox_id))
         })
@@ -269,8 +300,9 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
-        self.look("ListPodSandbox", |scene| {
-            let age = scene.faults.list_age(&mut scene.rng, Scope::of(filter.as_ref()));
+        let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
+        self.look("ListPodSandbox", touched, |scene| {
+            let age = scene.list_age(Scope::of(filter.as_ref()));
             Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_sandboxes(filter.as_ref()))
         })
         .await
@@ -297,6 +329,7 @@ impl ContainerRuntime for FakeRuntime {
         if !timeout.is_zero() {
             self.change(Act::Term(id.clone()), Duration::from_millis(CHANGE_MS / 4)).await?;
             let epoch = self.stage.look(|scene| scene.runtime.epoch);
+            let _kill = self.kill_without_client(&id, timeout);
             if tokio::time::timeout(timeout, self.exit_of(&id, epoch)).await.is_ok() {
                 return self.pass("StopContainer", epoch, Duration::ZERO).await;
             }
@@ -309,15 +342,21 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
-        self.look("ListContainers", |scene| {
-            let age = scene.faults.list_age(&mut scene.rng, Scope::of(filter.as_ref()));
+        let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
+        let answer = self.look("ListContainers", touched, |scene| {
+            let age = scene.list_age(Scope::of(filter.as_ref()));
             Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_containers(filter.as_ref()))
-        })
-        .await
+        });
+        let answer = answer.await?;
+        if filter.is_none() {
+            self.stage.with(|scene| scene.rules.listed(scene.now));
+        }
+        Ok(answer)
     }
 
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus> {
-        self.look("ContainerStatus", |scene| {
+        let touched = self.touched_by(container_id);
+        self.look("ContainerStatus", touched, |scene| {
             let container = scene.runtime.picture.containers.get(container_id);
             container.map(|container| container.status()).ok_or_else(|| not_found("ContainerStatus", container_id))
         })
@@ -325,15 +364,15 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>> {
-        self.look("ListContainerStats", |_| Ok(Vec::new())).await
+        self.look("ListContainerStats", Touched::Node, |_| Ok(Vec::new())).await
     }
 
     async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
-        self.look("ImageFsInfo", |_| Ok(v1::ImageFsInfoResponse::default())).await
+        self.look("ImageFsInfo", Touched::Node, |_| Ok(v1::ImageFsInfoResponse::default())).await
     }
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
-        self.look("ListImages", |scene| Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())).await
+        self.look("ListImages", Touched::Node, |scene| Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())).await
     }
 
     async fn exec_sync(
@@ -342,8 +381,13 @@ impl ContainerRuntime for FakeRuntime {
         command: &[String],
         timeout: Duration,
     ) -> RpcResult<v1::ExecSyncResponse> {
-        let command: Command = command.join(" ").parse().expect("a script is written in the words of Command");
-        let epoch = self.stage.look(|scene| scene.runtime.epoch);
+        let Exec { hook, command } = command.join(" ").parse().expect("a script is written in the words of Exec");
+        let epoch = self.stage.with(|scene| {
+            if let Some(hook) = hook {
+                scene.hook_begins(container_id, hook);
+            }
+            scene.runtime.epoch
+        });
         if let Command::Sleep { secs } = command {
             let takes = Duration::from_secs(secs);
             let limit = if timeout.is_zero() { takes } else { timeout };
@@ -353,12 +397,16 @@ impl ContainerRuntime for FakeRuntime {
                 return Err(RpcError { method: "ExecSync", kind: RpcErrorKind::DeadlineExceeded, message });
             }
         }
-        self.look("ExecSync", |scene| {
+        let touched = self.touched_by(container_id);
+        self.look("ExecSync", touched, |scene| {
             let container = scene.runtime.picture.containers.get(container_id);
             let running = container.filter(|container| container.is_running());
             let attempt = running.ok_or_else(|| not_found("ExecSync", container_id))?.attempt();
             scene.log("cri", format!("ExecSync {container_id} {command}"));
             let exit_code = i32::from(command.fails(attempt));
+            if hook.is_none() {
+                scene.rules.probed(container_id, exit_code == 0);
+            }
             let stdout = if exit_code == 0 { Vec::new() } else { b"it does not work".to_vec() };
             Ok(v1::ExecSyncResponse { stdout, exit_code, ..Default::default() })
         })
@@ -383,7 +431,7 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
         let found = |scene: &mut Scene| scene.runtime.find_image(&image.image).map(|name| image_called(name));
-        self.look("ImageStatus", |scene| Ok(found(scene))).await
+        self.look("ImageStatus", Touched::Node, |scene| Ok(found(scene))).await
     }
 
     async fn pull_image(
@@ -406,7 +454,7 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {
-        self.look("GetContainerEvents", |scene| {
+        self.look("GetContainerEvents", Touched::Node, |scene| {
             if scene.runtime.has_events {
                 return Ok(scene.runtime.listen());
             }
@@ -417,11 +465,48 @@ impl ContainerRuntime for FakeRuntime {
     }
 }
 
+/// The uid a list of one pod's things asks for.
+fn pod_named_in(selector: &BTreeMap<String, String>) -> Option<String> {
+    selector.get("io.kubernetes.pod.uid").cloned()
+}
+
 fn image_called(name: &str) -> v1::Image {
     v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1 << 20, ..Default::default() }
 }
 
+/// A stop whose client goes away is a stop that sends no SIGKILL, or one that the runtime finishes alone.
+struct Stop {
+    stage: Arc<Stage>,
+    container: String,
+    kill_at: Instant,
+    goes_on: bool,
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        let left = self.kill_at.saturating_duration_since(Instant::now());
+        if self.goes_on && !left.is_zero() {
+            self.stage.with(|scene| scene.cue_in(left, Cue::Kill(self.container.clone())));
+        }
+    }
+}
+
 impl FakeRuntime {
+    fn kill_without_client(&self, container: &str, timeout: Duration) -> Stop {
+        let goes_on = self.stage.with(|scene| scene.faults.stop_goes_on(&mut scene.rng));
+        let kill_at = Instant::now() + timeout;
+        Stop { stage: self.stage.clone(), container: container.to_owned(), kill_at, goes_on }
+    }
+
+    /// The pod whose sandbox or container this is.
+    fn touched_by(&self, id: &str) -> Touched {
+        self.stage.look(|scene| {
+            let picture = &scene.runtime.picture;
+            let container = picture.containers.get(id).map(|container| container.pod.uid.clone());
+            Touched::pod(container.or_else(|| picture.sandboxes.get(id).map(|sandbox| sandbox.identity().uid)))
+        })
+    }
+
     /// Returns when the container does not run, or when the runtime was cut off from its clients.
     async fn exit_of(&self, container_id: &str, epoch: u32) {
         loop {

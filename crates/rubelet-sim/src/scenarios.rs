@@ -4,6 +4,7 @@ mod agent_death;
 mod api;
 mod api_trouble;
 mod edits;
+mod host_trouble;
 mod images;
 mod life;
 mod manifests;

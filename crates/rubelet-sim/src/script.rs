@@ -23,6 +23,9 @@ pub struct Script {
     pub init: Vec<Role>,
     pub containers: Vec<Role>,
     pub empty_dir: Option<EmptyDir>,
+    pub host_network: bool,
+    /// Conditions without which the pod is not ready.
+    pub gates: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,8 @@ impl Script {
             init: Vec::new(),
             containers: Vec::new(),
             empty_dir: None,
+            host_network: false,
+            gates: Vec::new(),
         }
     }
 
@@ -106,6 +111,16 @@ impl Script {
 
     pub fn empty_dir(mut self, kind: EmptyDir) -> Self {
         self.empty_dir = Some(kind);
+        self
+    }
+
+    pub fn host_network(mut self) -> Self {
+        self.host_network = true;
+        self
+    }
+
+    pub fn gate(mut self, condition: &str) -> Self {
+        self.gates.push(condition.to_owned());
         self
     }
 
@@ -161,6 +176,11 @@ impl Script {
         image.clone_into(&mut role.image);
     }
 
+    /// The policy by which this container starts again.
+    pub fn policy_of(&self, role: &Role) -> Policy {
+        if role.is_sidecar() { Policy::Always } else { self.policy }
+    }
+
     pub fn is_init(&self, name: &str) -> bool {
         self.init.iter().any(|role| role.name == name)
     }
@@ -185,6 +205,12 @@ impl Script {
                 EmptyDir::Memory => json!({ "medium": "Memory" }),
             };
             spec["volumes"] = json!([{ "name": "scratch", "emptyDir": source }]);
+        }
+        if self.host_network {
+            spec["hostNetwork"] = true.into();
+        }
+        if !self.gates.is_empty() {
+            spec["readinessGates"] = self.gates.iter().map(|gate| json!({ "conditionType": gate })).collect();
         }
         json!({
             "apiVersion": "v1",
@@ -234,13 +260,66 @@ impl Role {
         self.fields.iter().any(|(name, value)| *name == "lifecycle" && value.get("preStop").is_some())
     }
 
+    /// A probe or a hook ends the instance with this number.
+    pub fn is_ended_by_checks(&self, attempt: u32) -> bool {
+        let checks = [self.probe("livenessProbe"), self.probe("startupProbe"), self.hook("postStart")];
+        checks.into_iter().flatten().any(|check| check.fails(attempt))
+    }
+
     pub fn is_sidecar(&self) -> bool {
-        self.fields.iter().any(|(name, value)| *name == "restartPolicy" && value == "Always")
+        self.field("restartPolicy").is_some()
+    }
+
+    pub fn field(&self, name: &str) -> Option<&Value> {
+        self.fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// What this probe runs.
+    pub fn probe(&self, name: &str) -> Option<Command> {
+        Exec::in_handler(self.field(name)?).map(|exec| exec.command)
+    }
+
+    pub fn hook(&self, name: &str) -> Option<Command> {
+        Exec::in_handler(&self.field("lifecycle")?[name]).map(|exec| exec.command)
     }
 
     fn new(name: &str, program: &str) -> Self {
         let program = program.parse().expect("a script is written in the words of Program");
         Role { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None, fields: Vec::new() }
+    }
+}
+
+/// A command with who runs it: a hook, `pre-stop sleep 3s`, or a probe, `ok`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exec {
+    pub hook: Option<Hook>,
+    pub command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    PostStart,
+    PreStop,
+}
+
+impl Exec {
+    /// What a probe or a hook, as JSON, runs.
+    fn in_handler(handler: &Value) -> Option<Self> {
+        let words = handler["exec"]["command"].as_array()?.iter().filter_map(Value::as_str);
+        words.collect::<Vec<_>>().join(" ").parse().ok()
+    }
+}
+
+impl FromStr for Exec {
+    type Err = UnknownProgram;
+
+    fn from_str(text: &str) -> Result<Self, UnknownProgram> {
+        let (hook, rest) = match text.split_once(' ') {
+            Some(("post-start", rest)) => (Some(Hook::PostStart), rest),
+            Some(("pre-stop", rest)) => (Some(Hook::PreStop), rest),
+            _ => (None, text),
+        };
+        Ok(Exec { hook, command: rest.parse()? })
     }
 }
 

@@ -26,12 +26,19 @@ use crate::{
     disk::Disk,
     faults::Faults,
     invariants::Rules,
-    runtime::{LateCall, store::Store},
+    runtime::{
+        LateCall,
+        act::Act,
+        store::{Ailment, Store},
+    },
     trace::Trace,
 };
 
 /// The wall clock's time when the curtain rises: 2026-01-01T00:00:00Z.
 const OPENING_SECS: i64 = 1_767_225_600;
+
+/// Between two rounds of the rules about time.
+const PATROL: Duration = Duration::from_secs(1);
 
 /// No burst of events takes the agent so many turns: 100 pods at once take some hundreds.
 const TURNS_PER_INSTANT: u32 = 20_000;
@@ -106,6 +113,9 @@ pub enum Cue {
     /// The API server carries out a request whose client went away.
     Request(Box<LateRequest>),
     RuntimeReturns,
+    Heals(Ailment),
+    /// The end of a stop's time, when its client is gone and the runtime goes on.
+    Kill(String),
     ApiReturns,
     ApiCatchesUp,
     DiskHasRoom,
@@ -186,15 +196,17 @@ impl Stage {
 
     /// Lets happen what happens by itself. Runs until it is aborted.
     pub async fn play_cues(self: Arc<Self>) {
+        let mut patrol = tokio::time::interval(PATROL);
         loop {
             // Registered before the look, so that a cue given meanwhile is not missed.
             let stirred = self.stirred.notified();
             let next = self.look(|scene| scene.cues.keys().next().map(|(at, _)| *at));
             let due = next.map(|at| self.clock.instant(Uptime::new(at)));
             tokio::select! {
-                // Cancel safe: neither arm holds anything but a wish to look again.
+                // Cancel safe: no arm holds anything but a wish to look again.
                 biased;
                 () = sleep_until(due) => self.with(Scene::play_due),
+                _ = patrol.tick() => self.with(Scene::patrol),
                 () = stirred => {}
             }
         }
@@ -257,6 +269,8 @@ impl Scene {
                 Cue::ApiReturns => self.heal_api(),
                 Cue::ApiCatchesUp => self.catch_up(),
                 Cue::RuntimeReturns => self.bring_runtime_up(),
+                Cue::Heals(ailment) => self.heal(ailment),
+                Cue::Kill(container) => drop(self.perform(&Act::Kill(container))),
                 Cue::DiskHasRoom => {
                     self.log("world", "the disk has room again");
                     self.disk.full = false;

@@ -4,6 +4,8 @@
 //! A run has a stormy part and a calm end; its rules are those of every play.
 
 mod cluster;
+mod mishaps;
+mod scripts;
 
 use std::time::Duration;
 
@@ -11,10 +13,9 @@ use fastrand::Rng;
 use jiff::SignedDuration;
 
 use crate::{
-    faults::{ApiKnobs, Knobs},
+    faults::{ApiKnobs, HostKnobs, Knobs},
     play::{Failure, Play, minutes},
     runtime::store::Pull,
-    script::{EmptyDir, Policy, Script},
 };
 
 /// Within this time of calm everything must be well: the longest back-off is five minutes, a hung call lasts four.
@@ -77,14 +78,14 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
 /// One thing happens.
 fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = NAMES[rng.usize(..NAMES.len())];
-    match rng.u32(0..100) {
+    match rng.u32(0..112) {
         0..35 => drop_in(play, rng, name, version),
         35..50 if play.wanted().contains_key(name) => {
             play.remove(name);
         }
         50..55 => remove_and_add(play, name),
-        55..68 => end_some_container(play, rng),
-        68..72 => end_some_sandbox(play, rng),
+        55..68 => mishaps::end_some_container(play, rng),
+        68..72 => mishaps::end_some_sandbox(play, rng),
         72..78 => {
             play.runtime_down_for(Duration::from_millis(rng.u64(100..120_000)));
         }
@@ -97,12 +98,13 @@ fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
         88..92 => {
             play.crash_agent();
         }
+        92..108 => mishaps::happen(play, rng),
         _ => {}
     }
 }
 
 fn drop_in(play: &mut Play, rng: &mut Rng, name: &str, version: u32) {
-    play.apply(script(rng, name, version));
+    play.apply(scripts::script(rng, name, version));
 }
 
 /// The very same manifest again, before the agent is done with taking it away.
@@ -114,66 +116,12 @@ fn remove_and_add(play: &mut Play, name: &str) {
     }
 }
 
-fn end_some_container(play: &mut Play, rng: &mut Rng) {
-    let pick = rng.usize(..);
-    let (code, reason) = if rng.bool() { (1, "Error") } else { (137, "OOMKilled") };
-    play.change(|scene| {
-        let running: Vec<String> = scene.runtime.running().map(|found| found.id.clone()).collect();
-        if !running.is_empty() {
-            scene.exit_container(&running[pick % running.len()], code, reason);
-        }
-    });
-}
-
-fn end_some_sandbox(play: &mut Play, rng: &mut Rng) {
-    let pick = rng.usize(..);
-    play.change(|scene| {
-        let ready = scene.runtime.picture.sandboxes.values().filter(|sandbox| sandbox.ready);
-        let ready: Vec<String> = ready.map(|sandbox| sandbox.id.clone()).collect();
-        if !ready.is_empty() {
-            scene.kill_sandbox(&ready[pick % ready.len()]);
-        }
-    });
-}
-
-fn script(rng: &mut Rng, name: &str, version: u32) -> Script {
-    let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
-    let mut script = Script::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
-    for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
-        let program = ["exit 0 after 0s", "exit 0 after 3s", "flaky 1", "exit 1 after 1s"][rng.usize(..4)];
-        // A flaky init container would never end; it is one that fails.
-        let program = if program == "flaky 1" { "exit 0 after 1s" } else { program };
-        script = script.init(&format!("init{number}"), program);
-    }
-    for number in 0..[1, 1, 2, 3][rng.usize(..4)] {
-        let program = program(rng);
-        script = script.container(&format!("app{number}"), &program);
-        if rng.u32(0..4) == 0 {
-            script = script.image(IMAGES[rng.usize(..IMAGES.len())]);
-        }
-    }
-    match rng.u32(0..4) {
-        0 => script.empty_dir(EmptyDir::Disk),
-        1 => script.empty_dir(EmptyDir::Memory),
-        _ => script,
-    }
-}
-
-fn program(rng: &mut Rng) -> String {
-    match rng.u32(0..12) {
-        0..5 => "run".to_owned(),
-        5 => format!("exit 0 after {}s", rng.u32(0..40)),
-        6 => format!("exit 1 after {}s", rng.u32(0..40)),
-        7 => format!("flaky {}", rng.u32(1..4)),
-        8 => format!("slow {}s", rng.u32(1..40)),
-        9 => "stubborn".to_owned(),
-        10 => format!("oom after {}s", rng.u32(1..60)),
-        _ => "missing".to_owned(),
-    }
-}
-
 /// A few faults, each as strong as this seed likes.
 fn knobs(rng: &mut Rng) -> Knobs {
+    // In some plays nothing fails by chance: only there can one see what a single mishap delays.
+    if rng.u32(0..4) == 0 {
+        return Knobs::default();
+    }
     let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
     Knobs {
         error_before: some(0.2),
@@ -188,6 +136,8 @@ fn knobs(rng: &mut Rng) -> Knobs {
         hint_lost: some(0.3),
         agent_death: some(0.01),
         goes_on_without_client: some(1.0),
+        sandbox_left: some(0.2),
+        host: HostKnobs { io_error: some(0.05), busy: some(0.1), slow: some(0.05), hang: some(0.003) },
         api: ApiKnobs::default(),
     }
 }

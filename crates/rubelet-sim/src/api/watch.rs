@@ -228,7 +228,7 @@ impl Watcher {
             }
         });
         match sight {
-            Sight::Event(event, _) => Sight::Event(event, stage.with(|scene| scene.faults.telling(&mut scene.rng))),
+            Sight::Event(event, _) => Sight::Event(event, stage.with(Scene::telling)),
             other => other,
         }
     }

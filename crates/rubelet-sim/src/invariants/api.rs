@@ -172,7 +172,7 @@ impl Rules {
             Act::StopSandbox(id) | Act::RemoveSandbox(id) => {
                 picture.sandboxes.get(id).map(|sandbox| sandbox.identity().uid)
             }
-            Act::RunSandbox(_) | Act::Create { .. } | Act::Start(_) | Act::Pull(_) => None,
+            Act::RunSandbox(_) | Act::LeaveSandbox(_) | Act::Create { .. } | Act::Start(_) | Act::Pull(_) => None,
         };
         let is_users = uid.is_some_and(|uid| self.api.users.contains_key(&uid));
         if is_users && !self.api.is_listed {
@@ -246,7 +246,9 @@ impl Rules {
         {
             self.broken("an ended pod runs nothing", now, format!("{name} is {:?}, {running} runs", status.phase));
         }
+        let was_forgotten = self.pods.get(&uid).is_some_and(|pod| pod.was_forgotten);
         if let Some(before) = self.api.written.insert(uid, status.clone())
+            && !was_forgotten
             && let Some(detail) = step_back(&before, &status)
         {
             self.broken("a status never goes back", now, format!("{name}: {detail}"));

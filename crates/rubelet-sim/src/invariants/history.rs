@@ -14,6 +14,8 @@ pub struct PodHistory {
     pub sandboxes: Vec<String>,
     /// It was taken away and asked for again since it began.
     pub may_begin_anew: bool,
+    /// The runtime lost what it knew of it: what was told of it may change.
+    pub was_forgotten: bool,
     /// By container name.
     pub actors: BTreeMap<String, Actor>,
 }

@@ -64,6 +64,7 @@ impl Rules {
     }
 
     pub fn told(&mut self, now: Duration, snapshot: &Snapshot) {
+        self.note_known(now, snapshot);
         for (uid, view) in &snapshot.pods {
             self.check_life(now, uid.as_str(), view);
             self.check_counts(now, uid.as_str(), view);
@@ -110,6 +111,9 @@ impl Rules {
     }
 
     fn check_counts(&mut self, now: Duration, uid: &str, view: &PodView) {
+        if self.pods.get(uid).is_some_and(|pod| pod.was_forgotten) {
+            return;
+        }
         let statuses = view.status.container_statuses.iter().chain(&view.status.init_container_statuses).flatten();
         for status in statuses {
             let key = (uid.to_owned(), status.name.clone());
@@ -122,7 +126,7 @@ impl Rules {
     }
 }
 
-fn rank(lifecycle: &str) -> u8 {
+pub(super) fn rank(lifecycle: &str) -> u8 {
     match lifecycle {
         "Waiting" => 0,
         "Syncing" => 1,

@@ -1,6 +1,7 @@
 //! Every rule can be broken: a rule that nothing breaks holds nothing.
 
 mod api;
+mod patrol;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -200,7 +201,7 @@ fn what_the_agent_may_not_say_is_heard() {
 fn restart_counts_are_remembered_over_a_death_of_the_agent() {
     let broken = broken_by(&"web".into(), |scene| {
         scene.rules.told(scene.now, &told("Syncing", "Running", 3));
-        scene.rules.agent_begins();
+        scene.rules.agent_begins(scene.now);
         scene.rules.told(scene.now, &Snapshot::default());
         scene.rules.told(scene.now, &told("Syncing", "Running", 0));
     });

@@ -4,7 +4,7 @@
 
 use std::{path::Path, time::Duration};
 
-use rubelet_core::{event::Source, id::PodUid};
+use rubelet_core::{event::Source, id::PodUid, pod::status::is_terminal};
 use serde_json::Value;
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
         Failure, Play, agreement, memory,
         moments::{self, Moment},
     },
-    runtime::store::{Pull, State},
+    runtime::store::{Container, Pull, State},
     script::{Policy, Program, Role, Script},
     stage::Scene,
 };
@@ -51,6 +51,9 @@ impl Play {
             if scene.runtime.down {
                 scene.bring_runtime_up();
             }
+            scene.runtime.ailments.clear();
+            scene.runtime.bad_pods.clear();
+            scene.free_stuck();
             scene.heal_api();
         });
         if self.agent.is_none() {
@@ -208,9 +211,9 @@ fn is_live_link(scene: &Scene, path: &Path) -> bool {
 fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
     let fortunes: Vec<Fortune> = script.containers.iter().map(|role| fortune(scene, script, role, uid)).collect();
     let init_fails = script.init.iter().any(|role| fortune(scene, script, role, uid) == Fortune::Tries);
-    let init_failed =
-        script.policy == Policy::Never && script.init.iter().any(|role| failed_for_good(scene, role, uid));
-    if init_fails || init_failed || stays_down(scene, script, uid) {
+    let init_failed = script.policy == Policy::Never
+        && script.init.iter().any(|role| !role.is_sidecar() && failed_for_good(scene, role, uid));
+    if init_fails || init_failed || stays_down(scene, script, uid) || ended_before_a_loss(scene, script, uid) {
         return None;
     }
     for (role, fortune) in script.containers.iter().zip(&fortunes) {
@@ -218,9 +221,7 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
         match (fortune, runs) {
             (Fortune::Runs, None) => return Some(format!("{}/{} does not run", script.name, role.name)),
             (Fortune::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
-            // It runs for a second only; what has settled by now would not stay so.
-            (Fortune::Runs, Some(found)) if matches!(role.program, Program::Flaky { times } if found.attempt() < times) =>
-            {
+            (Fortune::Runs, Some(found)) if has_yet_to_fail(role, found.attempt()) => {
                 return Some(format!("{found} has yet to fail"));
             }
             (Fortune::Runs, Some(found)) if found.image != role.image => {
@@ -230,6 +231,9 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
                 let told = told_restarts(scene, script, &role.name);
                 if told.is_some_and(|told| told != i64::from(found.attempt())) {
                     return Some(format!("{found}: the agent tells restartCount {told:?}"));
+                }
+                if let Some(complaint) = truth_complaint(scene, script, role, found) {
+                    return Some(complaint);
                 }
             }
             // Its image, or its turn, is yet to come.
@@ -242,6 +246,34 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
     phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
 }
 
+/// A status shows what the probes say and what the runtime was given.
+fn truth_complaint(scene: &Scene, script: &Script, role: &Role, found: &Container) -> Option<String> {
+    let views = moments::views(scene, &script.name);
+    let told = views.iter().flat_map(|view| moments::statuses(view)).find(|status| status.name == role.name)?;
+    let is_well = role.probe("readinessProbe").is_none_or(|probe| !probe.fails(found.attempt()));
+    if told.ready != is_well {
+        return Some(format!("{found}: the agent tells ready {}", told.ready));
+    }
+    let told_limit = told.resources.as_ref().and_then(|resources| resources.limits.as_ref()?.get("memory"));
+    let told_bytes = told_limit.and_then(|limit| bytes(&limit.0)).unwrap_or(0);
+    let given = found.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let given_bytes = given.map_or(0, |given| given.memory_limit_in_bytes);
+    (told_bytes != given_bytes)
+        .then(|| format!("{found}: the agent tells {told_bytes} bytes of memory, {given_bytes} were given"))
+}
+
+/// In the only unit that scripts use.
+fn bytes(quantity: &str) -> Option<i64> {
+    quantity.strip_suffix("Mi")?.parse::<i64>().ok().map(|mib| mib << 20)
+}
+
+/// What has settled before then would not stay so.
+fn has_yet_to_fail(role: &Role, attempt: u32) -> bool {
+    // It runs for a second only.
+    let is_flaky = matches!(role.program, Program::Flaky { times } if attempt < times);
+    is_flaky || role.is_ended_by_checks(attempt)
+}
+
 /// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
 /// upstream's: its dates follow the clock by which it started, and what was before its last restart may be forgotten.
 fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
@@ -250,11 +282,22 @@ fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
         let (_, history) = scene.rules.pod(uid).unzip();
         history.is_some_and(|history| history.actors.values().any(|actor| actor.starts > 1))
     };
-    if is_static && (scene.rules.has_clock_jumped() || has_restarted()) {
+    // What its probes said before is known only of pods of the API.
+    let is_probed = || script.containers.iter().any(|role| role.field("readinessProbe").is_some());
+    let has_lost_dates = is_static && (scene.rules.has_clock_jumped() || has_restarted() || is_probed());
+    // Who opened a gate put it behind the agent's conditions; the next write puts it before them, as upstream's.
+    if !script.gates.is_empty() || has_lost_dates {
         return false;
     }
     let mut roles = script.init.iter().chain(&script.containers);
     roles.all(|role| fortune(scene, script, role, uid) != Fortune::Tries)
+}
+
+/// It had ended when the runtime lost what it knew: the API remembers, and it stays so.
+fn ended_before_a_loss(scene: &Scene, script: &Script, uid: &str) -> bool {
+    let was_forgotten = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+    let views = moments::views(scene, &script.name);
+    was_forgotten && views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal))
 }
 
 /// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
@@ -313,9 +356,14 @@ fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
         Program::Oom { .. } => (true, 137),
         Program::Missing => (true, 128),
     };
+    // A probe or a hook ends it, over and over or once; what it says then counts as little as who asked.
+    let always = role.is_ended_by_checks(1);
+    if always || role.is_ended_by_checks(0) && script.policy_of(role) == Policy::Never {
+        return if script.policy_of(role) == Policy::Never { Fortune::Ends } else { Fortune::Tries };
+    }
     let is_init = script.is_init(&role.name);
-    let again = match script.policy {
-        Policy::Always => !is_init || code != 0,
+    let again = match script.policy_of(role) {
+        Policy::Always => !is_init || role.is_sidecar() || code != 0,
         Policy::OnFailure => code != 0,
         Policy::Never => false,
     };
@@ -331,7 +379,7 @@ fn has_ended_for_good(scene: &Scene, script: &Script, role: &Role, uid: &str) ->
     let Some(actor) = actor(scene, role, uid) else { return false };
     let runs = scene.runtime.running().any(|found| found.pod.uid == uid && found.role() == role.name);
     let Some(exit) = actor.last_exit.as_ref().filter(|_| !runs) else { return false };
-    match script.policy {
+    match script.policy_of(role) {
         Policy::Always => false,
         Policy::OnFailure => exit.code == 0,
         Policy::Never => true,

@@ -17,7 +17,7 @@ use rubelet_cri::{
 
 use crate::{
     faults::Delivery,
-    runtime::store::{Container, Pull, Sandbox, State},
+    runtime::store::{Container, Picture, PodIdentity, Pull, Sandbox, State},
     script::Program,
     stage::{Cue, Scene},
 };
@@ -28,6 +28,8 @@ const PROMPT_MS: std::ops::Range<u64> = 5..120;
 #[derive(Clone, Debug)]
 pub enum Act {
     RunSandbox(Arc<v1::PodSandboxConfig>),
+    /// RunPodSandbox that fails after the sandbox was made, and cannot take it away again.
+    LeaveSandbox(Arc<v1::PodSandboxConfig>),
     StopSandbox(String),
     RemoveSandbox(String),
     Create {
@@ -53,7 +55,7 @@ pub enum KilledBy {
 impl Act {
     pub fn method(&self) -> &'static str {
         match self {
-            Act::RunSandbox(_) => "RunPodSandbox",
+            Act::RunSandbox(_) | Act::LeaveSandbox(_) => "RunPodSandbox",
             Act::StopSandbox(_) => "StopPodSandbox",
             Act::RemoveSandbox(_) => "RemovePodSandbox",
             Act::Create { .. } => "CreateContainer",
@@ -67,7 +69,7 @@ impl Act {
     /// The name that must be free, and stays taken while the call is under way.
     pub fn reserves(&self, scene: &Scene) -> Option<String> {
         match self {
-            Act::RunSandbox(config) => Some(sandbox_name(config)),
+            Act::RunSandbox(config) | Act::LeaveSandbox(config) => Some(sandbox_name(config)),
             Act::Create { sandbox, config } => {
                 let sandbox = scene.runtime.picture.sandboxes.get(sandbox)?;
                 Some(container_name(sandbox, config))
@@ -79,6 +81,22 @@ impl Act {
             | Act::Kill(_)
             | Act::RemoveContainer(_)
             | Act::Pull(_) => None,
+        }
+    }
+
+    /// The pod it is for; an image is for none.
+    pub fn pod(&self, picture: &Picture) -> Option<PodIdentity> {
+        let of_sandbox = |id: &String| picture.sandboxes.get(id).map(|sandbox| sandbox.identity());
+        match self {
+            Act::RunSandbox(config) | Act::LeaveSandbox(config) => {
+                let metadata = config.metadata.clone().unwrap_or_default();
+                Some(PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name })
+            }
+            Act::StopSandbox(id) | Act::RemoveSandbox(id) | Act::Create { sandbox: id, .. } => of_sandbox(id),
+            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => {
+                picture.containers.get(id).map(|container| container.pod.clone())
+            }
+            Act::Pull(_) => None,
         }
     }
 
@@ -96,7 +114,7 @@ impl Act {
             None => id.clone(),
         };
         match self {
-            Act::RunSandbox(config) => sandbox_name(config),
+            Act::RunSandbox(config) | Act::LeaveSandbox(config) => sandbox_name(config),
             Act::StopSandbox(id) | Act::RemoveSandbox(id) => sandbox(id),
             Act::Create { sandbox: id, config } => {
                 let metadata = config.metadata.clone().unwrap_or_default();
@@ -115,6 +133,7 @@ impl Scene {
         let subject = act.subject(self);
         let answer = match act {
             Act::RunSandbox(config) => Ok(self.run_sandbox(config.clone())),
+            Act::LeaveSandbox(config) => self.leave_sandbox(act, config.clone()),
             Act::StopSandbox(id) => self.stop_sandbox(id),
             Act::RemoveSandbox(id) => self.remove_sandbox(id),
             Act::Create { sandbox, config } => self.create(act, sandbox, config.clone()),
@@ -140,36 +159,15 @@ impl Scene {
         let wall = self.wall;
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
         let State::Running { started_at } = container.state else { return };
+        if let Some(stuck) = &mut container.stuck {
+            stuck.exit.get_or_insert((code, reason));
+            return;
+        }
         container.state = State::Exited { started_at: Some(started_at), finished_at: wall, code, reason };
         let container = container.clone();
         self.log("world", format!("{container} exits {code} {reason}"));
         self.rules.exited(self.now, &container, code);
         self.announce(&container, v1::ContainerEventType::ContainerStoppedEvent);
-    }
-
-    /// The sandbox's own process dies, and with its namespaces everything in it.
-    pub fn kill_sandbox(&mut self, id: &str) {
-        self.runtime.remember(self.now);
-        for container in self.runtime.picture.containers_of(id) {
-            self.exit_container(&container.id, 137, "Error");
-        }
-        if let Some(sandbox) = self.runtime.picture.sandboxes.get_mut(id).map(Arc::make_mut) {
-            sandbox.ready = false;
-            self.log("world", format!("sandbox {id} dies"));
-        }
-    }
-
-    pub fn take_runtime_down(&mut self) {
-        self.log("world", "the runtime goes down");
-        self.runtime.down = true;
-        self.runtime.epoch += 1;
-        self.runtime.reserved.clear();
-        self.runtime.listeners.clear();
-    }
-
-    pub fn bring_runtime_up(&mut self) {
-        self.log("world", "the runtime is back");
-        self.runtime.down = false;
     }
 
     fn run_sandbox(&mut self, config: Arc<v1::PodSandboxConfig>) -> String {
@@ -183,6 +181,14 @@ impl Scene {
         self.cgroups.extend(parent.ancestors().map(Path::to_path_buf));
         self.runtime.picture.sandboxes.insert(id.clone(), Arc::new(sandbox));
         id
+    }
+
+    fn leave_sandbox(&mut self, act: &Act, config: Arc<v1::PodSandboxConfig>) -> RpcResult<String> {
+        let id = self.run_sandbox(config);
+        if let Some(sandbox) = self.runtime.picture.sandboxes.get_mut(&id).map(Arc::make_mut) {
+            sandbox.ready = false;
+        }
+        Err(act.error(RpcErrorKind::Other, format!("failed to setup network for sandbox {id:?}: injected")))
     }
 
     fn stop_sandbox(&mut self, id: &str) -> RpcResult<String> {
@@ -231,6 +237,8 @@ impl Scene {
             created_at: self.wall,
             state: State::Created,
             term_at: None,
+            pre_stop_at: None,
+            stuck: None,
         };
         self.announce(&container, v1::ContainerEventType::ContainerCreatedEvent);
         self.runtime.picture.containers.insert(id.clone(), Arc::new(container));
@@ -288,6 +296,7 @@ impl Scene {
 
     fn terminate(&mut self, id: &str) -> RpcResult<String> {
         let now = self.now;
+        self.resolve_unknown(id);
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else {
             return Ok(String::new());
         };
@@ -313,7 +322,12 @@ impl Scene {
             self.rules.killed(self.now, &container, by);
             self.exit_container(id, 137, "Error");
         }
-        Ok(String::new())
+        self.resolve_unknown(id);
+        match self.runtime.picture.containers.get(id) {
+            // The runtime waits for an end that does not come.
+            Some(container) if container.is_running() => Err(never_ends(&container.id)),
+            _ => Ok(String::new()),
+        }
     }
 
     fn remove_container(&mut self, id: &str) -> RpcResult<String> {
@@ -368,7 +382,7 @@ impl Scene {
             pod_sandbox_status: sandbox.map(|sandbox| sandbox.status()),
             containers_statuses: Vec::new(),
         };
-        match self.faults.delivery(&mut self.rng) {
+        match self.delivery(&container.pod.uid) {
             Delivery::Once => self.runtime.deliver(&event),
             Delivery::Twice => {
                 self.runtime.deliver(&event);
@@ -378,6 +392,12 @@ impl Scene {
             Delivery::Late(wait) => self.cue_in(wait, Cue::Event(Box::new(event))),
         }
     }
+}
+
+/// For as long as its client waits.
+fn never_ends(id: &str) -> RpcError {
+    let message = format!("an error occurs during waiting for container {id:?} to be killed: wait container: context deadline exceeded");
+    RpcError { method: "StopContainer", kind: RpcErrorKind::DeadlineExceeded, message }
 }
 
 fn sandbox_name(config: &v1::PodSandboxConfig) -> String {

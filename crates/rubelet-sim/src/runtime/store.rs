@@ -13,7 +13,10 @@ use rubelet_core::{event::Source, manifest::SOURCE_ANNOTATION};
 use rubelet_cri::v1;
 use tokio::sync::mpsc;
 
-use crate::script::{IMAGE, Program};
+use crate::{
+    faults::Fate,
+    script::{IMAGE, Program},
+};
 
 /// Events a slow listener may fall behind before it loses some; containerd's own channel is of this order.
 const EVENT_QUEUE: usize = 1000;
@@ -36,6 +39,9 @@ pub struct Store {
     /// Grows when the runtime goes down: calls begun before then are cut off.
     pub epoch: u32,
     pub network_ready: bool,
+    pub ailments: BTreeSet<Ailment>,
+    /// How every changing call for a pod of this name goes, until the calm.
+    pub bad_pods: BTreeMap<String, Fate>,
     pub ids_given: u32,
     /// Changing calls under way: the method and what it is about.
     pub calls: BTreeMap<u64, (&'static str, String)>,
@@ -72,6 +78,17 @@ pub struct Container {
     pub state: State,
     /// When SIGTERM came first.
     pub term_at: Option<Duration>,
+    /// When its preStop hook began.
+    pub pre_stop_at: Option<Duration>,
+    /// Its process is in the kernel and no signal ends it.
+    pub stuck: Option<Stuck>,
+}
+
+/// A process that ends only when the kernel lets it go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stuck {
+    /// How it ends then: it was killed, or was about to end by itself.
+    pub exit: Option<(i32, &'static str)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +103,19 @@ pub enum State {
     Created,
     Running { started_at: Timestamp },
     Exited { started_at: Option<Timestamp>, finished_at: Timestamp, code: i32, reason: &'static str },
+    /// The runtime could not find out what became of it.
+    Unknown { started_at: Timestamp },
+}
+
+/// What a runtime that answers can have for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ailment {
+    /// It calls itself not ready.
+    NotReady,
+    /// Lists of everything fail; all other calls work.
+    ListsFail,
+    /// Status takes as long as a deadline allows, or longer.
+    StatusLate,
 }
 
 /// What the registry does when asked for an image.
@@ -108,6 +138,8 @@ impl Default for Store {
             down: false,
             epoch: 0,
             network_ready: true,
+            ailments: BTreeSet::new(),
+            bad_pods: BTreeMap::new(),
             ids_given: 0,
             calls: BTreeMap::new(),
             calls_begun: 0,
@@ -287,7 +319,7 @@ impl Container {
         };
         match &self.state {
             State::Created => {}
-            State::Running { started_at } => status.started_at = nanoseconds(*started_at),
+            State::Running { started_at } | State::Unknown { started_at } => status.started_at = nanoseconds(*started_at),
             State::Exited { started_at, finished_at, code, reason } => {
                 status.started_at = started_at.map_or(0, nanoseconds);
                 status.finished_at = nanoseconds(*finished_at);
@@ -318,6 +350,7 @@ impl Container {
             State::Created => v1::ContainerState::ContainerCreated,
             State::Running { .. } => v1::ContainerState::ContainerRunning,
             State::Exited { .. } => v1::ContainerState::ContainerExited,
+            State::Unknown { .. } => v1::ContainerState::ContainerUnknown,
         };
         state as i32
     }

@@ -7,7 +7,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde_json::json;
 
-use super::{NAMES, script};
+use super::{
+    NAMES,
+    scripts::{GATE, script},
+};
 use crate::{
     faults::ApiKnobs,
     play::{
@@ -22,7 +25,7 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|scene| stored(scene, name).is_some());
-    match rng.u32(0..100) {
+    match rng.u32(0..106) {
         0..35 if !is_there => play.create(script(rng, name, version)),
         0..25 if is_there => play.delete(name, within(rng)),
         35..45 => play.recreate(script(rng, name, version)),
@@ -36,7 +39,11 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
         92..95 => play.delete(&node_name_of(NAMES[rng.usize(..NAMES.len())]), within(rng)),
         95..97 => play.lag(),
         97..99 => play.fail_over().catch_up_in(Duration::from_millis(rng.u64(1_000..180_000))),
-        99.. => play.expire_credentials_for(Duration::from_millis(rng.u64(1_000..120_000))),
+        99..100 => play.expire_credentials_for(Duration::from_millis(rng.u64(1_000..120_000))),
+        100..106 if play.wanted().get(name).is_some_and(|script| !script.gates.is_empty()) => {
+            let status = if rng.u32(0..4) == 0 { "False" } else { "True" };
+            play.overwrite_status(name, &json!({ "conditions": [{ "type": GATE, "status": status }] }))
+        }
         _ => play,
     };
 }

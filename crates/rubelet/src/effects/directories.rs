@@ -42,14 +42,15 @@ pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<Facts, Effect
     Ok(Facts::Nothing)
 }
 
+/// The links into it go first: what fails half way is tried again for as long as the directory is there.
 pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<Facts, EffectError> {
     let dir = world.paths.pod_logs_dir.join(component(dir_name)?);
-    world.host.remove_tree(&dir).await.map_err(|error| retry("remove log directory", &dir, &error))?;
     for entry in entries_of(world, &world.paths.container_links_dir).await? {
         if entry.kind == FileKind::Symlink && may_belong_to(&entry.name, dir_name) {
-            remove_dead_link(world, &entry.name, dir_name).await?;
+            remove_link_into(world, &entry.name, dir_name).await?;
         }
     }
+    world.host.remove_tree(&dir).await.map_err(|error| retry("remove log directory", &dir, &error))?;
     Ok(Facts::Nothing)
 }
 
@@ -62,11 +63,10 @@ fn may_belong_to(link_name: &str, dir_name: &str) -> bool {
     }
 }
 
-async fn remove_dead_link(world: &World, link_name: &str, dir_name: &str) -> Result<(), EffectError> {
+async fn remove_link_into(world: &World, link_name: &str, dir_name: &str) -> Result<(), EffectError> {
     let link = world.paths.container_links_dir.join(link_name);
     let target = world.host.read_link(&link).await.map_err(|error| retry("read link", &link, &error))?;
-    let is_ours = target.is_some_and(|target| target.components().any(|part| part.as_os_str() == dir_name));
-    if is_ours && matches!(world.host.file_kind(&link).await, Ok(None)) {
+    if target.is_some_and(|target| target.components().any(|part| part.as_os_str() == dir_name)) {
         world.host.remove_file(&link).await.map_err(|error| retry("remove link", &link, &error))?;
     }
     Ok(())

@@ -1,0 +1,78 @@
+//! How a call of the host goes: disks and mounts that fail, are busy, slow or hang.
+
+use std::{io, time::Duration};
+
+use fastrand::Rng;
+
+use super::{Faults, roll};
+
+const EIO: i32 = 5;
+const EBUSY: i32 = 16;
+
+/// Chances per call of the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HostKnobs {
+    /// EIO, and nothing was done.
+    pub io_error: f64,
+    /// EBUSY to a change, and nothing was done.
+    pub busy: f64,
+    /// The call takes seconds.
+    pub slow: f64,
+    /// The call takes minutes, as on a mount whose server is away; half the time it was done at once.
+    pub hang: f64,
+}
+
+/// How one call will go: it waits, happens or fails, and waits again.
+#[derive(Debug)]
+pub struct HostCourse {
+    pub before: Duration,
+    pub error: Option<io::Error>,
+    pub after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostCall {
+    Look,
+    Change,
+}
+
+impl HostCall {
+    fn usual_micros(self) -> u64 {
+        match self {
+            HostCall::Look => 500,
+            HostCall::Change => 2_000,
+        }
+    }
+}
+
+impl HostCourse {
+    /// Something goes wrong with it.
+    pub fn is_faulty(&self) -> bool {
+        self.error.is_some() || self.before + self.after > Duration::from_secs(1)
+    }
+}
+
+impl Faults {
+    pub fn host_course(&self, rng: &mut Rng, call: HostCall) -> HostCourse {
+        let mut before = Duration::from_micros(rng.u64(0..call.usual_micros()));
+        let mut after = Duration::ZERO;
+        let Some(knobs) = self.storm.as_ref().map(|storm| &storm.host) else {
+            return HostCourse { before, error: None, after };
+        };
+        if roll(rng, knobs.slow) {
+            before += Duration::from_millis(rng.u64(1_000..20_000));
+        }
+        if roll(rng, knobs.hang) {
+            let time = Duration::from_secs(rng.u64(60..400));
+            *if rng.bool() { &mut before } else { &mut after } += time;
+        }
+        let error = if roll(rng, knobs.io_error) {
+            Some(io::Error::from_raw_os_error(EIO))
+        } else if call == HostCall::Change && roll(rng, knobs.busy) {
+            Some(io::Error::from_raw_os_error(EBUSY))
+        } else {
+            None
+        };
+        HostCourse { before, error, after }
+    }
+}

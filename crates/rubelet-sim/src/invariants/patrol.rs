@@ -1,0 +1,155 @@
+//! Rules about time: what must have happened by now, where no fault stood in its way.
+//!
+//! Owns: since when the agent knows of each pod and of its end. Checked every second of virtual time.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rubelet_core::snapshot::{PodView, Readiness, Snapshot};
+use serde_json::Value;
+
+use super::{Rules, snapshot::rank, trouble::Touched};
+use crate::{
+    api::store::Reach,
+    stage::{AgentState, Scene},
+};
+
+/// Looks, stops and retries take this long beyond a grace period.
+const END_SLACK: Duration = Duration::from_secs(20);
+/// A pod nobody disturbs has its first sandbox after this long.
+const FIRST_SANDBOX: Duration = Duration::from_secs(30);
+/// A pod bound to the node has a status after this long.
+const FIRST_STATUS: Duration = Duration::from_secs(30);
+/// Upstream's relist threshold, and the time between two looks at it.
+const LAST_LIST: Duration = Duration::from_secs(3 * 60 + 60);
+
+/// Since when the agent that lives now knows what.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// By pod uid.
+    pods: BTreeMap<String, Duration>,
+    /// By pod uid: when it was first told to end so soon, and within how many seconds.
+    ends: BTreeMap<String, (Duration, i64)>,
+    /// Pods of the API without a status, by uid.
+    unwritten: BTreeMap<String, Duration>,
+    /// The last answer to a list of all containers.
+    pub listed: Option<Duration>,
+}
+
+impl Known {
+    pub fn agent_begins(&mut self) {
+        *self = Known::default();
+    }
+}
+
+impl Rules {
+    pub(super) fn note_known(&mut self, now: Duration, snapshot: &Snapshot) {
+        for (uid, view) in &snapshot.pods {
+            if view.lifecycle == "Syncing" {
+                self.known.pods.entry(uid.as_str().to_owned()).or_insert(now);
+            }
+            if let Some(grace) = self.asked_grace(uid.as_str(), view) {
+                let known = self.known.ends.entry(uid.as_str().to_owned()).or_insert((now, grace));
+                if grace < known.1 {
+                    *known = (now, grace);
+                }
+            } else {
+                // It may have ended and begun anew.
+                self.known.ends.remove(uid.as_str());
+            }
+        }
+        let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
+        self.known.pods.retain(|uid, _| is_told(uid));
+        self.known.ends.retain(|uid, _| is_told(uid));
+    }
+
+    /// Within how many seconds the pod is to end, if it is.
+    fn asked_grace(&self, uid: &str, view: &PodView) -> Option<i64> {
+        let metadata = &view.pod.metadata;
+        if rank(&view.lifecycle) < rank("Terminating") && metadata.deletion_timestamp.is_none() {
+            return None;
+        }
+        let of_spec = view.pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+        let own = of_spec.or(self.script_of(uid).map(|script| script.grace_secs))?;
+        Some(metadata.deletion_grace_period_seconds.map_or(own, |asked| asked.min(own)))
+    }
+}
+
+impl Scene {
+    /// One round of the rules about time.
+    pub fn patrol(&mut self) {
+        let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };
+        let runtime = &self.runtime;
+        if runtime.down || !runtime.ailments.is_empty() || !runtime.network_ready || self.disk.full {
+            self.rules.trouble.strike(Touched::Node, self.now);
+        }
+        if self.api.reach != Reach::Open {
+            self.rules.trouble.strike(Touched::Api, self.now);
+        }
+        self.check_listed_lately();
+        self.check_ends();
+        self.check_first_sandboxes();
+        self.check_first_statuses();
+    }
+
+    fn check_listed_lately(&mut self) {
+        let is_recent = self.rules.known.listed.is_none_or(|listed| self.now.saturating_sub(listed) < LAST_LIST);
+        if self.snapshot.node.readiness == Readiness::Ready && !is_recent {
+            let detail = format!("the last list was answered at {:?}", self.rules.known.listed);
+            self.rules.broken("a ready node was listed lately", self.now, detail);
+        }
+    }
+
+    fn check_ends(&mut self) {
+        let late = self.runtime.running().find(|container| {
+            let Some((since, grace)) = self.rules.known.ends.get(&container.pod.uid) else { return false };
+            let all = [Touched::Pod(container.pod.uid.clone()), Touched::Node];
+            let clear = self.rules.trouble.clear_since(&all, self.now);
+            let grace = Duration::from_secs(u64::try_from(*grace).unwrap_or(0));
+            container.stuck.is_none() && clear.is_some_and(|clear| self.now > clear.max(*since) + grace + END_SLACK)
+        });
+        if let Some(detail) = late.map(|container| format!("{container} still runs")) {
+            self.rules.broken("a pod is gone within its grace period", self.now, detail);
+        }
+    }
+
+    fn check_first_sandboxes(&mut self) {
+        let is_late = |uid: &str, view: &PodView| {
+            let Some(since) = self.rules.known.pods.get(uid) else { return false };
+            let has_had_one = self.rules.pods.get(uid).is_some_and(|pod| !pod.sandboxes.is_empty());
+            let all = [Touched::Pod(uid.to_owned()), Touched::Node];
+            let clear = self.rules.trouble.clear_since(&all, self.now);
+            view.lifecycle == "Syncing"
+                && !has_had_one
+                && clear.is_some_and(|clear| self.now > clear.max(*since) + FIRST_SANDBOX)
+        };
+        let late = self.snapshot.pods.iter().find(|(uid, view)| is_late(uid.as_str(), view));
+        if let Some(detail) = late.map(|(uid, view)| format!("{:?} {uid}", view.pod.metadata.name)) {
+            self.rules.broken("a pod waits for no other pod's faults", self.now, detail);
+        }
+    }
+
+    /// Every pod that is bound to the node is told of.
+    fn check_first_statuses(&mut self) {
+        // One that waits for an older pod of its name to end is told of when that is gone.
+        let is_second = |name: &Value| {
+            let named = self.snapshot.pods.values().filter(|view| view.pod.metadata.name.as_deref() == name.as_str());
+            named.count() > 1
+        };
+        let bound = self.api.of("pods").map(|(_, pod)| pod).filter(|pod| {
+            pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null()
+                && !is_second(&pod["metadata"]["name"])
+                && pod["status"]["conditions"].as_array().is_none_or(Vec::is_empty)
+        });
+        let uids: Vec<String> = bound.filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
+        self.rules.known.unwritten.retain(|uid, _| uids.contains(uid));
+        for uid in uids {
+            let since = *self.rules.known.unwritten.entry(uid.clone()).or_insert(self.now);
+            let all = [Touched::Pod(uid.clone()), Touched::Node, Touched::Api];
+            let clear = self.rules.trouble.clear_since(&all, self.now);
+            if clear.is_some_and(|clear| self.now > clear.max(since) + FIRST_STATUS) {
+                let detail = format!("pod {uid} has none since {since:?}");
+                self.rules.broken("every bound pod has a status", self.now, detail);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Which faults touched what, and until when: rules about time ask only for time without them.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crate::{
+    faults::{Delivery, Scope, Telling},
+    stage::{Scene, Stage},
+};
+
+/// What a fault touches.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Touched {
+    /// One pod, by its uid.
+    Pod(String),
+    /// The runtime or the host, and so every pod.
+    Node,
+    Api,
+}
+
+impl Touched {
+    /// The pod, or the whole node where there is none.
+    pub fn pod(uid: Option<String>) -> Self {
+        uid.map_or(Touched::Node, Touched::Pod)
+    }
+
+    /// How long after a fault its consequences last: back-offs of the pod itself, and checks of the node.
+    fn aftermath(&self) -> Duration {
+        match self {
+            Touched::Pod(_) => Duration::from_secs(330),
+            Touched::Node | Touched::Api => Duration::from_secs(45),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Trouble {
+    until: BTreeMap<Touched, Duration>,
+    /// Faulty calls under way.
+    open: BTreeMap<Touched, u32>,
+}
+
+impl Trouble {
+    /// A fault that is over at once.
+    pub fn strike(&mut self, touched: Touched, now: Duration) {
+        let until = now + touched.aftermath();
+        let known = self.until.entry(touched).or_default();
+        *known = until.max(*known);
+    }
+
+    /// A call begins that will fail, hang or be late.
+    pub fn enter(&mut self, touched: Touched) {
+        *self.open.entry(touched).or_default() += 1;
+    }
+
+    /// Such a call has ended.
+    pub fn leave(&mut self, touched: Touched, now: Duration) {
+        if let Some(count) = self.open.get_mut(&touched) {
+            *count = count.saturating_sub(1);
+        }
+        self.strike(touched, now);
+    }
+
+    /// Since when nothing has touched any of these; `None` while something does.
+    pub fn clear_since(&self, all: &[Touched], now: Duration) -> Option<Duration> {
+        let is_open = |it: &Touched| self.open.get(it).is_some_and(|count| *count > 0);
+        let since = all.iter().filter_map(|it| self.until.get(it)).max().copied().unwrap_or_default();
+        (!all.iter().any(is_open) && since <= now).then_some(since)
+    }
+}
+
+/// A call under way that fails, hangs or is late.
+#[derive(Debug)]
+pub struct Faulty {
+    stage: Arc<Stage>,
+    touched: Touched,
+}
+
+impl Faulty {
+    pub fn enter(stage: &Arc<Stage>, touched: Touched) -> Self {
+        stage.with(|scene| Faulty::enter_in(scene, stage, touched))
+    }
+
+    pub fn enter_in(scene: &mut Scene, stage: &Arc<Stage>, touched: Touched) -> Self {
+        scene.rules.trouble.enter(touched.clone());
+        Faulty { stage: stage.clone(), touched }
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.stage.with(|scene| scene.rules.trouble.leave(self.touched.clone(), scene.now));
+    }
+}
+
+impl Scene {
+    /// How the next event of a watch is told.
+    pub fn telling(&mut self) -> Telling {
+        let telling = self.faults.telling(&mut self.rng);
+        match telling {
+            Telling::Once | Telling::Twice => {}
+            Telling::Late(wait) => self.rules.trouble.strike(Touched::Api, self.now + wait),
+            Telling::Cut | Telling::Gone => self.rules.trouble.strike(Touched::Api, self.now),
+        }
+        telling
+    }
+
+    /// How the next event about this pod is delivered.
+    pub fn delivery(&mut self, uid: &str) -> Delivery {
+        let delivery = self.faults.delivery(&mut self.rng);
+        match delivery {
+            Delivery::Once | Delivery::Twice => {}
+            Delivery::Late(_) | Delivery::Lost => self.rules.trouble.strike(Touched::Pod(uid.to_owned()), self.now),
+        }
+        delivery
+    }
+
+    /// How old the next list is.
+    pub fn list_age(&mut self, scope: Scope) -> Duration {
+        let age = self.faults.list_age(&mut self.rng, scope);
+        if !age.is_zero() {
+            self.rules.trouble.strike(Touched::Node, self.now);
+        }
+        age
+    }
+}

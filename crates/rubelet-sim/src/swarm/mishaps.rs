@@ -1,0 +1,75 @@
+//! What happens to containers, the runtime and the node in a random play.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::NAMES;
+use crate::{
+    faults::Fate,
+    play::{Play, moments::node_name_of},
+    runtime::store::Ailment,
+    stage::Scene,
+};
+
+/// One thing goes wrong.
+pub(super) fn happen(play: &mut Play, rng: &mut Rng) {
+    match rng.u32(0..16) {
+        0..3 => ail(play, rng, Ailment::NotReady),
+        3..6 => ail(play, rng, Ailment::ListsFail),
+        6..8 => ail(play, rng, Ailment::StatusLate),
+        8..11 => make_some_unkillable(play, rng),
+        11..13 => spoil_some_pod(play, rng),
+        13..15 => drop(play.reboot()),
+        _ => drop(play.change(Scene::lose_runtime_state)),
+    }
+}
+
+fn ail(play: &mut Play, rng: &mut Rng, ailment: Ailment) {
+    play.runtime_ails_for(ailment, Duration::from_millis(rng.u64(1_000..400_000)));
+}
+
+fn make_some_unkillable(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    play.change(|scene| {
+        if let Some(id) = some_running(scene, pick) {
+            scene.make_unkillable(&id);
+        }
+    });
+}
+
+/// From now on every call that changes something for the pod fails, or hangs.
+fn spoil_some_pod(play: &mut Play, rng: &mut Rng) {
+    let name = node_name_of(NAMES[rng.usize(..NAMES.len())]);
+    let fate = if rng.bool() { Fate::ErrorBefore } else { Fate::HangBefore };
+    play.change(|scene| {
+        scene.log("world", format!("calls for {name}: {fate:?}"));
+        scene.runtime.bad_pods.insert(name, fate);
+    });
+}
+
+pub(super) fn end_some_container(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    let (code, reason) = if rng.bool() { (1, "Error") } else { (137, "OOMKilled") };
+    play.change(|scene| {
+        if let Some(id) = some_running(scene, pick) {
+            scene.exit_container(&id, code, reason);
+        }
+    });
+}
+
+pub(super) fn end_some_sandbox(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    play.change(|scene| {
+        let ready = scene.runtime.picture.sandboxes.values().filter(|sandbox| sandbox.ready);
+        let ready: Vec<String> = ready.map(|sandbox| sandbox.id.clone()).collect();
+        if !ready.is_empty() {
+            scene.kill_sandbox(&ready[pick % ready.len()]);
+        }
+    });
+}
+
+fn some_running(scene: &Scene, pick: usize) -> Option<String> {
+    let running: Vec<&str> = scene.runtime.running().map(|found| found.id.as_str()).collect();
+    (!running.is_empty()).then(|| running[pick % running.len()].to_owned())
+}

@@ -1,0 +1,94 @@
+//! What the pods of a random play are.
+
+use fastrand::Rng;
+use serde_json::{Value, json};
+
+use super::IMAGES;
+use crate::script::{EmptyDir, Policy, Script};
+
+/// The condition that pods with a readiness gate wait for.
+pub(super) const GATE: &str = "sim/gate";
+
+pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> Script {
+    let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
+    let mut script = Script::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
+    for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
+        let program = ["exit 0 after 0s", "exit 0 after 3s", "flaky 1", "exit 1 after 1s"][rng.usize(..4)];
+        // A flaky init container would never end; it is one that fails.
+        let program = if program == "flaky 1" { "exit 0 after 1s" } else { program };
+        script = script.init(&format!("init{number}"), program);
+    }
+    if rng.u32(0..6) == 0 {
+        let program = ["run", "run", "slow 8s", "stubborn"][rng.usize(..4)];
+        script = checked(rng, script.sidecar("side", program));
+    }
+    for number in 0..[1, 1, 2, 3][rng.usize(..4)] {
+        let program = program(rng);
+        script = script.container(&format!("app{number}"), &program);
+        if rng.u32(0..4) == 0 {
+            script = script.image(IMAGES[rng.usize(..IMAGES.len())]);
+        }
+        script = checked(rng, script);
+        script = hooked(rng, script);
+        if rng.u32(0..4) == 0 {
+            script = script.field("resources", json!({ "limits": { "cpu": "100m", "memory": "64Mi" } }));
+        }
+    }
+    if rng.u32(0..8) == 0 {
+        script = script.host_network();
+    }
+    if rng.u32(0..8) == 0 {
+        script = script.gate(GATE);
+    }
+    match rng.u32(0..4) {
+        0 => script.empty_dir(EmptyDir::Disk),
+        1 => script.empty_dir(EmptyDir::Memory),
+        _ => script,
+    }
+}
+
+fn program(rng: &mut Rng) -> String {
+    match rng.u32(0..12) {
+        0..5 => "run".to_owned(),
+        5 => format!("exit 0 after {}s", rng.u32(0..40)),
+        6 => format!("exit 1 after {}s", rng.u32(0..40)),
+        7 => format!("flaky {}", rng.u32(1..4)),
+        8 => format!("slow {}s", rng.u32(1..40)),
+        9 => "stubborn".to_owned(),
+        10 => format!("oom after {}s", rng.u32(1..60)),
+        _ => "missing".to_owned(),
+    }
+}
+
+/// Probes of the container added last.
+fn checked(rng: &mut Rng, script: Script) -> Script {
+    match rng.u32(0..12) {
+        0 => script.field("livenessProbe", probe(rng, &["ok", "ok", "fail first", "fail"])),
+        1..3 => script.field("readinessProbe", probe(rng, &["ok", "fail", "sleep 2s", "fail first"])),
+        3 => script.field("startupProbe", probe(rng, &["ok", "sleep 2s", "fail first"])),
+        _ => script,
+    }
+}
+
+/// Hooks of the container added last.
+fn hooked(rng: &mut Rng, script: Script) -> Script {
+    let hook = |rng: &mut Rng, name: &str, commands: &[&str]| {
+        let command = format!("{name} {}", commands[rng.usize(..commands.len())]);
+        json!({ "exec": { "command": command.split(' ').collect::<Vec<_>>() } })
+    };
+    match rng.u32(0..10) {
+        0 => script.field("lifecycle", json!({ "postStart": hook(rng, "post-start", &["ok", "sleep 4s", "fail first", "fail"]) })),
+        1 => script.field("lifecycle", json!({ "preStop": hook(rng, "pre-stop", &["ok", "sleep 2s", "sleep 60s", "fail"]) })),
+        _ => script,
+    }
+}
+
+fn probe(rng: &mut Rng, commands: &[&str]) -> Value {
+    let command = commands[rng.usize(..commands.len())];
+    json!({
+        "exec": { "command": command.split(' ').collect::<Vec<_>>() },
+        "periodSeconds": rng.u32(2..20),
+        "timeoutSeconds": rng.u32(3..6),
+        "failureThreshold": rng.u32(1..4),
+    })
+}
