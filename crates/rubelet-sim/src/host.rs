@@ -72,12 +72,7 @@ impl FakeHost {
     }
 
     /// A change of the disk: a line in the trace, and before and after it a chance to die.
-    async fn change<T>(
-        &self,
-        verb: &str,
-        path: &Path,
-        act: impl FnOnce(&mut Scene) -> io::Result<T>,
-    ) -> io::Result<T> {
+    async fn change<T>(&self, verb: &str, path: &Path, act: impl FnOnce(&mut Scene) -> io::Result<T>) -> io::Result<T> {
         let course = self.stage.with(|scene| {
             scene.may_kill_agent(self.life);
             scene.faults.host_course(&mut scene.rng, HostCall::Change)

@@ -204,10 +204,6 @@ impl Rules {
         let has_less = has_less || self.seen.was_orphan(&container.pod.uid);
         let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
         let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
-        // Its hook's time is part of the grace period, and so is that of the containers that end before a sidecar.
-        if script.role(container.role()).is_some_and(Role::is_sidecar) {
-            return;
-        }
         let had = container.pre_stop_at.or(container.term_at).map_or(Duration::ZERO, |since| now.saturating_sub(since));
         if had + SLACK < grace {
             let detail = format!("{container} killed by {by:?} after {had:?} of {grace:?}");

@@ -122,7 +122,18 @@ impl FakeRuntime {
             let subject = act.subject(scene);
             let id = scene.runtime.enter_call(act.method(), subject);
             let trouble = course.is_faulty().then(|| Faulty::enter_in(scene, &self.stage, touched.clone()));
-            Ok(Call { stage: self.stage.clone(), id, act, name, busy, course, epoch, touched, trouble, performed: false })
+            Ok(Call {
+                stage: self.stage.clone(),
+                id,
+                act,
+                name,
+                busy,
+                course,
+                epoch,
+                touched,
+                trouble,
+                performed: false,
+            })
         })
     }
 
@@ -372,7 +383,10 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
-        self.look("ListImages", Touched::Node, |scene| Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())).await
+        self.look("ListImages", Touched::Node, |scene| {
+            Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())
+        })
+        .await
     }
 
     async fn exec_sync(

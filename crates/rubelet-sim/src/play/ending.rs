@@ -381,7 +381,8 @@ fn has_ended_for_good(scene: &Scene, script: &Script, role: &Role, uid: &str) ->
     let Some(exit) = actor.last_exit.as_ref().filter(|_| !runs) else { return false };
     match script.policy_of(role) {
         Policy::Always => false,
-        Policy::OnFailure => exit.code == 0,
+        // Whoever is stopped for a failed check runs again, however it ends.
+        Policy::OnFailure => exit.code == 0 && !role.is_ended_by_checks(1),
         Policy::Never => true,
     }
 }

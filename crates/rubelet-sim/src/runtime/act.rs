@@ -396,7 +396,9 @@ impl Scene {
 
 /// For as long as its client waits.
 fn never_ends(id: &str) -> RpcError {
-    let message = format!("an error occurs during waiting for container {id:?} to be killed: wait container: context deadline exceeded");
+    let message = format!(
+        "an error occurs during waiting for container {id:?} to be killed: wait container: context deadline exceeded"
+    );
     RpcError { method: "StopContainer", kind: RpcErrorKind::DeadlineExceeded, message }
 }
 

@@ -101,10 +101,19 @@ pub struct PodIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     Created,
-    Running { started_at: Timestamp },
-    Exited { started_at: Option<Timestamp>, finished_at: Timestamp, code: i32, reason: &'static str },
+    Running {
+        started_at: Timestamp,
+    },
+    Exited {
+        started_at: Option<Timestamp>,
+        finished_at: Timestamp,
+        code: i32,
+        reason: &'static str,
+    },
     /// The runtime could not find out what became of it.
-    Unknown { started_at: Timestamp },
+    Unknown {
+        started_at: Timestamp,
+    },
 }
 
 /// What a runtime that answers can have for a while.
@@ -319,7 +328,9 @@ impl Container {
         };
         match &self.state {
             State::Created => {}
-            State::Running { started_at } | State::Unknown { started_at } => status.started_at = nanoseconds(*started_at),
+            State::Running { started_at } | State::Unknown { started_at } => {
+                status.started_at = nanoseconds(*started_at)
+            }
             State::Exited { started_at, finished_at, code, reason } => {
                 status.started_at = started_at.map_or(0, nanoseconds);
                 status.finished_at = nanoseconds(*finished_at);

@@ -77,8 +77,12 @@ fn hooked(rng: &mut Rng, script: Script) -> Script {
         json!({ "exec": { "command": command.split(' ').collect::<Vec<_>>() } })
     };
     match rng.u32(0..10) {
-        0 => script.field("lifecycle", json!({ "postStart": hook(rng, "post-start", &["ok", "sleep 4s", "fail first", "fail"]) })),
-        1 => script.field("lifecycle", json!({ "preStop": hook(rng, "pre-stop", &["ok", "sleep 2s", "sleep 60s", "fail"]) })),
+        0 => script.field(
+            "lifecycle",
+            json!({ "postStart": hook(rng, "post-start", &["ok", "sleep 4s", "fail first", "fail"]) }),
+        ),
+        1 => script
+            .field("lifecycle", json!({ "preStop": hook(rng, "pre-stop", &["ok", "sleep 2s", "sleep 60s", "fail"]) })),
         _ => script,
     }
 }

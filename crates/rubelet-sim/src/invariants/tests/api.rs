@@ -199,7 +199,7 @@ fn a_list_without_a_reason_is_noticed() {
         lists(scene, &watch());
         scene.rules.read_failed(&watch(), false, ApiErrorKind::Expired);
         lists(scene, &stream());
-        scene.rules.agent_begins();
+        scene.rules.agent_begins(scene.now);
         lists(scene, &stream());
     });
 }
