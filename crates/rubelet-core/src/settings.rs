@@ -74,6 +74,8 @@ pub struct NodeProfile {
     /// Out of memory, the kernel kills all of a container (cgroup v2, and `singleProcessOOMKill` off).
     pub oom_kills_whole_container: bool,
     pub swap_controller: SwapController,
+    /// The gate EnvFiles: variables may come from files of volumes.
+    pub env_files_enabled: bool,
     /// A page of memory: how long one argument or variable may be depends on it.
     pub page_bytes: usize,
     /// Files we make for containers must be relabelled before they may read them.
@@ -121,6 +123,7 @@ impl Default for NodeProfile {
             huge_page_sizes: Vec::new(),
             oom_kills_whole_container: false,
             swap_controller: SwapController::Absent,
+            env_files_enabled: true,
             page_bytes: 4096,
             selinux_enabled: false,
             apparmor_enabled: false,

@@ -141,6 +141,13 @@ pub fn empty_dir_path(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("volumes").join(EMPTY_DIR_PLUGIN).join(volume)
 }
 
+/// Where the content of an emptyDir lies that some container mounts. `None` for any other volume, and for none.
+pub fn mounted_empty_dir(pod: &Pod, pod_dir: &Path, volume: &str) -> Option<PathBuf> {
+    let spec = pod.spec.as_ref().filter(|spec| mounted_names(spec).contains(volume))?;
+    let is_it = |known: &&Volume| known.name == volume && known.empty_dir.is_some();
+    spec.volumes.iter().flatten().find(is_it).map(|known| empty_dir_path(pod_dir, &known.name))
+}
+
 /// The directory whose file `ready` says that an emptyDir was set up once, and now belongs to the containers.
 pub fn empty_dir_marker(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN).join(volume)

@@ -42,7 +42,21 @@ pub fn list_dir(path: &Path) -> io::Result<Vec<DirEntry>> {
 }
 
 pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-    let file = open_regular(path)?;
+    read_all(open_regular(path)?, limit_bytes)
+}
+
+/// As containers that have `root` for their own see the path: a link from its top, or above it, leads no further than to it.
+pub fn read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+    let path_only = OFlags::PATH | OFlags::CLOEXEC;
+    let flags = path_only | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let root = rustix::fs::open(root, flags, Mode::empty()).map_err(io::Error::from)?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let place =
+        File::from(rustix::fs::openat2(&root, path, path_only, Mode::empty(), resolve).map_err(io::Error::from)?);
+    read_all(regular(&place)?, limit_bytes)
+}
+
+fn read_all(file: File, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     if file.metadata()?.len() > limit_bytes {
         return Err(ReadError::TooLarge { limit_bytes });
     }
@@ -69,11 +83,14 @@ fn open_regular(path: &Path) -> Result<File, ReadError> {
     // A path-only descriptor first: opening a FIFO or a device for reading is itself an act with effects.
     let place =
         File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?);
-    let kind = kind_of(place.metadata()?.file_type());
-    if kind != FileKind::File {
-        return Err(ReadError::NotRegular(kind));
+    regular(&place)
+}
+
+fn regular(place: &File) -> Result<File, ReadError> {
+    match kind_of(place.metadata()?.file_type()) {
+        FileKind::File => Ok(File::from(reopen(place)?)),
+        other => Err(ReadError::NotRegular(other)),
     }
-    Ok(File::from(reopen(&place)?))
 }
 
 /// Opens a regular file below `dir` for reading. Neither a link nor a mount on the way is followed.
@@ -83,12 +100,7 @@ pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let place = rustix::fs::openat2(&dir, relative, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
         .map_err(io::Error::from)?;
-    let place = File::from(place);
-    let kind = kind_of(place.metadata()?.file_type());
-    if kind != FileKind::File {
-        return Err(ReadError::NotRegular(kind));
-    }
-    Ok(File::from(reopen(&place)?))
+    regular(&File::from(place))
 }
 
 /// Opens a regular file or a directory below `dir` for reading. Links are followed as long as they lead to something below it.
@@ -285,6 +297,46 @@ mod tests {
         fifo: it is a Fifo, not a regular file
         nowhere: NotFound
         file/below: NotADirectory
+        ");
+    }
+
+    #[test]
+    fn links_in_a_root_lead_nowhere_else() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = outside.path().join("root");
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::write(root.join("etc/env"), "inside").unwrap();
+        fs::write(outside.path().join("env"), "outside").unwrap();
+        symlink("/etc/env", root.join("full")).unwrap();
+        symlink("../../../etc/env", root.join("up")).unwrap();
+        symlink("../env", root.join("out")).unwrap();
+        symlink("/proc/self/root/etc/passwd", root.join("magic")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        symlink(&root, outside.path().join("behind")).unwrap();
+        fifo(&root.join("fifo"));
+        let read = |root: &Path, path: &str| match read_in_root(root, Path::new(path), 6) {
+            Ok(content) => String::from_utf8(content).unwrap(),
+            Err(ReadError::Io(error)) => format!("{:?}", error.kind()),
+            Err(error) => error.to_string(),
+        };
+        let paths = ["etc/env", "/etc/env", "full", "up", "out", "../env", "magic", "loop", "fifo", "etc"];
+        let mut answers: Vec<String> = paths.iter().map(|path| format!("{path}: {}", read(&root, path))).collect();
+        answers.push(format!("a linked root: {}", read(&outside.path().join("behind"), "etc/env")));
+        fs::write(root.join("etc/env"), "longer!").unwrap();
+        answers.push(format!("a longer one: {}", read(&root, "etc/env")));
+        insta::assert_snapshot!(answers.join("\n"), @"
+        etc/env: inside
+        /etc/env: inside
+        full: inside
+        up: inside
+        out: NotFound
+        ../env: NotFound
+        magic: NotFound
+        loop: FilesystemLoop
+        fifo: it is a Fifo, not a regular file
+        etc: it is a Directory, not a regular file
+        a linked root: NotADirectory
+        a longer one: it is larger than the limit of 6 bytes
         ");
     }
 

@@ -58,6 +58,11 @@ impl Host for LinuxHost {
         blocking(move || fs::read_file(&path, limit_bytes)).await
     }
 
+    async fn read_in_root(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        let (root, path) = (root.to_owned(), path.to_owned());
+        blocking(move || fs::read_in_root(&root, &path, limit_bytes)).await
+    }
+
     async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
         let path = path.to_owned();
         blocking(move || fs::read_tail(&path, limit_bytes)).await

@@ -142,6 +142,9 @@ pub trait Host: Send + Sync + 'static {
     /// Reads a regular file, following links. Never blocks on a FIFO or a device.
     async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
 
+    /// Reads a regular file of a directory that somebody else fills. Links are followed as if `root` were `/`: none leads out.
+    async fn read_in_root(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
+
     /// The last bytes of a regular file, at most `limit_bytes` of them, however long it is. Opens it as `read_file` does.
     async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
 

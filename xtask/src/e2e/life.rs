@@ -22,6 +22,10 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "an image that cannot be pulled is waited for, and runs at the next try once it is there", run: pull },
     Case { name: "init containers run in order before the others, and logs are where upstream puts them", run: init },
+    Case {
+        name: "variables come from a file that an init container wrote, and from no place its links name",
+        run: env_files,
+    },
     Case { name: "editing the manifest replaces the pod, the old one gone before the new one starts", run: edit },
     Case { name: "deleting the manifest stops the pod within its grace period", run: delete },
     Case { name: "a container that ignores SIGTERM dies at the end of its grace period", run: ignore_term },
@@ -110,6 +114,52 @@ fn written_again(node: &mut Node) -> anyhow::Result<()> {
     ensure!(counts == [json!(0), json!(1)], "restarts: {counts:?}");
     let dir = node.agent.pod_logs_dir().join(format!("default_{}_{}", full_name("again"), after.uid()));
     wait_log(node, &dir.join("main/1.log"), 1).map(drop)
+}
+
+fn env_files(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let file = |key: &str, optional: bool| json!({ "fileKeyRef": { "volumeName": "config", "path": "dir/env", "key": key, "optional": optional } });
+    let pod = |name: &str, write: &str| {
+        let container =
+            |name: &str, script: &str| json!({ "name": name, "image": BUSYBOX, "command": ["sh", "-c", script] });
+        let mut init = container("write", &format!("mkdir /config/dir; {write}"));
+        init["volumeMounts"] = json!([{ "name": "config", "mountPath": "/config" }]);
+        let mut main = container("main", "echo A=$A; echo B=$B; echo has C: ${C+yes}; sleep 3600");
+        main["env"] = json!([
+            { "name": "A", "valueFrom": file("A", false) },
+            { "name": "B", "value": "seen $(A)" },
+            { "name": "C", "valueFrom": file("C", true) },
+        ]);
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+            "spec": {
+                "terminationGracePeriodSeconds": 1, "initContainers": [init], "containers": [main],
+                "volumes": [{ "name": "config", "emptyDir": {} }],
+            },
+        })
+    };
+    let refused = [
+        ("link", "echo \"A='no'\" > /config/real; ln -s /etc/passwd /config/dir/env", "couldn't parse env file"),
+        ("wrong", "echo A=no > /config/dir/env", "couldn't parse env file"),
+        ("other", "echo \"B='no'\" > /config/dir/env", "environment variable key \"A\" not found in file \""),
+    ];
+    node.drop_file("good.json", pod("good", "echo \"A='\\$(one) # 1' # c\" > /config/dir/env").to_string().as_bytes())?;
+    for (name, write, _) in refused {
+        node.drop_file(&format!("{name}.json"), pod(name, write).to_string().as_bytes())?;
+    }
+    let good = node.wait_running("good", 60)?;
+    let dir = node.agent.pod_logs_dir().join(format!("default_{}_{}", full_name("good"), good.uid()));
+    let said = wait_log(node, &dir.join("main/0.log"), 3)?;
+    ensure!(said == ["A=$(one) # 1", "B=seen $(one) # 1", "has C:"], "it saw {said:?}");
+    for (name, _, message) in refused {
+        node.wait(&format!("{name} is refused"), 60, |node| {
+            let waiting = node.pod(name)?.container("main")["state"]["waiting"].clone();
+            ensure!(waiting["reason"] == "CreateContainerConfigError", "{waiting}");
+            ensure!(waiting["message"].as_str().is_some_and(|text| text.starts_with(message)), "{waiting}");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// The messages in a log in CRI's format: `time stream F message`.

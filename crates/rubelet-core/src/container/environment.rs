@@ -9,12 +9,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, ObjectFieldSelector, Pod};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, FileKeySelector, ObjectFieldSelector, Pod};
 
+use self::files::{FileKey, FileValues};
 use super::{
     ConfigError,
     expansion::{ExecSpace, expand, shown},
     find,
+    mounts::pod_dir,
 };
 use crate::{
     downward_api::{metadata_value, resource_value},
@@ -23,8 +25,10 @@ use crate::{
     objects::{Object, ObjectKey, Objects, Presence},
     pod_manager::is_static_pod,
     settings::Settings,
+    volumes,
 };
 
+pub mod files;
 pub mod services;
 
 /// The longest path the kernel takes, the NUL at its end not counted.
@@ -81,6 +85,8 @@ pub struct Sources {
     /// At least what `needs` named.
     pub objects: Objects,
     pub services: Services,
+    /// At least what `files::needs` named, of volumes that are there.
+    pub files: FileValues,
 }
 
 /// The variables that tell a container of the cluster's services.
@@ -201,10 +207,32 @@ fn resolve(
         value_of(&sources.objects, &object, &key.key, key.optional.into())
     } else if let Some(key) = &source.secret_key_ref {
         value_of(&sources.objects, &ObjectKey::secret(namespace, &key.name), &key.key, key.optional.into())
-    } else if let Some(key) = &source.file_key_ref {
-        Err(ConfigError(format!("cannot find the volume {:?} referenced by FileKeyRef", key.volume_name)))
+    } else if let Some(key) = source.file_key_ref.as_ref().filter(|_| settings.node.env_files_enabled) {
+        file_value(key, order, &sources.files, settings)
     } else {
         Ok(Some(Vec::new()))
+    }
+}
+
+/// What is wrong with the file is not told: it is read on the node.
+fn file_value(
+    selector: &FileKeySelector,
+    order: &StartContainer,
+    files: &FileValues,
+    settings: &Settings,
+) -> Result<Option<Vec<u8>>, ConfigError> {
+    let FileKeySelector { volume_name, path, key, optional } = selector;
+    let pod_dir = pod_dir(&settings.root_dir, &order.uid);
+    let dir = volumes::mounted_empty_dir(&order.pod, &pod_dir, volume_name)
+        .ok_or_else(|| ConfigError(format!("cannot find the volume {volume_name:?} referenced by FileKeyRef")))?;
+    match files.get(&FileKey::from(selector)) {
+        Some(Ok(value)) if !value.is_empty() => Ok(Some(value.clone())),
+        Some(Ok(_)) if *optional == Some(true) => Ok(None),
+        Some(Ok(_)) => {
+            let file = dir.join(path.trim_start_matches('/'));
+            Err(ConfigError(format!("environment variable key {key:?} not found in file {file:?}")))
+        }
+        Some(Err(_)) | None => Err(ConfigError("couldn't parse env file".to_owned())),
     }
 }
 
@@ -391,6 +419,7 @@ mod tests {
                 ("A".to_owned(), b"service".to_vec()),
                 ("DB".to_owned(), b"10.0.0.9".to_vec()),
             ])),
+            ..Sources::default()
         };
         let container = r#"{"name":"c",
             "envFrom":[{"configMapRef":{"name":"m"}},{"secretRef":{"name":"s"}},{"prefix":"P_","configMapRef":{"name":"m"}}],
@@ -406,7 +435,7 @@ mod tests {
         let keys: Vec<String> = (0..2000).map(|n| format!("K{n}")).collect();
         let data: Vec<_> = keys.iter().map(|key| (key.as_str(), "v")).collect();
         let objects = objects(&[(ObjectKey::config_map("prod", "m"), Some(&data))]);
-        let sources = Sources { objects, services: Services::default() };
+        let sources = Sources { objects, ..Sources::default() };
         let refused = |prefixes: &[String]| {
             let from = |prefix: &String| format!(r#"{{"prefix":"{prefix}","configMapRef":{{"name":"m"}}}}"#);
             let from: Vec<_> = prefixes.iter().map(from).collect();
@@ -427,7 +456,7 @@ mod tests {
                 (ObjectKey::config_map("prod", "gone"), None),
                 (ObjectKey::secret("prod", "gone"), None),
             ]),
-            services: Services::default(),
+            ..Sources::default()
         };
         let key = |kind: &str, name: &str, optional: bool| {
             let reference = format!(r#"{{"name":"{name}","key":"x","optional":{optional}}}"#);
@@ -450,6 +479,45 @@ mod tests {
         };
         assert_eq!(from(false).unwrap_err(), r#"secret "gone" not found"#);
         assert_eq!(from(true).as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn variables_come_from_files_of_volumes_that_a_container_mounts() {
+        let value = |volume: &str, key: &str, optional: bool| {
+            let reference =
+                format!(r#"{{"volumeName":"{volume}","path":"/dir/env","key":"{key}","optional":{optional}}}"#);
+            let mut order = order(&format!(
+                r#"{{"name":"c","env":[{{"name":"V","valueFrom":{{"fileKeyRef":{reference}}}}}],
+                    "volumeMounts":[{{"name":"data","mountPath":"/x"}},{{"name":"host","mountPath":"/y"}}]}}"#
+            ));
+            let spec = Arc::make_mut(&mut order.pod).spec.as_mut().unwrap();
+            spec.volumes = serde_json::from_value(serde_json::json!([
+                {"name": "data", "emptyDir": {}}, {"name": "unused", "emptyDir": {}},
+                {"name": "host", "hostPath": {"path": "/etc"}},
+            ]))
+            .unwrap();
+            let container = order.pod.spec.as_ref().unwrap().containers[0].clone();
+            let found = |key: &str| match key {
+                "A" => Ok(b"$(B)".to_vec()),
+                "gone" => Ok(Vec::new()),
+                _ => Err(files::EnvFileError("/secret place".to_owned())),
+            };
+            let files = files::needs(&container).into_iter().map(|file| (file.clone(), found(&file.key))).collect();
+            let sources = Sources { files, ..Sources::default() };
+            let made = environment(&order, &container, &sources, &Settings::for_node("node"));
+            made.map(|made| made.variables.get("V").map(|value| String::from_utf8(value.clone()).unwrap()))
+                .map_err(|error| error.0)
+        };
+        assert_eq!(value("data", "A", false), Ok(Some("$(B)".to_owned())), "it is not expanded");
+        assert_eq!(value("data", "gone", true), Ok(None));
+        let file = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/data/dir/env";
+        let missing = format!("environment variable key \"gone\" not found in file {file:?}");
+        assert_eq!(value("data", "gone", false), Err(missing));
+        assert_eq!(value("data", "broken", true), Err("couldn't parse env file".to_owned()));
+        for volume in ["unused", "host", "none"] {
+            let missing = format!("cannot find the volume {volume:?} referenced by FileKeyRef");
+            assert_eq!(value(volume, "A", true), Err(missing));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use super::ConfigError;
 
 /// What `execve` takes of arguments and environment together, whatever the limit of the stack: three quarters of 8 MiB.
-const MAX_EXEC_BYTES: usize = 6 << 20;
+pub const MAX_EXEC_BYTES: usize = 6 << 20;
 /// `MAX_ARG_STRLEN`: the pages that one string may fill, the NUL at its end included.
 const MAX_STRING_PAGES: usize = 32;
 /// Each string costs a pointer, too.

@@ -214,7 +214,7 @@ fn refuse_recursive_read_only(mount: &VolumeMount) -> Result<(), ConfigError> {
     }
 }
 
-fn pod_dir(root_dir: &Path, uid: &PodUid) -> PathBuf {
+pub(super) fn pod_dir(root_dir: &Path, uid: &PodUid) -> PathBuf {
     root_dir.join("pods").join(uid.as_str())
 }
 

@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use super::{decode, pattern};
 
 const UNSUPPORTED: &[&str] = &[
-    "spec.<containers>[*].env[*].valueFrom.fileKeyRef",
     "spec.<containers>[*].volumeDevices",
     "spec.<containers>[*].resources.claims",
     // Disk use is not measured yet, and there are no device plugins.

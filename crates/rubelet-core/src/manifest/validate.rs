@@ -67,6 +67,7 @@ fn labels(labels: Option<&BTreeMap<String, String>>, path: &Path, problems: &mut
 fn pod_spec(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     let volumes = volumes::volumes(spec, &path.child("volumes"), problems);
     containers::containers(spec, &volumes, path, problems);
+    containers::env_file_volumes(spec, path, problems);
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
         problems.push(Problem::forbidden(&path.child("ephemeralContainers"), "cannot be set on create"));
     }

@@ -10,7 +10,10 @@ use std::{
 
 use rubelet_core::{
     cgroups::{CgroupDriver, CgroupSettings, Room},
-    config::{self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration, gates::Gates},
+    config::{
+        self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration,
+        gates::{Gate, Gates},
+    },
     event::Source,
     node_object::NodeObject,
     settings::{DefaultSeccomp, NodeProfile, Settings},
@@ -175,6 +178,7 @@ impl Options {
                     DefaultSeccomp::Unconfined
                 },
                 oom_kills_whole_container: config.single_process_oom_kill != Some(true),
+                env_files_enabled: self.gates.enabled(Gate::EnvFiles),
                 ..NodeProfile::default()
             },
         }

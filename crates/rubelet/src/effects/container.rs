@@ -3,13 +3,21 @@
 //! Owns: the calls, the files a container needs before it starts, its log link. Never: decides, pulls, runs hooks.
 //! Upstream: `startContainer`, `killContainer`, `removeContainer`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
 use k8s_openapi::api::core::v1::Container;
 use rubelet_core::{
     container::{
         self, ConfigError,
-        environment::{self, Sources, services::Links},
+        environment::{
+            self, Sources,
+            files::{self, EnvFileError, FileKey, FileValues},
+            services::Links,
+        },
+        expansion::MAX_EXEC_BYTES,
         hosts, is_host_network, labels, logs,
         mounts::{self, SubPath},
     },
@@ -17,6 +25,7 @@ use rubelet_core::{
     id::{ContainerId, PodRef, namespace_of},
     objects::Objects,
     pod_manager::is_static_pod,
+    volumes,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
 use rubelet_host::port::ReadError;
@@ -99,8 +108,9 @@ pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, 
 /// What the container's environment is made of beside the pod itself.
 async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sources {
     let needs = environment::needs(&order.pod, spec);
+    let files = read_env_files(world, order, spec).await;
     let Some(cluster) = &world.cluster else {
-        return Sources { objects: Objects::standalone(needs), ..Sources::default() };
+        return Sources { objects: Objects::standalone(needs), files, ..Sources::default() };
     };
     let has_links = order.pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
     let links = if has_links { Links::All } else { Links::Master };
@@ -109,7 +119,38 @@ async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sour
         cluster.objects.gather(&order.uid, needs),
         cluster.objects.services().variables(namespace_of(&order.pod), links, patience),
     );
-    Sources { objects, services }
+    Sources { objects, services, files }
+}
+
+/// The values that the container wants from files of the pod's volumes, each file read once.
+async fn read_env_files(world: &World, order: &StartContainer, spec: &Container) -> FileValues {
+    let needs = files::needs(spec);
+    let mut keys: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for FileKey { volume, path, key } in &needs {
+        keys.entry((volume, path)).or_default().insert(key);
+    }
+    let pod_dir = world.paths.pod_dir(&order.uid);
+    let mut found = FileValues::new();
+    let mut bytes = 0;
+    for ((volume, path), keys) in keys {
+        let Some(dir) = volumes::mounted_empty_dir(&order.pod, &pod_dir, volume) else { continue };
+        let values = match world.host.read_in_root(&dir, Path::new(path), files::MAX_FILE_BYTES).await {
+            Ok(content) => files::values(&content, &keys),
+            Err(error) => keys.iter().map(|key| (*key, Err(EnvFileError(error.to_string())))).collect(),
+        };
+        for (key, value) in values {
+            match &value {
+                Ok(value) => bytes += value.len(),
+                Err(error) => tracing::warn!(container = spec.name, volume, path, key, "cannot read env file: {error}"),
+            }
+            found.insert(FileKey { volume: volume.to_owned(), path: path.to_owned(), key: key.to_owned() }, value);
+        }
+        // No process could be started with more, so the rest need not be read.
+        if bytes > MAX_EXEC_BYTES {
+            break;
+        }
+    }
+    found
 }
 
 /// What is wrong with it stays in our log: it might tell the container's owner what else is on the node.

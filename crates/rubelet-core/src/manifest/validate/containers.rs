@@ -2,11 +2,13 @@
 //!
 //! Upstream: validateContainers, validateInitContainers, validateContainerCommon.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, PodSpec};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector, PodSpec,
+};
 
-use super::{Path, Problem, invalid, names, one_of, probes, quoted, resources, security, volumes};
+use super::{Path, Problem, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes};
 use crate::{container::is_host_network, pod::restart_policy::is_sidecar};
 
 /// Fields a container may learn of its pod through its environment.
@@ -213,6 +215,50 @@ fn env_source(source: &EnvVarSource, path: &Path, problems: &mut Vec<Problem>) {
         let is_huge_pages = ["limits.hugepages-", "requests.hugepages-"].iter().any(|known| name.starts_with(known));
         if !is_huge_pages {
             one_of(Some(name), &ENV_RESOURCES, &field, problems);
+        }
+    }
+    if let Some(selector) = &source.file_key_ref {
+        file_key(selector, &path.child("fileKeyRef"), problems);
+    }
+}
+
+fn file_key(selector: &FileKeySelector, path: &Path, problems: &mut Vec<Problem>) {
+    let FileKeySelector { key, volume_name, path: file, optional: _ } = selector;
+    for (field, value) in [("key", key), ("volumeName", volume_name), ("path", file)] {
+        if value.is_empty() {
+            problems.push(Problem::required(&path.child(field), ""));
+        }
+    }
+    if !key.is_empty() {
+        invalid(&path.child("key"), key, &names::env(key), problems);
+    }
+    if !volume_name.is_empty() {
+        invalid(&path.child("volumeName"), volume_name, &names::dns_label(volume_name), problems);
+    }
+    no_backsteps(file, &path.child("path"), problems);
+}
+
+/// Only an emptyDir can hold the files that variables come from.
+pub(super) fn env_file_volumes(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+    let volumes: BTreeMap<&str, bool> =
+        spec.volumes.iter().flatten().map(|volume| (volume.name.as_str(), volume.empty_dir.is_some())).collect();
+    let init = spec.init_containers.as_deref().unwrap_or_default();
+    for (list, containers) in [("initContainers", init), ("containers", &spec.containers)] {
+        for (index, container) in containers.iter().enumerate() {
+            for (variable, source) in container.env.iter().flatten().enumerate() {
+                let selector = source.value_from.as_ref().and_then(|source| source.file_key_ref.as_ref());
+                let Some(FileKeySelector { volume_name, .. }) = selector else { continue };
+                let path = path.child(list).index(index).child("env").index(variable);
+                let field = path.child("valueFrom").child("fileKeyRef").child("volumeName");
+                match volumes.get(volume_name.as_str()) {
+                    Some(true) => {}
+                    Some(false) => {
+                        let why = "referenced volume must be of type emptyDir";
+                        problems.push(Problem::invalid(&field, quoted(volume_name), why));
+                    }
+                    None => problems.push(Problem::not_found(&field, volume_name)),
+                }
+            }
         }
     }
 }

@@ -164,6 +164,34 @@ fn environment() {
 }
 
 #[test]
+fn variables_from_files() {
+    let from = |selector: serde_json::Value| json!({ "name": "A", "valueFrom": { "fileKeyRef": selector } });
+    let env = json!([
+        from(json!({ "volumeName": "data", "path": "/env", "key": "K" })),
+        from(json!({ "volumeName": "", "path": "", "key": "" })),
+        from(json!({ "volumeName": "No", "path": "../env", "key": "a=b" })),
+        from(json!({ "volumeName": "host", "path": "env", "key": "K" })),
+        from(json!({ "volumeName": "none", "path": "env", "key": "K" })),
+    ]);
+    let found = spec_with(&json!({
+        "volumes": [{ "name": "data", "emptyDir": {} }, { "name": "host", "hostPath": { "path": "/x" } }],
+        "containers": [{ "name": "a", "image": "i", "env": env }],
+    }));
+    assert_snapshot!(found, @r#"
+    spec.containers[0].env[1].valueFrom.fileKeyRef.key: Required value
+    spec.containers[0].env[1].valueFrom.fileKeyRef.volumeName: Required value
+    spec.containers[0].env[1].valueFrom.fileKeyRef.path: Required value
+    spec.containers[0].env[2].valueFrom.fileKeyRef.key: Invalid value: "a=b": a valid environment variable name must consist only of printable ASCII characters other than '='
+    spec.containers[0].env[2].valueFrom.fileKeyRef.volumeName: Invalid value: "No": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')
+    spec.containers[0].env[2].valueFrom.fileKeyRef.path: Invalid value: "../env": must not contain '..'
+    spec.containers[0].env[1].valueFrom.fileKeyRef.volumeName: Not found: ""
+    spec.containers[0].env[2].valueFrom.fileKeyRef.volumeName: Not found: "No"
+    spec.containers[0].env[3].valueFrom.fileKeyRef.volumeName: Invalid value: "host": referenced volume must be of type emptyDir
+    spec.containers[0].env[4].valueFrom.fileKeyRef.volumeName: Not found: "none"
+    "#);
+}
+
+#[test]
 fn volumes_and_mounts() {
     let found = spec_with(&json!({
         "volumes": [
