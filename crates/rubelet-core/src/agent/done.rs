@@ -173,6 +173,10 @@ impl Agent {
             let reason = "the container has started".to_owned();
             self.send_planned(uid, Planned { key, op: Op::RunHook(order), reason }, now);
         }
+        if let Op::RemovePodCgroup { .. } = flight.op {
+            // The pod holds nothing any more, so its name is free, even while its traces stay.
+            self.touch_waiting_pods();
+        }
     }
 
     /// Answers that never came are taken as failures, at the moment they are given up.

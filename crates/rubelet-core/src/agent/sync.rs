@@ -341,7 +341,11 @@ impl Agent {
             let context = status_manager::Context { pods: &self.pods, now };
             self.statuses.terminate_pod(&record.pod, context);
         }
-        // A pod of the same name may have waited for this.
+        self.touch_waiting_pods();
+    }
+
+    /// A pod of the same name may have waited for this.
+    pub(super) fn touch_waiting_pods(&mut self) {
         let waiting = self.records.values().filter(|other| other.lifecycle == Lifecycle::Waiting);
         self.touched.extend(waiting.map(|other| other.id.uid.clone()));
     }
@@ -372,8 +376,7 @@ impl Agent {
             self.records.insert(uid.clone(), again);
             self.touched.insert(uid.clone());
         }
-        let waiting = self.records.values().filter(|other| other.lifecycle == Lifecycle::Waiting);
-        self.touched.extend(waiting.map(|other| other.id.uid.clone()));
+        self.touch_waiting_pods();
     }
 
     pub(super) fn send_planned(&mut self, uid: &PodUid, planned: Planned, now: Now) {
