@@ -13,7 +13,7 @@ use crate::{
     images::Images,
     observation::PodFacts,
     pod::{
-        Cause, Cleared, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
+        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
         hooks::{Hook, HookOrder, PreStop},
         restart::CrashLoop,
         sync_pod::{self, Context},
@@ -490,6 +490,25 @@ fn a_grace_period_only_shrinks() {
     assert_eq!(Grace::starting(0, now()).secs, 1);
     assert_eq!(Grace::starting(0, now()).remaining_secs(now()), 2);
     assert_eq!(long.remaining_secs(crate::test_support::later(12)), 18);
+}
+
+#[test]
+fn failed_step_waits_twice_as_long_each_time_up_to_a_maximum() {
+    let mut waits = Vec::new();
+    let mut last: Option<Failure> = None;
+    for _ in 0..6 {
+        let failure = Failure::after(last.as_ref(), "no".to_owned(), now());
+        waits.push(failure.retry_at.since(now().uptime).as_secs());
+        last = Some(failure);
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 15, 15]);
+}
+
+#[test]
+#[should_panic(expected = "a pod's life goes forward")]
+fn lifecycle_never_goes_back() {
+    let mut record = record("a", Lifecycle::Terminated { cause: Cause::Removed });
+    record.enter(Lifecycle::Syncing, now());
 }
 
 /// The first container of this name gets a hook.
