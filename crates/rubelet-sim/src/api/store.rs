@@ -166,6 +166,11 @@ impl Store {
         self.lagging().map_or(self.version, |replica| replica.version)
     }
 
+    /// The agent is connected to a server whose cache stands still.
+    pub fn is_behind(&self) -> bool {
+        self.lagging().is_some()
+    }
+
     fn lagging(&self) -> Option<&Replica> {
         self.replica.as_ref().filter(|_| self.is_on_replica)
     }

@@ -82,7 +82,7 @@ impl Scene {
         if runtime.down || !runtime.ailments.is_empty() || !runtime.network_ready || self.disk.full {
             self.rules.trouble.strike(Touched::Node, self.now);
         }
-        if self.api.reach != Reach::Open {
+        if self.api.reach != Reach::Open || self.api.is_behind() {
             self.rules.trouble.strike(Touched::Api, self.now);
         }
         self.check_listed_lately();

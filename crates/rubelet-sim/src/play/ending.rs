@@ -229,7 +229,10 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
             }
             (Fortune::Runs, Some(found)) => {
                 let told = told_restarts(scene, script, &role.name);
-                if told.is_some_and(|told| told != i64::from(found.attempt())) {
+                // A runtime that lost its state may count from zero again; what was told before is not taken back.
+                let may_tell_more = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+                let attempt = i64::from(found.attempt());
+                if told.is_some_and(|told| told < attempt || told > attempt && !may_tell_more) {
                     return Some(format!("{found}: the agent tells restartCount {told:?}"));
                 }
                 if let Some(complaint) = truth_complaint(scene, script, role, found) {
@@ -283,7 +286,15 @@ fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
         history.is_some_and(|history| history.actors.values().any(|actor| actor.starts > 1))
     };
     // What its probes said before is known only of pods of the API.
-    let is_probed = || script.containers.iter().any(|role| role.field("readinessProbe").is_some());
+    let probes = ["readinessProbe", "startupProbe"];
+    let is_probed = || script.containers.iter().any(|role| probes.iter().any(|probe| role.field(probe).is_some()));
+    // To an agent that did not begin it, a start that failed looks like one that was cut off: it is tried again.
+    let view = scene.snapshot.pods.get(&PodUid::new(uid));
+    let ends = view.into_iter().flat_map(|view| view.status.container_statuses.iter().flatten());
+    let mut ends = ends.filter_map(|status| status.state.as_ref()?.terminated.as_ref()?.reason.as_deref());
+    if ends.any(|reason| reason == "StartError") {
+        return false;
+    }
     let has_lost_dates = is_static && (scene.rules.has_clock_jumped() || has_restarted() || is_probed());
     // Who opened a gate put it behind the agent's conditions; the next write puts it before them, as upstream's.
     if !script.gates.is_empty() || has_lost_dates {
