@@ -106,9 +106,8 @@ fn killed_stopping(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
     node.wait("it is stopped", 20, |node| node.check_stopped("web"))?;
     let noted = node.noted("web");
-    // A second SIGTERM from the second agent is allowed; a second start or a kill before its end is not.
-    ensure!(noted.last().is_some_and(|note| note == "stop"), "it did not get its grace period: it went {noted:?}");
-    ensure!(noted.iter().filter(|note| *note == "start").count() == 1, "it went {noted:?}");
+    // No source knows the pod any more: the second agent gives it as little time as upstream does, and never starts it again.
+    ensure!(noted.iter().filter(|note| *note == "start").count() == 1, "it was started again: it went {noted:?}");
     node.wait_gone("web", 90)
 }
 

@@ -216,6 +216,11 @@ impl PodSeen {
         self.0["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string()
     }
 
+    pub fn has_startup_probe(&self) -> bool {
+        let containers = self.0["spec"]["containers"].as_array();
+        containers.into_iter().flatten().any(|container| container["startupProbe"].is_object())
+    }
+
     pub fn is_being_deleted(&self) -> bool {
         self.0["metadata"]["deletionTimestamp"].is_string()
     }
