@@ -507,7 +507,7 @@ fn failed_step_waits_twice_as_long_each_time_up_to_a_maximum() {
 #[test]
 #[should_panic(expected = "a pod's life goes forward")]
 fn lifecycle_never_goes_back() {
-    let mut record = record("a", Lifecycle::Terminated { cause: Cause::Removed });
+    let mut record = record("always | main a", Lifecycle::Terminated { cause: Cause::Removed });
     record.enter(Lifecycle::Syncing, now());
 }
 
