@@ -24,8 +24,8 @@ pub struct PodFacts {
     pub sandboxes: Vec<SandboxFacts>,
     /// Newest first, by attempt and then by creation time; every attempt the runtime still remembers.
     pub containers: Vec<ContainerFacts>,
-    /// Highest attempt found in the pod's log directory per container name; looked up only when the runtime knows no
-    /// container of the pod, so that restart counts survive a runtime that lost its state.
+    /// Highest attempt found in the pod's log directory, by name, of containers the runtime does not know: restart counts
+    /// survive a runtime that lost its state.
     pub logged_attempts: BTreeMap<String, u32>,
 }
 
@@ -104,6 +104,13 @@ pub struct Exit {
     pub reason: String,
     /// The runtime's message, or the container's termination message.
     pub message: String,
+}
+
+impl Exit {
+    /// Its start was cancelled because whoever asked for it went away: the runtime tells so in gRPC's words.
+    pub fn was_cut_off(&self) -> bool {
+        self.started_at.is_none() && self.message.contains("context canceled")
+    }
 }
 
 /// A relist: every sandbox and container, with no more than a list tells.

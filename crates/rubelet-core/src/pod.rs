@@ -274,9 +274,6 @@ pub struct PodRecord {
     pub failure: Option<PodFailure>,
     /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
     pub ended: BTreeMap<ContainerId, Uptime>,
-    /// Highest attempts in the pod's logs, as of a look that found nothing of the pod in the runtime. Where the runtime
-    /// knows its sandbox it has forgotten nothing, and a list without containers may merely be late.
-    pub logged_attempts: BTreeMap<String, u32>,
     /// The attempt last started per container name, in this life of the agent.
     pub ordered: BTreeMap<String, u32>,
     /// Containers whose start succeeded and was not seen yet: until it is, what they waited for is all that can be told.
@@ -319,7 +316,6 @@ impl PodRecord {
             restarting: BTreeSet::new(),
             failure: None,
             ended: BTreeMap::new(),
-            logged_attempts: BTreeMap::new(),
             ordered: BTreeMap::new(),
             started: BTreeSet::new(),
             cut_off: BTreeMap::new(),

@@ -310,7 +310,11 @@ impl StatusManager {
             Some(cached) => &*cached.status,
             None => mirror.or(pod.status.as_ref()).unwrap_or(&nothing),
         };
-        if let Some(illegal) = pod.spec.as_ref().and_then(|spec| transition::illegal(old, &status, spec)) {
+        // What a mirror pod says is of an earlier life: a static pod knows only what the runtime knows, and that may be lost.
+        let is_of_earlier_life = cached.is_none() && mirror.is_some();
+        if let Some(illegal) = pod.spec.as_ref().and_then(|spec| transition::illegal(old, &status, spec))
+            && !is_of_earlier_life
+        {
             return Change::Refused(illegal);
         }
         carry_over(pod, old, &mut status, context.now);

@@ -80,8 +80,13 @@ impl Agent {
         let mirror = self.pods.mirror_pod_by_full_name(&name);
         let step = match (pod, mirror) {
             (None, None) => None,
+            // It is looked at again when every source has said what it wants.
+            (None, Some(_)) if !self.config.sources_ready(&self.settings.sources) => {
+                self.errands.mirrors.insert(name);
+                return;
+            }
             (None, Some(mirror)) => {
-                let may_go = self.config.sources_ready(&self.settings.sources) && !self.is_ending(&name);
+                let may_go = !self.is_ending(&name);
                 may_go.then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
             }
             // Until an older pod of the name has ended, its mirror stays as it is.

@@ -9,7 +9,7 @@ use crate::{
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
     event::Source,
     id::{ContainerId, PodUid},
-    observation::{ContainerFacts, ContainerState, Listing, PodFacts},
+    observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     pod::{
         Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
         hooks::{Hook, HookOrder, POST_START_LIMIT},
@@ -133,7 +133,10 @@ impl Agent {
         {
             record.look = if meanwhile == Meanwhile::Nothing { Look::Idle } else { Look::Wanted };
             match result {
-                Ok(Facts::Pod(facts)) => take_in(record, facts, meanwhile, now),
+                Ok(Facts::Pod(facts)) => {
+                    take_in(record, facts, meanwhile, now);
+                    self.end_hooks_of_the_dead(uid, now);
+                }
                 // Whatever the reason, nothing is known: look again, not at once.
                 Ok(_) | Err(_) => record.look_failed(now),
             }
@@ -179,6 +182,21 @@ impl Agent {
         }
     }
 
+    /// A postStart hook is over when its container is: a command that hangs in a dead container holds up no pod.
+    fn end_hooks_of_the_dead(&mut self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get(uid) else { return };
+        let Some(facts) = &record.facts else { return };
+        let has_ended = |id: &ContainerId| facts.containers.iter().any(|it| it.id == *id && it.exit().is_some());
+        let over = record.flights.values().filter(
+            |flight| matches!(&flight.op, Op::RunHook(order) if order.hook == Hook::PostStart && has_ended(&order.id)),
+        );
+        for id in over.map(|flight| flight.id).collect::<Vec<_>>() {
+            self.outbox.cancel(id);
+            let ended = EffectError { kind: ErrorKind::Gone, message: "the container has ended".to_owned() };
+            self.pod_done(id, uid, Err(ended), now);
+        }
+    }
+
     /// Answers that never came are taken as failures, at the moment they are given up.
     pub(super) fn give_up_lost(&mut self, now: Now) {
         let lost = || Err(EffectError { kind: ErrorKind::Retry, message: "no answer in time".to_owned() });
@@ -204,12 +222,9 @@ impl Agent {
 fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, now: Now) {
     record.failures.remove(&LOOK);
     set_apart_cut_off(record, &mut facts);
-    record.ended.retain(|id, _| facts.containers.iter().any(|container| container.id == *id));
-    let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
-    record.pre_stops.retain(|id, _| is_known(id));
-    record.post_start_failed.retain(is_known);
-    record.restarting.retain(is_known);
-    record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
+    if meanwhile != Meanwhile::Change {
+        forget_what_is_gone(record, &facts);
+    }
     // What ended since the last look ended after it, whatever the wall clock did meanwhile.
     let last_look = record.facts.as_ref().map_or(Uptime::ZERO, |facts| facts.looked_at);
     for container in &facts.containers {
@@ -230,11 +245,24 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
             record.waiting.remove(&name);
         }
     }
-    if facts.sandboxes.is_empty() && facts.containers.is_empty() {
-        record.logged_attempts.clone_from(&facts.logged_attempts);
+    if let Some(earlier) = &record.facts
+        && !facts.sandboxes.is_empty()
+    {
+        // The runtime lost nothing since: what it does not list is late, or was removed to be made again.
+        facts.logged_attempts.clone_from(&earlier.logged_attempts);
     }
     record.facts = Some(Arc::new(facts));
     record.is_fresh = meanwhile != Meanwhile::Change;
+}
+
+/// Of looks from before a change this is not asked: they do not show what was started meanwhile.
+fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
+    let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
+    record.ended.retain(|id, _| is_known(id));
+    record.pre_stops.retain(|id, _| is_known(id));
+    record.post_start_failed.retain(is_known);
+    record.restarting.retain(is_known);
+    record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
 }
 
 /// A runtime ends the start of a container when the agent that asked for it dies, and such a container has failed without
@@ -250,7 +278,7 @@ fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
                 facts.containers.iter().filter(|other| other.name == newest.name && other.id != newest.id);
             earlier.next().is_some_and(|predecessor| !never_ran(predecessor))
         };
-        never_ran(newest)
+        newest.exit().is_some_and(Exit::was_cut_off)
             && record.ordered.get(&newest.name) != Some(&newest.attempt)
             && !record.has_told_end_of(&newest.id)
             && (newest.attempt == 0 || has_predecessor())

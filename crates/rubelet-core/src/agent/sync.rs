@@ -270,7 +270,8 @@ impl Agent {
                 let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
                 let settings = &self.settings;
                 let (images, host_ips) = (&self.images, self.node.host_ips(settings));
-                let context = Context { images, network_problem, host_ips, cgroups: self.cgroups(), settings };
+                let told = self.statuses.pod_status(&record.id.uid, &self.pods).map(Arc::as_ref);
+                let context = Context { images, network_problem, host_ips, cgroups: self.cgroups(), settings, told };
                 sync_pod::plan(record, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use k8s_openapi::{
-    api::core::v1::{Pod, ResourceRequirements},
+    api::core::v1::{ExecAction, Lifecycle, LifecycleHandler, Pod, ResourceRequirements},
     apimachinery::pkg::api::resource::Quantity,
 };
 
@@ -410,19 +410,21 @@ fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
 
 #[test]
 fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
-    let never_ran = |text: &str| {
+    let never_ran = |text: &str, message: &str| {
         let mut facts = PodFacts { looked_at: later(0).uptime, ..facts(text) };
         for container in &mut facts.containers {
             if let crate::observation::ContainerState::Exited(exit) = &mut container.state {
                 exit.started_at = None;
+                exit.message = message.to_owned();
             }
         }
         Ok(Facts::Pod(facts))
     };
+    let canceled = "failed to create containerd task: context canceled";
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
-    turns.answer("inspect", never_ran("a: exit(128) 1s"));
+    turns.answer("inspect", never_ran("a: exit(128) 1s", canceled));
     turns.answer("remove container", Ok(Facts::Nothing));
     turns.inspected("");
     for step in ["make dirs", "set up volumes"] {
@@ -435,8 +437,56 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
     // The same end of a start of this life is what it looks like: a crash.
     turns.answer("start container", Ok(Facts::Nothing));
-    turns.answer("inspect", never_ran("a: exit(128) 1s"));
+    turns.answer("inspect", never_ran("a: exit(128) 1s", canceled));
     assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
+    // A start that failed by itself is a crash, whoever asked for it.
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.answer("inspect", never_ran("a: exit(128) 1s", "failed to create containerd task: no such program"));
+    assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
+}
+
+/// Its container was asked to start, and has a postStart hook.
+fn starting_with_a_hook() -> Turns {
+    let mut pod = web("u1");
+    let exec = ExecAction { command: Some(vec!["prepare".to_owned()]) };
+    let post_start = LifecycleHandler { exec: Some(exec), ..Default::default() };
+    let lifecycle = Lifecycle { post_start: Some(post_start), ..Default::default() };
+    pod.spec.as_mut().expect("mk_pod makes one").containers[0].lifecycle = Some(lifecycle);
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[pod]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("");
+    for step in ["make dirs", "set up volumes"] {
+        turns.answer(step, Ok(Facts::Nothing));
+        turns.inspected("");
+    }
+    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
+    turns
+}
+
+#[test]
+fn a_failed_post_start_hook_is_not_forgotten_for_a_look_that_began_before_the_start() {
+    let mut turns = starting_with_a_hook();
+    turns.happens(Event::Hint { pod: "u1".into() });
+    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
+    turns.answer("run hook", Err(EffectError { kind: ErrorKind::Retry, message: "failed".to_owned() }));
+    turns.inspected("");
+    turns.inspected("a: running 1s");
+    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_post_start_hook_is_not_waited_for_when_its_container_has_ended() {
+    let mut turns = starting_with_a_hook();
+    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
+    turns.inspected("a: running 1s");
+    assert!(turns.pending().contains(&"run hook"), "{:?}", turns.pending());
+    turns.happens(Event::Hint { pod: "u1".into() });
+    turns.inspected("a: exit(1) 0s");
+    assert!(!turns.pending().contains(&"run hook"), "{:?}", turns.pending());
 }
 
 /// The pod has ended and given back what it held; its dead container is still there.

@@ -4,13 +4,14 @@
 //! nobody knows, is started again whatever its restart policy.
 //! Upstream: the second half of `computePodActions`, `ShouldContainerBeRestarted`.
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodStatus};
 
 use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts},
     pod::{
         PodRecord,
         restart_policy::{restarts_after, restarts_after_probe},
+        status::terminated,
     },
     probes::ProbeKind,
 };
@@ -55,8 +56,15 @@ impl Verdict<'_> {
     }
 }
 
-pub fn verdict<'a>(record: &PodRecord, container: &Container, facts: &'a PodFacts) -> Verdict<'a> {
-    let Some(known) = facts.newest_container(&container.name) else { return Verdict::Start };
+pub fn verdict<'a>(
+    record: &PodRecord,
+    container: &Container,
+    facts: &'a PodFacts,
+    told: Option<&PodStatus>,
+) -> Verdict<'a> {
+    let Some(known) = facts.newest_container(&container.name) else {
+        return if is_told_done(record, container, told) { Verdict::Done } else { Verdict::Start };
+    };
     let grace_secs = record.grace_secs();
     match &known.state {
         ContainerState::Running { .. } => {
@@ -91,6 +99,15 @@ pub fn verdict<'a>(record: &PodRecord, container: &Container, facts: &'a PodFact
         ContainerState::Exited(_) if record.restarting.contains(&known.id) => Verdict::Start,
         ContainerState::Exited(_) => Verdict::Done,
     }
+}
+
+/// Somebody removed the container from the runtime after it was told that it had ended for good. Upstream starts it once
+/// more and can never tell, because no status leaves its end.
+fn is_told_done(record: &PodRecord, container: &Container, told: Option<&PodStatus>) -> bool {
+    let mut statuses = told.into_iter().flat_map(|told| told.container_statuses.iter().flatten());
+    let status = statuses.find(|status| status.name == container.name);
+    let end = status.and_then(|status| terminated(status.state.as_ref()));
+    end.is_some_and(|end| !restarts_after(container, record.spec(), end.exit_code))
 }
 
 /// The probe may grant its container another grace period than the pod's.

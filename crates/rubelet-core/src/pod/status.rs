@@ -30,7 +30,7 @@ mod normalize;
 mod phase;
 mod resources;
 
-pub(crate) use containers::{LOST_WHEN_TERMINATED, lost};
+pub(crate) use containers::{LOST_WHEN_TERMINATED, lost, terminated};
 pub use normalize::normalize_status;
 pub use phase::is_terminal;
 

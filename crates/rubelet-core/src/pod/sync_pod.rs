@@ -6,7 +6,7 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodStatus};
 
 use crate::{
     cgroups::Tree,
@@ -42,6 +42,8 @@ pub struct Context<'a> {
     /// `None`: pods have no cgroups of their own.
     pub cgroups: Option<Tree<'a>>,
     pub settings: &'a Settings,
+    /// The status told of the pod last.
+    pub told: Option<&'a PodStatus>,
 }
 
 /// Plans for a record in `Lifecycle::Syncing` whose facts are fresh.
@@ -88,7 +90,7 @@ fn containers_plan(
         return;
     }
     let regular = if init.initialized { record.containers() } else { &[] };
-    let verdicts: Vec<_> = regular.iter().map(|each| (each, verdict(record, each, facts))).collect();
+    let verdicts: Vec<_> = regular.iter().map(|each| (each, verdict(record, each, facts, context.told))).collect();
     if init.initialized && !verdicts.iter().any(|(_, verdict)| verdict.keeps_pod()) {
         // Sidecars must not keep a finished pod alive, nor be restarted in it.
         plan.is_over = true;
@@ -235,7 +237,7 @@ impl Start<'_> {
     fn next_attempt(&self, name: &str) -> u32 {
         match self.facts.newest_container(name) {
             Some(newest) => newest.attempt + 1,
-            None => self.record.logged_attempts.get(name).map_or(0, |logged| logged + 1),
+            None => self.facts.logged_attempts.get(name).map_or(0, |logged| logged + 1),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PodStatus, Probe};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, PodStatus, Probe};
 
 use crate::{
     cgroups::Tree,
@@ -54,10 +54,14 @@ fn plan_of(pod: &str, state: &str) -> String {
 }
 
 fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
+    sync_plan_after(record, facts, None)
+}
+
+/// With what was told of the pod before.
+fn sync_plan_after(record: &PodRecord, facts: &crate::observation::PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
-    let cgroups = Tree::new(&settings, None);
-    let context =
-        Context { images: &Images::default(), network_problem: None, host_ips: &[], cgroups, settings: &settings };
+    let (images, cgroups) = (&Images::default(), Tree::new(&settings, None));
+    let context = Context { images, network_problem: None, host_ips: &[], cgroups, settings: &settings, told };
     sync_pod::plan(record, facts, context, now())
 }
 
@@ -353,6 +357,25 @@ fn one_dead_instance_per_container_is_kept() {
 }
 
 #[test]
+fn a_container_told_to_have_ended_is_not_run_again_when_the_runtime_forgot_it() {
+    for (pod, exit_code, runs) in [
+        ("never | main a", 1, false),
+        ("onfailure | main a", 0, false),
+        ("onfailure | main a", 1, true),
+        ("always | main a", 0, true),
+    ] {
+        let end = ContainerStateTerminated { exit_code, ..Default::default() };
+        let state = ContainerState { terminated: Some(end), ..Default::default() };
+        let container = ContainerStatus { name: "a".to_owned(), state: Some(state), ..Default::default() };
+        let told = PodStatus { container_statuses: Some(vec![container]), ..Default::default() };
+        let (record, facts) = observed(record(pod, Lifecycle::Syncing), "");
+        let plan = sync_plan_after(&record, &facts, Some(&told));
+        assert_eq!(plan.is_over, !runs, "{pod} after exit code {exit_code}");
+        assert_eq!(!plan.images.is_empty(), runs, "{pod} after exit code {exit_code}");
+    }
+}
+
+#[test]
 fn pods_wait_for_the_network_unless_they_use_the_nodes() {
     for (pod, expected) in [("always | main a", "nothing"), ("always | host | main a", "run sandbox #0")] {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
@@ -364,6 +387,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
             host_ips: &[],
             cgroups,
             settings: &settings,
+            told: None,
         };
         let plan = sync_pod::plan(&record, &facts, context, now());
         assert_eq!(show(&plan), expected, "{pod}");

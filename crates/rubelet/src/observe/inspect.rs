@@ -57,9 +57,7 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
     facts
         .containers
         .sort_by_key(|container| (Reverse((container.attempt, container.created_at)), container.id.clone()));
-    if facts.containers.is_empty() {
-        facts.logged_attempts = logged_attempts(world, pod).await;
-    }
+    facts.logged_attempts = logged_attempts(world, pod, &facts.containers).await;
     Ok(Facts::Pod(facts))
 }
 
@@ -158,12 +156,13 @@ fn container_resources(reported: Option<v1::LinuxContainerResources>) -> Contain
     }
 }
 
-/// The highest attempt of each container that left a log. A directory that cannot be read has nothing to tell.
-async fn logged_attempts(world: &World, pod: &PodRef) -> BTreeMap<String, u32> {
+/// The highest attempt of each container that left a log and is not known to the runtime. A directory that cannot be read
+/// has nothing to tell.
+async fn logged_attempts(world: &World, pod: &PodRef, known: &[ContainerFacts]) -> BTreeMap<String, u32> {
     let dir = logs::pod_dir(&world.settings.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
     let mut attempts = BTreeMap::new();
     for entry in world.host.list_dir(&dir).await.unwrap_or_default() {
-        if entry.kind != FileKind::Directory {
+        if entry.kind != FileKind::Directory || known.iter().any(|container| container.name == entry.name) {
             continue;
         }
         if let Some(highest) = highest_attempt(world, &dir.join(&entry.name)).await {

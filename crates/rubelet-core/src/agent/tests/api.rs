@@ -505,9 +505,7 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
 #[test]
 fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
-    let mut mirror = stored("always | main a", 5, &json!({}));
-    mirror.metadata.uid = Some("m1".to_owned());
-    mirror.metadata.annotations.get_or_insert_default().insert(MIRROR_ANNOTATION.to_owned(), "u1".to_owned());
+    let mirror = mirror_of_u1();
     turns.listed_by_api(std::slice::from_ref(&mirror));
     assert!(turns.errands().is_empty(), "the manifests were not read yet");
     turns.config(&[web("u1")]);
@@ -521,6 +519,22 @@ fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
     turns.answer("stop sandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
     assert_eq!(turns.errands(), ["delete mirror"]);
+}
+
+#[test]
+fn a_mirror_pod_that_is_listed_before_the_manifests_goes_when_none_of_them_is_its_own() {
+    let mut turns = in_cluster(&[Source::File, Source::Api]);
+    turns.listed_by_api(&[mirror_of_u1()]);
+    assert!(turns.errands().is_empty(), "the manifests were not read yet");
+    turns.config(&[]);
+    assert_eq!(turns.errands(), ["delete mirror"]);
+}
+
+fn mirror_of_u1() -> Pod {
+    let mut mirror = stored("always | main a", 5, &json!({}));
+    mirror.metadata.uid = Some("m1".to_owned());
+    mirror.metadata.annotations.get_or_insert_default().insert(MIRROR_ANNOTATION.to_owned(), "u1".to_owned());
+    mirror
 }
 
 fn node_in(zone: &str, version: u64) -> NodeObject {
