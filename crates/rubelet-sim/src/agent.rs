@@ -170,7 +170,7 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
             scene.stale_entries = agent.entries_of_gone_pods();
             let snapshot = agent.snapshot();
             if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
-                scene.rules.told(scene.now, &snapshot);
+                scene.rules.told(scene.now, scene.wall, &snapshot);
                 scene.snapshot = snapshot;
             }
             for effect in effects {

@@ -49,6 +49,8 @@ pub struct Rules {
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
     api: api::ApiSeen,
+    /// When the agent that lives now began.
+    agent_began: Duration,
     /// When the wall clock jumped last.
     clock_jumped: Option<Duration>,
     /// Changing calls under way, by what they change.
@@ -80,13 +82,16 @@ impl Rules {
         self.clock_jumped.is_some()
     }
 
-    /// A user changed the image of a container: its next restart needs neither a policy nor a back-off.
-    pub fn image_edited(&mut self, pod_name: &str, role: &str) {
-        let pods = self.pods.values_mut().filter(|pod| pod.script.0 == pod_name);
-        for actor in pods.filter_map(|pod| pod.actors.get_mut(role)) {
-            actor.image_was_edited = true;
-            actor.restarts_in_this_life = 0;
-        }
+    /// A user changed the image of a container.
+    pub fn image_edited(&mut self, uid: &str, role: &str, image: &str) {
+        let pod = self.pods.entry(uid.to_owned()).or_default();
+        pod.actors.entry(role.to_owned()).or_default().edited_image = Some(image.to_owned());
+    }
+
+    /// The instance was started by an agent that is dead.
+    pub fn was_started_earlier(&self, container: &Container) -> bool {
+        let actor = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role()));
+        actor.is_some_and(|actor| actor.last_start < self.agent_began)
     }
 
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
@@ -99,6 +104,7 @@ impl Rules {
 
     /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
     pub fn agent_begins(&mut self, now: Duration) {
+        self.agent_began = now;
         self.trouble.strike(Touched::Node, now);
         self.known.agent_begins();
         // Nobody knows whether a hook that a dead agent began came to its end.
@@ -270,9 +276,10 @@ impl Rules {
         }
     }
 
-    /// Init containers one after the other, then the rest.
+    /// Init containers one after the other, then the rest. Ephemeral containers, which are in no script, wait for none.
     fn check_order(&mut self, now: Duration, container: &Container) {
-        let Some(script) = self.script_of(&container.pod.uid).cloned() else { return };
+        let script = self.script_of(&container.pod.uid).filter(|script| script.role(container.role()).is_some());
+        let Some(script) = script.cloned() else { return };
         let before = script.init.iter().take_while(|role| role.name != container.role());
         for role in before {
             let pod = &self.pods[&container.pod.uid];
@@ -299,8 +306,11 @@ impl Rules {
         };
         let is_sidecar = script.role(container.role()).is_some_and(Role::is_sidecar);
         let forbidden = match script.policy {
+            // An ephemeral container is in no script.
+            _ if script.role(container.role()).is_none() => actor.starts > 0,
             Policy::Always => false,
-            Policy::OnFailure | Policy::Never if actor.image_was_edited => false,
+            Policy::OnFailure | Policy::Never if actor.is_for_new_image(container) => false,
+            Policy::OnFailure | Policy::Never if actor.last_exit.as_ref().is_some_and(|exit| exit.is_unknown) => false,
             Policy::OnFailure | Policy::Never if is_sidecar => false,
             // A sandbox lost before any main container ran may be replaced, and runs its init containers anew.
             Policy::Never if script.is_init(container.role()) => {
@@ -329,7 +339,7 @@ impl Rules {
             return;
         }
         let forgiven = exit.at.saturating_sub(actor.last_start) > 2 * MAX_BACKOFF;
-        if forgiven || actor.restarts_in_this_life == 0 {
+        if forgiven || actor.restarts_in_this_life == 0 || actor.is_for_new_image(container) {
             return;
         }
         let doublings = actor.restarts_in_this_life.saturating_sub(1).min(10);

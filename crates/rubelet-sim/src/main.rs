@@ -1,10 +1,10 @@
-//! `cargo xtask sim`: plays random seeds and stops at the first that breaks a rule.
+//! `cargo xtask sim`: plays random seeds and tells which of them break a rule.
 
 use std::{
     process::ExitCode,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -18,6 +18,9 @@ Plays random seeds in virtual time: the real agent over a fake runtime and host,
   --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
   --minutes M   virtual minutes of faults before the calm (default 20)
 ";
+
+/// Seeds after which to stop: they show whether one cause breaks them all.
+const ENOUGH_BROKEN: usize = 10;
 
 struct Arguments {
     first: u64,
@@ -35,7 +38,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match play_all(&arguments) {
+    let failures = play_all(&arguments);
+    match failures.first() {
         None => {
             println!("{} seeds, no rule broken", arguments.count);
             ExitCode::SUCCESS
@@ -67,23 +71,23 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     Ok(Arguments { first: seed.unwrap_or(1), count, minutes, whole_trace: seed.is_some() && count == 1 })
 }
 
-/// The failure with the lowest seed among those that were found.
-fn play_all(arguments: &Arguments) -> Option<Failure> {
+/// The failures that were found, the lowest seed first.
+fn play_all(arguments: &Arguments) -> Vec<Failure> {
     let next = AtomicU64::new(arguments.first);
-    let broken = AtomicBool::new(false);
     let failures: Mutex<Vec<Failure>> = Mutex::default();
+    let broken = || failures.lock().unwrap_or_else(PoisonError::into_inner);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while !broken.load(Ordering::Relaxed) {
+                while broken().len() < ENOUGH_BROKEN {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= arguments.first + arguments.count {
                         break;
                     }
                     if let Err(failure) = play_one(seed, arguments) {
-                        broken.store(true, Ordering::Relaxed);
-                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(*failure);
+                        println!("seed {seed}: {}", failure.rule);
+                        broken().push(*failure);
                     }
                 }
             });
@@ -91,7 +95,7 @@ fn play_all(arguments: &Arguments) -> Option<Failure> {
     });
     let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     failures.sort_by_key(|failure| failure.seed);
-    failures.into_iter().next()
+    failures
 }
 
 fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {

@@ -221,6 +221,8 @@ impl Drop for Call {
                 scene.cue_in(wait, Cue::Finish(Box::new(late)));
             } else if let Some(name) = &self.name {
                 scene.runtime.reserved.remove(name);
+            } else if let (Act::Start(id), Fate::Answered) = (&self.act, self.course.fate) {
+                scene.cancel_start(id);
             }
         });
     }

@@ -26,6 +26,8 @@ pub struct Script {
     pub host_network: bool,
     /// Conditions without which the pod is not ready.
     pub gates: Vec<String>,
+    /// So many seconds after its start the pod has failed.
+    pub deadline_secs: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +93,7 @@ impl Script {
             empty_dir: None,
             host_network: false,
             gates: Vec::new(),
+            deadline_secs: None,
         }
     }
 
@@ -262,8 +265,16 @@ impl Role {
 
     /// A probe or a hook ends the instance with this number.
     pub fn is_ended_by_checks(&self, attempt: u32) -> bool {
-        let checks = [self.probe("livenessProbe"), self.probe("startupProbe"), self.hook("postStart")];
-        checks.into_iter().flatten().any(|check| check.fails(attempt))
+        self.is_ended_by_probes(attempt) || self.is_ended_by_hook(attempt)
+    }
+
+    pub fn is_ended_by_probes(&self, attempt: u32) -> bool {
+        let probes = [self.probe("livenessProbe"), self.probe("startupProbe")];
+        probes.into_iter().flatten().any(|probe| probe.fails(attempt))
+    }
+
+    pub fn is_ended_by_hook(&self, attempt: u32) -> bool {
+        self.hook("postStart").is_some_and(|hook| hook.fails(attempt))
     }
 
     pub fn is_sidecar(&self) -> bool {
@@ -274,9 +285,11 @@ impl Role {
         self.fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// What this probe runs.
+    /// What this probe runs, or what the server it asks comes to.
     pub fn probe(&self, name: &str) -> Option<Command> {
-        Exec::in_handler(self.field(name)?).map(|exec| exec.command)
+        let probe = self.field(name)?;
+        let page = || Some(probe["httpGet"]["path"].as_str()?.parse::<Page>().ok()?.comes_to());
+        Exec::in_handler(probe).map(|exec| exec.command).or_else(page)
     }
 
     pub fn hook(&self, name: &str) -> Option<Command> {
@@ -334,15 +347,54 @@ pub enum Command {
     Sleep {
         secs: u64,
     },
+    /// Says neither that all is well nor that it is not.
+    NoVerdict,
 }
 
 impl Command {
     /// In the instance with this number.
     pub fn fails(self, attempt: u32) -> bool {
         match self {
-            Command::Ok | Command::Sleep { .. } => false,
+            Command::Ok | Command::Sleep { .. } | Command::NoVerdict => false,
             Command::Fail => true,
             Command::FailFirst => attempt == 0,
+        }
+    }
+}
+
+/// What a server that a probe asks does, by the path it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    Ok,
+    Fail,
+    /// Never answers.
+    Stall,
+    Reset,
+    /// Begins an answer and breaks off in its body.
+    Half,
+}
+
+impl Page {
+    fn comes_to(self) -> Command {
+        match self {
+            Page::Ok => Command::Ok,
+            Page::Fail | Page::Stall | Page::Reset => Command::Fail,
+            Page::Half => Command::NoVerdict,
+        }
+    }
+}
+
+impl FromStr for Page {
+    type Err = UnknownProgram;
+
+    fn from_str(path: &str) -> Result<Self, UnknownProgram> {
+        match path {
+            "/ok" => Ok(Page::Ok),
+            "/fail" => Ok(Page::Fail),
+            "/stall" => Ok(Page::Stall),
+            "/reset" => Ok(Page::Reset),
+            "/half" => Ok(Page::Half),
+            _ => Err(UnknownProgram),
         }
     }
 }
@@ -369,6 +421,7 @@ impl std::fmt::Display for Command {
             Command::Fail => f.write_str("fail"),
             Command::FailFirst => f.write_str("fail first"),
             Command::Sleep { secs } => write!(f, "sleep {secs}s"),
+            Command::NoVerdict => f.write_str("no verdict"),
         }
     }
 }

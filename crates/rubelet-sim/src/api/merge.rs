@@ -6,8 +6,9 @@
 use serde_json::{Map, Value};
 
 /// Every other list is replaced as a whole; container statuses are among those.
-const MERGED_BY_KEY: [(&str, &str); 7] = [
+const MERGED_BY_KEY: [(&str, &str); 8] = [
     ("containers", "name"),
+    ("ephemeralContainers", "name"),
     ("initContainers", "name"),
     ("conditions", "type"),
     ("addresses", "type"),

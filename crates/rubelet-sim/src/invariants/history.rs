@@ -33,8 +33,8 @@ pub struct Actor {
     pub has_run: bool,
     /// Starts after an exit, made by the agent that lives now.
     pub restarts_in_this_life: u32,
-    /// Its image was edited since its last start.
-    pub image_was_edited: bool,
+    /// The image a user gave it that it has not started with yet.
+    pub edited_image: Option<String>,
     /// Sandboxes in which it ended with code 0.
     succeeded: BTreeSet<String>,
 }
@@ -43,6 +43,8 @@ pub struct Actor {
 pub struct LastExit {
     pub at: Duration,
     pub code: i32,
+    /// The runtime lost track of it: nobody knows how it ended.
+    pub is_unknown: bool,
 }
 
 impl PodHistory {
@@ -63,10 +65,14 @@ impl Actor {
         self.never_ran && self.highest_attempt == Some(container.attempt())
     }
 
+    /// A user changed the image: such a restart needs neither a policy nor a back-off.
+    pub(super) fn is_for_new_image(&self, container: &Container) -> bool {
+        self.edited_image.as_ref() == Some(&container.image)
+    }
+
     pub(super) fn start(&mut self, now: Duration, container: &Container) {
         let is_made_again = self.is_made_again(container);
         self.starts += 1;
-        self.image_was_edited = false;
         self.highest_attempt = self.highest_attempt.max(Some(container.attempt()));
         self.never_ran = matches!(container.state, State::Exited { started_at: None, .. });
         self.has_run |= !self.never_ran;
@@ -75,12 +81,16 @@ impl Actor {
             let forgiven = exit.at.saturating_sub(self.last_start) > 2 * super::MAX_BACKOFF;
             self.restarts_in_this_life = if forgiven { 1 } else { self.restarts_in_this_life + 1 };
         }
+        if self.is_for_new_image(container) {
+            self.edited_image = None;
+            self.restarts_in_this_life = 0;
+        }
         self.last_start = now;
         self.last_sandbox.clone_from(&container.sandbox);
     }
 
     pub(super) fn exit(&mut self, now: Duration, container: &Container, code: i32) {
-        self.last_exit = Some(LastExit { at: now, code });
+        self.last_exit = Some(LastExit { at: now, code, is_unknown: matches!(container.state, State::Unknown { .. }) });
         if code == 0 {
             self.succeeded.insert(container.sandbox.clone());
         }

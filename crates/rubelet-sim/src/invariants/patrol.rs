@@ -5,7 +5,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rubelet_core::snapshot::{PodView, Readiness, Snapshot};
-use serde_json::Value;
 
 use super::{Rules, snapshot::rank, trouble::Touched};
 use crate::{
@@ -70,7 +69,7 @@ impl Rules {
         }
         let of_spec = view.pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
         let own = of_spec.or(self.script_of(uid).map(|script| script.grace_secs))?;
-        Some(metadata.deletion_grace_period_seconds.map_or(own, |asked| asked.min(own)))
+        Some(metadata.deletion_grace_period_seconds.unwrap_or(own))
     }
 }
 
@@ -92,7 +91,7 @@ impl Scene {
     }
 
     fn check_listed_lately(&mut self) {
-        let is_recent = self.rules.known.listed.is_none_or(|listed| self.now.saturating_sub(listed) < LAST_LIST);
+        let is_recent = self.rules.known.listed.is_some_and(|listed| self.now.saturating_sub(listed) < LAST_LIST);
         if self.snapshot.node.readiness == Readiness::Ready && !is_recent {
             let detail = format!("the last list was answered at {:?}", self.rules.known.listed);
             self.rules.broken("a ready node was listed lately", self.now, detail);
@@ -130,14 +129,8 @@ impl Scene {
 
     /// Every pod that is bound to the node is told of.
     fn check_first_statuses(&mut self) {
-        // One that waits for an older pod of its name to end is told of when that is gone.
-        let is_second = |name: &Value| {
-            let named = self.snapshot.pods.values().filter(|view| view.pod.metadata.name.as_deref() == name.as_str());
-            named.count() > 1
-        };
         let bound = self.api.of("pods").map(|(_, pod)| pod).filter(|pod| {
             pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null()
-                && !is_second(&pod["metadata"]["name"])
                 && pod["status"]["conditions"].as_array().is_none_or(Vec::is_empty)
         });
         let uids: Vec<String> = bound.filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();

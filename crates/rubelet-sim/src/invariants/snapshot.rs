@@ -6,10 +6,18 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
-use rubelet_core::snapshot::{PodView, Snapshot};
+use rubelet_core::{
+    event::Source,
+    snapshot::{PodView, Snapshot},
+};
 
 use super::Rules;
+
+/// Dates have whole seconds.
+const DATE_SLACK: Duration = Duration::from_secs(2);
+const AGENTS_CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"];
 
 /// What the last snapshot said.
 #[derive(Debug, Default)]
@@ -63,9 +71,10 @@ impl Rules {
         self.seen.since(uid)
     }
 
-    pub fn told(&mut self, now: Duration, snapshot: &Snapshot) {
+    pub fn told(&mut self, now: Duration, wall: Timestamp, snapshot: &Snapshot) {
         self.note_known(now, snapshot);
         for (uid, view) in &snapshot.pods {
+            self.check_dates(now, wall, uid.as_str(), view);
             self.check_life(now, uid.as_str(), view);
             self.check_counts(now, uid.as_str(), view);
         }
@@ -73,6 +82,26 @@ impl Rules {
         let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
         for uid in self.seen.pods.extract_if(.., |uid, _| !is_told(uid)).map(|(uid, _)| uid).collect::<Vec<_>>() {
             self.seen.forget_counts(&uid);
+        }
+    }
+
+    /// A condition that changes does so now: what follows from its date, as `minReadySeconds`, begins to count now.
+    fn check_dates(&mut self, now: Duration, wall: Timestamp, uid: &str, view: &PodView) {
+        let is_clock_steady = self.clock_jumped.is_none_or(|jumped| now.saturating_sub(jumped) > DATE_SLACK);
+        // A static pod's are dated by their causes where the runtime knows them, because no API server keeps its dates.
+        let is_checked = is_clock_steady && view.source == Some(Source::Api);
+        let Some(before) = self.seen.pods.get(uid).filter(|_| is_checked) else { return };
+        let back_dated = view.status.conditions.iter().flatten().find(|condition| {
+            let mut known = before.status.conditions.iter().flatten();
+            let changes = known.any(|known| known.type_ == condition.type_ && known.status != condition.status);
+            let date = condition.last_transition_time.as_ref().map(|date| date.0);
+            let is_own = AGENTS_CONDITIONS.contains(&condition.type_.as_str());
+            is_own && changes && date.is_none_or(|date| wall.duration_since(date).unsigned_abs() > DATE_SLACK)
+        });
+        if let Some(condition) = back_dated {
+            let date = &condition.last_transition_time;
+            let detail = format!("{uid}: {} is {} since {date:?}, now {wall}", condition.type_, condition.status);
+            self.broken("a condition is dated when it changes", now, detail);
         }
     }
 

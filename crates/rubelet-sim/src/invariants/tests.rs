@@ -5,8 +5,13 @@ mod patrol;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use jiff::SignedDuration;
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, PodCondition, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
 use rubelet_core::{
+    event::Source,
     id::PodUid,
     snapshot::{PodView, Snapshot},
 };
@@ -14,7 +19,7 @@ use rubelet_cri::v1;
 
 use crate::{
     runtime::act::Act,
-    script::{IMAGE, LABEL_POD, LABEL_VERSION, Policy, Script},
+    script::{Hook, IMAGE, LABEL_POD, LABEL_VERSION, Policy, Script},
     stage::{Scene, Stage},
 };
 
@@ -185,25 +190,76 @@ fn what_the_agent_may_not_say_is_heard() {
         (told("Terminated", "Failed", 2), told("Waiting", "Pending", 0), vec![]),
     ] {
         let broken = broken_by(&"web".into(), |scene| {
-            scene.rules.told(scene.now, &before);
-            scene.rules.told(scene.now, &after);
+            scene.rules.told(scene.now, scene.wall, &before);
+            scene.rules.told(scene.now, scene.wall, &after);
         });
         assert_eq!(broken, expected);
     }
     let after_its_end = broken_by(&"web".into(), |scene| {
-        scene.rules.told(scene.now, &told("Terminating", "Running", 0));
+        scene.rules.told(scene.now, scene.wall, &told("Terminating", "Running", 0));
         scene.rules.ordered(scene.now, "u1", "StartContainer");
     });
     assert_eq!(after_its_end, ["nothing is started for a pod that ends"]);
 }
 
 #[test]
+fn a_condition_dated_before_its_change_is_noticed() {
+    let ready = |scene: &Scene, status: &str, secs_ago: i64| {
+        let mut snapshot = told("Syncing", "Running", 0);
+        let view = Arc::make_mut(snapshot.pods.values_mut().next().unwrap());
+        view.source = Some(Source::Api);
+        let condition = PodCondition {
+            type_: "Ready".to_owned(),
+            status: status.to_owned(),
+            last_transition_time: Some(Time(scene.wall - SignedDuration::from_secs(secs_ago))),
+            ..Default::default()
+        };
+        Arc::make_mut(&mut view.status).conditions = Some(vec![condition]);
+        snapshot
+    };
+    for (secs_ago, expected) in [(0, vec![]), (60, vec!["a condition is dated when it changes"])] {
+        let broken = broken_by(&"web".into(), |scene| {
+            scene.rules.told(scene.now, scene.wall, &ready(scene, "False", 100));
+            scene.rules.told(scene.now, scene.wall, &ready(scene, "True", secs_ago));
+        });
+        assert_eq!(broken, expected);
+    }
+}
+
+#[test]
+fn a_hook_that_runs_twice_is_noticed() {
+    let twice = |meanwhile: fn(&mut Scene)| {
+        broken_by(&"web".into(), |scene| {
+            let home = sandbox(scene, "u1", 0);
+            let app = start(scene, &home, "app", 0);
+            let app = scene.runtime.picture.containers[&app].clone();
+            scene.rules.hook_runs(scene.now, &app, Hook::PreStop);
+            meanwhile(scene);
+            scene.rules.hook_runs(scene.now, &app, Hook::PreStop);
+        })
+    };
+    assert_eq!(twice(|_| ()), ["a hook runs once per instance"]);
+    assert_eq!(twice(|scene| scene.rules.agent_begins(scene.now)), Vec::<&str>::new());
+}
+
+#[test]
+fn an_ephemeral_container_that_starts_again_is_noticed() {
+    let again = broken_by(&"web".into(), |scene| {
+        let home = sandbox(scene, "u1", 0);
+        let debug = start(scene, &home, "debug", 0);
+        scene.exit_container(&debug, 0, "Completed");
+        start(scene, &home, "debug", 1);
+    });
+    assert_eq!(again, ["restartPolicy is kept"]);
+}
+
+#[test]
 fn restart_counts_are_remembered_over_a_death_of_the_agent() {
     let broken = broken_by(&"web".into(), |scene| {
-        scene.rules.told(scene.now, &told("Syncing", "Running", 3));
+        scene.rules.told(scene.now, scene.wall, &told("Syncing", "Running", 3));
         scene.rules.agent_begins(scene.now);
-        scene.rules.told(scene.now, &Snapshot::default());
-        scene.rules.told(scene.now, &told("Syncing", "Running", 0));
+        scene.rules.told(scene.now, scene.wall, &Snapshot::default());
+        scene.rules.told(scene.now, scene.wall, &told("Syncing", "Running", 0));
     });
     assert_eq!(broken, ["restartCount never falls"]);
 }

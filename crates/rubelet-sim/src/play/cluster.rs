@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{act::Request, store::Key},
     play::{Play, moments::NODE},
-    script::Script,
+    script::{IMAGE, Script},
     stage::{Cue, Scene},
 };
 
@@ -95,8 +95,34 @@ impl Play {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         let list = if script.is_init(container) { "initContainers" } else { "containers" };
         script.set_image(container, image);
-        self.change(|scene| scene.rules.image_edited(pod, container));
+        self.change(|scene| {
+            let uid = scene.api.object(&Key::pod(pod)).and_then(|pod| pod["metadata"]["uid"].as_str());
+            if let Some(uid) = uid.map(str::to_owned) {
+                scene.rules.image_edited(&uid, container, image);
+            }
+        });
         self.edit(pod, pods().named(pod), json!({ "spec": { list: [{ "name": container, "image": image }] } }))
+    }
+
+    /// The pod fails so many seconds after its start.
+    pub fn set_deadline(&mut self, pod: &str, secs: i64) -> &mut Self {
+        let script = self.wanted.get_mut(pod).expect("the play created the pod");
+        script.deadline_secs = Some(secs);
+        self.edit(pod, pods().named(pod), json!({ "spec": { "activeDeadlineSeconds": secs } }))
+    }
+
+    /// A container to look into the pod with. It starts once, whatever becomes of it.
+    pub fn debug(&mut self, pod: &str, name: &str, program: &str) -> &mut Self {
+        let container = json!({
+            "name": name,
+            "image": IMAGE,
+            "command": ["sim", program],
+            "imagePullPolicy": "IfNotPresent",
+            "terminationMessagePath": "/dev/termination-log",
+            "terminationMessagePolicy": "File",
+        });
+        let path = pods().named(pod).sub("ephemeralcontainers");
+        self.edit(pod, path, json!({ "spec": { "ephemeralContainers": [container] } }))
     }
 
     fn edit(&mut self, name: &str, path: ObjectPath, patch: Value) -> &mut Self {

@@ -2,7 +2,7 @@
 //!
 //! Owns: what a script comes to in the end, and the sentences that check it.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rubelet_core::{event::Source, id::PodUid, pod::status::is_terminal};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::{
         moments::{self, Moment},
     },
     runtime::store::{Container, Pull, State},
-    script::{Policy, Program, Role, Script},
+    script::{Command, Policy, Program, Role, Script},
     stage::Scene,
 };
 
@@ -87,7 +87,12 @@ impl Play {
             let stored =
                 self.wanted.values().filter(is_quiet).filter_map(|script| moments::stored(scene, &script.name));
             let text = |pod: &Value, field: &str| pod["metadata"][field].as_str().unwrap_or_default().to_owned();
-            stored.map(|pod| (text(pod, "name"), text(pod, "resourceVersion"))).collect()
+            // A pod that was edited after its end is told anew by an agent that starts anew, as by upstream's.
+            let is_observed = |pod: &&Arc<Value>| {
+                let observed = &pod["status"]["observedGeneration"];
+                observed.is_null() || *observed == pod["metadata"]["generation"]
+            };
+            stored.filter(is_observed).map(|pod| (text(pod, "name"), text(pod, "resourceVersion"))).collect()
         })
     }
 
@@ -197,18 +202,18 @@ fn leftover(scene: &Scene, wanted: &[String]) -> Option<String> {
     let dirs = ["/var/lib/kubelet/pods", "/var/log/pods", "/var/log/containers"];
     let left = dirs.iter().flat_map(|dir| scene.disk.leftovers(Path::new(dir)));
     let mut unwanted = left.filter(|path| {
-        let text = path.to_string_lossy();
-        !wanted.iter().any(|uid| text.contains(uid.as_str())) && !is_live_link(scene, path)
+        // A link is named for a container; where it leads is named for the pod.
+        let target = scene.disk.read_link(path).ok().flatten();
+        let text = target.as_ref().unwrap_or(path).to_string_lossy();
+        !wanted.iter().any(|uid| text.contains(uid.as_str()))
     });
     unwanted.next().map(|path| format!("{} is left on disk", path.display()))
 }
 
-/// Links carry no uid; one that leads somewhere belongs to a pod that is there.
-fn is_live_link(scene: &Scene, path: &Path) -> bool {
-    path.starts_with("/var/log/containers") && matches!(scene.disk.node(path), Ok(Some(_)))
-}
-
 fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
+    if script.deadline_secs.is_some() {
+        return deadline_complaint(scene, script, uid);
+    }
     let fortunes: Vec<Fortune> = script.containers.iter().map(|role| fortune(scene, script, role, uid)).collect();
     let init_fails = script.init.iter().any(|role| fortune(scene, script, role, uid) == Fortune::Tries);
     let init_failed = script.policy == Policy::Never
@@ -217,11 +222,14 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
         return None;
     }
     for (role, fortune) in script.containers.iter().zip(&fortunes) {
+        if is_told_done(scene, script, role, uid) && *fortune == Fortune::Ends {
+            continue;
+        }
         let runs = scene.runtime.running().find(|found| found.pod.uid == uid && found.role() == role.name);
         match (fortune, runs) {
             (Fortune::Runs, None) => return Some(format!("{}/{} does not run", script.name, role.name)),
             (Fortune::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
-            (Fortune::Runs, Some(found)) if has_yet_to_fail(role, found.attempt()) => {
+            (Fortune::Runs, Some(found)) if has_yet_to_fail(scene, role, found) => {
                 return Some(format!("{found} has yet to fail"));
             }
             (Fortune::Runs, Some(found)) if found.image != role.image => {
@@ -249,11 +257,23 @@ fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
     phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
 }
 
+/// A pod past its deadline has ended. The clock by which it began may lag behind the one that jumped.
+fn deadline_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
+    let views = moments::views(scene, &script.name);
+    let has_ended = views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal));
+    let runs = scene.runtime.running().find(|found| found.pod.uid == uid);
+    if scene.rules.has_clock_jumped() || has_ended && runs.is_none() {
+        return None;
+    }
+    Some(format!("{} is past its deadline of {:?} s", script.name, script.deadline_secs))
+}
+
 /// A status shows what the probes say and what the runtime was given.
 fn truth_complaint(scene: &Scene, script: &Script, role: &Role, found: &Container) -> Option<String> {
     let views = moments::views(scene, &script.name);
     let told = views.iter().flat_map(|view| moments::statuses(view)).find(|status| status.name == role.name)?;
-    let is_well = role.probe("readinessProbe").is_none_or(|probe| !probe.fails(found.attempt()));
+    let probe = role.probe("readinessProbe");
+    let is_well = probe.is_none_or(|probe| !probe.fails(found.attempt()) && probe != Command::NoVerdict);
     if told.ready != is_well {
         return Some(format!("{found}: the agent tells ready {}", told.ready));
     }
@@ -271,10 +291,13 @@ fn bytes(quantity: &str) -> Option<i64> {
 }
 
 /// What has settled before then would not stay so.
-fn has_yet_to_fail(role: &Role, attempt: u32) -> bool {
+fn has_yet_to_fail(scene: &Scene, role: &Role, found: &Container) -> bool {
+    let attempt = found.attempt();
     // It runs for a second only.
     let is_flaky = matches!(role.program, Program::Flaky { times } if attempt < times);
-    is_flaky || role.is_ended_by_checks(attempt)
+    // What a hook came to that an earlier agent began is not known to anybody, as with upstream.
+    let is_hook_lost = scene.rules.was_started_earlier(found);
+    is_flaky || role.is_ended_by_probes(attempt) || role.is_ended_by_hook(attempt) && !is_hook_lost
 }
 
 /// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
@@ -283,16 +306,15 @@ fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
     let is_static = scene.snapshot.pods.get(&PodUid::new(uid)).is_some_and(|view| view.source != Some(Source::Api));
     let has_restarted = || {
         let (_, history) = scene.rules.pod(uid).unzip();
-        history.is_some_and(|history| history.actors.values().any(|actor| actor.starts > 1))
+        history.is_some_and(|history| history.was_forgotten || history.actors.values().any(|actor| actor.starts > 1))
     };
     // What its probes said before is known only of pods of the API.
     let probes = ["readinessProbe", "startupProbe"];
     let is_probed = || script.containers.iter().any(|role| probes.iter().any(|probe| role.field(probe).is_some()));
-    // To an agent that did not begin it, a start that failed looks like one that was cut off: it is tried again.
+    // A termination message that could not be read is read again.
     let view = scene.snapshot.pods.get(&PodUid::new(uid));
-    let ends = view.into_iter().flat_map(|view| view.status.container_statuses.iter().flatten());
-    let mut ends = ends.filter_map(|status| status.state.as_ref()?.terminated.as_ref()?.reason.as_deref());
-    if ends.any(|reason| reason == "StartError") {
+    let told = view.map(|view| serde_json::to_string(&*view.status).expect("a status is JSON"));
+    if told.is_some_and(|told| told.contains("Error on reading termination")) {
         return false;
     }
     let has_lost_dates = is_static && (scene.rules.has_clock_jumped() || has_restarted() || is_probed());
@@ -309,6 +331,22 @@ fn ended_before_a_loss(scene: &Scene, script: &Script, uid: &str) -> bool {
     let was_forgotten = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
     let views = moments::views(scene, &script.name);
     was_forgotten && views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal))
+}
+
+/// The container had ended for good when the runtime lost what it knew: what was told of it stays.
+fn is_told_done(scene: &Scene, script: &Script, role: &Role, uid: &str) -> bool {
+    let was_forgotten = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+    let runs = scene.runtime.running().any(|found| found.pod.uid == uid && found.role() == role.name);
+    let views = moments::views(scene, &script.name);
+    let mut told = views.iter().flat_map(|view| view.status.container_statuses.iter().flatten());
+    let told = told.find(|status| status.name == role.name);
+    let end = told.and_then(|told| told.state.as_ref()?.terminated.as_ref());
+    let is_done = |code: i32| match script.policy {
+        Policy::Always => false,
+        Policy::OnFailure => code == 0,
+        Policy::Never => true,
+    };
+    was_forgotten && !runs && end.is_some_and(|end| is_done(end.exit_code))
 }
 
 /// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
@@ -357,19 +395,22 @@ fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
     if !has_image {
         return Fortune::Tries;
     }
-    if has_ended_for_good(scene, script, role, uid) {
+    if has_ended_for_good(scene, script, role, uid) || is_told_done(scene, script, role, uid) {
         return Fortune::Ends;
     }
+    let running = scene.runtime.running().find(|found| found.pod.uid == uid && found.role() == role.name);
+    // Attempts count on where the runtime lost its state.
+    let attempt = running.map_or(0, |running| running.attempt());
     let (ends, code) = match role.program {
         Program::Run | Program::Slow { .. } | Program::Stubborn => (false, 0),
-        Program::Flaky { times } => (times > 0 && script.policy == Policy::Never, 1),
+        Program::Flaky { times } => (times > attempt && script.policy == Policy::Never, 1),
         Program::Exit { code, .. } => (true, code),
         Program::Oom { .. } => (true, 137),
         Program::Missing => (true, 128),
     };
     // A probe or a hook ends it, over and over or once; what it says then counts as little as who asked.
     let always = role.is_ended_by_checks(1);
-    if always || role.is_ended_by_checks(0) && script.policy_of(role) == Policy::Never {
+    if always || role.is_ended_by_checks(attempt) && script.policy_of(role) == Policy::Never {
         return if script.policy_of(role) == Policy::Never { Fortune::Ends } else { Fortune::Tries };
     }
     let is_init = script.is_init(&role.name);
@@ -405,4 +446,41 @@ fn failed_for_good(scene: &Scene, role: &Role, uid: &str) -> bool {
 fn actor<'a>(scene: &'a Scene, role: &Role, uid: &str) -> Option<&'a Actor> {
     let (_, history) = scene.rules.pod(uid)?;
     history.actors.get(&role.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::ContainerStatus;
+    use serde_json::json;
+
+    use crate::{
+        play::{Play, minutes},
+        script::Script,
+    };
+
+    /// What is complained of when the agent tells this of the only container of a pod with limits that is ready.
+    fn complaint_about(lie: impl FnOnce(&mut ContainerStatus)) -> Option<String> {
+        let mut play = Play::seeded(1);
+        let limits = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });
+        play.apply(Script::from("web").field("resources", limits)).settle(minutes(1));
+        play.change(|scene| {
+            let view = Arc::make_mut(&mut scene.snapshot).pods.values_mut().next().expect("one pod");
+            let status = Arc::make_mut(&mut Arc::make_mut(view).status);
+            lie(&mut status.container_statuses.as_mut().expect("told")[0]);
+        });
+        play.complaint()
+    }
+
+    #[test]
+    fn a_status_that_is_not_so_is_noticed() {
+        assert_eq!(complaint_about(|_| ()), None);
+        let unready = complaint_about(|status| status.ready = false).expect("it is ready");
+        assert!(unready.ends_with("the agent tells ready false"), "{unready}");
+        let unlimited = complaint_about(|status| status.resources = None).expect("it has a limit");
+        assert!(unlimited.ends_with("the agent tells 0 bytes of memory, 67108864 were given"), "{unlimited}");
+        let restarted = complaint_about(|status| status.restart_count = 4).expect("it was not restarted");
+        assert!(restarted.ends_with("the agent tells restartCount Some(4)"), "{restarted}");
+    }
 }

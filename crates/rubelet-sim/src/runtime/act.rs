@@ -163,7 +163,7 @@ impl Scene {
             stuck.exit.get_or_insert((code, reason));
             return;
         }
-        container.state = State::Exited { started_at: Some(started_at), finished_at: wall, code, reason };
+        container.state = State::Exited { started_at: Some(started_at), finished_at: wall, code, reason, message: "" };
         let container = container.clone();
         self.log("world", format!("{container} exits {code} {reason}"));
         self.rules.exited(self.now, &container, code);
@@ -233,6 +233,7 @@ impl Scene {
             image,
             // What is not in our words is no program of this image.
             program: words.parse().unwrap_or(Program::Missing),
+            log_path: Path::new(&sandbox.config.log_directory).join(&config.log_path),
             config,
             created_at: self.wall,
             state: State::Created,
@@ -243,6 +244,27 @@ impl Scene {
         self.announce(&container, v1::ContainerEventType::ContainerCreatedEvent);
         self.runtime.picture.containers.insert(id.clone(), Arc::new(container));
         Ok(id)
+    }
+
+    /// Whoever asked for the start went away before it was done.
+    pub(super) fn cancel_start(&mut self, id: &str) {
+        let message = "failed to create containerd task: context canceled";
+        let container = self.runtime.picture.containers.get(id).filter(|container| container.state == State::Created);
+        if let Some(container) = container.cloned() {
+            self.fail_start(&container, message);
+        }
+    }
+
+    /// Nothing of it ran.
+    fn fail_start(&mut self, container: &Container, message: &'static str) {
+        let finished_at = self.wall;
+        let state = State::Exited { started_at: None, finished_at, code: 128, reason: "StartError", message };
+        let failed = Container { state, ..container.clone() };
+        self.log("world", format!("{failed}: {message}"));
+        self.rules.started(self.now, &failed, &self.runtime.picture);
+        self.rules.exited(self.now, &failed, 128);
+        self.announce(&failed, v1::ContainerEventType::ContainerStoppedEvent);
+        self.runtime.picture.containers.insert(failed.id.clone(), Arc::new(failed));
     }
 
     fn start(&mut self, act: &Act, id: &str) -> RpcResult<String> {
@@ -260,22 +282,16 @@ impl Scene {
             return Err(act.error(RpcErrorKind::Other, message));
         };
         self.write_log(&sandbox, &container);
-        let missing = container.program == Program::Missing;
-        let changed = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut);
-        let changed = changed.expect("the container was found above");
-        changed.state = if missing {
-            State::Exited { started_at: None, finished_at: wall, code: 128, reason: "StartError" }
-        } else {
-            State::Running { started_at: wall }
-        };
-        let container = changed.clone();
-        self.rules.started(self.now, &container, &self.runtime.picture);
-        if missing {
-            self.rules.exited(self.now, &container, 128);
-            self.announce(&container, v1::ContainerEventType::ContainerStoppedEvent);
+        if container.program == Program::Missing {
             let message = "failed to create containerd task: exec: \"sim\": executable file not found in $PATH";
+            self.fail_start(&container, message);
             return Err(act.error(RpcErrorKind::Other, message));
         }
+        let changed = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut);
+        let changed = changed.expect("the container was found above");
+        changed.state = State::Running { started_at: wall };
+        let container = changed.clone();
+        self.rules.started(self.now, &container, &self.runtime.picture);
         self.announce(&container, v1::ContainerEventType::ContainerStartedEvent);
         self.begin_program(&container);
         Ok(String::new())
@@ -363,11 +379,11 @@ impl Scene {
         if container.config.log_path.is_empty() || sandbox.config.log_directory.is_empty() {
             return;
         }
-        let path = Path::new(&sandbox.config.log_directory).join(&container.config.log_path);
+        let path = &container.log_path;
         let written = path
             .parent()
             .map_or(Ok(()), |dir| self.disk.make_dir(dir, 0o755))
-            .and_then(|()| self.disk.write_file(&path, b"", 0o640));
+            .and_then(|()| self.disk.write_file(path, b"", 0o640));
         if let Err(error) = written {
             self.log("world", format!("no log for {container}: {error}"));
         }

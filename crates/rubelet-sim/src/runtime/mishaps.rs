@@ -75,6 +75,9 @@ impl Scene {
         self.runtime.remember(self.now);
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
         let State::Running { started_at } = container.state else { return };
+        if container.stuck.is_some() {
+            return;
+        }
         container.state = State::Unknown { started_at };
         let container = container.clone();
         self.log("world", format!("the runtime lost track of {container}"));
@@ -87,7 +90,8 @@ impl Scene {
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
         if let State::Unknown { started_at } = container.state {
             let started_at = Some(started_at);
-            container.state = State::Exited { started_at, finished_at: wall, code: UNKNOWN_EXIT, reason: "Unknown" };
+            let (code, reason, message) = (UNKNOWN_EXIT, "Unknown", "");
+            container.state = State::Exited { started_at, finished_at: wall, code, reason, message };
         }
     }
 

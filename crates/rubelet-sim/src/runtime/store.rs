@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -72,6 +73,7 @@ pub struct Container {
     pub sandbox: String,
     pub pod: PodIdentity,
     pub config: Arc<v1::ContainerConfig>,
+    pub log_path: PathBuf,
     pub image: String,
     pub program: Program,
     pub created_at: Timestamp,
@@ -109,6 +111,7 @@ pub enum State {
         finished_at: Timestamp,
         code: i32,
         reason: &'static str,
+        message: &'static str,
     },
     /// The runtime could not find out what became of it.
     Unknown {
@@ -318,7 +321,7 @@ impl Container {
             labels: self.config.labels.clone(),
             annotations: self.config.annotations.clone(),
             mounts: self.config.mounts.clone(),
-            log_path: self.config.log_path.clone(),
+            log_path: self.log_path.to_string_lossy().into_owned(),
             resources: self
                 .config
                 .linux
@@ -331,11 +334,12 @@ impl Container {
             State::Running { started_at } | State::Unknown { started_at } => {
                 status.started_at = nanoseconds(*started_at)
             }
-            State::Exited { started_at, finished_at, code, reason } => {
+            State::Exited { started_at, finished_at, code, reason, message } => {
                 status.started_at = started_at.map_or(0, nanoseconds);
                 status.finished_at = nanoseconds(*finished_at);
                 status.exit_code = *code;
                 status.reason = (*reason).to_owned();
+                status.message = (*message).to_owned();
             }
         }
         status

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::json;
 
 use super::{
-    NAMES,
+    IMAGES, NAMES,
     scripts::{GATE, script},
 };
 use crate::{
@@ -25,7 +25,7 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|scene| stored(scene, name).is_some());
-    match rng.u32(0..106) {
+    match rng.u32(0..116) {
         0..35 if !is_there => play.create(script(rng, name, version)),
         0..25 if is_there => play.delete(name, within(rng)),
         35..45 => play.recreate(script(rng, name, version)),
@@ -44,8 +44,24 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
             let status = if rng.u32(0..4) == 0 { "False" } else { "True" };
             play.overwrite_status(name, &json!({ "conditions": [{ "type": GATE, "status": status }] }))
         }
+        106..116 if is_there && play.wanted().contains_key(name) => edit(play, rng, name, version),
         _ => play,
     };
+}
+
+/// A user changes a pod that is there.
+fn edit<'a>(play: &'a mut Play, rng: &mut Rng, name: &str, version: u32) -> &'a mut Play {
+    match rng.u32(0..8) {
+        0..4 => {
+            let containers: Vec<_> = play.wanted()[name].containers.iter().map(|role| role.name.clone()).collect();
+            play.edit_image(name, &containers[rng.usize(..containers.len())], IMAGES[rng.usize(..2)])
+        }
+        4 => play.set_deadline(name, rng.i64(1..300)),
+        _ => {
+            let program = ["run", "exit 0 after 3s", "exit 1 after 1s", "stubborn"][rng.usize(..4)];
+            play.debug(name, &format!("debug{version}"), program)
+        }
+    }
 }
 
 fn within(rng: &mut Rng) -> Within {

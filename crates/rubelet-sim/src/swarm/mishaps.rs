@@ -14,13 +14,14 @@ use crate::{
 
 /// One thing goes wrong.
 pub(super) fn happen(play: &mut Play, rng: &mut Rng) {
-    match rng.u32(0..16) {
+    match rng.u32(0..18) {
         0..3 => ail(play, rng, Ailment::NotReady),
         3..6 => ail(play, rng, Ailment::ListsFail),
         6..8 => ail(play, rng, Ailment::StatusLate),
         8..11 => make_some_unkillable(play, rng),
         11..13 => spoil_some_pod(play, rng),
         13..15 => drop(play.reboot()),
+        15..17 => lose_track_of_some(play, rng),
         _ => drop(play.change(Scene::lose_runtime_state)),
     }
 }
@@ -34,6 +35,15 @@ fn make_some_unkillable(play: &mut Play, rng: &mut Rng) {
     play.change(|scene| {
         if let Some(id) = some_running(scene, pick) {
             scene.make_unkillable(&id);
+        }
+    });
+}
+
+fn lose_track_of_some(play: &mut Play, rng: &mut Rng) {
+    let pick = rng.usize(..);
+    play.change(|scene| {
+        if let Some(id) = some_running(scene, pick) {
+            scene.lose_track_of(&id);
         }
     });
 }

@@ -63,8 +63,11 @@ fn program(rng: &mut Rng) -> String {
 /// Probes of the container added last.
 fn checked(rng: &mut Rng, script: Script) -> Script {
     match rng.u32(0..12) {
-        0 => script.field("livenessProbe", probe(rng, &["ok", "ok", "fail first", "fail"])),
-        1..3 => script.field("readinessProbe", probe(rng, &["ok", "fail", "sleep 2s", "fail first"])),
+        0 => script.field("livenessProbe", probe(rng, &["ok", "ok", "fail first", "fail", "/ok", "/stall", "/half"])),
+        1..3 => script.field(
+            "readinessProbe",
+            probe(rng, &["ok", "fail", "sleep 2s", "fail first", "/ok", "/fail", "/reset", "/half"]),
+        ),
         3 => script.field("startupProbe", probe(rng, &["ok", "sleep 2s", "fail first"])),
         _ => script,
     }
@@ -87,12 +90,18 @@ fn hooked(rng: &mut Rng, script: Script) -> Script {
     }
 }
 
-fn probe(rng: &mut Rng, commands: &[&str]) -> Value {
-    let command = commands[rng.usize(..commands.len())];
-    json!({
-        "exec": { "command": command.split(' ').collect::<Vec<_>>() },
+/// Each check is a command, or the path of a server that is asked.
+fn probe(rng: &mut Rng, checks: &[&str]) -> Value {
+    let check = checks[rng.usize(..checks.len())];
+    let mut probe = json!({
         "periodSeconds": rng.u32(2..20),
         "timeoutSeconds": rng.u32(3..6),
         "failureThreshold": rng.u32(1..4),
-    })
+    });
+    if check.starts_with('/') {
+        probe["httpGet"] = json!({ "path": check, "port": 80 });
+    } else {
+        probe["exec"] = json!({ "command": check.split(' ').collect::<Vec<_>>() });
+    }
+    probe
 }

@@ -25,7 +25,7 @@ fn broken_after(secs: u64, story: impl FnOnce(&mut Scene)) -> Vec<&'static str> 
 }
 
 fn tells(scene: &mut Scene, snapshot: Snapshot) {
-    scene.rules.told(scene.now, &snapshot);
+    scene.rules.told(scene.now, scene.wall, &snapshot);
     scene.snapshot = Arc::new(snapshot);
 }
 
