@@ -124,6 +124,7 @@ fn running(pod: &Pod) -> PodFacts {
         attempt: 0,
         state: SandboxState::Ready,
         created_at: now().wall,
+        runtime_handler: String::new(),
         host_network: false,
         ips: vec!["10.1.0.7".to_owned()],
     };

@@ -15,6 +15,7 @@ pub mod image_name;
 pub mod labels;
 pub mod logs;
 pub mod mounts;
+pub mod recursive_read_only;
 pub mod resources;
 pub mod sandbox_config;
 pub mod security;

@@ -185,6 +185,8 @@ pub struct StartContainer {
     pub host_ips: Vec<String>,
     /// The instance whose processes an ephemeral container is to see, if it was found.
     pub target: Option<ContainerId>,
+    /// The sandbox's runtime handler supports them.
+    pub recursive_read_only_mounts: bool,
     pub image: ImageFacts,
 }
 

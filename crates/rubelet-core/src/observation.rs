@@ -35,6 +35,8 @@ pub struct SandboxFacts {
     pub attempt: u32,
     pub state: SandboxState,
     pub created_at: Timestamp,
+    /// What it was made with; empty is the runtime's default.
+    pub runtime_handler: String,
     /// The pod shares the node's network namespace.
     pub host_network: bool,
     /// Primary first.

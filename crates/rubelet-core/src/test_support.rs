@@ -95,6 +95,7 @@ pub fn facts(text: &str) -> PodFacts {
                 attempt: u32::try_from(attempt).expect("few sandboxes"),
                 state: if ready { SandboxState::Ready } else { SandboxState::NotReady },
                 created_at: ago(secs(age)),
+                runtime_handler: String::new(),
                 host_network: false,
                 ips: if ready { vec!["10.1.0.7".to_owned()] } else { Vec::new() },
             },

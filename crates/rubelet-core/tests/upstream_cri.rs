@@ -88,6 +88,7 @@ fn containers_are_as_upstream_makes_them() {
             pod_ips: vec!["10.0.0.5".to_owned()],
             host_ips: Vec::new(),
             target: None,
+            recursive_read_only_mounts: false,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Unset },
         };
         match container_config(&order, &Sources::default(), &like_their_node(&theirs)) {

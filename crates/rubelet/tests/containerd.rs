@@ -98,6 +98,7 @@ impl Bed {
             pod_ips: facts.newest_sandbox().expect("it was just run").ips.clone(),
             host_ips: Vec::new(),
             target: None,
+            recursive_read_only_mounts: false,
             image: self.busybox().await,
         };
         match container::start_container(&self.world, &order, &Recalled::new()).await? {
@@ -318,6 +319,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         pod_ips: Vec::new(),
         host_ips: Vec::new(),
         target: None,
+        recursive_read_only_mounts: false,
         image: bed.busybox().await,
     };
     // As far as an agent gets that is killed in the middle.

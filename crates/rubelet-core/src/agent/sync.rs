@@ -241,7 +241,7 @@ impl Agent {
             is_resize_pending: self.pods.pod_by_uid(uid).is_some_and(|desired| is_resize_pending(desired, &record.pod)),
             stage: stage(&record.lifecycle),
             host_ips: self.node.host_ips(&self.settings),
-            runtime: &self.node.status.name,
+            runtime: &self.node.status,
             failed: record.failure.as_ref(),
             now,
         });
@@ -270,8 +270,9 @@ impl Agent {
                 let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
                 let settings = &self.settings;
                 let (images, host_ips) = (&self.images, self.node.host_ips(settings));
+                let (runtime, cgroups) = (&self.node.status, self.cgroups());
                 let told = self.statuses.pod_status(&record.id.uid, &self.pods).map(Arc::as_ref);
-                let context = Context { images, network_problem, host_ips, cgroups: self.cgroups(), settings, told };
+                let context = Context { images, network_problem, host_ips, runtime, cgroups, settings, told };
                 sync_pod::plan(record, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),

@@ -118,6 +118,7 @@ mod tests {
             pod_ips: vec!["10.0.0.5".to_owned()],
             host_ips: Vec::new(),
             target: None,
+            recursive_read_only_mounts: false,
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }
     }

@@ -303,6 +303,7 @@ mod tests {
             pod_ips: vec!["10.0.0.5".to_owned(), "fd00::5".to_owned()],
             host_ips: vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()],
             target: None,
+            recursive_read_only_mounts: false,
             image: ImageFacts::default(),
         }
     }

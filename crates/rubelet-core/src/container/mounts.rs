@@ -11,7 +11,7 @@ use rubelet_cri::v1::{Mount, MountPropagation};
 use super::{
     ConfigError,
     environment::{Environment, expand_path},
-    hash, hosts,
+    hash, hosts, recursive_read_only,
 };
 use crate::{
     effect::StartContainer,
@@ -145,13 +145,15 @@ fn volume_mount(
     settings: &Settings,
 ) -> Result<Mount, ConfigError> {
     let source = volume_source(order, spec, container, mount, settings)?;
-    refuse_recursive_read_only(mount)?;
+    let recursive_read_only = recursive_read_only::resolve(mount, order.recursive_read_only_mounts)
+        .map_err(|error| ConfigError(format!("failed to resolve recursive read-only mode: {error}")))?;
     Ok(Mount {
         container_path: absolute(&mount.mount_path),
         host_path: text(&source.host_path),
         readonly: mount.read_only.unwrap_or(false) || source.is_read_only,
         selinux_relabel: source.is_ours && settings.node.selinux_enabled,
         propagation: propagation(mount)?.into(),
+        recursive_read_only,
         ..Mount::default()
     })
 }
@@ -199,18 +201,6 @@ fn propagation(mount: &VolumeMount) -> Result<MountPropagation, ConfigError> {
         Some("HostToContainer") => Ok(MountPropagation::PropagationHostToContainer),
         Some("Bidirectional") => Ok(MountPropagation::PropagationBidirectional),
         Some(other) => Err(ConfigError(format!("invalid MountPropagation mode: {other:?}"))),
-    }
-}
-
-/// No runtime is asked for its features yet, so none is taken to have this one.
-fn refuse_recursive_read_only(mount: &VolumeMount) -> Result<(), ConfigError> {
-    match mount.recursive_read_only.as_deref() {
-        Some("Enabled") => Err(ConfigError(format!(
-            "failed to resolve recursive read-only mode: volume {:?} requested recursive read-only mode, but it is not \
-             supported by the runtime",
-            mount.name
-        ))),
-        Some(_) | None => Ok(()),
     }
 }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     container::is_host_network,
     id::ContainerId,
-    observation::{PodFacts, SandboxState},
+    observation::{PodFacts, RuntimeStatus, SandboxState},
     pod_manager::is_static_pod,
     qos::{QosClass, qos_class},
     time::Now,
@@ -53,8 +53,7 @@ pub struct StatusInput<'a> {
     pub stage: Stage,
     /// Primary first; empty when nobody knows.
     pub host_ips: &'a [String],
-    /// What stands before `://` in a container's id: `containerd`.
-    pub runtime: &'a str,
+    pub runtime: &'a RuntimeStatus,
     /// The pod has failed, whatever its containers do: it was rejected, evicted or outlived its deadline.
     pub failed: Option<&'a PodFailure>,
     pub now: Now,

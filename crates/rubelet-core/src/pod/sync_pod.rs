@@ -11,12 +11,12 @@ use k8s_openapi::api::core::v1::{Container, PodStatus};
 use crate::{
     cgroups::Tree,
     config::GoDuration,
-    container::{find_ephemeral, of_ephemeral},
+    container::{find_ephemeral, of_ephemeral, recursive_read_only},
     effect::{About, EventRecord, Op, Reason, RunSandbox, Severity, StartContainer},
     gc,
     id::ContainerId,
     images::{ImageWant, Images, Readiness},
-    observation::{ContainerState, PodFacts, SandboxFacts},
+    observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
         containers::{AfterStop, Stop, Verdict, verdict},
@@ -39,6 +39,7 @@ pub struct Context<'a> {
     pub network_problem: Option<&'a str>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
+    pub runtime: &'a RuntimeStatus,
     /// `None`: pods have no cgroups of their own.
     pub cgroups: Option<Tree<'a>>,
     pub settings: &'a Settings,
@@ -197,6 +198,11 @@ impl Start<'_> {
                     pod_ips: self.sandbox.ips.clone(),
                     host_ips: self.context.host_ips.to_vec(),
                     target: self.target_of(&container.name),
+                    recursive_read_only_mounts: recursive_read_only::is_supported(
+                        record.spec(),
+                        Some(self.sandbox),
+                        self.context.runtime,
+                    ),
                     image: image.clone(),
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };

@@ -11,7 +11,7 @@ use crate::{
     event::Source,
     id::PodRef,
     images::Images,
-    observation::PodFacts,
+    observation::{PodFacts, RuntimeStatus},
     pod::{
         Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
         hooks::{Hook, HookOrder, PreStop},
@@ -60,8 +60,8 @@ fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
 /// With what was told of the pod before.
 fn sync_plan_after(record: &PodRecord, facts: &crate::observation::PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
-    let (images, cgroups) = (&Images::default(), Tree::new(&settings, None));
-    let context = Context { images, network_problem: None, host_ips: &[], cgroups, settings: &settings, told };
+    let (images, runtime, cgroups) = (&Images::default(), &RuntimeStatus::default(), Tree::new(&settings, None));
+    let context = Context { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
     sync_pod::plan(record, facts, context, now())
 }
 
@@ -385,6 +385,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
             images: &Images::default(),
             network_problem: Some("no CNI"),
             host_ips: &[],
+            runtime: &RuntimeStatus::default(),
             cgroups,
             settings: &settings,
             told: None,

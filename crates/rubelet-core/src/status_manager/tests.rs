@@ -6,6 +6,7 @@ use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 use super::*;
 use crate::{
     manifest::SOURCE_ANNOTATION,
+    observation::RuntimeStatus,
     pod::status::{Stage, StatusInput, pod_status},
     pod_config::MIRROR_ANNOTATION,
     test_support::{ago, facts, later, mk_pod, now, show},
@@ -97,7 +98,7 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
         is_resize_pending: false,
         stage: Stage::Syncing,
         host_ips: &[],
-        runtime: "containerd",
+        runtime: &RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() },
         failed: None,
         now,
     })

@@ -69,6 +69,7 @@ async fn sandbox_facts(world: &World, sandbox: v1::PodSandbox) -> RpcResult<Opti
         attempt: sandbox.metadata.map_or(0, |metadata| metadata.attempt),
         state,
         created_at: timestamp(sandbox.created_at),
+        runtime_handler: sandbox.runtime_handler,
         host_network: false,
         ips: Vec::new(),
     };

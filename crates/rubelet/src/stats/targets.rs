@@ -136,6 +136,7 @@ mod tests {
             attempt: 0,
             state,
             created_at: at("2026-11-15T18:00:00Z"),
+            runtime_handler: String::new(),
             host_network: false,
             ips: Vec::new(),
         };

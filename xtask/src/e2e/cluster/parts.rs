@@ -1,11 +1,13 @@
-//! What joins a pod that runs, and what of a volume a container sees: ephemeral containers and parts of volumes.
+//! What joins a pod that runs, and what of a volume a container sees: ephemeral containers, parts of volumes, mounts below
+//! them.
 
-use std::fs;
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
+    command::{SHORT, output},
     e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
     image::BUSYBOX,
 };
@@ -20,6 +22,11 @@ pub const CASES: &[ClusterCase] = &[
         name: "containers see parts of volumes and nothing beyond them",
         plane: Plane::Shared,
         run: sub_paths,
+    },
+    ClusterCase {
+        name: "what is mounted below a recursively read-only mount cannot be written",
+        plane: Plane::Shared,
+        run: recursive_read_only,
     },
 ];
 
@@ -104,11 +111,7 @@ fn sub_paths(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.apply_all(vec![pod("parts", &spec), pod("hostile", &hostile)])?;
     let uid = cluster.wait_running("parts", 60)?.uid().to_owned();
     let seen = inside.join("made/parts/seen");
-    cluster.wait("the container has written what it saw", 20, |_| {
-        let text = fs::read_to_string(&seen).with_context(|| seen.display().to_string())?;
-        ensure!(text == "1", "{text:?}");
-        Ok(())
-    })?;
+    expect_text(cluster, &seen, "1")?;
     cluster.wait("the hostile container waits", 30, |cluster| {
         let pod = cluster.pod("hostile")?;
         let waiting = &pod.container("main")["state"]["waiting"];
@@ -123,4 +126,62 @@ fn sub_paths(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     ensure!(!left.contains(&uid), "something of the pod is still mounted: {left}");
     ensure!(seen.is_file(), "what the container wrote went with its pod");
     Ok(())
+}
+
+fn recursive_read_only(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    cluster.start()?;
+    let node = cluster.plane().api().get(&format!("/api/v1/nodes/{}", cluster.name))?;
+    let handlers = &node["status"]["runtimeHandlers"];
+    let is_able = |handler: &Value| handler["features"]["recursiveReadOnlyMounts"] == true;
+    ensure!(handlers.as_array().is_some_and(|handlers| handlers.iter().any(is_able)), "{handlers}");
+    let notes = cluster.node.notes("nested");
+    let (volume, seen) = (notes.join("volume"), notes.join("seen"));
+    let nested = volume.join("nested");
+    fs::create_dir_all(&nested)?;
+    fs::create_dir_all(&seen)?;
+    output(Command::new("mount").args(["-t", "tmpfs", "nested"]).arg(&nested), SHORT)?;
+
+    let write = "for mount in /data/*; do touch $mount/nested/file && echo $mount written || echo $mount refused; done";
+    let mut spec = spec(&cluster.name, &format!("{{ {write}; }} > /seen/$(hostname); {OBEDIENT}"));
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    spec["volumes"] = json!([
+        { "name": "data", "hostPath": { "path": volume } },
+        { "name": "seen", "hostPath": { "path": seen } },
+    ]);
+    let with_modes = |modes: &[&str]| {
+        let mount = |mode: &&str| json!({ "name": "data", "mountPath": format!("/data/{mode}"), "readOnly": true, "recursiveReadOnly": mode });
+        let mut mounts: Vec<_> = modes.iter().map(mount).collect();
+        mounts.push(json!({ "name": "seen", "mountPath": "/seen" }));
+        let mut spec = spec.clone();
+        spec["containers"][0]["volumeMounts"] = json!(mounts);
+        spec
+    };
+    cluster.apply_all(vec![
+        pod("lenient", &with_modes(&["Disabled", "IfPossible"])),
+        pod("strict", &with_modes(&["Enabled"])),
+    ])?;
+    expect_modes(cluster, "lenient", &["Disabled", "Enabled"])?;
+    expect_text(cluster, &seen.join("lenient"), "/data/Disabled written\n/data/IfPossible refused\n")?;
+    expect_modes(cluster, "strict", &["Enabled"])?;
+    expect_text(cluster, &seen.join("strict"), "/data/Enabled refused\n")?;
+    cluster.kubectl(&["delete", "pod", "lenient", "strict"])?;
+    cluster.wait_none(30)?;
+    output(Command::new("umount").arg(&nested), SHORT).map(drop)
+}
+
+fn expect_modes(cluster: &ClusterNode, name: &str, expected: &[&str]) -> anyhow::Result<()> {
+    let pod = cluster.wait_running(name, 60)?;
+    let mounts = pod.container("main")["volumeMounts"].as_array().context("no volume mounts")?;
+    let of_data = mounts.iter().filter(|mount| mount["name"] == "data");
+    let modes: Vec<_> = of_data.map(|mount| mount["recursiveReadOnly"].as_str().unwrap_or("none")).collect();
+    ensure!(modes == expected, "{name}: {modes:?}");
+    Ok(())
+}
+
+fn expect_text(cluster: &ClusterNode, file: &Path, expected: &str) -> anyhow::Result<()> {
+    cluster.wait("the container has written what it saw", 20, |_| {
+        let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        ensure!(text == expected, "{text:?}");
+        Ok(())
+    })
 }

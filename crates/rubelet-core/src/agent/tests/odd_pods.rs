@@ -363,6 +363,7 @@ impl Odd {
                     attempt: order.attempt,
                     state: SandboxState::Ready,
                     created_at: ago(0),
+                    runtime_handler: String::new(),
                     host_network: false,
                     ips: vec!["10.1.0.7".to_owned()],
                 },

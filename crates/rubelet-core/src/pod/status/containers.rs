@@ -15,7 +15,7 @@ use k8s_openapi::{
 
 use super::{StatusInput, resources};
 use crate::{
-    container::of_ephemeral,
+    container::{of_ephemeral, recursive_read_only},
     observation::{ContainerFacts, ContainerState, ContainerUser},
     pod::restart_policy::{is_sidecar, restarts_after},
 };
@@ -135,7 +135,7 @@ impl<'a> Subject<'a> {
             state: Some(self.state_of(facts)),
             resources: Some(resources::of_container(self.spec, facts, self.reported_running(&id))),
             allocated_resources: self.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
-            volume_mounts: volume_mounts(self.spec),
+            volume_mounts: self.volume_mounts_of(&id),
             container_id: Some(id),
             user: facts.user.as_ref().map(shown_user),
             ..ContainerStatus::default()
@@ -216,7 +216,7 @@ impl<'a> Subject<'a> {
             image: self.spec.image.clone().unwrap_or_default(),
             state: Some(waiting_for(self.first_wait(), "")),
             restart_count: i32::try_from(logged).unwrap_or(i32::MAX),
-            volume_mounts: volume_mounts(self.spec),
+            volume_mounts: self.volume_mounts(),
             ..ContainerStatus::default()
         };
         let Some(old) = self.old else {
@@ -319,8 +319,35 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// They do not change while a container exists, whatever its runtime has learnt since.
+    fn volume_mounts_of(&self, id: &str) -> Option<Vec<VolumeMountStatus>> {
+        let reported = self.old.filter(|old| old.container_id.as_deref() == Some(id));
+        reported.and_then(|old| old.volume_mounts.clone()).or_else(|| self.volume_mounts())
+    }
+
+    fn volume_mounts(&self) -> Option<Vec<VolumeMountStatus>> {
+        let mounts = self.spec.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
+        let pod = self.input.pod.spec.as_ref()?;
+        let is_supported =
+            recursive_read_only::is_supported(pod, self.input.facts.newest_sandbox(), self.input.runtime);
+        let status = mounts.iter().map(|mount| {
+            let read_only = mount.read_only.filter(|read_only| *read_only);
+            // Of a mount that is refused no container is made.
+            let is_recursive = recursive_read_only::resolve(mount, is_supported).unwrap_or(false);
+            let mode = if is_recursive { "Enabled" } else { "Disabled" };
+            VolumeMountStatus {
+                name: mount.name.clone(),
+                mount_path: mount.mount_path.clone(),
+                read_only,
+                recursive_read_only: read_only.map(|_| mode.to_owned()),
+                ..VolumeMountStatus::default()
+            }
+        });
+        Some(status.collect())
+    }
+
     fn id_of(&self, facts: &ContainerFacts) -> String {
-        format!("{}://{}", self.input.runtime, facts.id)
+        format!("{}://{}", self.input.runtime.name, facts.id)
     }
 }
 
@@ -354,19 +381,4 @@ fn waiting_for(reason: &str, message: &str) -> ApiState {
 
 fn text(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn volume_mounts(spec: &Container) -> Option<Vec<VolumeMountStatus>> {
-    let mounts = spec.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
-    let status = mounts.iter().map(|mount| {
-        let read_only = mount.read_only.filter(|read_only| *read_only);
-        VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only,
-            recursive_read_only: read_only.map(|_| "Disabled".to_owned()),
-            ..VolumeMountStatus::default()
-        }
-    });
-    Some(status.collect())
 }

@@ -1,13 +1,13 @@
 //! Tables and pictures for `pod_status`.
 
 use insta::assert_snapshot;
-use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate, Probe};
+use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate, Probe, VolumeMount};
 use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 
 use super::*;
 use crate::{
     id::ContainerId,
-    observation::{ContainerResources, ContainerState, ContainerUser, Exit},
+    observation::{ContainerResources, ContainerState, ContainerUser, Exit, RuntimeHandler},
     test_support::{ago, facts, later, mk_pod, now, show},
 };
 
@@ -21,6 +21,7 @@ struct Case {
     is_resize_pending: bool,
     stage: Stage,
     host_ips: Vec<String>,
+    runtime: RuntimeStatus,
     failed: Option<PodFailure>,
     now: Now,
 }
@@ -36,6 +37,7 @@ impl Case {
             is_resize_pending: false,
             stage: Stage::Syncing,
             host_ips: vec!["192.0.2.1".to_owned()],
+            runtime: RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() },
             failed: None,
             now: now(),
         }
@@ -78,7 +80,7 @@ impl Case {
             is_resize_pending: self.is_resize_pending,
             stage: self.stage,
             host_ips: &self.host_ips,
-            runtime: "containerd",
+            runtime: &self.runtime,
             failed: self.failed.as_ref(),
             now: self.now,
         })
@@ -668,4 +670,38 @@ proptest! {
         case.previous = Some(once.clone());
         assert_eq!(case.status(), once);
     }
+}
+
+#[test]
+fn volume_mounts_show_whether_they_are_recursively_read_only() {
+    let mount = |mode: Option<&str>, read_only: bool| VolumeMount {
+        name: "data".to_owned(),
+        mount_path: "/data".to_owned(),
+        read_only: Some(read_only),
+        recursive_read_only: mode.map(str::to_owned),
+        ..VolumeMount::default()
+    };
+    let mut case = Case::new("always | main a", "sandbox gone");
+    case.pod.spec.as_mut().unwrap().containers[0].volume_mounts = Some(vec![
+        mount(None, false),
+        mount(None, true),
+        mount(Some("Disabled"), true),
+        mount(Some("IfPossible"), true),
+        mount(Some("Enabled"), true),
+    ]);
+    let shown = |case: &Case| {
+        let status = case.status().container_statuses.unwrap().remove(0);
+        let modes = status.volume_mounts.unwrap().into_iter().map(|mount| mount.recursive_read_only);
+        modes.map(|mode| mode.unwrap_or_else(|| "-".to_owned())).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(shown(&case), "- Disabled Disabled Disabled Disabled");
+
+    let handler = RuntimeHandler { recursive_read_only_mounts: true, ..RuntimeHandler::default() };
+    case.runtime.handlers.push(handler);
+    assert_eq!(shown(&case), "- Disabled Disabled Enabled Enabled");
+
+    let mut case = case.then("a: running", later(10)).then("a: running", later(20));
+    case.runtime.handlers.clear();
+    assert_eq!(shown(&case), "- Disabled Disabled Enabled Enabled", "the mounts of a container do not change");
+    assert_eq!(shown(&case.then("a: exit(1), running", later(30))), "- Disabled Disabled Disabled Disabled");
 }
