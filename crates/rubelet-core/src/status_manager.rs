@@ -244,6 +244,8 @@ impl StatusManager {
             let merged = merge_pod_status(stored, &versioned.status, running, context.now);
             let patch = match self.in_doubt.contains(&pod.uid) {
                 true => Some(whole_status_patch(stored, &merged)),
+                // Another spelling of a quantity, or another order, is nothing to write.
+                false if is_held(stored, &merged) => None,
                 false => status_patch(stored, &merged),
             };
             if let Some(patch) = patch {
@@ -375,10 +377,14 @@ pub fn can_be_deleted(pod: &Pod, reclaimed: Reclaimed) -> bool {
 
 /// The API server holds another status than ours, and ours is the truth.
 pub fn needs_reconcile(uid: &PodUid, status: &PodStatus, pods: &PodManager) -> bool {
-    let Some(stored) = pods.api_pod(uid) else { return false };
+    pods.api_pod(uid).is_some_and(|stored| !is_held(stored, status))
+}
+
+/// The API server's copy says the same as this status.
+fn is_held(stored: &Pod, status: &PodStatus) -> bool {
     let mut held = stored.status.clone().unwrap_or_default();
     normalize_status(stored, &mut held);
-    !is_pod_status_by_kubelet_equal(&held, status)
+    is_pod_status_by_kubelet_equal(&held, status)
 }
 
 /// The readiness gates of the pod say something else than its Ready condition does.

@@ -392,6 +392,28 @@ fn after_a_restart_nothing_is_sent_that_the_api_server_already_has() {
 }
 
 #[test]
+fn another_spelling_of_a_quantity_is_not_sent() {
+    let limit = |pod: &mut PodStatus, text: &str| {
+        let memory = k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.to_owned());
+        let limits = Some(BTreeMap::from([("memory".to_owned(), memory)]));
+        pod.container_statuses.as_mut().expect("one")[0].resources.get_or_insert_default().limits = limits;
+    };
+    let mut pod = mk_pod("always | main a");
+    let mut status = status_of(&pod, "a: running", None, now());
+    limit(&mut status, "100M");
+    pod.status = Some(status.clone());
+
+    let mut desk = Desk::with(&pod);
+    limit(&mut status, "100000000");
+    desk.offer(&pod, status.clone(), now());
+    assert_eq!(desk.due(Batch::Changed), "");
+    assert_eq!(desk.manager.changed.len(), 0, "it counts as told");
+    limit(&mut status, "100Mi");
+    desk.offer(&pod, status, now());
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
+}
+
+#[test]
 fn a_static_pod_is_sent_under_its_mirror_s_uid_and_not_at_all_without_one() {
     let pod = mk_pod("always | static | main a");
     let mut desk = Desk::with(&pod);

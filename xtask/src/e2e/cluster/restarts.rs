@@ -11,7 +11,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder, spec, writes::status_writes},
+    e2e::cluster::{
+        ClusterCase, ClusterNode, OBEDIENT, Plane, pod, recorder, spec,
+        writes::{status_writes, unexpected_writes},
+    },
     testbed::{
         agent::{AgentOptions, Membership},
         tail,
@@ -54,7 +57,7 @@ fn quiet(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         // Longer than the agent takes to look at everything once.
         thread::sleep(Duration::from_secs(12));
     }
-    let written = status_writes(cluster)?.split_off(before);
+    let written = unexpected_writes(cluster, before)?;
     ensure!(written.is_empty(), "{} statuses were written:\n{}", written.len(), written.join("\n"));
     let ready = cluster.node_condition("Ready")?;
     ensure!(ready["lastTransitionTime"] == ready_since, "the node was not ready meanwhile: {ready}");
