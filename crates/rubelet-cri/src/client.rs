@@ -130,6 +130,14 @@ impl ContainerRuntime for CriClient {
         answer.status.ok_or_else(|| incomplete("PodSandboxStatus"))
     }
 
+    async fn pod_sandbox_info(&self, sandbox_id: &str) -> RpcResult<String> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: true };
+        let mut client = self.runtime.clone();
+        let mut answer =
+            call("PodSandboxStatus", self.timeout, request, |request| client.pod_sandbox_status(request)).await?;
+        Ok(answer.info.remove("info").unwrap_or_default())
+    }
+
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
         let request = v1::ListPodSandboxRequest { filter };
         let mut client = self.runtime.clone();

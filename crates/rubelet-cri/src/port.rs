@@ -64,6 +64,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
     async fn remove_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
     async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus>;
+    /// The verbose part of `PodSandboxStatus`: JSON of the runtime's own making; empty where it gives none.
+    async fn pod_sandbox_info(&self, sandbox_id: &str) -> RpcResult<String>;
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>>;
 
     async fn create_container(

@@ -312,6 +312,10 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
+    async fn pod_sandbox_info(&self, sandbox_id: &str) -> RpcResult<String> {
+        self.pod_sandbox_status(sandbox_id).await.map(|_| String::new())
+    }
+
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
         let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
         self.look("ListPodSandbox", touched, |scene| {

@@ -53,6 +53,7 @@ use crate::{
     stats::{
         disk::{DiskCounter, DiskSources},
         sample::{NamedCgroups, Sources, Stats},
+        sandbox_images::SandboxImages,
     },
     sync_loop::{Handles, SyncLoop},
     world::{Clock, Cluster, Paths, World},
@@ -211,6 +212,7 @@ fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machin
             }),
             identity: Arc::new(machine.clone()),
             disk: Arc::new(disk),
+            sandbox_images: Arc::new(SandboxImages::new(world.runtime.clone())),
             root_dir: world.paths.root_dir.clone(),
         }),
         log_watches: Watches::new(Interest::Writes),

@@ -13,5 +13,6 @@ mod measure;
 mod rates;
 pub mod resource_metrics;
 pub mod sample;
+pub mod sandbox_images;
 pub mod summary;
 pub mod targets;

@@ -172,6 +172,10 @@ impl ContainerRuntime for Measured {
         self.timed("podsandbox_status", self.runtime.pod_sandbox_status(sandbox_id)).await
     }
 
+    async fn pod_sandbox_info(&self, sandbox_id: &str) -> RpcResult<String> {
+        self.timed("podsandbox_status", self.runtime.pod_sandbox_info(sandbox_id)).await
+    }
+
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
         self.timed("list_podsandbox", self.runtime.list_pod_sandbox(filter)).await
     }

@@ -27,6 +27,7 @@ use crate::{
     stats::{
         disk::{DiskCounter, DiskSources},
         sample::{Sources, Stats},
+        sandbox_images::SandboxImages,
     },
     world::{Clock, Paths},
 };
@@ -38,6 +39,8 @@ pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>
     let clock = Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default());
     let paths =
         Paths { root_dir: root.to_owned(), pod_logs_dir: root.join("logs"), container_links_dir: root.join("links") };
+    let runtime =
+        Arc::new(CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap());
     let sources = Sources {
         snapshots: snapshots.clone(),
         settings: Arc::new(Settings::for_node("n1")),
@@ -45,13 +48,12 @@ pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>
         named_cgroups: Arc::default(),
         identity: Arc::default(),
         disk: Arc::new(DiskCounter::new(DiskSources {
-            runtime: Arc::new(
-                CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap(),
-            ),
+            runtime: runtime.clone(),
             paths: paths.clone(),
             clock: clock.clone(),
             volumes_count_for: None,
         })),
+        sandbox_images: Arc::new(SandboxImages::new(runtime)),
         root_dir: root.to_owned(),
     };
     let readers = Readers {

@@ -277,6 +277,7 @@ mod tests {
             name: "web".to_owned(),
             created: Timestamp::default(),
             sandbox_id: "s1".to_owned(),
+            sandbox_image: String::new(),
             cgroups: Vec::new(),
             containers: vec![container],
         }

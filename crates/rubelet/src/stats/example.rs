@@ -137,6 +137,7 @@ pub fn sample() -> Sample {
         name: "web".to_owned(),
         created: at("2026-11-15T18:00:00Z"),
         sandbox_id: "s1".to_owned(),
+        sandbox_image: String::new(),
         cgroups: vec!["/kubepods/podu1".to_owned()],
         containers: Vec::new(),
     };

@@ -129,7 +129,7 @@ impl Pass<'_> {
                     target: ContainerTarget {
                         name: String::new(),
                         id: target.sandbox_id.clone(),
-                        image: String::new(),
+                        image: target.sandbox_image.clone(),
                         created: target.created,
                     },
                     measured,

@@ -32,6 +32,7 @@ use super::{
     disk::{DiskCounter, Disks},
     measure::{self, Found, Pass},
     rates::{Reading, Readings},
+    sandbox_images::SandboxImages,
     targets::{ContainerTarget, PodTarget, targets},
 };
 use crate::world::Clock;
@@ -142,6 +143,7 @@ pub struct Sources {
     pub named_cgroups: Arc<NamedCgroups>,
     pub identity: Arc<node_status::Machine>,
     pub disk: Arc<DiskCounter>,
+    pub sandbox_images: Arc<SandboxImages>,
     /// `--root-dir`.
     pub root_dir: PathBuf,
 }
@@ -217,7 +219,10 @@ impl Stats {
             base => base,
         };
         let sources = &self.0.sources;
-        let targets = targets(&sources.snapshots.borrow(), &sources.settings);
+        let mut targets = targets(&sources.snapshots.borrow(), &sources.settings);
+        if extent == Extent::Everything {
+            sources.sandbox_images.fill_in(&mut targets.pods).await;
+        }
         let named = sources.named_cgroups.clone();
         let node_name = targets.node_name.clone();
         let trees = self.trees().await?;
@@ -312,8 +317,9 @@ mod tests {
         let (sender, snapshots) = watch::channel(Arc::default());
         let clock = Clock::system();
         let nowhere = PathBuf::from("/nowhere");
+        let runtime = Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap());
         let disk = DiskCounter::new(DiskSources {
-            runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
+            runtime: runtime.clone(),
             paths: Paths {
                 root_dir: nowhere.clone(),
                 pod_logs_dir: nowhere.clone(),
@@ -329,6 +335,7 @@ mod tests {
             named_cgroups: Arc::default(),
             identity: Arc::default(),
             disk: Arc::new(disk),
+            sandbox_images: Arc::new(SandboxImages::new(runtime)),
             root_dir: nowhere,
         };
         (sender, Stats::new(sources))

@@ -28,6 +28,8 @@ pub struct PodTarget {
     pub name: String,
     pub created: Timestamp,
     pub sandbox_id: String,
+    /// Filled in for a sample that shows sandboxes.
+    pub sandbox_image: String,
     /// Where its cgroup may be: of a pod that only the runtime knows nobody knows the class.
     pub cgroups: Vec<String>,
     pub containers: Vec<ContainerTarget>,
@@ -70,6 +72,7 @@ fn pod(uid: &PodUid, view: &PodView, tree: Option<Tree<'_>>) -> Option<PodTarget
         name: name_of(&view.pod).to_owned(),
         created: sandbox.created_at,
         sandbox_id: sandbox.id.to_string(),
+        sandbox_image: String::new(),
         cgroups,
         containers,
     })

@@ -49,6 +49,7 @@ const SHARED: &[(&str, &str, &[&str])] = &[
     ("kubelet_pod_start_sli_duration_seconds", "histogram", &[]),
     ("kubelet_pod_start_total_duration_seconds", "histogram", &[]),
     ("kubelet_pod_status_sync_duration_seconds", "histogram", &[]),
+    ("kubelet_pod_worker_duration_seconds", "histogram", &["operation_type"]),
     ("kubelet_pod_worker_start_duration_seconds", "histogram", &[]),
     ("kubelet_run_podsandbox_duration_seconds", "histogram", &["runtime_handler"]),
     ("kubelet_running_containers", "gauge", &["container_state"]),
