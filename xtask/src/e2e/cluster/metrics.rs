@@ -5,15 +5,23 @@ mod exposition;
 use std::io::{Read as _, Write as _};
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, metrics::exposition::Page, pod, spec};
+use crate::{
+    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, metrics::exposition::Page, pod, spec},
+    testbed::agent::AgentOptions,
+};
 
 pub const CASES: &[ClusterCase] = &[
     ClusterCase {
         name: "metrics count what runs on the node and what was done for it",
         plane: Plane::Shared,
         run: counts,
+    },
+    ClusterCase {
+        name: "the summary counts the volumes of a pod, projected ones too",
+        plane: Plane::Shared,
+        run: volume_figures,
     },
     ClusterCase { name: "pages come by the methods and in the forms upstream has", plane: Plane::Shared, run: forms },
 ];
@@ -123,8 +131,11 @@ fn check_shapes(page: &Page, shapes: &[(&str, &str, &[&str])]) -> anyhow::Result
 }
 
 fn scrape(cluster: &ClusterNode, path: &str) -> anyhow::Result<Page> {
-    let text = cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/{path}", cluster.name)])?;
-    Page::parse(&text).with_context(|| path.to_owned())
+    Page::parse(&proxied(cluster, path)?).with_context(|| path.to_owned())
+}
+
+fn proxied(cluster: &ClusterNode, path: &str) -> anyhow::Result<String> {
+    cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/{path}", cluster.name)])
 }
 
 fn counts(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -205,7 +216,7 @@ fn check_pages_beside(cluster: &ClusterNode) -> anyhow::Result<()> {
         ensure!(count >= 3.0, "{count} probes");
         Ok(())
     })?;
-    cluster.kubectl(&["get", "--raw", &format!("/api/v1/nodes/{}/proxy/healthz", cluster.name)])?;
+    proxied(cluster, "healthz")?;
     let page = scrape(cluster, "metrics/slis")?;
     check_shapes(&page, SLIS)?;
     let syncloop = [("name", "syncloop"), ("type", "healthz"), ("status", "success")];
@@ -216,6 +227,66 @@ fn check_pages_beside(cluster: &ClusterNode) -> anyhow::Result<()> {
         ensure!(page.value("prober_probe_total", &readiness).is_err(), "they are still there");
         Ok(())
     })
+}
+
+fn volume_figures(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    let config = cluster.node.agent.own_cgroups()?;
+    let options = AgentOptions { config, cluster: Some(cluster.membership()?), ..AgentOptions::default() };
+    cluster.node.reconfigure(&options)?;
+    cluster.start()?;
+    let mut spec = spec(&cluster.name, OBEDIENT);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    spec["volumes"] = json!([
+        { "name": "settings", "configMap": { "name": "settings" } },
+        { "name": "password", "secret": { "secretName": "password" } },
+        { "name": "labels", "downwardAPI": { "items": [{ "path": "labels", "fieldRef": { "fieldPath": "metadata.labels" } }] } },
+        { "name": "joined", "projected": { "sources": [{ "configMap": { "name": "settings" } }, { "secret": { "name": "password" } }] } },
+        { "name": "scratch", "emptyDir": {} },
+        { "name": "memory", "emptyDir": { "medium": "Memory" } },
+        { "name": "host", "hostPath": { "path": "/etc/ssl" } },
+    ]);
+    let volumes = spec["volumes"].as_array().into_iter().flatten();
+    let mounts = volumes.map(|volume| json!({ "name": volume["name"], "mountPath": format!("/{}", volume["name"].as_str().unwrap_or_default()) }));
+    spec["containers"][0]["volumeMounts"] = mounts.collect();
+    cluster.apply_all(vec![
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "a": "1" } }),
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "password" }, "stringData": { "b": "2" } }),
+        pod("stored", &spec),
+    ])?;
+    cluster.wait_running("stored", 60)?;
+    // Upstream counts volumes a minute after it first saw the pod.
+    cluster.wait("every volume is counted", 100, |cluster| {
+        let summary: Value = serde_json::from_str(&proxied(cluster, "stats/summary")?)?;
+        let mut pods = summary["pods"].as_array().into_iter().flatten();
+        let pod = pods.find(|pod| pod["podRef"]["name"] == "stored").context("the pod is not there")?;
+        let mut inodes: Vec<_> = pod["volume"].as_array().into_iter().flatten().map(inodes_used).collect();
+        inodes.sort();
+        ensure!(inodes == VOLUMES, "{inodes:?}");
+        Ok(())
+    })?;
+    let page = proxied(cluster, "metrics")?;
+    let of_claims = page.lines().find(|line| line.starts_with("kubelet_volume_stats"));
+    ensure!(of_claims.is_none(), "no volume is a claim's: {of_claims:?}");
+    cluster.kubectl(&["delete", "pod", "stored"])?;
+    cluster.wait_none(30)
+}
+
+/// Which volumes are counted, and the files, links and directories of each. A path of the node is not.
+const VOLUMES: [(&str, u64); 7] = [
+    ("joined", 7),
+    ("kube-api-access", 9),
+    ("labels", 5),
+    ("memory", 1),
+    ("password", 5),
+    ("scratch", 1),
+    ("settings", 5),
+];
+
+fn inodes_used(volume: &Value) -> (&str, u64) {
+    let name = volume["name"].as_str().unwrap_or_default();
+    // The end of a token's volume is random.
+    let name = if name.starts_with("kube-api-access-") { "kube-api-access" } else { name };
+    (name, volume["inodesUsed"].as_u64().unwrap_or_default())
 }
 
 /// A request, and the status and some headers of its answer.
