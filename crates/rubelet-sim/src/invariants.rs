@@ -88,10 +88,11 @@ impl Rules {
         pod.actors.entry(role.to_owned()).or_default().edited_image = Some(image.to_owned());
     }
 
-    /// The instance was started by an agent that is dead.
-    pub fn was_started_earlier(&self, container: &Container) -> bool {
+    /// The agent that lives now began the postStart hook of the instance.
+    pub fn has_run_hook(&self, container: &Container) -> bool {
         let actor = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role()));
-        actor.is_some_and(|actor| actor.last_start < self.agent_began)
+        let is_of_this_life = actor.is_some_and(|actor| actor.last_start >= self.agent_began);
+        is_of_this_life && self.hooks.contains_key(&(container.id.clone(), Hook::PostStart))
     }
 
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {

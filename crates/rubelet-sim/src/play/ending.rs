@@ -295,9 +295,16 @@ fn has_yet_to_fail(scene: &Scene, role: &Role, found: &Container) -> bool {
     let attempt = found.attempt();
     // It runs for a second only.
     let is_flaky = matches!(role.program, Program::Flaky { times } if attempt < times);
-    // What a hook came to that an earlier agent began is not known to anybody, as with upstream.
-    let is_hook_lost = scene.rules.was_started_earlier(found);
-    is_flaky || role.is_ended_by_probes(attempt) || role.is_ended_by_hook(attempt) && !is_hook_lost
+    is_flaky || is_ended_by_checks(scene, role, Some(found))
+}
+
+/// A probe or a hook ends this instance, or the first one that comes.
+fn is_ended_by_checks(scene: &Scene, role: &Role, found: Option<&Container>) -> bool {
+    let attempt = found.map_or(0, |found| found.attempt());
+    // As with upstream, a hook is not run when the answer to the start got lost, and nobody knows what it came to when an
+    // earlier agent began it.
+    let is_hook_lost = found.is_some_and(|found| !scene.rules.has_run_hook(found));
+    role.is_ended_by_probes(attempt) || role.is_ended_by_hook(attempt) && !is_hook_lost
 }
 
 /// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
@@ -310,7 +317,9 @@ fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
     };
     // What its probes said before is known only of pods of the API.
     let probes = ["readinessProbe", "startupProbe"];
-    let is_probed = || script.containers.iter().any(|role| probes.iter().any(|probe| role.field(probe).is_some()));
+    let is_probed = || {
+        script.init.iter().chain(&script.containers).any(|role| probes.iter().any(|probe| role.field(probe).is_some()))
+    };
     // A termination message that could not be read is read again.
     let view = scene.snapshot.pods.get(&PodUid::new(uid));
     let told = view.map(|view| serde_json::to_string(&*view.status).expect("a status is JSON"));
@@ -409,9 +418,10 @@ fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
         Program::Missing => (true, 128),
     };
     // A probe or a hook ends it, over and over or once; what it says then counts as little as who asked.
-    let always = role.is_ended_by_checks(1);
-    if always || role.is_ended_by_checks(attempt) && script.policy_of(role) == Policy::Never {
-        return if script.policy_of(role) == Policy::Never { Fortune::Ends } else { Fortune::Tries };
+    match script.policy_of(role) {
+        Policy::Never if is_ended_by_checks(scene, role, running.map(|found| &**found)) => return Fortune::Ends,
+        Policy::Always | Policy::OnFailure if role.is_ended_by_checks(1) => return Fortune::Tries,
+        Policy::Never | Policy::Always | Policy::OnFailure => {}
     }
     let is_init = script.is_init(&role.name);
     let again = match script.policy_of(role) {
