@@ -104,6 +104,14 @@ impl Turns {
         self.answer("inspect", Ok(Facts::Pod(facts)));
     }
 
+    /// Every step succeeds, and the look after it finds the pod like this.
+    fn carried_out(&mut self, steps: &[&str], state: &str) {
+        for step in steps {
+            self.answer(step, Ok(Facts::Nothing));
+            self.inspected(state);
+        }
+    }
+
     fn lifecycle(&self, uid: &str) -> String {
         let snapshot = self.agent.snapshot();
         snapshot.pods.get(&PodUid::new(uid)).map_or("unknown".to_owned(), |view| view.lifecycle.clone())
@@ -381,10 +389,7 @@ fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox ready 1s");
-    turns.answer("make dirs", Ok(Facts::Nothing));
-    turns.inspected("sandbox ready 1s");
-    turns.answer("set up volumes", Ok(Facts::Nothing));
-    turns.inspected("sandbox ready 1s");
+    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
     turns.answer("inspect image", Ok(Facts::Image(None)));
     assert!(turns.pending().contains(&"pull image"));
     turns.config(&[]);
@@ -496,10 +501,7 @@ fn ended(turns: &mut Turns) {
     turns.answer("stop sandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
     // An earlier life of the agent may have mounted something.
-    turns.answer("tear down volumes", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
-    turns.answer("remove cgroup", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox notready 60s; a: exit(137) 0s");
 }
 
 #[test]
@@ -531,12 +533,7 @@ fn a_removed_static_pod_leaves_nothing_after_a_minute() {
     turns.happens(Event::Due);
     turns.answer("remove container", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
-    turns.answer("remove sandbox", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    turns.answer("remove pod dir", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    turns.answer("remove log dir", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
+    turns.carried_out(&["remove sandbox", "remove pod dir", "remove log dir"], "sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "unknown");
 }
 
@@ -613,10 +610,7 @@ fn running_and_fed() -> Turns {
 #[test]
 fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_from_then_on() {
     let mut turns = running_and_fed();
-    turns.answer("make dirs", Ok(Facts::Nothing));
-    turns.inspected("a: running");
-    turns.answer("set up volumes", Ok(Facts::Nothing));
-    turns.inspected("a: running");
+    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
     assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
     turns.at_secs += 61;
     turns.happens(Event::Due);
@@ -628,10 +622,7 @@ fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_f
 #[test]
 fn a_changed_object_refreshes_the_volumes_at_once_and_again_if_it_changes_meanwhile() {
     let mut turns = running_and_fed();
-    turns.answer("make dirs", Ok(Facts::Nothing));
-    turns.inspected("a: running");
-    turns.answer("set up volumes", Ok(Facts::Nothing));
-    turns.inspected("a: running");
+    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
     assert!(turns.pending().contains(&"refresh volumes"));
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
@@ -644,27 +635,9 @@ fn a_changed_object_refreshes_the_volumes_at_once_and_again_if_it_changes_meanwh
 }
 
 #[test]
-fn volumes_that_failed_for_want_of_an_object_are_set_up_as_soon_as_it_is_there() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[fed("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.answer("make dirs", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    turns.answer("set up volumes", unready("configmap \"m\" not found"));
-    turns.inspected("sandbox gone");
-    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
-    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
-}
-
-#[test]
 fn a_pod_that_ends_is_not_refreshed() {
     let mut turns = running_and_fed();
-    turns.answer("make dirs", Ok(Facts::Nothing));
-    turns.inspected("a: running");
-    turns.answer("set up volumes", Ok(Facts::Nothing));
-    turns.inspected("a: running");
+    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
     turns.config(&[]);
     assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
@@ -703,10 +676,7 @@ fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
     for _ in 0..2 {
         turns.inspected("sandbox gone");
     }
-    turns.answer("tear down volumes", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    turns.answer("remove cgroup", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
+    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox gone");
     let snapshot = turns.agent.snapshot();
     let view = |uid: &str| &snapshot.pods[&PodUid::new(uid)];
     assert_eq!((view("a-young").lifecycle.as_str(), view("b-old").lifecycle.as_str()), ("Finished", "Syncing"));

@@ -38,6 +38,17 @@ impl Turns {
         self.asked.iter().map(|(_, op)| op).filter(api).map(named).collect()
     }
 
+    /// A pod without containers gives back all it holds, and the next relist does not show it.
+    fn cleared(&mut self) {
+        let clearing = ["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir", "make dirs"];
+        while let Some(step) = self.pending().into_iter().find(|step| clearing.contains(step)) {
+            self.carried_out(&[step], "sandbox gone");
+        }
+        self.at_secs += 60;
+        self.happens(Event::Due);
+        self.relisted(&[]);
+    }
+
     fn patch(&self) -> Value {
         let patches = self.asked.iter().filter_map(|(_, op)| match op {
             Op::PatchStatus { patch, .. } => Some(patch["status"].clone()),
@@ -141,20 +152,11 @@ fn nothing_is_kept_of_a_pod_deleted_before_our_answer() {
         turns.inspected("sandbox gone");
         turns.listed_by_api(&[]);
         turns.answer("patch status", answer);
-        while let Some(step) = turns.pending().into_iter().find(|step| CLEARING.contains(step)) {
-            turns.answer(step, Ok(Facts::Nothing));
-            turns.inspected("sandbox gone");
-        }
-        turns.at_secs += 60;
-        turns.happens(Event::Due);
-        turns.relisted(&[]);
+        turns.cleared();
         assert_eq!(turns.lifecycle("u1"), "unknown");
         assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
     }
 }
-
-/// What gives back all that a pod without containers holds.
-const CLEARING: [&str; 5] = ["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir", "make dirs"];
 
 #[test]
 fn nothing_is_kept_of_a_mirror_pod_that_could_not_be_made() {
@@ -165,13 +167,7 @@ fn nothing_is_kept_of_a_mirror_pod_that_could_not_be_made() {
     turns.inspected("sandbox gone");
     turns.answer("create mirror", refused(ErrorKind::Retry));
     turns.config(&[]);
-    while let Some(step) = turns.pending().into_iter().find(|step| CLEARING.contains(step)) {
-        turns.answer(step, Ok(Facts::Nothing));
-        turns.inspected("sandbox gone");
-    }
-    turns.at_secs += 60;
-    turns.happens(Event::Due);
-    turns.relisted(&[]);
+    turns.cleared();
     assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
 }
 
@@ -212,10 +208,7 @@ fn a_pod_that_ended_before_the_agent_began_is_never_started() {
     turns.listed_by_api(&[stored("always | main a", 1, &status)]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    turns.answer("tear down volumes", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    turns.answer("remove cgroup", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
+    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "Finished");
     assert!(!turns.pending().iter().any(|op| ["run sandbox", "make dirs", "set up volumes"].contains(op)));
 }
