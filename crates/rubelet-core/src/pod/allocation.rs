@@ -129,4 +129,18 @@ mod tests {
         assert_eq!(given(&update_pod_from_allocation(resized, None))["requests"]["cpu"], "500m");
         assert_eq!(given(&update_pod_from_allocation(pod(&desired, &json!({})), None)), desired);
     }
+
+    #[test]
+    fn a_limit_of_the_pod_as_a_whole_is_not_its_containers() {
+        let status = json!({ "containerStatuses": [{
+            "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "allocatedResources": {}, "resources": { "limits": { "cpu": "2", "memory": "64Mi" } },
+        }] });
+        // Of the CPU the container has no limit of its own; of the memory both have one.
+        let mut pod = Pod::clone(&pod(&json!({ "limits": { "memory": "64Mi" } }), &status));
+        let limits = json!({ "limits": { "cpu": "2", "memory": "1Gi" } });
+        pod.spec.as_mut().unwrap().resources = serde_json::from_value(limits).unwrap();
+        let held = update_pod_from_allocation(Arc::new(pod), None);
+        assert_eq!(given(&held), json!({ "limits": { "memory": "64Mi" } }));
+    }
 }

@@ -76,6 +76,8 @@ mod tests {
     #[test]
     fn a_long_run_or_another_image_starts_over() {
         let crashing = CrashLoop { delay: Duration::from_secs(160), started: Uptime::from_secs(0), image: "i".into() };
+        let almost_long_run = Uptime::from_secs(600);
+        assert_eq!(crashing.not_before("i", almost_long_run), Uptime::from_secs(760));
         let long_run = Uptime::from_secs(601);
         assert_eq!(crashing.not_before("i", long_run), long_run);
         assert_eq!(CrashLoop::after_restart(Some(&crashing), "i", long_run, MAX, long_run).delay, FIRST_DELAY);

@@ -3,26 +3,29 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, PodStatus, Probe};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodStatus, Probe,
+};
 
 use crate::{
     cgroups::Tree,
-    effect::{EffectId, Facts, Op},
+    effect::{EffectError, EffectId, ErrorKind, Facts, Op},
     event::Source,
     id::PodRef,
     images::Images,
     observation::{PodFacts, RuntimeStatus},
     pod::{
-        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Plan, PodRecord, Preparation, Wanted,
-        hooks::{Hook, HookOrder, PreStop},
+        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Plan, PodRecord, Preparation, Wanted,
+        hooks::{Hook, HookAction, HookOrder, PreStop},
         restart::CrashLoop,
+        status::PodFailure,
         sync_pod::{self, Context},
         termination,
     },
     probes::{ProbeKind, ProbeOutcome, Probed, ProbedStage},
     settings::Settings,
-    test_support::{facts, mk_pod, now},
-    time::Uptime,
+    test_support::{ago, facts, later, mk_pod, now},
+    time::{Now, Uptime},
 };
 
 fn record(pod: &str, lifecycle: Lifecycle) -> PodRecord {
@@ -31,6 +34,13 @@ fn record(pod: &str, lifecycle: Lifecycle) -> PodRecord {
     record.lifecycle = lifecycle;
     record.prepared = Preparation::Volumes;
     record
+}
+
+/// The container of this name in the pod's spec.
+fn container_of<'a>(record: &'a mut PodRecord, name: &str) -> &'a mut Container {
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    let mut all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    all.find(|container| container.name == name).expect("it is there")
 }
 
 /// Sandboxes that are not ready count as stopped, and ends are known, as after a look.
@@ -161,6 +171,8 @@ fn sidecars_start_in_order_and_are_kept_running() {
         ("s: running 5s", "image for j"),
         ("s: running 9s; j: running 5s", "nothing"),
         ("s: exit(1) 9s; j: running 5s", "image for s"),
+        // Its end is no step forward, however well it went.
+        ("s: exit(0) 5s", "image for s"),
         ("s: running 9s; j: exit(0) 5s", "image for m"),
         ("s: exit(0) 9s; j: exit(0) 8s; m: running 5s", "image for s"),
     ] {
@@ -203,6 +215,15 @@ fn the_restart_policy_decides_who_starts_again() {
 }
 
 #[test]
+fn a_container_with_a_policy_of_its_own_brings_its_pod_back_up() {
+    let (mut record, facts) =
+        observed(record("never | main a | main b", Lifecycle::Syncing), "sandbox notready; a: exit(1) 5s");
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+    container_of(&mut record, "a").restart_policy = Some("Always".to_owned());
+    assert_eq!(show(&sync_plan(&record, &facts)), "run sandbox #1");
+}
+
+#[test]
 fn a_pod_with_a_lost_sandbox_is_stopped_before_it_gets_a_new_one() {
     for (state, expected) in [
         ("sandbox ready 90s, ready 10s; a: running 5s", "stop a0 in 30s"),
@@ -237,9 +258,7 @@ fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut P
     let (mut record, facts) = observed(record(pod, Lifecycle::Syncing), state);
     let mut probe = Probe { failure_threshold: Some(1), ..Probe::default() };
     change(&mut probe);
-    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
-    let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
-    let container = all.into_iter().find(|container| container.name == "a").expect("it is there");
+    let container = container_of(&mut record, "a");
     match kind {
         ProbeKind::Liveness => container.liveness_probe = Some(probe),
         ProbeKind::Startup => container.startup_probe = Some(probe),
@@ -313,6 +332,25 @@ fn a_container_that_fails_a_probe_is_stopped_and_started_again() {
 }
 
 #[test]
+fn a_container_whose_rules_may_restart_it_keeps_its_pod_until_its_exit_code_is_known() {
+    let (mut record, facts) = unhealthy("never | main a", "a: running 5s", ProbeKind::Liveness, |_| {});
+    let rules = |rules: serde_json::Value| serde_json::from_value(rules).expect("rules");
+    container_of(&mut record, "a").restart_policy = Some("Never".to_owned());
+    for (given, expected) in [
+        (serde_json::json!([]), "over"),
+        (
+            serde_json::json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]),
+            "stop a0 in 30s",
+        ),
+    ] {
+        container_of(&mut record, "a").restart_policy_rules = Some(rules(given));
+        let plan = sync_plan(&record, &facts);
+        assert_eq!(show(&plan), expected);
+        assert!(plan.restarting.is_empty(), "its exit code decides");
+    }
+}
+
+#[test]
 fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
     for policy in ["always", "onfailure", "never"] {
         let (mut record, mut facts) =
@@ -336,9 +374,46 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
 fn a_sidecar_that_has_not_passed_its_startup_probe_holds_back_what_follows() {
     let (mut record, facts) = observed(record("always | sidecar a | main b", Lifecycle::Syncing), "a: running 5s");
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
-    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
-    spec.init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
+    container_of(&mut record, "a").startup_probe = Some(Probe::default());
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+}
+
+#[test]
+fn init_containers_that_cannot_stay_are_stopped_and_started_again() {
+    let unknown = r#"Killing "Init container is in \"unknown\" state, try killing it before restart""#;
+    let changed = r#"Killing "Init container s definition changed""#;
+    for (pod, state, hash, expected) in [
+        ("always | init s | main m", "s: unknown 5s", None, unknown),
+        ("always | sidecar s | main m", "s: unknown 5s", None, unknown),
+        ("always | sidecar s | main m", "s: unknown 9s; m: running 5s", None, unknown),
+        ("always | sidecar s | main m", "s: running 9s; m: running 5s", Some(1), changed),
+    ] {
+        let (record, mut facts) = observed(record(pod, Lifecycle::Syncing), state);
+        facts.containers.iter_mut().filter(|container| container.name == "s").for_each(|it| it.hash = hash);
+        let plan = sync_plan(&record, &facts);
+        assert_eq!(show_with_events(&plan), format!("stop s0 in 30s, {expected}"), "{pod} {state}");
+        assert!(plan.restarting.contains(&"s0".into()), "{pod} {state}");
+    }
+    let (mut record, mut facts) =
+        observed(record("always | sidecar s | main m", Lifecycle::Syncing), "s: running 9s; m: running 5s");
+    facts.containers.iter_mut().filter(|container| container.name == "s").for_each(|it| {
+        it.hash = Some(crate::container::hash(container_of(&mut record, "s")));
+    });
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing", "its definition is the same");
+}
+
+#[test]
+fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
+    let (mut record, facts) = observed(record("always | sidecar s | main m", Lifecycle::Syncing), "s: running 5s");
+    with_hook(&mut record, "s", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
+    assert_eq!(show(&sync_plan(&record, &facts)), "image for m", "the hook is over");
+    let order = HookOrder::of(&record, "s", &"s0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
+    let flight = Flight { id: EffectId(1), op: Op::RunHook(order), sent_at: now().uptime, give_up_at: now().uptime };
+    record.flights.insert(Key::Container("s".to_owned()), flight);
+    assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
+    record.flights.clear();
+    record.post_start_failed.insert("s0".into());
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop s0 in 30s, Killing "FailedPostStartHook""#);
 }
 
 #[test]
@@ -427,7 +502,7 @@ fn sidecars_end_together_when_the_grace_period_is_over() {
     let plan = |now| termination::terminating(&record, &facts, grace, Cause::Completed, now);
     assert_eq!(show(&plan(now())), "stop t0 in 30s");
     assert_eq!(plan(now()).wake_at, Some(grace.ends_at));
-    let late = plan(crate::test_support::later(30));
+    let late = plan(later(30));
     assert_eq!((show(&late).as_str(), late.wake_at), ("stop s0 in 2s, stop t0 in 2s", None));
 }
 
@@ -514,7 +589,9 @@ fn a_grace_period_only_shrinks() {
     assert_eq!(short.shrunk_to(long), short);
     assert_eq!(Grace::starting(0, now()).secs, 1);
     assert_eq!(Grace::starting(0, now()).remaining_secs(now()), 2);
-    assert_eq!(long.remaining_secs(crate::test_support::later(12)), 18);
+    assert_eq!(long.remaining_secs(later(12)), 18);
+    let half_a_second_later = Now { uptime: now().uptime + Duration::from_millis(12_500), ..now() };
+    assert_eq!(long.remaining_secs(half_a_second_later), 18, "a second begun counts");
 }
 
 #[test]
@@ -536,12 +613,63 @@ fn lifecycle_never_goes_back() {
     record.enter(Lifecycle::Syncing, now());
 }
 
-/// The first container of this name gets a hook.
+#[test]
+fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither() {
+    let ending = |secs| Lifecycle::Terminating { grace: Grace::starting(secs, now()), cause: Cause::Removed };
+    let mut record = record("always | main a", ending(30));
+    record.failures.insert(Key::Pod, Failure::after(None, "no".to_owned(), now()));
+    record.enter(ending(5), later(3));
+    assert_eq!((record.since, record.failures.len()), (now(), 1), "its grace period shrank");
+    record.enter(Lifecycle::Terminated { cause: Cause::Removed }, later(4));
+    assert_eq!((record.since, record.failures.len()), (later(4), 0));
+}
+
+#[test]
+fn a_pod_is_looked_at_again_when_the_first_failure_may_be_retried_or_an_answer_is_overdue() {
+    let at = |secs: u64| later(secs).uptime;
+    let failing = |retry_secs: u64| Failure { retry_at: at(retry_secs), ..Failure::after(None, String::new(), now()) };
+    let flying = |give_up_secs: u64| {
+        let op = Op::RemovePodDir { uid: "u1".into() };
+        Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: at(give_up_secs) }
+    };
+    let looking = Look::UnderWay { id: EffectId(2), give_up_at: at(7), meanwhile: Meanwhile::Nothing };
+    for (failures, flights, look, expected) in [
+        (vec![], vec![], Look::Wanted, None),
+        (vec![(Key::Pod, 9), (Key::Volumes, 8)], vec![], Look::Idle, Some(8)),
+        // It may be tried now, and was not: something else holds it up.
+        (vec![(Key::Pod, 0)], vec![], Look::Idle, None),
+        // It is being tried.
+        (vec![(Key::Pod, 3)], vec![(Key::Pod, 5)], Look::Idle, Some(5)),
+        (vec![(Key::Pod, 9)], vec![(Key::Volumes, 8)], looking, Some(7)),
+    ] {
+        let mut record = record("always | main a", Lifecycle::Syncing);
+        let shown = format!("{failures:?} {flights:?} {look:?}");
+        record.failures = failures.into_iter().map(|(key, secs)| (key, failing(secs))).collect();
+        record.flights = flights.into_iter().map(|(key, secs)| (key, flying(secs))).collect();
+        record.look = look;
+        assert_eq!(record.next_retry(now()), expected.map(at), "{shown}");
+    }
+}
+
+#[test]
+fn only_a_pod_that_runs_and_has_not_failed_has_a_deadline() {
+    let ending = Lifecycle::Terminating { grace: Grace::starting(30, now()), cause: Cause::Completed };
+    let failure = || PodFailure { reason: "Evicted".to_owned(), message: String::new() };
+    for (lifecycle, failure, expected) in [
+        (Lifecycle::Syncing, None, Some(later(40).uptime)),
+        (Lifecycle::Syncing, Some(failure()), None),
+        (ending, None, None),
+    ] {
+        let shown = format!("{lifecycle:?} {failure:?}");
+        let mut record = record("always | main a", lifecycle);
+        Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec").active_deadline_seconds = Some(100);
+        record.failure = failure;
+        assert_eq!(record.active_deadline(ago(60), now()), expected, "{shown}");
+    }
+}
+
 fn with_hook(record: &mut PodRecord, name: &str, lifecycle: serde_json::Value) {
-    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
-    let all = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
-    let container = all.into_iter().find(|container| container.name == name).expect("it is there");
-    container.lifecycle = Some(serde_json::from_value(lifecycle).expect("a lifecycle"));
+    container_of(record, name).lifecycle = Some(serde_json::from_value(lifecycle).expect("a lifecycle"));
 }
 
 #[test]
@@ -578,7 +706,7 @@ fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_tu
     assert_eq!(plan(&record, &both, now()), r#"stop a0 in 20s, Killing "Stopping container a""#);
     // Its turn comes after the others': no second hook, no second event, and what is left of the pod's time.
     let alone = facts("s: running 5s; t: exit(0) 1s; a: exit(0) 1s");
-    assert_eq!(plan(&record, &alone, crate::test_support::later(12)), "stop s0 in 8s");
+    assert_eq!(plan(&record, &alone, later(12)), "stop s0 in 8s");
 }
 
 #[test]
@@ -607,10 +735,74 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     record.flights.insert(Key::Container("a".to_owned()), flight);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
     assert!(record.shown(&facts).containers.is_empty());
+    let both = Arc::new(crate::test_support::facts("a: running 5s; b: running 5s"));
+    let names: Vec<_> = record.shown(&both).containers.iter().map(|container| container.name.clone()).collect();
+    assert_eq!(names, ["b"], "the others show");
     record.flights.clear();
     assert_eq!(record.hook_ended(&order, None, now()), None);
     assert_eq!(record.shown(&facts).containers.len(), 1);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
+}
+
+#[test]
+fn a_hook_that_failed_is_told_without_what_it_said() {
+    let hooks = serde_json::json!({
+        "preStop": { "exec": { "command": ["x"] } }, "postStart": { "exec": { "command": ["x"] } },
+    });
+    let error = || Some(EffectError { kind: ErrorKind::Retry, message: "a secret".to_owned() });
+    for (hook, error, told, held) in [
+        (Hook::PreStop, None, None, None),
+        (Hook::PreStop, error(), Some("FailedPreStopHook: PreStopHook failed"), None),
+        (Hook::PostStart, None, None, None),
+        (
+            Hook::PostStart,
+            error(),
+            Some("FailedPostStartHook: PostStartHook failed"),
+            Some("PostStartHookError: a secret"),
+        ),
+    ] {
+        let mut record = record("always | main a", Lifecycle::Syncing);
+        with_hook(&mut record, "a", hooks.clone());
+        let order = HookOrder::of(&record, "a", &"a0".into(), hook, Duration::from_secs(9)).expect("it has one");
+        record.pre_stops.insert("a0".into(), PreStop::Began(now().uptime));
+        let has_failed = error.is_some();
+        let event = record.hook_ended(&order, error, later(4));
+        let said = event.map(|event| format!("{}: {}", event.reason, event.message));
+        assert_eq!(said.as_deref(), told, "{hook:?}");
+        let waits = record.waiting.get("a").map(|waiting| format!("{}: {}", waiting.reason, waiting.message));
+        assert_eq!(waits.as_deref(), held, "{hook:?}");
+        let is_failed_start = hook == Hook::PostStart && has_failed;
+        assert_eq!(record.post_start_failed.contains(&"a0".into()), is_failed_start, "{hook:?}");
+        if hook == Hook::PreStop {
+            assert_eq!(record.pre_stops[&"a0".into()], PreStop::Took(Duration::from_secs(4)), "well or not");
+        }
+    }
+}
+
+#[test]
+fn an_http_hook_without_a_host_needs_the_address_of_its_pod() {
+    let address = |host: &str| Ok(format!("http://{host}:1/"));
+    let missing = Err("failed to find networking container".to_owned());
+    for (pod, host, seen, expected) in [
+        ("always | main a", "", None, missing.clone()),
+        ("always | main a", "", Some("sandbox gone"), missing),
+        ("always | main a", "", Some("a: running"), address("10.1.0.7")),
+        ("always | main a", "h", None, address("h")),
+        ("always | main a", "h", Some("a: running"), address("h")),
+        ("always | host | main a", "", None, address("127.0.0.1")),
+    ] {
+        let mut record = record(pod, Lifecycle::Syncing);
+        record.facts = seen.map(|seen| Arc::new(facts(seen)));
+        with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": host } } }));
+        let order =
+            HookOrder::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).expect("it has one");
+        let found = match order.action {
+            HookAction::Http(get) => Ok(get.url),
+            HookAction::Invalid(why) => Err(why),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found, expected, "{pod} {host} {seen:?}");
+    }
 }
 
 #[test]
