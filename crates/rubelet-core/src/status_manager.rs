@@ -18,7 +18,7 @@ use crate::{
     id::{ContainerId, PodRef, PodUid},
     pod::status::{
         conditions::{self, DISRUPTION_TARGET, READY},
-        is_terminal, normalize_status,
+        generation, is_terminal, normalize_status,
     },
     pod_manager::{PodManager, is_mirror_pod, is_static_pod},
     time::{Now, Uptime},
@@ -139,7 +139,7 @@ impl StatusManager {
     }
 
     pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: Context<'_>) -> Change {
-        status.observed_generation = pod.metadata.generation.filter(|generation| *generation != 0);
+        status.observed_generation = generation(pod);
         let deleted = pod.metadata.deletion_timestamp.is_some();
         let occasion = if deleted { Occasion::Deletion } else { Occasion::Ordinary };
         self.update_status(pod, status, occasion, context)

@@ -87,7 +87,6 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     let api = input.pod.status.as_ref();
     let mut status = PodStatus {
         qos_class: Some(known_qos_class(input.pod)),
-        observed_generation: generation(input.pod),
         container_statuses: listed(containers::regular(input)),
         init_container_statuses: listed(containers::init(input)),
         ephemeral_container_statuses: listed(containers::ephemeral(input)),
@@ -115,7 +114,6 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
 pub fn rejected(pod: &Pod, failure: &PodFailure) -> PodStatus {
     PodStatus {
         qos_class: Some(known_qos_class(pod)),
-        observed_generation: generation(pod),
         phase: Some(phase::FAILED.to_owned()),
         reason: Some(failure.reason.clone()),
         message: Some(format!("Pod was rejected: {}", failure.message)),
@@ -134,8 +132,8 @@ impl<'a> StatusInput<'a> {
     }
 }
 
-/// The generation of the spec this status speaks of; a static pod has none.
-fn generation(pod: &Pod) -> Option<i64> {
+/// The generation of the spec a status speaks of; a static pod has none.
+pub(crate) fn generation(pod: &Pod) -> Option<i64> {
     pod.metadata.generation.filter(|generation| *generation != 0)
 }
 

@@ -31,11 +31,10 @@ const LOST_WHILE_RUNNING: &str =
     "The container could not be located when the pod was deleted.  The container used to be Running";
 const INIT_FORGOTTEN: &str = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
 
-/// In alphabetical order, as upstream lists them.
 pub(super) fn regular(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let old = input.old_status().and_then(|old| old.container_statuses.as_deref());
     let specs = input.pod.spec.iter().flat_map(|spec| &spec.containers);
-    sorted(specs.map(|spec| Subject::new(input, spec, old, Kind::Regular).status()).collect())
+    specs.map(|spec| Subject::new(input, spec, old, Kind::Regular).status()).collect()
 }
 
 /// In the order they run.
@@ -57,7 +56,7 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
         let spec = of_ephemeral(wanted);
         Subject::new(input, &spec, old, Kind::Ephemeral).status()
     });
-    sorted(statuses.collect())
+    statuses.collect()
 }
 
 /// In a pod that goes on, a container of which the runtime cannot tell is started again. It must not be said to have ended:
@@ -71,11 +70,6 @@ pub(super) fn await_unknown(input: &StatusInput<'_>, statuses: Option<&mut Vec<C
             status.last_state = status.state.replace(waiting_for("", ""));
         }
     }
-}
-
-fn sorted(mut statuses: Vec<ContainerStatus>) -> Vec<ContainerStatus> {
-    statuses.sort_by(|one, other| one.name.cmp(&other.name));
-    statuses
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

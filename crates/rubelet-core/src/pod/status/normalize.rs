@@ -26,6 +26,7 @@ pub fn normalize_status(pod: &Pod, status: &mut PodStatus) {
         normalize_state(&mut container.last_state, message_bytes);
     }
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten() {
+        // As upstream lists them.
         list.sort_by(|one, other| one.name.cmp(&other.name));
     }
     if let Some(list) = &mut status.init_container_statuses {

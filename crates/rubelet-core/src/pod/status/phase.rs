@@ -3,13 +3,10 @@
 //! Owns: the phase that container statuses add up to. Never: what happened before; `pod/status.rs` keeps terminal phases.
 //! Upstream: `getPhase`.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, PodSpec, PodStatus};
 
 use super::{Stage, StatusInput};
 use crate::{
-    id::ContainerId,
     observation::SandboxState,
     pod::restart_policy::{is_sidecar, restarts_after},
     pod_manager::is_static_pod,
@@ -30,16 +27,15 @@ pub(super) fn phase(input: &StatusInput<'_>, status: &PodStatus) -> &'static str
         return PENDING;
     };
     let init = InitTally::of(spec, status);
-    let tally = Tally::of(spec, status, input.restarting);
+    let tally = Tally::of(spec, status);
     let initialized = any_active_regular_container(input, spec);
     if init.failed_for_good > 0 {
         return FAILED;
     }
-    if init.pending > 0 || (tally.pending_sidecars > 0 && !initialized) || tally.waiting > 0 {
+    if init.pending > 0 || (tally.starting_sidecars > 0 && !initialized) || tally.waiting > 0 {
         return PENDING;
     }
     match tally {
-        Tally { unknown: 1.., .. } => PENDING,
         Tally { running: 1.., .. } => RUNNING,
         Tally { stopped: 0, .. } => PENDING,
         // Static pods get no forced terminal phase, as upstream: their manifest may bring them back.
@@ -64,7 +60,7 @@ impl InitTally {
                 Step::Exited { code, .. } => {
                     tally.failed_for_good += u32::from(code != 0 && !restarts_after(container, spec, code));
                 }
-                Step::Absent | Step::Unknown | Step::Waiting | Step::Running { .. } => tally.pending += 1,
+                Step::Waiting | Step::Running { .. } => tally.pending += 1,
             }
         }
         tally
@@ -74,25 +70,23 @@ impl InitTally {
 /// Where the sidecars and the regular containers are.
 #[derive(Default)]
 struct Tally {
-    unknown: u32,
     running: u32,
     waiting: u32,
     stopped: u32,
     stopped_for_good: u32,
     succeeded: u32,
-    pending_sidecars: u32,
+    /// Those that run and have not passed their startup probe.
+    starting_sidecars: u32,
 }
 
 impl Tally {
-    fn of(spec: &PodSpec, status: &PodStatus, restarting: &BTreeSet<ContainerId>) -> Tally {
+    fn of(spec: &PodSpec, status: &PodStatus) -> Tally {
         let mut tally = Tally::default();
         for container in spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)) {
             tally.count_sidecar(&Step::of(&container.name, status.init_container_statuses.as_deref()));
         }
         for container in &spec.containers {
-            let step = Step::of(&container.name, status.container_statuses.as_deref());
-            let is_restarting = status_is_of(&container.name, status, restarting);
-            tally.count(container, spec, &if is_restarting { step.starting_again() } else { step });
+            tally.count(container, spec, &Step::of(&container.name, status.container_statuses.as_deref()));
         }
         tally
     }
@@ -100,17 +94,9 @@ impl Tally {
     /// A sidecar that has stopped does not count: it never decides how the pod ends.
     fn count_sidecar(&mut self, step: &Step) {
         match step {
-            Step::Absent => self.unknown += 1,
-            Step::Unknown => {
-                self.pending_sidecars += 1;
-                self.unknown += 1;
-            }
-            Step::Waiting => {
-                self.pending_sidecars += 1;
-                self.waiting += 1;
-            }
+            Step::Waiting => self.waiting += 1,
             Step::Running { started } => {
-                self.pending_sidecars += u32::from(!started);
+                self.starting_sidecars += u32::from(!started);
                 self.running += 1;
             }
             Step::Exited { .. } => {}
@@ -119,7 +105,6 @@ impl Tally {
 
     fn count(&mut self, container: &Container, spec: &PodSpec, step: &Step) {
         match *step {
-            Step::Absent | Step::Unknown => self.unknown += 1,
             Step::Waiting => self.waiting += 1,
             Step::Running { .. } => self.running += 1,
             Step::Exited { code, starts_again } => {
@@ -138,8 +123,6 @@ impl Tally {
 
 /// A container status, reduced to what the phase depends on.
 enum Step {
-    Absent,
-    Unknown,
     /// Has never run.
     Waiting,
     Running {
@@ -152,39 +135,20 @@ enum Step {
     },
 }
 
-/// The status this name has is that of one of these instances.
-fn status_is_of(name: &str, status: &PodStatus, instances: &BTreeSet<ContainerId>) -> bool {
-    let found = status.container_statuses.iter().flatten().find(|container| container.name == name);
-    let id = found.and_then(|container| container.container_id.as_deref()?.split_once("://"));
-    id.is_some_and(|(_, id)| instances.contains(&ContainerId::new(id)))
-}
-
 impl Step {
-    fn starting_again(self) -> Step {
-        match self {
-            Step::Exited { code, .. } => Step::Exited { code, starts_again: true },
-            other @ (Step::Absent | Step::Unknown | Step::Waiting | Step::Running { .. }) => other,
-        }
-    }
-
+    /// A container of which no status tells anything has never run.
     fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> Step {
         let Some(status) = statuses.into_iter().flatten().find(|status| status.name == name) else {
-            return Step::Absent;
+            return Step::Waiting;
         };
-        let exit_of = |state: &Option<ContainerState>| Some(state.as_ref()?.terminated.as_ref()?.exit_code);
-        let Some(state) = &status.state else {
-            return Step::Unknown;
-        };
-        if state.running.is_some() {
+        if status.state.as_ref().is_some_and(|state| state.running.is_some()) {
             return Step::Running { started: status.started == Some(true) };
         }
-        if let Some(code) = exit_of(&status.state) {
-            return Step::Exited { code, starts_again: false };
-        }
-        match (&state.waiting, exit_of(&status.last_state)) {
-            (Some(_), Some(code)) => Step::Exited { code, starts_again: true },
-            (Some(_), None) => Step::Waiting,
-            (None, _) => Step::Unknown,
+        let exit_of = |state: &Option<ContainerState>| Some(state.as_ref()?.terminated.as_ref()?.exit_code);
+        match (exit_of(&status.state), exit_of(&status.last_state)) {
+            (Some(code), _) => Step::Exited { code, starts_again: false },
+            (None, Some(code)) => Step::Exited { code, starts_again: true },
+            (None, None) => Step::Waiting,
         }
     }
 }

@@ -298,8 +298,24 @@ fn phases_follow_states_and_restart_policy() {
         ("onfailure | init i | main a", "i: exit(1)", "Pending"),
         ("never | init i | main a", "i: exit(1)", "Failed"),
         ("always | sidecar s | main a", "s: running", "Pending"),
+        ("always | sidecar s | main a", "s: created; a: exit(0)", "Pending"),
+        ("onfailure | sidecar s | main a", "s: running; a: exit(0)", "Running"),
+        ("always | init i | main a", "i: running; a: exit(0)", "Pending"),
+        ("never", "", "Pending"),
     ] {
         assert_eq!(Case::new(pod, seen).phase(), expected, "{pod}: {seen}");
+    }
+}
+
+#[test]
+fn a_pod_in_a_new_sandbox_is_pending_until_its_sidecar_has_started() {
+    for (sandbox_of_a, expected) in [("sb0", "Pending"), ("sb1", "Running")] {
+        let mut case =
+            Case::new("always | sidecar s | main a", "sandbox notready 90s, ready 10s; s: running 5s; a: exit(0)");
+        case.pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("one")[0].startup_probe =
+            Some(Probe::default());
+        case.facts.containers.iter_mut().filter(|it| it.name == "a").for_each(|it| it.sandbox = sandbox_of_a.into());
+        assert_eq!(case.phase(), expected, "{sandbox_of_a}");
     }
 }
 
@@ -340,6 +356,16 @@ fn a_container_the_runtime_lost_shows_as_lost_and_keeps_its_count() {
 }
 
 #[test]
+fn a_lost_container_shows_how_the_one_before_it_ended() {
+    let case = Case::new("always | main a", "a: exit(2), running 30s").then("", later(60));
+    assert!(
+        case.show().contains("waiting(ContainerCreating), last exit 2(Error) -130s, restarts=1"),
+        "{}",
+        case.show()
+    );
+}
+
+#[test]
 fn a_lost_container_of_a_deleted_pod_was_not_restarted() {
     let case = Case::new("always | deleted | main a", "a: running 30s").then("", later(60));
     assert_eq!(case.status().container_statuses.expect("one")[0].restart_count, 0);
@@ -351,6 +377,21 @@ fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
     let shown = case.show();
     assert!(shown.contains("main a: exit 137(ContainerStatusUnknown)"), "{shown}");
     assert_eq!(case.then("a: unknown", later(70)).show().lines().nth(1), shown.lines().nth(1));
+}
+
+#[test]
+fn an_unreadable_container_is_not_said_to_have_ended_like_the_one_before_it() {
+    let case = Case::new("never | main a", "a: exit(1)").then("a: exit(1), unknown", later(60));
+    let shown = case.stage(Stage::Terminating).show();
+    assert!(shown.contains("\nmain a: waiting, last exit 1(Error) -130s"), "{shown}");
+}
+
+#[test]
+fn an_init_container_that_completed_waits_for_nothing() {
+    for (seen, expected) in [("i: exit(0)", "init i: exit 0"), ("i: exit(1)", "init i: waiting(ErrImagePull)")] {
+        let case = Case::new("always | init i | main a", seen).waiting("i", "ErrImagePull", "no");
+        assert!(case.show().contains(&format!("\n{expected}")), "{}", case.show());
+    }
 }
 
 #[test]
@@ -413,10 +454,35 @@ fn restart_counts_go_on_after_the_runtime_lost_its_state() {
 
 #[test]
 fn ids_images_and_mounts_are_as_users_know_them() {
-    let status = &Case::new("always | main a", "a: running").status().container_statuses.expect("one")[0];
-    assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
-    assert_eq!(status.image, "docker.io/library/a:1");
-    assert_eq!(status.image_id, "sha256:a");
+    let mounted = serde_json::json!([
+        { "name": "v", "mountPath": "/v" },
+        { "name": "w", "mountPath": "/w", "readOnly": true },
+        { "name": "x", "mountPath": "/x", "readOnly": false },
+    ]);
+    let shown = serde_json::json!([
+        { "name": "v", "mountPath": "/v" },
+        { "name": "w", "mountPath": "/w", "readOnly": true, "recursiveReadOnly": "Disabled" },
+        { "name": "x", "mountPath": "/x" },
+    ]);
+    for (seen, id, image, image_id) in [
+        ("", None, "a:1", ""),
+        ("a: running", Some("containerd://a0"), "docker.io/library/a:1", "sha256:a"),
+        ("a: exit(1)", Some("containerd://a0"), "docker.io/library/a:1", "sha256:a"),
+    ] {
+        let mut case = Case::new("always | main a", seen);
+        let mounts = |case: &mut Case, given: &serde_json::Value| {
+            let container = &mut case.pod.spec.as_mut().expect("a spec").containers[0];
+            container.volume_mounts = serde_json::from_value(given.clone()).expect("mounts");
+            serde_json::to_value(&case.status().container_statuses.expect("one")[0].volume_mounts).expect("json")
+        };
+        assert_eq!(mounts(&mut case, &serde_json::json!([])), serde_json::Value::Null, "{seen}");
+        assert_eq!(mounts(&mut case, &mounted), shown, "{seen}");
+        let status = &case.status().container_statuses.expect("one")[0];
+        assert_eq!(status.container_id.as_deref(), id, "{seen}");
+        assert_eq!((status.image.as_str(), status.image_id.as_str()), (image, image_id), "{seen}");
+        let ended = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+        assert_eq!(ended.and_then(|ended| ended.container_id.as_deref()), id.filter(|_| ended.is_some()), "{seen}");
+    }
 }
 
 /// The resources of the only container, and of the pod as a whole.
@@ -452,6 +518,48 @@ fn resources_are_what_the_runtime_reports_of_a_running_container() {
     silent.facts = facts("a: exit(0)");
     silent.stage = Stage::Terminated;
     assert_eq!(resources(&silent), format!("[{spec},{requests},{spec},{requests}]"));
+}
+
+#[test]
+fn requests_are_what_the_runtime_reports_and_what_was_reported_before() {
+    let mut case = Case::new("always | main a", "a: running");
+    let sized = |cpu: &str, memory: &str| {
+        serde_json::from_value(serde_json::json!({ "requests": { "cpu": cpu, "memory": memory } })).expect("resources")
+    };
+    case.pod.spec.as_mut().expect("a spec").containers[0].resources = sized("500m", "20M");
+    case.facts.containers[0].resources.cpu_request_millis = Some(300);
+    let told = r#"[{"requests":{"cpu":"300m","memory":"20M"}},{"cpu":"500m","memory":"20M"},"#;
+    let of_pod = r#"{"requests":{"cpu":"500m","memory":"20M"}},{"cpu":"500m","memory":"20M"}]"#;
+    assert_eq!(resources(&case), format!("{told}{of_pod}"));
+    let mut silent = case.then("a: running", later(9));
+    silent.pod.spec.as_mut().expect("a spec").containers[0].resources = sized("500m", "30M");
+    assert!(
+        resources(&silent).starts_with(r#"[{"requests":{"cpu":"300m","memory":"20M"}},"#),
+        "{}",
+        resources(&silent)
+    );
+}
+
+#[test]
+fn a_sum_of_resources_is_written_as_its_first_addend_is() {
+    for (one, other, expected) in [
+        (("cpu", "500m"), None, "500m"),
+        (("cpu", "0.5"), None, "0.5"),
+        (("cpu", "500m"), Some("500m"), "1"),
+        (("memory", "64Mi"), Some("64Mi"), "128Mi"),
+        (("memory", "1Mi"), Some("1000000"), "2048576"),
+        (("memory", "1M"), Some("1M"), "2M"),
+    ] {
+        let mut case = Case::new("always | main a | main b", "");
+        let (name, first) = one;
+        for (container, text) in case.pod.spec.as_mut().expect("a spec").containers.iter_mut().zip([Some(first), other])
+        {
+            let given = text.map(|text| serde_json::json!({ "requests": { name: text } }));
+            container.resources = given.map(|given| serde_json::from_value(given).expect("resources"));
+        }
+        let total = case.status().allocated_resources.expect("something is asked for")[name].0.clone();
+        assert_eq!(total, expected, "{first} and {other:?}");
+    }
 }
 
 #[test]
@@ -497,6 +605,98 @@ fn addresses_come_in_the_node_s_family_first_and_outlive_the_sandbox() {
     assert!(ended.show().contains("ip=fd00::7,10.1.0.7"));
     ended.facts.sandboxes[0].state = SandboxState::Ready;
     assert!(ended.show().contains("ip= "), "a ready sandbox without an address has none: {}", ended.show());
+}
+
+#[test]
+fn a_sandbox_that_is_not_ready_has_no_address() {
+    let mut case = Case::new("always | main a", "sandbox notready");
+    case.facts.sandboxes[0].ips = vec!["10.1.0.7".to_owned()];
+    assert!(case.show().contains("ip= "), "{}", case.show());
+}
+
+#[test]
+fn what_others_wrote_into_a_status_stays() {
+    let theirs = PodStatus {
+        qos_class: Some("Guaranteed".to_owned()),
+        resource_claim_statuses: Some(vec![Default::default()]),
+        extended_resource_claim_status: Some(Default::default()),
+        node_allocatable_resource_claim_statuses: Some(vec![Default::default()]),
+        nominated_node_name: Some("node".to_owned()),
+        ..PodStatus::default()
+    };
+    let mut case = Case::new("always | main a", "a: running");
+    case.pod.status = Some(theirs.clone());
+    let status = case.status();
+    assert_eq!(status.qos_class, theirs.qos_class);
+    assert_eq!(status.resource_claim_statuses, theirs.resource_claim_statuses);
+    assert_eq!(status.extended_resource_claim_status, theirs.extended_resource_claim_status);
+    assert_eq!(status.node_allocatable_resource_claim_statuses, theirs.node_allocatable_resource_claim_statuses);
+    assert_eq!(status.nominated_node_name, theirs.nominated_node_name);
+    case.pod.status = Some(PodStatus { qos_class: Some(String::new()), ..theirs });
+    assert_eq!(case.status().qos_class.as_deref(), Some("BestEffort"), "nobody said yet");
+}
+
+#[test]
+fn a_disruption_that_was_decided_stays_decided() {
+    let mut case = Case::new("always | main a", "a: running");
+    let mut previous = case.status();
+    let disruption = PodCondition {
+        type_: conditions::DISRUPTION_TARGET.to_owned(),
+        status: "True".to_owned(),
+        ..PodCondition::default()
+    };
+    previous.conditions.as_mut().expect("some").push(disruption);
+    case.previous = Some(previous);
+    assert!(case.show().contains("\nDisruptionTarget=True"), "{}", case.show());
+}
+
+#[test]
+fn a_resize_that_cannot_be_carried_out_is_dated_by_when_it_was_asked_for() {
+    let mut case = Case::new("always | main a", "a: running");
+    case.is_resize_pending = true;
+    let case = case.then("a: running", later(50));
+    let pending = "\nPodResizePending=True(Infeasible) \"In-place resize is not supported by this node's agent\" +0s";
+    assert!(case.show().contains(pending), "{}", case.show());
+}
+
+#[test]
+fn a_pod_the_node_did_not_admit_has_a_class_and_nothing_else() {
+    let failure = PodFailure { reason: "OutOfcpu".to_owned(), message: "no".to_owned() };
+    let shown = show(&rejected(&mk_pod("always | main a"), &failure));
+    assert_eq!(shown, "Failed(OutOfcpu) \"Pod was rejected: no\" ip= host= qos=BestEffort start=@never");
+}
+
+#[test]
+fn conditions_speak_of_the_generation_of_the_spec() {
+    for (given, expected) in [(None, None), (Some(0), None), (Some(7), Some(7))] {
+        let mut case = Case::new("always | main a", "a: running");
+        case.pod.metadata.generation = given;
+        let conditions = case.status().conditions.expect("some");
+        assert!(conditions.iter().all(|condition| condition.observed_generation == expected), "{conditions:?}");
+    }
+}
+
+#[test]
+fn a_pod_without_container_statuses_says_that_nothing_is_known() {
+    let ready = conditions::pod_ready_condition(&mk_pod("always | main a"), &PodStatus::default());
+    assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("UnknownContainerStatuses")));
+}
+
+#[test]
+fn a_start_time_is_that_of_a_static_pods_first_sandbox_or_the_one_told_before() {
+    for (pod, sandboxes, expected) in [
+        ("always | main a", "sandbox ready 60s", "start=-90s"),
+        ("always | static | main a", "sandbox ready 60s", "start=-60s"),
+        // The first is forgotten.
+        ("always | static | main a", "sandbox ready 30s", "start=-90s"),
+    ] {
+        let mut case = Case::new(pod, sandboxes);
+        if sandboxes.ends_with("30s") {
+            case.facts.sandboxes[0].attempt = 1;
+        }
+        case.previous = Some(PodStatus { start_time: Some(Time(ago(90))), ..PodStatus::default() });
+        assert!(case.show().contains(expected), "{pod}: {}", case.show());
+    }
 }
 
 #[test]
@@ -549,6 +749,18 @@ fn readiness(case: &Case) -> String {
 }
 
 #[test]
+fn a_static_pod_is_unready_since_the_last_container_that_counts_stopped_or_since_its_start() {
+    for (pod, seen, expected) in [
+        ("always | static | main a", "", "-60s"),
+        ("always | static | init i | main a", "i: exit(0) 5s; a: exit(1) 30s", "-30s"),
+        ("always | static | sidecar s | main a", "s: exit(1) 5s; a: exit(1) 30s", "-5s"),
+    ] {
+        let shown = readiness(&Case::new(pod, seen));
+        assert!(shown.split(", C").all(|condition| condition.ends_with(expected)), "{pod}: {seen}: {shown}");
+    }
+}
+
+#[test]
 fn readiness_gate_that_opens_late_dates_ready_when_it_opens() {
     let mut case = Case::new("always | main a", "a: running 50s");
     case.pod.spec.as_mut().expect("a spec").readiness_gates =
@@ -592,7 +804,9 @@ fn a_container_stopped_for_a_failed_probe_does_not_end_its_pod() {
     let mut case = Case::new("onfailure | main a", "a: exit(0)");
     assert_eq!(case.phase(), "Succeeded");
     case.restarting.insert("a0".into());
-    assert_eq!(case.phase(), "Running");
+    assert!(case.show().starts_with("Running"), "{}", case.show());
+    assert!(case.show().contains("\nmain a: waiting, last exit 0(Completed) -30s"), "{}", case.show());
+    assert_eq!(case.stage(Stage::Terminated).phase(), "Succeeded", "a pod that ends starts nothing again");
 }
 
 #[test]
@@ -631,6 +845,48 @@ fn messages_share_the_room_of_the_pod_and_are_cut_between_letters() {
     let status = statuses.iter().find(|status| status.name == name).expect("it is there");
     let end = status.state.as_ref().and_then(|state| state.terminated.as_ref()).expect("it ended");
     assert_eq!(end.message.as_ref().map(String::len), Some(6 * 1024));
+}
+
+#[test]
+fn every_container_has_its_share_of_the_room_for_messages() {
+    let mut case = Case::new("never | init i | main a | ephemeral e", "i: exit(0); a: exit(1), exit(1)");
+    for container in &mut case.facts.containers {
+        let ContainerState::Exited(exit) = &mut container.state else { panic!("all have ended") };
+        exit.message = "x".repeat(12 * 1024);
+    }
+    let status = case.status();
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let states = all.flat_map(|container| [&container.state, &container.last_state]).flatten();
+    let lengths: Vec<_> =
+        states.filter_map(|state| state.terminated.as_ref()?.message.as_ref()).map(String::len).collect();
+    assert_eq!(lengths, [4 * 1024; 3]);
+}
+
+#[test]
+fn a_status_from_elsewhere_is_put_into_our_order_and_precision() {
+    let pod = mk_pod("always | init j | init i | main b | main a | ephemeral f | ephemeral e");
+    let time = "2026-06-01T12:00:00.9Z";
+    let container = |name: &str| {
+        serde_json::json!({
+            "name": name, "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "state": { "running": { "startedAt": time } },
+            "lastState": { "terminated": { "exitCode": 0, "startedAt": time, "finishedAt": time } },
+        })
+    };
+    let mut status: PodStatus = serde_json::from_value(serde_json::json!({
+        "startTime": time,
+        "conditions": [{ "type": "t", "status": "True", "lastProbeTime": time, "lastTransitionTime": time }],
+        "initContainerStatuses": [container("other"), container("i"), container("j")],
+        "containerStatuses": [container("b"), container("a")],
+        "ephemeralContainerStatuses": [container("f"), container("e")],
+    }))
+    .expect("a status");
+    normalize_status(&pod, &mut status);
+    let all = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let names: Vec<_> = all.into_iter().flatten().flatten().map(|container| container.name.as_str()).collect();
+    assert_eq!(names, ["j", "i", "other", "a", "b", "e", "f"]);
+    let text = format!("{status:?}");
+    assert_eq!((text.matches("12:00:00Z").count(), text.contains("00.9")), (3 + 7 * 3, false), "{text}");
 }
 
 fn any_facts() -> impl Strategy<Value = String> {
