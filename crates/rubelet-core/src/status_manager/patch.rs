@@ -35,8 +35,6 @@ pub fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
     }
     let conditions = [&doubtful, &wanted].into_iter().filter_map(|status| status.get("conditions")?.as_array());
     let mut conditions: Vec<Value> = conditions.flatten().cloned().collect();
-    conditions.sort_by_key(|condition| condition["type"].to_string());
-    conditions.dedup_by_key(|condition| condition["type"].to_string());
     for condition in conditions.iter_mut().filter(|condition| condition["type"].as_str().is_some_and(is_owned)) {
         *condition = json!({
             "type": condition["type"], "reason": unknown(), "message": unknown(), "observedGeneration": unknown(),
@@ -177,6 +175,13 @@ mod tests {
             patch(&json!({ "reason": "Evicted", "phase": "Failed" }), &json!({ "phase": "Failed" })),
             r#"{"reason":null}"#
         );
+        assert_eq!(
+            patch(
+                &json!({ "resources": { "requests": { "cpu": "1", "memory": "1Mi" }, "limits": { "cpu": "1" } } }),
+                &json!({ "resources": { "requests": { "cpu": "2", "memory": "1Mi" }, "limits": { "cpu": "1" } } })
+            ),
+            r#"{"resources":{"requests":{"cpu":"2"}}}"#
+        );
     }
 
     #[test]
@@ -208,7 +213,8 @@ mod tests {
     #[test]
     fn what_the_api_server_writes_out_though_it_is_empty_is_no_difference() {
         let stored = json!({ "phase": "Running", "reason": "", "containerStatuses": [
-            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": {} },
+            { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": {},
+              "resources": { "limits": {}, "requests": {} } },
         ] });
         let ours = json!({ "phase": "Running", "containerStatuses": [
             { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0 },

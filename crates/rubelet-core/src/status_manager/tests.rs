@@ -1,13 +1,15 @@
 //! The rules of the status manager, one by one.
 
-use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate, Probe};
 use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 
 use super::*;
 use crate::{
     manifest::SOURCE_ANNOTATION,
     observation::RuntimeStatus,
-    pod::status::{Stage, StatusInput, pod_status},
+    pod::status::{Stage, StatusInput, conditions::CONTAINERS_READY, pod_status},
     pod_config::MIRROR_ANNOTATION,
     test_support::{ago, facts, later, mk_pod, now, show},
 };
@@ -118,6 +120,10 @@ fn mirror_of(pod: &Pod, uid: &str) -> Pod {
     mirror
 }
 
+fn condition(type_: &str, status: &str) -> PodCondition {
+    PodCondition { type_: type_.to_owned(), status: status.to_owned(), ..PodCondition::default() }
+}
+
 fn phase(pod: &mut Pod, phase: &str) {
     pod.status.get_or_insert_default().phase = Some(phase.to_owned());
 }
@@ -174,8 +180,11 @@ fn a_status_without_dates_is_dated_now() {
         message: Some("Pod was rejected: no".to_owned()),
         ..PodStatus::default()
     };
-    desk.offer(&pod, rejected, later(3));
+    let moment = Now { wall: later(3).wall + Duration::from_millis(500), ..later(3) };
+    desk.offer(&pod, rejected, moment);
     assert_eq!(desk.show(), "Failed(NodePorts) \"Pod was rejected: no\" ip= host= qos=- start=+3s");
+    let start = desk.manager.pod_statuses[&"u1".into()].status.start_time.clone();
+    assert_eq!(start, Some(Time(later(3).wall)), "in whole seconds, as it will be stored");
 }
 
 #[test]
@@ -187,6 +196,41 @@ fn a_status_speaks_of_the_newest_generation_it_ever_spoke_of() {
     pod.metadata.generation = Some(6);
     desk.set(&pod, "a: running");
     assert_eq!(desk.manager.pod_statuses[&"u1".into()].status.observed_generation, Some(7));
+}
+
+#[test]
+fn a_disruption_is_dated_and_conditions_of_others_are_not() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    let mut status = status_of(&pod, "a: running", None, now());
+    status.conditions.as_mut().expect("some").extend([condition(DISRUPTION_TARGET, "True"), condition("lb", "True")]);
+    desk.offer(&pod, status, later(3));
+    assert_eq!(desk.line(DISRUPTION_TARGET), "DisruptionTarget=True +3s");
+    assert_eq!(desk.line("lb"), "lb=True @never");
+}
+
+#[test]
+fn a_container_that_its_own_rules_or_anothers_may_restart_can_come_back() {
+    let rule =
+        |action: &str| serde_json::json!([{ "action": action, "exitCodes": { "operator": "In", "values": [9] } }]);
+    for (container, own_policy, rules, allowed) in [
+        ("a", None, None, false),
+        ("a", Some("Always"), None, true),
+        ("b", Some("Always"), None, false),
+        ("b", Some("Never"), Some(rule("Restart")), false),
+        ("b", Some("Never"), Some(rule("RestartAllContainers")), true),
+    ] {
+        let mut pod = mk_pod("never | main a | main b");
+        let shown = format!("{container} {own_policy:?} {rules:?}");
+        let spec = pod.spec.as_mut().expect("a spec");
+        let found = spec.containers.iter_mut().find(|found| found.name == container).expect("it is there");
+        found.restart_policy = own_policy.map(str::to_owned);
+        found.restart_policy_rules = rules.map(|rules| serde_json::from_value(rules).expect("rules"));
+        let mut desk = Desk::with(&pod);
+        desk.set(&pod, "a: exit(1); b: running");
+        let change = desk.offer(&pod, status_of(&pod, "a: running; b: running", None, now()), now());
+        assert_eq!(change == changed(2), allowed, "{shown}: {change:?}");
+    }
 }
 
 #[test]
@@ -304,6 +348,17 @@ fn a_terminated_pod_closes_what_nobody_saw_end() {
             "Running",
             vec!["main a: exit 0(Completed) -30s, restarts=0".to_owned()],
         ),
+        // It is initialized anew, in an old sandbox's place.
+        (
+            "always | init i | init j | main a",
+            "i: exit(0); j: running; a: running",
+            "Failed",
+            vec![
+                "init i: exit 0(Completed) -30s, restarts=0 ready".to_owned(),
+                format!("init j: {lost}, restarts=0"),
+                format!("main a: {lost}, restarts=0"),
+            ],
+        ),
     ] {
         let pod = mk_pod(pod);
         let mut desk = Desk::with(&pod);
@@ -315,6 +370,16 @@ fn a_terminated_pod_closes_what_nobody_saw_end() {
         assert_eq!(lines, containers, "{seen}");
         assert!(shown.starts_with(phase), "{shown}");
     }
+}
+
+#[test]
+fn a_pod_whose_sidecar_had_not_started_never_had_its_containers_turn() {
+    let mut pod = mk_pod("always | sidecar s | main a");
+    pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "s: running");
+    desk.terminate(&pod);
+    assert_eq!(desk.line("main a"), "main a: waiting(PodInitializing), restarts=0");
 }
 
 #[test]
@@ -333,6 +398,11 @@ fn a_terminated_pod_is_not_ready_any_more() {
     desk.terminate(&pod);
     assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
     assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+
+    let mut unready = Desk::with(&pod);
+    unready.set(&pod, "a: exit(1)");
+    unready.terminate(&pod);
+    assert!(unready.line("Ready").ends_with("-30s"), "{}", unready.line("Ready"));
 }
 
 #[test]
@@ -363,6 +433,54 @@ fn orphaned_statuses_are_forgotten_and_versions_go_on_if_the_pod_returns() {
 }
 
 #[test]
+fn nothing_is_kept_of_a_pod_that_neither_the_node_nor_the_api_server_has() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "a: running");
+    desk.stored(&pod);
+    desk.manager.note_synced(&"u1".into(), 1);
+    desk.manager.note_doubt(&"u1".into());
+    desk.manager.note_gone(&"u1".into(), &"u1".into());
+    desk.manager.forget_api_pod(&"u1".into());
+    desk.manager.remove_orphaned_statuses(&BTreeSet::new());
+    assert_eq!(desk.manager.uids().count(), 0, "{:?}", desk.manager);
+}
+
+#[test]
+fn of_a_pod_the_api_server_does_not_have_nothing_is_told_until_it_shows_it_again() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    desk.set(&pod, "");
+    desk.manager.note_gone(&"u1".into(), &"u1".into());
+    assert_eq!(desk.manager.changed.len(), 0);
+    desk.set(&pod, "a: running");
+    assert_eq!((desk.due(Batch::Changed).as_str(), desk.manager.changed.len()), ("", 0));
+    desk.watched(&pod);
+    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
+}
+
+#[test]
+fn after_a_patch_without_an_answer_everything_is_said_once_more() {
+    let pod = mk_pod("always | main a");
+    let mut desk = Desk::with(&pod);
+    let patch = |desk: &mut Desk| {
+        let context = Context { pods: &desk.pods, now: now() };
+        match desk.manager.next_step(&"u1".into(), RunningContainers::Possible, context) {
+            Some(StatusStep::Patch { patch, .. }) => patch["status"].clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    desk.set(&pod, "a: running");
+    let pod = desk.stored(&pod);
+    desk.manager.note_doubt(&"u1".into());
+    assert_eq!(patch(&mut desk)["phase"], "Running", "although the copy known here has it");
+    desk.manager.note_synced(&"u1".into(), 1);
+    let news = PodStatus { message: Some("news".to_owned()), ..pod.status.clone().expect("it was stored") };
+    desk.offer(&pod, news, now());
+    assert_eq!(patch(&mut desk), serde_json::json!({ "message": "news" }));
+}
+
+#[test]
 fn a_change_is_sent_until_the_api_server_has_its_version() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
@@ -389,6 +507,8 @@ fn after_a_restart_nothing_is_sent_that_the_api_server_already_has() {
     assert_eq!(desk.set(&pod, "a: running"), changed(1));
     assert_eq!(desk.due(Batch::Changed), "");
     assert_eq!(desk.manager.changed.len(), 0, "it counts as told");
+    desk.watched(&pod);
+    assert_eq!(desk.manager.changed.len(), 0, "for ever");
 }
 
 #[test]
@@ -437,6 +557,11 @@ fn a_status_the_api_server_holds_differently_is_sent_again() {
     desk.manager.note_synced(&"u1".into(), 1);
     let mut pod = desk.stored(&pod);
     assert_eq!(desk.due(Batch::Reconcile), "", "the API server has it");
+    let start = &mut pod.status.as_mut().expect("it was stored").start_time;
+    *start = start.take().map(|start| Time(start.0 + Duration::from_millis(500)));
+    desk.watched(&pod);
+    let ours = &desk.manager.pod_statuses[&"u1".into()].status;
+    assert!(!needs_reconcile(&"u1".into(), ours, &desk.pods), "nor does a fraction of a second differ");
 
     phase(&mut pod, "Pending");
     desk.watched(&pod);
@@ -485,6 +610,82 @@ fn ends_come_first_then_what_people_wait_for_then_noise() {
         desk.offer(&pod, ours, now());
     }
     assert_eq!(desk.due(Batch::Changed), "patch c v1, patch b v1, patch a v1");
+}
+
+#[test]
+fn what_somebody_waits_for_is_urgent() {
+    let mut pod = mk_pod("never | main a");
+    let running = status_of(&pod, "a: running", None, now());
+    pod.status = Some(running.clone());
+    let pod = Arc::new(pod);
+    let with = |change: fn(&mut PodStatus)| {
+        let mut ours = running.clone();
+        change(&mut ours);
+        urgency(Some(&pod), &ours)
+    };
+    assert_eq!(with(|_| {}), 0);
+    assert_eq!(with(|ours| ours.message = Some("noise".to_owned())), 0);
+    assert_eq!(with(|ours| ours.phase = Some("Pending".to_owned())), 1);
+    assert_eq!(with(|ours| ours.pod_ip = None), 1);
+    assert_eq!(with(|ours| ours.conditions = None), 1, "it is not ready any more");
+    assert_eq!(with(|ours| ours.phase = Some("Failed".to_owned())), 2);
+    assert_eq!(urgency(None, &PodStatus::default()), 0);
+}
+
+#[test]
+fn empty_is_absent_amounts_are_compared_and_claims_are_others() {
+    use serde_json::{Value, json};
+    let in_container = |fields: Value| {
+        let mut container = json!({ "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0 });
+        container.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
+        json!({ "containerStatuses": [container] })
+    };
+    let sized = |limit: &str, request: &str| json!({ "limits": { "cpu": limit }, "requests": { "cpu": request } });
+    let ended = |message: &str| json!({ "terminated": { "exitCode": 1, "message": message } });
+    let date = "2026-06-01T12:00:00Z";
+    for (one, other, equal) in [
+        (json!({ "resourceClaimStatuses": [{ "name": "c" }] }), json!({}), true),
+        (
+            json!({ "extendedResourceClaimStatus": { "requestMappings": [], "resourceClaimName": "c" } }),
+            json!({}),
+            true,
+        ),
+        (json!({ "podIPs": [], "hostIPs": [], "containerStatuses": [] }), json!({}), true),
+        (json!({ "podIPs": [{ "ip": "10.0.0.1" }] }), json!({}), false),
+        (json!({ "allocatedResources": {}, "resources": {} }), json!({}), true),
+        (json!({ "resources": { "limits": {}, "requests": {}, "claims": [] } }), json!({}), true),
+        (json!({ "allocatedResources": { "cpu": "1" } }), json!({ "allocatedResources": { "cpu": "1000m" } }), true),
+        (json!({ "allocatedResources": { "cpu": "1" } }), json!({ "allocatedResources": { "cpu": "2" } }), false),
+        (json!({ "resources": sized("1", "0.5") }), json!({ "resources": sized("1000m", "500m") }), true),
+        (json!({ "resources": sized("1", "1") }), json!({ "resources": sized("2", "1") }), false),
+        (json!({ "resources": sized("1", "1") }), json!({}), false),
+        (
+            in_container(json!({ "resources": sized("1", "0.5") })),
+            in_container(json!({ "resources": sized("1000m", "500m") })),
+            true,
+        ),
+        (
+            in_container(json!({ "resources": sized("1", "1") })),
+            in_container(json!({ "resources": sized("1", "2") })),
+            false,
+        ),
+        (in_container(json!({ "lastState": {} })), in_container(json!({})), true),
+        (in_container(json!({ "state": { "running": { "startedAt": date } } })), in_container(json!({})), false),
+        (
+            in_container(json!({ "state": { "waiting": { "reason": "", "message": "" } } })),
+            in_container(json!({ "state": { "waiting": {} } })),
+            true,
+        ),
+        (
+            in_container(json!({ "lastState": ended("") })),
+            in_container(json!({ "lastState": { "terminated": { "exitCode": 1 } } })),
+            true,
+        ),
+        (in_container(json!({ "lastState": ended("x") })), in_container(json!({ "lastState": ended("y") })), false),
+    ] {
+        let status = |fields: &Value| -> PodStatus { serde_json::from_value(fields.clone()).expect("a status") };
+        assert_eq!(is_pod_status_by_kubelet_equal(&status(&one), &status(&other)), equal, "{one} and {other}");
+    }
 }
 
 #[test]
@@ -542,11 +743,6 @@ fn a_pod_is_deleted_once_the_api_server_has_seen_its_end_and_then_never_mentione
 #[test]
 fn merging_keeps_conditions_of_others_and_replaces_ours() {
     let mut stored = mk_pod("always | main a");
-    let condition = |type_: &str, status: &str| PodCondition {
-        type_: type_.to_owned(),
-        status: status.to_owned(),
-        ..PodCondition::default()
-    };
     let ours = status_of(&stored, "a: running", None, now());
     let held = PodStatus {
         conditions: Some(vec![
@@ -561,6 +757,23 @@ fn merging_keeps_conditions_of_others_and_replaces_ours() {
     let types: Vec<_> = merged.conditions.iter().flatten().map(|it| format!("{}={}", it.type_, it.status)).collect();
     assert_eq!(types[..2], ["lb=True", "DisruptionTarget=True"]);
     assert!(types.contains(&"Ready=True".to_owned()) && !types.contains(&"Ready=False".to_owned()), "{types:?}");
+}
+
+#[test]
+fn merging_keeps_the_claims_the_api_server_has() {
+    let mut stored = mk_pod("always | main a");
+    let ours = status_of(&stored, "a: running", None, now());
+    let held = PodStatus {
+        resource_claim_statuses: Some(vec![Default::default()]),
+        extended_resource_claim_status: Some(Default::default()),
+        node_allocatable_resource_claim_statuses: Some(vec![Default::default()]),
+        ..PodStatus::default()
+    };
+    stored.status = Some(held.clone());
+    let merged = merge_pod_status(&stored, &ours, RunningContainers::Possible, now());
+    assert_eq!(merged.resource_claim_statuses, held.resource_claim_statuses);
+    assert_eq!(merged.extended_resource_claim_status, held.extended_resource_claim_status);
+    assert_eq!(merged.node_allocatable_resource_claim_statuses, held.node_allocatable_resource_claim_statuses);
 }
 
 #[test]
@@ -586,18 +799,29 @@ fn a_pod_is_not_called_ended_while_a_container_may_run() {
     phase(&mut stored, "Running");
     let mut ours = status_of(&stored, "a: exit(1)", None, now());
     ours.reason = Some("Evicted".to_owned());
-    let disruption =
-        PodCondition { type_: DISRUPTION_TARGET.to_owned(), status: "True".to_owned(), ..PodCondition::default() };
-    ours.conditions.as_mut().expect("some").push(disruption);
+    ours.message = Some("no room".to_owned());
+    ours.conditions.as_mut().expect("some").push(condition(DISRUPTION_TARGET, "True"));
 
     let early = merge_pod_status(&stored, &ours, RunningContainers::Possible, later(9));
-    assert_eq!((early.phase.as_deref(), early.reason.as_deref()), (Some("Running"), None));
+    assert_eq!(
+        (early.phase.as_deref(), early.reason.as_deref(), early.message.as_deref()),
+        (Some("Running"), None, None)
+    );
     assert!(conditions::find(&early, DISRUPTION_TARGET).is_none());
 
     let late = merge_pod_status(&stored, &ours, RunningContainers::None, later(9));
     assert_eq!((late.phase.as_deref(), late.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     let disruption = conditions::find(&late, DISRUPTION_TARGET).expect("sent with the end");
     assert_eq!(disruption.last_transition_time, Some(Time(later(9).wall)));
+
+    for (before, date) in [("True", ago(9)), ("False", later(9).wall)] {
+        let known = PodCondition { last_transition_time: Some(Time(ago(9))), ..condition(DISRUPTION_TARGET, before) };
+        stored.status.get_or_insert_default().conditions = Some(vec![known]);
+        let late = merge_pod_status(&stored, &ours, RunningContainers::None, later(9));
+        let disruption = conditions::find(&late, DISRUPTION_TARGET).expect("sent with the end");
+        assert_eq!(disruption.last_transition_time, Some(Time(date)), "it was {before}");
+    }
+    stored.status.get_or_insert_default().conditions = None;
 
     phase(&mut stored, "Failed");
     let again = merge_pod_status(&stored, &ours, RunningContainers::None, later(20));
@@ -609,8 +833,18 @@ fn an_ended_pod_is_never_sent_as_ready() {
     let stored = mk_pod("always | main a");
     let mut ours = status_of(&stored, "a: running", None, now());
     ours.phase = Some("Failed".to_owned());
-    let merged = show(&merge_pod_status(&stored, &ours, RunningContainers::None, later(9)));
-    assert!(merged.contains("\nReady=False(PodFailed) +9s\nContainersReady=False(PodFailed) +9s"), "{merged}");
+    let mut merged = |ready: &str, containers_ready: &str| {
+        for (name, status) in [(READY, ready), (CONTAINERS_READY, containers_ready)] {
+            let conditions = ours.conditions.as_mut().expect("some");
+            let dated = PodCondition { last_transition_time: Some(Time(ago(5))), ..condition(name, status) };
+            conditions::replace_or_append(conditions, dated);
+        }
+        let shown = show(&merge_pod_status(&stored, &ours, RunningContainers::None, later(9)));
+        shown.lines().filter(|line| line.contains("Ready=")).collect::<Vec<_>>().join(", ")
+    };
+    assert_eq!(merged("True", "True"), "Ready=False(PodFailed) +9s, ContainersReady=False(PodFailed) +9s");
+    assert_eq!(merged("False", "True"), "Ready=False(PodFailed) -5s, ContainersReady=False(PodFailed) +9s");
+    assert_eq!(merged("False", "False"), "Ready=False -5s, ContainersReady=False -5s", "it has nothing to withdraw");
 }
 
 #[test]
@@ -621,6 +855,14 @@ fn readiness_gates_that_changed_ask_for_a_reconcile() {
     pod.spec.as_mut().expect("a spec").readiness_gates =
         Some(vec![PodReadinessGate { condition_type: "lb".to_owned() }]);
     assert!(need_to_reconcile_pod_readiness(&pod), "the gate is closed, yet the pod is ready");
+    let told = conditions::pod_ready_condition(&pod, pod.status.as_ref().expect("a status"));
+    let mut with = |ready: PodCondition| {
+        let held = pod.status.as_mut().and_then(|status| status.conditions.as_mut()).expect("some");
+        conditions::replace_or_append(held, ready);
+        need_to_reconcile_pod_readiness(&pod)
+    };
+    assert!(!with(told.clone()), "it says so");
+    assert!(with(PodCondition { message: None, ..told }), "it does not say why");
 }
 
 fn any_look() -> impl Strategy<Value = &'static str> {
