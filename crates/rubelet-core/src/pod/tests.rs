@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::{
 
 use crate::{
     cgroups::Tree,
-    effect::{EffectError, EffectId, ErrorKind, Facts, Op},
+    effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts, Op},
     event::Source,
-    id::PodRef,
-    images::Images,
+    id::{ContainerId, PodRef},
+    images::{Asked, Images},
     observation::{PodFacts, RuntimeStatus},
     pod::{
         Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Plan, PodRecord, Preparation, Wanted,
@@ -68,11 +68,30 @@ fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
 }
 
 /// With what was told of the pod before.
-fn sync_plan_after(record: &PodRecord, facts: &crate::observation::PodFacts, told: Option<&PodStatus>) -> Plan {
+fn sync_plan_after(record: &PodRecord, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
+    sync_plan_of(&Images::default(), record, facts, told)
+}
+
+fn sync_plan_with(images: &Images, record: &PodRecord, facts: &PodFacts) -> Plan {
+    sync_plan_of(images, record, facts, None)
+}
+
+fn sync_plan_of(images: &Images, record: &PodRecord, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
-    let (images, runtime, cgroups) = (&Images::default(), &RuntimeStatus::default(), Tree::new(&settings, None));
+    let (runtime, cgroups) = (&RuntimeStatus::default(), Tree::new(&settings, None));
     let context = Context { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
     sync_pod::plan(record, facts, context, now())
+}
+
+/// The node has the images that this plan waits for, or cannot be asked for them.
+fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>, EffectError>) -> Images {
+    let mut images = Images::default();
+    for (id, want) in (1..).map(EffectId).zip(&plan.images) {
+        let op = images.want(&record.id, want, now()).expect("it was not asked for yet");
+        images.under_way(&record.id.uid, &want.container, &op, Asked { id, give_up_at: now().uptime }, now());
+        images.done(id, answer, now()).expect("it was asked for");
+    }
+    images
 }
 
 fn ended(record: &PodRecord, facts: &crate::observation::PodFacts, cause: Cause) -> String {
@@ -129,6 +148,47 @@ fn a_pod_comes_up_step_by_step() {
 }
 
 #[test]
+fn a_container_counts_on_from_what_the_runtime_or_its_logs_know_of_it() {
+    for (state, logged, expected) in [
+        ("", None, "start a #0"),
+        ("", Some(4), "start a #5"),
+        ("a: exit(1) x3 5s", None, "start a #3"),
+        ("a: exit(1) x3 5s", Some(9), "start a #3"),
+    ] {
+        let (record, mut facts) = observed(record("always | main a", Lifecycle::Syncing), state);
+        facts.logged_attempts.extend(logged.map(|logged| ("a".to_owned(), logged)));
+        let images = answered(&sync_plan(&record, &facts), &record, &Ok(Some(ImageFacts::default())));
+        assert_eq!(show(&sync_plan_with(&images, &record, &facts)), expected, "{state} {logged:?}");
+    }
+}
+
+#[test]
+fn a_start_says_where_its_processes_go_and_whom_they_see() {
+    let (mut record, facts) =
+        observed(record("always | main a | main b | ephemeral e", Lifecycle::Syncing), "a: running 5s");
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.ephemeral_containers.as_mut().expect("one")[0].target_container_name = Some("a".to_owned());
+    let images = answered(&sync_plan(&record, &facts), &record, &Ok(Some(ImageFacts::default())));
+    let orders = sync_plan_with(&images, &record, &facts).steps.into_iter().map(|step| match step.op {
+        Op::StartContainer(order) => (order.container, order.cgroup_parent, order.target),
+        other => panic!("{other:?}"),
+    });
+    let cgroup = || "/kubepods/besteffort/podu1".to_owned();
+    let expected = [("e".to_owned(), cgroup(), Some("a0".into())), ("b".to_owned(), cgroup(), None)];
+    assert_eq!(orders.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_failed_start_is_made_again_when_its_wait_is_over() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "");
+    for (retry_at, expected) in [(later(1).uptime, "nothing"), (now().uptime, "image for a")] {
+        let failure = Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
+        record.failures.insert(Key::Container("a".to_owned()), failure);
+        assert_eq!(show(&sync_plan(&record, &facts)), expected);
+    }
+}
+
+#[test]
 fn the_cgroup_directories_and_volumes_come_before_the_sandbox() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
     record.prepared = Preparation::Nothing;
@@ -137,6 +197,9 @@ fn the_cgroup_directories_and_volumes_come_before_the_sandbox() {
     assert_eq!(show(&sync_plan(&record, &facts)), "make directories");
     record.prepared = Preparation::Directories;
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes");
+    let (mut record, facts) = observed(self::record("always | main a | main b", Lifecycle::Syncing), "");
+    record.prepared = Preparation::Directories;
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes", "once for all containers");
 }
 
 #[test]
@@ -234,6 +297,24 @@ fn a_pod_with_a_lost_sandbox_is_stopped_before_it_gets_a_new_one() {
         let (record, facts) = observed(record("always | main a", Lifecycle::Syncing), state);
         assert_eq!(show(&sync_plan(&record, &facts)), expected, "{state:?}");
     }
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox notready");
+    record.stopped_sandboxes.clear();
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), "stop sandbox sb0", "it holds its network");
+}
+
+#[test]
+fn the_end_of_a_sandbox_is_told_when_it_begins() {
+    let (mut record, facts) =
+        observed(record("always | main a", Lifecycle::Syncing), "sandbox ready 90s, ready 10s; a: running 5s");
+    let killing = r#"Killing "Stopping container a""#;
+    let changed = r#"SandboxChanged "Pod sandbox changed, it will be killed and re-created.""#;
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), format!("stop a0 in 30s, {changed}, {killing}"));
+    let failure = Failure { retry_at: now().uptime, ..Failure::after(None, "no".to_owned(), now()) };
+    record.failures.insert(Key::Container("a".to_owned()), failure);
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), "stop a0 in 30s");
+    record.failures.clear();
+    record.flights.insert(Key::Container("a".to_owned()), stopping(&record, "a"));
+    assert_eq!(show_with_events(&sync_plan(&record, &facts)), "nothing");
 }
 
 #[test]
@@ -246,6 +327,8 @@ fn third_crash_waits_twenty_seconds() {
     assert_eq!(show(&plan), "remove a1, wait a for 15s (CrashLoopBackOff)");
     assert_eq!(plan.waiting["a"].message, "back-off 20s restarting failed container=a pod=web_default(u1)");
     assert_eq!(plan.events[0].message, "Back-off restarting failed container a in pod web_default(u1)");
+    record.waiting = plan.waiting;
+    assert!(sync_plan(&record, &facts).events.is_empty(), "it is told once");
 }
 
 #[test]
@@ -359,6 +442,13 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
         let plan = sync_plan(&record, &facts);
         let killing = r#"Killing "Container a definition changed, will be restarted""#;
         assert_eq!(show_with_events(&plan), format!("stop a0 in 30s, {killing}"), "{policy}");
+        for (pre_stop, retry_at) in [(Some(PreStop::Took(Duration::ZERO)), None), (None, Some(now().uptime))] {
+            let mut again = record.clone();
+            again.pre_stops.extend(pre_stop.map(|pre_stop| ("a0".into(), pre_stop)));
+            let failure = |retry_at| Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
+            again.failures.extend(retry_at.map(|retry_at| (Key::Container("a".to_owned()), failure(retry_at))));
+            assert_eq!(show_with_events(&sync_plan(&again, &facts)), "stop a0 in 30s", "{policy}: it is told once");
+        }
         record.restarting = plan.restarting;
         let ended = crate::test_support::facts("a: exit(0) 5s");
         assert_eq!(show(&sync_plan(&record, &ended)), "image for a", "{policy}");
@@ -473,6 +563,13 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
     }
 }
 
+/// The first instance of the container is being stopped.
+fn stopping(record: &PodRecord, name: &str) -> Flight {
+    let (pod, id) = (record.id.clone(), ContainerId::new(format!("{name}0")));
+    let op = Op::StopContainer { pod, name: name.to_owned(), id, grace_secs: 30 };
+    Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime }
+}
+
 fn end_of(pod: &str, state: &str) -> String {
     let grace = Grace::starting(30, now());
     let (record, facts) = observed(record(pod, Lifecycle::Terminating { grace, cause: Cause::Removed }), state);
@@ -484,6 +581,7 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
     for (state, expected) in [
         ("s: running 9s; t: running 9s; a: running 5s; b: running 5s", "stop a0 in 30s, stop b0 in 30s"),
         ("s: running 9s; t: running 9s; a: exit(0) 5s", "stop t0 in 30s"),
+        ("s: running 9s; t: running 7s; a: exit(0) 5s", "stop t0 in 30s"),
         ("s: running 9s; t: exit(0) 1s", "stop s0 in 30s"),
         ("s: exit(0) 1s", "stop sandbox sb0"),
         ("sandbox notready; s: exit(0) 1s", "to Terminated"),
@@ -491,6 +589,54 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
     ] {
         assert_eq!(end_of("always | sidecar s | sidecar t | main a | main b", state), expected, "{state:?}");
     }
+}
+
+#[test]
+fn only_sidecars_have_what_is_left_of_the_grace_period() {
+    let grace = Grace::starting(30, now());
+    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    for (state, expected) in [
+        ("s: running 20s; i: running 15s", "stop i0 in 30s"),
+        ("s: running 20s; i: exit(0) 15s; a: running 5s", "stop a0 in 30s"),
+        ("s: running 20s; i: exit(0) 15s; a: exit(0) 5s", "stop s0 in 18s"),
+    ] {
+        let (record, facts) = observed(record("always | sidecar s | init i | main a", lifecycle.clone()), state);
+        let plan = termination::terminating(&record, &facts, grace, Cause::Removed, later(12));
+        assert_eq!(show(&plan), expected, "{state}");
+    }
+}
+
+#[test]
+fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
+    let grace = Grace::starting(30, now());
+    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a", ending), "sandbox notready");
+    record.stopped_sandboxes.clear();
+    assert_eq!(show(&termination::terminating(&record, &facts, grace, Cause::Removed, now())), "stop sandbox sb0");
+}
+
+#[test]
+fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
+    let grace = Grace::starting(30, now());
+    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | main a", ending), "a: running 5s");
+    record.failures.insert(Key::Container("a".to_owned()), Failure::after(None, "no".to_owned(), now()));
+    let plan = |now| show_with_events(&termination::terminating(&record, &facts, grace, Cause::Removed, now));
+    assert_eq!(plan(now()), "nothing");
+    assert_eq!(plan(later(1)), "stop a0 in 30s", "and not told again");
+}
+
+#[test]
+fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
+    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let (mut record, facts) = observed(record("always | static | main a", lifecycle), "sandbox gone");
+    (record.wanted, record.prepared) = (Wanted::No, Preparation::Nothing);
+    let plan = |now| {
+        let plan = termination::ended(&record, &facts, Cause::Removed, None, now);
+        (show(&plan), plan.wake_at)
+    };
+    assert_eq!(plan(later(59)), ("nothing".to_owned(), Some(later(60).uptime)));
+    assert_eq!(plan(later(60)), ("remove pod directory".to_owned(), None));
 }
 
 #[test]
@@ -511,9 +657,7 @@ fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
     let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "a: running 5s");
     assert_eq!(ended(&record, &facts, Cause::Removed), "stop a0 in 30s");
-    let op = Op::StopContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into(), grace_secs: 30 };
-    let flight = Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime };
-    record.flights.insert(Key::Container("a".to_owned()), flight);
+    record.flights.insert(Key::Container("a".to_owned()), stopping(&record, "a"));
     assert_eq!(ended(&record, &facts, Cause::Removed), "nothing");
 }
 
@@ -721,6 +865,8 @@ fn a_container_whose_post_start_hook_failed_is_stopped() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
     record.post_start_failed.insert("a0".into());
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop a0 in 30s, Killing "FailedPostStartHook""#);
+    let shown = |state: &str| record.shown(&Arc::new(crate::test_support::facts(state))).containers.len();
+    assert_eq!((shown("a: running 5s"), shown("a: exit(1) 5s")), (0, 1), "it never ran, and it ended");
 }
 
 #[test]
@@ -742,6 +888,27 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     assert_eq!(record.hook_ended(&order, None, now()), None);
     assert_eq!(record.shown(&facts).containers.len(), 1);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
+}
+
+#[test]
+fn what_follows_a_container_with_a_post_start_hook_waits_for_its_start() {
+    let post_start = serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } });
+    let no_pull = || EffectError { kind: ErrorKind::Retry, message: "no".to_owned() };
+    for (state, answer, expected) in [
+        ("", None, "image for a"),
+        ("", Some(Ok(Some(ImageFacts::default()))), "start a #0"),
+        ("", Some(Err(no_pull())), "image for a, image for b"),
+        // What else starts has no hook to wait for.
+        ("a: running 5s", None, "image for e, image for b"),
+        ("a: running 5s", Some(Ok(Some(ImageFacts::default()))), "start e #0, start b #0"),
+    ] {
+        let pod = if state.is_empty() { "always | main a | main b" } else { "always | main a | main b | ephemeral e" };
+        let (mut record, facts) = observed(record(pod, Lifecycle::Syncing), state);
+        with_hook(&mut record, "a", post_start.clone());
+        let asked = sync_plan(&record, &facts);
+        let images = answer.as_ref().map(|answer| answered(&asked, &record, answer)).unwrap_or_default();
+        assert_eq!(show(&sync_plan_with(&images, &record, &facts)), expected, "{state} {answer:?}");
+    }
 }
 
 #[test]
@@ -838,4 +1005,18 @@ fn a_moment_that_never_comes_is_at_the_end_of_the_calendar() {
     let never = now().uptime + Duration::from_secs(u64::MAX);
     assert_eq!(PodRecord::wall(never, now()), Timestamp::MAX);
     assert_eq!(PodRecord::wall(now().uptime + Duration::from_secs(60), now()), now().wall + Duration::from_secs(60));
+}
+
+#[test]
+fn a_pod_is_looked_at_when_its_volumes_are_to_be_refreshed() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    for (refresh_at, expected) in [
+        (None, ("nothing", None)),
+        (Some(later(9).uptime), ("nothing", Some(later(9).uptime))),
+        (Some(now().uptime), ("refresh volumes", None)),
+    ] {
+        record.refresh_at = refresh_at;
+        let plan = sync_plan(&record, &facts);
+        assert_eq!((show(&plan).as_str(), plan.wake_at), expected);
+    }
 }
