@@ -23,7 +23,9 @@ use crate::{
 };
 
 mod api;
+mod ends;
 mod odd_pods;
+mod orphans;
 
 /// An agent, the seconds since it began, and what it has asked for and not been told yet.
 struct Turns {

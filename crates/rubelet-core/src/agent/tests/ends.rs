@@ -1,0 +1,153 @@
+//! How a pod's end goes on when what is asked of it changes.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::pod::hooks::HookOrder;
+
+/// A pod of the API server's; with a grace period it is being deleted.
+fn api_pod(text: &str, grace_secs: Option<i64>) -> Pod {
+    let mut pod = mk_pod(text);
+    pod.metadata.deletion_timestamp = grace_secs.and(mk_pod("always | deleted").metadata.deletion_timestamp);
+    pod.metadata.deletion_grace_period_seconds = grace_secs;
+    pod
+}
+
+impl Turns {
+    fn api_shows(&mut self, pod: &Pod) {
+        self.happens(Event::Config { source: Source::Api, pods: vec![Arc::new(pod.clone())] });
+    }
+
+    fn api_forgets_all(&mut self) {
+        self.happens(Event::Config { source: Source::Api, pods: Vec::new() });
+    }
+
+    /// The stops and preStop hooks under way, and the time each is given.
+    fn stops(&self) -> Vec<(EffectId, u64)> {
+        let given = |op: &Op| match op {
+            Op::StopContainer { grace_secs, .. } => Some(grace_secs.unsigned_abs()),
+            Op::RunHook(HookOrder { limit, .. }) => Some(limit.as_secs()),
+            _ => None,
+        };
+        self.asked.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()
+    }
+
+    /// A look finds that the container is not the one its pod asks for any more.
+    fn finds_another_definition(&mut self) {
+        let mut facts = PodFacts { looked_at: self.now().uptime, ..facts("a: running 5s") };
+        facts.containers[0].hash = Some(1);
+        self.answer("inspect", Ok(Facts::Pod(facts)));
+    }
+}
+
+fn running(pod: &Pod) -> Turns {
+    let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
+    turns.api_shows(pod);
+    turns.runtime_is_up(&[]);
+    turns
+}
+
+fn with_pre_stop(mut pod: Pod) -> Pod {
+    let hook = json!({ "preStop": { "exec": { "command": ["x"] } } });
+    pod.spec.as_mut().expect("a spec").containers[0].lifecycle = Some(serde_json::from_value(hook).expect("a hook"));
+    pod
+}
+
+#[test]
+fn a_shorter_grace_period_hastens_what_is_being_stopped_and_a_longer_one_does_not() {
+    let plain: fn(Pod) -> Pod = |pod| pod;
+    for (change, first, second, expected) in
+        [(plain, 30, 5, 5), (plain, 5, 30, 5), (with_pre_stop, 30, 5, 5), (with_pre_stop, 5, 30, 5)]
+    {
+        let pod = |grace_secs| change(api_pod("always | main a", grace_secs));
+        let mut turns = running(&pod(None));
+        turns.inspected("a: running 5s");
+        turns.api_shows(&pod(Some(first)));
+        let [(before, given)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        assert_eq!(given, first.unsigned_abs());
+        turns.api_shows(&pod(Some(second)));
+        let [(after, given)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        assert_eq!((given, after == before), (expected, first < second), "{first} s, then {second} s");
+    }
+}
+
+#[test]
+fn a_stop_begun_for_another_reason_lasts_no_longer_than_the_end_of_its_pod() {
+    for (grace_secs, is_sent_again) in [(5, true), (30, false), (60, false)] {
+        let mut turns = running(&api_pod("always | main a", None));
+        turns.finds_another_definition();
+        let [(before, 30)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        turns.api_shows(&api_pod("always | main a", Some(grace_secs)));
+        let [(after, _)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        assert_eq!(after != before, is_sent_again, "{grace_secs} s");
+    }
+}
+
+#[test]
+fn a_hook_that_was_over_before_the_pods_end_began_takes_nothing_of_its_grace_period() {
+    let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
+    turns.finds_another_definition();
+    turns.at_secs += 3;
+    turns.answer("run hook", Ok(Facts::Nothing));
+    turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
+    turns.inspected("a: running 5s");
+    assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [30]);
+}
+
+#[test]
+fn a_hook_under_way_takes_its_time_of_the_grace_period() {
+    let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
+    turns.inspected("a: running 5s");
+    turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
+    turns.at_secs += 4;
+    turns.answer("run hook", Ok(Facts::Nothing));
+    turns.inspected("a: running 5s");
+    assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [26]);
+}
+
+#[test]
+fn a_pod_removed_while_it_completes_leaves_nothing() {
+    let mut turns = running(&api_pod("never | main a", None));
+    turns.inspected("a: exit(0) 5s");
+    assert_eq!(turns.lifecycle("u1"), "Terminating");
+    turns.api_forgets_all();
+    let stopped = "sandbox notready; a: exit(0) 5s";
+    turns.carried_out(&["stop sandbox", "tear down volumes", "remove cgroup"], stopped);
+    turns.carried_out(&["remove container"], "sandbox notready");
+    turns.carried_out(&["remove sandbox", "remove pod dir", "remove log dir"], "sandbox gone");
+    assert_eq!(turns.lifecycle("u1"), "unknown");
+}
+
+#[test]
+fn a_container_that_has_started_is_told_so_unless_its_pod_ends() {
+    let hook = json!({ "postStart": { "exec": { "command": ["x"] } } });
+    let pod = |grace_secs| {
+        let mut pod = api_pod("always | main a", grace_secs);
+        pod.spec.as_mut().expect("a spec").containers[0].lifecycle =
+            serde_json::from_value(hook.clone()).expect("a hook");
+        pod
+    };
+    for (ends, expected) in [(false, true), (true, false)] {
+        let mut turns = running(&pod(None));
+        turns.inspected("a: created 1s");
+        if ends {
+            turns.api_shows(&pod(Some(30)));
+        }
+        turns.answer("resume container", Ok(Facts::Nothing));
+        assert_eq!(turns.pending().contains(&"run hook"), expected, "{:?}", turns.pending());
+    }
+    let mut turns = running(&pod(None));
+    turns.inspected("sandbox ready 1s");
+    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
+    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
+    let hooks = turns.asked.iter().filter_map(|(_, op)| match op {
+        Op::RunHook(order) => Some((order.container.as_str(), order.id.as_str())),
+        _ => None,
+    });
+    assert_eq!(hooks.collect::<Vec<_>>(), [("a", "a0")]);
+    let limit = Duration::from_secs(2 * 3600);
+    assert!(turns.stops().iter().all(|(_, secs)| *secs == limit.as_secs()), "for ever with an end");
+}

@@ -1,0 +1,127 @@
+//! What the runtime or the disk has and nobody asked for.
+
+use super::*;
+use crate::observation::ListedState;
+
+fn dirs(uids: &[&str], log_dirs: &[&str]) -> Result<Facts, EffectError> {
+    let uids = uids.iter().map(|uid| PodUid::new(*uid)).collect();
+    Ok(Facts::PodDirs { uids, log_dirs: log_dirs.iter().map(|dir| (*dir).to_owned()).collect() })
+}
+
+#[test]
+fn directories_of_pods_nobody_knows_go_under_the_names_their_logs_tell() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    let log_dirs = ["default_web_u1", "ns_logged_u2", "ns_both_u3", "not-ours", "too_many_parts_u5", "no_uid_"];
+    turns.answer("list dirs", dirs(&["u1", "u3", "u4"], &log_dirs));
+    let names = turns.agent.records.values().map(|record| (record.id.to_string(), record.lifecycle.name()));
+    let expected =
+        [("default/web", "Syncing"), ("ns/logged", "Terminating"), ("ns/both", "Terminating"), ("/u4", "Terminating")];
+    assert_eq!(names.collect::<Vec<_>>(), expected.map(|(name, lifecycle)| (name.to_owned(), lifecycle)));
+}
+
+#[test]
+fn a_listing_from_before_a_pods_last_trace_went_brings_nothing_back() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[listed("stranger", "stranger")]);
+    turns.at_secs += 30;
+    turns.happens(Event::Due);
+    let asked_at = turns.now().uptime;
+    turns.at_secs += 1;
+    turns.inspected("sandbox gone");
+    turns.carried_out(&["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir"], "sandbox gone");
+    assert_eq!(turns.lifecycle("stranger"), "unknown");
+    let pods = || [(PodUid::new("stranger"), listed("stranger", "stranger"))].into();
+    turns.answer("relist", Ok(Facts::Listing(Listing { looked_at: asked_at, pods: pods() })));
+    assert_eq!(turns.lifecycle("stranger"), "unknown", "the listing is older than its end");
+    turns.at_secs += 30;
+    turns.happens(Event::Due);
+    turns.relisted(&[listed("stranger", "stranger")]);
+    assert_eq!(turns.lifecycle("stranger"), "Terminating", "it has come back");
+}
+
+#[test]
+fn a_pod_is_looked_at_when_a_relist_shows_it_otherwise() {
+    let with = |sandbox: SandboxState, container: Option<ListedState>| ListedPod {
+        sandboxes: BTreeMap::from([("sb0".into(), sandbox)]),
+        containers: container.into_iter().map(|state| ("a0".into(), state)).collect(),
+        ..listed("u1", "web")
+    };
+    let running = || with(SandboxState::Ready, Some(ListedState::Running));
+    for (seen, listing, is_looked_at) in [
+        ("a: running", Some(running()), false),
+        ("a: running", Some(with(SandboxState::Ready, Some(ListedState::Exited))), true),
+        ("a: running", Some(with(SandboxState::Ready, None)), true),
+        ("a: running", None, true),
+        ("sandbox notready", None, true),
+        ("sandbox gone; a: exit(0)", None, true),
+        ("sandbox gone", None, false),
+        ("sandbox gone", Some(running()), true),
+    ] {
+        let mut turns = Turns::new(Settings::for_node("node"));
+        turns.config(&[web("u1")]);
+        turns.runtime_is_up(&[]);
+        turns.inspected(seen);
+        turns.at_secs += 30;
+        turns.happens(Event::Due);
+        let listing: Vec<_> = listing.into_iter().collect();
+        turns.relisted(&listing);
+        assert_eq!(turns.pending().contains(&"inspect"), is_looked_at, "{seen} {listing:?}");
+    }
+}
+
+#[test]
+fn a_look_that_failed_is_made_again_with_growing_waits_until_one_succeeds() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        turns.answer("inspect", failed());
+        let before = turns.at_secs;
+        while !turns.pending().contains(&"inspect") {
+            turns.at_secs += 1;
+            turns.happens(Event::Due);
+        }
+        waits.push(turns.at_secs - before);
+        if waits.len() == 3 {
+            turns.inspected("a: running");
+            turns.happens(Event::Hint { pod: PodUid::new("u1") });
+        }
+    }
+    assert_eq!(waits, [1, 2, 4, 1]);
+}
+
+#[test]
+fn of_two_static_pods_with_one_name_the_first_runs() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    // In the order of their UIDs the second would come first.
+    turns.config(&[web("b-first")]);
+    turns.happens(Event::Config { source: Source::Http, pods: vec![Arc::new(web("a-second"))] });
+    turns.runtime_is_up(&[]);
+    assert_eq!((turns.lifecycle("b-first"), turns.lifecycle("a-second")), ("Syncing".to_owned(), "Waiting".to_owned()));
+    turns.inspected("sandbox gone");
+    turns.config(&[]);
+    turns.carried_out(&["tear down volumes"], "sandbox gone");
+    assert_eq!(turns.lifecycle("a-second"), "Waiting", "the first holds something of the node");
+    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    assert_eq!(turns.lifecycle("a-second"), "Syncing");
+}
+
+#[test]
+fn whether_the_runtime_is_there_is_told_when_it_turns() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[]);
+    assert_eq!(turns.told, ["NodeReady"]);
+    for (answer, told) in [(unavailable(), 2), (unavailable(), 2)] {
+        turns.at_secs += 10;
+        turns.happens(Event::Due);
+        turns.answer("check", answer);
+        assert_eq!(turns.told.len(), told, "{:?}", turns.told);
+    }
+    assert_eq!(turns.told[1], "NodeNotReady");
+}
