@@ -63,8 +63,7 @@ impl Agent {
     }
 
     fn verdict_on(&self, record: &PodRecord) -> Verdict {
-        let is_over = record.pod.metadata.deletion_timestamp.is_some() || has_ended(&record.pod);
-        if is_over || self.was_here_before(record) {
+        if has_ended(&record.pod) || self.was_here_before(record) {
             return Verdict::Admit;
         }
         let others: Vec<&Pod> =

@@ -87,7 +87,7 @@ impl Agent {
     }
 
     /// A pod that its source wants to end begins to end; the API server's copy of it may say something new.
-    fn pod_changed(&mut self, uid: &PodUid, now: Now) {
+    pub(super) fn pod_changed(&mut self, uid: &PodUid, now: Now) {
         let record = &self.records[uid];
         let (pod, grace_secs) = (record.pod.clone(), record.grace_secs());
         if pod.metadata.deletion_timestamp.is_some() {
@@ -155,7 +155,6 @@ impl Agent {
         match record.lifecycle {
             Lifecycle::Waiting | Lifecycle::Syncing => {
                 record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
-                record.waiting.clear();
                 // A hook that ended before has taken nothing of this grace period.
                 for hook in record.pre_stops.values_mut().filter(|hook| matches!(hook, PreStop::Took(_))) {
                     *hook = PreStop::Took(Duration::ZERO);

@@ -376,7 +376,8 @@ impl Agent {
             let mut again = PodRecord::new(record.id, pod, Wanted::By(source), arrival, now);
             again.look = Look::Wanted;
             self.records.insert(uid.clone(), again);
-            self.touched.insert(uid.clone());
+            // It may have been deleted while it ended for another reason.
+            self.pod_changed(uid, now);
         }
         self.touch_waiting_pods();
     }

@@ -151,3 +151,18 @@ fn a_container_that_has_started_is_told_so_unless_its_pod_ends() {
     let limit = Duration::from_secs(2 * 3600);
     assert!(turns.stops().iter().all(|(_, secs)| *secs == limit.as_secs()), "for ever with an end");
 }
+
+#[test]
+fn a_pod_deleted_while_it_ends_as_an_orphan_does_not_start_over() {
+    for grace_secs in [None, Some(30)] {
+        let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
+        turns.api_forgets_all();
+        turns.runtime_is_up(&[listed("u1", "web")]);
+        turns.inspected("sandbox ready");
+        assert_eq!(turns.lifecycle("u1"), "Terminating", "no source knows it");
+        turns.api_shows(&api_pod("always | main a", grace_secs));
+        turns.carried_out(&["stop sandbox", "tear down volumes", "remove cgroup"], "sandbox notready");
+        let expected = if grace_secs.is_some() { "Terminating" } else { "Syncing" };
+        assert_eq!(turns.lifecycle("u1"), expected, "{grace_secs:?}");
+    }
+}
