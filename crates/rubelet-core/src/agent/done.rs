@@ -501,3 +501,6 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
     record.waiting.insert(name.to_owned(), waiting);
     vec![event(record, name, Severity::Warning, "Failed", format!("Error: {}", error.message))]
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,10 +22,14 @@ use crate::{
     time::Now,
 };
 
+mod admission;
 mod api;
 mod ends;
+mod errands;
 mod odd_pods;
 mod orphans;
+mod probes;
+mod upkeep;
 
 /// An agent, the seconds since it began, and what it has asked for and not been told yet.
 struct Turns {

@@ -1,0 +1,162 @@
+//! What a look and an answer leave in the record of a pod.
+
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    id::PodRef,
+    pod::{Wanted, hooks::PreStop},
+    test_support::{facts, later, mk_pod, now},
+};
+
+fn record(pod: &str) -> PodRecord {
+    let pod = mk_pod(pod);
+    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::Api), 1, now());
+    record.lifecycle = Lifecycle::Syncing;
+    record
+}
+
+#[test]
+fn what_is_remembered_of_an_instance_goes_with_it() {
+    let mut record = record("always | main a");
+    for id in ["a0", "old"].map(ContainerId::new) {
+        record.ended.insert(id.clone(), Uptime::from_secs(7));
+        record.pre_stops.insert(id.clone(), PreStop::Began(Uptime::ZERO));
+        record.post_start_failed.insert(id.clone());
+        record.restarting.insert(id);
+    }
+    record.stopped_sandboxes.extend(["sb0".into(), "sb-old".into()]);
+    take_in(&mut record, facts("sandbox gone"), Meanwhile::Change, now());
+    assert_eq!(record.restarting.len(), 2, "a look from before a change does not show what was started meanwhile");
+    take_in(&mut record, facts("sandbox notready; a: exit(1) 5s"), Meanwhile::Nothing, now());
+    assert_eq!(record.ended, BTreeMap::from([("a0".into(), Uptime::from_secs(7))]), "its end stays when it was");
+    assert_eq!(record.pre_stops.into_keys().collect::<Vec<_>>(), ["a0".into()]);
+    assert_eq!(record.post_start_failed.into_iter().collect::<Vec<_>>(), ["a0".into()]);
+    assert_eq!(record.restarting.into_iter().collect::<Vec<_>>(), ["a0".into()]);
+    assert_eq!(record.stopped_sandboxes.into_iter().collect::<Vec<_>>(), ["sb0".into()]);
+}
+
+#[test]
+fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
+    for (seen, post_start_failed, started, meanwhile, waits) in [
+        ("a: running", false, false, Meanwhile::Nothing, false),
+        ("a: running", true, false, Meanwhile::Nothing, true),
+        ("a: exit(1)", false, false, Meanwhile::Nothing, true),
+        // It ran and ended between two looks.
+        ("a: exit(1)", false, true, Meanwhile::Nothing, false),
+        ("a: exit(1)", false, true, Meanwhile::Hint, false),
+        ("a: exit(1)", false, true, Meanwhile::Change, true),
+    ] {
+        let mut record = record("always | main a");
+        let why = Waiting { reason: "CrashLoopBackOff".to_owned(), message: String::new() };
+        record.waiting.insert("a".to_owned(), why);
+        record.post_start_failed.extend(post_start_failed.then(|| ContainerId::new("a0")));
+        record.started.extend(started.then(|| "a".to_owned()));
+        take_in(&mut record, facts(seen), meanwhile, now());
+        assert_eq!(record.waiting.contains_key("a"), waits, "{seen} {post_start_failed} {started} {meanwhile:?}");
+        assert_eq!(record.is_fresh, meanwhile != Meanwhile::Change);
+    }
+}
+
+#[test]
+fn a_start_that_succeeded_is_remembered_until_it_is_seen() {
+    let mut record = record("always | main a");
+    let op = Op::ResumeContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
+    let told: Vec<_> = succeeded(&mut record, &op).into_iter().map(|event| event.reason).collect();
+    assert_eq!((told, record.started.contains("a")), (vec!["Started".to_owned()], true));
+}
+
+#[test]
+fn attempts_in_logs_count_only_when_the_runtime_has_forgotten_everything() {
+    let logged = |seen: &str, attempt| {
+        let mut facts = facts(seen);
+        facts.logged_attempts.insert("a".to_owned(), attempt);
+        facts
+    };
+    for (earlier, seen, expected) in [
+        (None, "sandbox gone", 4),
+        (None, "sandbox ready", 4),
+        (Some("sandbox ready"), "sandbox gone", 4),
+        (Some("sandbox ready"), "sandbox ready", 1),
+        (Some("sandbox ready"), "sandbox notready", 1),
+    ] {
+        let mut record = record("always | main a");
+        record.facts = earlier.map(|earlier| Arc::new(logged(earlier, 1)));
+        take_in(&mut record, logged(seen, 4), Meanwhile::Nothing, now());
+        assert_eq!(record.facts.expect("it was looked at").logged_attempts["a"], expected, "{earlier:?}, {seen}");
+    }
+}
+
+#[test]
+fn a_start_counts_as_cut_off_only_when_nothing_else_can_explain_it() {
+    for (seen, never_ran, ordered, told, expected) in [
+        ("a: exit(128)", &["a0"][..], None, None, Some("a0")),
+        ("a: exit(128)", &[], None, None, None),
+        ("a: exit(128)", &["a0"], Some(0), None, None),
+        ("a: exit(128)", &["a0"], None, Some("a0"), None),
+        ("a: exit(128)", &["a0"], None, Some("b0"), Some("a0")),
+        ("a: exit(1), exit(128)", &["a1"], None, None, Some("a1")),
+        ("a: exit(1), exit(128)", &["a1"], Some(0), None, Some("a1")),
+        ("a: exit(128), exit(128)", &["a0", "a1"], None, None, None),
+        // Its number would be lost, whatever else the pod ran.
+        ("a: exit(1), exit(128); b: exit(1)", &["a0 is gone", "a1"], None, None, None),
+    ] {
+        let mut record = record("always | main a | main b");
+        let mut facts = facts(seen);
+        facts.containers.retain(|container| !never_ran.contains(&format!("{} is gone", container.id).as_str()));
+        for container in facts.containers.iter_mut().filter(|container| never_ran.contains(&container.id.as_str())) {
+            let ContainerState::Exited(exit) = &mut container.state else { panic!("all have ended") };
+            (exit.started_at, exit.message) = (None, "context canceled".to_owned());
+        }
+        record.ordered.extend(ordered.map(|attempt| ("a".to_owned(), attempt)));
+        let ended = |id| json!({ "terminated": { "exitCode": 128, "containerID": format!("containerd://{id}") } });
+        let status = |id| {
+            let container = json!({ "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": ended(id) });
+            serde_json::from_value::<PodStatus>(json!({ "containerStatuses": [container] })).expect("a status")
+        };
+        Arc::make_mut(&mut record.pod).status = told.map(status);
+        let before: Vec<_> = facts.containers.iter().map(|container| container.id.clone()).collect();
+        set_apart_cut_off(&mut record, &mut facts);
+        assert_eq!(record.cut_off.get("a").map(ContainerId::as_str), expected, "{seen} {ordered:?} {told:?}");
+        let left: Vec<_> = before.into_iter().filter(|id| Some(id.as_str()) != expected).collect();
+        assert_eq!(facts.containers.into_iter().map(|container| container.id).collect::<Vec<_>>(), left, "{seen}");
+    }
+}
+
+#[test]
+fn what_is_gone_needs_no_end_and_cannot_start() {
+    let pod = || record("always | main a").id;
+    let (name, id) = (|| "a".to_owned(), || ContainerId::new("a0"));
+    for (op, kind, fails) in [
+        (Op::StopContainer { pod: pod(), name: name(), id: id(), grace_secs: 30 }, ErrorKind::Gone, false),
+        (Op::StopContainer { pod: pod(), name: name(), id: id(), grace_secs: 30 }, ErrorKind::Retry, true),
+        (Op::RemoveContainer { pod: pod(), name: name(), id: id() }, ErrorKind::Gone, false),
+        (Op::StopSandbox { pod: pod(), id: "sb0".into() }, ErrorKind::Gone, false),
+        (Op::RemoveSandbox { pod: pod(), id: "sb0".into() }, ErrorKind::Gone, false),
+        (Op::ResumeContainer { pod: pod(), name: name(), id: id() }, ErrorKind::Gone, true),
+        (Op::TearDownVolumes { pod: pod() }, ErrorKind::Gone, true),
+    ] {
+        let mut record = record("always | main a");
+        let shown = format!("{op:?} {kind:?}");
+        let flight = Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: later(9).uptime };
+        let error = EffectError { kind, message: "no".to_owned() };
+        settle(&mut record, &Key::Pod, &flight, Err(error), now());
+        assert_eq!(record.failures.contains_key(&Key::Pod), fails, "{shown}");
+    }
+}
+
+#[test]
+fn volumes_are_there_only_when_all_that_is_mounted_by_now_is() {
+    let mut record = record("always | main a");
+    let before = record.pod.clone();
+    let mount = json!([{ "name": "v", "mountPath": "/v" }]);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.containers[0].volume_mounts = Some(serde_json::from_value(mount).expect("a mount"));
+    for (pod, prepared) in [(before, Preparation::Directories), (record.pod.clone(), Preparation::Volumes)] {
+        record.prepared = Preparation::Directories;
+        let op = Op::SetUpVolumes { pod, uid: record.id.uid.clone() };
+        succeeded(&mut record, &op);
+        assert_eq!(record.prepared, prepared);
+    }
+}

@@ -1,0 +1,95 @@
+//! Who is let in, and who waits for whom.
+
+use serde_json::json;
+
+use super::*;
+
+fn told(turns: &Turns, reason: &str) -> bool {
+    turns.told.iter().any(|told| told == reason)
+}
+
+#[test]
+fn a_pod_that_is_over_is_not_judged_and_holds_nothing() {
+    let ended = |uid: &str| {
+        let mut pod = from_api(uid, "2", 1);
+        pod.status = Some(serde_json::from_value(json!({ "phase": "Succeeded" })).expect("a status"));
+        pod
+    };
+    for (first, is_refused) in [(from_api("a", "2", 1), true), (ended("a"), false)] {
+        let mut turns = Turns::new(small_node());
+        let pods = [first, from_api("b", "600m", 2)].map(Arc::new).to_vec();
+        turns.happens(Event::Config { source: Source::Api, pods });
+        turns.runtime_is_up(&[]);
+        assert_eq!(told(&turns, "OutOfcpu"), is_refused, "{:?}", turns.told);
+        assert_eq!(turns.lifecycle("b"), "Syncing", "beside it there is room");
+        assert!(turns.agent.records[&PodUid::new("b")].rejected.is_none());
+    }
+}
+
+#[test]
+fn a_pod_that_wants_its_groups_to_be_all_needs_a_runtime_that_obeys() {
+    for (answer, is_refused) in [(None, true), (Some(false), true), (Some(true), false)] {
+        let mut pod = web("u1");
+        let context = json!({ "supplementalGroupsPolicy": "Strict" });
+        pod.spec.as_mut().unwrap().security_context = Some(serde_json::from_value(context).unwrap());
+        let mut turns = Turns::new(Settings::for_node("node"));
+        turns.config(&[pod]);
+        let status = RuntimeStatus { supplemental_groups_policy: answer, ..RuntimeStatus::default() };
+        turns.answer("check", Ok(Facts::Runtime(status)));
+        turns.relisted(&[]);
+        assert_eq!(told(&turns, "SupplementalGroupsPolicyNotSupported"), is_refused, "{answer:?}");
+    }
+}
+
+#[test]
+fn a_field_that_is_not_acted_on_is_told_and_a_class_only_where_no_api_server_knows_it() {
+    for (class, sources, is_told) in [
+        (None, vec![Source::File], false),
+        (Some("fast"), vec![Source::File], true),
+        (Some("fast"), vec![Source::File, Source::Api], false),
+    ] {
+        let mut pod = web("u1");
+        pod.spec.as_mut().unwrap().runtime_class_name = class.map(str::to_owned);
+        let mut turns = Turns::new(Settings { sources, ..Settings::for_node("node") });
+        turns.config(&[pod]);
+        turns.runtime_is_up(&[]);
+        assert_eq!(told(&turns, "UnsupportedFields"), is_told, "{class:?}: {:?}", turns.told);
+    }
+}
+
+#[test]
+fn what_only_the_runtime_has_of_a_static_pods_name_ends_before_other_sources_have_spoken() {
+    let elsewhere = |uid: &str, namespace: &str, name: &str| {
+        let mut other = listed(uid, name);
+        other.pod.namespace = namespace.into();
+        other
+    };
+    for (other, lifecycle, own) in [
+        (elsewhere("old", "default", "web"), "Terminating", "Waiting"),
+        (elsewhere("old", "default", "other"), "unknown", "Syncing"),
+        (elsewhere("old", "other", "web"), "unknown", "Syncing"),
+    ] {
+        let settings = Settings { sources: vec![Source::File, Source::Http], ..Settings::for_node("node") };
+        let mut turns = Turns::new(settings);
+        turns.config(&[web("u1")]);
+        turns.runtime_is_up(std::slice::from_ref(&other));
+        assert_eq!((turns.lifecycle("old").as_str(), turns.lifecycle("u1").as_str()), (lifecycle, own), "{other:?}");
+        let wait = turns.agent.records[&PodUid::new("u1")].blocked.clone().unwrap_or_default();
+        assert_eq!(wait.contains("of the same name"), own == "Waiting", "{wait}");
+    }
+}
+
+#[test]
+fn a_pod_that_ends_gives_its_share_of_the_burstable_tier_back() {
+    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
+    turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
+    turns.runtime_is_up(&[]);
+    assert_eq!(burstable_shares(&turns), Some(1536));
+    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    for _ in 0..2 {
+        turns.inspected("sandbox gone");
+    }
+    assert_eq!(burstable_shares(&turns), None);
+    turns.config(&[burstable("u1", "500m")]);
+    assert_eq!(burstable_shares(&turns), Some(512), "it holds nothing of the runtime any more");
+}

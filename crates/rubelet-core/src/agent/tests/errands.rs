@@ -1,0 +1,168 @@
+//! What the agent owes the API server when things go wrong or change meanwhile.
+
+use serde_json::json;
+
+use super::*;
+use crate::{errands::Errand, manifest::HASH_ANNOTATION, pod_config::MIRROR_ANNOTATION, test_support::show};
+
+fn in_cluster() -> Turns {
+    Turns::new(Settings { sources: vec![Source::File, Source::Api], ..Settings::for_node("node") })
+}
+
+impl Turns {
+    fn api_has(&mut self, pods: &[Pod]) {
+        let pods = pods.iter().cloned().map(Arc::new).collect();
+        self.happens(Event::Config { source: Source::Api, pods });
+    }
+
+    fn patches(&self) -> Vec<serde_json::Value> {
+        let patch = |op: &Op| match op {
+            Op::PatchStatus { patch, .. } => Some(patch["status"].clone()),
+            _ => None,
+        };
+        self.asked.iter().filter_map(|(_, op)| patch(op)).collect()
+    }
+
+    fn wait(&mut self, secs: u64) {
+        self.at_secs += secs;
+        self.happens(Event::Due);
+    }
+}
+
+fn failed(kind: ErrorKind) -> Result<Facts, EffectError> {
+    Err(EffectError { kind, message: "no".to_owned() })
+}
+
+fn versioned(mut pod: Pod, version: u64) -> Pod {
+    pod.metadata.resource_version = Some(version.to_string());
+    pod
+}
+
+fn mirror(uid: &str, of: &str) -> Pod {
+    let mut pod = versioned(mk_pod("always | main a"), 5);
+    pod.metadata.uid = Some(uid.to_owned());
+    pod.metadata.annotations.get_or_insert_default().insert(MIRROR_ANNOTATION.to_owned(), of.to_owned());
+    pod
+}
+
+/// A pod of the API server's that runs, with its first patch under way.
+fn patching() -> (Turns, Pod) {
+    let mut turns = in_cluster();
+    let pod = versioned(mk_pod("always | main a"), 1);
+    turns.config(&[]);
+    turns.api_has(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    (turns, pod)
+}
+
+#[test]
+fn after_a_patch_that_may_have_been_carried_out_the_next_says_everything() {
+    let (mut turns, _) = patching();
+    assert!(turns.patches()[0].get("message").is_none(), "{:?}", turns.patches());
+    turns.answer("patch status", failed(ErrorKind::TimedOut));
+    turns.wait(3);
+    assert_eq!(turns.patches()[0].get("message"), Some(&serde_json::Value::Null), "{:?}", turns.patches());
+}
+
+#[test]
+fn a_patch_whose_answer_never_comes_is_sent_again() {
+    let (mut turns, _) = patching();
+    turns.asked.retain(|(_, op)| named(op) != "patch status");
+    turns.wait(40);
+    turns.wait(3);
+    assert_eq!(turns.patches().len(), 1, "{:?}", turns.pending());
+}
+
+#[test]
+fn a_status_overwritten_together_with_the_spec_is_put_right() {
+    let (mut turns, pod) = patching();
+    let mut taken = versioned(pod, 2);
+    taken.status = turns.agent.statuses.pod_status(&"u1".into(), &turns.agent.pods).map(|status| (**status).clone());
+    turns.answer("patch status", Ok(Facts::ApiPod(Arc::new(taken.clone()))));
+    let mut changed = versioned(taken, 3);
+    changed.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+    changed.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+    turns.api_has(&[changed]);
+    turns.wait(10);
+    assert_eq!(turns.patches(), [json!({ "phase": "Running" })]);
+}
+
+#[test]
+fn a_readiness_gate_that_opens_in_the_api_makes_the_pod_ready() {
+    let mut turns = in_cluster();
+    let mut pod = versioned(mk_pod("always | main a"), 1);
+    let gates = json!([{ "conditionType": "lb" }]);
+    pod.spec.as_mut().unwrap().readiness_gates = Some(serde_json::from_value(gates).unwrap());
+    turns.config(&[]);
+    turns.api_has(std::slice::from_ref(&pod));
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    let ready = |turns: &Turns| {
+        let status = show(&turns.agent.snapshot().pods[&PodUid::new("u1")].status);
+        status.lines().any(|line| line.starts_with("Ready=True"))
+    };
+    assert!(!ready(&turns));
+    let mut open = versioned(pod, 2);
+    let status = json!({ "conditions": [{ "type": "lb", "status": "True" }] });
+    open.status = Some(serde_json::from_value(status).unwrap());
+    turns.api_has(&[open]);
+    assert!(ready(&turns));
+}
+
+#[test]
+fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_no_end() {
+    let mut turns = in_cluster();
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    turns.api_has(&[]);
+    turns.answer("create mirror", failed(ErrorKind::Retry));
+    turns.wait(1);
+    turns.answer("create mirror", Ok(Facts::Nothing));
+    turns.api_has(&[mirror("m1", "an older manifest")]);
+    turns.answer("delete mirror", failed(ErrorKind::Gone));
+    assert!(!turns.agent.errands.kept().any(|errand| matches!(errand, Errand::Mirror(_))), "nothing is tried again");
+}
+
+#[test]
+fn a_static_pod_that_waits_for_its_name_leaves_the_mirror_as_it_is_and_gets_its_own_when_it_starts() {
+    let mut turns = in_cluster();
+    turns.api_has(&[mirror("m1", "u1")]);
+    turns.config(&[web("old")]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 5s");
+    turns.answer("patch status", failed(ErrorKind::Gone));
+    let mut new = web("new");
+    new.metadata.annotations.as_mut().unwrap().insert(HASH_ANNOTATION.to_owned(), "new".to_owned());
+    turns.config(&[new]);
+    assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
+    assert!(!turns.pending().contains(&"delete mirror"), "{:?}", turns.pending());
+    ended(&mut turns);
+    assert_eq!(turns.lifecycle("new"), "Syncing");
+    assert!(turns.pending().contains(&"delete mirror"), "{:?}", turns.pending());
+}
+
+#[test]
+fn without_an_api_server_no_mirror_is_waited_for() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1")]);
+    turns.runtime_is_up(&[]);
+    assert!(turns.agent.errands.mirrors.is_empty());
+}
+
+#[test]
+fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
+    let (mut turns, _) = patching();
+    turns.config(&[web("static")]);
+    let now = turns.now();
+    let error = || EffectError { kind: ErrorKind::Retry, message: String::new() };
+    for errand in ["u1", "ghost"].map(|uid| Errand::Status(uid.into())) {
+        turns.agent.errands.failed(errand, error(), now);
+    }
+    for errand in ["web_default", "ghost_default"].map(|name| Errand::Mirror(name.to_owned())) {
+        turns.agent.errands.failed(errand, error(), now);
+    }
+    turns.agent.node.gone.extend(["u1", "ghost"].map(|uid| (PodUid::new(uid), now.uptime)));
+    let expected = ["node: ghost", "requests: Status(ghost)", "requests: Mirror(\"ghost_default\")"];
+    assert_eq!(turns.agent.entries_of_gone_pods(), expected);
+}

@@ -1,0 +1,138 @@
+//! Probes from the loop's side: what is sent, and what follows from an answer.
+
+use k8s_openapi::api::core::v1::Probe;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::probes::{ProbeAction, ProbeOutcome};
+
+const EXEC: &str = r#"{ "exec": { "command": ["x"] }, "failureThreshold": 1, "periodSeconds": 10 }"#;
+
+fn probed(pod: &str, kind: &str, probe: &Value) -> Pod {
+    let mut pod = mk_pod(pod);
+    let probe: Probe = serde_json::from_value(probe.clone()).expect("a probe");
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    match kind {
+        "liveness" => container.liveness_probe = Some(probe),
+        "readiness" => container.readiness_probe = Some(probe),
+        _ => container.startup_probe = Some(probe),
+    }
+    pod
+}
+
+fn running(pod: Pod) -> Turns {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[pod]);
+    turns.runtime_is_up(&[]);
+    turns.inspected("a: running 30s");
+    for _ in 0..20 {
+        if !turns.pending().contains(&"probe") {
+            turns.at_secs += 1;
+            turns.happens(Event::Due);
+        }
+    }
+    turns
+}
+
+fn exec(kind: &str) -> Turns {
+    running(probed("always | static | main a", kind, &serde_json::from_str(EXEC).expect("json")))
+}
+
+fn shown(turns: &Turns) -> (bool, Option<bool>) {
+    let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    let container = &status.container_statuses.as_ref().expect("one")[0];
+    (container.ready, container.started)
+}
+
+#[test]
+fn an_answer_shows_in_the_status_and_what_is_not_well_is_told() {
+    let no = || ProbeOutcome::Failure("no".to_owned());
+    let late = || ProbeOutcome::Warning("slow".to_owned());
+    for (kind, outcome, expected, told) in [
+        ("readiness", ProbeOutcome::Success, (true, Some(true)), None),
+        ("readiness", late(), (true, Some(true)), Some("ProbeWarning")),
+        ("readiness", no(), (false, Some(true)), Some("Unhealthy")),
+        ("startup", ProbeOutcome::Success, (true, Some(true)), None),
+        ("startup", no(), (false, Some(false)), Some("Unhealthy")),
+    ] {
+        let mut turns = exec(kind);
+        turns.told.clear();
+        turns.answer("probe", Ok(Facts::Probe(outcome)));
+        assert_eq!(shown(&turns), expected, "{kind}");
+        assert_eq!(turns.told.first().map(String::as_str), told, "{kind} {:?}", turns.told);
+    }
+}
+
+#[test]
+fn a_container_that_is_not_alive_is_stopped_at_once() {
+    let mut turns = exec("liveness");
+    turns.answer("probe", Ok(Facts::Probe(ProbeOutcome::Failure("no".to_owned()))));
+    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+    assert_eq!(turns.told, ["NodeReady", "Unhealthy", "Killing"]);
+    // It is stopped to be started again, whatever it exits with.
+    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.inspected("a: exit(0) 0s");
+    assert!(turns.agent.records[&PodUid::new("u1")].restarting.contains(&"a0".into()));
+}
+
+#[test]
+fn a_probe_whose_answer_never_comes_is_given_up_and_sent_again() {
+    let mut turns = exec("readiness");
+    turns.asked.retain(|(_, op)| named(op) != "probe");
+    turns.at_secs += 400;
+    turns.happens(Event::Due);
+    turns.at_secs += 10;
+    turns.happens(Event::Due);
+    assert!(turns.pending().contains(&"probe"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_probe_under_way_is_cancelled_with_its_container() {
+    let mut turns = exec("readiness");
+    turns.happens(Event::Hint { pod: PodUid::new("u1") });
+    turns.inspected("a: exit(1) 0s");
+    assert!(!turns.pending().contains(&"probe"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_probe_that_cannot_be_sent_as_it_is_written_is_told_once_per_period() {
+    let probe = json!({ "httpGet": { "port": "nobody" }, "periodSeconds": 10 });
+    let turns = running(probed("always | static | main a", "readiness", &probe));
+    assert!(!turns.pending().contains(&"probe"), "{:?}", turns.pending());
+    let told = turns.told.iter().filter(|reason| *reason == "Unhealthy").count();
+    assert!((2..=3).contains(&told), "once every ten of twenty seconds: {:?}", turns.told);
+}
+
+#[test]
+fn a_probe_goes_to_the_pod_unless_it_names_a_host_and_waits_for_its_address() {
+    let no_host = json!({ "tcpSocket": { "port": 80 } });
+    let with_host = json!({ "tcpSocket": { "port": 80, "host": "h" } });
+    for (pod, probe, has_address, expected) in [
+        ("always | static | main a", &no_host, true, Some("10.1.0.7")),
+        ("always | static | main a", &no_host, false, None),
+        ("always | static | main a", &with_host, false, Some("h")),
+        ("always | static | host | main a", &no_host, false, Some("127.0.0.1")),
+    ] {
+        let mut turns = Turns::new(Settings::for_node("node"));
+        turns.config(&[probed(pod, "liveness", probe)]);
+        turns.runtime_is_up(&[]);
+        let mut facts = PodFacts { looked_at: turns.now().uptime, ..facts("a: running 90s") };
+        facts.sandboxes[0].host_network = pod.contains("host");
+        if !has_address {
+            facts.sandboxes[0].ips.clear();
+        }
+        turns.answer("inspect", Ok(Facts::Pod(facts)));
+        for _ in 0..20 {
+            turns.at_secs += 1;
+            turns.happens(Event::Due);
+        }
+        let host = turns.asked.iter().find_map(|(_, op)| match op {
+            Op::Probe(order) => match &order.action {
+                ProbeAction::Tcp { host, .. } => Some(host.as_str()),
+                other => panic!("{other:?}"),
+            },
+            _ => None,
+        });
+        assert_eq!(host, expected, "{pod} {probe}");
+    }
+}

@@ -1,0 +1,139 @@
+//! What time brings: routines, housekeeping, and what is told along the way.
+
+use super::*;
+
+impl Turns {
+    fn after(&mut self, secs: u64) -> Vec<&'static str> {
+        self.at_secs += secs;
+        self.happens(Event::Due);
+        self.pending()
+    }
+}
+
+fn up(settings: Settings, pods: &[Pod]) -> Turns {
+    let mut turns = Turns::new(settings);
+    turns.config(pods);
+    turns.runtime_is_up(&[]);
+    turns
+}
+
+#[test]
+fn dead_containers_beyond_the_nodes_limit_go_unless_their_pod_is_being_stopped() {
+    let mut named = web("u2");
+    named.metadata.name = Some("other".to_owned());
+    let settings = Settings { max_dead_containers: 0, ..Settings::for_node("node") };
+    let mut turns = up(settings, &[web("u1"), named]);
+    for _ in 0..2 {
+        turns.inspected("a: exit(0) 300s, running 100s");
+    }
+    turns.config(&[web("u1")]);
+    turns.after(61);
+    let removed = turns.asked.iter().filter_map(|(_, op)| match op {
+        Op::RemoveContainer { pod, .. } => Some(pod.uid.as_str()),
+        _ => None,
+    });
+    assert_eq!(removed.collect::<Vec<_>>(), ["u1"], "{:?}", turns.asked);
+}
+
+#[test]
+fn directories_are_searched_again_after_five_minutes_and_a_routine_without_an_answer_is_replaced() {
+    let mut turns = up(Settings::for_node("node"), &[]);
+    turns.answer("list dirs", Ok(Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() }));
+    assert!(!turns.after(299).contains(&"list dirs"));
+    assert!(turns.after(1).contains(&"list dirs"));
+    let asked =
+        |turns: &Turns| turns.asked.iter().filter(|(_, op)| named(op) == "list dirs").map(|(id, _)| *id).collect();
+    let before: Vec<_> = asked(&turns);
+    turns.after(200);
+    let after: Vec<_> = asked(&turns);
+    assert_eq!((after.len(), after == before), (1, false), "the old one is cancelled");
+}
+
+#[test]
+fn every_pod_is_looked_at_when_the_runtime_returns() {
+    let mut turns = up(Settings::for_node("node"), &[web("u1")]);
+    turns.inspected("sandbox gone");
+    turns.after(10);
+    turns.answer("check", unavailable());
+    turns.after(1);
+    let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
+    turns.answer("check", Ok(Facts::Runtime(status)));
+    assert!(turns.pending().contains(&"inspect"), "before it is listed: {:?}", turns.pending());
+}
+
+#[test]
+fn what_happens_to_a_pod_is_told() {
+    let mut turns = up(Settings::for_node("node"), &[fed("u1")]);
+    turns.inspected("sandbox ready 1s");
+    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
+    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("start container", Ok(Facts::Nothing));
+    turns.inspected("a: running 0s");
+    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
+    turns.answer("refresh volumes", Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() }));
+    turns.config(&[]);
+    assert_eq!(turns.told, ["NodeReady", "Pulled", "Created", "Started", "FailedMount", "Killing"]);
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_told() {
+    let mut pod = web("u1");
+    pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(1);
+    let mut turns = up(Settings::for_node("node"), &[pod]);
+    turns.inspected("a: running 50s");
+    assert_eq!(turns.told, ["NodeReady", "DeadlineExceeded", "Killing"]);
+}
+
+#[test]
+fn the_image_is_looked_for_anew_at_every_start() {
+    let mut turns = up(Settings::for_node("node"), &[web("u1")]);
+    turns.inspected("sandbox ready 1s");
+    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
+    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("start container", Ok(Facts::Nothing));
+    turns.inspected("a: exit(1) 0s");
+    assert!(turns.pending().contains(&"inspect image"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_new_label_reaches_the_volumes_made_of_labels_at_once() {
+    let mut turns = up(Settings::for_node("node"), &[fed("u1")]);
+    turns.inspected("a: running");
+    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
+    let mut labelled = fed("u1");
+    labelled.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+    turns.config(&[labelled]);
+    assert!(turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_volume_that_comes_to_be_mounted_is_set_up() {
+    let mut plain = fed("u1");
+    plain.spec.as_mut().unwrap().containers[0].volume_mounts = None;
+    for (first, is_set_up_again) in [(plain, true), (fed("u1"), false)] {
+        let mut turns = up(Settings::for_node("node"), &[first]);
+        turns.inspected("sandbox gone");
+        turns.carried_out(&["make dirs", "set up volumes"], "sandbox gone");
+        let mut changed = fed("u1");
+        changed.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        turns.config(&[changed]);
+        turns.answer("run sandbox", Ok(Facts::Nothing));
+        turns.inspected("sandbox ready 1s");
+        assert_eq!(turns.pending().contains(&"set up volumes"), is_set_up_again, "{:?}", turns.pending());
+    }
+}
+
+#[test]
+fn nothing_is_awaited_for_a_pod_that_is_gone() {
+    let mut turns = up(Settings::for_node("node"), &[]);
+    turns.after(30);
+    turns.relisted(&[listed("stranger", "stranger")]);
+    turns.inspected("sandbox gone");
+    turns.carried_out(&["tear down volumes", "remove cgroup", "remove pod dir"], "sandbox gone");
+    turns.answer("remove log dir", Ok(Facts::Nothing));
+    // Something is said to have changed while the last look is under way, so another one follows it.
+    turns.happens(Event::Hint { pod: PodUid::new("stranger") });
+    turns.inspected("sandbox gone");
+    assert_eq!(turns.lifecycle("stranger"), "unknown");
+    assert!(!turns.pending().contains(&"inspect"), "{:?}", turns.pending());
+}
