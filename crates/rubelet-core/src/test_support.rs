@@ -8,7 +8,7 @@
 //!   `sandbox notready` and `sandbox ready 90s, ready 10s` say otherwise.
 //! - [`show`]: a status as a few lines, times relative to [`now`].
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -19,7 +19,8 @@ use k8s_openapi::{
 };
 
 use crate::{
-    id::{ContainerId, SandboxId},
+    effect::{ImageFacts, StartContainer},
+    id::{ContainerId, PodUid, SandboxId},
     manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
     time::{Now, Uptime},
@@ -75,6 +76,24 @@ pub fn mk_pod(text: &str) -> Pod {
         }
     }
     Pod { metadata, spec: Some(spec), status: None }
+}
+
+/// The first start of the container `a`.
+pub fn start_order(pod: &Arc<Pod>) -> StartContainer {
+    StartContainer {
+        uid: PodUid::of(pod),
+        pod: pod.clone(),
+        container: "a".to_owned(),
+        attempt: 0,
+        sandbox: SandboxId::new("sb0"),
+        sandbox_attempt: 0,
+        cgroup_parent: String::new(),
+        pod_ips: Vec::new(),
+        host_ips: Vec::new(),
+        target: None,
+        recursive_read_only_mounts: false,
+        image: ImageFacts::default(),
+    }
 }
 
 fn container(name: &str) -> Container {

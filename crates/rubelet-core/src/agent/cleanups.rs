@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Agent {
-    /// Pods the runtime has and nobody wants are stopped; statuses of pods that are gone are dropped.
+    /// Pods the runtime has and nobody wants are stopped.
     pub(super) fn handle_pod_cleanups(&mut self, now: Now) {
         if !self.config.sources_ready(&self.settings.sources) {
             return;
@@ -29,7 +29,6 @@ impl Agent {
         for pod in unknown {
             self.adopt_orphan(pod, now);
         }
-        self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
     }
 
     /// Directories of pods nobody knows go the way of every ended pod.

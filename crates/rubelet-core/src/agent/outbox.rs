@@ -126,3 +126,33 @@ fn deadline(op: &Op, settings: &Settings) -> Duration {
         Op::StopContainer { grace_secs, .. } => request + Duration::from_secs(grace_secs.unsigned_abs()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        effect::RunSandbox,
+        id::PodRef,
+        test_support::{mk_pod, start_order},
+    };
+
+    #[test]
+    fn an_effect_has_as_long_as_its_calls_may_take() {
+        let settings = Settings { runtime_request_timeout: Duration::from_secs(100), ..Settings::for_node("node") };
+        let pod = std::sync::Arc::new(mk_pod("always | main a"));
+        let (uid, id) = (PodUid::of(&pod), PodRef::of(&pod));
+        let container = start_order(&pod);
+        let sandbox = RunSandbox { uid, pod, attempt: 0, cgroup_parent: String::new() };
+        let stop = Op::StopContainer { pod: id.clone(), name: "a".to_owned(), id: "a0".into(), grace_secs: 30 };
+        for (op, secs) in [
+            (Op::CheckRuntime, 100),
+            (Op::InspectPod { pod: id.clone() }, 30),
+            (Op::RunSandbox(sandbox), 200),
+            (Op::StartContainer(container), 200),
+            (stop, 130),
+            (Op::StopSandbox { pod: id, id: "sb0".into() }, 100),
+        ] {
+            assert_eq!(deadline(&op, &settings), Duration::from_secs(secs), "{op:?}");
+        }
+    }
+}

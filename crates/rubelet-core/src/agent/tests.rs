@@ -26,6 +26,7 @@ mod admission;
 mod api;
 mod ends;
 mod errands;
+mod images;
 mod odd_pods;
 mod orphans;
 mod probes;

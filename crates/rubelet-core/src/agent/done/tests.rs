@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     id::PodRef,
     pod::{Wanted, hooks::PreStop},
-    test_support::{facts, later, mk_pod, now},
+    test_support::{facts, later, mk_pod, now, start_order},
 };
 
 fn record(pod: &str) -> PodRecord {
@@ -61,10 +61,13 @@ fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
 
 #[test]
 fn a_start_that_succeeded_is_remembered_until_it_is_seen() {
-    let mut record = record("always | main a");
-    let op = Op::ResumeContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
-    let told: Vec<_> = succeeded(&mut record, &op).into_iter().map(|event| event.reason).collect();
-    assert_eq!((told, record.started.contains("a")), (vec!["Started".to_owned()], true));
+    let order = start_order(&record("always | main a").pod);
+    let resume = Op::ResumeContainer { pod: PodRef::of(&order.pod), name: "a".to_owned(), id: "a0".into() };
+    for (op, expected) in [(resume, vec!["Started"]), (Op::StartContainer(order), vec!["Created", "Started"])] {
+        let mut record = record("always | main a");
+        let told: Vec<_> = succeeded(&mut record, &op).into_iter().map(|event| event.reason).collect();
+        assert_eq!((told, record.started.contains("a")), (expected.into_iter().map(str::to_owned).collect(), true));
+    }
 }
 
 #[test]

@@ -42,6 +42,14 @@ fn a_pod_that_wants_its_groups_to_be_all_needs_a_runtime_that_obeys() {
 }
 
 #[test]
+fn a_second_pod_of_a_name_is_refused_and_that_is_told() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[web("u1"), web("u2")]);
+    assert_eq!((turns.lifecycle("u1").as_str(), turns.lifecycle("u2").as_str()), ("Waiting", "unknown"));
+    assert_eq!(turns.told.len(), 1, "{:?}", turns.told);
+}
+
+#[test]
 fn a_field_that_is_not_acted_on_is_told_and_a_class_only_where_no_api_server_knows_it() {
     for (class, sources, is_told) in [
         (None, vec![Source::File], false),

@@ -143,6 +143,14 @@ fn a_static_pod_that_waits_for_its_name_leaves_the_mirror_as_it_is_and_gets_its_
 }
 
 #[test]
+fn a_static_pod_has_a_mirror_before_the_runtime_is_there() {
+    let mut turns = in_cluster();
+    turns.config(&[web("u1")]);
+    turns.api_has(&[]);
+    assert_eq!((turns.lifecycle("u1").as_str(), turns.pending()), ("Waiting", vec!["check", "create mirror"]));
+}
+
+#[test]
 fn without_an_api_server_no_mirror_is_waited_for() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
@@ -159,7 +167,15 @@ fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
     for errand in ["u1", "ghost"].map(|uid| Errand::Status(uid.into())) {
         turns.agent.errands.failed(errand, error(), now);
     }
-    for errand in ["web_default", "ghost_default"].map(|name| Errand::Mirror(name.to_owned())) {
+    // One name is a source's, one the API server's alone, and one the runtime's.
+    let mut only_mirror = mirror("m1", "x");
+    only_mirror.metadata.name = Some("mirrored".to_owned());
+    turns.api_has(&[versioned(mk_pod("always | main a"), 1), only_mirror]);
+    turns.wait(30);
+    turns.relisted(&[listed("orphan", "orphaned")]);
+    for errand in ["web_default", "mirrored_default", "orphaned_default", "ghost_default"]
+        .map(|name| Errand::Mirror(name.to_owned()))
+    {
         turns.agent.errands.failed(errand, error(), now);
     }
     turns.agent.node.gone.extend(["u1", "ghost"].map(|uid| (PodUid::new(uid), now.uptime)));

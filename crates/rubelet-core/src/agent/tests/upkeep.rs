@@ -1,6 +1,9 @@
 //! What time brings: routines, housekeeping, and what is told along the way.
 
+use std::time::Duration;
+
 use super::*;
+use crate::pod::restart::CrashLoop;
 
 impl Turns {
     fn after(&mut self, secs: u64) -> Vec<&'static str> {
@@ -136,4 +139,24 @@ fn nothing_is_awaited_for_a_pod_that_is_gone() {
     turns.inspected("sandbox gone");
     assert_eq!(turns.lifecycle("stranger"), "unknown");
     assert!(!turns.pending().contains(&"inspect"), "{:?}", turns.pending());
+}
+
+#[test]
+fn a_crash_loop_is_judged_by_the_run_of_its_own_container() {
+    let mut pod = web("u1");
+    let spec = pod.spec.as_mut().unwrap();
+    spec.containers.push(mk_pod("always | main b").spec.unwrap().containers.remove(0));
+    let mut turns = up(Settings::for_node("node"), &[pod]);
+    // The run of `a` was short; that of `b`, which ended later, would have been long enough to forgive a crash.
+    let state = "a: exit(1) 900s; b: exit(1) 1s";
+    turns.inspected(state);
+    turns.carried_out(&["make dirs", "set up volumes"], state);
+    let started = turns.now().uptime.saturating_sub(Duration::from_secs(1000));
+    let record = turns.agent.records.get_mut(&PodUid::new("u1")).unwrap();
+    let known = CrashLoop::after_restart(None, "a:1", started, Duration::from_secs(300), started);
+    record.crash_loops.insert("a".to_owned(), known);
+    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    assert!(turns.pending().contains(&"start container"), "{:?}", turns.pending());
+    let delay = turns.agent.records[&PodUid::new("u1")].crash_loops["a"].delay;
+    assert_eq!(delay, Duration::from_secs(20));
 }
