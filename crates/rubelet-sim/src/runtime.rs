@@ -35,6 +35,8 @@ use crate::{
 const CHANGE_MS: u64 = 40;
 const SANDBOX_MS: u64 = 200;
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
+/// The client's own, for calls that only look.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// containerd gives up a pull that makes no progress for this long.
 const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
@@ -65,7 +67,11 @@ impl FakeRuntime {
         self.pass(method, epoch, course.before).await?;
         match course.fate {
             Fate::ErrorBefore => return Err(injected(method)),
-            Fate::HangBefore | Fate::HangAfter => return pending().await,
+            Fate::HangBefore | Fate::HangAfter => {
+                self.pass(method, epoch, REQUEST_TIMEOUT).await?;
+                let message = "context deadline exceeded".to_owned();
+                return Err(RpcError { method, kind: RpcErrorKind::DeadlineExceeded, message });
+            }
             Fate::DoneButError | Fate::HalfDone | Fate::Answered => {}
         }
         let answer = self.stage.with(view);

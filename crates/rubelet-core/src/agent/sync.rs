@@ -95,7 +95,7 @@ impl Agent {
         };
         let facts = record.shown(&facts);
         let mut is_terminal = self.update_status(uid, &facts, now);
-        if self.enforce_active_deadline(uid, now) {
+        if !is_terminal && self.enforce_active_deadline(uid, now) {
             is_terminal = self.update_status(uid, &facts, now);
         }
         let Some(record) = self.records.get(uid) else { return };

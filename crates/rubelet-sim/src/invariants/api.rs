@@ -2,7 +2,11 @@
 //!
 //! Owns: what each pod's status said when the agent wrote it last, and how often it wrote. Never: judges what others write.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use rubelet_core::{pod::status::is_terminal, pod_manager::is_mirror_pod};
@@ -28,6 +32,8 @@ pub(super) struct ApiSeen {
     users: BTreeMap<String, Option<i64>>,
     /// What the agent wrote last of a user's pod, by uid.
     written: BTreeMap<String, PodStatus>,
+    /// Pods that somebody else wrote into since, by uid.
+    overwritten: BTreeSet<String>,
     /// Status writes under way, by the uid they are for.
     busy: BTreeMap<String, u32>,
     /// By pod name, because a static pod and its mirror share nothing else.
@@ -91,6 +97,7 @@ impl Rules {
     pub fn pod_edited(&mut self, name: &str, uid: &str) {
         self.api.news(name);
         self.api.written.remove(uid);
+        self.api.overwritten.insert(uid.to_owned());
     }
 
     /// A user wants the pod to end, within this time.
@@ -232,6 +239,7 @@ impl Rules {
 
     fn status_written(&mut self, now: Duration, pod: &Pod, picture: &Picture) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
+        self.api.overwritten.remove(&uid);
         let status = pod.status.clone().unwrap_or_default();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         if let Some(detail) = false_readiness(&status) {
@@ -289,7 +297,9 @@ impl Scene {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-        if pod.metadata.deletion_timestamp.is_none() || !is_terminal(phase) {
+        // Somebody else may have written another phase since.
+        let is_anothers_word = self.rules.api.overwritten.contains(uid);
+        if pod.metadata.deletion_timestamp.is_none() || !is_terminal(phase) && !is_anothers_word {
             return Some(format!("{name} is {phase}, to end at {:?}", pod.metadata.deletion_timestamp));
         }
         let picture = &self.runtime.picture;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use rubelet_core::{
     event::Source,
     snapshot::{PodView, Snapshot},
@@ -144,7 +144,9 @@ impl Rules {
             return;
         }
         let statuses = view.status.container_statuses.iter().chain(&view.status.init_container_statuses).flatten();
-        for status in statuses {
+        // A container that was made and did not start may be made again.
+        let is_counted = |status: &&ContainerStatus| status.state.as_ref().is_some_and(|it| it.waiting.is_none());
+        for status in statuses.filter(is_counted) {
             let key = (uid.to_owned(), status.name.clone());
             let before = self.seen.restart_counts.insert(key, status.restart_count);
             if before.is_some_and(|before| status.restart_count < before) {

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::SignedDuration;
 use k8s_openapi::{
-    api::core::v1::{ContainerStatus, PodCondition, PodStatus},
+    api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, PodCondition, PodStatus},
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use rubelet_core::{
@@ -163,7 +163,8 @@ fn a_death_before_its_time_is_seen() {
 }
 
 fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
-    let status = ContainerStatus { name: "app".into(), restart_count, ..Default::default() };
+    let state = ContainerState { running: Some(ContainerStateRunning::default()), ..Default::default() };
+    let status = ContainerStatus { name: "app".into(), restart_count, state: Some(state), ..Default::default() };
     let status = PodStatus { phase: Some(phase.into()), container_statuses: Some(vec![status]), ..Default::default() };
     let view = PodView {
         source: None,

@@ -88,6 +88,19 @@ fn a_deadline_that_has_passed_is_told() {
 }
 
 #[test]
+fn a_pod_that_has_ended_does_not_exceed_its_deadline() {
+    let mut pod = web("u1");
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.active_deadline_seconds = Some(1);
+    spec.restart_policy = Some("Never".to_owned());
+    let mut turns = up(Settings::for_node("node"), &[pod]);
+    turns.inspected("a: exit(1) 10s");
+    assert_eq!(turns.told, ["NodeReady"]);
+    let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), None));
+}
+
+#[test]
 fn the_image_is_looked_for_anew_at_every_start() {
     let mut turns = up(Settings::for_node("node"), &[web("u1")]);
     turns.inspected("sandbox ready 1s");

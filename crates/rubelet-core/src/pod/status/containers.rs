@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{
         Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-        ContainerStatus, ContainerUser as ApiUser, LinuxContainerUser, Probe, VolumeMountStatus,
+        ContainerStatus, ContainerUser as ApiUser, LinuxContainerUser, PodSpec, Probe, VolumeMountStatus,
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -270,7 +270,7 @@ impl<'a> Subject<'a> {
         let Some(spec) = self.input.pod.spec.as_ref().filter(|_| self.input.may_start_containers()) else {
             return false;
         };
-        let Some(newest) = self.newest else { return true };
+        let Some(newest) = self.newest else { return !self.is_told_done(spec) };
         match &newest.state {
             ContainerState::Created | ContainerState::Unknown => true,
             ContainerState::Running { .. } => false,
@@ -279,6 +279,12 @@ impl<'a> Subject<'a> {
                 self.input.restarting.contains(&newest.id) || restarts_after(self.spec, spec, exit.code)
             }
         }
+    }
+
+    /// The runtime has forgotten a container that was told to have ended for good (see `pod/containers.rs`).
+    fn is_told_done(&self, spec: &PodSpec) -> bool {
+        let end = self.old.and_then(|old| terminated(old.state.as_ref()));
+        self.kind == Kind::Regular && end.is_some_and(|end| !restarts_after(self.spec, spec, end.exit_code))
     }
 
     fn any_regular_container_created(&self) -> bool {

@@ -432,6 +432,17 @@ fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
 }
 
 #[test]
+fn a_container_that_ended_for_good_stays_so_when_the_runtime_forgot_it() {
+    let mut case = Case::new("never | main a | main b", "a: exit(2); b: running 30s");
+    case.previous = Some(case.status());
+    case.facts.containers.clear();
+    // Its last start failed, and nobody saw it run since.
+    case.waiting.insert("a".to_owned(), Waiting { reason: "RunContainerError".to_owned(), message: String::new() });
+    let shown = case.show();
+    assert!(shown.contains("main a: exit 2(Error)"), "{shown}");
+}
+
+#[test]
 fn a_dead_container_collected_meanwhile_is_still_the_last_state() {
     let case = Case::new("always | main a", "a: exit(2), running 30s").then("a: exit(2), running 30s", later(5));
     let mut collected = case;
