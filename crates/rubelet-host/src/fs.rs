@@ -20,6 +20,7 @@ use crate::port::{DirEntry, FileKind, ReadError};
 
 mod project;
 mod remove_tree;
+pub(crate) mod resolve;
 
 pub use project::project;
 pub use remove_tree::remove_tree;
@@ -47,12 +48,10 @@ pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
 
 /// As containers that have `root` for their own see the path: a link from its top, or above it, leads no further than to it.
 pub fn read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-    let path_only = OFlags::PATH | OFlags::CLOEXEC;
-    let flags = path_only | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let root = rustix::fs::open(root, flags, Mode::empty()).map_err(io::Error::from)?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let place =
-        File::from(rustix::fs::openat2(&root, path, path_only, Mode::empty(), resolve).map_err(io::Error::from)?);
+    let place = File::from(resolve::open(&root, path, OFlags::PATH, resolve).map_err(io::Error::from)?);
     read_all(regular(&place)?, limit_bytes)
 }
 
@@ -98,8 +97,7 @@ pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(io::Error::from)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let place = rustix::fs::openat2(&dir, relative, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        .map_err(io::Error::from)?;
+    let place = resolve::open(&dir, relative, OFlags::PATH, resolve).map_err(io::Error::from)?;
     regular(&File::from(place))
 }
 
@@ -109,7 +107,7 @@ pub fn open_inside(dir: &Path, relative: &Path) -> Result<(File, FileKind), Read
     let top = rustix::fs::open(dir, path_only | OFlags::DIRECTORY, Mode::empty()).map_err(io::Error::from)?;
     let open = |relative: &Path, resolve| {
         let named = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
-        rustix::fs::openat2(&top, named, path_only, Mode::empty(), ResolveFlags::BENEATH | resolve)
+        resolve::open(&top, named, OFlags::PATH, ResolveFlags::BENEATH | resolve)
     };
     let place = match open(relative, ResolveFlags::NO_MAGICLINKS) {
         // A link by its full path, as those to containers' logs are, may still lead back below `dir`. Where it leads is opened

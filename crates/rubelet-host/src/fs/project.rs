@@ -24,7 +24,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::remove_tree;
+use super::{remove_tree, resolve};
 use crate::port::{Projected, ProjectedFile, Projection};
 
 const DATA: &str = "..data";
@@ -225,7 +225,7 @@ fn first_names(files: &BTreeMap<PathBuf, ProjectedFile>) -> BTreeSet<&OsStr> {
 
 fn open_beneath(dir: BorrowedFd<'_>, path: &Path, more: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    rustix::fs::openat2(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | more, Mode::empty(), resolve)
+    resolve::open(dir, path, OFlags::RDONLY | more, resolve)
 }
 
 fn unlink(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {

@@ -22,6 +22,7 @@ use rustix::{
     io::Errno,
 };
 
+use super::resolve;
 use crate::mount;
 
 /// Directories held open at once; one level deeper is moved to the top of the tree.
@@ -162,7 +163,7 @@ enum Moved {
 fn enter(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<Level>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    match rustix::fs::openat2(parent, name, flags, Mode::empty(), resolve) {
+    match resolve::open(parent, name, flags, resolve) {
         Ok(dir) => Ok(Some(Level { dir: Dir::new(dir)?, name: name.to_owned(), passes: 0 })),
         Err(Errno::NOENT) => Ok(None),
         Err(Errno::NOTDIR | Errno::LOOP) => {
@@ -200,7 +201,7 @@ fn open_plain(parent: BorrowedFd<'_>, name: &CStr) -> Option<File> {
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    rustix::fs::openat2(parent, name, flags, Mode::empty(), resolve).ok().map(File::from)
+    resolve::open(parent, name, flags, resolve).ok().map(File::from)
 }
 
 fn make_mutable(file: BorrowedFd<'_>) -> rustix::io::Result<()> {

@@ -23,9 +23,7 @@ use rustix::{
 };
 
 use super::{Mounter, resolved, top_mount};
-
-/// The kernel asks for another try when a directory was moved while it looked; who moves them for ever gets no mount.
-const MAX_TRIES: usize = 16;
+use crate::fs::resolve;
 
 impl Mounter {
     /// Mounts what is at `sub_path` in the volume at `target`; it is no error if that is mounted there already.
@@ -77,14 +75,7 @@ fn find_or_make(volume: &Path, sub_path: &Path) -> io::Result<OwnedFd> {
 /// Links are followed as long as they stay in the volume: files made of config maps are such links.
 fn open_within(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let open = || rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
-    for _ in 1..MAX_TRIES {
-        match open() {
-            Err(Errno::AGAIN) => {}
-            found => return found,
-        }
-    }
-    open()
+    resolve::open(root, path, OFlags::PATH, resolve)
 }
 
 fn make_dir(parent: BorrowedFd<'_>, name: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
