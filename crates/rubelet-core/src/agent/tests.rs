@@ -119,6 +119,14 @@ impl Turns {
         }
     }
 
+    /// What the container of a pod in an empty sandbox needs is there, and so it is asked to start.
+    fn asked_to_start(&mut self) {
+        self.inspected("");
+        self.carried_out(&["make dirs", "set up volumes"], "");
+        let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
+        self.answer("inspect image", Ok(Facts::Image(Some(image))));
+    }
+
     fn lifecycle(&self, uid: &str) -> String {
         let snapshot = self.agent.snapshot();
         snapshot.pods.get(&PodUid::new(uid)).map_or("unknown".to_owned(), |view| view.lifecycle.clone())
@@ -438,13 +446,7 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     turns.runtime_is_up(&[]);
     turns.answer("inspect", never_ran("a: exit(128) 1s", canceled));
     turns.answer("remove container", Ok(Facts::Nothing));
-    turns.inspected("");
-    for step in ["make dirs", "set up volumes"] {
-        turns.answer(step, Ok(Facts::Nothing));
-        turns.inspected("");
-    }
-    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
+    turns.asked_to_start();
     let is_first = |op: &Op| matches!(op, Op::StartContainer(order) if order.attempt == 0);
     assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
     // The same end of a start of this life is what it looks like: a crash.
@@ -469,13 +471,7 @@ fn starting_with_a_hook() -> Turns {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[pod]);
     turns.runtime_is_up(&[]);
-    turns.inspected("");
-    for step in ["make dirs", "set up volumes"] {
-        turns.answer(step, Ok(Facts::Nothing));
-        turns.inspected("");
-    }
-    let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
+    turns.asked_to_start();
     turns
 }
 

@@ -11,7 +11,7 @@ use crate::{
     pod::{
         PodRecord,
         restart_policy::{restarts_after, restarts_after_probe},
-        status::terminated,
+        status::has_ended_for_good,
     },
     probes::ProbeKind,
 };
@@ -106,8 +106,7 @@ pub fn verdict<'a>(
 fn is_told_done(record: &PodRecord, container: &Container, told: Option<&PodStatus>) -> bool {
     let mut statuses = told.into_iter().flat_map(|told| told.container_statuses.iter().flatten());
     let status = statuses.find(|status| status.name == container.name);
-    let end = status.and_then(|status| terminated(status.state.as_ref()));
-    end.is_some_and(|end| !restarts_after(container, record.spec(), end.exit_code))
+    status.is_some_and(|status| has_ended_for_good(status, container, record.spec()))
 }
 
 /// The probe may grant its container another grace period than the pod's.

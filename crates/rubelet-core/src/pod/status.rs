@@ -30,7 +30,7 @@ mod normalize;
 mod phase;
 mod resources;
 
-pub(crate) use containers::{LOST_WHEN_TERMINATED, lost, terminated};
+pub(crate) use containers::{LOST_WHEN_TERMINATED, has_ended_for_good, lost};
 pub use normalize::normalize_status;
 pub use phase::is_terminal;
 

@@ -283,8 +283,7 @@ impl<'a> Subject<'a> {
 
     /// The runtime has forgotten a container that was told to have ended for good (see `pod/containers.rs`).
     fn is_told_done(&self, spec: &PodSpec) -> bool {
-        let end = self.old.and_then(|old| terminated(old.state.as_ref()));
-        self.kind == Kind::Regular && end.is_some_and(|end| !restarts_after(self.spec, spec, end.exit_code))
+        self.kind == Kind::Regular && self.old.is_some_and(|old| has_ended_for_good(old, self.spec, spec))
     }
 
     fn any_regular_container_created(&self) -> bool {
@@ -368,6 +367,11 @@ pub(crate) fn lost(message: &str) -> ApiState {
         }),
         ..ApiState::default()
     }
+}
+
+/// A status of a container that its restart policy does not start again.
+pub(crate) fn has_ended_for_good(status: &ContainerStatus, container: &Container, spec: &PodSpec) -> bool {
+    terminated(status.state.as_ref()).is_some_and(|end| !restarts_after(container, spec, end.exit_code))
 }
 
 pub(crate) fn terminated(state: Option<&ApiState>) -> Option<&ContainerStateTerminated> {
