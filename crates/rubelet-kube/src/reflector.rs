@@ -60,7 +60,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// After it, every change between two lists is told in the server's order, or a new `Replaced` stands for it, which is never
 /// older than what was told before.
 pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, changes: &mpsc::Sender<Change>) {
-    let retry = Retry { random: fastrand::Rng::with_seed(seed), delay: RETRY_FIRST };
+    let retry = Retry { random: fastrand::Rng::with_seed(seed), delay: RETRY_FIRST, was_unreachable: false };
     let mut follower = Follower { api, selection, changes, version: None, may_stream: true, retry };
     tokio::select! {
         biased;
@@ -235,8 +235,14 @@ impl Follower<'_> {
             Some(events) => events,
             None => self.open(&[("resourceVersion", self.version.as_deref().unwrap_or_default())]).await?,
         };
+        let opened = clock::now();
         while let Some(event) = events.next().await {
-            let event = event?;
+            let event = event.inspect_err(|_| {
+                // It was served until its connection broke: what went wrong before it is over.
+                if opened.elapsed() >= SHORT_WATCH {
+                    self.retry.reset();
+                }
+            })?;
             let (object, meta) = self.read(&event)?;
             self.version = Some(meta.resource_version);
             self.retry.reset();
@@ -301,14 +307,20 @@ struct Meta {
 }
 
 /// Waits grow to `RETRY_MAX`, each between half and all of its length, so that nodes that lost a server together do not come
-/// back together.
+/// back together. A server that refuses after it could not be reached is back: waits start over.
 struct Retry {
     random: fastrand::Rng,
     delay: Duration,
+    was_unreachable: bool,
 }
 
 impl Retry {
     fn next(&mut self, error: &ApiError) -> Duration {
+        let is_unreachable = error.kind == ApiErrorKind::Unreachable;
+        if self.was_unreachable && !is_unreachable {
+            self.reset();
+        }
+        self.was_unreachable = is_unreachable;
         let delay = self.delay;
         self.delay = (delay * 2).min(RETRY_MAX);
         let jittered = delay.mul_f64(0.5 + self.random.f64() / 2.0);

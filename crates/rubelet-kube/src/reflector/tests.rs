@@ -15,6 +15,8 @@ enum Step {
     List(&'static str),
     /// These events, and then the end of the stream after so many seconds.
     Watch(Vec<Result<WatchEvent, ApiError>>, u64),
+    /// Nothing, until the connection breaks after so many seconds.
+    Cut(u64),
     Refuse(ApiErrorKind),
 }
 
@@ -55,7 +57,7 @@ impl ApiServer for Scripted {
         match self.next("list", &call.query) {
             Some(Step::List(body)) => Ok(Bytes::from_static(body.as_bytes())),
             Some(Step::Refuse(kind)) => Err(refusal(kind)),
-            Some(Step::Watch(..)) => panic!("the script expects a watch"),
+            Some(Step::Watch(..) | Step::Cut(_)) => panic!("the script expects a watch"),
             None => std::future::pending().await,
         }
     }
@@ -65,6 +67,10 @@ impl ApiServer for Scripted {
             Some(Step::Watch(events, seconds)) => {
                 let end = stream::once(sleep(Duration::from_secs(seconds))).filter_map(|()| async { None });
                 Ok(Box::pin(stream::iter(events).chain(end)))
+            }
+            Some(Step::Cut(seconds)) => {
+                let end = sleep(Duration::from_secs(seconds));
+                Ok(Box::pin(stream::once(end).map(|()| Err(refusal(ApiErrorKind::Unreachable)))))
             }
             Some(Step::Refuse(kind)) => Err(refusal(kind)),
             Some(Step::List(_)) => panic!("the script expects a list"),
@@ -308,6 +314,44 @@ async fn a_server_that_ends_every_watch_at_once_is_not_hammered() {
     331s watch 10
     631s watch 11
     751s watch 11
+    ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_was_served_and_then_cut_is_resumed_at_once() {
+    let refusals = std::iter::repeat_with(|| Step::Refuse(ApiErrorKind::Unreachable)).take(5);
+    let (heard, _) =
+        follow_script([streamed(Vec::new(), 60)].into_iter().chain(refusals).chain([Step::Cut(100), Step::Cut(0)]))
+            .await;
+    assert_snapshot!(heard, @"
+    0s stream newest
+    60s watch 10
+    60s watch 10
+    61s watch 10
+    64s watch 10
+    69s watch 10
+    76s watch 10
+    176s watch 10
+    178s watch 10
+    ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_back_and_has_forgotten_the_version_is_listed_soon() {
+    let refusals = std::iter::repeat_with(|| Step::Refuse(ApiErrorKind::Unreachable)).take(6);
+    let back = [Step::Refuse(ApiErrorKind::Expired), streamed(Vec::new(), 60)];
+    let (heard, _) = follow_script([streamed(Vec::new(), 60)].into_iter().chain(refusals).chain(back)).await;
+    assert_snapshot!(heard, @"
+    0s stream newest
+    60s watch 10
+    60s watch 10
+    61s watch 10
+    64s watch 10
+    69s watch 10
+    76s watch 10
+    91s watch 10
+    91s stream >=10
+    151s watch 10
     ");
 }
 
