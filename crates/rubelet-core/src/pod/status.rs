@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     container::is_host_network,
     id::ContainerId,
-    observation::{PodFacts, RuntimeStatus, SandboxState},
+    observation::{PodFacts, RuntimeStatus, SandboxFacts, SandboxState},
     pod_manager::is_static_pod,
     qos::{QosClass, qos_class},
     time::Now,
@@ -148,14 +148,18 @@ fn listed(statuses: Vec<ContainerStatus>) -> Option<Vec<ContainerStatus>> {
     (!statuses.is_empty()).then_some(statuses)
 }
 
-/// A status from the API server keeps its start time. A static pod's status does not outlive the agent, but its first
-/// sandbox does: dating the pod by it gives the same start time before and after a restart.
+/// What the API server holds keeps its start time. Without a mirror pod a static pod's status does not outlive the agent, but
+/// its first sandbox does: dating the pod by it gives the same start time before and after a restart.
 fn start_time(input: &StatusInput<'_>) -> Timestamp {
-    let known = input.old_status().and_then(|old| old.start_time.as_ref()).map(|time| time.0);
+    let time_of = |status: Option<&PodStatus>| status.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
     let oldest = input.facts.sandboxes.last();
     let first = oldest.filter(|sandbox| sandbox.attempt == 0 && is_static_pod(input.pod));
-    let found = oldest.map(|sandbox| sandbox.created_at);
-    first.map(|sandbox| sandbox.created_at).or(known).or(found).unwrap_or(input.now.wall)
+    let created_at = |sandbox: &SandboxFacts| sandbox.created_at;
+    time_of(input.stored)
+        .or(first.map(created_at))
+        .or(time_of(input.old_status()))
+        .or(oldest.map(created_at))
+        .unwrap_or(input.now.wall)
 }
 
 /// The phase never leaves Succeeded or Failed, and its reason and message stay as long as it does.

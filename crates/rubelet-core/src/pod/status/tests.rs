@@ -16,6 +16,7 @@ struct Case {
     pod: Pod,
     facts: PodFacts,
     previous: Option<PodStatus>,
+    stored: Option<PodStatus>,
     waiting: BTreeMap<String, Waiting>,
     restarting: BTreeSet<ContainerId>,
     is_resize_pending: bool,
@@ -32,6 +33,7 @@ impl Case {
             pod: mk_pod(pod),
             facts: facts(seen),
             previous: None,
+            stored: None,
             waiting: BTreeMap::new(),
             restarting: BTreeSet::new(),
             is_resize_pending: false,
@@ -74,7 +76,7 @@ impl Case {
             pod: &self.pod,
             facts: &self.facts,
             previous: self.previous.as_ref(),
-            stored: None,
+            stored: self.stored.as_ref(),
             waiting: &self.waiting,
             restarting: &self.restarting,
             is_resize_pending: self.is_resize_pending,
@@ -691,6 +693,13 @@ fn conditions_speak_of_the_generation_of_the_spec() {
 fn a_pod_without_container_statuses_says_that_nothing_is_known() {
     let ready = conditions::pod_ready_condition(&mk_pod("always | main a"), &PodStatus::default());
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("UnknownContainerStatuses")));
+}
+
+#[test]
+fn a_mirror_pod_keeps_its_start_time_whatever_the_sandboxes_are() {
+    let mut case = Case::new("always | static | main a", "sandbox ready 60s");
+    case.stored = Some(PodStatus { start_time: Some(Time(ago(90))), ..PodStatus::default() });
+    assert!(case.show().contains("start=-90s"), "{}", case.show());
 }
 
 #[test]
