@@ -75,7 +75,14 @@ impl Agent {
     /// One turn of the loop: takes in what happened and says what to do about it.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Effect> {
         match event {
-            Event::Config { source, pods } => self.handle_config(source, pods, now),
+            Event::Config { source, pods } => {
+                self.config.partial.remove(&source);
+                self.handle_config(source, pods, now);
+            }
+            Event::PartialConfig { source, pods } => {
+                self.config.partial.insert(source);
+                self.handle_config(source, pods, now);
+            }
             Event::Unreadable { pods } => self.config.unreadable = pods,
             Event::Hint { pod } => self.want_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),

@@ -18,6 +18,9 @@ use crate::{
 pub enum Event {
     /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
     Config { source: Source, pods: Vec<Arc<Pod>> },
+    /// Pods of a source that was not read to its end: they are wanted, and what is not among them may be, too. Said only before
+    /// the source's first whole set.
+    PartialConfig { source: Source, pods: Vec<Arc<Pod>> },
     /// Pods the API server has in a form that cannot be read: all of them, each time they change. Said before the pods they are
     /// missing from, so that nobody takes what runs of them for unwanted.
     Unreadable { pods: BTreeSet<PodUid> },

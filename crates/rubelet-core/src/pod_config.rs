@@ -61,6 +61,8 @@ pub struct Changes {
 pub struct PodConfig {
     /// A source is here once it has spoken, be it to say that it has no pods.
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
+    /// Sources that have named some of their pods and could not be read to their end.
+    pub partial: BTreeSet<Source>,
     /// Pods that a source has and nobody can read. What runs of them is no orphan.
     pub unreadable: BTreeSet<PodUid>,
 }
@@ -101,12 +103,12 @@ impl PodConfig {
     }
 
     pub fn has_spoken(&self, source: Source) -> bool {
-        self.sources.contains_key(&source)
+        self.sources.contains_key(&source) && !self.partial.contains(&source)
     }
 
-    /// The sources that have not spoken yet.
+    /// The sources that have not spoken yet, or not to their end.
     pub fn awaited(&self, expected: &[Source]) -> Vec<Source> {
-        expected.iter().filter(|source| !self.sources.contains_key(source)).copied().collect()
+        expected.iter().filter(|source| !self.has_spoken(**source)).copied().collect()
     }
 }
 

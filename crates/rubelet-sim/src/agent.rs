@@ -163,6 +163,9 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
+                Event::PartialConfig { source, pods } => {
+                    scene.log("agent", format!("{source:?} has {} pods and more", pods.len()));
+                }
                 Event::Unreadable { pods } => scene.log("agent", format!("cannot read {} pods", pods.len())),
                 Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Node(_) | Event::Due => {}
             }

@@ -64,6 +64,8 @@ impl FakeApi {
             sleep(FRESHNESS_WAIT).await;
         }
         let (position, first) = begun?;
+        let collection = &request.path;
+        self.stage.with(|scene| scene.log("api", format!("WATCH {collection} from {position}")));
         let lasts = request.option("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
         let watcher = Watcher {
             stage: self.stage.clone(),

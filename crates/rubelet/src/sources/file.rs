@@ -2,7 +2,8 @@
 //!
 //! Owns: noticing changes, and which pods each file stands for. A hint from the kernel only causes a look; a slow look
 //! finds what hints lost. One bad file affects no other, and a file that was good keeps its pods while it is unreadable
-//! or half written: nobody's pod dies of an editor. Only a file that is gone takes its pods along.
+//! or half written: nobody's pod dies of an editor. Only a file that is gone takes its pods along. While a file cannot be read
+//! that this process has not read before, the set is partial: what runs may be its pod, and is no orphan.
 //! Upstream: `config/file.go`, `config/file_linux.go`; there a file gone bad loses its pod at the next look.
 
 use std::{
@@ -46,7 +47,7 @@ const BAD_FOR: Duration = Duration::from_millis(50);
 pub async fn run(world: World, path: PathBuf, node_name: String, check_every: Duration, events: mpsc::Sender<Event>) {
     let mut manifests = Manifests { node_name, files: BTreeMap::new() };
     let mut hints = None;
-    let mut sent: Option<Vec<Arc<Pod>>> = None;
+    let mut sent: Option<Event> = None;
     let mut unreadable: Option<String> = None;
     loop {
         // Watch first, then look: what changes in between leaves a hint.
@@ -59,10 +60,15 @@ pub async fn run(world: World, path: PathBuf, node_name: String, check_every: Du
                 for news in manifests.take(found) {
                     news.tell(&world);
                 }
-                let pods = manifests.pods();
-                if sent.as_ref().is_none_or(|sent| !same(sent, &pods)) {
-                    sent = Some(pods.clone());
-                    if events.send(Event::Config { source: Source::File, pods }).await.is_err() {
+                let (source, pods) = (Source::File, manifests.pods());
+                let event = if manifests.has_unread() {
+                    Event::PartialConfig { source, pods }
+                } else {
+                    Event::Config { source, pods }
+                };
+                if sent.as_ref().is_none_or(|sent| !same(sent, &event)) {
+                    sent = Some(event.clone());
+                    if events.send(event).await.is_err() {
                         return;
                     }
                 }
@@ -129,6 +135,8 @@ enum Content {
     Text(Vec<u8>),
     /// It is there, but why not readable: perhaps it will be again.
     Unreadable(String),
+    /// It is there, and nothing that a pod could be read from.
+    Unfit(String),
     /// A link to nothing, which is how a linked manifest is taken away.
     Dangling,
 }
@@ -161,7 +169,7 @@ async fn look_into(world: &World, dir: &Path) -> io::Result<Found> {
         let path = dir.join(name);
         let content = match kind {
             FileKind::Directory => {
-                Some(Content::Unreadable("it is a directory; manifests are not looked for inside".to_owned()))
+                Some(Content::Unfit("it is a directory; manifests are not looked for inside".to_owned()))
             }
             FileKind::Symlink => Some(read(world, &path).await.unwrap_or(Content::Dangling)),
             FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {
@@ -178,7 +186,8 @@ async fn read(world: &World, path: &Path) -> Option<Content> {
     match timeout(READ_DEADLINE, world.host.read_file(path, MAX_MANIFEST_BYTES)).await {
         Ok(Ok(text)) => Some(Content::Text(text)),
         Ok(Err(ReadError::Io(error))) if error.kind() == io::ErrorKind::NotFound => None,
-        Ok(Err(error)) => Some(Content::Unreadable(error.to_string())),
+        Ok(Err(error @ ReadError::Io(_))) => Some(Content::Unreadable(error.to_string())),
+        Ok(Err(error)) => Some(Content::Unfit(error.to_string())),
         Err(_elapsed) => Some(Content::Unreadable(format!("reading takes longer than {} s", READ_DEADLINE.as_secs()))),
     }
 }
@@ -194,8 +203,8 @@ struct Manifests {
 struct Known {
     /// What the last look found, to tell whether there is anything to do.
     seen: Seen,
-    /// Of the last good content.
-    pods: Vec<Arc<Pod>>,
+    /// Of the last good content; `None` when it could not be read since this process started.
+    pods: Option<Vec<Arc<Pod>>>,
     state: State,
 }
 
@@ -211,7 +220,7 @@ impl Seen {
     fn of(content: &Content) -> Self {
         match content {
             Content::Text(text) => Seen::Text(Fnv128::of(text)),
-            Content::Unreadable(problem) => Seen::Unreadable(problem.clone()),
+            Content::Unreadable(problem) | Content::Unfit(problem) => Seen::Unreadable(problem.clone()),
             Content::Dangling => Seen::Dangling,
         }
     }
@@ -251,7 +260,7 @@ impl Manifests {
             let known = match before.remove(&path) {
                 Some(known) if known.seen == Seen::of(&content) => known.seen_again(&path, &mut news),
                 known => {
-                    let last_good = known.map(|known| known.pods).unwrap_or_default();
+                    let last_good = known.and_then(|known| known.pods);
                     self.read(&path, content, last_good, &mut news)
                 }
             };
@@ -260,7 +269,7 @@ impl Manifests {
         news
     }
 
-    fn read(&self, path: &Path, content: Content, last_good: Vec<Arc<Pod>>, news: &mut Vec<News>) -> Known {
+    fn read(&self, path: &Path, content: Content, last_good: Option<Vec<Arc<Pod>>>, news: &mut Vec<News>) -> Known {
         let seen = Seen::of(&content);
         let (problem, pods) = match content {
             Content::Text(text) => {
@@ -268,13 +277,14 @@ impl Manifests {
                 match pods {
                     Ok(pods) => {
                         news.extend(remarks.into_iter().map(|remark| News::Remark { path: path.to_owned(), remark }));
-                        return Known { seen, pods, state: State::Good };
+                        return Known { seen, pods: Some(pods), state: State::Good };
                     }
-                    Err(problem) => (problem, last_good),
+                    Err(problem) => (problem, Some(last_good.unwrap_or_default())),
                 }
             }
             Content::Unreadable(problem) => (problem, last_good),
-            Content::Dangling => ("it is a link that leads nowhere".to_owned(), Vec::new()),
+            Content::Unfit(problem) => (problem, Some(last_good.unwrap_or_default())),
+            Content::Dangling => ("it is a link that leads nowhere".to_owned(), Some(Vec::new())),
         };
         Known { seen, pods, state: State::Doubtful(problem) }
     }
@@ -285,7 +295,12 @@ impl Manifests {
 
     /// In the files' order: of two pods of one name the first file's wins, whenever they were written.
     fn pods(&self) -> Vec<Arc<Pod>> {
-        self.files.values().flat_map(|known| &known.pods).cloned().collect()
+        self.files.values().flat_map(|known| &known.pods).flatten().cloned().collect()
+    }
+
+    /// A file is there of which nobody knows what it stands for.
+    fn has_unread(&self) -> bool {
+        self.files.values().any(|known| known.pods.is_none())
     }
 
     fn has_doubtful(&self) -> bool {
@@ -296,7 +311,11 @@ impl Manifests {
 impl Known {
     fn seen_again(mut self, path: &Path, news: &mut Vec<News>) -> Known {
         if let State::Doubtful(problem) = self.state {
-            let kept = if self.pods.is_empty() { "" } else { "; the pod keeps running as it was last good" };
+            let kept = if self.pods.as_ref().is_none_or(Vec::is_empty) {
+                ""
+            } else {
+                "; the pod keeps running as it was last good"
+            };
             news.push(News::Refused { path: path.to_owned(), problem: format!("{problem}{kept}") });
             self.state = State::Bad;
         }
@@ -305,8 +324,14 @@ impl Known {
 }
 
 /// Unchanged files keep their pods, so it is enough to compare what is pointed to.
-fn same(a: &[Arc<Pod>], b: &[Arc<Pod>]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
+fn same(a: &Event, b: &Event) -> bool {
+    match (a, b) {
+        (Event::Config { pods: a, .. }, Event::Config { pods: b, .. })
+        | (Event::PartialConfig { pods: a, .. }, Event::PartialConfig { pods: b, .. }) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,10 @@ fn played(looks: &[&[(&str, &str)]]) -> String {
     for look in looks {
         let found = look.iter().map(|(path, text)| match text.strip_prefix("error: ") {
             Some("dangling") => (PathBuf::from(path), Content::Dangling),
-            Some(problem) => (PathBuf::from(path), Content::Unreadable(problem.to_owned())),
+            Some(problem) if problem.contains("os error") => {
+                (PathBuf::from(path), Content::Unreadable(problem.to_owned()))
+            }
+            Some(problem) => (PathBuf::from(path), Content::Unfit(problem.to_owned())),
             None => (PathBuf::from(path), Content::Text(text.as_bytes().to_vec())),
         });
         let news = manifests.take(found.collect());
@@ -47,7 +50,8 @@ fn played(looks: &[&[(&str, &str)]]) -> String {
                 News::Remark { path, remark } => format!("\n  remark {}: {remark}", path.display()),
             })
             .collect();
-        lines.push(format!("[{}]{}", names(&manifests.pods()), news.concat()));
+        let more = if manifests.has_unread() { " and more" } else { "" };
+        lines.push(format!("[{}{more}]{}", names(&manifests.pods()), news.concat()));
     }
     lines.join("\n")
 }
@@ -102,6 +106,24 @@ fn one_bad_file_affects_no_other() {
       refused /m/e: it is a Fifo, not a regular file
     [a-n1=a:1 c-n1=c:1 d-n1=d:1]
     "#);
+}
+
+#[test]
+fn a_file_that_was_never_read_makes_the_set_partial() {
+    let (web, dns) = (manifest("web", "nginx:1"), manifest("dns", "dns:1"));
+    let bad = "error: Input/output error (os error 5)";
+    let found = played(&[
+        &[("/m/dns", bad), ("/m/web", &web)],
+        &[("/m/dns", &dns), ("/m/web", &web)],
+        &[("/m/dns", bad), ("/m/web", &web)],
+        &[("/m/dns", "error: it is a Fifo, not a regular file"), ("/m/web", &web)],
+    ]);
+    assert_snapshot!(found, @"
+    [web-n1=nginx:1 and more]
+    [dns-n1=dns:1 web-n1=nginx:1]
+    [dns-n1=dns:1 web-n1=nginx:1]
+    [dns-n1=dns:1 web-n1=nginx:1]
+    ");
 }
 
 #[test]
