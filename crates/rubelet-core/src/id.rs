@@ -77,6 +77,15 @@ impl PodRef {
         PodRef { uid: PodUid::of(pod), namespace: namespace_of(pod).into(), name: name_of(pod).into() }
     }
 
+    /// A pod that is found by its directory or its cgroup alone: its name is not known.
+    pub fn unnamed(uid: PodUid) -> Self {
+        PodRef { namespace: "".into(), name: uid.as_str().into(), uid }
+    }
+
+    pub fn is_unnamed(&self) -> bool {
+        self.namespace.is_empty()
+    }
+
     /// As `full_name_of` the pod.
     pub fn full_name(&self) -> String {
         format!("{}_{}", self.name, self.namespace)

@@ -22,7 +22,7 @@ use crate::{
     images::ImageWant,
     observation::SharedFacts,
     pod::{
-        hooks::{Hook, HookOrder, PreStop},
+        hooks::PreStop,
         restart::CrashLoop,
         status::{PodFailure, Waiting},
     },
@@ -164,7 +164,6 @@ impl Flight {
             Op::StopContainer { grace_secs, .. } => {
                 Some(self.sent_at + Duration::from_secs(u64::try_from(*grace_secs).unwrap_or(0)))
             }
-            Op::RunHook(HookOrder { hook: Hook::PreStop, limit, .. }) => Some(self.sent_at + *limit),
             _ => None,
         }
     }

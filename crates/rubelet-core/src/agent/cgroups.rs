@@ -66,7 +66,7 @@ impl Agent {
         let named = names.iter().filter_map(|name| tree.uid_of(name));
         let orphans: Vec<PodUid> = named.filter(|uid| !known.iter().any(|pod| tree.may_be(uid, pod))).collect();
         for uid in orphans {
-            self.adopt_orphan(PodRef { name: uid.as_str().into(), namespace: "".into(), uid }, now);
+            self.adopt_orphan(PodRef::unnamed(uid), now);
         }
     }
 }

@@ -3,10 +3,13 @@
 //! Owns: what counts as an orphan. Nothing does before every source has spoken.
 //! Upstream: HandlePodCleanups, `cleanupOrphanedPodDirs`, container garbage collection.
 
+use std::sync::Arc;
+
 use crate::{
-    agent::Agent,
+    agent::{Agent, config::named_pod},
     gc,
     id::{PodRef, PodUid},
+    observation::Listing,
     pod::{Lifecycle, Planned},
     time::Now,
 };
@@ -36,12 +39,23 @@ impl Agent {
         let named = log_dirs.iter().filter_map(|name| parse_log_dir(name));
         let unnamed = uids.into_iter().map(|uid| {
             let logs = log_dirs.iter().filter_map(|name| parse_log_dir(name)).find(|pod| pod.uid == uid);
-            logs.unwrap_or_else(|| PodRef { name: uid.as_str().into(), namespace: "".into(), uid })
+            logs.unwrap_or_else(|| PodRef::unnamed(uid))
         });
         let orphans: Vec<_> = named.chain(unnamed).filter(|pod| !self.records.contains_key(&pod.uid)).collect();
         for pod in orphans {
             if !self.records.contains_key(&pod.uid) {
                 self.adopt_orphan(pod, now);
+            }
+        }
+    }
+
+    /// Pods that were found by their directory or cgroup get the names the runtime knows: a static pod waits for whatever
+    /// still runs under its own name.
+    pub(super) fn name_orphans(&mut self, listing: &Listing) {
+        for record in self.records.values_mut().filter(|record| record.id.is_unnamed()) {
+            if let Some(listed) = listing.pods.get(&record.id.uid) {
+                record.id = listed.pod.clone();
+                record.pod = Arc::new(named_pod(&record.id));
             }
         }
     }

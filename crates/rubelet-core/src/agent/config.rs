@@ -2,9 +2,9 @@
 //!
 //! Upstream: HandlePodAdditions, HandlePodUpdates, HandlePodRemoves, HandlePodReconcile, `podWorkers.UpdatePod`.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use crate::{
     agent::Agent,
@@ -15,7 +15,7 @@ use crate::{
     pod::{
         Cause, Cure, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
         allocation::update_pod_from_allocation,
-        hooks::{Hook, HookOrder, PreStop},
+        hooks::{Hook, HookOrder},
     },
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -155,10 +155,7 @@ impl Agent {
         match record.lifecycle {
             Lifecycle::Waiting | Lifecycle::Syncing => {
                 record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
-                // A hook that ended before has taken nothing of this grace period.
-                for hook in record.pre_stops.values_mut().filter(|hook| matches!(hook, PreStop::Took(_))) {
-                    *hook = PreStop::Took(Duration::ZERO);
-                }
+                record.hasten_pre_stops(asked, now);
                 let overtaken = |_: &Key, flight: &mut Flight| may_be_cancelled(&flight.op) || outlasts(flight, asked);
                 for (_, flight) in record.flights.extract_if(.., overtaken) {
                     self.outbox.cancel(flight.id);
@@ -178,6 +175,7 @@ impl Agent {
                 if shrunk == grace {
                     return;
                 }
+                record.hasten_pre_stops(shrunk, now);
                 // Stops under way were given more time than is left now: they are sent again.
                 for (_, flight) in record.flights.extract_if(.., |_, flight| outlasts(flight, shrunk)) {
                     self.outbox.cancel(flight.id);
@@ -194,15 +192,9 @@ impl Agent {
         if self.config.unreadable.contains(&id.uid) {
             return;
         }
-        let pod = Arc::new(Pod {
-            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
-                name: Some(id.name.to_string()),
-                namespace: Some(id.namespace.to_string()),
-                uid: Some(id.uid.to_string()),
-                ..Default::default()
-            },
-            ..Pod::default()
-        });
+        let listed = self.node.listing.as_ref().and_then(|listing| listing.pods.get(&id.uid));
+        let id = listed.map_or(id, |listed| listed.pod.clone());
+        let pod = Arc::new(named_pod(&id));
         let arrival = self.outbox.next_arrival();
         let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
         record.look = Look::Wanted;
@@ -211,6 +203,17 @@ impl Agent {
         self.touched.insert(id.uid.clone());
         self.records.entry(id.uid).or_insert(record);
     }
+}
+
+/// All that is known of a pod no source has.
+pub(super) fn named_pod(id: &PodRef) -> Pod {
+    let metadata = ObjectMeta {
+        name: Some(id.name.to_string()),
+        namespace: Some(id.namespace.to_string()),
+        uid: Some(id.uid.to_string()),
+        ..ObjectMeta::default()
+    };
+    Pod { metadata, ..Pod::default() }
 }
 
 /// Cutting these off leaves nothing half-done that a later look would not show.
@@ -227,7 +230,7 @@ fn may_be_cancelled(op: &Op) -> bool {
     )
 }
 
-/// A stop or a preStop hook, begun for whatever reason, that was given more time than is left.
+/// A stop, begun for whatever reason, that was given more time than is left.
 fn outlasts(flight: &Flight, grace: Grace) -> bool {
     flight.stops_by().is_some_and(|end| end > grace.ends_at)
 }

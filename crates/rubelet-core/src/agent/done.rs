@@ -107,6 +107,7 @@ impl Agent {
         for uid in differs {
             self.want_look(&uid);
         }
+        self.name_orphans(&listing);
         let is_first = self.node.listing.is_none();
         self.node.take_listing(listing);
         if is_first {
@@ -197,7 +198,7 @@ impl Agent {
         }
     }
 
-    /// Answers that never came are taken as failures, at the moment they are given up.
+    /// Answers that did not come in time are taken as failures, at the moment they are given up.
     pub(super) fn give_up_lost(&mut self, now: Now) {
         let lost = || Err(EffectError { kind: ErrorKind::Retry, message: "no answer in time".to_owned() });
         let mut overdue = Vec::new();
@@ -214,6 +215,7 @@ impl Agent {
         overdue.extend(self.errands.overdue(now));
         for id in overdue {
             self.handle_done(id, lost(), now);
+            self.outbox.abandon(id);
         }
     }
 }

@@ -56,9 +56,15 @@ impl Outbox {
     }
 
     pub fn cancel(&mut self, id: EffectId) {
-        if self.owners.remove(&id).is_some() {
-            self.effects.push(Effect::Cancel(id));
+        if self.owners.contains_key(&id) {
+            self.abandon(id);
         }
+    }
+
+    /// Nobody waits for this any more, and whatever still does it is to stop.
+    pub fn abandon(&mut self, id: EffectId) {
+        self.owners.remove(&id);
+        self.effects.push(Effect::Cancel(id));
     }
 
     pub fn recall(&mut self, id: EffectId) {

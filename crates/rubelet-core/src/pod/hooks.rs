@@ -13,7 +13,7 @@ use crate::{
     effect::{About, EffectError, EventRecord, Facts, Op, Severity},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
-    pod::{Key, PodRecord, status::Waiting, sync_pod::event},
+    pod::{Flight, Grace, Key, PodRecord, status::Waiting, sync_pod::event},
     probes::HttpGet,
     time::{Now, Uptime},
 };
@@ -83,6 +83,22 @@ impl PodRecord {
         match self.pre_stops.get(&container.id) {
             Some(PreStop::Took(time)) => Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)),
             Some(PreStop::Began(_)) | None => None,
+        }
+    }
+
+    /// A new grace period has begun: hooks have taken nothing of it yet, and one under way ends with it. The hook is not run
+    /// again (upstream cancels it and does).
+    pub fn hasten_pre_stops(&mut self, grace: Grace, now: Now) {
+        for hook in self.pre_stops.values_mut() {
+            *hook = match hook {
+                PreStop::Began(_) => PreStop::Began(now.uptime),
+                PreStop::Took(_) => PreStop::Took(Duration::ZERO),
+            };
+        }
+        let is_pre_stop =
+            |flight: &&mut Flight| matches!(&flight.op, Op::RunHook(order) if order.hook == Hook::PreStop);
+        for flight in self.flights.values_mut().filter(is_pre_stop) {
+            flight.give_up_at = flight.give_up_at.min(grace.ends_at);
         }
     }
 

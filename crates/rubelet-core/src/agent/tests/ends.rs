@@ -57,11 +57,8 @@ fn with_pre_stop(mut pod: Pod) -> Pod {
 
 #[test]
 fn a_shorter_grace_period_hastens_what_is_being_stopped_and_a_longer_one_does_not() {
-    let plain: fn(Pod) -> Pod = |pod| pod;
-    for (change, first, second, expected) in
-        [(plain, 30, 5, 5), (plain, 5, 30, 5), (with_pre_stop, 30, 5, 5), (with_pre_stop, 5, 30, 5)]
-    {
-        let pod = |grace_secs| change(api_pod("always | main a", grace_secs));
+    for (first, second, expected) in [(30, 5, 5), (5, 30, 5)] {
+        let pod = |grace_secs| api_pod("always | main a", grace_secs);
         let mut turns = running(&pod(None));
         turns.inspected("a: running 5s");
         turns.api_shows(&pod(Some(first)));
@@ -70,6 +67,35 @@ fn a_shorter_grace_period_hastens_what_is_being_stopped_and_a_longer_one_does_no
         turns.api_shows(&pod(Some(second)));
         let [(after, given)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
         assert_eq!((given, after == before), (expected, first < second), "{first} s, then {second} s");
+    }
+}
+
+#[test]
+fn a_hook_under_way_ends_with_a_shorter_grace_period_and_is_not_run_again() {
+    let pod = |grace_secs| with_pre_stop(api_pod("always | main a", grace_secs));
+    for (first, ends_after_secs) in [(Some(30), 5), (Some(3), 3), (None, 5)] {
+        let mut turns = running(&pod(None));
+        if first.is_some() {
+            turns.inspected("a: running 5s");
+            turns.api_shows(&pod(first));
+        } else {
+            turns.finds_another_definition();
+        }
+        let [(hook, _)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        turns.api_shows(&pod(Some(5)));
+        turns.at_secs += ends_after_secs - 1;
+        turns.happens(Event::Due);
+        assert_eq!(turns.stops().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [hook], "{first:?}: it goes on");
+        if first == Some(3) {
+            turns.answer("run hook", Ok(Facts::Nothing));
+        } else {
+            turns.at_secs += 1;
+            turns.happens(Event::Due);
+        }
+        assert!(turns.stops().is_empty(), "{first:?}: {:?}", turns.asked);
+        turns.inspected("a: running 5s");
+        let pending = turns.pending();
+        assert!(pending.contains(&"stop container") && !pending.contains(&"run hook"), "{first:?}: {pending:?}");
     }
 }
 

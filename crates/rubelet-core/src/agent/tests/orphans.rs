@@ -22,6 +22,32 @@ fn directories_of_pods_nobody_knows_go_under_the_names_their_logs_tell() {
 }
 
 #[test]
+fn an_orphan_found_by_its_directory_holds_the_name_that_the_runtime_tells() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.config(&[]);
+    turns.runtime_is_up(&[]);
+    turns.answer("list dirs", dirs(&["old"], &[]));
+    turns.inspected("a: running");
+    assert_eq!(turns.agent.records[&PodUid::new("old")].id.to_string(), "/old");
+    turns.at_secs += 30;
+    turns.happens(Event::Due);
+    turns.relisted(&[listed("old", "web")]);
+    turns.config(&[web("new")]);
+    assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
+}
+
+#[test]
+fn nothing_is_an_orphan_before_a_source_was_read_to_its_end() {
+    let mut turns = Turns::new(Settings::for_node("node"));
+    turns.happens(Event::PartialConfig { source: Source::File, pods: vec![Arc::new(web("u1"))] });
+    turns.runtime_is_up(&[listed("u2", "other")]);
+    assert_eq!((turns.lifecycle("u1"), turns.lifecycle("u2")), ("Syncing".to_owned(), "unknown".to_owned()));
+    turns.config(&[web("u1")]);
+    turns.relisted(&[listed("u2", "other")]);
+    assert_eq!(turns.lifecycle("u2"), "Terminating");
+}
+
+#[test]
 fn a_listing_from_before_a_pods_last_trace_went_brings_nothing_back() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[]);
