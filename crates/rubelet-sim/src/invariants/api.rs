@@ -239,10 +239,14 @@ impl Rules {
 
     fn status_written(&mut self, now: Duration, pod: &Pod, picture: &Picture) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        self.api.overwritten.remove(&uid);
         let status = pod.status.clone().unwrap_or_default();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        if let Some(detail) = false_readiness(&status) {
+        let readiness = false_readiness(&status);
+        // A patch leaves alone what somebody else wrote meanwhile and the watch has not shown yet.
+        if readiness.is_none() {
+            self.api.overwritten.remove(&uid);
+        }
+        if let Some(detail) = readiness.filter(|_| !self.api.overwritten.contains(&uid)) {
             self.broken("only what runs is ready", now, format!("{name}: {detail}"));
         }
         // A static pod may come back and begin anew under its mirror.
