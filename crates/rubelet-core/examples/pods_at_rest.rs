@@ -13,13 +13,14 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     agent::Agent,
     api_pod, container,
-    effect::{Effect, Facts, Op},
+    effect::{Effect, Facts},
     event::{Event, Source},
     id::{ContainerId, PodUid, SandboxId},
     observation::{
         ContainerFacts, ContainerResources, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus,
         SandboxFacts, SandboxState,
     },
+    op::{ApiOp, NodeOp, Op, PodOp},
     pod_config::mark,
     settings::Settings,
     time::{Now, Uptime},
@@ -93,13 +94,13 @@ impl TestNode {
 
     fn answer(&mut self, op: &Op) -> Facts {
         match op {
-            Op::CheckRuntime => {
+            Op::Node(NodeOp::CheckRuntime) => {
                 let name = "containerd".to_owned();
                 Facts::Runtime(RuntimeStatus { name, has_events: true, ..RuntimeStatus::default() })
             }
-            Op::Relist => Facts::Listing(Listing { looked_at: now().uptime, pods: BTreeMap::new() }),
-            Op::InspectPod { pod } => Facts::Pod(running(&self.source[&pod.uid])),
-            Op::PatchStatus { pod, patch, .. } => self.patched(&pod.uid, patch),
+            Op::Node(NodeOp::Relist) => Facts::Listing(Listing { looked_at: now().uptime, pods: BTreeMap::new() }),
+            Op::Pod(PodOp::Inspect { pod }) => Facts::Pod(running(&self.source[&pod.uid])),
+            Op::Api(ApiOp::PatchStatus { pod, patch, .. }) => self.patched(&pod.uid, patch),
             _ => Facts::Nothing,
         }
     }

@@ -9,13 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cgroups::Cgroup,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     node_object::NodeObject,
     observation::{Listing, PodFacts, RuntimeStatus},
-    pod::hooks::HookOrder,
-    probes::{ProbeOrder, ProbeOutcome},
-    time::Uptime,
+    op::Op,
+    probes::ProbeOutcome,
 };
 
 /// Ties an answer to the effect that asked. Never used twice in one run of the agent.
@@ -34,160 +32,6 @@ pub enum Effect {
     Recall(EffectId),
     /// Tell whoever watches. No answer.
     Record(EventRecord),
-}
-
-/// One operation on the world. Those above the line only look; the others change something and are safe to repeat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Op {
-    CheckRuntime,
-    Relist,
-    InspectPod {
-        pod: PodRef,
-    },
-    InspectImage {
-        pod: PodRef,
-        image: String,
-    },
-    /// Which pods have a directory under the root directory, or a log directory?
-    ListPodDirs,
-    /// The Node object as the API server has it now; the watch may be behind.
-    LookAtNode,
-    /// Asks a container how it is. What its program does about it is its own affair.
-    Probe(ProbeOrder),
-    // ---
-    /// Sets the cgroups above the pods' right, and says which there are below them.
-    SyncQosCgroups {
-        tiers: Vec<Cgroup>,
-    },
-    SetUpPodCgroup {
-        pod: PodRef,
-        cgroup: Cgroup,
-    },
-    /// Kills what is left in the pod's cgroup and removes it, wherever it is of these.
-    RemovePodCgroup {
-        pod: PodRef,
-        paths: Vec<String>,
-    },
-    MakePodDirs {
-        pod: PodRef,
-    },
-    SetUpVolumes {
-        pod: Arc<Pod>,
-        uid: PodUid,
-    },
-    /// Brings the volumes that change with time up to date; leaves the others alone.
-    RefreshVolumes {
-        pod: Arc<Pod>,
-        uid: PodUid,
-    },
-    /// Unmounts and removes the pod's volumes.
-    TearDownVolumes {
-        pod: PodRef,
-    },
-    /// Removes the pod's directory under the root directory; refuses while something is mounted below it.
-    RemovePodDir {
-        uid: PodUid,
-    },
-    /// Removes `<namespace>_<name>_<uid>` under the pod log directory, and links to it that lead nowhere.
-    RemoveLogDir {
-        dir_name: String,
-    },
-    PullImage {
-        pod: PodRef,
-        image: String,
-        /// Names of secrets in the pod's namespace that may hold credentials for it.
-        secrets: Vec<String>,
-    },
-    RunSandbox(RunSandbox),
-    StopSandbox {
-        pod: PodRef,
-        id: SandboxId,
-    },
-    RemoveSandbox {
-        pod: PodRef,
-        id: SandboxId,
-    },
-    /// Creates and starts.
-    StartContainer(StartContainer),
-    /// Starts a container that was created by an attempt that was cut off.
-    ResumeContainer {
-        pod: PodRef,
-        name: String,
-        id: ContainerId,
-    },
-    /// SIGTERM, then SIGKILL when the grace period is over.
-    StopContainer {
-        pod: PodRef,
-        name: String,
-        id: ContainerId,
-        grace_secs: i64,
-    },
-    RemoveContainer {
-        pod: PodRef,
-        name: String,
-        id: ContainerId,
-    },
-    /// Tells a container that it has started, or that it is about to be stopped.
-    RunHook(HookOrder),
-    /// `pod` is as the API server knows it: a static pod's mirror.
-    PatchStatus {
-        pod: PodRef,
-        /// Of the status the patch brings about.
-        version: u64,
-        /// Of the first change that is in it.
-        since: Uptime,
-        patch: serde_json::Value,
-    },
-    /// Without grace, and only this very pod.
-    DeletePod {
-        pod: PodRef,
-    },
-    /// Makes the API server's copy of a static pod.
-    CreateMirrorPod {
-        pod: Arc<Pod>,
-    },
-    DeleteMirrorPod {
-        pod: PodRef,
-    },
-}
-
-impl Op {
-    /// At its end something may run that did not run before.
-    pub fn starts_something(&self) -> bool {
-        matches!(self, Op::RunSandbox(_) | Op::StartContainer(_) | Op::ResumeContainer { .. })
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunSandbox {
-    pub uid: PodUid,
-    pub pod: Arc<Pod>,
-    pub attempt: u32,
-    /// The pod's cgroup; empty leaves it to the runtime.
-    pub cgroup_parent: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StartContainer {
-    pub uid: PodUid,
-    pub pod: Arc<Pod>,
-    /// Name of a container, init container or ephemeral container of the pod.
-    pub container: String,
-    /// The restart count the new container carries.
-    pub attempt: u32,
-    pub sandbox: SandboxId,
-    pub sandbox_attempt: u32,
-    /// As the sandbox was made with.
-    pub cgroup_parent: String,
-    /// Primary first; empty for host network.
-    pub pod_ips: Vec<String>,
-    /// The node's, primary first.
-    pub host_ips: Vec<String>,
-    /// The instance whose processes an ephemeral container is to see, if it was found.
-    pub target: Option<ContainerId>,
-    /// The sandbox's runtime handler supports them.
-    pub recursive_read_only_mounts: bool,
-    pub image: ImageFacts,
 }
 
 /// What the runtime says of an image that is present.

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    effect::Op,
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxState},
+    op::{ContainerOp, Op, PodOp},
     pod::{Key, Planned, PodRecord},
     settings::Settings,
     time::Now,
@@ -68,7 +68,7 @@ fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = P
         .filter(move |sandbox| sandbox.state == SandboxState::NotReady && !homes.contains(&sandbox.id));
     old.map(|sandbox| Planned {
         key: Key::Pod,
-        op: Op::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() },
+        op: Op::Pod(PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() }),
         reason: "a newer sandbox has taken its place".to_owned(),
     })
 }
@@ -76,7 +76,7 @@ fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = P
 fn removal(record: &PodRecord, dead: &ContainerFacts, reason: &str) -> Planned {
     Planned {
         key: Key::Container(dead.name.clone()),
-        op: Op::RemoveContainer { pod: record.id.clone(), name: dead.name.clone(), id: dead.id.clone() },
+        op: Op::Container(ContainerOp::Remove { pod: record.id.clone(), name: dead.name.clone(), id: dead.id.clone() }),
         reason: reason.to_owned(),
     }
 }
@@ -117,7 +117,7 @@ mod tests {
         let over = over_node_limit(known.iter().map(|(record, facts)| (record, facts)), &settings, now());
         over.into_iter()
             .map(|(record, planned)| match planned.op {
-                Op::RemoveContainer { id, .. } => format!("{} {id}", record.id.uid),
+                Op::Container(ContainerOp::Remove { id, .. }) => format!("{} {id}", record.id.uid),
                 other => panic!("only containers are removed: {other:?}"),
             })
             .collect()

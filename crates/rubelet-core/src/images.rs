@@ -13,8 +13,9 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
     config::GoDuration,
-    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, ImageFacts, Op, Reason, Severity},
+    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
     id::{PodRef, PodUid},
+    op::{ImageOp, Op},
     pod::status::Waiting,
     settings::Settings,
     time::{Now, Uptime},
@@ -197,17 +198,17 @@ impl Images {
         });
         debug_assert_eq!(ensure.want, *want, "another wish supersedes the old one first");
         let State::Idle { retry_at } = ensure.state else { return None };
-        (retry_at <= now.uptime).then(|| Op::InspectImage { pod: pod.clone(), image })
+        (retry_at <= now.uptime).then(|| Op::Image(ImageOp::Inspect { pod: pod.clone(), image }))
     }
 
     /// The agent gave this id to the inspection that `want` asked for, or to the pull that `next_pulls` let go.
     pub fn under_way(&mut self, uid: &PodUid, container: &str, op: &Op, asked: Asked, now: Now) {
         let Some(ensure) = self.wants.get_mut(&(uid.clone(), container.to_owned())) else { return };
         ensure.state = match (&ensure.state, op) {
-            (State::Queued { since }, Op::PullImage { .. }) => {
+            (State::Queued { since }, Op::Image(ImageOp::Pull { .. })) => {
                 State::Pulling { asked, since: now.uptime, queued_at: *since }
             }
-            (State::Pulling { since, queued_at, .. }, Op::InspectImage { .. }) => State::Describing {
+            (State::Pulling { since, queued_at, .. }, Op::Image(ImageOp::Inspect { .. })) => State::Describing {
                 asked,
                 pulled: Pulled { pull_took: now.uptime.since(*since), with_wait: now.uptime.since(*queued_at) },
             },
@@ -255,7 +256,7 @@ impl Images {
             State::Inspecting { .. } => self.inspected(&key, result, &mut steps, now),
             State::Pulling { .. } => match result {
                 Ok(_) => {
-                    let op = Op::InspectImage { pod: ensure.pod.clone(), image: ensure.want.image.clone() };
+                    let op = Op::Image(ImageOp::Inspect { pod: ensure.pod.clone(), image: ensure.want.image.clone() });
                     steps.ops.push((key.0.clone(), key.1.clone(), op));
                 }
                 Err(error) => self.pull_failed(&key, error, &mut steps, now),
@@ -280,7 +281,8 @@ impl Images {
             let ensure = self.wants.get(key).expect("what is queued is wanted");
             let image = ensure.want.image.clone();
             steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
-            let op = Op::PullImage { pod: ensure.pod.clone(), image, secrets: ensure.want.pull_secrets.clone() };
+            let op =
+                Op::Image(ImageOp::Pull { pod: ensure.pod.clone(), image, secrets: ensure.want.pull_secrets.clone() });
             steps.ops.push((key.0.clone(), key.1.clone(), op));
             self.queue.pop_front();
             pulling += 1;

@@ -25,6 +25,7 @@ pub mod node_object;
 pub mod node_status;
 pub mod objects;
 pub mod observation;
+pub mod op;
 pub mod pod;
 pub mod pod_config;
 pub mod pod_manager;

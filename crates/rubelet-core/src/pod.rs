@@ -16,11 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
-    effect::{EffectId, EventRecord, Op},
+    effect::{EffectId, EventRecord},
     event::Source,
     id::{ContainerId, PodRef, SandboxId},
     images::ImageWant,
     observation::SharedFacts,
+    op::{ContainerOp, Op},
     pod::{
         hooks::PreStop,
         restart::CrashLoop,
@@ -161,7 +162,7 @@ impl Flight {
     /// When the container must be gone by the grace period it was given; `None` when nothing is being stopped.
     pub fn stops_by(&self) -> Option<Uptime> {
         match &self.op {
-            Op::StopContainer { grace_secs, .. } => {
+            Op::Container(ContainerOp::Stop { grace_secs, .. }) => {
                 Some(self.sent_at + Duration::from_secs(u64::try_from(*grace_secs).unwrap_or(0)))
             }
             _ => None,
@@ -461,8 +462,8 @@ pub struct Planned {
 }
 
 impl Plan {
-    pub fn step(&mut self, key: Key, op: Op, reason: impl Into<String>) {
-        self.steps.push(Planned { key, op, reason: reason.into() });
+    pub fn step(&mut self, key: Key, op: impl Into<Op>, reason: impl Into<String>) {
+        self.steps.push(Planned { key, op: op.into(), reason: reason.into() });
     }
 
     pub fn wake_by(&mut self, moment: Uptime) {

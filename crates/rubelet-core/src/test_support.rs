@@ -19,10 +19,11 @@ use k8s_openapi::{
 };
 
 use crate::{
-    effect::{ImageFacts, StartContainer},
+    effect::ImageFacts,
     id::{ContainerId, PodUid, SandboxId},
     manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
+    op::StartContainer,
     time::{Now, Uptime},
 };
 

@@ -11,7 +11,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     container::{Identity, container_config, environment::Sources, sandbox_config},
-    effect::{ImageFacts, ImageUser, StartContainer},
+    effect::{ImageFacts, ImageUser},
+    op::StartContainer,
     settings::Settings,
 };
 use rubelet_cri::v1;

@@ -14,9 +14,10 @@ use rubelet::{
     world::{Cluster, Paths, World},
 };
 use rubelet_core::{
-    effect::{Effect, Op},
+    effect::Effect,
     event::{Event, Source},
     node_status::{Machine, NodeSetup},
+    op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::Settings,
 };
 use tokio::{
@@ -178,10 +179,10 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
             }
             for effect in effects {
                 match effect {
-                    Effect::Do { op, reason, .. } if !only_looks(op) => {
-                        scene.log("agent", format!("{}: {reason}", name(op)));
+                    Effect::Do { op, reason, .. } if op.kind() != OpKind::Look => {
+                        scene.log("agent", format!("{op}: {reason}"));
                         if let Some(uid) = starts_something_for(op) {
-                            scene.rules.ordered(scene.now, uid, &name(op));
+                            scene.rules.ordered(scene.now, uid, &op.to_string());
                         }
                     }
                     Effect::Do { .. } => {}
@@ -197,59 +198,11 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
     })
 }
 
-fn only_looks(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::CheckRuntime
-            | Op::Relist
-            | Op::InspectPod { .. }
-            | Op::InspectImage { .. }
-            | Op::ListPodDirs
-            | Op::LookAtNode
-            | Op::Probe(_)
-    )
-}
-
 fn starts_something_for(op: &Op) -> Option<&str> {
     match op {
-        Op::RunSandbox(order) => Some(order.uid.as_str()),
-        Op::StartContainer(order) => Some(order.uid.as_str()),
-        Op::ResumeContainer { pod, .. } | Op::PullImage { pod, .. } => Some(pod.uid.as_str()),
+        Op::Pod(PodOp::RunSandbox(order)) => Some(order.uid.as_str()),
+        Op::Container(ContainerOp::Start(order)) => Some(order.uid.as_str()),
+        Op::Container(ContainerOp::Resume { pod, .. }) | Op::Image(ImageOp::Pull { pod, .. }) => Some(pod.uid.as_str()),
         _ => None,
-    }
-}
-
-/// The first word of an op as data, and whom it is about.
-fn name(op: &Op) -> String {
-    match op {
-        Op::CheckRuntime => "CheckRuntime".to_owned(),
-        Op::Relist => "Relist".to_owned(),
-        Op::ListPodDirs => "ListPodDirs".to_owned(),
-        Op::LookAtNode => "LookAtNode".to_owned(),
-        Op::InspectPod { pod } => format!("InspectPod {pod}"),
-        Op::InspectImage { pod, image } => format!("InspectImage {pod} {image}"),
-        Op::SyncQosCgroups { .. } => "SyncQosCgroups".to_owned(),
-        Op::SetUpPodCgroup { pod, .. } => format!("SetUpPodCgroup {pod}"),
-        Op::RemovePodCgroup { pod, .. } => format!("RemovePodCgroup {pod}"),
-        Op::RunHook(order) => format!("RunHook {:?} {}/{}", order.hook, order.pod, order.container),
-        Op::Probe(order) => format!("Probe {:?} {}/{}", order.kind, order.pod, order.container),
-        Op::MakePodDirs { pod } => format!("MakePodDirs {pod}"),
-        Op::SetUpVolumes { uid, .. } => format!("SetUpVolumes {uid}"),
-        Op::RefreshVolumes { uid, .. } => format!("RefreshVolumes {uid}"),
-        Op::TearDownVolumes { pod } => format!("TearDownVolumes {pod}"),
-        Op::RemovePodDir { uid } => format!("RemovePodDir {uid}"),
-        Op::RemoveLogDir { dir_name } => format!("RemoveLogDir {dir_name}"),
-        Op::PullImage { pod, image, .. } => format!("PullImage {pod} {image}"),
-        Op::RunSandbox(order) => format!("RunSandbox {} attempt {}", order.uid, order.attempt),
-        Op::StopSandbox { pod, id } => format!("StopSandbox {pod} {id}"),
-        Op::RemoveSandbox { pod, id } => format!("RemoveSandbox {pod} {id}"),
-        Op::StartContainer(order) => format!("StartContainer {} {}#{}", order.uid, order.container, order.attempt),
-        Op::ResumeContainer { pod, name, id } => format!("ResumeContainer {pod}/{name} {id}"),
-        Op::StopContainer { pod, name, id, grace_secs } => format!("StopContainer {pod}/{name} {id} {grace_secs}s"),
-        Op::RemoveContainer { pod, name, id } => format!("RemoveContainer {pod}/{name} {id}"),
-        Op::PatchStatus { pod, version, .. } => format!("PatchStatus {pod} v{version}"),
-        Op::DeletePod { pod } => format!("DeletePod {pod}"),
-        Op::CreateMirrorPod { pod } => format!("CreateMirrorPod {}", rubelet_core::id::PodRef::of(pod)),
-        Op::DeleteMirrorPod { pod } => format!("DeleteMirrorPod {pod}"),
     }
 }

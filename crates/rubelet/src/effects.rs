@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Op, Severity},
+    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Severity},
     event::Event,
-    id::PodRef,
+    op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
 };
 use tokio::{
     sync::mpsc,
@@ -112,118 +111,70 @@ impl Effects {
 
 async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, EffectError> {
     match op {
-        Op::CheckRuntime => observe::check_runtime(world).await,
-        Op::Relist => observe::relist::relist(world).await,
-        Op::InspectPod { pod } => observe::inspect::inspect(world, pod).await,
-        Op::InspectImage { image, .. } => image::inspect_image(world, image).await,
-        Op::ListPodDirs => directories::list_pod_dirs(world).await,
-        Op::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
-        Op::SetUpPodCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
-        Op::RemovePodCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
-        Op::LookAtNode => status::look_at_node(world).await,
-        Op::Probe(order) => probe::probe(world, order).await,
-        Op::RunHook(order) => hook::run_hook(world, order).await,
-        Op::MakePodDirs { pod } => directories::make_pod_dirs(world, pod).await,
-        Op::SetUpVolumes { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
-        Op::RefreshVolumes { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
-        Op::TearDownVolumes { pod } => volume::tear_down_volumes(world, pod).await,
-        Op::RemovePodDir { uid } => directories::remove_pod_dir(world, uid).await,
-        Op::RemoveLogDir { dir_name } => directories::remove_log_dir(world, dir_name).await,
-        Op::PullImage { pod, image, secrets } => image::pull_image(world, pod, image, secrets).await,
-        Op::RunSandbox(order) => sandbox::run_sandbox(world, order, recalled).await,
-        Op::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
-        Op::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
-        Op::StartContainer(order) => container::start_container(world, order, recalled).await,
-        Op::ResumeContainer { id, .. } => container::resume_container(world, id, recalled).await,
-        Op::StopContainer { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
-        Op::RemoveContainer { id, .. } => container::remove_container(world, id).await,
-        Op::PatchStatus { pod, patch, .. } => status::patch_status(world, pod, patch).await,
-        Op::DeletePod { pod } | Op::DeleteMirrorPod { pod } => status::delete_pod(world, pod).await,
-        Op::CreateMirrorPod { pod } => status::create_mirror_pod(world, pod).await,
+        Op::Node(op) => match op {
+            NodeOp::CheckRuntime => observe::check_runtime(world).await,
+            NodeOp::Relist => observe::relist::relist(world).await,
+            NodeOp::ListPodDirs => directories::list_pod_dirs(world).await,
+            NodeOp::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
+        },
+        Op::Pod(op) => match op {
+            PodOp::Inspect { pod } => observe::inspect::inspect(world, pod).await,
+            PodOp::SetUpCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
+            PodOp::RemoveCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
+            PodOp::MakeDirs { pod } => directories::make_pod_dirs(world, pod).await,
+            PodOp::RemoveDir { uid } => directories::remove_pod_dir(world, uid).await,
+            PodOp::RemoveLogDir { dir_name } => directories::remove_log_dir(world, dir_name).await,
+            PodOp::RunSandbox(order) => sandbox::run_sandbox(world, order, recalled).await,
+            PodOp::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
+            PodOp::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
+        },
+        Op::Container(op) => match op {
+            ContainerOp::Start(order) => container::start_container(world, order, recalled).await,
+            ContainerOp::Resume { id, .. } => container::resume_container(world, id, recalled).await,
+            ContainerOp::Stop { id, grace_secs, .. } => container::stop_container(world, id, *grace_secs).await,
+            ContainerOp::Remove { id, .. } => container::remove_container(world, id).await,
+            ContainerOp::Probe(order) => probe::probe(world, order).await,
+            ContainerOp::RunHook(order) => hook::run_hook(world, order).await,
+        },
+        Op::Volume(op) => match op {
+            VolumeOp::SetUp { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
+            VolumeOp::Refresh { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
+            VolumeOp::TearDown { pod } => volume::tear_down_volumes(world, pod).await,
+        },
+        Op::Image(op) => match op {
+            ImageOp::Inspect { image, .. } => image::inspect_image(world, image).await,
+            ImageOp::Pull { pod, image, secrets } => image::pull_image(world, pod, image, secrets).await,
+        },
+        Op::Api(op) => match op {
+            ApiOp::GetNode => status::get_node(world).await,
+            ApiOp::PatchStatus { pod, patch, .. } => status::patch_status(world, pod, patch).await,
+            ApiOp::DeletePod { pod } | ApiOp::DeleteMirrorPod { pod } => status::delete_pod(world, pod).await,
+            ApiOp::CreateMirrorPod { pod } => status::create_mirror_pod(world, pod).await,
+        },
     }
 }
 
 /// One line per decision that changes something; looks are told only at a high verbosity, for a runtime that stays away
 /// would fill the log with them (the node's own event says it once).
 fn log_start(op: &Op, reason: &str) {
-    let Named { name, about } = Named::of(op);
-    if is_look(op) {
-        tracing::trace!(op = name, about, reason, "look");
-    } else if is_routine(op) {
-        tracing::debug!(op = name, about, reason, "do");
-    } else {
-        tracing::info!(op = name, about, reason, "do");
+    let name = op.name();
+    match op.kind() {
+        OpKind::Look => tracing::trace!(op = name, about = op.about(), reason, "look started"),
+        OpKind::Upkeep => tracing::debug!(op = name, about = op.about(), reason, "effect started"),
+        OpKind::Start | OpKind::End | OpKind::Change => {
+            tracing::info!(op = name, about = op.about(), reason, "effect started");
+        }
     }
 }
 
 fn log_end(op: &Op, result: &Result<Facts, EffectError>) {
-    let Named { name, about } = Named::of(op);
+    let (name, is_look) = (op.name(), op.kind() == OpKind::Look);
     match result {
-        Ok(_) if is_look(op) => tracing::trace!(op = name, about, "looked"),
-        Ok(_) => tracing::debug!(op = name, about, "done"),
-        Err(error) if is_look(op) => tracing::debug!(op = name, about, kind = ?error.kind, "failed: {error}"),
-        Err(error) => tracing::warn!(op = name, about, kind = ?error.kind, "failed: {error}"),
-    }
-}
-
-fn is_look(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::CheckRuntime
-            | Op::Relist
-            | Op::InspectPod { .. }
-            | Op::InspectImage { .. }
-            | Op::ListPodDirs
-            | Op::LookAtNode
-            | Op::Probe(_)
-    )
-}
-
-/// Follows from what was decided and told elsewhere, and comes again and again.
-fn is_routine(op: &Op) -> bool {
-    matches!(op, Op::PatchStatus { .. } | Op::RefreshVolumes { .. })
-}
-
-/// What an operation is about, for the log: `namespace/pod`, `namespace/pod/container`.
-struct Named {
-    name: &'static str,
-    about: String,
-}
-
-impl Named {
-    fn of(op: &Op) -> Self {
-        let named = |name, about: String| Named { name, about };
-        let names = |pod: &Pod| PodRef::of(pod).to_string();
-        match op {
-            Op::CheckRuntime => named("CheckRuntime", String::new()),
-            Op::Relist => named("Relist", String::new()),
-            Op::ListPodDirs => named("ListPodDirs", String::new()),
-            Op::LookAtNode => named("LookAtNode", String::new()),
-            Op::InspectPod { pod } => named("InspectPod", pod.to_string()),
-            Op::InspectImage { pod, image } => named("InspectImage", format!("{pod} {image}")),
-            Op::SyncQosCgroups { .. } => named("SyncQosCgroups", String::new()),
-            Op::SetUpPodCgroup { pod, .. } => named("SetUpPodCgroup", pod.to_string()),
-            Op::RemovePodCgroup { pod, .. } => named("RemovePodCgroup", pod.to_string()),
-            Op::RunHook(order) => named("RunHook", format!("{}/{}", order.pod, order.container)),
-            Op::Probe(order) => named("Probe", format!("{}/{}", order.pod, order.container)),
-            Op::MakePodDirs { pod } => named("MakePodDirs", pod.to_string()),
-            Op::SetUpVolumes { pod, .. } => named("SetUpVolumes", names(pod)),
-            Op::RefreshVolumes { pod, .. } => named("RefreshVolumes", names(pod)),
-            Op::TearDownVolumes { pod } => named("TearDownVolumes", pod.to_string()),
-            Op::RemovePodDir { uid } => named("RemovePodDir", uid.to_string()),
-            Op::RemoveLogDir { dir_name } => named("RemoveLogDir", dir_name.clone()),
-            Op::PullImage { pod, image, .. } => named("PullImage", format!("{pod} {image}")),
-            Op::RunSandbox(order) => named("RunSandbox", names(&order.pod)),
-            Op::StopSandbox { pod, .. } => named("StopSandbox", pod.to_string()),
-            Op::RemoveSandbox { pod, .. } => named("RemoveSandbox", pod.to_string()),
-            Op::StartContainer(order) => named("StartContainer", format!("{}/{}", names(&order.pod), order.container)),
-            Op::ResumeContainer { pod, name, .. } => named("ResumeContainer", format!("{pod}/{name}")),
-            Op::StopContainer { pod, name, .. } => named("StopContainer", format!("{pod}/{name}")),
-            Op::RemoveContainer { pod, name, .. } => named("RemoveContainer", format!("{pod}/{name}")),
-            Op::PatchStatus { pod, .. } => named("PatchStatus", pod.to_string()),
-            Op::DeletePod { pod } => named("DeletePod", pod.to_string()),
-            Op::CreateMirrorPod { pod } => named("CreateMirrorPod", names(pod)),
-            Op::DeleteMirrorPod { pod } => named("DeleteMirrorPod", pod.to_string()),
+        Ok(_) if is_look => tracing::trace!(op = name, about = op.about(), "look finished"),
+        Ok(_) => tracing::debug!(op = name, about = op.about(), "effect finished"),
+        Err(error) if is_look => {
+            tracing::debug!(op = name, about = op.about(), kind = ?error.kind, "failed: {error}");
         }
+        Err(error) => tracing::warn!(op = name, about = op.about(), kind = ?error.kind, "failed: {error}"),
     }
 }

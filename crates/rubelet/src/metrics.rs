@@ -23,8 +23,9 @@ use std::path::Path;
 use jiff::Timestamp;
 use rubelet_core::{
     config::gates::{Gates, Maturity},
-    effect::{EffectError, Facts, Op},
+    effect::{EffectError, Facts},
     id::PodRef,
+    op::{ApiOp, ContainerOp, ImageOp, Op},
     snapshot::Snapshot,
     time::{Now, Uptime},
 };
@@ -79,11 +80,11 @@ impl Metrics {
     pub fn effect_ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
         self.deeds.ended(op, result, began, now);
         match (op, result) {
-            (Op::Probe(order), Ok(Facts::Probe(outcome))) => {
+            (Op::Container(ContainerOp::Probe(order)), Ok(Facts::Probe(outcome))) => {
                 self.probes.probed(order, outcome, now.uptime.since(began));
             }
-            (Op::PullImage { pod, .. }, _) => self.lives.pulled(&pod.uid, began, now.uptime),
-            (Op::PatchStatus { .. }, Ok(Facts::ApiPod(pod))) => self.lives.told(pod, now),
+            (Op::Image(ImageOp::Pull { pod, .. }), _) => self.lives.pulled(&pod.uid, began, now.uptime),
+            (Op::Api(ApiOp::PatchStatus { .. }), Ok(Facts::ApiPod(pod))) => self.lives.told(pod, now),
             _ => {}
         }
     }

@@ -23,10 +23,11 @@ use rubelet::{
 };
 use rubelet_core::{
     container::hash,
-    effect::{EffectError, ErrorKind, Facts, ImageFacts, Reason, RunSandbox, StartContainer},
+    effect::{EffectError, ErrorKind, Facts, ImageFacts, Reason},
     event::Event,
     id::{ContainerId, PodRef, SandboxId},
     observation::{ContainerState, Exit, ListedState, PodFacts, SandboxState},
+    op::{RunSandbox, StartContainer},
     settings::Settings,
 };
 use rubelet_cri::client::CriClient;

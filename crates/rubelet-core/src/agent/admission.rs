@@ -9,10 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{
     admission::{self, Site, Verdict},
     agent::Agent,
-    effect::{About, EffectError, EventRecord, Facts, Op, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Severity},
     errands::Errand,
     id::PodUid,
     node_object::NodeObject,
+    op::{ApiOp, Op},
     pod::{Lifecycle, PodRecord, status},
     time::Now,
 };
@@ -89,7 +90,7 @@ impl Agent {
         record.blocked = Some("a newer look at the node's labels".to_owned());
         if !is_under_way {
             self.node.object_asked_at = Some(now.uptime);
-            self.send_errand(Errand::Node, Op::LookAtNode, "a pod does not match the labels of the node", now);
+            self.send_errand(Errand::Node, Op::Api(ApiOp::GetNode), "a pod does not match the labels of the node", now);
         }
         true
     }

@@ -10,11 +10,12 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     agent::{Agent, outbox::Owner},
-    effect::{EffectError, EffectId, ErrorKind, Facts, Op},
+    effect::{EffectError, EffectId, ErrorKind, Facts},
     errands::Errand,
     event::Source,
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
+    op::{ApiOp, Op},
     pod::{Cause, Flight, Lifecycle, PodRecord},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
@@ -57,13 +58,18 @@ impl Agent {
             Some(StatusStep::Patch { pod, version, since, patch }) => {
                 self.send_errand(
                     errand,
-                    Op::PatchStatus { pod, version, since, patch },
+                    Op::Api(ApiOp::PatchStatus { pod, version, since, patch }),
                     "the API server has an older status",
                     now,
                 );
             }
             Some(StatusStep::Delete { pod }) => {
-                self.send_errand(errand, Op::DeletePod { pod }, "the pod has ended and holds nothing any more", now);
+                self.send_errand(
+                    errand,
+                    Op::Api(ApiOp::DeletePod { pod }),
+                    "the pod has ended and holds nothing any more",
+                    now,
+                );
             }
         }
     }
@@ -87,7 +93,7 @@ impl Agent {
             }
             (None, Some(mirror)) => {
                 let may_go = !self.is_ending(&name);
-                may_go.then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
+                may_go.then(|| (Op::Api(ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }), "its static pod is gone"))
             }
             // Until an older pod of the name has ended, its mirror stays as it is.
             (Some(pod), _) if self.waits_for_namesake(pod) => None,
@@ -95,12 +101,18 @@ impl Agent {
                 let is_listed = self.config.has_spoken(Source::Api);
                 // Of one that has ended, too: people look for its end.
                 let is_here = self.records.contains_key(&PodUid::of(pod));
-                (is_listed && is_here)
-                    .then(|| (Op::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod"))
+                (is_listed && is_here).then(|| {
+                    (
+                        Op::Api(ApiOp::CreateMirrorPod { pod: pod.clone() }),
+                        "the API server does not know the static pod",
+                    )
+                })
             }
             (Some(pod), Some(mirror)) => {
                 let is_current = mirror.metadata.deletion_timestamp.is_none() && is_mirror_pod_of(mirror, pod);
-                (!is_current).then(|| (Op::DeleteMirrorPod { pod: PodRef::of(mirror) }, "it shows an older manifest"))
+                (!is_current).then(|| {
+                    (Op::Api(ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }), "it shows an older manifest")
+                })
             }
         };
         match step {
@@ -149,21 +161,23 @@ impl Agent {
 
     /// The API server's copy of the pod is still the one the request was about.
     fn is_api_pod_of(&self, uid: &PodUid, op: &Op) -> bool {
-        let (Op::PatchStatus { pod, .. } | Op::DeletePod { pod }) = op else { return false };
+        let (Op::Api(ApiOp::PatchStatus { pod, .. }) | Op::Api(ApiOp::DeletePod { pod })) = op else { return false };
         self.pods.api_pod(uid).is_some_and(|stored| PodUid::of(stored) == pod.uid)
     }
 
     fn status_answered(&mut self, uid: &PodUid, op: &Op, result: &Result<Facts, EffectError>) {
         match (op, result) {
-            (Op::PatchStatus { pod, version, .. }, Ok(Facts::ApiPod(stored))) => {
+            (Op::Api(ApiOp::PatchStatus { pod, version, .. }), Ok(Facts::ApiPod(stored))) => {
                 self.pods.note_stored(stored);
                 self.statuses.note_synced(&pod.uid, *version);
             }
-            (Op::DeletePod { pod }, Ok(_)) => self.statuses.note_gone(uid, &pod.uid),
-            (Op::PatchStatus { pod, .. } | Op::DeletePod { pod }, Err(error)) if error.kind == ErrorKind::Gone => {
+            (Op::Api(ApiOp::DeletePod { pod }), Ok(_)) => self.statuses.note_gone(uid, &pod.uid),
+            (Op::Api(ApiOp::PatchStatus { pod, .. }) | Op::Api(ApiOp::DeletePod { pod }), Err(error))
+                if error.kind == ErrorKind::Gone =>
+            {
                 self.statuses.note_gone(uid, &pod.uid);
             }
-            (Op::PatchStatus { pod, .. }, Err(_)) => self.statuses.note_doubt(&pod.uid),
+            (Op::Api(ApiOp::PatchStatus { pod, .. }), Err(_)) => self.statuses.note_doubt(&pod.uid),
             _ => {}
         }
     }

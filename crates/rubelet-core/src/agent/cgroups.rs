@@ -6,9 +6,10 @@
 use crate::{
     agent::Agent,
     cgroups::Tree,
-    effect::{About, EffectError, EventRecord, Facts, Op, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Severity},
     id::{PodRef, PodUid},
     node::Routine,
+    op::{NodeOp, Op},
     pod::{Lifecycle, PodRecord},
     time::Now,
 };
@@ -29,7 +30,7 @@ impl Agent {
         if tiers == self.node.qos.tiers && !self.node.qos.sync.is_due(now) {
             return;
         }
-        let op = Op::SyncQosCgroups { tiers: tiers.clone() };
+        let op = Op::Node(NodeOp::SyncQosCgroups { tiers: tiers.clone() });
         let (id, give_up_at) = self.send_node(op, "the share of each class must be right", now);
         self.node.qos.tiers = tiers;
         self.node.qos.sync = Routine::UnderWay { id, give_up_at };

@@ -8,14 +8,13 @@ use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectM
 
 use crate::{
     agent::Agent,
-    effect::Op,
     errands::Errand,
     event::Source,
     id::{PodRef, PodUid},
+    op::AtPodEnd,
     pod::{
         Cause, Cure, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
         allocation::update_pod_from_allocation,
-        hooks::{Hook, HookOrder},
     },
     pod_config::{ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -156,11 +155,12 @@ impl Agent {
             Lifecycle::Waiting | Lifecycle::Syncing => {
                 record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
                 record.hasten_pre_stops(asked, now);
-                let overtaken = |_: &Key, flight: &mut Flight| may_be_cancelled(&flight.op) || outlasts(flight, asked);
+                let overtaken =
+                    |_: &Key, flight: &mut Flight| flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked);
                 for (_, flight) in record.flights.extract_if(.., overtaken) {
                     self.outbox.cancel(flight.id);
                 }
-                for flight in record.flights.values().filter(|flight| flight.op.starts_something()) {
+                for flight in record.flights.values().filter(|flight| flight.op.at_pod_end() == AtPodEnd::Recall) {
                     self.outbox.recall(flight.id);
                 }
                 for id in self.images.forget_pod(uid) {
@@ -214,20 +214,6 @@ pub(super) fn named_pod(id: &PodRef) -> Pod {
         ..ObjectMeta::default()
     };
     Pod { metadata, ..Pod::default() }
-}
-
-/// Cutting these off leaves nothing half-done that a later look would not show.
-fn may_be_cancelled(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::PullImage { .. }
-            | Op::InspectImage { .. }
-            | Op::SetUpPodCgroup { .. }
-            | Op::SetUpVolumes { .. }
-            | Op::RefreshVolumes { .. }
-            | Op::MakePodDirs { .. }
-            | Op::RunHook(HookOrder { hook: Hook::PostStart, .. })
-    )
 }
 
 /// A stop, begun for whatever reason, that was given more time than is left.

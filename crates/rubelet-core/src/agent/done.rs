@@ -6,10 +6,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     agent::{Agent, outbox::Owner},
-    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Op, Reason, Severity},
+    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Reason, Severity},
     event::Source,
     id::{ContainerId, PodUid},
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
+    op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
         hooks::{Hook, HookOrder, POST_START_LIMIT},
@@ -151,7 +152,7 @@ impl Agent {
             return;
         };
         let flight = record.flights.remove(&key).expect("the key was just found");
-        if let Op::RefreshVolumes { .. } = flight.op {
+        if let Op::Volume(VolumeOp::Refresh { .. }) = flight.op {
             // Nothing in the runtime changed, so there is nothing to look at.
             if let Err(error) = result {
                 self.outbox.record(failed_mount(record, &error));
@@ -163,7 +164,7 @@ impl Agent {
         for event in settle(record, &key, &flight, result, now) {
             self.outbox.record(event);
         }
-        if let Op::StartContainer(order) = &flight.op {
+        if let Op::Container(ContainerOp::Start(order)) = &flight.op {
             self.images.forget(uid, &order.container);
         }
         // After a change the pod is looked at, whatever the answer was.
@@ -175,9 +176,9 @@ impl Agent {
             .and_then(|(name, id)| HookOrder::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
         if let Some(order) = post_start {
             let reason = "the container has started".to_owned();
-            self.send_planned(uid, Planned { key, op: Op::RunHook(order), reason }, now);
+            self.send_planned(uid, Planned { key, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
         }
-        if let Op::RemovePodCgroup { .. } = flight.op {
+        if let Op::Pod(PodOp::RemoveCgroup { .. }) = flight.op {
             // The pod holds nothing any more, so its name is free, even while its traces stay.
             self.touch_waiting_pods();
         }
@@ -189,7 +190,7 @@ impl Agent {
         let Some(facts) = &record.facts else { return };
         let has_ended = |id: &ContainerId| facts.containers.iter().any(|it| it.id == *id && it.exit().is_some());
         let over = record.flights.values().filter(
-            |flight| matches!(&flight.op, Op::RunHook(order) if order.hook == Hook::PostStart && has_ended(&order.id)),
+            |flight| matches!(&flight.op, Op::Container(ContainerOp::RunHook(order)) if order.hook == Hook::PostStart && has_ended(&order.id)),
         );
         for id in over.map(|flight| flight.id).collect::<Vec<_>>() {
             self.outbox.cancel(id);
@@ -330,21 +331,21 @@ fn settle(
     result: Result<Facts, EffectError>,
     now: Now,
 ) -> Vec<EventRecord> {
-    if let Op::RunHook(order) = &flight.op {
+    if let Op::Container(ContainerOp::RunHook(order)) = &flight.op {
         let fell_back = result.as_ref().ok().and_then(|facts| order.fell_back(facts));
         return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
     }
     let error = match result {
         Ok(_) => None,
         // What was to be stopped or removed is not there: that is what was wanted.
-        Err(error) if error.kind == ErrorKind::Gone && is_ending(&flight.op) => None,
+        Err(error) if error.kind == ErrorKind::Gone && flight.op.kind() == OpKind::End => None,
         Err(error) => Some(error),
     };
     let Some(error) = error else {
         record.failures.remove(key);
         return succeeded(record, &flight.op);
     };
-    if flight.op.starts_something() && record.lifecycle != Lifecycle::Syncing {
+    if flight.op.kind() == OpKind::Start && record.lifecycle != Lifecycle::Syncing {
         // The pod ends: that something of it did not start is no failure.
         return Vec::new();
     }
@@ -356,8 +357,8 @@ fn settle(
 /// Volumes are made of objects; so is a container's environment, which is complete before the runtime is called.
 fn cure(op: &Op, error: &EffectError) -> Cure {
     match (op, &error.kind) {
-        (Op::SetUpVolumes { .. } | Op::RefreshVolumes { .. }, _)
-        | (Op::StartContainer(_), ErrorKind::Reject(Reason::CreateContainerConfigError))
+        (Op::Volume(VolumeOp::SetUp { .. }) | Op::Volume(VolumeOp::Refresh { .. }), _)
+        | (Op::Container(ContainerOp::Start(_)), ErrorKind::Reject(Reason::CreateContainerConfigError))
         | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
         (
             _,
@@ -369,68 +370,61 @@ fn cure(op: &Op, error: &EffectError) -> Cure {
 /// The container that was started by this, if it was.
 fn started(op: &Op, result: &Result<Facts, EffectError>) -> Option<(String, ContainerId)> {
     match (op, result) {
-        (Op::StartContainer(order), Ok(Facts::Container { id })) => Some((order.container.clone(), id.clone())),
-        (Op::ResumeContainer { name, id, .. }, Ok(_)) => Some((name.clone(), id.clone())),
+        (Op::Container(ContainerOp::Start(order)), Ok(Facts::Container { id })) => {
+            Some((order.container.clone(), id.clone()))
+        }
+        (Op::Container(ContainerOp::Resume { name, id, .. }), Ok(_)) => Some((name.clone(), id.clone())),
         _ => None,
     }
 }
 
-fn is_ending(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::StopSandbox { .. } | Op::RemoveSandbox { .. } | Op::StopContainer { .. } | Op::RemoveContainer { .. }
-    )
+fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
+    match op {
+        Op::Pod(op) => pod_succeeded(record, op),
+        Op::Container(op) => return container_succeeded(record, op),
+        // What came to be mounted meanwhile is not there yet.
+        Op::Volume(VolumeOp::SetUp { pod, .. }) if volumes::mounts_more(&record.pod, pod) => {}
+        Op::Volume(VolumeOp::SetUp { .. }) => record.prepared = Preparation::Volumes,
+        Op::Volume(VolumeOp::TearDown { .. }) => record.prepared = Preparation::TornDown,
+        Op::Volume(VolumeOp::Refresh { .. }) | Op::Node(_) | Op::Image(_) | Op::Api(_) => {}
+    }
+    Vec::new()
 }
 
-fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
+fn pod_succeeded(record: &mut PodRecord, op: &PodOp) {
+    match op {
+        PodOp::SetUpCgroup { .. } => record.prepared = Preparation::Cgroup,
+        PodOp::RemoveCgroup { .. } => record.prepared = Preparation::Nothing,
+        PodOp::MakeDirs { .. } => record.prepared = Preparation::Directories,
+        PodOp::RemoveDir { .. } => record.cleared = Cleared::PodDir,
+        PodOp::RemoveLogDir { .. } => record.cleared = Cleared::All,
+        PodOp::StopSandbox { id, .. } => {
+            record.stopped_sandboxes.insert(id.clone());
+        }
+        PodOp::Inspect { .. } | PodOp::RunSandbox(_) | PodOp::RemoveSandbox { .. } => {}
+    }
+}
+
+fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRecord> {
     let said = |record: &PodRecord, name: &str, reason: &str, message: &str| {
         event(record, name, Severity::Normal, reason, message)
     };
     match op {
-        Op::SetUpPodCgroup { .. } => record.prepared = Preparation::Cgroup,
-        Op::RemovePodCgroup { .. } => record.prepared = Preparation::Nothing,
-        Op::MakePodDirs { .. } => record.prepared = Preparation::Directories,
-        // What came to be mounted meanwhile is not there yet.
-        Op::SetUpVolumes { pod, .. } if volumes::mounts_more(&record.pod, pod) => {}
-        Op::SetUpVolumes { .. } => record.prepared = Preparation::Volumes,
-        Op::TearDownVolumes { .. } => record.prepared = Preparation::TornDown,
-        Op::RemovePodDir { .. } => record.cleared = Cleared::PodDir,
-        Op::RemoveLogDir { .. } => record.cleared = Cleared::All,
-        Op::StopSandbox { id, .. } => {
-            record.stopped_sandboxes.insert(id.clone());
-        }
-        Op::StartContainer(order) => {
+        ContainerOp::Start(order) => {
             record.started.insert(order.container.clone());
-            return vec![
+            vec![
                 said(record, &order.container, "Created", "Container created"),
                 said(record, &order.container, "Started", "Container started"),
-            ];
+            ]
         }
-        Op::ResumeContainer { name, .. } => {
+        ContainerOp::Resume { name, .. } => {
             record.started.insert(name.clone());
-            return vec![said(record, name, "Started", "Container started")];
+            vec![said(record, name, "Started", "Container started")]
         }
-        Op::RefreshVolumes { .. }
-        | Op::RunSandbox(_)
-        | Op::RemoveSandbox { .. }
-        | Op::StopContainer { .. }
-        | Op::RemoveContainer { .. }
-        | Op::PullImage { .. }
-        | Op::CheckRuntime
-        | Op::Relist
-        | Op::InspectPod { .. }
-        | Op::InspectImage { .. }
-        | Op::SyncQosCgroups { .. }
-        | Op::Probe(_)
-        | Op::RunHook(_)
-        | Op::ListPodDirs
-        | Op::LookAtNode
-        | Op::PatchStatus { .. }
-        | Op::DeletePod { .. }
-        | Op::CreateMirrorPod { .. }
-        | Op::DeleteMirrorPod { .. } => {}
+        ContainerOp::Stop { .. } | ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_) => {
+            Vec::new()
+        }
     }
-    Vec::new()
 }
 
 fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventRecord> {
@@ -441,43 +435,35 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         message,
     };
     match op {
-        Op::StartContainer(order) => start_failed(record, &order.container, error),
-        Op::ResumeContainer { name, .. } => start_failed(record, name, error),
-        Op::RunSandbox(_) => {
+        Op::Container(ContainerOp::Start(order)) => start_failed(record, &order.container, error),
+        Op::Container(ContainerOp::Resume { name, .. }) => start_failed(record, name, error),
+        Op::Pod(PodOp::RunSandbox(_)) => {
             vec![about_pod("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {}", error.message))]
         }
-        Op::SetUpPodCgroup { .. } => {
+        Op::Pod(PodOp::SetUpCgroup { .. }) => {
             let message = format!("unable to ensure pod container exists: {}", error.message);
             vec![about_pod("FailedCreatePodContainer", message)]
         }
-        Op::MakePodDirs { .. } => {
+        Op::Pod(PodOp::MakeDirs { .. }) => {
             vec![about_pod("Failed", format!("error making pod data directories: {}", error.message))]
         }
-        Op::SetUpVolumes { .. } | Op::RefreshVolumes { .. } => vec![failed_mount(record, error)],
-        Op::StopContainer { .. } | Op::StopSandbox { .. } => {
+        Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => vec![failed_mount(record, error)],
+        Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod("FailedKillPod", format!("error killing pod: {}", error.message))]
         }
-        Op::TearDownVolumes { .. } => vec![about_pod("FailedUnMount", error.message.clone())],
+        Op::Volume(VolumeOp::TearDown { .. }) => vec![about_pod("FailedUnMount", error.message.clone())],
         // Tried again until it works; the log has every try.
-        Op::RemoveSandbox { .. }
-        | Op::RemoveContainer { .. }
-        | Op::RemovePodDir { .. }
-        | Op::RemoveLogDir { .. }
-        | Op::PullImage { .. }
-        | Op::CheckRuntime
-        | Op::Relist
-        | Op::InspectPod { .. }
-        | Op::InspectImage { .. }
-        | Op::SyncQosCgroups { .. }
-        | Op::RemovePodCgroup { .. }
-        | Op::Probe(_)
-        | Op::RunHook(_)
-        | Op::ListPodDirs
-        | Op::LookAtNode
-        | Op::PatchStatus { .. }
-        | Op::DeletePod { .. }
-        | Op::CreateMirrorPod { .. }
-        | Op::DeleteMirrorPod { .. } => Vec::new(),
+        Op::Pod(
+            PodOp::Inspect { .. }
+            | PodOp::RemoveCgroup { .. }
+            | PodOp::RemoveDir { .. }
+            | PodOp::RemoveLogDir { .. }
+            | PodOp::RemoveSandbox { .. },
+        )
+        | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))
+        | Op::Node(_)
+        | Op::Image(_)
+        | Op::Api(_) => Vec::new(),
     }
 }
 

@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::{
     agent::{Agent, outbox::Owner},
-    effect::{EffectError, EffectId, EventRecord, Facts, Op, Severity},
+    effect::{EffectError, EffectId, EventRecord, Facts, Severity},
     id::PodUid,
     observation::PodFacts,
+    op::{ContainerOp, Op},
     pod::{Lifecycle, PodRecord, sync_pod::event},
     probes::{
         Due, Health, ProbeAction, ProbeKind, ProbeOrder, ProbeOutcome, Probed, ProbedStage,
@@ -41,7 +42,8 @@ impl Agent {
                 Some(Ok(order)) => {
                     let reason = "it is time".to_owned();
                     let owner = Owner::Pod(uid.clone());
-                    let flight = self.outbox.send(owner, Op::Probe(order), reason, &self.settings, now);
+                    let flight =
+                        self.outbox.send(owner, Op::Container(ContainerOp::Probe(order)), reason, &self.settings, now);
                     record.probes.sent(&due.id, due.kind, flight, now);
                 }
                 Some(Err(outcome)) => {

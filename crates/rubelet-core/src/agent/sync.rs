@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     agent::{Agent, outbox::Owner},
-    effect::{About, EventRecord, Op, Severity},
+    effect::{About, EventRecord, Severity},
     errands::Errand,
     explain,
     id::PodUid,
@@ -15,6 +15,7 @@ use crate::{
     manifest,
     node::{Node, Routine},
     observation::PodFacts,
+    op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
         Cause, Flight, Lifecycle, Look, Meanwhile, Plan, Planned, PodRecord, Preparation, Wanted,
         allocation::{is_resize_pending, update_pod_from_allocation},
@@ -44,12 +45,17 @@ impl Agent {
         for event in events {
             self.outbox.record(event);
         }
-        self.begin_if_due(|node| &mut node.check, Op::CheckRuntime, "is the runtime there?", now);
+        self.begin_if_due(|node| &mut node.check, Op::Node(NodeOp::CheckRuntime), "is the runtime there?", now);
         if !self.node.is_ready() {
             return;
         }
-        self.begin_if_due(|node| &mut node.relist, Op::Relist, "has anything changed?", now);
-        self.begin_if_due(|node| &mut node.list_dirs, Op::ListPodDirs, "does anything on disk have no owner?", now);
+        self.begin_if_due(|node| &mut node.relist, Op::Node(NodeOp::Relist), "has anything changed?", now);
+        self.begin_if_due(
+            |node| &mut node.list_dirs,
+            Op::Node(NodeOp::ListPodDirs),
+            "does anything on disk have no owner?",
+            now,
+        );
         if self.node.housekeeping_at <= now.uptime {
             self.handle_housekeeping(now);
         }
@@ -205,7 +211,7 @@ impl Agent {
         if !self.node.is_ready() || !record.may_look(now) {
             return;
         }
-        let op = Op::InspectPod { pod: record.id.clone() };
+        let op = Op::Pod(PodOp::Inspect { pod: record.id.clone() });
         let owner = Owner::Pod(uid.clone());
         let (id, give_up_at) =
             self.outbox.send(owner, op, "something may have changed".to_owned(), &self.settings, now);
@@ -389,43 +395,19 @@ impl Agent {
             return;
         }
         match &op {
-            Op::StartContainer(order) => {
+            Op::Container(ContainerOp::Start(order)) => {
                 record.ordered.insert(order.container.clone(), order.attempt);
                 note_restart(record, &order.container, &self.settings, now);
             }
-            Op::ResumeContainer { name, .. } => note_restart(record, name, &self.settings, now),
-            Op::RunHook(HookOrder { hook: Hook::PreStop, id, .. }) => {
+            Op::Container(ContainerOp::Resume { name, .. }) => note_restart(record, name, &self.settings, now),
+            Op::Container(ContainerOp::RunHook(HookOrder { hook: Hook::PreStop, id, .. })) => {
                 record.pre_stops.insert(id.clone(), PreStop::Began(now.uptime));
             }
-            Op::SetUpVolumes { pod, .. } | Op::RefreshVolumes { pod, .. } => {
+            Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. }) => {
                 let next = now.uptime + self.settings.sync_frequency;
                 record.refresh_at = volumes::change_with_time(pod).then_some(next);
             }
-            Op::CheckRuntime
-            | Op::Relist
-            | Op::InspectPod { .. }
-            | Op::InspectImage { .. }
-            | Op::ListPodDirs
-            | Op::LookAtNode
-            | Op::SyncQosCgroups { .. }
-            | Op::SetUpPodCgroup { .. }
-            | Op::RemovePodCgroup { .. }
-            | Op::Probe(_)
-            | Op::RunHook(HookOrder { hook: Hook::PostStart, .. })
-            | Op::MakePodDirs { .. }
-            | Op::TearDownVolumes { .. }
-            | Op::RemovePodDir { .. }
-            | Op::RemoveLogDir { .. }
-            | Op::PullImage { .. }
-            | Op::RunSandbox(_)
-            | Op::StopSandbox { .. }
-            | Op::RemoveSandbox { .. }
-            | Op::StopContainer { .. }
-            | Op::RemoveContainer { .. }
-            | Op::PatchStatus { .. }
-            | Op::DeletePod { .. }
-            | Op::CreateMirrorPod { .. }
-            | Op::DeleteMirrorPod { .. } => {}
+            Op::Container(_) | Op::Volume(_) | Op::Node(_) | Op::Pod(_) | Op::Image(_) | Op::Api(_) => {}
         }
         let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
         record.flights.insert(key, Flight { id, op, sent_at: now.uptime, give_up_at });

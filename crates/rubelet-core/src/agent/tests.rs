@@ -12,10 +12,11 @@ use k8s_openapi::{
 
 use crate::{
     agent::Agent,
-    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts, Op},
+    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts},
     event::{Event, Source},
     id::{PodRef, PodUid},
     observation::{ListedPod, Listing, PodFacts, RuntimeStatus, SandboxState},
+    op::{ContainerOp, NodeOp, Op, PodOp},
     settings::Settings,
     snapshot::Readiness,
     test_support::{facts, later, mk_pod},
@@ -84,31 +85,31 @@ impl Turns {
 
     /// Answers the only thing asked that fits.
     fn answer(&mut self, name: &str, result: Result<Facts, EffectError>) {
-        let position = self.asked.iter().position(|(_, op)| named(op) == name);
+        let position = self.asked.iter().position(|(_, op)| op.name() == name);
         let position = position.unwrap_or_else(|| panic!("nobody asked for {name}: {:?}", self.pending()));
         let (id, _) = self.asked.remove(position);
         self.happens(Event::Done { id, result });
     }
 
     fn pending(&self) -> Vec<&'static str> {
-        self.asked.iter().map(|(_, op)| named(op)).collect()
+        self.asked.iter().map(|(_, op)| op.name()).collect()
     }
 
     /// A runtime that answers, with this much in it.
     fn runtime_is_up(&mut self, listed: &[ListedPod]) {
         let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
-        self.answer("check", Ok(Facts::Runtime(status)));
+        self.answer("CheckRuntime", Ok(Facts::Runtime(status)));
         self.relisted(listed);
     }
 
     fn relisted(&mut self, listed: &[ListedPod]) {
         let pods = listed.iter().map(|listed| (listed.pod.uid.clone(), listed.clone())).collect();
-        self.answer("relist", Ok(Facts::Listing(Listing { looked_at: self.now().uptime, pods })));
+        self.answer("Relist", Ok(Facts::Listing(Listing { looked_at: self.now().uptime, pods })));
     }
 
     fn inspected(&mut self, text: &str) {
         let facts = PodFacts { looked_at: self.now().uptime, ..facts(text) };
-        self.answer("inspect", Ok(Facts::Pod(facts)));
+        self.answer("InspectPod", Ok(Facts::Pod(facts)));
     }
 
     /// Every step succeeds, and the look after it finds the pod like this.
@@ -122,48 +123,14 @@ impl Turns {
     /// What the container of a pod in an empty sandbox needs is there, and so it is asked to start.
     fn asked_to_start(&mut self) {
         self.inspected("");
-        self.carried_out(&["make dirs", "set up volumes"], "");
+        self.carried_out(&["MakePodDirs", "SetUpVolumes"], "");
         let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-        self.answer("inspect image", Ok(Facts::Image(Some(image))));
+        self.answer("InspectImage", Ok(Facts::Image(Some(image))));
     }
 
     fn lifecycle(&self, uid: &str) -> String {
         let snapshot = self.agent.snapshot();
         snapshot.pods.get(&PodUid::new(uid)).map_or("unknown".to_owned(), |view| view.lifecycle.clone())
-    }
-}
-
-fn named(op: &Op) -> &'static str {
-    match op {
-        Op::CheckRuntime => "check",
-        Op::Relist => "relist",
-        Op::InspectPod { .. } => "inspect",
-        Op::InspectImage { .. } => "inspect image",
-        Op::ListPodDirs => "list dirs",
-        Op::LookAtNode => "look at node",
-        Op::SyncQosCgroups { .. } => "sync qos",
-        Op::SetUpPodCgroup { .. } => "set up cgroup",
-        Op::RemovePodCgroup { .. } => "remove cgroup",
-        Op::Probe(_) => "probe",
-        Op::RunHook(_) => "run hook",
-        Op::MakePodDirs { .. } => "make dirs",
-        Op::SetUpVolumes { .. } => "set up volumes",
-        Op::RefreshVolumes { .. } => "refresh volumes",
-        Op::TearDownVolumes { .. } => "tear down volumes",
-        Op::RemovePodDir { .. } => "remove pod dir",
-        Op::RemoveLogDir { .. } => "remove log dir",
-        Op::PullImage { .. } => "pull image",
-        Op::RunSandbox(_) => "run sandbox",
-        Op::StopSandbox { .. } => "stop sandbox",
-        Op::RemoveSandbox { .. } => "remove sandbox",
-        Op::StartContainer(_) => "start container",
-        Op::ResumeContainer { .. } => "resume container",
-        Op::StopContainer { .. } => "stop container",
-        Op::RemoveContainer { .. } => "remove container",
-        Op::PatchStatus { .. } => "patch status",
-        Op::DeletePod { .. } => "delete pod",
-        Op::CreateMirrorPod { .. } => "create mirror",
-        Op::DeleteMirrorPod { .. } => "delete mirror",
     }
 }
 
@@ -200,25 +167,25 @@ fn unavailable() -> Result<Facts, EffectError> {
 fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[web("u1")]);
-    assert_eq!(turns.pending(), ["check"], "nothing happens before the runtime is known");
+    assert_eq!(turns.pending(), ["CheckRuntime"], "nothing happens before the runtime is known");
     turns.runtime_is_up(&[]);
     let mut order = Vec::new();
     turns.inspected("sandbox gone");
     for (step, state) in [
-        ("set up cgroup", "sandbox gone"),
-        ("make dirs", "sandbox gone"),
-        ("set up volumes", "sandbox gone"),
-        ("run sandbox", "sandbox ready 1s"),
+        ("SetUpPodCgroup", "sandbox gone"),
+        ("MakePodDirs", "sandbox gone"),
+        ("SetUpVolumes", "sandbox gone"),
+        ("RunSandbox", "sandbox ready 1s"),
     ] {
         turns.answer(step, Ok(Facts::Nothing));
         order.push(step);
         turns.inspected(state);
     }
     let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    turns.answer("inspect image", Ok(Facts::Image(Some(image))));
-    turns.answer("start container", Ok(Facts::Nothing));
+    turns.answer("InspectImage", Ok(Facts::Image(Some(image))));
+    turns.answer("StartContainer", Ok(Facts::Nothing));
     turns.inspected("sandbox ready 1s; a: running 0s");
-    assert_eq!(turns.pending(), ["list dirs", "sync qos"]);
+    assert_eq!(turns.pending(), ["ListPodDirs", "SyncQosCgroups"]);
     let snapshot = turns.agent.snapshot();
     let view = &snapshot.pods[&PodUid::new("u1")];
     assert_eq!(view.status.phase.as_deref(), Some("Running"));
@@ -233,7 +200,7 @@ fn a_pod_counts_as_worked_on_until_it_runs() {
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
     for (step, state) in
-        [("make dirs", "sandbox gone"), ("set up volumes", "sandbox gone"), ("run sandbox", "sandbox ready 1s")]
+        [("MakePodDirs", "sandbox gone"), ("SetUpVolumes", "sandbox gone"), ("RunSandbox", "sandbox ready 1s")]
     {
         assert!(is_working(&turns), "before {step}");
         turns.answer(step, Ok(Facts::Nothing));
@@ -241,9 +208,9 @@ fn a_pod_counts_as_worked_on_until_it_runs() {
         turns.inspected(state);
     }
     assert!(is_working(&turns), "it waits for its image");
-    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     assert!(is_working(&turns), "its container is started");
-    turns.answer("start container", Ok(Facts::Nothing));
+    turns.answer("StartContainer", Ok(Facts::Nothing));
     assert!(is_working(&turns), "its container is looked at");
     turns.inspected("sandbox ready 1s; a: running 0s");
     assert!(!is_working(&turns));
@@ -281,7 +248,7 @@ fn a_changed_manifest_waits_until_the_old_pod_is_gone_even_over_a_restart() {
     turns.config(&[web("new")]);
     turns.runtime_is_up(&[listed("old", "web")]);
     assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
-    let is_of = |uid: &str, op: &Op| matches!(op, Op::InspectPod { pod } if pod.uid.as_str() == uid);
+    let is_of = |uid: &str, op: &Op| matches!(op, Op::Pod(PodOp::Inspect { pod }) if pod.uid.as_str() == uid);
     assert!(!turns.asked.iter().any(|(_, op)| is_of("new", op)), "the new pod is not even looked at");
 }
 
@@ -291,16 +258,16 @@ fn a_runtime_that_goes_away_stops_all_plans_and_is_asked_until_it_returns() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox ready 1s; a: running 0s");
-    turns.answer("list dirs", unavailable());
-    assert_eq!(turns.pending(), ["check"], "one call without an answer is reason to ask");
-    turns.answer("check", unavailable());
+    turns.answer("ListPodDirs", unavailable());
+    assert_eq!(turns.pending(), ["CheckRuntime"], "one call without an answer is reason to ask");
+    turns.answer("CheckRuntime", unavailable());
     assert!(turns.agent.snapshot().node.runtime_problem.is_some());
     turns.at_secs += 300;
     turns.happens(Event::Due);
-    assert_eq!(turns.pending(), ["check"], "while it is away nothing else is asked");
+    assert_eq!(turns.pending(), ["CheckRuntime"], "while it is away nothing else is asked");
     turns.runtime_is_up(&[]);
     assert!(turns.agent.snapshot().node.runtime_problem.is_none());
-    assert!(turns.pending().contains(&"inspect"), "every pod is looked at again: {:?}", turns.pending());
+    assert!(turns.pending().contains(&"InspectPod"), "every pod is looked at again: {:?}", turns.pending());
 }
 
 #[test]
@@ -310,7 +277,7 @@ fn work_goes_on_while_the_runtime_status_is_late() {
     turns.runtime_is_up(&[]);
     turns.at_secs += 10;
     turns.happens(Event::Due);
-    assert!(turns.pending().contains(&"check"));
+    assert!(turns.pending().contains(&"CheckRuntime"));
     let readiness = |turns: &Turns| turns.agent.snapshot().node.readiness.clone();
     turns.at_secs += 19;
     turns.happens(Event::Due);
@@ -321,12 +288,12 @@ fn work_goes_on_while_the_runtime_status_is_late() {
     assert_eq!(readiness(&turns), Readiness::NotReady(vec!["container runtime is down".to_owned()]));
     turns.config(&[web("u1")]);
     turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"make dirs"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"MakePodDirs"), "{:?}", turns.pending());
     let late = EffectError { kind: ErrorKind::TimedOut, message: "no answer within 120 s".to_owned() };
-    turns.answer("check", Err(late));
-    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.answer("CheckRuntime", Err(late));
+    turns.answer("MakePodDirs", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -335,27 +302,27 @@ fn changed_object_retries_only_what_it_can_cure() {
     turns.config(&[fed("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.answer("MakePodDirs", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
     let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
     let changed = || Event::Refresh { pod: PodUid::new("u1") };
-    turns.answer("set up volumes", failed());
+    turns.answer("SetUpVolumes", failed());
     turns.inspected("sandbox gone");
-    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
     turns.happens(changed());
-    turns.answer("set up volumes", Ok(Facts::Nothing));
+    turns.answer("SetUpVolumes", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
-    turns.answer("run sandbox", failed());
+    turns.answer("RunSandbox", failed());
     turns.inspected("sandbox gone");
     turns.happens(changed());
-    assert!(!turns.pending().contains(&"run sandbox"), "the runtime's failure waits: {:?}", turns.pending());
+    assert!(!turns.pending().contains(&"RunSandbox"), "the runtime's failure waits: {:?}", turns.pending());
     turns.at_secs += 1;
     turns.happens(Event::Due);
     let class_is_missing = EffectError { kind: ErrorKind::MissingObject, message: "no such class".to_owned() };
-    turns.answer("run sandbox", Err(class_is_missing));
+    turns.answer("RunSandbox", Err(class_is_missing));
     turns.inspected("sandbox gone");
     turns.happens(changed());
-    assert!(turns.pending().contains(&"run sandbox"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"RunSandbox"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -365,7 +332,7 @@ fn pod_that_no_source_knows_is_stopped_at_once() {
     turns.runtime_is_up(&[listed("stranger", "stranger")]);
     turns.inspected("a: running 30s");
     let stop = turns.asked.iter().find_map(|(_, op)| match op {
-        Op::StopContainer { grace_secs, .. } => Some(*grace_secs),
+        Op::Container(ContainerOp::Stop { grace_secs, .. }) => Some(*grace_secs),
         _ => None,
     });
     assert_eq!(stop, Some(2));
@@ -377,11 +344,11 @@ fn an_answer_that_never_comes_is_given_up() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"make dirs"));
-    turns.asked.retain(|(_, op)| named(op) != "make dirs");
+    assert!(turns.pending().contains(&"MakePodDirs"));
+    turns.asked.retain(|(_, op)| op.name() != "MakePodDirs");
     turns.at_secs += 200;
     turns.happens(Event::Due);
-    assert!(turns.pending().contains(&"inspect"), "the pod is looked at: {:?}", turns.pending());
+    assert!(turns.pending().contains(&"InspectPod"), "the pod is looked at: {:?}", turns.pending());
 }
 
 #[test]
@@ -391,11 +358,11 @@ fn a_look_that_began_before_the_last_change_plans_nothing() {
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
     turns.happens(Event::Hint { pod: PodUid::new("u1") });
-    turns.answer("make dirs", Ok(Facts::Nothing));
+    turns.answer("MakePodDirs", Ok(Facts::Nothing));
     turns.inspected("sandbox gone");
-    assert!(!turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
     turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"set up volumes"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -404,12 +371,12 @@ fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
-    turns.answer("inspect image", Ok(Facts::Image(None)));
-    assert!(turns.pending().contains(&"pull image"));
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    turns.answer("InspectImage", Ok(Facts::Image(None)));
+    assert!(turns.pending().contains(&"PullImage"));
     turns.config(&[]);
-    assert!(!turns.pending().contains(&"pull image"), "{:?}", turns.pending());
-    assert!(turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"PullImage"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -418,14 +385,14 @@ fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("a: created 1s");
-    let id = turns.asked.iter().find(|(_, op)| named(op) == "resume container").expect("it is to be started").0;
+    let id = turns.asked.iter().find(|(_, op)| op.name() == "ResumeContainer").expect("it is to be started").0;
     turns.config(&[]);
     assert_eq!(turns.recalled, [id]);
-    assert!(!turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
     let recalled = EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() };
-    turns.answer("resume container", Err(recalled));
+    turns.answer("ResumeContainer", Err(recalled));
     turns.inspected("a: created 1s");
-    assert!(turns.pending().contains(&"stop sandbox"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -444,21 +411,21 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
-    turns.answer("inspect", never_ran("a: exit(128) 1s", canceled));
-    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
+    turns.answer("RemoveContainer", Ok(Facts::Nothing));
     turns.asked_to_start();
-    let is_first = |op: &Op| matches!(op, Op::StartContainer(order) if order.attempt == 0);
+    let is_first = |op: &Op| matches!(op, Op::Container(ContainerOp::Start(order)) if order.attempt == 0);
     assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
     // The same end of a start of this life is what it looks like: a crash.
-    turns.answer("start container", Ok(Facts::Nothing));
-    turns.answer("inspect", never_ran("a: exit(128) 1s", canceled));
-    assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
+    turns.answer("StartContainer", Ok(Facts::Nothing));
+    turns.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
+    assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
     // A start that failed by itself is a crash, whoever asked for it.
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
-    turns.answer("inspect", never_ran("a: exit(128) 1s", "failed to create containerd task: no such program"));
-    assert!(!turns.pending().contains(&"remove container"), "{:?}", turns.pending());
+    turns.answer("InspectPod", never_ran("a: exit(128) 1s", "failed to create containerd task: no such program"));
+    assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
 }
 
 /// Its container was asked to start, and has a postStart hook.
@@ -479,32 +446,32 @@ fn starting_with_a_hook() -> Turns {
 fn a_failed_post_start_hook_is_not_forgotten_for_a_look_that_began_before_the_start() {
     let mut turns = starting_with_a_hook();
     turns.happens(Event::Hint { pod: "u1".into() });
-    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
-    turns.answer("run hook", Err(EffectError { kind: ErrorKind::Retry, message: "failed".to_owned() }));
+    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
+    turns.answer("RunHook", Err(EffectError { kind: ErrorKind::Retry, message: "failed".to_owned() }));
     turns.inspected("");
     turns.inspected("a: running 1s");
-    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
 }
 
 #[test]
 fn a_post_start_hook_is_not_waited_for_when_its_container_has_ended() {
     let mut turns = starting_with_a_hook();
-    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
+    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
     turns.inspected("a: running 1s");
-    assert!(turns.pending().contains(&"run hook"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"RunHook"), "{:?}", turns.pending());
     turns.happens(Event::Hint { pod: "u1".into() });
     turns.inspected("a: exit(1) 0s");
-    assert!(!turns.pending().contains(&"run hook"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"RunHook"), "{:?}", turns.pending());
 }
 
 /// The pod has ended and given back what it held; its dead container is still there.
 fn ended(turns: &mut Turns) {
-    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(137) 0s");
-    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
     // An earlier life of the agent may have mounted something.
-    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox notready 60s; a: exit(137) 0s");
+    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox notready 60s; a: exit(137) 0s");
 }
 
 #[test]
@@ -518,7 +485,7 @@ fn a_pod_wanted_again_starts_over_with_its_traces() {
     turns.config(&[web("u1")]);
     ended(&mut turns);
     assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
-    assert!(!turns.pending().contains(&"remove container"), "its attempts count on");
+    assert!(!turns.pending().contains(&"RemoveContainer"), "its attempts count on");
 }
 
 #[test]
@@ -531,12 +498,12 @@ fn a_removed_static_pod_leaves_nothing_after_a_minute() {
     ended(&mut turns);
     turns.at_secs += 59;
     turns.happens(Event::Due);
-    assert!(!turns.pending().contains(&"remove container"), "its manifest may come back");
+    assert!(!turns.pending().contains(&"RemoveContainer"), "its manifest may come back");
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.answer("RemoveContainer", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
-    turns.carried_out(&["remove sandbox", "remove pod dir", "remove log dir"], "sandbox gone");
+    turns.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "unknown");
 }
 
@@ -553,7 +520,7 @@ fn burstable(uid: &str, cpu: &str) -> Pod {
 /// The CPU shares the burstable pods are to have together, as last asked for.
 fn burstable_shares(turns: &Turns) -> Option<u64> {
     turns.asked.iter().rev().find_map(|(_, op)| match op {
-        Op::SyncQosCgroups { tiers } => tiers[1].limits.cpu_shares,
+        Op::Node(NodeOp::SyncQosCgroups { tiers }) => tiers[1].limits.cpu_shares,
         _ => None,
     })
 }
@@ -564,11 +531,11 @@ fn the_burstable_tier_follows_the_pods_that_come_and_go() {
     turns.config(&[burstable("u1", "500m")]);
     turns.runtime_is_up(&[]);
     assert_eq!(burstable_shares(&turns), Some(512));
-    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
     assert_eq!(burstable_shares(&turns), None, "nothing changed");
     turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
     assert_eq!(burstable_shares(&turns), Some(1536));
-    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
     turns.at_secs += 60;
     turns.happens(Event::Due);
     assert_eq!(burstable_shares(&turns), Some(1536), "once a minute they are set again");
@@ -580,7 +547,7 @@ fn a_cgroup_of_a_pod_nobody_knows_is_removed() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     let names = ["burstable", "podu1", "podstranger", "system.slice"].map(str::to_owned).to_vec();
-    turns.answer("sync qos", Ok(Facts::Cgroups { names }));
+    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names }));
     assert_eq!((turns.lifecycle("stranger"), turns.lifecycle("u1")), ("Terminating".to_owned(), "Syncing".to_owned()));
 }
 
@@ -592,7 +559,7 @@ fn cgroups_that_cannot_be_written_are_told_once() {
     let refused = || Err(EffectError { kind: ErrorKind::Retry, message: "read-only".to_owned() });
     let mut told = Vec::new();
     for _ in 0..3 {
-        turns.answer("sync qos", refused());
+        turns.answer("SyncQosCgroups", refused());
         told.push(turns.told.len());
         turns.at_secs += 60;
         turns.happens(Event::Due);
@@ -613,39 +580,39 @@ fn running_and_fed() -> Turns {
 #[test]
 fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_from_then_on() {
     let mut turns = running_and_fed();
-    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
-    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
     turns.at_secs += 61;
     turns.happens(Event::Due);
-    turns.answer("refresh volumes", Ok(Facts::Nothing));
-    assert!(!turns.pending().contains(&"inspect"), "nothing in the runtime changed: {:?}", turns.pending());
-    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    turns.answer("RefreshVolumes", Ok(Facts::Nothing));
+    assert!(!turns.pending().contains(&"InspectPod"), "nothing in the runtime changed: {:?}", turns.pending());
+    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
 }
 
 #[test]
 fn a_changed_object_refreshes_the_volumes_at_once_and_again_if_it_changes_meanwhile() {
     let mut turns = running_and_fed();
-    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert!(turns.pending().contains(&"refresh volumes"));
+    assert!(turns.pending().contains(&"RefreshVolumes"));
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert_eq!(turns.pending().iter().filter(|name| **name == "refresh volumes").count(), 1);
-    turns.answer("refresh volumes", unready("configmap \"m\" not found"));
-    assert!(turns.pending().contains(&"refresh volumes"));
-    turns.answer("refresh volumes", Ok(Facts::Nothing));
-    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    assert_eq!(turns.pending().iter().filter(|name| **name == "RefreshVolumes").count(), 1);
+    turns.answer("RefreshVolumes", unready("configmap \"m\" not found"));
+    assert!(turns.pending().contains(&"RefreshVolumes"));
+    turns.answer("RefreshVolumes", Ok(Facts::Nothing));
+    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
     assert_eq!(turns.lifecycle("u1"), "Syncing");
 }
 
 #[test]
 fn a_pod_that_ends_is_not_refreshed() {
     let mut turns = running_and_fed();
-    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
     turns.config(&[]);
-    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert!(!turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
 }
 
 fn unready(message: &str) -> Result<Facts, EffectError> {
@@ -679,7 +646,7 @@ fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
     for _ in 0..2 {
         turns.inspected("sandbox gone");
     }
-    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox gone");
+    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
     let snapshot = turns.agent.snapshot();
     let view = |uid: &str| &snapshot.pods[&PodUid::new(uid)];
     assert_eq!((view("a-young").lifecycle.as_str(), view("b-old").lifecycle.as_str()), ("Finished", "Syncing"));
@@ -690,7 +657,7 @@ fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
         Some("Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 600, capacity: 1000")
     );
     assert_eq!(status.container_statuses, None);
-    assert_eq!(turns.asked.iter().filter(|(_, op)| named(op) == "make dirs").count(), 1, "only the other is set up");
+    assert_eq!(turns.asked.iter().filter(|(_, op)| op.name() == "MakePodDirs").count(), 1, "only the other is set up");
 }
 
 #[test]
@@ -723,7 +690,7 @@ fn a_pod_that_outlives_its_deadline_fails_and_is_stopped() {
     turns.at_secs += 1;
     turns.happens(Event::Due);
     assert_eq!(turns.lifecycle("u1"), "Terminating");
-    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
     let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
 }

@@ -13,7 +13,7 @@ use super::{
     mounts::{self, SubPath},
     resources, security, spec,
 };
-use crate::{effect::StartContainer, id::ContainerId, settings::Settings};
+use crate::{id::ContainerId, op::StartContainer, settings::Settings};
 
 pub fn container_config(
     order: &StartContainer,

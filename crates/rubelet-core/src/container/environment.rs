@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     downward_api::{metadata_value, resource_value},
-    effect::StartContainer,
     id::namespace_of,
     objects::{Object, ObjectKey, Objects, Presence},
+    op::StartContainer,
     pod_manager::is_static_pod,
     settings::Settings,
     volumes,

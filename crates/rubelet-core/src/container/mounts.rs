@@ -14,8 +14,8 @@ use super::{
     hash, hosts, recursive_read_only,
 };
 use crate::{
-    effect::StartContainer,
     id::PodUid,
+    op::StartContainer,
     settings::Settings,
     volumes::{self, files::FilePlugin},
 };

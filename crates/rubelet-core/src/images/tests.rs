@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    effect::{EffectError, EffectId, ErrorKind, ImageFacts, Op, Reason},
+    effect::{EffectError, EffectId, ErrorKind, ImageFacts, Reason},
     id::{PodRef, PodUid},
     images::{Asked, ImageWant, Images, PullPolicy, Readiness},
+    op::{ImageOp, Op},
     settings::Settings,
     test_support::later,
 };
@@ -44,8 +45,8 @@ impl Story {
         let asked = Asked { id, give_up_at: now.uptime + Duration::from_secs(3600) };
         self.images.under_way(&PodUid::new(uid), "c", &op, asked, now);
         self.diary.push(match &op {
-            Op::InspectImage { image, .. } => format!("{uid} looks for {image}"),
-            Op::PullImage { image, .. } => format!("{uid} pulls {image}"),
+            Op::Image(ImageOp::Inspect { image, .. }) => format!("{uid} looks for {image}"),
+            Op::Image(ImageOp::Pull { image, .. }) => format!("{uid} pulls {image}"),
             other => panic!("images never ask for {other:?}"),
         });
         self.under_way.push((id, op));

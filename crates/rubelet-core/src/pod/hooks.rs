@@ -10,9 +10,10 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::{About, EffectError, EventRecord, Facts, Op, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Severity},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
+    op::{ContainerOp, Op, OpKind},
     pod::{Flight, Grace, Key, PodRecord, status::Waiting, sync_pod::event},
     probes::HttpGet,
     time::{Now, Uptime},
@@ -95,8 +96,7 @@ impl PodRecord {
                 PreStop::Took(_) => PreStop::Took(Duration::ZERO),
             };
         }
-        let is_pre_stop =
-            |flight: &&mut Flight| matches!(&flight.op, Op::RunHook(order) if order.hook == Hook::PreStop);
+        let is_pre_stop = |flight: &&mut Flight| matches!(&flight.op, Op::Container(ContainerOp::RunHook(order)) if order.hook == Hook::PreStop);
         for flight in self.flights.values_mut().filter(is_pre_stop) {
             flight.give_up_at = flight.give_up_at.min(grace.ends_at);
         }
@@ -107,8 +107,8 @@ impl PodRecord {
         let flight = self.flights.get(&Key::Container(container.name.clone()));
         has_post_start(container)
             && flight.is_some_and(|flight| match &flight.op {
-                Op::RunHook(order) => order.hook == Hook::PostStart,
-                op => op.starts_something(),
+                Op::Container(ContainerOp::RunHook(order)) => order.hook == Hook::PostStart,
+                op => op.kind() == OpKind::Start,
             })
     }
 

@@ -12,11 +12,12 @@ use crate::{
     cgroups::Tree,
     config::GoDuration,
     container::{find_ephemeral, of_ephemeral, recursive_read_only},
-    effect::{About, EventRecord, Op, Reason, RunSandbox, Severity, StartContainer},
+    effect::{About, EventRecord, Reason, Severity},
     gc,
     id::ContainerId,
     images::{ImageWant, Images, Readiness},
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
+    op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
         containers::{AfterStop, Stop, Verdict, verdict},
@@ -68,7 +69,7 @@ pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now
                     attempt,
                     cgroup_parent: cgroup_parent(record, context),
                 };
-                plan.step(Key::Pod, Op::RunSandbox(order), why);
+                plan.step(Key::Pod, PodOp::RunSandbox(order), why);
             }
             plan.blocked.get_or_insert_with(|| why.to_owned());
         }
@@ -158,7 +159,7 @@ impl Start<'_> {
         if let Some(id) = record.cut_off.get(&container.name) {
             if !record.is_busy(&key, self.now) {
                 let (pod, name) = (record.id.clone(), container.name.clone());
-                plan.step(key, Op::RemoveContainer { pod, name, id: id.clone() }, "its start was cut off");
+                plan.step(key, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
             }
             plan.blocked.get_or_insert_with(|| format!("what is left of container {}", container.name));
             return;
@@ -168,7 +169,7 @@ impl Start<'_> {
             && created.state == ContainerState::Created
             && !record.is_busy(&key, self.now)
         {
-            let op = Op::ResumeContainer { pod: record.id.clone(), name: created.name.clone(), id: created.id.clone() };
+            let op = ContainerOp::Resume { pod: record.id.clone(), name: created.name.clone(), id: created.id.clone() };
             plan.step(key, op, "the container was created and not started");
             return;
         }
@@ -206,7 +207,7 @@ impl Start<'_> {
                     image: image.clone(),
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
-                plan.step(key, Op::StartContainer(order), reason);
+                plan.step(key, ContainerOp::Start(order), reason);
             }
             Readiness::NotReady => {
                 plan.images.push(want);
@@ -233,7 +234,7 @@ impl Start<'_> {
     /// Containers start one after the other as far as postStart hooks are concerned: what follows waits for the hook.
     fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
         let key = Key::Container(container.name.clone());
-        let starts = plan.steps.iter().any(|step| step.key == key && step.op.starts_something());
+        let starts = plan.steps.iter().any(|step| step.key == key && step.op.kind() == OpKind::Start);
         let is_pulling = plan.images.iter().any(|want| want.container == container.name)
             && self.context.images.waiting(&self.record.id.uid, &container.name).is_none();
         self.record.is_post_starting(container) || (has_post_start(container) && (starts || is_pulling))
@@ -308,21 +309,21 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
 
 /// `None` when all is there.
 fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'static str)> {
-    let make_dirs = || (Op::MakePodDirs { pod: record.id.clone() }, "the pod's directories may be missing");
+    let make_dirs = || (Op::Pod(PodOp::MakeDirs { pod: record.id.clone() }), "the pod's directories may be missing");
     match record.prepared {
         Preparation::Unknown | Preparation::Nothing | Preparation::TornDown => {
             let cgroup = context.cgroups.and_then(|tree| tree.pod(&record.pod, &record.id.uid));
             Some(match cgroup {
                 Some(cgroup) => {
-                    (Op::SetUpPodCgroup { pod: record.id.clone(), cgroup }, "the pod's cgroup may be missing")
+                    (Op::Pod(PodOp::SetUpCgroup { pod: record.id.clone(), cgroup }), "the pod's cgroup may be missing")
                 }
                 None => make_dirs(),
             })
         }
         Preparation::Cgroup => Some(make_dirs()),
         Preparation::Directories => {
-            let op = Op::SetUpVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() };
-            Some((op, "the pod's volumes may be missing"))
+            let op = VolumeOp::SetUp { pod: record.pod.clone(), uid: record.id.uid.clone() };
+            Some((Op::Volume(op), "the pod's volumes may be missing"))
         }
         Preparation::Volumes => None,
     }
@@ -352,7 +353,7 @@ fn refresh_volumes(record: &PodRecord, context: Context<'_>, plan: &mut Plan, no
     if refresh_at > now.uptime {
         plan.wake_by(refresh_at);
     } else if !record.flights.contains_key(&Key::Volumes) {
-        let op = Op::RefreshVolumes { pod: record.pod.clone(), uid: record.id.uid.clone() };
+        let op = VolumeOp::Refresh { pod: record.pod.clone(), uid: record.id.uid.clone() };
         plan.step(Key::Volumes, op, "what its volumes are made of may have changed");
     }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use crate::{
     cgroups::Tree,
-    effect::{Op, Severity},
+    effect::Severity,
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState},
+    op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
         Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation,
         hooks::{Hook, HookOrder},
@@ -73,11 +74,11 @@ fn next_release(record: &PodRecord, cgroups: Option<Tree<'_>>) -> Option<(Op, &'
     let pod = record.id.clone();
     match record.prepared {
         Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
-            Some((Op::TearDownVolumes { pod }, "its volumes to be torn down"))
+            Some((Op::Volume(VolumeOp::TearDown { pod }), "its volumes to be torn down"))
         }
         Preparation::TornDown => {
             let paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
-            Some((Op::RemovePodCgroup { pod, paths }, "its cgroup to be removed"))
+            Some((Op::Pod(PodOp::RemoveCgroup { pod, paths }), "its cgroup to be removed"))
         }
         Preparation::Nothing => None,
     }
@@ -90,7 +91,7 @@ fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut 
         let is_planned = plan.steps.iter().any(|step| step.key == key);
         if !is_planned && !record.is_busy(&key, now) {
             let (pod, name, id) = (record.id.clone(), container.name.clone(), container.id.clone());
-            plan.step(key, Op::RemoveContainer { pod, name, id }, "nobody wants the pod any more");
+            plan.step(key, ContainerOp::Remove { pod, name, id }, "nobody wants the pod any more");
         }
     }
     if !facts.containers.is_empty() {
@@ -98,17 +99,17 @@ fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut 
         return;
     }
     if let Some(sandbox) = facts.sandboxes.first() {
-        let op = Op::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
+        let op = PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
         return pod_step(record, op, "its sandbox to be removed", plan, now);
     }
     match record.cleared {
         Cleared::Nothing => {
-            let op = Op::RemovePodDir { uid: record.id.uid.clone() };
+            let op = PodOp::RemoveDir { uid: record.id.uid.clone() };
             pod_step(record, op, "its directory to be removed", plan, now);
         }
         Cleared::PodDir => {
             let PodRef { uid, namespace, name } = &record.id;
-            let op = Op::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
+            let op = PodOp::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
             pod_step(record, op, "its logs to be removed", plan, now);
         }
         Cleared::All => let_go(record, cause, plan),
@@ -125,7 +126,7 @@ fn let_go(record: &PodRecord, cause: Cause, plan: &mut Plan) {
 }
 
 /// The next step under the pod's own key, unless one is under way.
-fn pod_step(record: &PodRecord, op: Op, waits_for: &str, plan: &mut Plan, now: Now) {
+fn pod_step(record: &PodRecord, op: impl Into<Op>, waits_for: &str, plan: &mut Plan, now: Now) {
     if !record.is_busy(&Key::Pod, now) {
         plan.step(Key::Pod, op, "the pod has ended");
     }
@@ -160,7 +161,7 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
             && let Some(order) = pre_stop(record, sidecar, grace_secs(sidecar))
         {
             say_killing(record, sidecar, plan);
-            plan.step(Key::Container(sidecar.name.clone()), Op::RunHook(order), "the pod is being stopped");
+            plan.step(Key::Container(sidecar.name.clone()), ContainerOp::RunHook(order), "the pod is being stopped");
         }
     }
     if let Some(grace) = grace.filter(|_| !turns.later.is_empty()) {
@@ -177,7 +178,7 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
     }
     let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(record, sandbox));
     if let Some(sandbox) = unstopped {
-        let op = Op::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
+        let op = PodOp::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
         pod_step(record, op, "its sandbox to stop", plan, now);
     }
 }
@@ -205,10 +206,10 @@ pub fn stop_container(
         return;
     }
     if let Some(order) = pre_stop(record, container, grace_secs) {
-        return plan.step(key, Op::RunHook(order), reason);
+        return plan.step(key, ContainerOp::RunHook(order), reason);
     }
     let left_secs = grace_secs - record.pre_stop_secs(container).unwrap_or(0);
-    let op = Op::StopContainer {
+    let op = ContainerOp::Stop {
         pod: record.id.clone(),
         name: container.name.clone(),
         id: container.id.clone(),

@@ -9,11 +9,12 @@ use k8s_openapi::api::core::v1::{
 
 use crate::{
     cgroups::Tree,
-    effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts, Op},
+    effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts},
     event::Source,
     id::{ContainerId, PodRef},
     images::{Asked, Images},
     observation::{PodFacts, RuntimeStatus},
+    op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
         Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Plan, PodRecord, Preparation, Wanted,
         hooks::{Hook, HookAction, HookOrder, PreStop},
@@ -115,22 +116,22 @@ fn show(plan: &Plan) -> String {
 
 fn show_op(op: &Op) -> String {
     match op {
-        Op::SetUpPodCgroup { cgroup, .. } => format!("set up cgroup {}", cgroup.path),
-        Op::RemovePodCgroup { paths, .. } => format!("remove cgroup {}", paths.join(" or ")),
-        Op::MakePodDirs { .. } => "make directories".to_owned(),
-        Op::SetUpVolumes { .. } => "set up volumes".to_owned(),
-        Op::RefreshVolumes { .. } => "refresh volumes".to_owned(),
-        Op::TearDownVolumes { .. } => "tear down volumes".to_owned(),
-        Op::RemovePodDir { .. } => "remove pod directory".to_owned(),
-        Op::RemoveLogDir { dir_name } => format!("remove logs {dir_name}"),
-        Op::RunSandbox(order) => format!("run sandbox #{}", order.attempt),
-        Op::StopSandbox { id, .. } => format!("stop sandbox {id}"),
-        Op::RemoveSandbox { id, .. } => format!("remove sandbox {id}"),
-        Op::StartContainer(order) => format!("start {} #{}", order.container, order.attempt),
-        Op::ResumeContainer { id, .. } => format!("resume {id}"),
-        Op::StopContainer { id, grace_secs, .. } => format!("stop {id} in {grace_secs}s"),
-        Op::RemoveContainer { id, .. } => format!("remove {id}"),
-        Op::RunHook(order) => format!("{:?} of {} in {:?}", order.hook, order.id, order.limit),
+        Op::Pod(PodOp::SetUpCgroup { cgroup, .. }) => format!("set up cgroup {}", cgroup.path),
+        Op::Pod(PodOp::RemoveCgroup { paths, .. }) => format!("remove cgroup {}", paths.join(" or ")),
+        Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
+        Op::Volume(VolumeOp::SetUp { .. }) => "set up volumes".to_owned(),
+        Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
+        Op::Volume(VolumeOp::TearDown { .. }) => "tear down volumes".to_owned(),
+        Op::Pod(PodOp::RemoveDir { .. }) => "remove pod directory".to_owned(),
+        Op::Pod(PodOp::RemoveLogDir { dir_name }) => format!("remove logs {dir_name}"),
+        Op::Pod(PodOp::RunSandbox(order)) => format!("run sandbox #{}", order.attempt),
+        Op::Pod(PodOp::StopSandbox { id, .. }) => format!("stop sandbox {id}"),
+        Op::Pod(PodOp::RemoveSandbox { id, .. }) => format!("remove sandbox {id}"),
+        Op::Container(ContainerOp::Start(order)) => format!("start {} #{}", order.container, order.attempt),
+        Op::Container(ContainerOp::Resume { id, .. }) => format!("resume {id}"),
+        Op::Container(ContainerOp::Stop { id, grace_secs, .. }) => format!("stop {id} in {grace_secs}s"),
+        Op::Container(ContainerOp::Remove { id, .. }) => format!("remove {id}"),
+        Op::Container(ContainerOp::RunHook(order)) => format!("{:?} of {} in {:?}", order.hook, order.id, order.limit),
         other => format!("{other:?}"),
     }
 }
@@ -170,7 +171,7 @@ fn a_start_says_where_its_processes_go_and_whom_they_see() {
     spec.ephemeral_containers.as_mut().expect("one")[0].target_container_name = Some("a".to_owned());
     let images = answered(&sync_plan(&record, &facts), &record, &Ok(Some(ImageFacts::default())));
     let orders = sync_plan_with(&images, &record, &facts).steps.into_iter().map(|step| match step.op {
-        Op::StartContainer(order) => (order.container, order.cgroup_parent, order.target),
+        Op::Container(ContainerOp::Start(order)) => (order.container, order.cgroup_parent, order.target),
         other => panic!("{other:?}"),
     });
     let cgroup = || "/kubepods/besteffort/podu1".to_owned();
@@ -498,7 +499,12 @@ fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
     with_hook(&mut record, "s", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     assert_eq!(show(&sync_plan(&record, &facts)), "image for m", "the hook is over");
     let order = HookOrder::of(&record, "s", &"s0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
-    let flight = Flight { id: EffectId(1), op: Op::RunHook(order), sent_at: now().uptime, give_up_at: now().uptime };
+    let flight = Flight {
+        id: EffectId(1),
+        op: Op::Container(ContainerOp::RunHook(order)),
+        sent_at: now().uptime,
+        give_up_at: now().uptime,
+    };
     record.flights.insert(Key::Container("s".to_owned()), flight);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
     record.flights.clear();
@@ -566,7 +572,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
 /// The first instance of the container is being stopped.
 fn stopping(record: &PodRecord, name: &str) -> Flight {
     let (pod, id) = (record.id.clone(), ContainerId::new(format!("{name}0")));
-    let op = Op::StopContainer { pod, name: name.to_owned(), id, grace_secs: 30 };
+    let op = Op::Container(ContainerOp::Stop { pod, name: name.to_owned(), id, grace_secs: 30 });
     Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime }
 }
 
@@ -666,7 +672,7 @@ fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
     let grace = Grace::starting(30, now());
     let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "");
-    let op = Op::ResumeContainer { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
+    let op = Op::Container(ContainerOp::Resume { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() });
     let flight =
         Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime + Duration::from_secs(240) };
     record.flights.insert(Key::Container("a".to_owned()), flight);
@@ -773,7 +779,7 @@ fn a_pod_is_looked_at_again_when_the_first_failure_may_be_retried_or_an_answer_i
     let at = |secs: u64| later(secs).uptime;
     let failing = |retry_secs: u64| Failure { retry_at: at(retry_secs), ..Failure::after(None, String::new(), now()) };
     let flying = |give_up_secs: u64| {
-        let op = Op::RemovePodDir { uid: "u1".into() };
+        let op = Op::Pod(PodOp::RemoveDir { uid: "u1".into() });
         Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: at(give_up_secs) }
     };
     let looking = Look::UnderWay { id: EffectId(2), give_up_at: at(7), meanwhile: Meanwhile::Nothing };
@@ -876,8 +882,12 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
     with_hook(&mut record, "a", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
-    let flight =
-        Flight { id: EffectId(1), op: Op::RunHook(order.clone()), sent_at: now().uptime, give_up_at: now().uptime };
+    let flight = Flight {
+        id: EffectId(1),
+        op: Op::Container(ContainerOp::RunHook(order.clone())),
+        sent_at: now().uptime,
+        give_up_at: now().uptime,
+    };
     record.flights.insert(Key::Container("a".to_owned()), flight);
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
     assert!(record.shown(&facts).containers.is_empty());

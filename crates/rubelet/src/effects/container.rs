@@ -21,9 +21,10 @@ use rubelet_core::{
         hosts, is_host_network, labels, logs,
         mounts::{self, SubPath},
     },
-    effect::{EffectError, Facts, Reason, StartContainer},
+    effect::{EffectError, Facts, Reason},
     id::{ContainerId, PodRef, namespace_of},
     objects::Objects,
+    op::StartContainer,
     pod_manager::is_static_pod,
     volumes,
 };

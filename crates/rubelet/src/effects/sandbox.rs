@@ -7,9 +7,10 @@ use std::{collections::BTreeSet, path::Path};
 
 use rubelet_core::{
     container,
-    effect::{EffectError, ErrorKind, Facts, RunSandbox},
+    effect::{EffectError, ErrorKind, Facts},
     id::SandboxId,
     objects::{HANDLER, ObjectKey, Presence},
+    op::RunSandbox,
 };
 
 use super::{Recalled, failure};

@@ -57,7 +57,7 @@ pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, Effect
     }
 }
 
-pub async fn look_at_node(world: &World) -> Result<Facts, EffectError> {
+pub async fn get_node(world: &World) -> Result<Facts, EffectError> {
     Ok(Facts::Node(NodeObject::of(&node(world).await?)))
 }
 

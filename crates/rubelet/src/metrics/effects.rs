@@ -11,7 +11,8 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::{EffectError, ErrorKind, Facts, Op},
+    effect::{EffectError, ErrorKind, Facts},
+    op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp},
     pod::hooks::{HookAction, HookOrder},
     time::{Now, Uptime},
 };
@@ -148,25 +149,25 @@ impl Deeds {
     pub fn ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
         let took = now.uptime.since(began).as_secs_f64();
         match (op, result) {
-            (Op::Relist, _) => self.pleg.relisted(began, now),
-            (Op::InspectPod { .. }, _) => self.pleg.pod_relist_duration.observe([], took),
-            (Op::RunSandbox(order), result) => self.pod_started(&order.pod, result.is_ok()),
-            (Op::StartContainer(order), result) => {
+            (Op::Node(NodeOp::Relist), _) => self.pleg.relisted(began, now),
+            (Op::Pod(PodOp::Inspect { .. }), _) => self.pleg.pod_relist_duration.observe([], took),
+            (Op::Pod(PodOp::RunSandbox(order)), result) => self.pod_started(&order.pod, result.is_ok()),
+            (Op::Container(ContainerOp::Start(order)), result) => {
                 self.container_started(container_type(&order.pod, &order.container), result);
             }
-            (Op::PullImage { .. }, Ok(Facts::Image(Some(image)))) => {
+            (Op::Image(ImageOp::Pull { .. }), Ok(Facts::Image(Some(image)))) => {
                 self.image_pulls.observe([image_size(image.size_bytes)], took);
             }
-            (Op::SetUpPodCgroup { .. }, _) => self.cgroups.observe(["create"], took),
-            (Op::SyncQosCgroups { .. }, _) => self.cgroups.observe(["update"], took),
-            (Op::RemovePodCgroup { .. }, _) => self.cgroups.observe(["destroy"], took),
-            (Op::RunHook(_), Ok(Facts::HookFellBack { .. })) => self.http_fallbacks.inc([]),
-            (Op::RunHook(HookOrder { action: HookAction::Sleep { secs }, .. }), _)
+            (Op::Pod(PodOp::SetUpCgroup { .. }), _) => self.cgroups.observe(["create"], took),
+            (Op::Node(NodeOp::SyncQosCgroups { .. }), _) => self.cgroups.observe(["update"], took),
+            (Op::Pod(PodOp::RemoveCgroup { .. }), _) => self.cgroups.observe(["destroy"], took),
+            (Op::Container(ContainerOp::RunHook(_)), Ok(Facts::HookFellBack { .. })) => self.http_fallbacks.inc([]),
+            (Op::Container(ContainerOp::RunHook(HookOrder { action: HookAction::Sleep { secs }, .. })), _)
                 if now.uptime.since(began) < Duration::from_secs(*secs) =>
             {
                 self.short_sleeps.inc([]);
             }
-            (Op::PatchStatus { since, .. }, Ok(_)) => {
+            (Op::Api(ApiOp::PatchStatus { since, .. }), Ok(_)) => {
                 self.status_sync.observe([], now.uptime.since(*since).as_secs_f64());
             }
             _ => {}

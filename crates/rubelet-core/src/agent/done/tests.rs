@@ -62,8 +62,11 @@ fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
 #[test]
 fn a_start_that_succeeded_is_remembered_until_it_is_seen() {
     let order = start_order(&record("always | main a").pod);
-    let resume = Op::ResumeContainer { pod: PodRef::of(&order.pod), name: "a".to_owned(), id: "a0".into() };
-    for (op, expected) in [(resume, vec!["Started"]), (Op::StartContainer(order), vec!["Created", "Started"])] {
+    let resume =
+        Op::Container(ContainerOp::Resume { pod: PodRef::of(&order.pod), name: "a".to_owned(), id: "a0".into() });
+    for (op, expected) in
+        [(resume, vec!["Started"]), (Op::Container(ContainerOp::Start(order)), vec!["Created", "Started"])]
+    {
         let mut record = record("always | main a");
         let told: Vec<_> = succeeded(&mut record, &op).into_iter().map(|event| event.reason).collect();
         assert_eq!((told, record.started.contains("a")), (expected.into_iter().map(str::to_owned).collect(), true));
@@ -132,13 +135,21 @@ fn what_is_gone_needs_no_end_and_cannot_start() {
     let pod = || record("always | main a").id;
     let (name, id) = (|| "a".to_owned(), || ContainerId::new("a0"));
     for (op, kind, fails) in [
-        (Op::StopContainer { pod: pod(), name: name(), id: id(), grace_secs: 30 }, ErrorKind::Gone, false),
-        (Op::StopContainer { pod: pod(), name: name(), id: id(), grace_secs: 30 }, ErrorKind::Retry, true),
-        (Op::RemoveContainer { pod: pod(), name: name(), id: id() }, ErrorKind::Gone, false),
-        (Op::StopSandbox { pod: pod(), id: "sb0".into() }, ErrorKind::Gone, false),
-        (Op::RemoveSandbox { pod: pod(), id: "sb0".into() }, ErrorKind::Gone, false),
-        (Op::ResumeContainer { pod: pod(), name: name(), id: id() }, ErrorKind::Gone, true),
-        (Op::TearDownVolumes { pod: pod() }, ErrorKind::Gone, true),
+        (
+            Op::Container(ContainerOp::Stop { pod: pod(), name: name(), id: id(), grace_secs: 30 }),
+            ErrorKind::Gone,
+            false,
+        ),
+        (
+            Op::Container(ContainerOp::Stop { pod: pod(), name: name(), id: id(), grace_secs: 30 }),
+            ErrorKind::Retry,
+            true,
+        ),
+        (Op::Container(ContainerOp::Remove { pod: pod(), name: name(), id: id() }), ErrorKind::Gone, false),
+        (Op::Pod(PodOp::StopSandbox { pod: pod(), id: "sb0".into() }), ErrorKind::Gone, false),
+        (Op::Pod(PodOp::RemoveSandbox { pod: pod(), id: "sb0".into() }), ErrorKind::Gone, false),
+        (Op::Container(ContainerOp::Resume { pod: pod(), name: name(), id: id() }), ErrorKind::Gone, true),
+        (Op::Volume(VolumeOp::TearDown { pod: pod() }), ErrorKind::Gone, true),
     ] {
         let mut record = record("always | main a");
         let shown = format!("{op:?} {kind:?}");
@@ -158,7 +169,7 @@ fn volumes_are_there_only_when_all_that_is_mounted_by_now_is() {
     spec.containers[0].volume_mounts = Some(serde_json::from_value(mount).expect("a mount"));
     for (pod, prepared) in [(before, Preparation::Directories), (record.pod.clone(), Preparation::Volumes)] {
         record.prepared = Preparation::Directories;
-        let op = Op::SetUpVolumes { pod, uid: record.id.uid.clone() };
+        let op = Op::Volume(VolumeOp::SetUp { pod, uid: record.id.uid.clone() });
         succeeded(&mut record, &op);
         assert_eq!(record.prepared, prepared);
     }

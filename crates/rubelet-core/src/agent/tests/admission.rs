@@ -35,7 +35,7 @@ fn a_pod_that_wants_its_groups_to_be_all_needs_a_runtime_that_obeys() {
         let mut turns = Turns::new(Settings::for_node("node"));
         turns.config(&[pod]);
         let status = RuntimeStatus { supplemental_groups_policy: answer, ..RuntimeStatus::default() };
-        turns.answer("check", Ok(Facts::Runtime(status)));
+        turns.answer("CheckRuntime", Ok(Facts::Runtime(status)));
         turns.relisted(&[]);
         assert_eq!(told(&turns, "SupplementalGroupsPolicyNotSupported"), is_refused, "{answer:?}");
     }
@@ -93,7 +93,7 @@ fn a_pod_that_ends_gives_its_share_of_the_burstable_tier_back() {
     turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
     turns.runtime_is_up(&[]);
     assert_eq!(burstable_shares(&turns), Some(1536));
-    turns.answer("sync qos", Ok(Facts::Cgroups { names: Vec::new() }));
+    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
     for _ in 0..2 {
         turns.inspected("sandbox gone");
     }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::op::ApiOp;
 use crate::{id::ContainerId, node_object::NodeObject, pod_config::MIRROR_ANNOTATION};
 
 fn in_cluster(sources: &[Source]) -> Turns {
@@ -28,19 +29,19 @@ impl Turns {
         let api = |op: &&Op| {
             matches!(
                 op,
-                Op::LookAtNode
-                    | Op::PatchStatus { .. }
-                    | Op::DeletePod { .. }
-                    | Op::CreateMirrorPod { .. }
-                    | Op::DeleteMirrorPod { .. }
+                Op::Api(ApiOp::GetNode)
+                    | Op::Api(ApiOp::PatchStatus { .. })
+                    | Op::Api(ApiOp::DeletePod { .. })
+                    | Op::Api(ApiOp::CreateMirrorPod { .. })
+                    | Op::Api(ApiOp::DeleteMirrorPod { .. })
             )
         };
-        self.asked.iter().map(|(_, op)| op).filter(api).map(named).collect()
+        self.asked.iter().map(|(_, op)| op).filter(api).map(Op::name).collect()
     }
 
     /// A pod without containers gives back all it holds, and the next relist does not show it.
     fn cleared(&mut self) {
-        let clearing = ["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir", "make dirs"];
+        let clearing = ["TearDownVolumes", "RemovePodCgroup", "RemovePodDir", "RemoveLogDir", "MakePodDirs"];
         while let Some(step) = self.pending().into_iter().find(|step| clearing.contains(step)) {
             self.carried_out(&[step], "sandbox gone");
         }
@@ -51,7 +52,7 @@ impl Turns {
 
     fn patch(&self) -> Value {
         let patches = self.asked.iter().filter_map(|(_, op)| match op {
-            Op::PatchStatus { patch, .. } => Some(patch["status"].clone()),
+            Op::Api(ApiOp::PatchStatus { patch, .. }) => Some(patch["status"].clone()),
             _ => None,
         });
         let [patch] = patches.collect::<Vec<_>>().try_into().expect("one patch is under way");
@@ -71,7 +72,7 @@ impl Turns {
         let mut after = before.clone();
         after.status = Some(serde_json::from_value(status).unwrap());
         after.metadata.resource_version = Some(version.to_string());
-        self.answer("patch status", Ok(Facts::ApiPod(Arc::new(after.clone()))));
+        self.answer("PatchStatus", Ok(Facts::ApiPod(Arc::new(after.clone()))));
         after
     }
 }
@@ -109,34 +110,34 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
     deleted.metadata.resource_version = Some("3".to_owned());
     turns.listed_by_api(std::slice::from_ref(&deleted));
     assert_eq!(turns.lifecycle("u1"), "Terminating");
-    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
     let mut held = deleted.clone();
-    if turns.errands() == ["patch status"] {
+    if turns.errands() == ["PatchStatus"] {
         assert_ne!(turns.patch()["phase"], "Failed", "something may still run");
         held = turns.patched(&deleted, 4);
     }
-    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    if turns.errands() == ["patch status"] {
+    if turns.errands() == ["PatchStatus"] {
         held = turns.patched(&held, 5);
     }
-    assert!(!turns.errands().contains(&"delete pod"), "its volumes are not torn down");
-    turns.answer("tear down volumes", Ok(Facts::Nothing));
+    assert!(!turns.errands().contains(&"DeletePod"), "its volumes are not torn down");
+    turns.answer("TearDownVolumes", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    assert!(!turns.errands().contains(&"delete pod"), "its cgroup is still there");
-    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    assert!(!turns.errands().contains(&"DeletePod"), "its cgroup is still there");
+    turns.answer("RemovePodCgroup", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    while turns.errands() == ["patch status"] {
+    while turns.errands() == ["PatchStatus"] {
         held = turns.patched(&held, 6);
     }
     assert_eq!(held.status.as_ref().unwrap().phase.as_deref(), Some("Succeeded"));
-    assert_eq!(turns.errands(), ["delete pod"]);
-    turns.answer("delete pod", Ok(Facts::Nothing));
+    assert_eq!(turns.errands(), ["DeletePod"]);
+    turns.answer("DeletePod", Ok(Facts::Nothing));
     assert!(turns.errands().is_empty());
-    assert!(!turns.pending().contains(&"remove container"), "its traces stay until the API server has forgotten it");
+    assert!(!turns.pending().contains(&"RemoveContainer"), "its traces stay until the API server has forgotten it");
     turns.listed_by_api(&[]);
-    turns.answer("remove container", Ok(Facts::Nothing));
+    turns.answer("RemoveContainer", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
     assert!(turns.errands().is_empty());
 }
@@ -151,7 +152,7 @@ fn nothing_is_kept_of_a_pod_deleted_before_our_answer() {
         turns.runtime_is_up(&[]);
         turns.inspected("sandbox gone");
         turns.listed_by_api(&[]);
-        turns.answer("patch status", answer);
+        turns.answer("PatchStatus", answer);
         turns.cleared();
         assert_eq!(turns.lifecycle("u1"), "unknown");
         assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
@@ -165,7 +166,7 @@ fn nothing_is_kept_of_a_mirror_pod_that_could_not_be_made() {
     turns.listed_by_api(&[]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    turns.answer("create mirror", refused(ErrorKind::Retry));
+    turns.answer("CreateMirrorPod", refused(ErrorKind::Retry));
     turns.config(&[]);
     turns.cleared();
     assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
@@ -208,9 +209,9 @@ fn a_pod_that_ended_before_the_agent_began_is_never_started() {
     turns.listed_by_api(&[stored("always | main a", 1, &status)]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    turns.carried_out(&["tear down volumes", "remove cgroup"], "sandbox gone");
+    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "Finished");
-    assert!(!turns.pending().iter().any(|op| ["run sandbox", "make dirs", "set up volumes"].contains(op)));
+    assert!(!turns.pending().iter().any(|op| ["RunSandbox", "MakePodDirs", "SetUpVolumes"].contains(op)));
 }
 
 #[test]
@@ -220,12 +221,12 @@ fn the_newest_status_wins_and_only_one_is_under_way() {
     turns.listed_by_api(std::slice::from_ref(&pod));
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
-    assert_eq!(turns.errands(), ["patch status"]);
+    assert_eq!(turns.errands(), ["PatchStatus"]);
     turns.happens(Event::Hint { pod: "u1".into() });
     turns.inspected("a: running 5s; b: running 1s");
-    assert_eq!(turns.errands(), ["patch status"], "the first has not been answered");
+    assert_eq!(turns.errands(), ["PatchStatus"], "the first has not been answered");
     let after = turns.patched(&pod, 2);
-    assert_eq!(turns.errands(), ["patch status"]);
+    assert_eq!(turns.errands(), ["PatchStatus"]);
     assert!(turns.patch().to_string().contains(r#""name":"b""#));
     turns.patched(&after, 3);
     assert!(turns.errands().is_empty());
@@ -253,7 +254,7 @@ impl Told {
 
     fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
         happening(&mut self.turns);
-        while self.turns.errands() == ["patch status"] {
+        while self.turns.errands() == ["PatchStatus"] {
             let version = self.next_version();
             self.pod = self.turns.patched(&self.pod, version);
             let status = self.pod.status.as_ref().unwrap();
@@ -286,22 +287,22 @@ impl Told {
     fn seen(&mut self, state: &'static str) -> &mut Self {
         let mut found = PodFacts { looked_at: self.turns.now().uptime, ..facts(state) };
         found.containers.retain(|container| !self.removed.contains(&container.id));
-        self.after(|turns| turns.answer("inspect", Ok(Facts::Pod(found))))
+        self.after(|turns| turns.answer("InspectPod", Ok(Facts::Pod(found))))
     }
 
     /// Everything up to a container's start, while the pod stays as it is.
     fn prepared(&mut self, state: &'static str) -> &mut Self {
-        for step in ["remove container", "make dirs", "set up volumes", "inspect image", "inspect"] {
+        for step in ["RemoveContainer", "MakePodDirs", "SetUpVolumes", "InspectImage", "InspectPod"] {
             let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
             let removed = self.turns.asked.iter().filter_map(|(_, op)| match op {
-                Op::RemoveContainer { id, .. } => Some(id.clone()),
+                Op::Container(ContainerOp::Remove { id, .. }) => Some(id.clone()),
                 _ => None,
             });
             self.removed.extend(removed);
             match step {
                 step if !self.turns.pending().contains(&step) => {}
-                "inspect" => drop(self.seen(state)),
-                "inspect image" => drop(self.after(|turns| turns.answer(step, Ok(Facts::Image(Some(image)))))),
+                "InspectPod" => drop(self.seen(state)),
+                "InspectImage" => drop(self.after(|turns| turns.answer(step, Ok(Facts::Image(Some(image)))))),
                 _ => drop(self.done(step).seen(state)),
             }
         }
@@ -317,11 +318,11 @@ impl Told {
 #[test]
 fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
-    told.seen("sandbox gone").done("make dirs").seen("sandbox gone").done("set up volumes").seen("sandbox gone");
-    told.hinted("sandbox ready 0s").done("run sandbox").seen("sandbox ready 0s");
+    told.seen("sandbox gone").done("MakePodDirs").seen("sandbox gone").done("SetUpVolumes").seen("sandbox gone");
+    told.hinted("sandbox ready 0s").done("RunSandbox").seen("sandbox ready 0s");
     told.prepared("sandbox ready 0s");
     // Created, started, answered: three looks within milliseconds.
-    told.hinted("sandbox ready 0s; a: created 0s").done("start container");
+    told.hinted("sandbox ready 0s; a: created 0s").done("StartContainer");
     told.seen("sandbox ready 0s; a: running 0s").hinted("sandbox ready 0s; a: running 0s");
     assert_eq!(told.phases, ["Pending false", "Pending true", "Running true"]);
 }
@@ -334,12 +335,12 @@ fn stop_of_a_pod_takes_at_most_three_status_writes() {
     told.seen("a: running 5s");
     let before = told.phases.len();
     told.deleted();
-    told.hinted("a: exit(0) 0s").done("stop container").seen("a: exit(0) 0s");
-    told.done("stop sandbox").seen("sandbox notready 60s; a: exit(0) 0s");
-    for step in ["tear down volumes", "remove cgroup"] {
+    told.hinted("a: exit(0) 0s").done("StopContainer").seen("a: exit(0) 0s");
+    told.done("StopSandbox").seen("sandbox notready 60s; a: exit(0) 0s");
+    for step in ["TearDownVolumes", "RemovePodCgroup"] {
         told.done(step).seen("sandbox notready 60s; a: exit(0) 0s");
     }
-    assert_eq!(told.turns.errands(), ["delete pod"]);
+    assert_eq!(told.turns.errands(), ["DeletePod"]);
     let written = told.phases.split_off(before);
     assert_eq!(written, ["Running true", "Succeeded true"], "its generation, and its end");
 }
@@ -350,9 +351,9 @@ fn stop_of_a_pod_whose_sandbox_cannot_be_stopped_is_told() {
     told.seen("a: running 5s");
     told.deleted();
     let before = told.phases.len();
-    told.done("stop container").seen("a: exit(0) 0s");
+    told.done("StopContainer").seen("a: exit(0) 0s");
     assert_eq!(told.phases.len(), before, "its sandbox is about to stop");
-    told.after(|turns| turns.answer("stop sandbox", refused(ErrorKind::Retry))).seen("a: exit(0) 0s");
+    told.after(|turns| turns.answer("StopSandbox", refused(ErrorKind::Retry))).seen("a: exit(0) 0s");
     assert_eq!(told.phases.len(), before + 1);
 }
 
@@ -360,7 +361,7 @@ fn stop_of_a_pod_whose_sandbox_cannot_be_stopped_is_told() {
 fn a_container_whose_start_failed_is_told_of() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox ready 1s").prepared("sandbox ready 1s").hinted("sandbox ready 1s; a: created 0s");
-    told.after(|turns| turns.answer("start container", refused(ErrorKind::Retry)));
+    told.after(|turns| turns.answer("StartContainer", refused(ErrorKind::Retry)));
     told.seen("sandbox ready 1s; a: created 0s");
     let status = told.pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].clone();
     assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
@@ -370,7 +371,7 @@ fn a_container_whose_start_failed_is_told_of() {
 #[test]
 fn a_container_that_starts_again_is_told_of_when_it_runs_and_not_before() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
-    told.seen("a: running 5s").hinted("a: exit(1) 0s").prepared("a: exit(1) 0s").done("start container");
+    told.seen("a: running 5s").hinted("a: exit(1) 0s").prepared("a: exit(1) 0s").done("StartContainer");
     told.seen("a: exit(1), running 0s").hinted("a: exit(1), exit(1) 0s").prepared("a: exit(1), exit(1) 0s");
     let waits_for = |told: &Told| {
         let state = told.pod.status.as_ref()?.container_statuses.as_ref()?[0].state.clone()?;
@@ -383,7 +384,7 @@ fn a_container_that_starts_again_is_told_of_when_it_runs_and_not_before() {
     });
     told.prepared("a: exit(1), exit(1) 15s");
     let writes = told.phases.len();
-    told.done("start container");
+    told.done("StartContainer");
     assert_eq!((told.phases.len(), waits_for(&told).as_deref()), (writes, Some("CrashLoopBackOff")));
     told.seen("a: exit(1), exit(1) 15s, running 0s");
     assert_eq!((told.phases.len(), waits_for(&told)), (writes + 1, None));
@@ -412,12 +413,12 @@ fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_
     turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
-    turns.answer("patch status", refused(ErrorKind::Retry));
+    turns.answer("PatchStatus", refused(ErrorKind::Retry));
     assert!(turns.errands().is_empty(), "not at once");
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    assert_eq!(turns.errands(), ["patch status"]);
-    turns.answer("patch status", refused(ErrorKind::Gone));
+    assert_eq!(turns.errands(), ["PatchStatus"]);
+    turns.answer("PatchStatus", refused(ErrorKind::Gone));
     turns.at_secs += 60;
     turns.happens(Event::Due);
     assert!(turns.errands().is_empty());
@@ -430,15 +431,15 @@ fn an_api_server_that_was_away_for_long_hears_of_a_pod_within_seconds_of_its_ret
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
     for _ in 0..20 {
-        turns.answer("patch status", refused(ErrorKind::Unavailable));
+        turns.answer("PatchStatus", refused(ErrorKind::Unavailable));
         turns.at_secs += 3;
         turns.happens(Event::Due);
-        assert_eq!(turns.errands(), ["patch status"], "at {} s", turns.at_secs);
+        assert_eq!(turns.errands(), ["PatchStatus"], "at {} s", turns.at_secs);
     }
-    turns.answer("patch status", refused(ErrorKind::Retry));
+    turns.answer("PatchStatus", refused(ErrorKind::Retry));
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    assert_eq!(turns.errands(), ["patch status"], "one that is not yet itself is asked again soon");
+    assert_eq!(turns.errands(), ["PatchStatus"], "one that is not yet itself is asked again soon");
 }
 
 #[test]
@@ -465,8 +466,8 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
     turns.runtime_is_up(&[]);
     assert!(turns.errands().is_empty(), "who knows what the API server already has?");
     turns.listed_by_api(&[]);
-    assert_eq!(turns.errands(), ["create mirror"]);
-    turns.answer("create mirror", Ok(Facts::Nothing));
+    assert_eq!(turns.errands(), ["CreateMirrorPod"]);
+    turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
 
     let mirror = |hash: &str, traits: &str| {
         let mut pod = stored(traits, 5, &json!({ "phase": "Pending" }));
@@ -485,14 +486,14 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
 
     turns.listed_by_api(&[mirror("u1", "always | deleted | main a")]);
     assert_eq!(turns.lifecycle("u1"), "Syncing", "its mirror's end is not its own");
-    assert_eq!(turns.errands(), ["delete mirror"]);
-    turns.answer("delete mirror", Ok(Facts::Nothing));
+    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
+    turns.answer("DeleteMirrorPod", Ok(Facts::Nothing));
     turns.listed_by_api(&[]);
     assert_eq!(mirror_uid(&turns), None);
-    assert_eq!(turns.errands(), ["create mirror"]);
-    turns.answer("create mirror", Ok(Facts::Nothing));
+    assert_eq!(turns.errands(), ["CreateMirrorPod"]);
+    turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
     turns.listed_by_api(&[mirror("an older manifest", plain)]);
-    assert!(turns.errands().contains(&"delete mirror"));
+    assert!(turns.errands().contains(&"DeleteMirrorPod"));
 }
 
 #[test]
@@ -507,11 +508,11 @@ fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
     turns.patched(&mirror, 6);
     turns.config(&[]);
     assert!(turns.errands().is_empty(), "it is still ending");
-    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
-    turns.answer("stop sandbox", Ok(Facts::Nothing));
+    turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    assert_eq!(turns.errands(), ["delete mirror"]);
+    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
 }
 
 #[test]
@@ -520,7 +521,7 @@ fn a_mirror_pod_that_is_listed_before_the_manifests_goes_when_none_of_them_is_it
     turns.listed_by_api(&[mirror_of_u1()]);
     assert!(turns.errands().is_empty(), "the manifests were not read yet");
     turns.config(&[]);
-    assert_eq!(turns.errands(), ["delete mirror"]);
+    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
 }
 
 fn mirror_of_u1() -> Pod {
@@ -552,11 +553,11 @@ fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them(
         turns.happens(Event::Node(node_in("a", 5)));
         turns.listed_by_api(&[picky()]);
         turns.runtime_is_up(&[]);
-        assert_eq!((turns.lifecycle("u1").as_str(), turns.errands()), ("Waiting", vec!["look at node"]));
+        assert_eq!((turns.lifecycle("u1").as_str(), turns.errands()), ("Waiting", vec!["GetNode"]));
         // An older look does not undo a newer one.
-        turns.answer("look at node", answer);
+        turns.answer("GetNode", answer);
         turns.happens(Event::Node(node_in("a", 5)));
-        assert!(!turns.errands().contains(&"look at node"));
+        assert!(!turns.errands().contains(&"GetNode"));
         let is_rejected = turns.told.contains(&"NodeAffinity".to_owned());
         assert_eq!(is_rejected, lifecycle == "rejected", "{:?}", turns.told);
     }
@@ -573,8 +574,8 @@ fn a_look_at_the_node_that_began_before_a_pod_came_says_nothing_of_it() {
     later.metadata.uid = Some("u2".to_owned());
     later.metadata.name = Some("later".to_owned());
     turns.listed_by_api(&[picky(), later]);
-    turns.answer("look at node", Ok(Facts::Node(node_in("c", 6))));
+    turns.answer("GetNode", Ok(Facts::Node(node_in("c", 6))));
     assert_eq!(turns.lifecycle("u2"), "Waiting");
-    turns.answer("look at node", Ok(Facts::Node(node_in("b", 7))));
+    turns.answer("GetNode", Ok(Facts::Node(node_in("b", 7))));
     assert_eq!(turns.lifecycle("u2"), "Syncing");
 }

@@ -27,8 +27,8 @@ impl Turns {
     /// The stops and preStop hooks under way, and the time each is given.
     fn stops(&self) -> Vec<(EffectId, u64)> {
         let given = |op: &Op| match op {
-            Op::StopContainer { grace_secs, .. } => Some(grace_secs.unsigned_abs()),
-            Op::RunHook(HookOrder { limit, .. }) => Some(limit.as_secs()),
+            Op::Container(ContainerOp::Stop { grace_secs, .. }) => Some(grace_secs.unsigned_abs()),
+            Op::Container(ContainerOp::RunHook(HookOrder { limit, .. })) => Some(limit.as_secs()),
             _ => None,
         };
         self.asked.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()
@@ -38,7 +38,7 @@ impl Turns {
     fn finds_another_definition(&mut self) {
         let mut facts = PodFacts { looked_at: self.now().uptime, ..facts("a: running 5s") };
         facts.containers[0].hash = Some(1);
-        self.answer("inspect", Ok(Facts::Pod(facts)));
+        self.answer("InspectPod", Ok(Facts::Pod(facts)));
     }
 }
 
@@ -87,7 +87,7 @@ fn a_hook_under_way_ends_with_a_shorter_grace_period_and_is_not_run_again() {
         turns.happens(Event::Due);
         assert_eq!(turns.stops().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [hook], "{first:?}: it goes on");
         if first == Some(3) {
-            turns.answer("run hook", Ok(Facts::Nothing));
+            turns.answer("RunHook", Ok(Facts::Nothing));
         } else {
             turns.at_secs += 1;
             turns.happens(Event::Due);
@@ -95,7 +95,7 @@ fn a_hook_under_way_ends_with_a_shorter_grace_period_and_is_not_run_again() {
         assert!(turns.stops().is_empty(), "{first:?}: {:?}", turns.asked);
         turns.inspected("a: running 5s");
         let pending = turns.pending();
-        assert!(pending.contains(&"stop container") && !pending.contains(&"run hook"), "{first:?}: {pending:?}");
+        assert!(pending.contains(&"StopContainer") && !pending.contains(&"RunHook"), "{first:?}: {pending:?}");
     }
 }
 
@@ -116,7 +116,7 @@ fn a_hook_that_was_over_before_the_pods_end_began_takes_nothing_of_its_grace_per
     let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
     turns.finds_another_definition();
     turns.at_secs += 3;
-    turns.answer("run hook", Ok(Facts::Nothing));
+    turns.answer("RunHook", Ok(Facts::Nothing));
     turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
     turns.inspected("a: running 5s");
     assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [30]);
@@ -128,7 +128,7 @@ fn a_hook_under_way_takes_its_time_of_the_grace_period() {
     turns.inspected("a: running 5s");
     turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
     turns.at_secs += 4;
-    turns.answer("run hook", Ok(Facts::Nothing));
+    turns.answer("RunHook", Ok(Facts::Nothing));
     turns.inspected("a: running 5s");
     assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [26]);
 }
@@ -140,9 +140,9 @@ fn a_pod_removed_while_it_completes_leaves_nothing() {
     assert_eq!(turns.lifecycle("u1"), "Terminating");
     turns.api_forgets_all();
     let stopped = "sandbox notready; a: exit(0) 5s";
-    turns.carried_out(&["stop sandbox", "tear down volumes", "remove cgroup"], stopped);
-    turns.carried_out(&["remove container"], "sandbox notready");
-    turns.carried_out(&["remove sandbox", "remove pod dir", "remove log dir"], "sandbox gone");
+    turns.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], stopped);
+    turns.carried_out(&["RemoveContainer"], "sandbox notready");
+    turns.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
     assert_eq!(turns.lifecycle("u1"), "unknown");
 }
 
@@ -161,16 +161,16 @@ fn a_container_that_has_started_is_told_so_unless_its_pod_ends() {
         if ends {
             turns.api_shows(&pod(Some(30)));
         }
-        turns.answer("resume container", Ok(Facts::Nothing));
-        assert_eq!(turns.pending().contains(&"run hook"), expected, "{:?}", turns.pending());
+        turns.answer("ResumeContainer", Ok(Facts::Nothing));
+        assert_eq!(turns.pending().contains(&"RunHook"), expected, "{:?}", turns.pending());
     }
     let mut turns = running(&pod(None));
     turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
-    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
-    turns.answer("start container", Ok(Facts::Container { id: "a0".into() }));
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
     let hooks = turns.asked.iter().filter_map(|(_, op)| match op {
-        Op::RunHook(order) => Some((order.container.as_str(), order.id.as_str())),
+        Op::Container(ContainerOp::RunHook(order)) => Some((order.container.as_str(), order.id.as_str())),
         _ => None,
     });
     assert_eq!(hooks.collect::<Vec<_>>(), [("a", "a0")]);
@@ -187,7 +187,7 @@ fn a_pod_deleted_while_it_ends_as_an_orphan_does_not_start_over() {
         turns.inspected("sandbox ready");
         assert_eq!(turns.lifecycle("u1"), "Terminating", "no source knows it");
         turns.api_shows(&api_pod("always | main a", grace_secs));
-        turns.carried_out(&["stop sandbox", "tear down volumes", "remove cgroup"], "sandbox notready");
+        turns.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], "sandbox notready");
         let expected = if grace_secs.is_some() { "Terminating" } else { "Syncing" };
         assert_eq!(turns.lifecycle("u1"), expected, "{grace_secs:?}");
     }

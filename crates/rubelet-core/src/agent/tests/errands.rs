@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::op::ApiOp;
 use crate::{errands::Errand, manifest::HASH_ANNOTATION, pod_config::MIRROR_ANNOTATION, test_support::show};
 
 fn in_cluster() -> Turns {
@@ -17,7 +18,7 @@ impl Turns {
 
     fn patches(&self) -> Vec<serde_json::Value> {
         let patch = |op: &Op| match op {
-            Op::PatchStatus { patch, .. } => Some(patch["status"].clone()),
+            Op::Api(ApiOp::PatchStatus { patch, .. }) => Some(patch["status"].clone()),
             _ => None,
         };
         self.asked.iter().filter_map(|(_, op)| patch(op)).collect()
@@ -60,7 +61,7 @@ fn patching() -> (Turns, Pod) {
 fn after_a_patch_that_may_have_been_carried_out_the_next_says_everything() {
     let (mut turns, _) = patching();
     assert!(turns.patches()[0].get("message").is_none(), "{:?}", turns.patches());
-    turns.answer("patch status", failed(ErrorKind::TimedOut));
+    turns.answer("PatchStatus", failed(ErrorKind::TimedOut));
     turns.wait(3);
     assert_eq!(turns.patches()[0].get("message"), Some(&serde_json::Value::Null), "{:?}", turns.patches());
 }
@@ -68,7 +69,7 @@ fn after_a_patch_that_may_have_been_carried_out_the_next_says_everything() {
 #[test]
 fn a_patch_whose_answer_never_comes_is_sent_again() {
     let (mut turns, _) = patching();
-    turns.asked.retain(|(_, op)| named(op) != "patch status");
+    turns.asked.retain(|(_, op)| op.name() != "PatchStatus");
     turns.wait(40);
     turns.wait(3);
     assert_eq!(turns.patches().len(), 1, "{:?}", turns.pending());
@@ -79,7 +80,7 @@ fn a_status_overwritten_together_with_the_spec_is_put_right() {
     let (mut turns, pod) = patching();
     let mut taken = versioned(pod, 2);
     taken.status = turns.agent.statuses.pod_status(&"u1".into(), &turns.agent.pods).map(|status| (**status).clone());
-    turns.answer("patch status", Ok(Facts::ApiPod(Arc::new(taken.clone()))));
+    turns.answer("PatchStatus", Ok(Facts::ApiPod(Arc::new(taken.clone()))));
     let mut changed = versioned(taken, 3);
     changed.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
     changed.status.as_mut().unwrap().phase = Some("Pending".to_owned());
@@ -116,11 +117,11 @@ fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.api_has(&[]);
-    turns.answer("create mirror", failed(ErrorKind::Retry));
+    turns.answer("CreateMirrorPod", failed(ErrorKind::Retry));
     turns.wait(1);
-    turns.answer("create mirror", Ok(Facts::Nothing));
+    turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
     turns.api_has(&[mirror("m1", "an older manifest")]);
-    turns.answer("delete mirror", failed(ErrorKind::Gone));
+    turns.answer("DeleteMirrorPod", failed(ErrorKind::Gone));
     assert!(!turns.agent.errands.kept().any(|errand| matches!(errand, Errand::Mirror(_))), "nothing is tried again");
 }
 
@@ -131,15 +132,15 @@ fn a_static_pod_that_waits_for_its_name_leaves_the_mirror_as_it_is_and_gets_its_
     turns.config(&[web("old")]);
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
-    turns.answer("patch status", failed(ErrorKind::Gone));
+    turns.answer("PatchStatus", failed(ErrorKind::Gone));
     let mut new = web("new");
     new.metadata.annotations.as_mut().unwrap().insert(HASH_ANNOTATION.to_owned(), "new".to_owned());
     turns.config(&[new]);
     assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
-    assert!(!turns.pending().contains(&"delete mirror"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"DeleteMirrorPod"), "{:?}", turns.pending());
     ended(&mut turns);
     assert_eq!(turns.lifecycle("new"), "Syncing");
-    assert!(turns.pending().contains(&"delete mirror"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"DeleteMirrorPod"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn a_static_pod_has_a_mirror_before_the_runtime_is_there() {
     let mut turns = in_cluster();
     turns.config(&[web("u1")]);
     turns.api_has(&[]);
-    assert_eq!((turns.lifecycle("u1").as_str(), turns.pending()), ("Waiting", vec!["check", "create mirror"]));
+    assert_eq!((turns.lifecycle("u1").as_str(), turns.pending()), ("Waiting", vec!["CheckRuntime", "CreateMirrorPod"]));
 }
 
 #[test]

@@ -1,18 +1,19 @@
 //! Images from the loop's side: when they are asked for, and when the wish is over.
 
 use super::*;
+use crate::op::ImageOp;
 
 /// A pod that waits for its image, which the node does not have.
 fn wanting(settings: Settings, pods: &[Pod]) -> Turns {
     let mut turns = Turns::new(settings);
     turns.config(pods);
     turns.runtime_is_up(&[]);
-    for step in ["make dirs", "set up volumes", "inspect image"] {
+    for step in ["MakePodDirs", "SetUpVolumes", "InspectImage"] {
         for _ in pods {
             turns.inspected("sandbox ready 1s");
         }
         for _ in pods {
-            let is_image = step == "inspect image";
+            let is_image = step == "InspectImage";
             turns.answer(step, Ok(if is_image { Facts::Image(None) } else { Facts::Nothing }));
         }
     }
@@ -20,7 +21,7 @@ fn wanting(settings: Settings, pods: &[Pod]) -> Turns {
 }
 
 fn pulls(turns: &Turns) -> usize {
-    turns.asked.iter().filter(|(_, op)| matches!(op, Op::PullImage { .. })).count()
+    turns.asked.iter().filter(|(_, op)| matches!(op, Op::Image(ImageOp::Pull { .. }))).count()
 }
 
 fn failed() -> Result<Facts, EffectError> {
@@ -30,7 +31,7 @@ fn failed() -> Result<Facts, EffectError> {
 #[test]
 fn a_pull_that_failed_shows_and_is_made_again_after_its_back_off() {
     let mut turns = wanting(Settings::for_node("node"), &[web("u1")]);
-    turns.answer("pull image", failed());
+    turns.answer("PullImage", failed());
     let shown = |turns: &Turns| {
         let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
         let state = status.container_statuses.as_ref().expect("one")[0].state.clone();
@@ -39,7 +40,7 @@ fn a_pull_that_failed_shows_and_is_made_again_after_its_back_off() {
     assert_eq!(shown(&turns).as_deref(), Some("ErrImagePull"));
     turns.told.clear();
     let mut reasons = Vec::new();
-    while !turns.pending().contains(&"inspect image") {
+    while !turns.pending().contains(&"InspectImage") {
         turns.at_secs += 1;
         turns.happens(Event::Due);
         reasons.push(shown(&turns).unwrap_or_default());
@@ -73,10 +74,10 @@ fn a_pull_of_an_image_nobody_wants_any_more_is_cancelled() {
     shows(&mut turns, &pod);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
-    turns.answer("inspect image", Ok(Facts::Image(None)));
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    turns.answer("InspectImage", Ok(Facts::Image(None)));
     assert_eq!(pulls(&turns), 1);
     pod.spec.as_mut().unwrap().containers[0].image = Some("a:2".to_owned());
     shows(&mut turns, &pod);
-    assert!(pulls(&turns) == 0 && turns.pending().contains(&"inspect image"), "{:?}", turns.pending());
+    assert!(pulls(&turns) == 0 && turns.pending().contains(&"InspectImage"), "{:?}", turns.pending());
 }

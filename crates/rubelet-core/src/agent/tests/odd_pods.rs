@@ -13,11 +13,12 @@ use super::*;
 use crate::{
     api_pod,
     container::{Identity, container_config, environment, hosts, mounts, sandbox_config},
-    effect::{ImageUser, Reason, RunSandbox, StartContainer},
+    effect::{ImageUser, Reason},
     id::{ContainerId, SandboxId},
     node_object::NodeObject,
     objects::{Object, Objects},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit, SandboxFacts},
+    op::{ApiOp, ContainerOp, ImageOp, NodeOp, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::restart_policy::is_sidecar,
     probes::ProbeOutcome,
     settings::{Allocatable, SwapController},
@@ -269,21 +270,23 @@ impl Odd {
             _ => {}
         }
         Ok(match op {
-            Op::CheckRuntime => Facts::Runtime(RuntimeStatus {
+            Op::Node(NodeOp::CheckRuntime) => Facts::Runtime(RuntimeStatus {
                 name: "containerd".to_owned(),
                 has_events: true,
                 ..RuntimeStatus::default()
             }),
-            Op::LookAtNode => Facts::Node(node_object()),
-            Op::Relist => Facts::Listing(Listing { looked_at: self.turns.now().uptime, pods: BTreeMap::new() }),
-            Op::ListPodDirs => Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() },
-            Op::SyncQosCgroups { .. } => Facts::Cgroups { names: Vec::new() },
-            Op::InspectPod { pod } => self.looked(&pod.uid, fate),
-            Op::InspectImage { .. } if fate < 100 => Facts::Image(None),
-            Op::InspectImage { .. } | Op::PullImage { .. } => Facts::Image(Some(image(fate))),
-            Op::Probe(_) if fate < 100 => Facts::Probe(ProbeOutcome::Failure("no".to_owned())),
-            Op::Probe(_) => Facts::Probe(ProbeOutcome::Success),
-            Op::PatchStatus { pod, patch, .. } => self.patched(&pod.uid, patch),
+            Op::Api(ApiOp::GetNode) => Facts::Node(node_object()),
+            Op::Node(NodeOp::Relist) => {
+                Facts::Listing(Listing { looked_at: self.turns.now().uptime, pods: BTreeMap::new() })
+            }
+            Op::Node(NodeOp::ListPodDirs) => Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() },
+            Op::Node(NodeOp::SyncQosCgroups { .. }) => Facts::Cgroups { names: Vec::new() },
+            Op::Pod(PodOp::Inspect { pod }) => self.looked(&pod.uid, fate),
+            Op::Image(ImageOp::Inspect { .. }) if fate < 100 => Facts::Image(None),
+            Op::Image(ImageOp::Inspect { .. }) | Op::Image(ImageOp::Pull { .. }) => Facts::Image(Some(image(fate))),
+            Op::Container(ContainerOp::Probe(_)) if fate < 100 => Facts::Probe(ProbeOutcome::Failure("no".to_owned())),
+            Op::Container(ContainerOp::Probe(_)) => Facts::Probe(ProbeOutcome::Success),
+            Op::Api(ApiOp::PatchStatus { pod, patch, .. }) => self.patched(&pod.uid, patch),
             other => {
                 self.change(other);
                 Facts::Nothing
@@ -298,11 +301,11 @@ impl Odd {
             message: error.0,
         };
         match op {
-            Op::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent }) => {
+            Op::Pod(PodOp::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent })) => {
                 let identity = Identity { uid, attempt: *attempt, cgroup_parent };
                 sandbox_config(pod, identity, &self.settings, RESOLV_CONF).map_err(reject)?;
             }
-            Op::StartContainer(order) => {
+            Op::Container(ContainerOp::Start(order)) => {
                 let container = crate::container::find(&order.pod, &order.container).map_err(reject)?;
                 let objects = found(environment::needs(&order.pod, &container));
                 let sources = environment::Sources { objects, ..environment::Sources::default() };
@@ -310,7 +313,7 @@ impl Odd {
                 hosts::content(&order.pod, &order.pod_ips, "cluster.local", "127.0.0.1 localhost\n").map_err(reject)?;
                 mounts::termination_message_file(order, &container, &self.settings.root_dir);
             }
-            Op::SetUpVolumes { pod, uid } | Op::RefreshVolumes { pod, uid } => {
+            Op::Volume(VolumeOp::SetUp { pod, uid }) | Op::Volume(VolumeOp::Refresh { pod, uid }) => {
                 self.make_files(pod, uid).map_err(reject)?
             }
             _ => {}
@@ -356,7 +359,7 @@ impl Odd {
         let Some(uid) = subject(op) else { return };
         let facts = self.pods.entry(uid).or_default();
         match op {
-            Op::RunSandbox(order) => facts.sandboxes.insert(
+            Op::Pod(PodOp::RunSandbox(order)) => facts.sandboxes.insert(
                 0,
                 SandboxFacts {
                     id: SandboxId::new(format!("sb{}", order.attempt)),
@@ -368,17 +371,19 @@ impl Odd {
                     ips: vec!["10.1.0.7".to_owned()],
                 },
             ),
-            Op::StopSandbox { .. } => facts.sandboxes.iter_mut().for_each(|each| each.state = SandboxState::NotReady),
-            Op::RemoveSandbox { id, .. } => facts.sandboxes.retain(|each| each.id != *id),
-            Op::StartContainer(order) => facts.containers.insert(0, started(order)),
-            Op::ResumeContainer { id, .. } => {
+            Op::Pod(PodOp::StopSandbox { .. }) => {
+                facts.sandboxes.iter_mut().for_each(|each| each.state = SandboxState::NotReady)
+            }
+            Op::Pod(PodOp::RemoveSandbox { id, .. }) => facts.sandboxes.retain(|each| each.id != *id),
+            Op::Container(ContainerOp::Start(order)) => facts.containers.insert(0, started(order)),
+            Op::Container(ContainerOp::Resume { id, .. }) => {
                 let state = ContainerState::Running { started_at: ago(0) };
                 facts.containers.iter_mut().filter(|each| each.id == *id).for_each(|each| each.state = state.clone());
             }
-            Op::StopContainer { id, .. } => {
+            Op::Container(ContainerOp::Stop { id, .. }) => {
                 facts.containers.iter_mut().filter(|each| each.id == *id).for_each(|each| each.state = ended(137));
             }
-            Op::RemoveContainer { id, .. } => facts.containers.retain(|each| each.id != *id),
+            Op::Container(ContainerOp::Remove { id, .. }) => facts.containers.retain(|each| each.id != *id),
             _ => {}
         }
     }
@@ -446,35 +451,37 @@ fn found(keys: impl IntoIterator<Item = crate::objects::ObjectKey>) -> Objects {
 
 fn subject(op: &Op) -> Option<PodUid> {
     Some(match op {
-        Op::CheckRuntime
-        | Op::Relist
-        | Op::LookAtNode
-        | Op::ListPodDirs
-        | Op::SyncQosCgroups { .. }
-        | Op::RemoveLogDir { .. } => {
+        Op::Node(NodeOp::CheckRuntime)
+        | Op::Node(NodeOp::Relist)
+        | Op::Api(ApiOp::GetNode)
+        | Op::Node(NodeOp::ListPodDirs)
+        | Op::Node(NodeOp::SyncQosCgroups { .. })
+        | Op::Pod(PodOp::RemoveLogDir { .. }) => {
             return None;
         }
-        Op::InspectPod { pod }
-        | Op::InspectImage { pod, .. }
-        | Op::SetUpPodCgroup { pod, .. }
-        | Op::RemovePodCgroup { pod, .. }
-        | Op::MakePodDirs { pod }
-        | Op::TearDownVolumes { pod }
-        | Op::PullImage { pod, .. }
-        | Op::StopSandbox { pod, .. }
-        | Op::RemoveSandbox { pod, .. }
-        | Op::ResumeContainer { pod, .. }
-        | Op::StopContainer { pod, .. }
-        | Op::RemoveContainer { pod, .. }
-        | Op::PatchStatus { pod, .. }
-        | Op::DeletePod { pod }
-        | Op::DeleteMirrorPod { pod } => pod.uid.clone(),
-        Op::Probe(order) => order.pod.uid.clone(),
-        Op::RunHook(order) => order.pod.uid.clone(),
-        Op::SetUpVolumes { uid, .. } | Op::RefreshVolumes { uid, .. } | Op::RemovePodDir { uid } => uid.clone(),
-        Op::RunSandbox(order) => order.uid.clone(),
-        Op::StartContainer(order) => order.uid.clone(),
-        Op::CreateMirrorPod { pod } => PodUid::of(pod),
+        Op::Pod(PodOp::Inspect { pod })
+        | Op::Image(ImageOp::Inspect { pod, .. })
+        | Op::Pod(PodOp::SetUpCgroup { pod, .. })
+        | Op::Pod(PodOp::RemoveCgroup { pod, .. })
+        | Op::Pod(PodOp::MakeDirs { pod })
+        | Op::Volume(VolumeOp::TearDown { pod })
+        | Op::Image(ImageOp::Pull { pod, .. })
+        | Op::Pod(PodOp::StopSandbox { pod, .. })
+        | Op::Pod(PodOp::RemoveSandbox { pod, .. })
+        | Op::Container(ContainerOp::Resume { pod, .. })
+        | Op::Container(ContainerOp::Stop { pod, .. })
+        | Op::Container(ContainerOp::Remove { pod, .. })
+        | Op::Api(ApiOp::PatchStatus { pod, .. })
+        | Op::Api(ApiOp::DeletePod { pod })
+        | Op::Api(ApiOp::DeleteMirrorPod { pod }) => pod.uid.clone(),
+        Op::Container(ContainerOp::Probe(order)) => order.pod.uid.clone(),
+        Op::Container(ContainerOp::RunHook(order)) => order.pod.uid.clone(),
+        Op::Volume(VolumeOp::SetUp { uid, .. })
+        | Op::Volume(VolumeOp::Refresh { uid, .. })
+        | Op::Pod(PodOp::RemoveDir { uid }) => uid.clone(),
+        Op::Pod(PodOp::RunSandbox(order)) => order.uid.clone(),
+        Op::Container(ContainerOp::Start(order)) => order.uid.clone(),
+        Op::Api(ApiOp::CreateMirrorPod { pod }) => PodUid::of(pod),
     })
 }
 

@@ -14,7 +14,7 @@ fn directories_of_pods_nobody_knows_go_under_the_names_their_logs_tell() {
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     let log_dirs = ["default_web_u1", "ns_logged_u2", "ns_both_u3", "not-ours", "too_many_parts_u5", "no_uid_"];
-    turns.answer("list dirs", dirs(&["u1", "u3", "u4"], &log_dirs));
+    turns.answer("ListPodDirs", dirs(&["u1", "u3", "u4"], &log_dirs));
     let names = turns.agent.records.values().map(|record| (record.id.to_string(), record.lifecycle.name()));
     let expected =
         [("default/web", "Syncing"), ("ns/logged", "Terminating"), ("ns/both", "Terminating"), ("/u4", "Terminating")];
@@ -26,7 +26,7 @@ fn an_orphan_found_by_its_directory_holds_the_name_that_the_runtime_tells() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[]);
     turns.runtime_is_up(&[]);
-    turns.answer("list dirs", dirs(&["old"], &[]));
+    turns.answer("ListPodDirs", dirs(&["old"], &[]));
     turns.inspected("a: running");
     assert_eq!(turns.agent.records[&PodUid::new("old")].id.to_string(), "/old");
     turns.at_secs += 30;
@@ -57,10 +57,10 @@ fn a_listing_from_before_a_pods_last_trace_went_brings_nothing_back() {
     let asked_at = turns.now().uptime;
     turns.at_secs += 1;
     turns.inspected("sandbox gone");
-    turns.carried_out(&["tear down volumes", "remove cgroup", "remove pod dir", "remove log dir"], "sandbox gone");
+    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
     assert_eq!(turns.lifecycle("stranger"), "unknown");
     let pods = || [(PodUid::new("stranger"), listed("stranger", "stranger"))].into();
-    turns.answer("relist", Ok(Facts::Listing(Listing { looked_at: asked_at, pods: pods() })));
+    turns.answer("Relist", Ok(Facts::Listing(Listing { looked_at: asked_at, pods: pods() })));
     assert_eq!(turns.lifecycle("stranger"), "unknown", "the listing is older than its end");
     turns.at_secs += 30;
     turns.happens(Event::Due);
@@ -94,7 +94,7 @@ fn a_pod_is_looked_at_when_a_relist_shows_it_otherwise() {
         turns.happens(Event::Due);
         let listing: Vec<_> = listing.into_iter().collect();
         turns.relisted(&listing);
-        assert_eq!(turns.pending().contains(&"inspect"), is_looked_at, "{seen} {listing:?}");
+        assert_eq!(turns.pending().contains(&"InspectPod"), is_looked_at, "{seen} {listing:?}");
     }
 }
 
@@ -106,9 +106,9 @@ fn a_look_that_failed_is_made_again_with_growing_waits_until_one_succeeds() {
     let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
     let mut waits = Vec::new();
     for _ in 0..4 {
-        turns.answer("inspect", failed());
+        turns.answer("InspectPod", failed());
         let before = turns.at_secs;
-        while !turns.pending().contains(&"inspect") {
+        while !turns.pending().contains(&"InspectPod") {
             turns.at_secs += 1;
             turns.happens(Event::Due);
         }
@@ -131,9 +131,9 @@ fn of_two_static_pods_with_one_name_the_first_runs() {
     assert_eq!((turns.lifecycle("b-first"), turns.lifecycle("a-second")), ("Syncing".to_owned(), "Waiting".to_owned()));
     turns.inspected("sandbox gone");
     turns.config(&[]);
-    turns.carried_out(&["tear down volumes"], "sandbox gone");
+    turns.carried_out(&["TearDownVolumes"], "sandbox gone");
     assert_eq!(turns.lifecycle("a-second"), "Waiting", "the first holds something of the node");
-    turns.answer("remove cgroup", Ok(Facts::Nothing));
+    turns.answer("RemovePodCgroup", Ok(Facts::Nothing));
     assert_eq!(turns.lifecycle("a-second"), "Syncing");
 }
 
@@ -146,7 +146,7 @@ fn whether_the_runtime_is_there_is_told_when_it_turns() {
     for (answer, told) in [(unavailable(), 2), (unavailable(), 2)] {
         turns.at_secs += 10;
         turns.happens(Event::Due);
-        turns.answer("check", answer);
+        turns.answer("CheckRuntime", answer);
         assert_eq!(turns.told.len(), told, "{:?}", turns.told);
     }
     assert_eq!(turns.told[1], "NodeNotReady");

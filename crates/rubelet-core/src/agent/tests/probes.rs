@@ -26,7 +26,7 @@ fn running(pod: Pod) -> Turns {
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 30s");
     for _ in 0..20 {
-        if !turns.pending().contains(&"probe") {
+        if !turns.pending().contains(&"Probe") {
             turns.at_secs += 1;
             turns.happens(Event::Due);
         }
@@ -57,7 +57,7 @@ fn an_answer_shows_in_the_status_and_what_is_not_well_is_told() {
     ] {
         let mut turns = exec(kind);
         turns.told.clear();
-        turns.answer("probe", Ok(Facts::Probe(outcome)));
+        turns.answer("Probe", Ok(Facts::Probe(outcome)));
         assert_eq!(shown(&turns), expected, "{kind}");
         assert_eq!(turns.told.first().map(String::as_str), told, "{kind} {:?}", turns.told);
     }
@@ -66,11 +66,11 @@ fn an_answer_shows_in_the_status_and_what_is_not_well_is_told() {
 #[test]
 fn a_container_that_is_not_alive_is_stopped_at_once() {
     let mut turns = exec("liveness");
-    turns.answer("probe", Ok(Facts::Probe(ProbeOutcome::Failure("no".to_owned()))));
-    assert!(turns.pending().contains(&"stop container"), "{:?}", turns.pending());
+    turns.answer("Probe", Ok(Facts::Probe(ProbeOutcome::Failure("no".to_owned()))));
+    assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
     assert_eq!(turns.told, ["NodeReady", "Unhealthy", "Killing"]);
     // It is stopped to be started again, whatever it exits with.
-    turns.answer("stop container", Ok(Facts::Nothing));
+    turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
     assert!(turns.agent.records[&PodUid::new("u1")].restarting.contains(&"a0".into()));
 }
@@ -78,12 +78,12 @@ fn a_container_that_is_not_alive_is_stopped_at_once() {
 #[test]
 fn a_probe_whose_answer_never_comes_is_given_up_and_sent_again() {
     let mut turns = exec("readiness");
-    turns.asked.retain(|(_, op)| named(op) != "probe");
+    turns.asked.retain(|(_, op)| op.name() != "Probe");
     turns.at_secs += 400;
     turns.happens(Event::Due);
     turns.at_secs += 10;
     turns.happens(Event::Due);
-    assert!(turns.pending().contains(&"probe"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"Probe"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -91,14 +91,14 @@ fn a_probe_under_way_is_cancelled_with_its_container() {
     let mut turns = exec("readiness");
     turns.happens(Event::Hint { pod: PodUid::new("u1") });
     turns.inspected("a: exit(1) 0s");
-    assert!(!turns.pending().contains(&"probe"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"Probe"), "{:?}", turns.pending());
 }
 
 #[test]
 fn a_probe_that_cannot_be_sent_as_it_is_written_is_told_once_per_period() {
     let probe = json!({ "httpGet": { "port": "nobody" }, "periodSeconds": 10 });
     let turns = running(probed("always | static | main a", "readiness", &probe));
-    assert!(!turns.pending().contains(&"probe"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"Probe"), "{:?}", turns.pending());
     let told = turns.told.iter().filter(|reason| *reason == "Unhealthy").count();
     assert!((2..=3).contains(&told), "once every ten of twenty seconds: {:?}", turns.told);
 }
@@ -121,13 +121,13 @@ fn a_probe_goes_to_the_pod_unless_it_names_a_host_and_waits_for_its_address() {
         if !has_address {
             facts.sandboxes[0].ips.clear();
         }
-        turns.answer("inspect", Ok(Facts::Pod(facts)));
+        turns.answer("InspectPod", Ok(Facts::Pod(facts)));
         for _ in 0..20 {
             turns.at_secs += 1;
             turns.happens(Event::Due);
         }
         let host = turns.asked.iter().find_map(|(_, op)| match op {
-            Op::Probe(order) => match &order.action {
+            Op::Container(ContainerOp::Probe(order)) => match &order.action {
                 ProbeAction::Tcp { host, .. } => Some(host.as_str()),
                 other => panic!("{other:?}"),
             },

@@ -32,7 +32,7 @@ fn dead_containers_beyond_the_nodes_limit_go_unless_their_pod_is_being_stopped()
     turns.config(&[web("u1")]);
     turns.after(61);
     let removed = turns.asked.iter().filter_map(|(_, op)| match op {
-        Op::RemoveContainer { pod, .. } => Some(pod.uid.as_str()),
+        Op::Container(ContainerOp::Remove { pod, .. }) => Some(pod.uid.as_str()),
         _ => None,
     });
     assert_eq!(removed.collect::<Vec<_>>(), ["u1"], "{:?}", turns.asked);
@@ -41,11 +41,11 @@ fn dead_containers_beyond_the_nodes_limit_go_unless_their_pod_is_being_stopped()
 #[test]
 fn directories_are_searched_again_after_five_minutes_and_a_routine_without_an_answer_is_replaced() {
     let mut turns = up(Settings::for_node("node"), &[]);
-    turns.answer("list dirs", Ok(Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() }));
-    assert!(!turns.after(299).contains(&"list dirs"));
-    assert!(turns.after(1).contains(&"list dirs"));
+    turns.answer("ListPodDirs", Ok(Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() }));
+    assert!(!turns.after(299).contains(&"ListPodDirs"));
+    assert!(turns.after(1).contains(&"ListPodDirs"));
     let asked =
-        |turns: &Turns| turns.asked.iter().filter(|(_, op)| named(op) == "list dirs").map(|(id, _)| *id).collect();
+        |turns: &Turns| turns.asked.iter().filter(|(_, op)| op.name() == "ListPodDirs").map(|(id, _)| *id).collect();
     let before: Vec<_> = asked(&turns);
     turns.after(200);
     let after: Vec<_> = asked(&turns);
@@ -57,23 +57,23 @@ fn every_pod_is_looked_at_when_the_runtime_returns() {
     let mut turns = up(Settings::for_node("node"), &[web("u1")]);
     turns.inspected("sandbox gone");
     turns.after(10);
-    turns.answer("check", unavailable());
+    turns.answer("CheckRuntime", unavailable());
     turns.after(1);
     let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
-    turns.answer("check", Ok(Facts::Runtime(status)));
-    assert!(turns.pending().contains(&"inspect"), "before it is listed: {:?}", turns.pending());
+    turns.answer("CheckRuntime", Ok(Facts::Runtime(status)));
+    assert!(turns.pending().contains(&"InspectPod"), "before it is listed: {:?}", turns.pending());
 }
 
 #[test]
 fn what_happens_to_a_pod_is_told() {
     let mut turns = up(Settings::for_node("node"), &[fed("u1")]);
     turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
-    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
-    turns.answer("start container", Ok(Facts::Nothing));
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("StartContainer", Ok(Facts::Nothing));
     turns.inspected("a: running 0s");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    turns.answer("refresh volumes", Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() }));
+    turns.answer("RefreshVolumes", Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() }));
     turns.config(&[]);
     assert_eq!(turns.told, ["NodeReady", "Pulled", "Created", "Started", "FailedMount", "Killing"]);
 }
@@ -104,22 +104,22 @@ fn a_pod_that_has_ended_does_not_exceed_its_deadline() {
 fn the_image_is_looked_for_anew_at_every_start() {
     let mut turns = up(Settings::for_node("node"), &[web("u1")]);
     turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["make dirs", "set up volumes"], "sandbox ready 1s");
-    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
-    turns.answer("start container", Ok(Facts::Nothing));
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.answer("StartContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(1) 0s");
-    assert!(turns.pending().contains(&"inspect image"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"InspectImage"), "{:?}", turns.pending());
 }
 
 #[test]
 fn a_new_label_reaches_the_volumes_made_of_labels_at_once() {
     let mut turns = up(Settings::for_node("node"), &[fed("u1")]);
     turns.inspected("a: running");
-    turns.carried_out(&["make dirs", "set up volumes"], "a: running");
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
     let mut labelled = fed("u1");
     labelled.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
     turns.config(&[labelled]);
-    assert!(turns.pending().contains(&"refresh volumes"), "{:?}", turns.pending());
+    assert!(turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -129,13 +129,13 @@ fn a_volume_that_comes_to_be_mounted_is_set_up() {
     for (first, is_set_up_again) in [(plain, true), (fed("u1"), false)] {
         let mut turns = up(Settings::for_node("node"), &[first]);
         turns.inspected("sandbox gone");
-        turns.carried_out(&["make dirs", "set up volumes"], "sandbox gone");
+        turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
         let mut changed = fed("u1");
         changed.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
         turns.config(&[changed]);
-        turns.answer("run sandbox", Ok(Facts::Nothing));
+        turns.answer("RunSandbox", Ok(Facts::Nothing));
         turns.inspected("sandbox ready 1s");
-        assert_eq!(turns.pending().contains(&"set up volumes"), is_set_up_again, "{:?}", turns.pending());
+        assert_eq!(turns.pending().contains(&"SetUpVolumes"), is_set_up_again, "{:?}", turns.pending());
     }
 }
 
@@ -145,13 +145,13 @@ fn nothing_is_awaited_for_a_pod_that_is_gone() {
     turns.after(30);
     turns.relisted(&[listed("stranger", "stranger")]);
     turns.inspected("sandbox gone");
-    turns.carried_out(&["tear down volumes", "remove cgroup", "remove pod dir"], "sandbox gone");
-    turns.answer("remove log dir", Ok(Facts::Nothing));
+    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup", "RemovePodDir"], "sandbox gone");
+    turns.answer("RemoveLogDir", Ok(Facts::Nothing));
     // Something is said to have changed while the last look is under way, so another one follows it.
     turns.happens(Event::Hint { pod: PodUid::new("stranger") });
     turns.inspected("sandbox gone");
     assert_eq!(turns.lifecycle("stranger"), "unknown");
-    assert!(!turns.pending().contains(&"inspect"), "{:?}", turns.pending());
+    assert!(!turns.pending().contains(&"InspectPod"), "{:?}", turns.pending());
 }
 
 #[test]
@@ -163,13 +163,13 @@ fn a_crash_loop_is_judged_by_the_run_of_its_own_container() {
     // The run of `a` was short; that of `b`, which ended later, would have been long enough to forgive a crash.
     let state = "a: exit(1) 900s; b: exit(1) 1s";
     turns.inspected(state);
-    turns.carried_out(&["make dirs", "set up volumes"], state);
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], state);
     let started = turns.now().uptime.saturating_sub(Duration::from_secs(1000));
     let record = turns.agent.records.get_mut(&PodUid::new("u1")).unwrap();
     let known = CrashLoop::after_restart(None, "a:1", started, Duration::from_secs(300), started);
     record.crash_loops.insert("a".to_owned(), known);
-    turns.answer("inspect image", Ok(Facts::Image(Some(ImageFacts::default()))));
-    assert!(turns.pending().contains(&"start container"), "{:?}", turns.pending());
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    assert!(turns.pending().contains(&"StartContainer"), "{:?}", turns.pending());
     let delay = turns.agent.records[&PodUid::new("u1")].crash_loops["a"].delay;
     assert_eq!(delay, Duration::from_secs(20));
 }

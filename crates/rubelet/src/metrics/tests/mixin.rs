@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use axum::http::{Method, StatusCode};
 use jiff::Timestamp;
 use rubelet_core::{
-    effect::{Facts, Op},
+    effect::Facts,
+    op::{NodeOp, Op},
     snapshot::Snapshot,
     time::{Now, Uptime},
 };
@@ -96,7 +97,12 @@ async fn busy() -> Metrics {
     let metrics = Arc::new(Metrics::default());
     let now = Now { uptime: Uptime::from_secs(2), wall: Timestamp::UNIX_EPOCH };
     metrics.turned(&Snapshot::default(), &two_pods(), now);
-    metrics.effect_ended(&Op::SyncQosCgroups { tiers: Vec::new() }, &Ok(Facts::Nothing), Uptime::from_secs(1), now);
+    metrics.effect_ended(
+        &Op::Node(NodeOp::SyncQosCgroups { tiers: Vec::new() }),
+        &Ok(Facts::Nothing),
+        Uptime::from_secs(1),
+        now,
+    );
     metrics.deeds.volume_mounted("kubernetes.io/empty-dir", true, Duration::ZERO);
     metrics.certificates.client.in_use(None);
     metrics.certificates.serving.in_use(None);
