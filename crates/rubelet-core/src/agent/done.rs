@@ -10,7 +10,7 @@ use crate::{
     event::Source,
     id::{ContainerId, PodUid},
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
-    op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
+    op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
         hooks::{Hook, HookOrder, POST_START_LIMIT},
@@ -152,14 +152,6 @@ impl Agent {
             return;
         };
         let flight = record.flights.remove(&key).expect("the key was just found");
-        if let Op::Volume(VolumeOp::Refresh { .. }) = flight.op {
-            // Nothing in the runtime changed, so there is nothing to look at.
-            if let Err(error) = result {
-                self.outbox.record(failed_mount(record, &error));
-            }
-            self.touched.insert(uid.clone());
-            return;
-        }
         let started = started(&flight.op, &result);
         for event in settle(record, &key, &flight, result, now) {
             self.outbox.record(event);
@@ -167,9 +159,11 @@ impl Agent {
         if let Op::Container(ContainerOp::Start(order)) = &flight.op {
             self.images.forget(uid, &order.container);
         }
-        // After a change the pod is looked at, whatever the answer was.
-        record.is_fresh = false;
-        record.want_look(Meanwhile::Change);
+        if flight.op.dirties() == Dirties::Runtime {
+            // Whatever the answer was, something may have changed.
+            record.is_fresh = false;
+            record.want_look(Meanwhile::Change);
+        }
         self.touched.insert(uid.clone());
         let post_start = started
             .filter(|_| record.lifecycle == Lifecycle::Syncing)
@@ -334,6 +328,10 @@ fn settle(
     if let Op::Container(ContainerOp::RunHook(order)) = &flight.op {
         let fell_back = result.as_ref().ok().and_then(|facts| order.fell_back(facts));
         return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
+    }
+    if let Op::Volume(VolumeOp::Refresh { .. }) = &flight.op {
+        // It is done again when it is due, and holds up nothing until then.
+        return result.err().map(|error| failed_mount(record, &error)).into_iter().collect();
     }
     let error = match result {
         Ok(_) => None,

@@ -8,10 +8,10 @@ fn wanting(settings: Settings, pods: &[Pod]) -> Turns {
     let mut turns = Turns::new(settings);
     turns.config(pods);
     turns.runtime_is_up(&[]);
+    for _ in pods {
+        turns.inspected("sandbox ready 1s");
+    }
     for step in ["MakePodDirs", "SetUpVolumes", "InspectImage"] {
-        for _ in pods {
-            turns.inspected("sandbox ready 1s");
-        }
         for _ in pods {
             let is_image = step == "InspectImage";
             turns.answer(step, Ok(if is_image { Facts::Image(None) } else { Facts::Nothing }));

@@ -146,10 +146,10 @@ fn nothing_is_awaited_for_a_pod_that_is_gone() {
     turns.relisted(&[listed("stranger", "stranger")]);
     turns.inspected("sandbox gone");
     turns.carried_out(&["TearDownVolumes", "RemovePodCgroup", "RemovePodDir"], "sandbox gone");
-    turns.answer("RemoveLogDir", Ok(Facts::Nothing));
-    // Something is said to have changed while the last look is under way, so another one follows it.
+    // Something is said to have changed, and is looked at while the last trace goes.
     turns.happens(Event::Hint { pod: PodUid::new("stranger") });
-    turns.inspected("sandbox gone");
+    assert!(turns.pending().contains(&"InspectPod"));
+    turns.answer("RemoveLogDir", Ok(Facts::Nothing));
     assert_eq!(turns.lifecycle("stranger"), "unknown");
     assert!(!turns.pending().contains(&"InspectPod"), "{:?}", turns.pending());
 }
