@@ -14,6 +14,7 @@ use crate::{
     pod::{
         Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
         hooks::{Hook, HookOrder, POST_START_LIMIT},
+        sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
         sync_pod::event,
     },
@@ -259,6 +260,10 @@ fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
     record.pre_stops.retain(|id, _| is_known(id));
     record.post_start_failed.retain(is_known);
     record.restarting.retain(is_known);
+    if sandbox_action(record, facts) == SandboxAction::StayDown {
+        // Without a sandbox nothing is started again: the container has ended as it exited.
+        record.restarting.clear();
+    }
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
 }
 

@@ -112,6 +112,17 @@ fn a_stop_begun_for_another_reason_lasts_no_longer_than_the_end_of_its_pod() {
 }
 
 #[test]
+fn a_container_to_be_restarted_ends_its_pod_when_the_sandbox_died_and_gets_no_successor() {
+    let mut turns = running(&api_pod("never | main a", None));
+    turns.finds_another_definition();
+    turns.answer("StopContainer", Ok(Facts::Nothing));
+    turns.inspected("sandbox notready 60s; a: exit(137) 5s");
+    turns.carried_out(&["StopSandbox", "TearDownVolumes"], "sandbox notready 60s; a: exit(137) 5s");
+    let snapshot = turns.agent.snapshot();
+    assert_eq!(snapshot.pods[&PodUid::new("u1")].status.phase.as_deref(), Some("Failed"));
+}
+
+#[test]
 fn a_hook_that_was_over_before_the_pods_end_began_takes_nothing_of_its_grace_period() {
     let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
     turns.finds_another_definition();
