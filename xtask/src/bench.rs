@@ -15,7 +15,6 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use clap::{Arg, ArgAction, Command};
 use jiff::Timestamp;
 
 use crate::{
@@ -30,9 +29,8 @@ use crate::{
     project,
     testbed::{
         self, Programs, Runtime, Testbed,
-        agent::{AgentOptions, Program},
+        agent::{self, AgentOptions, Program},
     },
-    up,
 };
 
 const PODS: usize = 50;
@@ -40,28 +38,8 @@ const STARTS: usize = 10;
 const IDLE: Duration = Duration::from_secs(60);
 const SCRIPT: &str = "echo start; exec sleep 3600";
 
-pub fn cli(runtime: Arg, kubelet: Arg) -> Command {
-    Command::new("bench")
-        .about("Measure memory, processor and start times")
-        .arg(runtime)
-        .arg(
-            Arg::new("cluster")
-                .long("cluster")
-                .action(ArgAction::SetTrue)
-                .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
-        )
-        .arg(
-            Arg::new("port")
-                .long("port")
-                .action(ArgAction::SetTrue)
-                .conflicts_with("cluster")
-                .help("What the kubelet's port costs: figures of 100 pods, commands, a followed log"),
-        )
-        .arg(kubelet.help("Measure this kubelet of upstream's, too, and show ratios"))
-}
-
 pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
-    let binary = step("building Rubelet (release)", up::build)?;
+    let binary = step("building Rubelet (release)", agent::build)?;
     let bare_pods = step("building the bare CRI client (release)", build_bare_pods)?;
     let programs = Programs::ensure(runtime)?;
     testbed::sweep_orphans()?;
@@ -156,7 +134,7 @@ impl Bench {
 /// From the manifest's writing to the first line of the container.
 fn start(node: &Node, number: usize) -> anyhow::Result<f64> {
     let name = format!("one{number}");
-    let began = clock::wall();
+    let began = Timestamp::try_from(clock::wall())?;
     node.apply(&Pod::new(&name, SCRIPT).grace_secs(1))?;
     // Asking the agent or the runtime would cost the start a part of the processor; a look into a directory does not.
     let ended = node.wait("its first line", 60, |node| first_line_of(node, &name))?;

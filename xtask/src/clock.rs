@@ -4,7 +4,7 @@
 
 use std::{
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, anyhow};
@@ -62,6 +62,6 @@ pub fn wait<T>(
 
 /// Wall-clock now, to compare with what the runtime reports.
 #[expect(clippy::disallowed_methods, reason = "the commands read the wall clock, in this one place")]
-pub fn wall() -> jiff::Timestamp {
-    jiff::Timestamp::now()
+pub fn wall() -> SystemTime {
+    SystemTime::now()
 }

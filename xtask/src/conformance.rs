@@ -1,6 +1,6 @@
 //! `cargo xtask conformance`: upstream's own suite on a node of ours.
 //!
-//! Owns: the command line, the cluster the suite runs on, and the order of things. What the suite said is kept under
+//! Owns: the cluster the suite runs on, and the order of things. What the suite said is kept under
 //! `target/conformance/`, with the logs of the agent and of containerd.
 
 mod images;
@@ -15,11 +15,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::ArgMatches;
 use serde_json::Value;
 
 use self::{report::Report, suite::Suite};
 use crate::{
+    cli::PROCESSES,
     clock, e2e, go_tools,
     progress::step,
     project,
@@ -29,13 +30,6 @@ use crate::{
         cluster::{ClusterPrograms, ControlPlane, ControlPlaneOptions, upstream_kubelet},
     },
 };
-
-/// What a node agent answers for.
-const FOCUS: &str = r"\[NodeConformance\]|\[sig-node\].*\[Conformance\]|\[sig-storage\].*\[Conformance\]";
-/// Those run alone, take very long, break the node, or fail now and then wherever they run.
-const SKIP: &str = r"\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]";
-/// Most of a spec is waiting: ten at once keep two cores busy.
-const PROCESSES: u16 = 10;
 
 #[derive(Debug)]
 pub struct Options {
@@ -60,22 +54,6 @@ impl Subject {
             Subject::Upstream => "upstream",
         }
     }
-}
-
-pub fn cli() -> Command {
-    let regex = |name, default, help| Arg::new(name).long(name).value_name("RE").default_value(default).help(help);
-    Command::new("conformance")
-        .about("Upstream's end-to-end suite on a node of ours")
-        .arg(regex("focus", FOCUS, "Only specs whose name matches"))
-        .arg(regex("skip", SKIP, "No specs whose name matches"))
-        .arg(Arg::new("agent").long("agent").value_parser(["rubelet", "upstream"]).default_value("rubelet"))
-        .arg(
-            Arg::new("procs")
-                .long("procs")
-                .value_name("N")
-                .value_parser(value_parser!(u16).range(1..))
-                .help(format!("How many specs run at once [default: {PROCESSES}]")),
-        )
 }
 
 impl Options {

@@ -13,6 +13,7 @@ pub mod manifest;
 mod many;
 pub mod node;
 mod odd;
+pub mod secured_port;
 mod stats;
 mod sweeping;
 mod url;
@@ -21,7 +22,6 @@ use std::{
     collections::VecDeque,
     fs, panic,
     path::{Path, PathBuf},
-    process::ExitCode,
     sync::{Mutex, PoisonError},
     thread,
     time::Duration,
@@ -38,6 +38,7 @@ use crate::{
     },
     progress::step,
     project,
+    tally::Tally,
     testbed::{
         self, CgroupDriver, Programs, Runtime, Testbed,
         agent::{AgentOptions, Program},
@@ -82,22 +83,6 @@ const AT_ONCE: usize = 4;
 
 /// Up to this many failed tests get a second try.
 const ACCIDENTS: usize = 3;
-
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    pub passed: usize,
-    pub failed: usize,
-}
-
-impl Tally {
-    pub const PASSED: Tally = Tally { passed: 1, failed: 0 };
-
-    /// Prints the sum on a line of its own, as the last thing.
-    pub fn conclude(self) -> ExitCode {
-        println!("{} passed, {} failed", self.passed, self.failed);
-        if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-    }
-}
 
 /// The agent that is tested.
 #[derive(Clone, Debug)]

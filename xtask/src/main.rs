@@ -5,6 +5,7 @@
 
 mod bench;
 mod check;
+mod cli;
 mod clock;
 mod command;
 mod conformance;
@@ -18,19 +19,24 @@ mod process;
 mod progress;
 mod project;
 mod sim;
+mod tally;
 mod test;
 mod testbed;
 mod up;
 mod vm;
 
-use std::{path::Path, process::ExitCode};
+use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 
-use crate::{e2e::Tested, testbed::Runtime};
+use crate::{
+    cli::{filter, kubelet, runtime},
+    e2e::Tested,
+    testbed::Runtime,
+};
 
 fn main() -> ExitCode {
-    match run(&cli().get_matches()) {
+    match run(&command().get_matches()) {
         Ok(code) => code,
         Err(err) => {
             // Without a backtrace: these errors are for whoever typed the command.
@@ -41,7 +47,6 @@ fn main() -> ExitCode {
 }
 
 fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let runtime = |args: &ArgMatches| args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose();
     let runtimes = |args| anyhow::Ok(runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]));
     match matches.subcommand() {
         Some(("up", args)) if args.get_flag("runtime-only") => up::runtime_only(runtime(args)?)?,
@@ -71,78 +76,25 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn cli() -> Command {
-    let runtime = Arg::new("runtime").long("runtime").value_name("debian|2.4").help("Which containerd to use");
-    let kubelet = Arg::new("kubelet").long("kubelet").value_name("PATH");
-    let filter = Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this");
+fn command() -> Command {
     Command::new("cargo xtask")
         .about("The project's own commands")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(
-            Command::new("up")
-                .about("Run Rubelet on this machine, with a containerd of its own, on the manifests in examples/")
-                .arg(runtime.clone())
-                .arg(
-                    Arg::new("runtime-only")
-                        .long("runtime-only")
-                        .action(ArgAction::SetTrue)
-                        .help("Only start containerd, for running an agent by hand"),
-                )
-                .arg(
-                    Arg::new("cluster")
-                        .long("cluster")
-                        .action(ArgAction::SetTrue)
-                        .help("With a control plane, as its one node, on the objects in examples/cluster/"),
-                )
-                .arg(kubelet.clone().requires("cluster").help("Upstream's kubelet as the node, instead of Rubelet"))
-                .arg(
-                    Arg::new("control-plane-only")
-                        .long("control-plane-only")
-                        .action(ArgAction::SetTrue)
-                        .help("Only run a control plane until Ctrl-C, for running an agent by hand"),
-                ),
-        )
+        .subcommand(cli::up())
         .subcommand(Command::new("down").about("End what `up` started and remove everything it made"))
         .subcommand(
             Command::new("sim")
                 .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
                 .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
         )
-        .subcommand(e2e_cli(runtime.clone(), filter.clone(), kubelet.clone()))
-        .subcommand(
-            Command::new("vm")
-                .about("End-to-end tests on an emulated machine with systemd and cgroup version 2, without clusters")
-                .arg(runtime.clone())
-                .arg(filter),
-        )
-        .subcommand(conformance::cli())
+        .subcommand(cli::e2e())
+        .subcommand(cli::vm())
+        .subcommand(cli::conformance())
         .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
-        .subcommand(bench::cli(runtime, kubelet))
+        .subcommand(cli::bench())
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
-}
-
-fn e2e_cli(runtime: Arg, filter: Arg, kubelet: Arg) -> Command {
-    Command::new("e2e")
-        .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
-        .arg(runtime)
-        .arg(filter)
-        .arg(
-            Arg::new("agent")
-                .long("agent")
-                .value_name("rubelet|upstream")
-                .value_parser(["rubelet", "upstream"])
-                .default_value("rubelet")
-                .help("Whom to test; upstream's kubelet shows whether the tests are right"),
-        )
-        .arg(kubelet.help("Test this kubelet of upstream's, instead of building one"))
-        .arg(
-            Arg::new("built")
-                .long("built")
-                .value_name("PATH")
-                .help("Test this Rubelet, with what needs no compiler and no cluster"),
-        )
 }
 
 fn tested(args: &ArgMatches) -> Tested {
@@ -154,13 +106,4 @@ fn tested(args: &ArgMatches) -> Tested {
         (None, None) if is_upstream => Tested::Upstream,
         (None, None) => Tested::Rubelet,
     }
-}
-
-fn filter(args: &ArgMatches) -> &str {
-    args.get_one::<String>("filter").map_or("", String::as_str)
-}
-
-/// Upstream's kubelet, when one is given.
-fn kubelet(args: &ArgMatches) -> Option<&Path> {
-    args.get_one::<String>("kubelet").map(Path::new)
 }

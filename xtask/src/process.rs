@@ -127,22 +127,6 @@ impl Daemon {
     }
 }
 
-/// Returns when we are asked to end.
-pub fn wait_for_interrupt() -> anyhow::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! {
-            biased;
-            // Both are safe to be dropped: a signal that was not taken is only another wish to end.
-            interrupted = tokio::signal::ctrl_c() => interrupted?,
-            _ = terminate.recv() => {}
-        }
-        Ok(())
-    })
-}
-
 /// The process a pid file names, if it still runs.
 pub fn from_pid_file(path: &Path) -> Option<ProcessId> {
     let id: ProcessId = fs::read_to_string(path).ok()?.parse().ok()?;

@@ -11,8 +11,9 @@ use crate::{
     check,
     clock::Stopwatch,
     command::{capture, command},
-    e2e::{self, Tally, Tested},
+    e2e::{self, Tested},
     project, sim,
+    tally::Tally,
     testbed::Runtime,
 };
 
@@ -35,7 +36,7 @@ fn stage(name: &str, tally: &mut Tally, work: impl FnOnce() -> anyhow::Result<Ta
         println!("{name} failed: {err:#}");
         Tally { passed: 0, failed: 1 }
     });
-    println!("== {name}: {} passed, {} failed in {:.0} s", sum.passed, sum.failed, watch.secs());
+    println!("== {name}: {sum} in {:.0} s", watch.secs());
     tally.passed += sum.passed;
     tally.failed += sum.failed;
 }

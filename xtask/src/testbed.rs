@@ -7,6 +7,7 @@ pub mod agent;
 pub mod cluster;
 mod containerd;
 pub mod dice;
+pub mod kept;
 mod network;
 pub mod sweep;
 

@@ -13,8 +13,10 @@ use crate::{
     clock::Stopwatch,
     e2e::cluster::{ClusterNode, OBEDIENT, Plane, Planes, pod, spec},
     progress::step,
-    testbed::{self, Programs, Runtime, Testbed, agent::Program},
-    up,
+    testbed::{
+        self, Programs, Runtime, Testbed,
+        agent::{self, Program},
+    },
 };
 
 const PODS: usize = 30;
@@ -25,7 +27,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 const SETTLE_ALL: Duration = Duration::from_secs(15);
 
 pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
-    let binary = step("building Rubelet (release)", up::build)?;
+    let binary = step("building Rubelet (release)", agent::build)?;
     let programs = Programs::ensure(runtime)?;
     testbed::sweep_orphans()?;
     let planes = Planes::ensure()?;

@@ -18,13 +18,15 @@ use serde_json::json;
 use super::{Row, Usage, cluster::fill, machine, median, render};
 use crate::{
     clock::Stopwatch,
-    e2e::cluster::{ClusterNode, Plane, Planes, WEBSOCKET, account, pod, spec},
+    e2e::{
+        cluster::{ClusterNode, Plane, Planes, WEBSOCKET, account, pod, spec},
+        secured_port,
+    },
     progress::step,
     testbed::{
         self, Programs, Runtime, Testbed,
-        agent::{AgentOptions, Program},
+        agent::{self, AgentOptions, Program},
     },
-    up,
 };
 
 const PODS: usize = 100;
@@ -36,7 +38,7 @@ const COMMANDS: usize = 50;
 const LOG_MIB: u64 = 128;
 
 pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
-    let binary = step("building Rubelet (release)", up::build)?;
+    let binary = step("building Rubelet (release)", agent::build)?;
     let programs = Programs::ensure(runtime)?;
     testbed::sweep_orphans()?;
     let planes = Planes::ensure()?;
@@ -148,7 +150,7 @@ fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
     );
     let run = || {
         let watch = Stopwatch::start();
-        let mut stream = cluster.node.agent.connect()?;
+        let mut stream = secured_port::connect(&cluster.node.agent)?;
         stream.write_all(head.as_bytes())?;
         let mut heard = Vec::new();
         while !heard.windows(7).any(|words| words == b"Success") {

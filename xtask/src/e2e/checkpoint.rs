@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     command::{SHORT, capture, command},
-    e2e::{Case, manifest::Pod, node::Node},
+    e2e::{Case, manifest::Pod, node::Node, secured_port},
     packages::Tool,
     testbed::{Runtime, agent::AgentOptions},
 };
@@ -33,7 +33,7 @@ fn checkpoint(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
     node.apply(&Pod::new("web", "echo hello; echo mine > /file; while :; do sleep 1; done"))?;
     let before = node.wait_running("web", 60)?.identity("main")?;
-    let (status, body) = node.agent.post("/checkpoint/default/web-node/main")?;
+    let (status, body) = secured_port::post(&node.agent, "/checkpoint/default/web-node/main")?;
     if node.bed.runtime() == Runtime::Debian16 {
         let refusal = "checkpointing of default/web-node/main failed (rpc error: code = Unimplemented";
         ensure!(status == 500 && body.starts_with(refusal), "{status} {body}");

@@ -8,22 +8,17 @@ use std::{
     net::{Ipv4Addr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
-    crypto::ring,
-    pki_types::{CertificateDer, pem::PemObject as _},
-};
 use serde_json::{Value, json};
 
 use crate::{
     clock,
     command::{command, output},
     process::{self, Daemon},
+    project,
     testbed::{CgroupDriver, Testbed, free_port, tail},
 };
 
@@ -201,6 +196,11 @@ impl Agent {
         matches!(self.program, Program::Upstream(_))
     }
 
+    /// The name of its node.
+    pub fn node(&self) -> &str {
+        self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node)
+    }
+
     pub fn root_dir(&self) -> PathBuf {
         self.root_dir.clone()
     }
@@ -267,8 +267,7 @@ impl Agent {
         let mut rubelet = command(binary, [format!("-v={}", self.options.verbosity.unwrap_or(4))]);
         rubelet.arg(format!("--config={}", self.config().display()));
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
-        let node = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node);
-        rubelet.arg(format!("--hostname-override={node}"));
+        rubelet.arg(format!("--hostname-override={}", self.node()));
         rubelet.arg(format!("--cert-dir={}", self.pki_dir().display()));
         if self.is_upstream() {
             // The cAdvisor within it knows the names of containers from the containerd at the usual place, unless it is told.
@@ -326,37 +325,18 @@ impl Agent {
     }
 
     pub fn connect_read_only(&self) -> anyhow::Result<TcpStream> {
-        let socket = TcpStream::connect((self.address, self.read_only_port))?;
+        self.connect(self.read_only_port)
+    }
+
+    /// To its own port, which wants TLS.
+    pub fn connect_secured(&self) -> anyhow::Result<TcpStream> {
+        self.connect(self.port)
+    }
+
+    fn connect(&self, port: u16) -> anyhow::Result<TcpStream> {
+        let socket = TcpStream::connect((self.address, port))?;
         socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
         Ok(socket)
-    }
-
-    /// What its own port answers: the status and the body.
-    pub fn get(&self, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
-        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        ask(self.connect()?, "GET", path, &token)
-    }
-
-    /// The same for what changes something, of anybody.
-    pub fn post(&self, path: &str) -> anyhow::Result<(u16, String)> {
-        ask(self.connect()?, "POST", path, "Content-Length: 0\r\n")
-    }
-
-    /// To its own port. Its certificate is believed because it is the one on disk.
-    pub fn connect(&self) -> anyhow::Result<StreamOwned<ClientConnection, TcpStream>> {
-        let chain = fs::read(self.pki_dir().join("kubelet.crt")).context("the agent's serving certificate")?;
-        let mut roots = RootCertStore::empty();
-        let certificates = CertificateDer::pem_slice_iter(&chain).collect::<Result<Vec<_>, _>>()?;
-        roots.add_parsable_certificates(certificates);
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = self.options.cluster.as_ref().map_or(NODE, |cluster| &cluster.node).to_owned();
-        let connection = ClientConnection::new(Arc::new(config), name.try_into()?)?;
-        let socket = TcpStream::connect((self.address, self.port))?;
-        socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
-        Ok(StreamOwned::new(connection, socket))
     }
 
     /// Runs one of the program's own commands against the running agent.
@@ -383,14 +363,21 @@ impl Agent {
     }
 }
 
+/// Builds what ships.
+pub fn build() -> anyhow::Result<PathBuf> {
+    let mut cargo = command(project::cargo(), ["build", "--release", "--package", "rubelet"]);
+    output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    Ok(project::target().join("release/rubelet"))
+}
+
 fn http_get(socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
     let (status, body) = ask(socket, "GET", path, "")?;
     ensure!(status == 200, "GET {path}: {status} {body}");
     Ok(body)
 }
 
-/// In HTTP/1.0, so that the answer ends where the connection does.
-fn ask(mut socket: impl Read + Write, method: &str, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
+/// A request and the answer's status and body. In HTTP/1.0, so that the answer ends where the connection does.
+pub fn ask(mut socket: impl Read + Write, method: &str, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
     write!(socket, "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n")?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer)?;

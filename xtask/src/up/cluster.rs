@@ -3,20 +3,20 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     clock,
     command::show,
-    packages, process,
+    packages,
     progress::step,
     project,
     testbed::{
         self, Runtime,
-        agent::{Agent, AgentOptions, Membership, NODE, Program},
+        agent::{self, Agent, AgentOptions, Membership, NODE, Program},
         cluster::{ClusterPrograms, ControlPlane, ControlPlaneOptions},
-        tail,
+        kept, tail,
     },
-    up,
 };
 
 /// The node is Rubelet, or `kubelet`, upstream's.
@@ -24,10 +24,10 @@ pub fn up(runtime: Option<Runtime>, kubelet: Option<&Path>) -> anyhow::Result<()
     packages::require_root()?;
     let program = match kubelet {
         Some(path) => Program::Upstream(path.to_owned()),
-        None => Program::Rubelet(step("building Rubelet (release)", up::build)?),
+        None => Program::Rubelet(step("building Rubelet (release)", agent::build)?),
     };
     let programs = ClusterPrograms::ensure()?;
-    let testbed = up::open(runtime, Runtime::Containerd24)?;
+    let testbed = kept::open(runtime, Runtime::Containerd24)?;
     let plane = step("starting the control plane", || ControlPlane::open(&testbed.layout.dir, &programs))?;
     let membership = Membership {
         node: NODE.to_owned(),
@@ -68,7 +68,7 @@ pub fn control_plane_only() -> anyhow::Result<()> {
     println!("client CA:            {}", plane.client_authority().display());
     println!("audit log:            {}", plane.audit_log().display());
     println!("Ctrl-C ends it and removes everything.");
-    process::wait_for_interrupt()
+    wait_for_interrupt()
 }
 
 fn wait_ready(plane: &ControlPlane) -> anyhow::Result<()> {
@@ -81,4 +81,19 @@ fn wait_ready(plane: &ControlPlane) -> anyhow::Result<()> {
         asked.map_err(|err| last = err).ok()
     });
     ready.ok_or(last).context("the node does not become ready")
+}
+
+/// Returns when we are asked to end.
+fn wait_for_interrupt() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            biased;
+            // Both are safe to be dropped: a signal that was not taken is only another wish to end.
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+            _ = terminate.recv() => {}
+        }
+        Ok(())
+    })
 }

@@ -14,7 +14,10 @@ use serde_json::json;
 
 use crate::{
     command::{Output, SHORT, capture},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
+    e2e::{
+        cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
+        secured_port,
+    },
     process::{Daemon, start_daemon},
 };
 
@@ -179,10 +182,10 @@ fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ),
     ];
     for (path, token, status, body) in expected {
-        let answer = cluster.node.agent.get(path, token)?;
+        let answer = secured_port::get(&cluster.node.agent, path, token)?;
         ensure!(answer == (status, body.clone()), "{path} {token:?}: {answer:?} instead of {status} {body:?}");
     }
-    let (status, body) = cluster.node.agent.get("/pods", Some(&token))?;
+    let (status, body) = secured_port::get(&cluster.node.agent, "/pods", Some(&token))?;
     ensure!(status == 200 && body.contains("\"PodList\""), "{status} {body}");
     Ok(())
 }

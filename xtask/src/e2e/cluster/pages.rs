@@ -8,7 +8,10 @@ use serde_json::json;
 
 use crate::{
     command::{SHORT, capture},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+    e2e::{
+        cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+        secured_port,
+    },
     testbed::{agent::AgentOptions, cluster::bootstrap::TOKEN},
 };
 
@@ -49,9 +52,9 @@ fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         for right in *needed {
             let friend = account(cluster, &format!("with-{number}-{right}"), &[right])?;
             for (path, _, said) in PAGES.iter().filter(|(_, rights, _)| rights == needed) {
-                let (status, body) = cluster.node.agent.get(path, Some(&friend))?;
+                let (status, body) = secured_port::get(&cluster.node.agent, path, Some(&friend))?;
                 ensure!(status != 401 && status != 403 && body.contains(said), "{path} with {right}: {status} {body}");
-                let (status, body) = cluster.node.agent.get(path, Some(&stranger))?;
+                let (status, body) = secured_port::get(&cluster.node.agent, path, Some(&stranger))?;
                 ensure!(
                     status == 403 && body.starts_with("Forbidden (user="),
                     "{path} with {others:?}: {status} {body}"
@@ -154,7 +157,7 @@ fn all_that_is_said(cluster: &ClusterNode, token: &str) -> anyhow::Result<Vec<(S
     let mut said = Vec::new();
     let more = ["/healthz?verbose", "/runningpods/", "/metrics/resource", "/metrics/probes", "/metrics/slis"];
     for path in PAGES.iter().map(|(path, ..)| *path).chain(more) {
-        said.push((path.to_owned(), cluster.node.agent.get(path, Some(token))?.1));
+        said.push((path.to_owned(), secured_port::get(&cluster.node.agent, path, Some(token))?.1));
     }
     said.push(("events".to_owned(), cluster.kubectl(&["get", "events", "-o", "json"])?));
     if !cluster.node.agent.is_upstream() {

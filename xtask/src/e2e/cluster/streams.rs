@@ -15,7 +15,10 @@ use serde_json::json;
 use crate::{
     clock::Stopwatch,
     command::{SHORT, capture, command},
-    e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
+    e2e::{
+        cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, account, pod, spec},
+        secured_port,
+    },
     image::BUSYBOX,
     process::{Daemon, start_daemon},
 };
@@ -311,7 +314,7 @@ fn abandoned(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         let (what, protocol) =
             [("attach", SPDY), ("exec", WEBSOCKET), ("attach", WEBSOCKET), ("exec", SPDY)][number % 4];
         let path = format!("/{what}/{}/web/main?input=1&output=1&command=cat", cluster.name);
-        let mut stream = cluster.node.agent.connect()?;
+        let mut stream = secured_port::connect(&cluster.node.agent)?;
         let headers = format!("Host: n\r\nConnection: Upgrade\r\nAuthorization: Bearer {token}\r\n{protocol}");
         write!(stream, "GET {path} HTTP/1.1\r\n{headers}\r\n")?;
         let mut head = [0; 12];
