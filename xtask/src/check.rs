@@ -9,8 +9,7 @@ mod tidy;
 use std::time::Duration;
 
 use anyhow::bail;
-
-use crate::{
+use rubelet_testbed::{
     command::{capture, command},
     progress::step,
     project,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
+use rubelet_testbed::{
     command::{command, show},
     project,
 };

@@ -2,22 +2,16 @@
 //!
 //! `up` may be run again: what runs goes on, and the agent is replaced by the one just built.
 
-pub mod cluster;
-
 use std::time::Duration;
 
 use anyhow::Context as _;
-
-use crate::{
+use rubelet_testbed::{
+    Runtime,
+    agent::{self, Agent, AgentOptions, Program},
     command::{command, show},
-    packages,
+    kept, packages,
     progress::step,
-    project,
-    testbed::{
-        Runtime,
-        agent::{self, Agent, AgentOptions, Program},
-        kept, sweep, tail,
-    },
+    project, sweep, tail,
 };
 
 pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {

@@ -101,7 +101,7 @@ impl Tree {
             self.scenarios.extend(functions.clone().map(str::to_owned));
             self.rules.extend(literals.iter().cloned());
         }
-        if path.starts_with("xtask/src/e2e") {
+        if path.starts_with("crates/rubelet-e2e/src/e2e") {
             self.case_names.extend(literals.iter().cloned());
         }
         self.functions.extend(functions.map(str::to_owned));
@@ -305,7 +305,7 @@ mod tests {
             "fn pods_start_in_order() {}\nenum Op { Start }\nfn may_start() {}\n",
         );
         tree.add("crates/rubelet-sim/src/a.rs", "fn a_lost_pod_comes_back() {}\nlet rule = \"a pod runs once\";\n");
-        tree.add("xtask/src/e2e/a.rs", "Case { name: \"a pod starts, and then it stops\", run }\n");
+        tree.add("crates/rubelet-e2e/src/e2e/a.rs", "Case { name: \"a pod starts, and then it stops\", run }\n");
         tree
     }
 

@@ -38,7 +38,7 @@ const CLOCKS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet-kube/src/clock.rs",
     "crates/rubelet-cri/examples/",
-    "xtask/src/clock.rs",
+    "crates/rubelet-testbed/src/clock.rs",
 ];
 /// Generators seeded by whoever starts them, to spread what many nodes do at once.
 const RANDOM: &[&str] = &[
@@ -51,7 +51,7 @@ const RANDOM: &[&str] = &[
 ];
 /// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; a hook may be to sleep, and
 /// a gRPC probe dials until its time is over; the recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the first
-/// rate of a processor needs two readings; the API client waits for its turn and before it tries again. The simulator's time is virtual, and the commands of this crate wait for real programs.
+/// rate of a processor needs two readings; the API client waits for its turn and before it tries again. The simulator's time is virtual, and the testbed and the tests on it wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
@@ -69,7 +69,8 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet-cri/examples/",
     "crates/rubelet-kube/src/",
     "crates/rubelet-sim/",
-    "xtask/",
+    "crates/rubelet-testbed/src/clock.rs",
+    "crates/rubelet-e2e/",
 ];
 
 struct Banned {

@@ -1,0 +1,175 @@
+//! The same on a real control plane: what a node costs itself and its API server.
+//!
+//! Owns: these measurements. A start is timed by a client that watches: from the pod's first event to the one that says it
+//! runs. Requests are those the API server itself noted.
+
+use std::{fs, io::BufRead as _, path::Path, thread, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use rubelet_testbed::{
+    Programs, Runtime, Testbed,
+    agent::{self, Program},
+    clock::Stopwatch,
+    progress::step,
+    sweep_orphans,
+};
+use serde_json::{Value, json};
+
+use super::{Row, Usage, machine, median, render, resident_mb};
+use crate::e2e::cluster::{ClusterNode, OBEDIENT, Plane, Planes, pod, spec};
+
+const PODS: usize = 30;
+const STARTS: usize = 10;
+const IDLE: Duration = Duration::from_secs(60);
+/// Until all that follows a start or a crowd of starts is told.
+const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE_ALL: Duration = Duration::from_secs(15);
+
+pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
+    let binary = step("building Rubelet (release)", agent::build)?;
+    let programs = Programs::ensure(runtime)?;
+    sweep_orphans()?;
+    let planes = Planes::ensure()?;
+    let measure = |name: &str, program: &Program| {
+        let mut node = ClusterNode::new(&planes, Plane::Shared, Testbed::start(&programs)?, program)?;
+        node.start()?;
+        let lives = step(&format!("{name}: lives of {STARTS} pods"), || lives(&node))?;
+        let idle = step(&format!("{name}: a minute with {PODS} pods"), || idle(&node))?;
+        anyhow::Ok(Measured { lives, idle })
+    };
+    let ours = measure("Rubelet", &Program::Rubelet(binary))?;
+    let peer = kubelet.map(|path| measure("upstream", &Program::Upstream(path.to_owned()))).transpose()?;
+    println!("\n{}", render(&machine(runtime), &ROWS, &ours, peer.as_ref()));
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Measured {
+    lives: Lives,
+    idle: Idle,
+}
+
+/// Of one pod, from its creation to its end.
+#[derive(Debug)]
+struct Lives {
+    running_ms: f64,
+    start_patches: f64,
+    requests: f64,
+}
+
+#[derive(Debug)]
+struct Idle {
+    resident_mb: f64,
+    cpu_secs: f64,
+    requests: f64,
+}
+
+const ROWS: [Row<Measured>; 6] = [
+    ("pod created to Running seen by a watcher, median of 10", "ms", |m| m.lives.running_ms, ""),
+    ("status patches per pod start", "", |m| m.lives.start_patches, ""),
+    ("requests per pod life", "", |m| m.lives.requests, ""),
+    ("resident memory, 30 pods", "MB", |m| m.idle.resident_mb, ""),
+    ("processor per minute, 30 idle pods", "s", |m| m.idle.cpu_secs, ""),
+    ("requests per minute, 30 idle pods", "", |m| m.idle.requests, ""),
+];
+
+fn lives(cluster: &ClusterNode) -> anyhow::Result<Lives> {
+    // The first start on a fresh runtime unpacks and caches; nobody is measured by it.
+    life(cluster, "first")?;
+    let mut all = Vec::new();
+    for number in 0..STARTS {
+        all.push(life(cluster, &format!("one{number}"))?);
+    }
+    let mean = |read: fn(&Lives) -> f64| all.iter().map(read).sum::<f64>() / STARTS as f64;
+    Ok(Lives {
+        running_ms: median(all.iter().map(|life| life.running_ms).collect())?,
+        start_patches: mean(|life| life.start_patches),
+        requests: mean(|life| life.requests),
+    })
+}
+
+fn life(cluster: &ClusterNode, name: &str) -> anyhow::Result<Lives> {
+    let before = requests(cluster)?;
+    let running_ms = started(cluster, name)?;
+    thread::sleep(SETTLE);
+    let patches = requests(cluster)?.iter().filter(|entry| is_about(entry, name) && is_status_patch(entry)).count();
+    cluster.kubectl(&["delete", "pod", name, "--wait=false"])?;
+    cluster.wait_none(60)?;
+    thread::sleep(SETTLE);
+    let after = requests(cluster)?;
+    let of_life = after.iter().skip(before.len()).filter(|entry| !is_heartbeat(entry)).count();
+    Ok(Lives { running_ms, start_patches: patches as f64, requests: of_life as f64 })
+}
+
+/// The pod is bound to the node as it is created, so that no scheduler has a part in it.
+fn started(cluster: &ClusterNode, name: &str) -> anyhow::Result<f64> {
+    let mut spec = spec(&cluster.name, OBEDIENT);
+    spec["nodeName"] = json!(cluster.name);
+    let api = cluster.plane().api();
+    let path = format!("/api/v1/namespaces/{}/pods", cluster.name);
+    let version = api.get(&path)?["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+    let watch = format!("{path}?watch=true&resourceVersion={version}&fieldSelector=metadata.name%3D{name}");
+    let events = api.watch(&watch, Duration::from_secs(60))?;
+    thread::scope(|scope| {
+        let creating = scope.spawn(|| cluster.create(pod(name, &spec)));
+        let mut created = None;
+        for line in events.lines() {
+            let event: Value = serde_json::from_str(&line?)?;
+            let since = *created.get_or_insert_with(Stopwatch::start);
+            if event["object"]["status"]["phase"] == "Running" {
+                creating.join().map_err(|_| anyhow::anyhow!("creating the pod panicked"))??;
+                return Ok(since.secs() * 1000.0);
+            }
+        }
+        bail!("the watch ended before {name} ran")
+    })
+}
+
+fn idle(cluster: &ClusterNode) -> anyhow::Result<Idle> {
+    fill(cluster, PODS)?;
+    let (asked, used) = (requests(cluster)?.len(), Usage::read(&cluster.node)?);
+    thread::sleep(IDLE);
+    let used_ns = Usage::read(&cluster.node)?.cpu_ns.saturating_sub(used.cpu_ns);
+    Ok(Idle {
+        resident_mb: resident_mb(&cluster.node)?,
+        cpu_secs: used_ns as f64 / 1e9,
+        requests: (requests(cluster)?.len() - asked) as f64,
+    })
+}
+
+/// So many pods `many0`, `many1`, …, and all that follows from their start is over.
+pub(super) fn fill(cluster: &ClusterNode, count: usize) -> anyhow::Result<()> {
+    let names: Vec<String> = (0..count).map(|number| format!("many{number}")).collect();
+    cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
+    cluster.wait("all of them run", 600, |cluster| {
+        let running = cluster.pods()?.iter().filter(|pod| pod.check_running().is_ok()).count();
+        ensure!(running == count, "{running} run");
+        Ok(())
+    })?;
+    thread::sleep(SETTLE_ALL);
+    Ok(())
+}
+
+/// The node's, as the API server noted them.
+fn requests(cluster: &ClusterNode) -> anyhow::Result<Vec<Value>> {
+    let user = format!("system:node:{}", cluster.name);
+    let log = fs::read_to_string(cluster.plane().audit_log()).context("the API server's notes")?;
+    let entries = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    // A watch is noted when it begins and when it ends.
+    Ok(entries.filter(|entry| entry["user"]["username"] == user && entry["stage"] != "ResponseStarted").collect())
+}
+
+fn is_about(entry: &Value, pod: &str) -> bool {
+    entry["objectRef"]["resource"] == "pods" && entry["objectRef"]["name"] == pod
+}
+
+fn is_status_patch(entry: &Value) -> bool {
+    entry["verb"] == "patch" && entry["objectRef"]["subresource"] == "status"
+}
+
+/// What a node without pods asks, too.
+fn is_heartbeat(entry: &Value) -> bool {
+    ["leases", "nodes", "csinodes", "runtimeclasses", "services"]
+        .iter()
+        .any(|kind| entry["objectRef"]["resource"] == *kind)
+}

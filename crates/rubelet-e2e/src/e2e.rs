@@ -1,0 +1,281 @@
+//! `cargo xtask e2e`: the built program on real containerds.
+//!
+//! Owns: the list of tests and the runner. Each test has a containerd, a network and an agent of its own, so several run at
+//! once: most of their time is waiting.
+
+mod cgroups;
+mod checkpoint;
+pub mod cluster;
+mod crashes;
+mod effects;
+mod life;
+pub mod manifest;
+mod many;
+pub mod node;
+mod odd;
+pub mod secured_port;
+mod stats;
+mod sweeping;
+mod url;
+
+use std::{
+    collections::VecDeque,
+    fs, panic,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use rubelet_testbed::{
+    CgroupDriver, Programs, Runtime, Testbed,
+    agent::{AgentOptions, Program},
+    clock::Stopwatch,
+    command::{command, output},
+    progress::step,
+    project, sweep_orphans,
+    tally::Tally,
+};
+
+use crate::{
+    control_plane::upstream_kubelet,
+    e2e::{
+        cluster::{ClusterCase, ClusterNode, Planes},
+        node::Node,
+    },
+};
+
+/// A test: what must hold, and the proof.
+pub struct Case {
+    pub name: &'static str,
+    pub run: fn(&mut Node) -> anyhow::Result<()>,
+}
+
+/// Long ones first, so that none of them is left alone at the end. Those this machine has no means for are not among them.
+fn cases() -> Vec<Case> {
+    let with_systemd = match CgroupDriver::of_machine() {
+        CgroupDriver::Systemd => cgroups::WITH_SYSTEMD,
+        CgroupDriver::Cgroupfs => &[],
+    };
+    let with_criu = if checkpoint::has_criu() { checkpoint::WITH_CRIU } else { &[] };
+    [
+        many::CASES,
+        cgroups::CASES,
+        with_systemd,
+        life::CASES,
+        crashes::CASES,
+        effects::CASES,
+        odd::CASES,
+        stats::CASES,
+        with_criu,
+        url::CASES,
+        sweeping::CASES,
+    ]
+    .iter()
+    .flat_map(|group| group.iter())
+    .map(|case| Case { name: case.name, run: case.run })
+    .collect()
+}
+
+/// Most of a test is waiting, but a burst of containers wants a core.
+const AT_ONCE: usize = 4;
+
+/// Up to this many failed tests get a second try.
+const ACCIDENTS: usize = 3;
+
+/// The agent that is tested.
+#[derive(Clone, Debug)]
+pub enum Tested {
+    /// Built from this tree.
+    Rubelet,
+    /// Built elsewhere, for a machine that builds nothing.
+    Built(PathBuf),
+    /// Upstream's kubelet, to see whether the tests themselves are right; built from its module.
+    Upstream,
+    /// A kubelet of upstream's that somebody has already.
+    Kubelet(PathBuf),
+}
+
+pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Result<Tally> {
+    let copy = Binary(project::target().join(format!("testbed/rubelet-{}", std::process::id())));
+    let program = match tested {
+        Tested::Kubelet(kubelet) => Program::Upstream(kubelet.clone()),
+        Tested::Built(rubelet) => Program::Rubelet(rubelet.clone()),
+        Tested::Upstream => Program::Upstream(upstream_kubelet()?),
+        Tested::Rubelet => {
+            step("building Rubelet (dev)", || build(&copy.0))?;
+            Program::Rubelet(copy.0.clone())
+        }
+    };
+    let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
+    sweep_orphans()?;
+    let mut queue = schedule(&programs, filter);
+    let is_built = matches!(tested, Tested::Built(_));
+    if is_built {
+        queue.retain(|(_, test)| !test.needs_builds());
+    }
+    if queue.is_empty() {
+        bail!("no test has `{filter}` in its name");
+    }
+    if !is_built && queue.iter().any(|(_, test)| matches!(test, Test::Node(_))) {
+        step("building the tests of its effects", effects::build)?;
+    }
+    let planes = match queue.iter().any(|(_, test)| matches!(test, Test::Cluster(_))) {
+        true => {
+            cluster::build()?;
+            Some(Planes::ensure()?)
+        }
+        false => None,
+    };
+    let run = |programs: &Programs, test: &Test| one(programs, &program, planes.as_ref(), test);
+    let count = queue.len();
+    let queue = Mutex::new(queue);
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                // The queue is free again before the test begins.
+                let next = || lock(&queue).pop_front();
+                while let Some((programs, test)) = next() {
+                    if let Verdict::Failed = run(&programs, &test) {
+                        lock(&failed).push((programs, test));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failed = failed_alone(&failed, run);
+    Ok(Tally { passed: count - failed, failed })
+}
+
+/// How many fail again with the machine to themselves. One that passes now was told above with all its signs: it has a
+/// weakness to be found, but other work on this machine must not decide what may land. Many at once are no accident.
+fn failed_alone(failed: &[(Programs, Test)], run: impl Fn(&Programs, &Test) -> Verdict) -> usize {
+    if failed.is_empty() || failed.len() > ACCIDENTS {
+        return failed.len();
+    }
+    println!("again, each alone:");
+    let again = failed.iter().map(|(programs, test)| (test.name(), run(programs, test)));
+    let (unstable, failed): (Vec<_>, Vec<_>) = again.partition(|(_, verdict)| matches!(verdict, Verdict::Passed));
+    for (name, _) in &unstable {
+        println!("UNSTABLE: {name}");
+    }
+    failed.len()
+}
+
+/// A test on a node that stands alone, or on one of a cluster.
+enum Test {
+    Node(Case),
+    Cluster(&'static ClusterCase),
+}
+
+impl Test {
+    fn name(&self) -> &'static str {
+        match self {
+            Test::Node(case) => case.name,
+            Test::Cluster(case) => case.name,
+        }
+    }
+
+    /// A control plane, or the tests that cargo runs.
+    fn needs_builds(&self) -> bool {
+        match self {
+            Test::Node(case) => effects::CASES.iter().any(|other| other.name == case.name),
+            Test::Cluster(_) => true,
+        }
+    }
+}
+
+/// Every test on every runtime, but those on a cluster, which are about the API, on the newest alone. The runtimes begin at
+/// different tests, so that the heavy ones do not meet.
+fn schedule(programs: &[Programs], filter: &str) -> VecDeque<(Programs, Test)> {
+    let mut orders: Vec<VecDeque<Test>> = Vec::new();
+    let count = programs.len();
+    for (number, programs) in programs.iter().enumerate() {
+        let on_clusters = cluster::cases().filter(|_| programs.runtime() == Runtime::Containerd24).map(Test::Cluster);
+        let all = on_clusters.chain(cases().into_iter().map(Test::Node));
+        let mut order: VecDeque<Test> = all.filter(|test| test.name().contains(filter)).collect();
+        order.rotate_left(number * order.len() / count);
+        orders.push(order);
+    }
+    let mut queue = VecDeque::new();
+    while orders.iter().any(|order| !order.is_empty()) {
+        for (programs, order) in programs.iter().zip(&mut orders) {
+            queue.extend(order.pop_front().map(|test| (programs.clone(), test)));
+        }
+    }
+    queue
+}
+
+enum Verdict {
+    Passed,
+    Failed,
+}
+
+fn one(programs: &Programs, program: &Program, planes: Option<&Planes>, test: &Test) -> Verdict {
+    let watch = Stopwatch::start();
+    let mut diagnosis = String::new();
+    let result = Testbed::start(programs).and_then(|bed| match test {
+        Test::Node(case) => {
+            let mut node = Node::new(bed, program, &AgentOptions::default())?;
+            let result = guarded(|| (case.run)(&mut node));
+            if result.is_err() {
+                diagnosis = node.diagnosis();
+            }
+            result
+        }
+        Test::Cluster(case) => {
+            let planes = planes.context("a control plane was not asked for")?;
+            let mut cluster = ClusterNode::new(planes, case.plane, bed, program)?;
+            let result = guarded(|| (case.run)(&mut cluster));
+            if result.is_err() {
+                diagnosis = cluster.diagnosis();
+            }
+            result
+        }
+    });
+    let name = test.name();
+    let runtime = programs.runtime().as_str();
+    // In one piece, because others print too.
+    match result {
+        Ok(()) => {
+            println!("ok      {runtime:6}  {} ({:.1} s)", name, watch.secs());
+            Verdict::Passed
+        }
+        Err(err) => {
+            println!("FAILED  {runtime:6}  {} ({:.1} s)\n{err:#}\n{diagnosis}\n", name, watch.secs());
+            Verdict::Failed
+        }
+    }
+}
+
+/// A test that panics is one that failed.
+fn guarded(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(test));
+    result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Into a copy, so that a build that goes on meanwhile cannot change what is tested.
+pub fn build(copy: &Path) -> anyhow::Result<()> {
+    let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
+    output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
+    fs::create_dir_all(project::target().join("testbed"))?;
+    fs::copy(project::target().join("debug/rubelet"), copy)?;
+    Ok(())
+}
+
+/// The program under test; the copy is gone with the value.
+struct Binary(PathBuf);
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        // It was never made, or it is in nobody's way.
+        let _ = fs::remove_file(&self.0);
+    }
+}

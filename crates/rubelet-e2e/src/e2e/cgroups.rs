@@ -1,0 +1,169 @@
+//! Pods' cgroups as the kernel has them, and pods the node does not take.
+
+#![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use rubelet_testbed::{CgroupDriver, agent::AgentOptions, image::BUSYBOX};
+use serde_json::{Value, json};
+
+use crate::e2e::{Case, node::Node};
+
+pub const CASES: &[Case] = &[
+    Case {
+        name: "a pod's cgroup has upstream's name and limits, holds its containers, and goes with it",
+        run: cgroupfs,
+    },
+    Case { name: "pods this node cannot take fail with upstream's reason, and the others run", run: rejected },
+];
+
+/// On machines that have it.
+pub const WITH_SYSTEMD: &[Case] = &[Case {
+    name: "a pod's cgroup is a slice of systemd's with upstream's name and limits, holds its containers, and goes with it",
+    run: systemd,
+}];
+
+fn pod(name: &str, spec: Value) -> Value {
+    let mut manifest = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{ "name": "main", "image": BUSYBOX, "command": ["sleep", "3600"] }],
+        },
+    });
+    for (field, value) in spec.as_object().into_iter().flatten() {
+        match field.as_str() {
+            "resources" | "ports" => manifest["spec"]["containers"][0][field] = value.clone(),
+            _ => manifest["spec"][field] = value.clone(),
+        }
+    }
+    manifest
+}
+
+fn apply(node: &Node, name: &str, spec: Value) -> anyhow::Result<()> {
+    node.drop_file(&format!("{name}.json"), serde_json::to_string(&pod(name, spec))?.as_bytes())
+}
+
+fn cgroupfs(node: &mut Node) -> anyhow::Result<()> {
+    let root = PathBuf::from(node.bed.layout.cgroup_root().trim_start_matches('/')).join("kubepods");
+    let tiers = Tiers { burstable: root.join("burstable"), best_effort: root.join("besteffort") };
+    limits(node, &tiers, |tier, uid| tier.join(format!("pod{uid}")), str::to_owned)
+}
+
+/// Every slice has those above it in its name.
+fn systemd(node: &mut Node) -> anyhow::Result<()> {
+    node.bed.use_driver(CgroupDriver::Systemd)?;
+    let root = node.bed.layout.slice_root();
+    let tier = |name: &str| format!("{root}.slice/{root}-kubepods.slice/{root}-kubepods-{name}.slice").into();
+    let tiers = Tiers { burstable: tier("burstable"), best_effort: tier("besteffort") };
+    let pod = |tier: &Path, uid: &str| {
+        let name = tier.file_stem().unwrap_or_default().to_string_lossy();
+        tier.join(format!("{name}-pod{}.slice", uid.replace('-', "_")))
+    };
+    limits(node, &tiers, pod, |id| format!("cri-containerd-{id}.scope"))
+}
+
+/// The cgroups of the classes.
+struct Tiers {
+    burstable: PathBuf,
+    best_effort: PathBuf,
+}
+
+/// `of_pod` names a pod's cgroup below its class's, `of_container` a container's.
+fn limits(
+    node: &mut Node,
+    tiers: &Tiers,
+    of_pod: impl Fn(&Path, &str) -> PathBuf,
+    of_container: impl Fn(&str) -> String,
+) -> anyhow::Result<()> {
+    let config = json!({ "podPidsLimit": 200 }).as_object().cloned().unwrap_or_default();
+    node.reconfigure(&AgentOptions { config, ..AgentOptions::default() })?;
+    node.agent.start()?;
+    let resources =
+        json!({ "requests": { "cpu": "250m", "memory": "32Mi" }, "limits": { "cpu": "500m", "memory": "64Mi" } });
+    apply(node, "limited", json!({ "resources": resources }))?;
+    apply(node, "free", json!({}))?;
+    let limited = node.wait_running("limited", 60)?;
+    let free = node.wait_running("free", 60)?;
+    let burstable = of_pod(&tiers.burstable, limited.uid());
+    let best_effort = of_pod(&tiers.best_effort, free.uid());
+    let id = limited.container("main")["containerID"].as_str().unwrap_or_default().to_owned();
+    let container = burstable.join(of_container(id.trim_start_matches("containerd://")));
+    let expected: &[(&Path, &str, &str)] = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        &[
+            (&burstable, "cpu.weight", "10"),
+            (&burstable, "cpu.max", "50000 100000"),
+            (&burstable, "memory.max", "67108864"),
+            (&burstable, "pids.max", "200"),
+            (&container, "memory.max", "67108864"),
+            (&container, "cpu.max", "50000 100000"),
+            (&tiers.burstable, "cpu.weight", "10"),
+            (&best_effort, "cpu.weight", "1"),
+            (&best_effort, "memory.max", "max"),
+        ]
+    } else {
+        &[
+            (&burstable, "cpu.shares", "256"),
+            (&burstable, "cpu.cfs_quota_us", "50000"),
+            (&burstable, "memory.limit_in_bytes", "67108864"),
+            (&burstable, "pids.max", "200"),
+            (&container, "memory.limit_in_bytes", "67108864"),
+            (&container, "cpu.cfs_quota_us", "50000"),
+            (&tiers.burstable, "cpu.shares", "256"),
+            (&best_effort, "cpu.shares", "2"),
+        ]
+    };
+    for (cgroup, file, value) in expected {
+        let read = places(&cgroup.join(file)).into_iter().find_map(|path| fs::read_to_string(path).ok());
+        let read = read.with_context(|| format!("{} has no {file}", cgroup.display()))?;
+        ensure!(read.trim() == *value, "{} {file}: {} instead of {value}", cgroup.display(), read.trim());
+    }
+    node.remove("limited")?;
+    node.wait_gone("limited", 30)?;
+    node.wait("its cgroup is gone", 30, |_| {
+        ensure!(places(&burstable).is_empty(), "left: {:?}", places(&burstable));
+        Ok(())
+    })?;
+    ensure!(!places(&best_effort).is_empty(), "the other pod's cgroup went, too");
+    Ok(())
+}
+
+/// Where this is in the trees of the node, one or many.
+fn places(path: &Path) -> Vec<PathBuf> {
+    let trees = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    let trees = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(trees);
+    trees.map(|tree| tree.join(path)).filter(|place| place.exists()).collect()
+}
+
+fn rejected(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    let port = json!([{ "containerPort": 80, "hostPort": 48_080 }]);
+    apply(node, "first", json!({ "ports": port }))?;
+    node.wait_running("first", 60)?;
+    let sysctls = json!({ "sysctls": [{ "name": "kernel.msgmax", "value": "1" }] });
+    for (name, spec, reason) in [
+        ("second", json!({ "ports": port }), "NodePorts"),
+        ("elsewhere", json!({ "nodeSelector": { "zone": "elsewhere" } }), "NodeAffinity"),
+        ("unsafe", json!({ "securityContext": sysctls }), "SysctlForbidden"),
+    ] {
+        apply(node, name, spec)?;
+        let seen = node.wait(&format!("{name} is rejected"), 30, |node| {
+            let pod = node.pod(name)?;
+            ensure!(pod.phase() == "Failed", "its phase is {}", pod.phase());
+            Ok(pod)
+        })?;
+        let status = seen.status();
+        ensure!(status["reason"] == reason, "{name}: {status}");
+        let message = status["message"].as_str().unwrap_or_default();
+        ensure!(message.starts_with("Pod was rejected: "), "{name}: {status}");
+    }
+    node.wait_running("first", 1)?;
+    node.remove("second")?;
+    node.wait_gone("second", 30)
+}

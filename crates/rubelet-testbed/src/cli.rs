@@ -1,0 +1,140 @@
+//! The command lines of what stands on a testbed: `xtask` explains them, and `rubelet-e2e` does what most of them ask.
+//!
+//! Owns: these commands' options, what is said of them, and how a command ends.
+
+use std::{path::Path, process::ExitCode};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use crate::Runtime;
+
+/// What a node agent answers for.
+const FOCUS: &str = r"\[NodeConformance\]|\[sig-node\].*\[Conformance\]|\[sig-storage\].*\[Conformance\]";
+/// Those run alone, take very long, break the node, or fail now and then wherever they run.
+const SKIP: &str = r"\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]";
+/// Most of a spec is waiting: ten at once keep two cores busy.
+pub const PROCESSES: u16 = 10;
+
+pub fn up() -> Command {
+    Command::new("up")
+        .about("Run Rubelet on this machine, with a containerd of its own, on the manifests in examples/")
+        .arg(runtime_arg())
+        .arg(
+            Arg::new("runtime-only")
+                .long("runtime-only")
+                .action(ArgAction::SetTrue)
+                .help("Only start containerd, for running an agent by hand"),
+        )
+        .arg(
+            Arg::new("cluster")
+                .long("cluster")
+                .action(ArgAction::SetTrue)
+                .help("With a control plane, as its one node, on the objects in examples/cluster/"),
+        )
+        .arg(kubelet_arg().requires("cluster").help("Upstream's kubelet as the node, instead of Rubelet"))
+        .arg(
+            Arg::new("control-plane-only")
+                .long("control-plane-only")
+                .action(ArgAction::SetTrue)
+                .help("Only run a control plane until Ctrl-C, for running an agent by hand"),
+        )
+}
+
+pub fn e2e() -> Command {
+    Command::new("e2e")
+        .about("End-to-end tests on real containerds: Debian's 1.6 and 2.4")
+        .arg(runtime_arg())
+        .arg(filter_arg())
+        .arg(
+            Arg::new("agent")
+                .long("agent")
+                .value_name("rubelet|upstream")
+                .value_parser(["rubelet", "upstream"])
+                .default_value("rubelet")
+                .help("Whom to test; upstream's kubelet shows whether the tests are right"),
+        )
+        .arg(kubelet_arg().help("Test this kubelet of upstream's, instead of building one"))
+        .arg(
+            Arg::new("built")
+                .long("built")
+                .value_name("PATH")
+                .help("Test this Rubelet, with what needs no compiler and no cluster"),
+        )
+}
+
+pub fn vm() -> Command {
+    Command::new("vm")
+        .about("End-to-end tests on an emulated machine with systemd and cgroup version 2, without clusters")
+        .arg(runtime_arg())
+        .arg(filter_arg())
+}
+
+pub fn conformance() -> Command {
+    let regex = |name, default, help| Arg::new(name).long(name).value_name("RE").default_value(default).help(help);
+    Command::new("conformance")
+        .about("Upstream's end-to-end suite on a node of ours")
+        .arg(regex("focus", FOCUS, "Only specs whose name matches"))
+        .arg(regex("skip", SKIP, "No specs whose name matches"))
+        .arg(Arg::new("agent").long("agent").value_parser(["rubelet", "upstream"]).default_value("rubelet"))
+        .arg(
+            Arg::new("procs")
+                .long("procs")
+                .value_name("N")
+                .value_parser(value_parser!(u16).range(1..))
+                .help(format!("How many specs run at once [default: {PROCESSES}]")),
+        )
+}
+
+pub fn bench() -> Command {
+    Command::new("bench")
+        .about("Measure memory, processor and start times")
+        .arg(runtime_arg())
+        .arg(
+            Arg::new("cluster")
+                .long("cluster")
+                .action(ArgAction::SetTrue)
+                .help("On a control plane: starts as a watcher sees them, requests, and an idle minute"),
+        )
+        .arg(
+            Arg::new("port")
+                .long("port")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("cluster")
+                .help("What the kubelet's port costs: figures of 100 pods, commands, a followed log"),
+        )
+        .arg(kubelet_arg().help("Measure this kubelet of upstream's, too, and show ratios"))
+}
+
+fn runtime_arg() -> Arg {
+    Arg::new("runtime").long("runtime").value_name("debian|2.4").help("Which containerd to use")
+}
+
+fn kubelet_arg() -> Arg {
+    Arg::new("kubelet").long("kubelet").value_name("PATH")
+}
+
+fn filter_arg() -> Arg {
+    Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this")
+}
+
+/// The one that is asked for.
+pub fn runtime(args: &ArgMatches) -> anyhow::Result<Option<Runtime>> {
+    args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose()
+}
+
+/// Upstream's kubelet, when one is given.
+pub fn kubelet(args: &ArgMatches) -> Option<&Path> {
+    args.get_one::<String>("kubelet").map(Path::new)
+}
+
+pub fn filter(args: &ArgMatches) -> &str {
+    args.get_one::<String>("filter").map_or("", String::as_str)
+}
+
+/// The end of a program: an error becomes a line for whoever typed the command, without a backtrace.
+pub fn conclude(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|err| {
+        eprintln!("error: {err:#}");
+        ExitCode::FAILURE
+    })
+}
