@@ -9,11 +9,7 @@ mod tidy;
 use std::time::Duration;
 
 use anyhow::bail;
-use rubelet_testbed::{
-    command::{capture, command},
-    progress::step,
-    project,
-};
+use rubelet_testbed::{command::capture, progress::step, project};
 
 /// The cheapest first.
 pub fn run() -> anyhow::Result<()> {
@@ -24,7 +20,7 @@ pub fn run() -> anyhow::Result<()> {
 }
 
 fn cargo(args: &[&str]) -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), args);
+    let mut cargo = project::cargo(args);
     let out = capture(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     if !out.success {
         bail!("`cargo {}` failed:\n{}{}", args.join(" "), out.stdout, out.stderr);

@@ -9,10 +9,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rubelet_testbed::{
-    command::{command, describe},
-    project,
-};
+use rubelet_testbed::{command::describe, project};
 
 /// The program takes our place, with our arguments and our terminal: it gets the signals, and its exit code is ours.
 pub fn to(package: &str) -> anyhow::Result<ExitCode> {
@@ -23,7 +20,7 @@ pub fn to(package: &str) -> anyhow::Result<ExitCode> {
 
 /// Where we were called, because paths among the arguments begin there.
 pub fn program<S: AsRef<OsStr>>(package: &str, args: impl IntoIterator<Item = S>) -> Command {
-    let mut cargo = command(project::cargo(), ["run", "--package", package, "--manifest-path"]);
+    let mut cargo = project::cargo(["run", "--package", package, "--manifest-path"]);
     cargo.arg(project::root().join("Cargo.toml")).arg("--").args(args);
     cargo
 }

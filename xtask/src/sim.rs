@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use rubelet_testbed::{
-    command::{command, show},
-    project,
-};
+use rubelet_testbed::{command::show, project};
 
 /// In virtual time an hour is short, but whoever asks for many seeds may wait long.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), ["run", "--quiet", "--profile", "sim", "--package", "rubelet-sim", "--"]);
+    let mut cargo = project::cargo(["run", "--quiet", "--profile", "sim", "--package", "rubelet-sim", "--"]);
     show(cargo.args(args).current_dir(project::root()), LIMIT)
 }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use rubelet_testbed::{
     clock::Stopwatch,
-    command::{capture, command, describe},
+    command::{capture, describe},
     project,
     tally::Tally,
 };
@@ -44,7 +44,7 @@ fn stage(name: &str, tally: &mut Tally, work: impl FnOnce() -> anyhow::Result<Ta
 }
 
 fn unit_tests() -> anyhow::Result<Tally> {
-    let mut cargo = command(project::cargo(), ["test", "--workspace", "--quiet", "--no-fail-fast"]);
+    let mut cargo = project::cargo(["test", "--workspace", "--quiet", "--no-fail-fast"]);
     let out = capture(cargo.current_dir(project::root()), Duration::from_secs(2700))?;
     let tally = sum_of(&out.stdout);
     if !out.success {

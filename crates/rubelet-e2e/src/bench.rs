@@ -144,8 +144,7 @@ fn start(node: &Node, number: usize) -> anyhow::Result<f64> {
 }
 
 fn build_bare_pods() -> anyhow::Result<PathBuf> {
-    let mut cargo =
-        command(project::cargo(), ["build", "--release", "--package", "rubelet-cri", "--example", "bare_pods"]);
+    let mut cargo = project::cargo(["build", "--release", "--package", "rubelet-cri", "--example", "bare_pods"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     Ok(project::target().join("release/examples/bare_pods"))
 }

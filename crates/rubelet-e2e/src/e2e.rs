@@ -32,7 +32,7 @@ use rubelet_testbed::{
     CgroupDriver, Programs, Runtime, Testbed,
     agent::{AgentOptions, Program},
     clock::Stopwatch,
-    command::{command, output},
+    command::output,
     progress::step,
     project, sweep_orphans,
     tally::Tally,
@@ -263,7 +263,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Into a copy, so that a build that goes on meanwhile cannot change what is tested.
 pub fn build(copy: &Path) -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), ["build", "--package", "rubelet"]);
+    let mut cargo = project::cargo(["build", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     fs::create_dir_all(project::target().join("testbed"))?;
     fs::copy(project::target().join("debug/rubelet"), copy)?;

@@ -365,7 +365,7 @@ impl Agent {
 
 /// Builds what ships.
 pub fn build() -> anyhow::Result<PathBuf> {
-    let mut cargo = command(project::cargo(), ["build", "--release", "--package", "rubelet"]);
+    let mut cargo = project::cargo(["build", "--release", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
     Ok(project::target().join("release/rubelet"))
 }

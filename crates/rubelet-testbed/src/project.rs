@@ -1,6 +1,12 @@
-//! Where things are in the project.
+//! Where things are in the project, and its cargo.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::command::command;
 
 /// The root of the work tree.
 pub fn root() -> PathBuf {
@@ -16,7 +22,15 @@ pub fn target() -> PathBuf {
     }
 }
 
-/// The cargo that runs us, so that its toolchain is used throughout.
-pub fn cargo() -> PathBuf {
-    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+/// The cargo that runs us, so that its toolchain is used throughout. It is not told what cargo told us of our own package:
+/// ring's build script looks at that, so that a build from here and one from a shell would each undo the other's.
+pub fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
+    for (name, _) in std::env::vars_os() {
+        let name_bytes = name.as_encoded_bytes();
+        if name_bytes.starts_with(b"CARGO_PKG_") || name_bytes.starts_with(b"CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::{
-    command::{capture, command, output},
+    command::{capture, output},
     project,
 };
 
@@ -15,13 +15,13 @@ pub const CASES: &[Case] =
 
 /// Beforehand, so that no compiler disturbs what is measured.
 pub fn build() -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), ["test", "--package", "rubelet", "--test", "containerd", "--no-run"]);
+    let mut cargo = project::cargo(["test", "--package", "rubelet", "--test", "containerd", "--no-run"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800)).map(drop)
 }
 
 /// The node's agent has no part in it, and does not run.
 fn effects(node: &mut Node) -> anyhow::Result<()> {
-    let mut cargo = command(project::cargo(), ["test", "--package", "rubelet", "--test", "containerd"]);
+    let mut cargo = project::cargo(["test", "--package", "rubelet", "--test", "containerd"]);
     cargo.args(["--", "--ignored"]).env("RUBELET_TEST_CONTAINERD", node.bed.layout.socket());
     let out = capture(cargo.current_dir(project::root()), Duration::from_secs(300))?;
     ensure!(out.success, "{}{}", out.stdout, out.stderr);
