@@ -15,7 +15,7 @@ use crate::{
     event::Source,
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
-    op::{ApiOp, Op},
+    op::{ApiOp, Op, OpKind},
     pod::{Cause, Flight, Lifecycle, PodRecord},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
@@ -46,12 +46,7 @@ impl Agent {
         if self.records.get(uid).is_some_and(is_about_to_end) {
             return;
         }
-        let running = match self.records.get(uid).map(|record| &record.lifecycle) {
-            Some(Lifecycle::Terminated { .. } | Lifecycle::Finished { .. }) | None => RunningContainers::None,
-            Some(Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. }) => {
-                RunningContainers::Possible
-            }
-        };
+        let running = self.records.get(uid).map_or(RunningContainers::None, running_containers);
         let context = Context { pods: &self.pods, now };
         match self.statuses.next_step(uid, running, context) {
             None => {}
@@ -208,6 +203,24 @@ impl Agent {
             self.touched.insert(PodUid::of(pod));
         }
     }
+}
+
+/// What a pod that completed is told to be does not wait for its sandbox: a look after its last change shows that nothing runs,
+/// nothing is being started, and nothing will be (docs/adr/0011).
+fn running_containers(record: &PodRecord) -> RunningContainers {
+    match record.lifecycle {
+        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
+        Lifecycle::Terminating { cause: Cause::Completed, .. } if has_seen_the_last_end(record) => {
+            RunningContainers::None
+        }
+        Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
+    }
+}
+
+fn has_seen_the_last_end(record: &PodRecord) -> bool {
+    let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
+    let is_starting = record.flights.values().any(|flight| flight.op.kind() == OpKind::Start);
+    record.fresh_facts().is_some_and(all_ended) && !is_starting
 }
 
 /// The containers of a deleted pod have ended and its sandbox is being stopped: one status tells both, as upstream's does.

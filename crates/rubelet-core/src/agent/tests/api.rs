@@ -327,6 +327,30 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
 }
 
 #[test]
+fn pod_that_completes_is_called_ended_before_its_sandbox_stops_and_told_of_twice() {
+    let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("a: running 5s");
+    let before = told.phases.len();
+    told.hinted("a: exit(0) 0s");
+    assert_eq!(told.phases[before..], ["Succeeded true"], "nothing runs and nothing will");
+    told.done("StopSandbox").seen("sandbox notready 60s; a: exit(0) 0s");
+    told.done("TearDownVolumes").done("RemovePodCgroup");
+    assert_eq!(told.phases[before..], ["Succeeded true", "Succeeded true"], "its end, and that its sandbox is gone");
+}
+
+#[test]
+fn pod_that_completes_is_not_called_ended_while_a_sidecar_runs_or_a_look_is_old() {
+    let mut told = Told::of(stored("never | sidecar s | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("s: running 9s; a: running 5s");
+    told.hinted("s: running 9s; a: exit(0) 0s");
+    assert!(told.phases.iter().all(|phase| phase.starts_with("Running")), "{:?}", told.phases);
+    told.done("StopContainer");
+    assert!(told.phases.iter().all(|phase| phase.starts_with("Running")), "{:?}", told.phases);
+    told.seen("s: exit(0) 0s; a: exit(0) 0s");
+    assert_eq!(told.phases.last().map(String::as_str), Some("Succeeded true"));
+}
+
+#[test]
 fn stop_of_a_pod_takes_at_most_three_status_writes() {
     let mut pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     pod.metadata.generation = Some(1);
