@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    agent::outbox::Outbox,
+    agent::{outbox::Outbox, timers::Timers},
     effect::Effect,
     errands::Errands,
     event::Event,
@@ -17,7 +17,7 @@ use crate::{
     images::Images,
     node::Node,
     pod::PodRecord,
-    pod_config::PodConfig,
+    pod_config::{Completeness, PodConfig},
     pod_manager::PodManager,
     settings::Settings,
     snapshot::Snapshot,
@@ -35,6 +35,7 @@ mod outbox;
 mod probes;
 mod stale;
 mod sync;
+mod timers;
 
 #[derive(Debug)]
 pub struct Agent {
@@ -52,6 +53,8 @@ pub struct Agent {
     outbox: Outbox,
     /// Pods to be planned before this turn ends.
     touched: BTreeSet<PodUid>,
+    /// When the others are to be planned again.
+    timers: Timers,
     snapshot: Arc<Snapshot>,
 }
 
@@ -68,6 +71,7 @@ impl Agent {
             node: Node::new(now),
             outbox: Outbox::default(),
             touched: BTreeSet::new(),
+            timers: Timers::default(),
             snapshot: Arc::default(),
         }
     }
@@ -75,14 +79,9 @@ impl Agent {
     /// One turn of the loop: takes in what happened and says what to do about it.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Effect> {
         match event {
-            Event::Config { source, pods } => {
-                self.config.partial.remove(&source);
-                self.handle_config(source, pods, now);
-            }
-            Event::PartialConfig { source, pods } => {
-                self.config.partial.insert(source);
-                self.handle_config(source, pods, now);
-            }
+            Event::Config { source, pods } => self.handle_config(source, pods, Completeness::Whole, now),
+            Event::PartialConfig { source, pods } => self.handle_config(source, pods, Completeness::Partial, now),
+            Event::ConfigChange { source, pods, removed } => self.handle_config_change(source, pods, &removed, now),
             Event::Unreadable { pods } => self.config.unreadable = pods,
             Event::Hint { pod } => self.want_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
@@ -98,10 +97,8 @@ impl Agent {
 
     /// When `Event::Due` is wanted, if nothing else happens before.
     pub fn wake_at(&self, now: Now) -> Uptime {
-        let pods = self.records.values().filter_map(|record| record.wake_at);
-        let others =
-            [Some(self.node.wake_at(now)), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
-        pods.chain(others.into_iter().flatten()).min().expect("the node always has a next check")
+        let others = [self.timers.first(), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
+        others.into_iter().flatten().fold(self.node.wake_at(now), Uptime::min)
     }
 
     /// The picture for readers as of the last turn.

@@ -18,6 +18,8 @@ use crate::{
 pub enum Event {
     /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
     Config { source: Source, pods: Vec<Arc<Pod>> },
+    /// Pods of a source that came or changed since its last whole set, and those that went.
+    ConfigChange { source: Source, pods: Vec<Arc<Pod>>, removed: Vec<PodUid> },
     /// Pods of a source that was not read to its end: they are wanted, and what is not among them may be, too. Said only before
     /// the source's first whole set.
     PartialConfig { source: Source, pods: Vec<Arc<Pod>> },

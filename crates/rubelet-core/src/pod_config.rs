@@ -62,14 +62,22 @@ pub struct PodConfig {
     /// A source is here once it has spoken, be it to say that it has no pods.
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
     /// Sources that have named some of their pods and could not be read to their end.
-    pub partial: BTreeSet<Source>,
+    partial: BTreeSet<Source>,
     /// Pods that a source has and nobody can read. What runs of them is no orphan.
     pub unreadable: BTreeSet<PodUid>,
+}
+
+/// Was the source read to its end?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completeness {
+    Whole,
+    Partial,
 }
 
 impl PodConfig {
     /// Takes over the whole set of a source.
     pub fn update(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Timestamp) -> Changes {
+        self.partial.remove(&source);
         let mut before = self.sources.remove(&source).unwrap_or_default();
         let mut after = BTreeMap::new();
         let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
@@ -77,14 +85,7 @@ impl PodConfig {
         let (known, new): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| before.contains_key(&PodUid::of(pod)));
         let (pods, refused) = without_duplicates(known.into_iter().chain(new), source);
         for (uid, pod) in pods {
-            let (op, pod) = match before.remove(&uid) {
-                Some(known) => compared(known, pod, source),
-                None => {
-                    let seen =
-                        seen(&pod).filter(|_| source == Source::Api).map_or_else(|| now.to_string(), str::to_owned);
-                    (Some(ConfigOp::Add), marked(pod, source, &seen))
-                }
-            };
+            let (op, pod) = compared(before.remove(&uid), pod, source, now);
             if let Some(op) = op {
                 changed.entry(op).or_default().push(pod.clone());
             }
@@ -95,6 +96,34 @@ impl PodConfig {
         }
         self.sources.insert(source, after);
         Changes { updates: changed.into_iter().map(|(op, pods)| PodUpdate { op, source, pods }).collect(), refused }
+    }
+
+    /// Takes over what could be read of a source.
+    pub fn update_partially(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Timestamp) -> Changes {
+        let changes = self.update(source, pods, now);
+        self.partial.insert(source);
+        changes
+    }
+
+    /// Takes over what has come, changed or gone since the source's whole set. Names are not compared: the API server, which
+    /// alone says this, has one pod of a name at a time.
+    pub fn change(&mut self, source: Source, pods: Vec<Arc<Pod>>, removed: &[PodUid], now: Timestamp) -> Changes {
+        let known = self.sources.entry(source).or_default();
+        let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
+        let gone: Vec<_> = removed.iter().filter_map(|uid| known.remove(uid)).collect();
+        if !gone.is_empty() {
+            changed.insert(ConfigOp::Remove, gone);
+        }
+        for pod in pods {
+            let uid = PodUid::of(&pod);
+            let (op, pod) = compared(known.remove(&uid), pod, source, now);
+            if let Some(op) = op {
+                changed.entry(op).or_default().push(pod.clone());
+            }
+            known.insert(uid, pod);
+        }
+        let updates = changed.into_iter().map(|(op, pods)| PodUpdate { op, source, pods }).collect();
+        Changes { updates, refused: Vec::new() }
     }
 
     /// Has every source spoken? Before that, a pod nobody asks for may be one whose source is slow.
@@ -151,7 +180,11 @@ fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
 }
 
 /// What has changed, and the pod to go on with.
-fn compared(known: Arc<Pod>, new: Arc<Pod>, source: Source) -> (Option<ConfigOp>, Arc<Pod>) {
+fn compared(known: Option<Arc<Pod>>, new: Arc<Pod>, source: Source, now: Timestamp) -> (Option<ConfigOp>, Arc<Pod>) {
+    let Some(known) = known else {
+        let seen = seen(&new).filter(|_| source == Source::Api).map_or_else(|| now.to_string(), str::to_owned);
+        return (Some(ConfigOp::Add), marked(new, source, &seen));
+    };
     if Arc::ptr_eq(&known, &new) {
         return (None, known);
     }

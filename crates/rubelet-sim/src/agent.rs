@@ -164,6 +164,10 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("failed: {:?} {error}", error.kind))
                 }
                 Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
+                Event::ConfigChange { source, pods, removed } => {
+                    let (changed, removed) = (pods.len(), removed.len());
+                    scene.log("agent", format!("{source:?} changed {changed} pods and removed {removed}"));
+                }
                 Event::PartialConfig { source, pods } => {
                     scene.log("agent", format!("{source:?} has {} pods and more", pods.len()));
                 }

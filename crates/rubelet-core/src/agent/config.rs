@@ -16,7 +16,7 @@ use crate::{
         Cause, Cure, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
         allocation::update_pod_from_allocation,
     },
-    pod_config::{ConfigOp, PodUpdate},
+    pod_config::{Changes, Completeness, ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
     time::Now,
     volumes,
@@ -26,9 +26,27 @@ use crate::{
 const ORPHAN_GRACE_SECS: i64 = 1;
 
 impl Agent {
-    pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Now) {
+    pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, completeness: Completeness, now: Now) {
         let is_first = !self.config.has_spoken(source);
-        let changes = self.config.update(source, pods, now.wall);
+        let changes = match completeness {
+            Completeness::Whole => self.config.update(source, pods, now.wall),
+            Completeness::Partial => self.config.update_partially(source, pods, now.wall),
+        };
+        self.handle_changes(changes, now);
+        if self.config.sources_ready(&self.settings.sources) {
+            self.node.sources_ready(now);
+        }
+        if is_first && source == Source::Api {
+            self.compare_mirror_pods();
+        }
+    }
+
+    pub(super) fn handle_config_change(&mut self, source: Source, pods: Vec<Arc<Pod>>, removed: &[PodUid], now: Now) {
+        let changes = self.config.change(source, pods, removed, now.wall);
+        self.handle_changes(changes, now);
+    }
+
+    fn handle_changes(&mut self, changes: Changes, now: Now) {
         for refused in changes.refused {
             self.outbox.record(refused);
         }
@@ -46,12 +64,6 @@ impl Agent {
                     ConfigOp::Reconcile => self.handle_pod_reconcile(pod, now),
                 }
             }
-        }
-        if self.config.sources_ready(&self.settings.sources) {
-            self.node.sources_ready(now);
-        }
-        if is_first && source == Source::Api {
-            self.compare_mirror_pods();
         }
     }
 

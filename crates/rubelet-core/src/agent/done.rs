@@ -195,10 +195,11 @@ impl Agent {
     }
 
     /// Answers that did not come in time are taken as failures, at the moment they are given up.
-    pub(super) fn give_up_lost(&mut self, now: Now) {
+    /// A pod is due when the first of its answers is.
+    pub(super) fn give_up_lost(&mut self, due: &[PodUid], now: Now) {
         let lost = || Err(EffectError { kind: ErrorKind::Retry, message: "no answer in time".to_owned() });
         let mut overdue = Vec::new();
-        for record in self.records.values() {
+        for record in due.iter().filter_map(|uid| self.records.get(uid)) {
             let flights = record.flights.values().filter(|flight| flight.give_up_at <= now.uptime);
             overdue.extend(flights.map(|flight| flight.id));
             overdue.extend(record.probes.overdue(now));

@@ -37,9 +37,9 @@ const OVER_DEADLINE: &str = "Pod was active on the node longer than the specifie
 
 impl Agent {
     pub(super) fn handle_time(&mut self, now: Now) {
-        self.give_up_lost(now);
-        let due = self.records.values().filter(|record| record.wake_at.is_some_and(|moment| moment <= now.uptime));
-        self.touched.extend(due.map(|record| record.id.uid.clone()));
+        let due = self.timers.due(now);
+        self.give_up_lost(&due, now);
+        self.touched.extend(due);
         let (touched, events) = self.images.on_time(now);
         self.touched.extend(touched);
         for event in events {
@@ -78,8 +78,9 @@ impl Agent {
     pub(super) fn handle_pod_syncs(&mut self, now: Now) {
         let mut seen = BTreeSet::new();
         while let Some(uid) = self.touched.pop_first() {
-            seen.insert(uid.clone());
             self.sync_pod(&uid, now);
+            self.timers.set(&uid, self.records.get(&uid).and_then(|record| record.wake_at));
+            seen.insert(uid);
         }
         let (steps, pulls_at) = self.images.next_pulls(&self.settings, now);
         self.outbox.pulls_at = pulls_at;

@@ -62,7 +62,7 @@ pub async fn run(
                     return;
                 }
             }
-            if inbox.send(Event::Config { source: Source::Api, pods: pods.all() }).await.is_err() {
+            if inbox.send(pods.take_news()).await.is_err() {
                 return;
             }
         }
@@ -81,6 +81,15 @@ struct Pods {
     readable: BTreeMap<PodUid, Arc<Pod>>,
     /// They are there, and were never seen in a form that could be read.
     unreadable: BTreeSet<PodUid>,
+    news: News,
+}
+
+/// What the loop has not been told yet.
+#[derive(Debug, Default)]
+struct News {
+    /// There was a list: all of it is news.
+    is_whole: bool,
+    changed: BTreeSet<PodUid>,
 }
 
 impl Pods {
@@ -88,18 +97,21 @@ impl Pods {
         match change {
             Change::Replaced(objects) => {
                 let before = std::mem::take(self).readable;
+                self.news.is_whole = true;
                 for object in &objects {
                     self.put(object, &before, now);
                 }
             }
             Change::Applied(object) => {
                 let uid = uid_of(&object);
+                self.news.changed.extend(uid.clone());
                 let before = uid.as_ref().and_then(|uid| self.forget(uid)).map(|pod| (PodUid::of(&pod), pod));
                 self.put(&object, &BTreeMap::from_iter(before), now);
             }
             Change::Deleted(object) => {
                 if let Some(uid) = uid_of(&object) {
                     self.forget(&uid);
+                    self.news.changed.insert(uid);
                 }
             }
         }
@@ -135,6 +147,17 @@ impl Pods {
                 }
             }
         }
+    }
+
+    fn take_news(&mut self) -> Event {
+        let News { is_whole, changed } = std::mem::take(&mut self.news);
+        let source = Source::Api;
+        if is_whole {
+            return Event::Config { source, pods: self.all() };
+        }
+        let (present, removed): (Vec<_>, Vec<_>) = changed.into_iter().partition(|uid| self.readable.contains_key(uid));
+        let pods = present.iter().filter_map(|uid| self.readable.get(uid).cloned()).collect();
+        Event::ConfigChange { source, pods, removed }
     }
 
     fn all(&self) -> Vec<Arc<Pod>> {
@@ -188,6 +211,27 @@ mod tests {
         assert!(pods.all()[0].metadata.managed_fields.is_none());
         pods.hear(Change::Replaced(vec![object("c", "Pending")]));
         assert_eq!(shown(&pods), "c Pending");
+    }
+
+    #[test]
+    fn after_a_list_only_what_changed_is_told() {
+        let mut pods = Pods::default();
+        let mut told = |changes: Vec<Change>| {
+            changes.into_iter().for_each(|change| pods.hear(change));
+            let uids =
+                |pods: &[Arc<Pod>]| pods.iter().map(|pod| PodUid::of(pod).to_string()).collect::<Vec<_>>().join(" ");
+            match pods.take_news() {
+                Event::Config { pods, .. } => format!("all: {}", uids(&pods)),
+                Event::ConfigChange { pods, removed, .. } => format!("changed: {}; removed: {removed:?}", uids(&pods)),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(told(vec![Change::Replaced(vec![object("a", "Pending"), object("b", "Running")])]), "all: a b");
+        assert_eq!(told(vec![Change::Applied(object("a", "Running"))]), "changed: a; removed: []");
+        let gone = vec![Change::Applied(object("c", "Pending")), Change::Deleted(object("b", "Running"))];
+        assert_eq!(told(gone), r#"changed: c; removed: [PodUid("b")]"#);
+        let again = vec![Change::Deleted(object("a", "Running")), Change::Replaced(vec![object("c", "Running")])];
+        assert_eq!(told(again), "all: c");
     }
 
     #[test]

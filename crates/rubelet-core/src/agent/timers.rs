@@ -1,0 +1,63 @@
+//! When which pod is to be planned again.
+//!
+//! Owns: the order of these moments, so that a turn costs what it touches however many pods there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    id::PodUid,
+    time::{Now, Uptime},
+};
+
+#[derive(Debug, Default)]
+pub struct Timers {
+    by_pod: BTreeMap<PodUid, Uptime>,
+    in_order: BTreeSet<(Uptime, PodUid)>,
+}
+
+impl Timers {
+    /// `None`: nothing but an event brings the pod up again.
+    pub fn set(&mut self, uid: &PodUid, moment: Option<Uptime>) {
+        if self.by_pod.get(uid).copied() == moment {
+            return;
+        }
+        if let Some(known) = self.by_pod.remove(uid) {
+            self.in_order.remove(&(known, uid.clone()));
+        }
+        if let Some(moment) = moment {
+            self.by_pod.insert(uid.clone(), moment);
+            self.in_order.insert((moment, uid.clone()));
+        }
+    }
+
+    /// The pods whose moment has come. They stay due until they are set anew.
+    pub fn due(&self, now: Now) -> Vec<PodUid> {
+        let due = self.in_order.iter().take_while(|(moment, _)| *moment <= now.uptime);
+        due.map(|(_, uid)| uid.clone()).collect()
+    }
+
+    pub fn first(&self) -> Option<Uptime> {
+        self.in_order.first().map(|(moment, _)| *moment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::later;
+
+    #[test]
+    fn a_pod_is_due_from_its_moment_on_until_it_is_set_anew() {
+        let (a, b) = (PodUid::new("a"), PodUid::new("b"));
+        let mut timers = Timers::default();
+        timers.set(&a, Some(later(5).uptime));
+        timers.set(&b, Some(later(3).uptime));
+        assert_eq!((timers.due(later(2)), timers.first()), (vec![], Some(later(3).uptime)));
+        assert_eq!(timers.due(later(5)), [b.clone(), a.clone()]);
+        timers.set(&b, Some(later(9).uptime));
+        assert_eq!((timers.due(later(5)), timers.first()), (vec![a.clone()], Some(later(5).uptime)));
+        timers.set(&a, None);
+        timers.set(&b, None);
+        assert_eq!((timers.due(later(99)), timers.first()), (vec![], None));
+    }
+}
