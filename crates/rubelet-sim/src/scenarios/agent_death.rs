@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::{
     play::{
         Play, minutes,
-        moments::{Moment, calling, gone, running, sandboxed, started, stopping},
+        moments::{self, Moment, calling, gone, running, sandboxed, started, stopping},
         seconds,
     },
     runtime::store::Pull,
@@ -46,12 +46,22 @@ fn while_the_container_is_created_it_is_started_once() {
 
 #[test]
 fn a_start_that_is_cut_off_is_made_again_as_the_same_attempt() {
-    // In these the agent dies before the program has begun.
-    for seed in 56..59 {
+    let mut cut_off = 0;
+    for seed in 56..72 {
         let mut play = Play::seeded(seed);
         play.apply("web").until(&calling("StartContainer", "web")).crash_agent().wait(seconds(3)).start_agent();
-        play.settle(minutes(3)).expect_running("web").expect_starts("web", 2).expect_restart_count("web", 0);
+        play.settle(minutes(3)).expect_running("web").expect_restart_count("web", 0);
+        let starts = starts_expected(&play, 1);
+        cut_off += starts - 1;
+        play.expect_starts("web", starts);
     }
+    assert!(cut_off >= 3, "in {cut_off} of 16 the agent dies before the program has begun");
+}
+
+/// A start that was cut off with the agent is made once more.
+fn starts_expected(play: &Play, otherwise: u32) -> u32 {
+    let was_cut_off = play.trace().iter().any(|line| line.ends_with("its start was cut off"));
+    otherwise + u32::from(was_cut_off)
 }
 
 #[test]
@@ -142,6 +152,13 @@ fn killed_at_any_call_of_a_pods_life_it_still_starts_once_and_leaves_nothing() {
         play.change(|scene| scene.agent_dies_after = Some(nth));
         let pod = Script::pod("web").init("setup", "exit 0 after 1s").container("app", "run").image("reg.test/web:v1");
         play.apply(pod).until(&started("web", 2)).wait(seconds(2)).remove("web").settle(minutes(3));
-        play.expect_gone("web").expect_starts("web", 2);
+        // One that was cut off may have begun or not.
+        let (starts, most) = (play.look(|scene| moments::starts(scene, "web")), starts_expected(&play, 2));
+        assert!(
+            (2..=most).contains(&starts),
+            "{}",
+            play.failure("expect", &format!("{starts} starts, not 2 to {most}"))
+        );
+        play.expect_gone("web");
     }
 }

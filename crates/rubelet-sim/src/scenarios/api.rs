@@ -105,7 +105,8 @@ fn a_server_that_forgets_what_it_told_is_listed_again_and_loses_no_pod() {
             play.create(format!("pod{number}").as_str()).wait(seconds(3));
         }
         for number in 0..3 {
-            play.delete(&format!("pod{number}"), Within::ItsOwnTime).wait(seconds(2));
+            let pod = format!("pod{number}");
+            play.until(&started(&pod, 1)).delete(&pod, Within::ItsOwnTime).wait(seconds(2));
         }
         play.settle(minutes(3));
         for number in 0..6 {
