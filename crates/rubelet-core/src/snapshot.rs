@@ -2,7 +2,10 @@
 //!
 //! Owns: the view types behind `rubelet pods`, `rubelet explain`, `/pods`. Never: decides; nothing reads them back.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -18,8 +21,14 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub node: NodeView,
-    pub pods: BTreeMap<PodUid, Arc<PodView>>,
+    pub pods: PodViews,
+    /// The pods that are not what they were in the snapshot before this one, or are gone.
+    #[serde(skip)]
+    pub changed: BTreeSet<PodUid>,
 }
+
+/// Two snapshots share what is the same in both: a new one costs what changed, not what there is.
+pub type PodViews = rpds::RedBlackTreeMapSync<PodUid, Arc<PodView>>;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeView {

@@ -18,7 +18,7 @@ const FILE_LINES: usize = 600;
 const AGENT_FIELDS: usize = 12;
 
 /// The core decides and does nothing, so it needs nothing that could.
-const CORE_DEPENDENCIES: &[&str] = &["rubelet-cri", "jiff", "k8s-openapi", "serde", "serde_json", "thiserror"];
+const CORE_DEPENDENCIES: &[&str] = &["rubelet-cri", "jiff", "k8s-openapi", "rpds", "serde", "serde_json", "thiserror"];
 
 /// Words that make a run differ from its replay, with the places that may use them.
 const BANNED: &[Banned] = &[

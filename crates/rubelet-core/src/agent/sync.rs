@@ -26,7 +26,7 @@ use crate::{
         termination,
     },
     pod_manager::is_static_pod,
-    snapshot::PodView,
+    snapshot::{PodView, Snapshot},
     status_manager,
     time::Now,
     volumes,
@@ -440,22 +440,22 @@ impl Agent {
         if seen.is_empty() && node == self.snapshot.node {
             return;
         }
-        let snapshot = Arc::make_mut(&mut self.snapshot);
-        snapshot.node = node;
-        for uid in seen {
-            match self.records.get(&uid) {
+        let mut pods = self.snapshot.pods.clone();
+        for uid in &seen {
+            match self.records.get(uid) {
                 Some(record) => {
-                    let status = self.statuses.pod_status(&uid, &self.pods).cloned().unwrap_or_default();
+                    let status = self.statuses.pod_status(uid, &self.pods).cloned().unwrap_or_default();
                     let mirror = self.pods.mirror_pod_by_full_name(&record.id.full_name());
                     let mirror_uid = mirror.filter(|_| is_static_pod(&record.pod)).map(|mirror| PodUid::of(mirror));
                     let view = PodView { mirror_uid, ..explain::pod_view(record, status, &self.images, now) };
-                    snapshot.pods.insert(uid, Arc::new(view));
+                    pods.insert_mut(uid.clone(), Arc::new(view));
                 }
                 None => {
-                    snapshot.pods.remove(&uid);
+                    pods.remove_mut(uid);
                 }
             }
         }
+        self.snapshot = Arc::new(Snapshot { node, pods, changed: seen });
     }
 }
 

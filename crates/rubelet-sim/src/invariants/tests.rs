@@ -178,7 +178,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         facts: None,
         steps: Vec::new(),
     };
-    Snapshot { pods: BTreeMap::from([(PodUid::new("u1"), Arc::new(view))]), ..Default::default() }
+    Snapshot { pods: [(PodUid::new("u1"), Arc::new(view))].into_iter().collect(), ..Default::default() }
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn what_the_agent_may_not_say_is_heard() {
 fn a_condition_dated_before_its_change_is_noticed() {
     let ready = |scene: &Scene, status: &str, secs_ago: i64| {
         let mut snapshot = told("Syncing", "Running", 0);
-        let view = Arc::make_mut(snapshot.pods.values_mut().next().unwrap());
+        let view = Arc::make_mut(snapshot.pods.get_mut(&PodUid::new("u1")).unwrap());
         view.source = Some(Source::Api);
         let condition = PodCondition {
             type_: "Ready".to_owned(),

@@ -476,7 +476,9 @@ mod tests {
         let limits = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });
         play.apply(Script::from("web").field("resources", limits)).settle(minutes(1));
         play.change(|scene| {
-            let view = Arc::make_mut(&mut scene.snapshot).pods.values_mut().next().expect("one pod");
+            let pods = &mut Arc::make_mut(&mut scene.snapshot).pods;
+            let uid = pods.keys().next().expect("one pod").clone();
+            let view = pods.get_mut(&uid).expect("it is there");
             let status = Arc::make_mut(&mut Arc::make_mut(view).status);
             lie(&mut status.container_statuses.as_mut().expect("told")[0]);
         });

@@ -340,7 +340,7 @@ mod tests {
             step("status", StepState::Pending, "not reached"),
         ];
         let snapshot = snapshot("n1", [("u1", web)]);
-        let (uid, view) = snapshot.pods.first_key_value().unwrap();
+        let (uid, view) = snapshot.pods.first().unwrap();
         Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }
     }
 

@@ -158,19 +158,19 @@ impl Lives {
 
     /// A turn made one picture of another. Answers which pods are gone.
     pub fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) -> Vec<(PodUid, Arc<PodView>)> {
-        for (uid, view) in &after.pods {
-            let old = before.pods.get(uid);
-            if old.is_none_or(|old| !Arc::ptr_eq(old, view)) {
-                self.changed(uid, old.map(AsRef::as_ref), view, now);
+        let mut gone = Vec::new();
+        for uid in &after.changed {
+            match (before.pods.get(uid), after.pods.get(uid)) {
+                (old, Some(new)) => self.changed(uid, old.map(AsRef::as_ref), new, now),
+                (Some(old), None) => {
+                    let life = self.lock().remove(uid);
+                    self.round_ended(life.and_then(|life| life.round), now);
+                    gone.push((uid.clone(), old.clone()));
+                }
+                (None, None) => {}
             }
         }
-        let gone = before.pods.iter().filter(|(uid, _)| !after.pods.contains_key(*uid));
-        gone.map(|(uid, view)| {
-            let life = self.lock().remove(uid);
-            self.round_ended(life.and_then(|life| life.round), now);
-            (uid.clone(), view.clone())
-        })
-        .collect()
+        gone
     }
 
     fn changed(&self, uid: &PodUid, old: Option<&PodView>, new: &PodView, now: Now) {

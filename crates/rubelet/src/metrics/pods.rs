@@ -52,7 +52,7 @@ type Counts = fn(&PodView) -> bool;
 
 /// What is asked for.
 fn write_config(snapshot: &Snapshot, text: &mut Text) {
-    let desired = snapshot.pods.values().filter(|view| view.source.is_some());
+    let desired = || snapshot.pods.values().filter(|view| view.source.is_some());
     let families: [(&str, &str, Counts); 2] = [
         (
             "kubelet_desired_pods",
@@ -70,7 +70,7 @@ fn write_config(snapshot: &Snapshot, text: &mut Text) {
     for (name, help, counts) in families {
         text.head(name, "gauge", help);
         for (label, is_static) in [("", false), ("true", true)] {
-            let count = desired.clone().filter(|view| counts(view) && is_static_pod(&view.pod) == is_static).count();
+            let count = desired().filter(|view| counts(view) && is_static_pod(&view.pod) == is_static).count();
             text.sample((name, ""), Labels::of(&[("static", label)]), float(count));
         }
     }

@@ -189,7 +189,7 @@ fn snapshot() -> Snapshot {
         facts: None,
         steps: Vec::new(),
     };
-    Snapshot { pods: BTreeMap::from([("u1".into(), Arc::new(view))]), ..Snapshot::default() }
+    Snapshot { pods: [("u1".into(), Arc::new(view))].into_iter().collect(), ..Snapshot::default() }
 }
 
 fn body(call: &Call) -> serde_json::Value {

@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(told(vec![Change::Replaced(vec![object("a", "Pending"), object("b", "Running")])]), "all: a b");
         assert_eq!(told(vec![Change::Applied(object("a", "Running"))]), "changed: a; removed: []");
         let gone = vec![Change::Applied(object("c", "Pending")), Change::Deleted(object("b", "Running"))];
-        assert_eq!(told(gone), r#"changed: c; removed: [PodUid("b")]"#);
+        assert_eq!(told(gone), "changed: c; removed: [b]");
         let again = vec![Change::Deleted(object("a", "Running")), Change::Replaced(vec![object("c", "Running")])];
         assert_eq!(told(again), "all: c");
     }

@@ -54,7 +54,7 @@ fn a_pod_that_outlives_its_grace_period_is_noticed() {
 fn a_shorter_grace_period_asked_for_later_counts() {
     let with_grace = |grace: i64| {
         let mut snapshot = told("Terminating", "Running", 0);
-        let view = Arc::make_mut(snapshot.pods.values_mut().next().unwrap());
+        let view = Arc::make_mut(snapshot.pods.get_mut(&"u1".into()).unwrap());
         let metadata = &mut Arc::make_mut(&mut view.pod).metadata;
         metadata.deletion_grace_period_seconds = Some(grace);
         snapshot

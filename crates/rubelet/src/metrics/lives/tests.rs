@@ -234,6 +234,7 @@ fn what_is_known_of_a_pod_goes_with_it() {
     let there = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
     lives.turned(&Snapshot::default(), &there, now(1));
     assert_eq!(lives.lock().len(), 1);
-    let gone = lives.turned(&there, &Snapshot::default(), now(2));
+    let empty = Snapshot { changed: there.changed.clone(), ..Snapshot::default() };
+    let gone = lives.turned(&there, &empty, now(2));
     assert_eq!((lives.lock().len(), gone.len()), (0, 1));
 }

@@ -1,0 +1,34 @@
+//! What does one event cost the core, on a node with so many pods?
+//!
+//! `cargo xtask cost` runs this under callgrind, which counts instructions: the same number on a busy machine. Each round, one
+//! pod that merely runs is hinted at, looked at and planned, and the picture for readers is made anew. Only `rounds` is counted.
+
+#![expect(clippy::expect_used, reason = "it ends where it cannot go on")]
+
+#[path = "support/node.rs"]
+mod node;
+
+use node::{TestNode, document, uid};
+use rubelet_core::event::Event;
+
+const ROUNDS: usize = 20;
+
+fn main() {
+    let pods = std::env::args().nth(1).and_then(|text| text.parse().ok()).expect("the number of pods");
+    let mut node = TestNode::new(pods);
+    for number in 0..pods {
+        node.hears(&document(&uid(number), number));
+    }
+    node.happens(Event::Due);
+    node.settle();
+    rounds(&mut node, pods);
+    println!("{ROUNDS} rounds");
+}
+
+#[inline(never)]
+fn rounds(node: &mut TestNode, pods: usize) {
+    for round in 0..ROUNDS {
+        node.happens(Event::Hint { pod: uid(round * pods / ROUNDS) });
+        node.settle();
+    }
+}

@@ -1,0 +1,134 @@
+//! An agent whose pods run already, for the measurements beside this file.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use rubelet_core::{
+    agent::Agent,
+    api_pod, container,
+    effect::{Effect, Facts},
+    event::{Event, Source},
+    id::{ContainerId, PodUid, SandboxId},
+    observation::{
+        ContainerFacts, ContainerResources, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus,
+        SandboxFacts, SandboxState,
+    },
+    op::{ApiOp, NodeOp, Op, PodOp},
+    pod_config::mark,
+    settings::Settings,
+    time::{Now, Uptime},
+};
+use serde_json::{Value, json};
+
+const POD: &str = include_str!("../../testdata/pod_at_rest.json");
+
+pub fn uid(number: usize) -> PodUid {
+    PodUid::new(format!("00000000-0000-4000-8000-{number:012}"))
+}
+
+/// A pod as the API server sends it.
+pub fn document(uid: &PodUid, number: usize) -> Value {
+    let mut pod: Value = serde_json::from_str(POD).expect("it is JSON");
+    pod["metadata"]["name"] = json!(format!("web-7d4b9c6f5-{number:05}"));
+    pod["metadata"]["uid"] = json!(uid.as_str());
+    pod
+}
+
+/// An agent, and the pods its source keeps.
+pub struct TestNode {
+    agent: Agent,
+    source: BTreeMap<PodUid, Arc<Pod>>,
+    asked: Vec<Effect>,
+}
+
+impl TestNode {
+    /// Room for this many pods, of which none is there yet.
+    pub fn new(pods: usize) -> Self {
+        let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+        settings.node.allocatable.pods = i64::try_from(pods).expect("a number of pods");
+        let mut node = TestNode { agent: Agent::new(settings, now()), source: BTreeMap::new(), asked: Vec::new() };
+        node.happens(Event::Config { source: Source::Api, pods: Vec::new() });
+        node
+    }
+
+    pub fn hears(&mut self, document: &Value) {
+        let mut pod = api_pod::decode(document.to_string().as_bytes()).expect("a pod");
+        mark(&mut pod, Source::Api, "2026-06-01T12:00:00Z");
+        let pod = Arc::new(pod);
+        self.source.insert(PodUid::of(&pod), pod.clone());
+        self.happens(Event::ConfigChange { source: Source::Api, pods: vec![pod], removed: Vec::new() });
+    }
+
+    pub fn happens(&mut self, event: Event) {
+        self.asked.extend(self.agent.handle(now(), event));
+    }
+
+    /// Answers until nothing is asked any more; every pod runs already.
+    pub fn settle(&mut self) {
+        while let Some(effect) = self.asked.pop() {
+            if let Effect::Do { id, op, .. } = effect {
+                let facts = self.answer(&op);
+                self.happens(Event::Done { id, result: Ok(facts) });
+            }
+        }
+    }
+
+    fn answer(&mut self, op: &Op) -> Facts {
+        match op {
+            Op::Node(NodeOp::CheckRuntime) => {
+                let name = "containerd".to_owned();
+                Facts::Runtime(RuntimeStatus { name, has_events: true, ..RuntimeStatus::default() })
+            }
+            Op::Node(NodeOp::Relist) => Facts::Listing(Listing { looked_at: now().uptime, pods: BTreeMap::new() }),
+            Op::Pod(PodOp::Inspect { pod }) => Facts::Pod(running(&self.source[&pod.uid])),
+            Op::Api(ApiOp::PatchStatus { pod, patch, .. }) => self.patched(&pod.uid, patch),
+            _ => Facts::Nothing,
+        }
+    }
+
+    /// The API server takes the status over, and its watch says so. The first patch of a pod names all that it has.
+    fn patched(&mut self, uid: &PodUid, patch: &Value) -> Facts {
+        let mut stored = serde_json::to_value(&*self.source[uid]).expect("a pod");
+        stored["metadata"]["resourceVersion"] = json!("2000");
+        for (field, value) in
+            patch["status"].as_object().into_iter().flatten().filter(|(field, _)| !field.starts_with('$'))
+        {
+            stored["status"][field] = value.clone();
+        }
+        self.hears(&stored);
+        Facts::ApiPod(self.source[uid].clone())
+    }
+}
+
+fn running(pod: &Pod) -> PodFacts {
+    let sandbox = SandboxFacts {
+        id: SandboxId::new("b".repeat(64)),
+        attempt: 0,
+        state: SandboxState::Ready,
+        created_at: now().wall,
+        runtime_handler: String::new(),
+        host_network: false,
+        ips: vec!["10.1.0.7".to_owned()],
+    };
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers).map(|spec| ContainerFacts {
+        id: ContainerId::new(format!("{}{}", spec.name, "c".repeat(60))),
+        sandbox: sandbox.id.clone(),
+        name: spec.name.clone(),
+        attempt: 0,
+        hash: Some(container::hash::hash(spec)),
+        image: spec.image.clone().unwrap_or_default(),
+        image_ref: format!("sha256:{}", "d".repeat(64)),
+        created_at: now().wall,
+        state: ContainerState::Running { started_at: now().wall },
+        log_path: String::new(),
+        user: Some(ContainerUser { uid: 0, gid: 0, supplemental_groups: vec![0] }),
+        resources: ContainerResources::default(),
+    });
+    let containers = containers.collect();
+    PodFacts { looked_at: now().uptime, sandboxes: vec![sandbox], containers, logged_attempts: BTreeMap::new() }
+}
+
+fn now() -> Now {
+    Now { uptime: Uptime::new(Duration::from_secs(3600)), wall: Timestamp::UNIX_EPOCH + Duration::from_secs(1 << 30) }
+}
