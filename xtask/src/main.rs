@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `e2e`, `vm`, `conformance`, `bench`,
+//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `cost`, `e2e`, `vm`, `conformance`, `bench`,
 //! `gen`.
 //!
 //! Owns: the command line. Each command is a file, or a program of its own.
 
 mod check;
+mod cost;
 mod hand_over;
 mod sim;
 mod test;
@@ -28,6 +29,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("down", _)) => up::down()?,
         Some(("test", _)) => return Ok(test::run()?.conclude()),
         Some(("check", _)) => check::run()?,
+        Some(("cost", args)) => cost::run(args.get_one("pods").copied().unwrap_or(cost::MANY_PODS))?,
         Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
         Some(("e2e" | "vm" | "conformance" | "bench", _)) => return hand_over::to("rubelet-e2e"),
         Some(("gen", _)) => return hand_over::to("rubelet-gen"),
@@ -45,6 +47,17 @@ fn command() -> Command {
         .subcommand(cli::up())
         .subcommand(Command::new("down").about("End what `up` started and remove everything it made"))
         .subcommand(
+            Command::new("cost")
+                .about("What one event costs the core with 10 pods and with many, in instructions")
+                .arg(
+                    Arg::new("pods")
+                        .long("pods")
+                        .value_name("N")
+                        .value_parser(clap::value_parser!(u32).range(1..))
+                        .help(format!("How many are many [default: {}]", cost::MANY_PODS)),
+                ),
+        )
+        .subcommand(
             Command::new("sim")
                 .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
                 .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
@@ -52,7 +65,9 @@ fn command() -> Command {
         .subcommand(cli::e2e())
         .subcommand(cli::vm())
         .subcommand(cli::conformance())
-        .subcommand(Command::new("test").about("All tests: check, unit tests, simulation, end to end"))
+        .subcommand(
+            Command::new("test").about("All tests: check, unit tests, simulation, cost of an event, end to end"),
+        )
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
         .subcommand(cli::bench())
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))

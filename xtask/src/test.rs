@@ -17,7 +17,7 @@ use rubelet_testbed::{
     tally::Tally,
 };
 
-use crate::{check, hand_over, sim};
+use crate::{check, cost, hand_over, sim};
 
 /// Fixed, so that a failure is the change's and not the dice's.
 const SIM_SEEDS: &str = "50";
@@ -27,6 +27,7 @@ pub fn run() -> anyhow::Result<Tally> {
     stage("check", &mut tally, || check::run().map(|()| Tally::PASSED));
     stage("unit tests", &mut tally, unit_tests);
     stage("simulation", &mut tally, || sim::run(&["--seeds".into(), SIM_SEEDS.into()]).map(|()| Tally::PASSED));
+    stage("cost of an event", &mut tally, || cost::run(cost::MANY_PODS).map(|()| Tally::PASSED));
     stage("end to end", &mut tally, end_to_end);
     Ok(tally)
 }

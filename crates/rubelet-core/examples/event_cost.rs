@@ -8,7 +8,7 @@
 #[path = "support/node.rs"]
 mod node;
 
-use node::{TestNode, document, uid};
+use node::{TestNode, uid};
 use rubelet_core::event::Event;
 
 const ROUNDS: usize = 20;
@@ -16,9 +16,7 @@ const ROUNDS: usize = 20;
 fn main() {
     let pods = std::env::args().nth(1).and_then(|text| text.parse().ok()).expect("the number of pods");
     let mut node = TestNode::new(pods);
-    for number in 0..pods {
-        node.hears(&document(&uid(number), number));
-    }
+    node.lists(pods);
     node.happens(Event::Due);
     node.settle();
     rounds(&mut node, pods);

@@ -11,7 +11,7 @@ mod node;
 
 use std::fs;
 
-use node::{TestNode, document, uid};
+use node::TestNode;
 use rubelet_core::event::Event;
 
 const PODS: usize = 500;
@@ -19,15 +19,12 @@ const PODS: usize = 500;
 fn main() {
     let mut node = TestNode::new(PODS);
     let empty = resident_kib();
-    for number in 0..PODS {
-        node.hears(&document(&uid(number), number));
-    }
+    node.lists(PODS);
     let heard = resident_kib();
     node.happens(Event::Due);
     node.settle();
     let rest = resident_kib();
     let per_pod = |kib: u64| format!("{:.1} KiB", (kib - empty) as f64 / PODS as f64);
-    println!("a pod in JSON: {:.1} KiB", document(&uid(0), 0).to_string().len() as f64 / 1024.0);
     println!("per pod: heard of {}, running and told {}", per_pod(heard), per_pod(rest));
 }
 

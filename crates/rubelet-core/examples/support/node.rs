@@ -9,10 +9,10 @@ use rubelet_core::{
     api_pod, container,
     effect::{Effect, Facts},
     event::{Event, Source},
-    id::{ContainerId, PodUid, SandboxId},
+    id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{
-        ContainerFacts, ContainerResources, ContainerState, ContainerUser, Listing, PodFacts, RuntimeStatus,
-        SandboxFacts, SandboxState,
+        ContainerFacts, ContainerResources, ContainerState, ContainerUser, ListedPod, ListedState, Listing, PodFacts,
+        RuntimeStatus, SandboxFacts, SandboxState,
     },
     op::{ApiOp, NodeOp, Op, PodOp},
     pod_config::mark,
@@ -28,7 +28,7 @@ pub fn uid(number: usize) -> PodUid {
 }
 
 /// A pod as the API server sends it.
-pub fn document(uid: &PodUid, number: usize) -> Value {
+fn document(uid: &PodUid, number: usize) -> Value {
     let mut pod: Value = serde_json::from_str(POD).expect("it is JSON");
     pod["metadata"]["name"] = json!(format!("web-7d4b9c6f5-{number:05}"));
     pod["metadata"]["uid"] = json!(uid.as_str());
@@ -47,17 +47,23 @@ impl TestNode {
     pub fn new(pods: usize) -> Self {
         let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
         settings.node.allocatable.pods = i64::try_from(pods).expect("a number of pods");
-        let mut node = TestNode { agent: Agent::new(settings, now()), source: BTreeMap::new(), asked: Vec::new() };
-        node.happens(Event::Config { source: Source::Api, pods: Vec::new() });
-        node
+        TestNode { agent: Agent::new(settings, now()), source: BTreeMap::new(), asked: Vec::new() }
     }
 
-    pub fn hears(&mut self, document: &Value) {
+    /// The first list of the API server: so many pods, all of which run already.
+    pub fn lists(&mut self, pods: usize) {
+        for number in 0..pods {
+            self.decoded(&document(&uid(number), number));
+        }
+        self.happens(Event::Config { source: Source::Api, pods: self.source.values().cloned().collect() });
+    }
+
+    fn decoded(&mut self, document: &Value) -> Arc<Pod> {
         let mut pod = api_pod::decode(document.to_string().as_bytes()).expect("a pod");
         mark(&mut pod, Source::Api, "2026-06-01T12:00:00Z");
         let pod = Arc::new(pod);
         self.source.insert(PodUid::of(&pod), pod.clone());
-        self.happens(Event::ConfigChange { source: Source::Api, pods: vec![pod], removed: Vec::new() });
+        pod
     }
 
     pub fn happens(&mut self, event: Event) {
@@ -80,7 +86,10 @@ impl TestNode {
                 let name = "containerd".to_owned();
                 Facts::Runtime(RuntimeStatus { name, has_events: true, ..RuntimeStatus::default() })
             }
-            Op::Node(NodeOp::Relist) => Facts::Listing(Listing { looked_at: now().uptime, pods: BTreeMap::new() }),
+            Op::Node(NodeOp::Relist) => {
+                let pods = self.source.iter().map(|(uid, pod)| (uid.clone(), listed(pod))).collect();
+                Facts::Listing(Listing { looked_at: now().uptime, pods })
+            }
             Op::Pod(PodOp::Inspect { pod }) => Facts::Pod(running(&self.source[&pod.uid])),
             Op::Api(ApiOp::PatchStatus { pod, patch, .. }) => self.patched(&pod.uid, patch),
             _ => Facts::Nothing,
@@ -96,8 +105,18 @@ impl TestNode {
         {
             stored["status"][field] = value.clone();
         }
-        self.hears(&stored);
+        let pod = self.decoded(&stored);
+        self.happens(Event::ConfigChange { source: Source::Api, pods: vec![pod], removed: Vec::new() });
         Facts::ApiPod(self.source[uid].clone())
+    }
+}
+
+fn listed(pod: &Pod) -> ListedPod {
+    let facts = running(pod);
+    ListedPod {
+        pod: PodRef::of(pod),
+        sandboxes: facts.sandboxes.iter().map(|sandbox| (sandbox.id.clone(), sandbox.state)).collect(),
+        containers: facts.containers.iter().map(|it| (it.id.clone(), ListedState::Running)).collect(),
     }
 }
 

@@ -21,6 +21,11 @@ use crate::{
 impl Agent {
     /// Whether this pod is let in now. Those that came before it are decided before it, whoever is asked about first.
     pub(super) fn may_start(&mut self, uid: &PodUid, now: Now) -> bool {
+        if self.node.listing.is_none() {
+            let record = self.records.get_mut(uid).expect("it waits");
+            record.blocked = Some("the first look at the runtime".to_owned());
+            return false;
+        }
         for waiting in self.waiting_in_order() {
             if !self.has_free_name(&waiting, now) {
                 continue;

@@ -30,8 +30,11 @@ impl Agent {
             return;
         }
         let batch = if self.errands.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
-        for uid in self.statuses.sync_batch(batch, &self.pods) {
-            self.sync_status(&uid, now);
+        // Whoever waits is put in order only when somebody's turn has come.
+        if batch == Batch::Reconcile || self.errands.has_room() {
+            for uid in self.statuses.sync_batch(batch, &self.pods) {
+                self.sync_status(&uid, now);
+            }
         }
         for name in std::mem::take(&mut self.errands.mirrors) {
             self.sync_mirror_pod(name, now);

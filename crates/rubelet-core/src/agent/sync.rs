@@ -130,20 +130,15 @@ impl Agent {
         true
     }
 
-    /// A pod may start once the runtime was listed, and a static pod when its name is free. A pod of the API waits for no
-    /// other: whoever deletes a pod by force must get its successor, even if something of the old one cannot be stopped.
+    /// A static pod may start when its name is free. A pod of the API waits for no other: whoever deletes a pod by force must get
+    /// its successor, even if something of the old one cannot be stopped.
     pub(super) fn has_free_name(&mut self, uid: &PodUid, now: Now) -> bool {
         let is_static = is_static_pod(&self.records[uid].pod);
         if is_static {
             self.adopt_namesakes(uid, now);
         }
-        let blocked = if self.node.listing.is_none() {
-            Some("the first look at the runtime".to_owned())
-        } else {
-            self.name_holder(&self.records[uid])
-                .filter(|_| is_static)
-                .map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid))
-        };
+        let holder = if is_static { self.name_holder(&self.records[uid]) } else { None };
+        let blocked = holder.map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid));
         let is_free = blocked.is_none();
         self.records.get_mut(uid).expect("the caller found it").blocked = blocked;
         is_free
