@@ -15,7 +15,7 @@ use crate::{
     event::Source,
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
-    op::{ApiOp, Op, OpKind},
+    op::{ApiOp, Op},
     pod::{Cause, Flight, Lifecycle, PodRecord},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
@@ -213,17 +213,9 @@ impl Agent {
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
         Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
-        Lifecycle::Terminating { cause: Cause::Completed, .. } if has_seen_the_last_end(record) => {
-            RunningContainers::None
-        }
+        Lifecycle::Terminating { cause: Cause::Completed, .. } if record.is_last_end_seen => RunningContainers::None,
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
     }
-}
-
-fn has_seen_the_last_end(record: &PodRecord) -> bool {
-    let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
-    let is_starting = record.flights.values().any(|flight| flight.op.kind() == OpKind::Start);
-    record.fresh_facts().is_some_and(all_ended) && !is_starting
 }
 
 /// The containers of a deleted pod have ended and its sandbox is being stopped: one status tells both, as upstream's does.

@@ -110,6 +110,9 @@ impl Agent {
             let grace_secs = record.grace_secs();
             self.terminate(uid, Cause::Completed, grace_secs, now);
         }
+        if let Some(record) = self.records.get_mut(uid) {
+            record.note_last_end();
+        }
         self.probe_pod(uid, &facts, now);
         self.plan_pod(uid, now);
     }

@@ -10,8 +10,8 @@ use crate::{
     cgroups::Tree,
     effect::Severity,
     id::PodRef,
-    observation::{ContainerFacts, PodFacts, SandboxState},
-    op::{ContainerOp, Op, PodOp, VolumeOp},
+    observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
+    op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation,
         hooks::{Hook, HookOrder},
@@ -25,6 +25,18 @@ use crate::{
 /// How long dead containers and logs of a static pod outlive its manifest, so that a pod whose manifest comes back counts
 /// on. Upstream collects the containers of removed pods once a minute.
 const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
+
+impl PodRecord {
+    /// Notes that a look younger than the pod's last change shows nothing that runs, while nothing is being started.
+    pub fn note_last_end(&mut self) {
+        let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
+        let is_starting = self.flights.values().any(|flight| flight.op.kind() == OpKind::Start);
+        let is_ending = matches!(self.lifecycle, Lifecycle::Terminating { .. });
+        if is_ending && !is_starting && self.fresh_facts().is_some_and(all_ended) {
+            self.is_last_end_seen = true;
+        }
+    }
+}
 
 /// Plans for a record in `Terminating`: nothing may run at its end.
 pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {

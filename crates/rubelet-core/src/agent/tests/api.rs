@@ -339,6 +339,22 @@ fn pod_that_completes_is_called_ended_before_its_sandbox_stops_and_told_of_twice
 }
 
 #[test]
+fn end_that_was_told_is_not_taken_back_when_its_answer_is_lost() {
+    let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
+    told.seen("a: running 5s");
+    let turns = &mut told.turns;
+    turns.happens(Event::Hint { pod: "u1".into() });
+    turns.inspected("a: exit(0) 0s");
+    assert_eq!(turns.patch()["phase"], "Succeeded");
+    turns.answer("PatchStatus", Err(EffectError { kind: ErrorKind::Unavailable, message: "lost".to_owned() }));
+    turns.answer("StopSandbox", Ok(Facts::Nothing));
+    // The look after it is still under way.
+    turns.at_secs += 3;
+    turns.happens(Event::Due);
+    assert_eq!(turns.patch()["phase"], "Succeeded");
+}
+
+#[test]
 fn pod_that_completes_is_not_called_ended_while_a_sidecar_runs_or_a_look_is_old() {
     let mut told = Told::of(stored("never | sidecar s | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("s: running 9s; a: running 5s");
