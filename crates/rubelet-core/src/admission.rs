@@ -26,7 +26,7 @@ mod taints;
 mod tests;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmitResult {
     Admit,
     Reject(PodFailure),
     /// Only the node's labels speak against it, and they may have changed a moment ago.
@@ -35,7 +35,7 @@ pub enum Verdict {
 
 /// What the verdict depends on beside the pod.
 #[derive(Clone, Copy, Debug)]
-pub struct Site<'a> {
+pub struct AdmitContext<'a> {
     pub settings: &'a Settings,
     /// The pods that were admitted and have not ended.
     pub others: &'a [&'a Pod],
@@ -47,16 +47,16 @@ pub struct Site<'a> {
 const OS: &str = "linux";
 const LABEL_OS: &str = "kubernetes.io/os";
 
-pub fn admit(pod: &Pod, site: Site<'_>) -> Verdict {
-    let Some(spec) = &pod.spec else { return Verdict::Admit };
+pub fn admit(pod: &Pod, site: AdmitContext<'_>) -> AdmitResult {
+    let Some(spec) = &pod.spec else { return AdmitResult::Admit };
     let refusal = sysctls::refusal(spec, &site.settings.allowed_unsafe_sysctls)
         .or_else(|| os_refusal(pod, spec))
         .or_else(|| groups_refusal(spec, site));
     if let Some(refusal) = refusal {
-        return Verdict::Reject(refusal);
+        return AdmitResult::Reject(refusal);
     }
     match misfit(pod, spec, site) {
-        Verdict::Admit => apparmor_refusal(pod, spec, site).map_or(Verdict::Admit, Verdict::Reject),
+        AdmitResult::Admit => apparmor_refusal(pod, spec, site).map_or(AdmitResult::Admit, AdmitResult::Reject),
         misfit => misfit,
     }
 }
@@ -77,7 +77,7 @@ fn os_refusal(pod: &Pod, spec: &PodSpec) -> Option<PodFailure> {
     None
 }
 
-fn groups_refusal(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn groups_refusal(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     let policy = spec.security_context.as_ref()?.supplemental_groups_policy.as_deref()?;
     if policy != "Strict" || site.has_strict_groups {
         return None;
@@ -87,7 +87,7 @@ fn groups_refusal(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
 }
 
 /// Upstream's general filters; of several reasons the first is told.
-fn misfit(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Verdict {
+fn misfit(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> AdmitResult {
     // Room is made for a critical pod; only what no room could mend refuses it.
     let lack = if is_critical(pod, spec) { None } else { lack(spec, site) };
     let stranger = if affinity::matches(spec, &site.node.labels, &site.settings.node_name) {
@@ -97,15 +97,15 @@ fn misfit(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Verdict {
     };
     let others = elsewhere(spec, site).or_else(|| port_conflict(spec, site)).or_else(|| unwelcome(pod, spec, site));
     match (lack, stranger, others) {
-        (Some(lack), _, _) => Verdict::Reject(lack),
-        (None, Some(stranger), None) => Verdict::Doubt(stranger),
-        (None, Some(stranger), Some(_)) => Verdict::Reject(stranger),
-        (None, None, Some(other)) => Verdict::Reject(other),
-        (None, None, None) => Verdict::Admit,
+        (Some(lack), _, _) => AdmitResult::Reject(lack),
+        (None, Some(stranger), None) => AdmitResult::Doubt(stranger),
+        (None, Some(stranger), Some(_)) => AdmitResult::Reject(stranger),
+        (None, None, Some(other)) => AdmitResult::Reject(other),
+        (None, None, None) => AdmitResult::Admit,
     }
 }
 
-fn elsewhere(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn elsewhere(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     let name = spec.node_name.as_ref().filter(|name| !name.is_empty())?;
     if *name == site.settings.node_name {
         return None;
@@ -113,7 +113,7 @@ fn elsewhere(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
     predicate("NodeName", "node(s) didn't match the requested node name")
 }
 
-fn port_conflict(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn port_conflict(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     let wanted = host_ports(spec);
     let mut taken = site.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
     if !taken.any(|taken| wanted.iter().any(|wanted| taken.conflicts_with(wanted))) {
@@ -123,7 +123,7 @@ fn port_conflict(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
 }
 
 /// Static pods tolerate every taint: whoever may write a manifest owns the node.
-fn unwelcome(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn unwelcome(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     if is_static_pod(pod) || taints::are_tolerated(&site.node.taints, spec.tolerations.as_deref().unwrap_or_default()) {
         return None;
     }
@@ -135,7 +135,7 @@ fn predicate(name: &str, why: &str) -> Option<PodFailure> {
 }
 
 /// What the node has too little of. A capacity of zero is one nobody knows.
-fn lack(spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn lack(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     let allocatable = &site.settings.node.allocatable;
     let others = i64::try_from(site.others.len()).unwrap_or(i64::MAX);
     if allocatable.pods > 0 && others >= allocatable.pods {
@@ -220,7 +220,7 @@ fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     containers.flat_map(|container| container.ports.iter().flatten()).filter_map(HostPort::of).collect()
 }
 
-fn apparmor_refusal(pod: &Pod, spec: &PodSpec, site: Site<'_>) -> Option<PodFailure> {
+fn apparmor_refusal(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
     const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
     let of_pod = spec.security_context.iter().filter_map(|context| context.app_armor_profile.as_ref());
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);

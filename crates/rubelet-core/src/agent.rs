@@ -10,8 +10,8 @@ use std::{
 
 use crate::{
     agent::{outbox::Outbox, timers::Timers},
+    api_requests::ApiRequests,
     effect::Effect,
-    errands::Errands,
     event::Event,
     id::PodUid,
     images::Images,
@@ -48,7 +48,7 @@ pub struct Agent {
     records: BTreeMap<PodUid, PodRecord>,
     images: Images,
     statuses: StatusManager,
-    errands: Errands,
+    api_requests: ApiRequests,
     node: Node,
     outbox: Outbox,
     /// Pods to be planned before this turn ends.
@@ -67,7 +67,7 @@ impl Agent {
             records: BTreeMap::new(),
             images: Images::default(),
             statuses: StatusManager::default(),
-            errands: Errands::default(),
+            api_requests: ApiRequests::default(),
             node: Node::new(now),
             outbox: Outbox::default(),
             touched: BTreeSet::new(),
@@ -91,13 +91,14 @@ impl Agent {
         }
         self.handle_time(now);
         self.handle_pod_syncs(now);
-        self.handle_errands(now);
+        self.handle_api_requests(now);
         self.outbox.drain()
     }
 
     /// When `Event::Due` is wanted, if nothing else happens before.
     pub fn wake_at(&self, now: Now) -> Uptime {
-        let others = [self.timers.first(), self.images.wake_at(now), self.outbox.pulls_at, self.errands.wake_at(now)];
+        let others =
+            [self.timers.first(), self.images.wake_at(now), self.outbox.pulls_at, self.api_requests.wake_at(now)];
         others.into_iter().flatten().fold(self.node.wake_at(now), Uptime::min)
     }
 

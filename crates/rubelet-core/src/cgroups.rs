@@ -86,18 +86,18 @@ const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
 
 /// The cgroup tree of this node's pods.
 #[derive(Clone, Copy, Debug)]
-pub struct Tree<'a> {
+pub struct CgroupTree<'a> {
     settings: &'a CgroupSettings,
     node: &'a NodeProfile,
     driver: CgroupDriver,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> CgroupTree<'a> {
     /// `None` when pods have no cgroups of their own. The runtime's word about the driver counts more than the
     /// configuration's: both must name cgroups alike.
     pub fn new(settings: &'a Settings, runtimes_driver: Option<CgroupDriver>) -> Option<Self> {
         let cgroups = settings.cgroups.as_ref()?;
-        Some(Tree { settings: cgroups, node: &settings.node, driver: runtimes_driver.unwrap_or(cgroups.driver) })
+        Some(CgroupTree { settings: cgroups, node: &settings.node, driver: runtimes_driver.unwrap_or(cgroups.driver) })
     }
 
     /// The pod's cgroup: also what the runtime is told as the parent of its containers.
@@ -290,7 +290,7 @@ mod tests {
             ("/a-b", CgroupDriver::Systemd),
         ] {
             let settings = settings(root, driver);
-            let tree = Tree::new(&settings, None).unwrap();
+            let tree = CgroupTree::new(&settings, None).unwrap();
             lines.extend([&guaranteed, &burstable, &best_effort].map(|spec| tree.pod_path(spec, &uid)));
         }
         insta::assert_snapshot!(lines.join("\n"), @"
@@ -312,10 +312,10 @@ mod tests {
     #[test]
     fn the_runtimes_driver_counts_more_than_the_configurations() {
         let settings = settings("/", CgroupDriver::Cgroupfs);
-        let tree = Tree::new(&settings, Some(CgroupDriver::Systemd)).unwrap();
+        let tree = CgroupTree::new(&settings, Some(CgroupDriver::Systemd)).unwrap();
         assert_eq!(tree.tiers(std::iter::empty())[0].path, "/kubepods.slice");
         let off = Settings { cgroups: None, ..settings.clone() };
-        assert!(Tree::new(&off, Some(CgroupDriver::Systemd)).is_none());
+        assert!(CgroupTree::new(&off, Some(CgroupDriver::Systemd)).is_none());
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn the_burstable_tier_has_the_sum_of_its_pods_requests_and_best_effort_the_least() {
         let settings = settings("/", CgroupDriver::Cgroupfs);
-        let tree = Tree::new(&settings, None).unwrap();
+        let tree = CgroupTree::new(&settings, None).unwrap();
         let pods = [
             one(r#"{"requests":{"cpu":"500m"}}"#),
             one(r#"{"requests":{"cpu":"1"}}"#),
@@ -395,7 +395,7 @@ mod tests {
             (CgroupDriver::Systemd, "cri-containerd-x.scope", None),
         ] {
             let settings = settings("/", driver);
-            let tree = Tree::new(&settings, None).unwrap();
+            let tree = CgroupTree::new(&settings, None).unwrap();
             assert_eq!(tree.uid_of(name).as_ref().map(PodUid::as_str), uid, "{name}");
         }
     }

@@ -13,7 +13,7 @@ use crate::{
     pod::{Key, Lifecycle, Look, PodRecord, Preparation, Wanted},
     pod_config::PodConfig,
     settings::Settings,
-    snapshot::{Census, NodeView, PodView, Stage, Step, StepState},
+    snapshot::{NodeView, PodCounts, PodView, Stage, Step, StepState},
     time::{Now, Uptime},
 };
 
@@ -59,8 +59,8 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
     }
 }
 
-fn census(record: &PodRecord, images: &Images) -> Census {
-    let mut census = Census {
+fn census(record: &PodRecord, images: &Images) -> PodCounts {
+    let mut census = PodCounts {
         stage: match record.lifecycle {
             Lifecycle::Waiting => Stage::Waiting,
             Lifecycle::Syncing => Stage::Syncing,
@@ -69,7 +69,7 @@ fn census(record: &PodRecord, images: &Images) -> Census {
         },
         rejected: record.rejected.as_ref().map(|refusal| refusal.reason.clone()),
         is_working: !record.flights.is_empty() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
-        ..Census::default()
+        ..PodCounts::default()
     };
     if let Some(facts) = &record.facts {
         census.has_ready_sandbox = facts.ready_sandbox().is_some();

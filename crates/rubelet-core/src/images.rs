@@ -39,7 +39,7 @@ pub enum PullPolicy {
 
 /// A container waits for this image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageWant {
+pub struct ImageRequest {
     pub container: String,
     pub image: String,
     pub policy: PullPolicy,
@@ -47,7 +47,7 @@ pub struct ImageWant {
     pub pull_secrets: Vec<String>,
 }
 
-impl ImageWant {
+impl ImageRequest {
     pub fn of(spec: &PodSpec, container: &Container) -> Self {
         let policy = match container.image_pull_policy.as_deref() {
             Some("Always") => PullPolicy::Always,
@@ -55,7 +55,7 @@ impl ImageWant {
             // Manifests and API pods are defaulted; this is upstream's answer to any other word.
             _ => PullPolicy::IfNotPresent,
         };
-        ImageWant {
+        ImageRequest {
             container: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             policy,
@@ -82,7 +82,7 @@ pub struct Images {
 #[derive(Clone, Debug)]
 struct Ensure {
     pod: PodRef,
-    want: ImageWant,
+    want: ImageRequest,
     state: State,
     /// What the container's status says meanwhile.
     waiting: Option<Waiting>,
@@ -142,7 +142,7 @@ pub struct ImageSteps {
 
 impl Images {
     /// Of the very image that is asked for: one that got ready before an edit of the pod is another.
-    pub fn readiness(&self, uid: &PodUid, want: &ImageWant) -> Readiness<'_> {
+    pub fn readiness(&self, uid: &PodUid, want: &ImageRequest) -> Readiness<'_> {
         let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want == *want);
         match known.map(|ensure| &ensure.state) {
             Some(State::Ready(facts)) => Readiness::Ready(facts),
@@ -179,7 +179,7 @@ impl Images {
 
     /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns
     /// what is under way for it.
-    pub fn supersede(&mut self, uid: &PodUid, want: &ImageWant) -> Option<EffectId> {
+    pub fn supersede(&mut self, uid: &PodUid, want: &ImageRequest) -> Option<EffectId> {
         let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want != *want)?;
         let under_way = known.asked().map(|asked| asked.id);
         self.forget(uid, &want.container);
@@ -187,7 +187,7 @@ impl Images {
     }
 
     /// A container wants its image: look for it now, unless that is under way or waits for its time.
-    pub fn want(&mut self, pod: &PodRef, want: &ImageWant, now: Now) -> Option<Op> {
+    pub fn want(&mut self, pod: &PodRef, want: &ImageRequest, now: Now) -> Option<Op> {
         let key = (pod.uid.clone(), want.container.clone());
         let image = want.image.clone();
         let ensure = self.wants.entry(key).or_insert_with(|| Ensure {

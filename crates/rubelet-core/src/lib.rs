@@ -6,13 +6,13 @@
 pub mod admission;
 pub mod agent;
 pub mod api_pod;
+pub mod api_requests;
 pub mod cgroups;
 pub mod config;
 pub mod container;
 pub mod demand;
 pub mod downward_api;
 pub mod effect;
-pub mod errands;
 pub mod event;
 pub mod explain;
 pub mod fnv;

@@ -13,8 +13,8 @@ use crate::{
     cgroups::Cgroup,
     effect::ImageFacts,
     id::{ContainerId, PodRef, PodUid, SandboxId},
-    pod::hooks::{Hook, HookOrder},
-    probes::ProbeOrder,
+    pod::hooks::{Hook, HookRequest},
+    probes::ProbeRequest,
     time::Uptime,
 };
 
@@ -102,9 +102,9 @@ pub enum ContainerOp {
         id: ContainerId,
     },
     /// Asks a container how it is. What its program does about it is its own affair.
-    Probe(ProbeOrder),
+    Probe(ProbeRequest),
     /// Tells a container that it has started, or that it is about to be stopped.
-    RunHook(HookOrder),
+    RunHook(HookRequest),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ use crate::{
     effect::{EffectId, EventRecord},
     event::Source,
     id::{ContainerId, PodRef, SandboxId},
-    images::ImageWant,
+    images::ImageRequest,
     observation::SharedFacts,
     op::{ContainerOp, Op},
     pod::{
@@ -231,13 +231,13 @@ pub enum Look {
     UnderWay {
         id: EffectId,
         give_up_at: Uptime,
-        meanwhile: Meanwhile,
+        meanwhile: DuringLook,
     },
 }
 
 /// What happened since a look began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Meanwhile {
+pub enum DuringLook {
     Nothing,
     /// Something says the pod changed: look once more, but what this look finds counts.
     Hint,
@@ -352,7 +352,7 @@ impl PodRecord {
     }
 
     /// The pod should be looked at; a look under way is followed by another.
-    pub fn want_look(&mut self, why: Meanwhile) {
+    pub fn want_look(&mut self, why: DuringLook) {
         match &mut self.look {
             Look::Idle | Look::Wanted => self.look = Look::Wanted,
             Look::UnderWay { meanwhile, .. } => *meanwhile = (*meanwhile).max(why),
@@ -441,7 +441,7 @@ impl PodRecord {
 pub struct Plan {
     pub steps: Vec<Planned>,
     /// Images that containers wait for.
-    pub images: Vec<ImageWant>,
+    pub images: Vec<ImageRequest>,
     /// Containers that may not start yet, and why.
     pub waiting: BTreeMap<String, Waiting>,
     pub events: Vec<EventRecord>,

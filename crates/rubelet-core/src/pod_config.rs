@@ -131,13 +131,13 @@ impl PodConfig {
         self.awaited(expected).is_empty()
     }
 
-    pub fn has_spoken(&self, source: Source) -> bool {
+    pub fn has_seen(&self, source: Source) -> bool {
         self.sources.contains_key(&source) && !self.partial.contains(&source)
     }
 
     /// The sources that have not spoken yet, or not to their end.
     pub fn awaited(&self, expected: &[Source]) -> Vec<Source> {
-        expected.iter().filter(|source| !self.has_spoken(**source)).copied().collect()
+        expected.iter().filter(|source| !self.has_seen(**source)).copied().collect()
     }
 }
 

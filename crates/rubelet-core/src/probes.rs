@@ -23,7 +23,7 @@ pub mod order;
 #[cfg(test)]
 mod tests;
 
-pub use order::{HttpGet, ProbeAction, ProbeOrder, ProbeOutcome};
+pub use order::{HttpGet, ProbeAction, ProbeOutcome, ProbeRequest};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ProbeKind {

@@ -83,7 +83,7 @@ pub struct PodView {
     pub lifecycle_since: Timestamp,
     /// The names of running containers with their ids, as the runtime has them.
     pub running: BTreeMap<String, String>,
-    pub census: Census,
+    pub census: PodCounts,
     /// The last look at it; for readers in this process alone.
     #[serde(skip)]
     pub facts: Option<SharedFacts>,
@@ -93,7 +93,7 @@ pub struct PodView {
 
 /// What a pod counts as.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Census {
+pub struct PodCounts {
     pub stage: Stage,
     /// The reason under which the node refused it.
     pub rejected: Option<String>,

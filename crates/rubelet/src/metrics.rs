@@ -10,7 +10,7 @@ pub mod certificates;
 pub mod effects;
 pub mod family;
 pub mod http;
-pub mod lives;
+pub mod pod_lifecycle;
 pub mod pods;
 pub mod probes;
 pub mod process;
@@ -33,9 +33,9 @@ use rubelet_core::{
 use self::{
     api::ApiCalls,
     certificates::Certificates,
-    effects::Deeds,
+    effects::EffectMetrics,
     http::Requests,
-    lives::Lives,
+    pod_lifecycle::PodLifecycleMetrics,
     probes::Probes,
     runtime::RuntimeCalls,
     slis::HealthChecks,
@@ -49,8 +49,8 @@ pub struct Metrics {
     pub runtime: RuntimeCalls,
     pub http: Requests,
     pub slis: HealthChecks,
-    pub deeds: Deeds,
-    lives: Lives,
+    pub effects: EffectMetrics,
+    pod_lifecycle: PodLifecycleMetrics,
     probes: Probes,
     gates: Gates,
 }
@@ -69,8 +69,8 @@ impl Metrics {
             runtime: RuntimeCalls::new(),
             http: Requests::new(),
             slis: HealthChecks::new(),
-            deeds: Deeds::new(),
-            lives: Lives::new(),
+            effects: EffectMetrics::new(),
+            pod_lifecycle: PodLifecycleMetrics::new(),
             probes: Probes::new(),
             gates,
         }
@@ -78,20 +78,20 @@ impl Metrics {
 
     /// The effect that began then has ended now.
     pub fn effect_ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
-        self.deeds.ended(op, result, began, now);
+        self.effects.ended(op, result, began, now);
         match (op, result) {
             (Op::Container(ContainerOp::Probe(order)), Ok(Facts::Probe(outcome))) => {
                 self.probes.probed(order, outcome, now.uptime.since(began));
             }
-            (Op::Image(ImageOp::Pull { pod, .. }), _) => self.lives.pulled(&pod.uid, began, now.uptime),
-            (Op::Api(ApiOp::PatchStatus { .. }), Ok(Facts::ApiPod(pod))) => self.lives.told(pod, now),
+            (Op::Image(ImageOp::Pull { pod, .. }), _) => self.pod_lifecycle.pulled(&pod.uid, began, now.uptime),
+            (Op::Api(ApiOp::PatchStatus { .. }), Ok(Facts::ApiPod(pod))) => self.pod_lifecycle.told(pod, now),
             _ => {}
         }
     }
 
     /// A turn of the loop made one picture of another.
     pub fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) {
-        for (uid, view) in self.lives.turned(before, after, now) {
+        for (uid, view) in self.pod_lifecycle.turned(before, after, now) {
             self.probes.forget(&PodRef { uid, ..PodRef::of(&view.pod) });
         }
     }
@@ -100,8 +100,8 @@ impl Metrics {
     pub fn page(&self, snapshot: &Snapshot, now: Timestamp) -> String {
         let mut text = Text::default();
         pods::write(snapshot, &mut text);
-        self.lives.write(&mut text);
-        self.deeds.write(&mut text);
+        self.pod_lifecycle.write(&mut text);
+        self.effects.write(&mut text);
         self.runtime.write(&mut text);
         self.api.write(&mut text);
         self.http.write(&mut text);

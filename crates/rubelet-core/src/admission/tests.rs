@@ -33,11 +33,11 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
     let settings = site_settings();
     let others: Vec<&Pod> = others.iter().collect();
     let node = node();
-    let site = Site { settings: &settings, others: &others, node: &node, has_strict_groups: false };
+    let site = AdmitContext { settings: &settings, others: &others, node: &node, has_strict_groups: false };
     match admit(pod, site) {
-        Verdict::Admit => "admitted".to_owned(),
-        Verdict::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
-        Verdict::Doubt(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
+        AdmitResult::Admit => "admitted".to_owned(),
+        AdmitResult::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
+        AdmitResult::Doubt(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
     }
 }
 

@@ -7,10 +7,10 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    admission::{self, Site, Verdict},
+    admission::{self, AdmitContext, AdmitResult},
     agent::Agent,
+    api_requests::ApiRequest,
     effect::{About, EffectError, EventRecord, Facts, Severity},
-    errands::Errand,
     id::PodUid,
     node_object::NodeObject,
     op::{ApiOp, Op},
@@ -20,7 +20,7 @@ use crate::{
 
 impl Agent {
     /// Whether this pod is let in now. Those that came before it are decided before it, whoever is asked about first.
-    pub(super) fn may_start(&mut self, uid: &PodUid, now: Now) -> bool {
+    pub(super) fn admit_waiting_pods(&mut self, uid: &PodUid, now: Now) -> bool {
         if self.node.listing.is_none() {
             let record = self.records.get_mut(uid).expect("it waits");
             record.blocked = Some("the first look at the runtime".to_owned());
@@ -31,18 +31,18 @@ impl Agent {
                 continue;
             }
             let verdict = self.verdict_on(&self.records[&waiting]);
-            if matches!(verdict, Verdict::Doubt(_)) && self.awaits_node(&waiting, now) {
+            if matches!(verdict, AdmitResult::Doubt(_)) && self.awaits_node(&waiting, now) {
                 continue;
             }
             let record = self.records.get_mut(&waiting).expect("it waits");
             record.enter(Lifecycle::Syncing, now);
-            self.errands.mirrors.insert(record.id.full_name());
+            self.api_requests.mirrors.insert(record.id.full_name());
             match verdict {
-                Verdict::Admit => {
+                AdmitResult::Admit => {
                     self.node.qos.pods_changed = true;
                     self.warn_of_unsupported(&waiting);
                 }
-                Verdict::Reject(failure) | Verdict::Doubt(failure) => {
+                AdmitResult::Reject(failure) | AdmitResult::Doubt(failure) => {
                     self.outbox.record(EventRecord {
                         about: About::Pod(record.id.clone()),
                         severity: Severity::Warning,
@@ -63,18 +63,18 @@ impl Agent {
             self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting).collect();
         waiting.sort_by_key(|record| {
             let created = record.pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
-            (!self.was_here_before(record), created, record.arrival)
+            (!self.is_known_to_runtime(record), created, record.arrival)
         });
         waiting.into_iter().map(|record| record.id.uid.clone()).collect()
     }
 
-    fn verdict_on(&self, record: &PodRecord) -> Verdict {
-        if has_ended(&record.pod) || self.was_here_before(record) {
-            return Verdict::Admit;
+    fn verdict_on(&self, record: &PodRecord) -> AdmitResult {
+        if has_ended(&record.pod) || self.is_known_to_runtime(record) {
+            return AdmitResult::Admit;
         }
         let others: Vec<&Pod> =
             self.records.values().filter(|other| holds_resources(other)).map(|it| &*it.pod).collect();
-        let site = Site {
+        let site = AdmitContext {
             settings: &self.settings,
             others: &others,
             node: self.node.object.as_ref().unwrap_or(&self.settings.own_node),
@@ -88,14 +88,19 @@ impl Agent {
     fn awaits_node(&mut self, uid: &PodUid, now: Now) -> bool {
         let record = self.records.get_mut(uid).expect("it waits");
         let was_asked = self.node.object_asked_at.is_some_and(|asked_at| asked_at >= record.since.uptime);
-        let is_under_way = self.errands.is_under_way(&Errand::Node);
+        let is_under_way = self.api_requests.is_under_way(&ApiRequest::Node);
         if !self.settings.is_in_cluster() || (was_asked && !is_under_way) {
             return false;
         }
         record.blocked = Some("a newer look at the node's labels".to_owned());
         if !is_under_way {
             self.node.object_asked_at = Some(now.uptime);
-            self.send_errand(Errand::Node, Op::Api(ApiOp::GetNode), "a pod does not match the labels of the node", now);
+            self.send_api_request(
+                ApiRequest::Node,
+                Op::Api(ApiOp::GetNode),
+                "a pod does not match the labels of the node",
+                now,
+            );
         }
         true
     }
@@ -118,7 +123,7 @@ impl Agent {
     }
 
     /// The runtime knows it, so it was let in once; nobody asks it to leave for a new reason.
-    fn was_here_before(&self, record: &PodRecord) -> bool {
+    fn is_known_to_runtime(&self, record: &PodRecord) -> bool {
         self.node.listing.as_ref().is_some_and(|listing| listing.pods.contains_key(&record.id.uid))
     }
 }

@@ -1,6 +1,6 @@
 //! What the API server is told: statuses, the end of pods, mirror pods.
 //!
-//! Owns: turning what the status manager and the pod manager want into errands, and what their answers mean.
+//! Owns: turning what the status manager and the pod manager want into api_requests, and what their answers mean.
 //! Never: decides what a status says.
 //! Upstream: `statusManager.syncBatch` and `syncPod`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`.
 
@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     agent::{Agent, outbox::Owner},
+    api_requests::ApiRequest,
     effect::{EffectError, EffectId, ErrorKind, Facts},
-    errands::Errand,
     event::Source,
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
@@ -24,26 +24,26 @@ use crate::{
 
 impl Agent {
     /// At the end of a turn: everything the API server has not heard yet and can hear now.
-    pub(super) fn handle_errands(&mut self, now: Now) {
+    pub(super) fn handle_api_requests(&mut self, now: Now) {
         if !self.settings.is_in_cluster() {
-            self.errands.mirrors.clear();
+            self.api_requests.mirrors.clear();
             return;
         }
-        let batch = if self.errands.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
+        let batch = if self.api_requests.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
         // Whoever waits is put in order only when somebody's turn has come.
-        if batch == Batch::Reconcile || self.errands.has_room() {
+        if batch == Batch::Reconcile || self.api_requests.has_room() {
             for uid in self.statuses.sync_batch(batch, &self.pods) {
                 self.sync_status(&uid, now);
             }
         }
-        for name in std::mem::take(&mut self.errands.mirrors) {
+        for name in std::mem::take(&mut self.api_requests.mirrors) {
             self.sync_mirror_pod(name, now);
         }
     }
 
     fn sync_status(&mut self, uid: &PodUid, now: Now) {
-        let errand = Errand::Status(uid.clone());
-        if self.errands.is_busy(&errand, now) || !self.errands.has_room() {
+        let request = ApiRequest::Status(uid.clone());
+        if self.api_requests.is_busy(&request, now) || !self.api_requests.has_room() {
             return;
         }
         if self.records.get(uid).is_some_and(is_about_to_end) {
@@ -54,16 +54,16 @@ impl Agent {
         match self.statuses.next_step(uid, running, context) {
             None => {}
             Some(StatusStep::Patch { pod, version, since, patch }) => {
-                self.send_errand(
-                    errand,
+                self.send_api_request(
+                    request,
                     Op::Api(ApiOp::PatchStatus { pod, version, since, patch }),
                     "the API server has an older status",
                     now,
                 );
             }
             Some(StatusStep::Delete { pod }) => {
-                self.send_errand(
-                    errand,
+                self.send_api_request(
+                    request,
                     Op::Api(ApiOp::DeletePod { pod }),
                     "the pod has ended and holds nothing any more",
                     now,
@@ -74,10 +74,10 @@ impl Agent {
 
     /// A static pod in the API: a copy of it, as long as it is wanted, made from the manifest it has now.
     fn sync_mirror_pod(&mut self, name: String, now: Now) {
-        let errand = Errand::Mirror(name.clone());
+        let request = ApiRequest::Mirror(name.clone());
         // Looked at again when it is over: what it changed may be seen before its answer is.
-        if self.errands.is_busy(&errand, now) {
-            self.errands.mirrors.insert(name);
+        if self.api_requests.is_busy(&request, now) {
+            self.api_requests.mirrors.insert(name);
             return;
         }
         let pod = self.pods.pod_by_full_name(&name).filter(|pod| is_static_pod(pod));
@@ -86,7 +86,7 @@ impl Agent {
             (None, None) => None,
             // It is looked at again when every source has said what it wants.
             (None, Some(_)) if !self.config.sources_ready(&self.settings.sources) => {
-                self.errands.mirrors.insert(name);
+                self.api_requests.mirrors.insert(name);
                 return;
             }
             (None, Some(mirror)) => {
@@ -96,7 +96,7 @@ impl Agent {
             // Until an older pod of the name has ended, its mirror stays as it is.
             (Some(pod), _) if self.waits_for_namesake(pod) => None,
             (Some(pod), None) => {
-                let is_listed = self.config.has_spoken(Source::Api);
+                let is_listed = self.config.has_seen(Source::Api);
                 // Of one that has ended, too: people look for its end.
                 let is_here = self.records.contains_key(&PodUid::of(pod));
                 (is_listed && is_here).then(|| {
@@ -114,9 +114,9 @@ impl Agent {
             }
         };
         match step {
-            Some((op, reason)) => self.send_errand(errand, op, reason, now),
+            Some((op, reason)) => self.send_api_request(request, op, reason, now),
             // What failed before is not wanted any more.
-            None => self.errands.forget(&errand),
+            None => self.api_requests.forget(&request),
         }
     }
 
@@ -131,29 +131,31 @@ impl Agent {
         })
     }
 
-    pub(super) fn send_errand(&mut self, errand: Errand, op: Op, reason: &str, now: Now) {
-        let (id, give_up_at) = self.outbox.send(Owner::Errand, op.clone(), reason.to_owned(), &self.settings, now);
-        self.errands.sent(errand, Flight { id, op, sent_at: now.uptime, give_up_at });
+    pub(super) fn send_api_request(&mut self, request: ApiRequest, op: Op, reason: &str, now: Now) {
+        let (id, give_up_at) = self.outbox.send(Owner::ApiRequest, op.clone(), reason.to_owned(), &self.settings, now);
+        self.api_requests.sent(request, Flight { id, op, sent_at: now.uptime, give_up_at });
     }
 
-    pub(super) fn errand_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        let Some((errand, flight)) = self.errands.ended(id) else { return };
-        match &errand {
+    pub(super) fn api_request_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
+        let Some((request, flight)) = self.api_requests.ended(id) else { return };
+        match &request {
             // The watch was faster than the answer: there is no pod left to keep anything for.
-            Errand::Status(uid) if !self.is_api_pod_of(uid, &flight.op) => return self.errands.forget(&errand),
-            Errand::Status(uid) => self.status_answered(uid, &flight.op, &result),
-            Errand::Mirror(_) => {}
+            ApiRequest::Status(uid) if !self.is_api_pod_of(uid, &flight.op) => {
+                return self.api_requests.forget(&request);
+            }
+            ApiRequest::Status(uid) => self.status_answered(uid, &flight.op, &result),
+            ApiRequest::Mirror(_) => {}
             // Whatever came of it, the pods that waited for it are judged now.
-            Errand::Node => return self.node_looked_at(result),
+            ApiRequest::Node => return self.node_looked_at(result),
         }
         match result {
             Err(error) if error.kind != ErrorKind::Gone => {
-                if let Errand::Mirror(name) = &errand {
-                    self.errands.mirrors.insert(name.clone());
+                if let ApiRequest::Mirror(name) = &request {
+                    self.api_requests.mirrors.insert(name.clone());
                 }
-                self.errands.failed(errand, error, now);
+                self.api_requests.failed(request, error, now);
             }
-            Ok(_) | Err(_) => self.errands.forget(&errand),
+            Ok(_) | Err(_) => self.api_requests.forget(&request),
         }
     }
 
@@ -187,16 +189,16 @@ impl Agent {
         }
         let own = self.pods.translate_pod_uid(&PodUid::of(pod));
         self.statuses.suspect(own, &self.pods);
-        self.errands.reconcile_soon(now);
+        self.api_requests.reconcile_soon(now);
         if is_mirror_pod(pod) || is_static_pod(pod) {
-            self.errands.mirrors.insert(full_name_of(pod));
+            self.api_requests.mirrors.insert(full_name_of(pod));
         }
     }
 
     /// Every static pod is compared with its mirror, should a watch have told less than it should.
     pub(super) fn compare_mirror_pods(&mut self) {
         let names = self.pods.pods().filter(|pod| is_static_pod(pod)).map(|pod| full_name_of(pod));
-        self.errands.mirrors.extend(names);
+        self.api_requests.mirrors.extend(names);
     }
 
     /// A mirror pod came, changed or went: nothing of it runs, but its static pod may have something to say.

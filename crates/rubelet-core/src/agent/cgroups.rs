@@ -5,7 +5,7 @@
 
 use crate::{
     agent::Agent,
-    cgroups::Tree,
+    cgroups::CgroupTree,
     effect::{About, EffectError, EventRecord, Facts, Severity},
     id::{PodRef, PodUid},
     node::Routine,
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Agent {
-    pub(super) fn cgroups(&self) -> Option<Tree<'_>> {
-        Tree::new(&self.settings, self.node.status.cgroup_driver)
+    pub(super) fn cgroups(&self) -> Option<CgroupTree<'_>> {
+        CgroupTree::new(&self.settings, self.node.status.cgroup_driver)
     }
 
     /// At a turn's end: pods that came or went change the share of their class.

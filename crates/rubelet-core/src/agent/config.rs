@@ -8,7 +8,7 @@ use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectM
 
 use crate::{
     agent::Agent,
-    errands::Errand,
+    api_requests::ApiRequest,
     event::Source,
     id::{PodRef, PodUid},
     op::AtPodEnd,
@@ -27,7 +27,7 @@ const ORPHAN_GRACE_SECS: i64 = 1;
 
 impl Agent {
     pub(super) fn handle_config(&mut self, source: Source, pods: Vec<Arc<Pod>>, completeness: Completeness, now: Now) {
-        let is_first = !self.config.has_spoken(source);
+        let is_first = !self.config.has_seen(source);
         let changes = match completeness {
             Completeness::Whole => self.config.update(source, pods, now.wall),
             Completeness::Partial => self.config.update_partially(source, pods, now.wall),
@@ -128,8 +128,8 @@ impl Agent {
         let id = PodRef::of(pod);
         self.pods.remove_pod(pod);
         self.statuses.forget_api_pod(&id.uid);
-        self.errands.forget(&Errand::Status(id.uid.clone()));
-        self.errands.mirrors.insert(id.full_name());
+        self.api_requests.forget(&ApiRequest::Status(id.uid.clone()));
+        self.api_requests.mirrors.insert(id.full_name());
         let Some(record) = self.records.get_mut(&id.uid) else { return };
         record.wanted = Wanted::No;
         let grace_secs = record.grace_secs();

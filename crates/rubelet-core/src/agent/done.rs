@@ -12,8 +12,8 @@ use crate::{
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cleared, Cure, Failure, Flight, Key, Lifecycle, Look, Meanwhile, Planned, PodRecord, Preparation,
-        hooks::{Hook, HookOrder, POST_START_LIMIT},
+        Cleared, Cure, DuringLook, Failure, Flight, Key, Lifecycle, Look, Planned, PodRecord, Preparation,
+        hooks::{Hook, HookRequest, POST_START_LIMIT},
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
         sync_pod::event,
@@ -27,14 +27,14 @@ impl Agent {
         let owner = self.outbox.answered(id);
         if let Err(error) = &result
             && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
-            && owner != Some(Owner::Errand)
+            && owner != Some(Owner::ApiRequest)
         {
             self.node.suspect_runtime(now);
         }
         match owner {
             // Cancelled, given up, or an answer that came twice.
             None => {}
-            Some(Owner::Errand) => self.errand_done(id, result, now),
+            Some(Owner::ApiRequest) => self.api_request_done(id, result, now),
             Some(Owner::Node) => self.node_done(id, result, now),
             Some(Owner::Image) => self.image_done(id, result, now),
             Some(Owner::Pod(uid)) => self.pod_done(id, &uid, result, now),
@@ -134,10 +134,10 @@ impl Agent {
         if let Look::UnderWay { id: look_id, meanwhile, .. } = record.look
             && look_id == id
         {
-            record.look = if meanwhile == Meanwhile::Nothing { Look::Idle } else { Look::Wanted };
+            record.look = if meanwhile == DuringLook::Nothing { Look::Idle } else { Look::Wanted };
             match result {
                 Ok(Facts::Pod(facts)) => {
-                    take_in(record, facts, meanwhile, now);
+                    apply_look(record, facts, meanwhile, now);
                     self.end_hooks_of_the_dead(uid, now);
                 }
                 // Whatever the reason, nothing is known: look again, not at once.
@@ -154,7 +154,7 @@ impl Agent {
         };
         let flight = record.flights.remove(&key).expect("the key was just found");
         let started = started(&flight.op, &result);
-        for event in settle(record, &key, &flight, result, now) {
+        for event in apply_result(record, &key, &flight, result, now) {
             self.outbox.record(event);
         }
         if let Op::Container(ContainerOp::Start(order)) = &flight.op {
@@ -163,12 +163,12 @@ impl Agent {
         if flight.op.dirties() == Dirties::Runtime {
             // Whatever the answer was, something may have changed.
             record.is_fresh = false;
-            record.want_look(Meanwhile::Change);
+            record.want_look(DuringLook::Change);
         }
         self.touched.insert(uid.clone());
         let post_start = started
             .filter(|_| record.lifecycle == Lifecycle::Syncing)
-            .and_then(|(name, id)| HookOrder::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
+            .and_then(|(name, id)| HookRequest::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
         if let Some(order) = post_start {
             let reason = "the container has started".to_owned();
             self.send_planned(uid, Planned { key, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
@@ -209,7 +209,7 @@ impl Agent {
                 overdue.push(id);
             }
         }
-        overdue.extend(self.errands.overdue(now));
+        overdue.extend(self.api_requests.overdue(now));
         for id in overdue {
             self.handle_done(id, lost(), now);
             self.outbox.abandon(id);
@@ -218,10 +218,10 @@ impl Agent {
 }
 
 /// A new look at the pod.
-fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, now: Now) {
+fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook, now: Now) {
     record.failures.remove(&LOOK);
     set_apart_cut_off(record, &mut facts);
-    if meanwhile != Meanwhile::Change {
+    if meanwhile != DuringLook::Change {
         forget_what_is_gone(record, &facts);
     }
     // What ended since the last look ended after it, whatever the wall clock did meanwhile.
@@ -239,7 +239,7 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
             ContainerState::Created | ContainerState::Unknown => {}
         }
     }
-    if meanwhile != Meanwhile::Change {
+    if meanwhile != DuringLook::Change {
         for name in std::mem::take(&mut record.started) {
             record.waiting.remove(&name);
         }
@@ -251,7 +251,7 @@ fn take_in(record: &mut PodRecord, mut facts: PodFacts, meanwhile: Meanwhile, no
         facts.logged_attempts.clone_from(&earlier.logged_attempts);
     }
     record.facts = Some(Arc::new(facts));
-    record.is_fresh = meanwhile != Meanwhile::Change;
+    record.is_fresh = meanwhile != DuringLook::Change;
 }
 
 /// Of looks from before a change this is not asked: they do not show what was started meanwhile.
@@ -324,7 +324,7 @@ impl PodRecord {
 }
 
 /// Enters the outcome of a mutating effect into the record; returns what to tell.
-fn settle(
+fn apply_result(
     record: &mut PodRecord,
     key: &Key,
     flight: &Flight,

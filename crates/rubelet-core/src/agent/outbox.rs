@@ -23,7 +23,7 @@ pub enum Owner {
     Pod(PodUid),
     Image,
     /// To the API server.
-    Errand,
+    ApiRequest,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ impl Outbox {
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
         self.owners.values().filter_map(|owner| match owner {
             Owner::Pod(uid) => Some(uid),
-            Owner::Node | Owner::Image | Owner::Errand => None,
+            Owner::Node | Owner::Image | Owner::ApiRequest => None,
         })
     }
 

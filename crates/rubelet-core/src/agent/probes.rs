@@ -13,7 +13,7 @@ use crate::{
     op::{ContainerOp, Op},
     pod::{Lifecycle, PodRecord, sync_pod::event},
     probes::{
-        Due, Health, ProbeAction, ProbeKind, ProbeOrder, ProbeOutcome, Probed, ProbedStage,
+        Due, Health, ProbeAction, ProbeKind, ProbeOutcome, ProbeRequest, Probed, ProbedStage,
         order::{needs_pod_ip, timeout},
     },
     status_manager::{self, Readiness, Startup},
@@ -87,7 +87,7 @@ impl Agent {
 }
 
 /// `None` while the pod has no address and the probe needs it.
-fn order(record: &PodRecord, due: &Due<'_>, status: &PodStatus) -> Option<Result<ProbeOrder, ProbeOutcome>> {
+fn order(record: &PodRecord, due: &Due<'_>, status: &PodStatus) -> Option<Result<ProbeRequest, ProbeOutcome>> {
     let probe = due.kind.of(due.container)?;
     let known_ip = status.pod_ip.as_deref().filter(|ip| !ip.is_empty());
     let pod_ip = match known_ip {
@@ -101,7 +101,7 @@ fn order(record: &PodRecord, due: &Due<'_>, status: &PodStatus) -> Option<Result
         Ok(action) => action,
         Err(error) => return Some(Err(ProbeOutcome::Unknown(error.to_string()))),
     };
-    Some(Ok(ProbeOrder {
+    Some(Ok(ProbeRequest {
         pod: record.id.clone(),
         container: due.container.name.clone(),
         id: due.id.clone(),

@@ -3,7 +3,7 @@
 //! Owns: a list that must be empty once all is quiet, or the agent grows with every pod; tests and the simulator hold it.
 //! Never: removes anything.
 
-use crate::{agent::Agent, errands::Errand, id::PodUid};
+use crate::{agent::Agent, api_requests::ApiRequest, id::PodUid};
 
 impl Agent {
     /// Entries about pods that no source has and that have no record, as `part: pod`.
@@ -18,12 +18,12 @@ impl Agent {
         ];
         let uids = uids.into_iter().flat_map(|(part, uids)| uids.into_iter().map(move |uid| (part, uid)));
         let by_uid = uids.filter(|(_, uid)| is_gone(uid)).map(|(part, uid)| format!("{part}: {uid}"));
-        let requests = self.errands.kept().filter(|errand| match errand {
-            Errand::Status(uid) => is_gone(&uid),
-            Errand::Mirror(name) => !self.has_full_name(name),
-            Errand::Node => false,
+        let requests = self.api_requests.kept().filter(|request| match request {
+            ApiRequest::Status(uid) => is_gone(&uid),
+            ApiRequest::Mirror(name) => !self.has_full_name(name),
+            ApiRequest::Node => false,
         });
-        let by_request = requests.map(|errand| format!("requests: {errand:?}"));
+        let by_request = requests.map(|request| format!("requests: {request:?}"));
         by_uid.chain(by_request).collect()
     }
 

@@ -7,8 +7,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     agent::{Agent, outbox::Owner},
+    api_requests::ApiRequest,
     effect::{About, EventRecord, Severity},
-    errands::Errand,
     explain,
     id::PodUid,
     images::{Asked, ImageSteps},
@@ -17,9 +17,9 @@ use crate::{
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, Flight, Lifecycle, Look, Meanwhile, Plan, Planned, PodRecord, Preparation, Wanted,
+        Cause, DuringLook, Flight, Lifecycle, Look, Plan, Planned, PodRecord, Preparation, Wanted,
         allocation::{is_resize_pending, update_pod_from_allocation},
-        hooks::{Hook, HookOrder, PreStop},
+        hooks::{Hook, HookRequest, PreStop},
         restart::CrashLoop,
         status::{self, PodFailure, Stage, StatusInput},
         sync_pod::{self, Context},
@@ -91,7 +91,7 @@ impl Agent {
 
     fn sync_pod(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if record.lifecycle == Lifecycle::Waiting && !self.may_start(uid, now) {
+        if record.lifecycle == Lifecycle::Waiting && !self.admit_waiting_pods(uid, now) {
             return;
         }
         self.start_look(uid, now);
@@ -200,7 +200,7 @@ impl Agent {
 
     pub(super) fn want_look(&mut self, uid: &PodUid) {
         if let Some(record) = self.records.get_mut(uid) {
-            record.want_look(Meanwhile::Hint);
+            record.want_look(DuringLook::Hint);
             self.touched.insert(uid.clone());
         }
     }
@@ -214,7 +214,7 @@ impl Agent {
         let owner = Owner::Pod(uid.clone());
         let (id, give_up_at) =
             self.outbox.send(owner, op, "something may have changed".to_owned(), &self.settings, now);
-        record.look = Look::UnderWay { id, give_up_at, meanwhile: Meanwhile::Nothing };
+        record.look = Look::UnderWay { id, give_up_at, meanwhile: DuringLook::Nothing };
     }
 
     /// Computes the pod's status and hands it to the status manager; says whether the pod has come to its end.
@@ -343,7 +343,7 @@ impl Agent {
     fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {
         self.node.qos.pods_changed = true;
         let record = &self.records[uid];
-        self.errands.mirrors.insert(record.id.full_name());
+        self.api_requests.mirrors.insert(record.id.full_name());
         if matches!(record.lifecycle, Lifecycle::Finished { .. }) && record.pod.spec.is_some() {
             let context = status_manager::Context { pods: &self.pods, now };
             self.statuses.terminate_pod(&record.pod, context);
@@ -360,8 +360,8 @@ impl Agent {
     /// The last trace is gone. A pod that is wanted again starts over.
     fn let_go(&mut self, uid: &PodUid, now: Now) {
         let record = self.records.remove(uid).expect("the caller found it");
-        self.errands.mirrors.insert(record.id.full_name());
-        self.errands.forget(&Errand::Status(uid.clone()));
+        self.api_requests.mirrors.insert(record.id.full_name());
+        self.api_requests.forget(&ApiRequest::Status(uid.clone()));
         if let Look::UnderWay { id, .. } = record.look {
             self.outbox.cancel(id);
         }
@@ -399,7 +399,7 @@ impl Agent {
                 note_restart(record, &order.container, &self.settings, now);
             }
             Op::Container(ContainerOp::Resume { name, .. }) => note_restart(record, name, &self.settings, now),
-            Op::Container(ContainerOp::RunHook(HookOrder { hook: Hook::PreStop, id, .. })) => {
+            Op::Container(ContainerOp::RunHook(HookRequest { hook: Hook::PreStop, id, .. })) => {
                 record.pre_stops.insert(id.clone(), PreStop::Began(now.uptime));
             }
             Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. }) => {

@@ -25,8 +25,8 @@ use crate::{
 
 mod admission;
 mod api;
+mod api_requests;
 mod ends;
-mod errands;
 mod images;
 mod odd_pods;
 mod orphans;

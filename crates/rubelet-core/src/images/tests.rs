@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     effect::{EffectError, EffectId, ErrorKind, ImageFacts, Reason},
     id::{PodRef, PodUid},
-    images::{Asked, ImageWant, Images, PullPolicy, Readiness},
+    images::{Asked, ImageRequest, Images, PullPolicy, Readiness},
     op::{ImageOp, Op},
     settings::Settings,
     test_support::later,
@@ -91,7 +91,7 @@ impl Story {
         self.is_ready_for(uid, &known)
     }
 
-    fn is_ready_for(&self, uid: &str, want: &ImageWant) -> bool {
+    fn is_ready_for(&self, uid: &str, want: &ImageRequest) -> bool {
         matches!(self.images.readiness(&PodUid::new(uid), want), Readiness::Ready(_))
     }
 
@@ -100,8 +100,8 @@ impl Story {
     }
 }
 
-fn want(image: &str, policy: PullPolicy) -> ImageWant {
-    ImageWant { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
+fn want(image: &str, policy: PullPolicy) -> ImageRequest {
+    ImageRequest { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
 }
 
 fn pod(uid: &str) -> PodRef {

@@ -1,6 +1,6 @@
 //! Which regular containers are to start, to stop, or to stay as they are?
 //!
-//! Owns: the verdict per regular container once the pod is initialized. A container whose definition changed, or whose state
+//! Owns: the container_action per regular container once the pod is initialized. A container whose definition changed, or whose state
 //! nobody knows, is started again whatever its restart policy.
 //! Upstream: the second half of `computePodActions`, `ShouldContainerBeRestarted`.
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict<'a> {
+pub enum ContainerAction<'a> {
     Keep,
     Start,
     Stop(Stop<'a>),
@@ -45,25 +45,25 @@ pub enum AfterStop {
     Nothing,
 }
 
-impl Verdict<'_> {
+impl ContainerAction<'_> {
     /// The container runs, or is going to: its pod goes on. Upstream: `keepCount` and `ContainersToStart`.
     pub fn keeps_pod(&self) -> bool {
         match self {
-            Verdict::Keep | Verdict::Start => true,
-            Verdict::Stop(stop) => stop.then != AfterStop::Nothing,
-            Verdict::Done => false,
+            ContainerAction::Keep | ContainerAction::Start => true,
+            ContainerAction::Stop(stop) => stop.then != AfterStop::Nothing,
+            ContainerAction::Done => false,
         }
     }
 }
 
-pub fn verdict<'a>(
+pub fn container_action<'a>(
     record: &PodRecord,
     container: &Container,
     facts: &'a PodFacts,
     told: Option<&PodStatus>,
-) -> Verdict<'a> {
+) -> ContainerAction<'a> {
     let Some(known) = facts.newest_container(&container.name) else {
-        return if is_told_done(record, container, told) { Verdict::Done } else { Verdict::Start };
+        return if is_told_done(record, container, told) { ContainerAction::Done } else { ContainerAction::Start };
     };
     let grace_secs = record.grace_secs();
     match &known.state {
@@ -71,13 +71,13 @@ pub fn verdict<'a>(
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(container));
             if changed {
                 let why = format!("Container {} definition changed, will be restarted", container.name);
-                return Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart });
+                return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart });
             }
             if record.post_start_failed.contains(&known.id) {
                 let why = "FailedPostStartHook".to_owned();
-                return Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::ExitCode });
+                return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::ExitCode });
             }
-            let Some(probe) = record.probes.failure(&known.id) else { return Verdict::Keep };
+            let Some(probe) = record.probes.failure(&known.id) else { return ContainerAction::Keep };
             let has_rules = container.restart_policy_rules.as_ref().is_some_and(|rules| !rules.is_empty());
             let (then, what_follows) = if restarts_after_probe(container, record.spec()) {
                 (AfterStop::Restart, ", will be restarted")
@@ -88,16 +88,21 @@ pub fn verdict<'a>(
             };
             let name = probe.as_str().to_lowercase();
             let why = format!("Container {} failed {name} probe{what_follows}", container.name);
-            Verdict::Stop(Stop { running: known, why, grace_secs: grace_after_probe(record, container, probe), then })
+            ContainerAction::Stop(Stop {
+                running: known,
+                why,
+                grace_secs: grace_after_probe(record, container, probe),
+                then,
+            })
         }
         ContainerState::Unknown => {
             let why = "Container is in \"unknown\" state, try killing it before restart".to_owned();
-            Verdict::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart })
+            ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart })
         }
-        ContainerState::Created => Verdict::Start,
-        ContainerState::Exited(exit) if restarts_after(container, record.spec(), exit.code) => Verdict::Start,
-        ContainerState::Exited(_) if record.restarting.contains(&known.id) => Verdict::Start,
-        ContainerState::Exited(_) => Verdict::Done,
+        ContainerState::Created => ContainerAction::Start,
+        ContainerState::Exited(exit) if restarts_after(container, record.spec(), exit.code) => ContainerAction::Start,
+        ContainerState::Exited(_) if record.restarting.contains(&known.id) => ContainerAction::Start,
+        ContainerState::Exited(_) => ContainerAction::Done,
     }
 }
 

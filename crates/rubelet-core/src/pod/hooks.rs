@@ -23,7 +23,7 @@ use crate::{
 pub const POST_START_LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HookOrder {
+pub struct HookRequest {
     pub pod: PodRef,
     pub container: String,
     pub id: ContainerId,
@@ -60,13 +60,13 @@ pub enum PreStop {
     Took(Duration),
 }
 
-impl HookOrder {
+impl HookRequest {
     /// `None`: the container has no such hook.
     pub fn of(record: &PodRecord, name: &str, id: &ContainerId, hook: Hook, limit: Duration) -> Option<Self> {
         let mut all = record.init_containers().iter().chain(record.containers());
         let container = all.find(|container| container.name == name)?;
         let action = action(record, container, handler(container, hook)?);
-        Some(HookOrder { pod: record.id.clone(), container: name.to_owned(), id: id.clone(), hook, action, limit })
+        Some(HookRequest { pod: record.id.clone(), container: name.to_owned(), id: id.clone(), hook, action, limit })
     }
 
     /// What to tell of a server that has no TLS where its pod says it has.
@@ -138,7 +138,7 @@ impl PodRecord {
     }
 
     /// A hook is over; returns what to tell. What it said stays out of events: it may hold secrets.
-    pub fn hook_ended(&mut self, order: &HookOrder, error: Option<EffectError>, now: Now) -> Option<EventRecord> {
+    pub fn hook_ended(&mut self, order: &HookRequest, error: Option<EffectError>, now: Now) -> Option<EventRecord> {
         let warning = |reason: &str, message: &str| event(self, &order.container, Severity::Warning, reason, message);
         match order.hook {
             Hook::PreStop => {

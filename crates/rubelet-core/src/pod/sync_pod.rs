@@ -9,18 +9,18 @@
 use k8s_openapi::api::core::v1::{Container, PodStatus};
 
 use crate::{
-    cgroups::Tree,
+    cgroups::CgroupTree,
     config::GoDuration,
     container::{find_ephemeral, of_ephemeral, recursive_read_only},
     effect::{About, EventRecord, Reason, Severity},
     gc,
     id::ContainerId,
-    images::{ImageWant, Images, Readiness},
+    images::{ImageRequest, Images, Readiness},
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
         Key, Lifecycle, Plan, PodRecord, Preparation,
-        containers::{AfterStop, Stop, Verdict, verdict},
+        containers::{AfterStop, ContainerAction, Stop, container_action},
         hooks::has_post_start,
         init::init_plan,
         sandbox::{SandboxAction, sandbox_action},
@@ -42,7 +42,7 @@ pub struct Context<'a> {
     pub host_ips: &'a [String],
     pub runtime: &'a RuntimeStatus,
     /// `None`: pods have no cgroups of their own.
-    pub cgroups: Option<Tree<'a>>,
+    pub cgroups: Option<CgroupTree<'a>>,
     pub settings: &'a Settings,
     /// The status told of the pod last.
     pub told: Option<&'a PodStatus>,
@@ -92,8 +92,9 @@ fn containers_plan(
         return;
     }
     let regular = if init.initialized { record.containers() } else { &[] };
-    let verdicts: Vec<_> = regular.iter().map(|each| (each, verdict(record, each, facts, context.told))).collect();
-    if init.initialized && !verdicts.iter().any(|(_, verdict)| verdict.keeps_pod()) {
+    let actions: Vec<_> =
+        regular.iter().map(|each| (each, container_action(record, each, facts, context.told))).collect();
+    if init.initialized && !actions.iter().any(|(_, container_action)| container_action.keeps_pod()) {
         // Sidecars must not keep a finished pod alive, nor be restarted in it.
         plan.is_over = true;
         return;
@@ -111,11 +112,11 @@ fn containers_plan(
         return;
     }
     start.plan_ephemeral(plan);
-    for (container, verdict) in verdicts {
-        match verdict {
-            Verdict::Keep | Verdict::Done => {}
-            Verdict::Start => start.plan(container, plan),
-            Verdict::Stop(stop) => stop_one(record, &stop, plan, now),
+    for (container, container_action) in actions {
+        match container_action {
+            ContainerAction::Keep | ContainerAction::Done => {}
+            ContainerAction::Start => start.plan(container, plan),
+            ContainerAction::Stop(stop) => stop_one(record, &stop, plan, now),
         }
         if start.holds_back_others(container, plan) {
             plan.blocked.get_or_insert_with(|| format!("the postStart hook of container {}", container.name));
@@ -185,7 +186,7 @@ impl Start<'_> {
         if !is_prepared(record, self.context, plan, self.now) {
             return;
         }
-        let want = ImageWant::of(record.spec(), container);
+        let want = ImageRequest::of(record.spec(), container);
         match self.context.images.readiness(&record.id.uid, &want) {
             Readiness::Ready(image) => {
                 let order = StartContainer {

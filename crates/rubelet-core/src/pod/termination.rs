@@ -7,14 +7,14 @@
 use std::time::Duration;
 
 use crate::{
-    cgroups::Tree,
+    cgroups::CgroupTree,
     effect::Severity,
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation,
-        hooks::{Hook, HookOrder},
+        hooks::{Hook, HookRequest},
         restart_policy::is_sidecar,
         sync_pod::event,
     },
@@ -55,7 +55,7 @@ pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Ca
 
 /// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
 /// containers, for their logs and exit codes, until nobody wants it any more.
-pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option<Tree<'_>>, now: Now) -> Plan {
+pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option<CgroupTree<'_>>, now: Now) -> Plan {
     let mut plan = Plan::default();
     if facts.is_active() {
         // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
@@ -82,7 +82,7 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option
 }
 
 /// What the pod still holds of the node, in the order it is given back.
-fn next_release(record: &PodRecord, cgroups: Option<Tree<'_>>) -> Option<(Op, &'static str)> {
+fn next_release(record: &PodRecord, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, &'static str)> {
     let pod = record.id.clone();
     match record.prepared {
         Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
@@ -147,7 +147,7 @@ fn pod_step(record: &PodRecord, op: impl Into<Op>, waits_for: &str, plan: &mut P
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
 pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let turns = Turns::of(record, facts, grace, now);
+    let order = TerminationOrder::of(record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
         let key = Key::Container(container.name.clone());
         !record.is_busy(&key, now) && !plan.steps.iter().any(|step| step.key == key)
@@ -161,14 +161,14 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
         // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
         Some(grace) => grace.secs,
     };
-    for container in &turns.now {
+    for container in &order.now {
         if is_free(container, plan) {
             say_killing(record, container, plan);
             stop_container(record, container, grace_secs(container), "the pod is being stopped", plan);
         }
     }
     // A sidecar hears at once that the pod ends, and is stopped when its turn comes.
-    for sidecar in &turns.later {
+    for sidecar in &order.later {
         if is_free(sidecar, plan)
             && let Some(order) = pre_stop(record, sidecar, grace_secs(sidecar))
         {
@@ -176,10 +176,10 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
             plan.step(Key::Container(sidecar.name.clone()), ContainerOp::RunHook(order), "the pod is being stopped");
         }
     }
-    if let Some(grace) = grace.filter(|_| !turns.later.is_empty()) {
+    if let Some(grace) = grace.filter(|_| !order.later.is_empty()) {
         plan.wake_by(grace.ends_at);
     }
-    if !turns.now.is_empty() {
+    if !order.now.is_empty() {
         plan.blocked = Some("its containers to stop".to_owned());
         return;
     }
@@ -231,10 +231,10 @@ pub fn stop_container(
 }
 
 /// The hook a running instance is still to be told its end by.
-fn pre_stop(record: &PodRecord, container: &ContainerFacts, grace_secs: i64) -> Option<HookOrder> {
+fn pre_stop(record: &PodRecord, container: &ContainerFacts, grace_secs: i64) -> Option<HookRequest> {
     let limit = Duration::from_secs(u64::try_from(grace_secs).unwrap_or(0));
     let may_run = record.pre_stop_secs(container).is_none() && container.is_running() && !limit.is_zero();
-    may_run.then(|| HookOrder::of(record, &container.name, &container.id, Hook::PreStop, limit)).flatten()
+    may_run.then(|| HookRequest::of(record, &container.name, &container.id, Hook::PreStop, limit)).flatten()
 }
 
 /// A dead sandbox still holds its network until it was stopped once.
@@ -252,14 +252,14 @@ fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
 }
 
 /// What runs, by when it is stopped.
-struct Turns<'a> {
+struct TerminationOrder<'a> {
     /// All running containers but the sidecars; when only sidecars are left, the last of them; when the grace period is
     /// over, all.
     now: Vec<&'a ContainerFacts>,
     later: Vec<&'a ContainerFacts>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> TerminationOrder<'a> {
     fn of(record: &PodRecord, facts: &'a PodFacts, grace: Option<Grace>, moment: Now) -> Self {
         let sidecar_rank = |container: &ContainerFacts| {
             record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
@@ -275,6 +275,6 @@ impl<'a> Turns<'a> {
             sidecars.sort_by_key(|container| sidecar_rank(container));
             now.extend(sidecars.pop());
         }
-        Turns { now, later: sidecars }
+        TerminationOrder { now, later: sidecars }
     }
 }

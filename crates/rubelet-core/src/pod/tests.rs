@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::{
-    cgroups::Tree,
+    cgroups::CgroupTree,
     effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts},
     event::Source,
     id::{ContainerId, PodRef},
@@ -16,8 +16,8 @@ use crate::{
     observation::{PodFacts, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Failure, Flight, Grace, Key, Lifecycle, Look, Meanwhile, Plan, PodRecord, Preparation, Wanted,
-        hooks::{Hook, HookAction, HookOrder, PreStop},
+        Cause, Cleared, DuringLook, Failure, Flight, Grace, Key, Lifecycle, Look, Plan, PodRecord, Preparation, Wanted,
+        hooks::{Hook, HookAction, HookRequest, PreStop},
         restart::CrashLoop,
         status::PodFailure,
         sync_pod::{self, Context},
@@ -79,7 +79,7 @@ fn sync_plan_with(images: &Images, record: &PodRecord, facts: &PodFacts) -> Plan
 
 fn sync_plan_of(images: &Images, record: &PodRecord, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
-    let (runtime, cgroups) = (&RuntimeStatus::default(), Tree::new(&settings, None));
+    let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
     let context = Context { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
     sync_pod::plan(record, facts, context, now())
 }
@@ -97,7 +97,7 @@ fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>,
 
 fn ended(record: &PodRecord, facts: &crate::observation::PodFacts, cause: Cause) -> String {
     let settings = Settings::for_node("node");
-    show(&termination::ended(record, facts, cause, Tree::new(&settings, None), now()))
+    show(&termination::ended(record, facts, cause, CgroupTree::new(&settings, None), now()))
 }
 
 fn show(plan: &Plan) -> String {
@@ -498,7 +498,8 @@ fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
     let (mut record, facts) = observed(record("always | sidecar s | main m", Lifecycle::Syncing), "s: running 5s");
     with_hook(&mut record, "s", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     assert_eq!(show(&sync_plan(&record, &facts)), "image for m", "the hook is over");
-    let order = HookOrder::of(&record, "s", &"s0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
+    let order =
+        HookRequest::of(&record, "s", &"s0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
     let flight = Flight {
         id: EffectId(1),
         op: Op::Container(ContainerOp::RunHook(order)),
@@ -551,7 +552,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
     for (pod, expected) in [("always | main a", "nothing"), ("always | host | main a", "run sandbox #0")] {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
         let settings = Settings::for_node("node");
-        let cgroups = Tree::new(&settings, None);
+        let cgroups = CgroupTree::new(&settings, None);
         let context = Context {
             images: &Images::default(),
             network_problem: Some("no CNI"),
@@ -782,7 +783,7 @@ fn a_pod_is_looked_at_again_when_the_first_failure_may_be_retried_or_an_answer_i
         let op = Op::Pod(PodOp::RemoveDir { uid: "u1".into() });
         Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: at(give_up_secs) }
     };
-    let looking = Look::UnderWay { id: EffectId(2), give_up_at: at(7), meanwhile: Meanwhile::Nothing };
+    let looking = Look::UnderWay { id: EffectId(2), give_up_at: at(7), meanwhile: DuringLook::Nothing };
     for (failures, flights, look, expected) in [
         (vec![], vec![], Look::Wanted, None),
         (vec![(Key::Pod, 9), (Key::Volumes, 8)], vec![], Look::Idle, Some(8)),
@@ -881,7 +882,8 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     let facts = Arc::new(facts);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
     with_hook(&mut record, "a", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
-    let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
+    let order =
+        HookRequest::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
     let flight = Flight {
         id: EffectId(1),
         op: Op::Container(ContainerOp::RunHook(order.clone())),
@@ -940,7 +942,7 @@ fn a_hook_that_failed_is_told_without_what_it_said() {
     ] {
         let mut record = record("always | main a", Lifecycle::Syncing);
         with_hook(&mut record, "a", hooks.clone());
-        let order = HookOrder::of(&record, "a", &"a0".into(), hook, Duration::from_secs(9)).expect("it has one");
+        let order = HookRequest::of(&record, "a", &"a0".into(), hook, Duration::from_secs(9)).expect("it has one");
         record.pre_stops.insert("a0".into(), PreStop::Began(now().uptime));
         let has_failed = error.is_some();
         let event = record.hook_ended(&order, error, later(4));
@@ -972,7 +974,7 @@ fn an_http_hook_without_a_host_needs_the_address_of_its_pod() {
         record.facts = seen.map(|seen| Arc::new(facts(seen)));
         with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": host } } }));
         let order =
-            HookOrder::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).expect("it has one");
+            HookRequest::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).expect("it has one");
         let found = match order.action {
             HookAction::Http(get) => Ok(get.url),
             HookAction::Invalid(why) => Err(why),
@@ -986,7 +988,7 @@ fn an_http_hook_without_a_host_needs_the_address_of_its_pod() {
 fn a_hook_told_without_the_tls_it_asked_for_is_an_event() {
     let mut record = record("always | main a", Lifecycle::Syncing);
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": "h" } } }));
-    let order = HookOrder::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).unwrap();
+    let order = HookRequest::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).unwrap();
     let told = order.fell_back(&Facts::HookFellBack { address: "h:1".to_owned() }).unwrap();
     assert_eq!(told.reason, "LifecycleHTTPFallback");
     assert_eq!(told.message, "request to HTTPS lifecycle hook h:1 got HTTP response, retry with HTTP succeeded");

@@ -21,7 +21,7 @@ use crate::{
 const VERSION: &str = "1.36";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbeOrder {
+pub struct ProbeRequest {
     pub pod: PodRef,
     pub container: String,
     pub id: ContainerId,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
-    pod::hooks::{HookAction, HookOrder},
+    pod::hooks::{HookAction, HookRequest},
     probes::HttpGet,
 };
 use rubelet_host::port::{CheckError, HttpCheck};
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::world::World;
 
 /// A hook that does not end in its time is left behind, and that is no failure.
-pub async fn run_hook(world: &World, order: &HookOrder) -> Result<Facts, EffectError> {
+pub async fn run_hook(world: &World, order: &HookRequest) -> Result<Facts, EffectError> {
     match timeout(order.limit, run(world, order)).await {
         Ok(Err(message)) => Err(EffectError { kind: ErrorKind::Retry, message }),
         Ok(Ok(facts)) => Ok(facts),
@@ -24,7 +24,7 @@ pub async fn run_hook(world: &World, order: &HookOrder) -> Result<Facts, EffectE
     }
 }
 
-async fn run(world: &World, order: &HookOrder) -> Result<Facts, String> {
+async fn run(world: &World, order: &HookRequest) -> Result<Facts, String> {
     match &order.action {
         HookAction::Exec { command } => exec(world, order, command).await.map(|()| Facts::Nothing),
         HookAction::Http(get) => http(world, order, get).await,
@@ -36,7 +36,7 @@ async fn run(world: &World, order: &HookOrder) -> Result<Facts, String> {
     }
 }
 
-async fn exec(world: &World, order: &HookOrder, command: &[String]) -> Result<(), String> {
+async fn exec(world: &World, order: &HookRequest, command: &[String]) -> Result<(), String> {
     let answer = world.runtime.exec_sync(order.id.as_str(), command, order.limit).await;
     let (error, output) = match answer {
         Ok(answer) if answer.exit_code == 0 => return Ok(()),
@@ -53,7 +53,7 @@ async fn exec(world: &World, order: &HookOrder, command: &[String]) -> Result<()
 
 /// Whatever the container answers, it was told. One that was to be told over TLS and has none is told without, as upstream
 /// does, and without the secret it was to prove itself by.
-async fn http(world: &World, order: &HookOrder, get: &HttpGet) -> Result<Facts, String> {
+async fn http(world: &World, order: &HookRequest, get: &HttpGet) -> Result<Facts, String> {
     let mut check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
     let error = match world.host.check_http(&check).await {
         Ok(_) | Err(CheckError::Body(_)) => return Ok(Facts::Nothing),
@@ -70,7 +70,7 @@ async fn http(world: &World, order: &HookOrder, get: &HttpGet) -> Result<Facts, 
     Err(format!("HTTP lifecycle hook for {} failed - error: Get {:?}: {error}", subject(order), get.url))
 }
 
-fn subject(order: &HookOrder) -> String {
+fn subject(order: &HookRequest) -> String {
     let pod = &order.pod;
     format!("Container {:?} in Pod \"{}_{}({})\"", order.container, pod.name, pod.namespace, pod.uid)
 }
@@ -92,7 +92,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let url = format!("https://{address}/stop");
         let headers = vec![("Authorization".to_owned(), "secret".to_owned()), ("X-Kept".to_owned(), "yes".to_owned())];
-        let order = HookOrder {
+        let order = HookRequest {
             pod: pod_ref("uid-1"),
             container: "app".to_owned(),
             id: ContainerId::new("c1"),

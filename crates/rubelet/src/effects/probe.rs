@@ -8,7 +8,7 @@ use std::time::Duration;
 use rubelet_core::{
     config::GoDuration,
     effect::{EffectError, Facts},
-    probes::{HttpGet, ProbeAction, ProbeOrder, ProbeOutcome},
+    probes::{HttpGet, ProbeAction, ProbeOutcome, ProbeRequest},
 };
 use rubelet_cri::port::RpcErrorKind;
 use rubelet_host::{
@@ -23,7 +23,7 @@ const MAX_TRIES: u32 = 3;
 /// What an event shows of a command's output.
 const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
 
-pub async fn probe(world: &World, order: &ProbeOrder) -> Result<Facts, EffectError> {
+pub async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, EffectError> {
     let mut outcome = once(world, order).await;
     for _ in 1..MAX_TRIES {
         if !matches!(outcome, ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_)) {
@@ -34,7 +34,7 @@ pub async fn probe(world: &World, order: &ProbeOrder) -> Result<Facts, EffectErr
     Ok(Facts::Probe(outcome))
 }
 
-async fn once(world: &World, order: &ProbeOrder) -> ProbeOutcome {
+async fn once(world: &World, order: &ProbeRequest) -> ProbeOutcome {
     match &order.action {
         ProbeAction::Exec { command } => exec(world, order, command).await,
         ProbeAction::Http(get) => http(world, get, order.timeout).await,
@@ -58,7 +58,7 @@ async fn once(world: &World, order: &ProbeOrder) -> ProbeOutcome {
     }
 }
 
-async fn exec(world: &World, order: &ProbeOrder, command: &[String]) -> ProbeOutcome {
+async fn exec(world: &World, order: &ProbeRequest, command: &[String]) -> ProbeOutcome {
     match world.runtime.exec_sync(order.id.as_str(), command, order.timeout).await {
         Ok(answer) if answer.exit_code == 0 => ProbeOutcome::Success,
         Ok(answer) => ProbeOutcome::Failure(output(&answer.stdout, &answer.stderr)),

@@ -46,7 +46,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -
         let began = world.clock.now().uptime;
         let done = set_up(world, owner, &need).await;
         if let Some(plugin) = need.source.plugin() {
-            world.metrics.deeds.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
+            world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
         }
         if let Err(error) = done {
             failures.push(format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name));

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp},
-    pod::hooks::{HookAction, HookOrder},
+    pod::hooks::{HookAction, HookRequest},
     time::{Now, Uptime},
 };
 
@@ -47,7 +47,7 @@ const IMAGE_SIZES: &[(u64, &str)] = &[
 ];
 
 #[derive(Debug)]
-pub struct Deeds {
+pub struct EffectMetrics {
     pleg: Pleg,
     started_pods: Counters<0>,
     started_pods_errors: Counters<0>,
@@ -75,9 +75,9 @@ struct Pleg {
     event_stream_errors: Counters<0>,
 }
 
-impl Deeds {
+impl EffectMetrics {
     pub(super) fn new() -> Self {
-        Deeds {
+        EffectMetrics {
             pleg: Pleg::new(),
             started_pods: Counters::new("kubelet_started_pods_total", [], "[ALPHA] Cumulative number of pods started"),
             started_pods_errors: Counters::new(
@@ -162,7 +162,7 @@ impl Deeds {
             (Op::Node(NodeOp::SyncQosCgroups { .. }), _) => self.cgroups.observe(["update"], took),
             (Op::Pod(PodOp::RemoveCgroup { .. }), _) => self.cgroups.observe(["destroy"], took),
             (Op::Container(ContainerOp::RunHook(_)), Ok(Facts::HookFellBack { .. })) => self.http_fallbacks.inc([]),
-            (Op::Container(ContainerOp::RunHook(HookOrder { action: HookAction::Sleep { secs }, .. })), _)
+            (Op::Container(ContainerOp::RunHook(HookRequest { action: HookAction::Sleep { secs }, .. })), _)
                 if now.uptime.since(began) < Duration::from_secs(*secs) =>
             {
                 self.short_sleeps.inc([]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rubelet_core::{
     id::PodRef,
-    probes::{ProbeKind, ProbeOrder, ProbeOutcome},
+    probes::{ProbeKind, ProbeOutcome, ProbeRequest},
 };
 
 use super::{
@@ -38,7 +38,7 @@ impl Probes {
         }
     }
 
-    pub fn probed(&self, order: &ProbeOrder, outcome: &ProbeOutcome, took: Duration) {
+    pub fn probed(&self, order: &ProbeRequest, outcome: &ProbeOutcome, took: Duration) {
         let kind = match order.kind {
             ProbeKind::Startup => "Startup",
             ProbeKind::Readiness => "Readiness",
@@ -82,7 +82,7 @@ mod tests {
             namespace: "ns".into(),
             name: name.into(),
         };
-        let order = |name: &str| ProbeOrder {
+        let order = |name: &str| ProbeRequest {
             pod: pod(name),
             container: "main".to_owned(),
             id: ContainerId::new("c1"),

@@ -29,7 +29,7 @@ pub async fn follow(world: &World, hints: &mpsc::Sender<Event>) -> Ended {
     let mut wait = FIRST_WAIT;
     loop {
         let opened = world.runtime.container_events().await;
-        world.metrics.deeds.events_followed(opened.is_ok());
+        world.metrics.effects.events_followed(opened.is_ok());
         match opened {
             Ok(events) => {
                 wait = FIRST_WAIT;

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodSpec;
 use rubelet_core::{
-    cgroups::Tree,
+    cgroups::CgroupTree,
     id::{PodUid, name_of, namespace_of},
     observation::{ContainerFacts, ContainerState},
     settings::Settings,
@@ -45,7 +45,7 @@ pub struct ContainerTarget {
 
 /// The pods that have a sandbox and a container that runs.
 pub fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
-    let tree = Tree::new(settings, snapshot.node.cgroup_driver);
+    let tree = CgroupTree::new(settings, snapshot.node.cgroup_driver);
     let tiers = tree.map(|tree| tree.tiers(std::iter::empty::<&PodSpec>())).unwrap_or_default();
     Targets {
         node_name: settings.node_name.clone(),
@@ -54,7 +54,7 @@ pub fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
     }
 }
 
-fn pod(uid: &PodUid, view: &PodView, tree: Option<Tree<'_>>) -> Option<PodTarget> {
+fn pod(uid: &PodUid, view: &PodView, tree: Option<CgroupTree<'_>>) -> Option<PodTarget> {
     let facts = view.facts.as_ref()?;
     let sandbox = facts.ready_sandbox()?;
     let containers: Vec<ContainerTarget> = facts.containers.iter().filter_map(container).collect();

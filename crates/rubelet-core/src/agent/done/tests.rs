@@ -27,9 +27,9 @@ fn what_is_remembered_of_an_instance_goes_with_it() {
         record.restarting.insert(id);
     }
     record.stopped_sandboxes.extend(["sb0".into(), "sb-old".into()]);
-    take_in(&mut record, facts("sandbox gone"), Meanwhile::Change, now());
+    apply_look(&mut record, facts("sandbox gone"), DuringLook::Change, now());
     assert_eq!(record.restarting.len(), 2, "a look from before a change does not show what was started meanwhile");
-    take_in(&mut record, facts("sandbox notready; a: exit(1) 5s"), Meanwhile::Nothing, now());
+    apply_look(&mut record, facts("sandbox notready; a: exit(1) 5s"), DuringLook::Nothing, now());
     assert_eq!(record.ended, BTreeMap::from([("a0".into(), Uptime::from_secs(7))]), "its end stays when it was");
     assert_eq!(record.pre_stops.into_keys().collect::<Vec<_>>(), ["a0".into()]);
     assert_eq!(record.post_start_failed.into_iter().collect::<Vec<_>>(), ["a0".into()]);
@@ -40,22 +40,22 @@ fn what_is_remembered_of_an_instance_goes_with_it() {
 #[test]
 fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
     for (seen, post_start_failed, started, meanwhile, waits) in [
-        ("a: running", false, false, Meanwhile::Nothing, false),
-        ("a: running", true, false, Meanwhile::Nothing, true),
-        ("a: exit(1)", false, false, Meanwhile::Nothing, true),
+        ("a: running", false, false, DuringLook::Nothing, false),
+        ("a: running", true, false, DuringLook::Nothing, true),
+        ("a: exit(1)", false, false, DuringLook::Nothing, true),
         // It ran and ended between two looks.
-        ("a: exit(1)", false, true, Meanwhile::Nothing, false),
-        ("a: exit(1)", false, true, Meanwhile::Hint, false),
-        ("a: exit(1)", false, true, Meanwhile::Change, true),
+        ("a: exit(1)", false, true, DuringLook::Nothing, false),
+        ("a: exit(1)", false, true, DuringLook::Hint, false),
+        ("a: exit(1)", false, true, DuringLook::Change, true),
     ] {
         let mut record = record("always | main a");
         let why = Waiting { reason: "CrashLoopBackOff".to_owned(), message: String::new() };
         record.waiting.insert("a".to_owned(), why);
         record.post_start_failed.extend(post_start_failed.then(|| ContainerId::new("a0")));
         record.started.extend(started.then(|| "a".to_owned()));
-        take_in(&mut record, facts(seen), meanwhile, now());
+        apply_look(&mut record, facts(seen), meanwhile, now());
         assert_eq!(record.waiting.contains_key("a"), waits, "{seen} {post_start_failed} {started} {meanwhile:?}");
-        assert_eq!(record.is_fresh, meanwhile != Meanwhile::Change);
+        assert_eq!(record.is_fresh, meanwhile != DuringLook::Change);
     }
 }
 
@@ -89,7 +89,7 @@ fn attempts_in_logs_count_only_when_the_runtime_has_forgotten_everything() {
     ] {
         let mut record = record("always | main a");
         record.facts = earlier.map(|earlier| Arc::new(logged(earlier, 1)));
-        take_in(&mut record, logged(seen, 4), Meanwhile::Nothing, now());
+        apply_look(&mut record, logged(seen, 4), DuringLook::Nothing, now());
         assert_eq!(record.facts.expect("it was looked at").logged_attempts["a"], expected, "{earlier:?}, {seen}");
     }
 }
@@ -155,7 +155,7 @@ fn what_is_gone_needs_no_end_and_cannot_start() {
         let shown = format!("{op:?} {kind:?}");
         let flight = Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: later(9).uptime };
         let error = EffectError { kind, message: "no".to_owned() };
-        settle(&mut record, &Key::Pod, &flight, Err(error), now());
+        apply_result(&mut record, &Key::Pod, &flight, Err(error), now());
         assert_eq!(record.failures.contains_key(&Key::Pod), fails, "{shown}");
     }
 }

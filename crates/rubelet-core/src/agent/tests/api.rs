@@ -25,7 +25,7 @@ impl Turns {
     }
 
     /// What is asked of the API server and not answered yet.
-    fn errands(&self) -> Vec<&'static str> {
+    fn api_requests(&self) -> Vec<&'static str> {
         let api = |op: &&Op| {
             matches!(
                 op,
@@ -103,7 +103,7 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
     turns.inspected("a: running 5s");
     assert_eq!(turns.patch()["phase"], "Running");
     let running = turns.patched(&pod, 2);
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
 
     let mut deleted = running;
     deleted.metadata = mk_pod("always | deleted | main a").metadata;
@@ -113,31 +113,31 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
     turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
     let mut held = deleted.clone();
-    if turns.errands() == ["PatchStatus"] {
+    if turns.api_requests() == ["PatchStatus"] {
         assert_ne!(turns.patch()["phase"], "Failed", "something may still run");
         held = turns.patched(&deleted, 4);
     }
     turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    if turns.errands() == ["PatchStatus"] {
+    if turns.api_requests() == ["PatchStatus"] {
         held = turns.patched(&held, 5);
     }
-    assert!(!turns.errands().contains(&"DeletePod"), "its volumes are not torn down");
+    assert!(!turns.api_requests().contains(&"DeletePod"), "its volumes are not torn down");
     turns.answer("TearDownVolumes", Ok(Facts::Nothing));
-    assert!(!turns.errands().contains(&"DeletePod"), "its cgroup is still there");
+    assert!(!turns.api_requests().contains(&"DeletePod"), "its cgroup is still there");
     turns.answer("RemovePodCgroup", Ok(Facts::Nothing));
-    while turns.errands() == ["PatchStatus"] {
+    while turns.api_requests() == ["PatchStatus"] {
         held = turns.patched(&held, 6);
     }
     assert_eq!(held.status.as_ref().unwrap().phase.as_deref(), Some("Succeeded"));
-    assert_eq!(turns.errands(), ["DeletePod"]);
+    assert_eq!(turns.api_requests(), ["DeletePod"]);
     turns.answer("DeletePod", Ok(Facts::Nothing));
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
     assert!(!turns.pending().contains(&"RemoveContainer"), "its traces stay until the API server has forgotten it");
     turns.listed_by_api(&[]);
     turns.answer("RemoveContainer", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s");
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn resize_in_the_api_shows_as_infeasible_and_changes_nothing() {
     let conditions = serde_json::to_value(&status.conditions).unwrap();
     let pending = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "PodResizePending");
     assert_eq!(pending.map(|pending| &pending["reason"]), Some(&json!("Infeasible")));
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
 }
 
 #[test]
@@ -219,15 +219,15 @@ fn the_newest_status_wins_and_only_one_is_under_way() {
     turns.listed_by_api(std::slice::from_ref(&pod));
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
-    assert_eq!(turns.errands(), ["PatchStatus"]);
+    assert_eq!(turns.api_requests(), ["PatchStatus"]);
     turns.happens(Event::Hint { pod: "u1".into() });
     turns.inspected("a: running 5s; b: running 1s");
-    assert_eq!(turns.errands(), ["PatchStatus"], "the first has not been answered");
+    assert_eq!(turns.api_requests(), ["PatchStatus"], "the first has not been answered");
     let after = turns.patched(&pod, 2);
-    assert_eq!(turns.errands(), ["PatchStatus"]);
+    assert_eq!(turns.api_requests(), ["PatchStatus"]);
     assert!(turns.patch().to_string().contains(r#""name":"b""#));
     turns.patched(&after, 3);
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
 }
 
 /// A story of one pod of the API whose every patch is carried out at once.
@@ -252,7 +252,7 @@ impl Told {
 
     fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
         happening(&mut self.turns);
-        while self.turns.errands() == ["PatchStatus"] {
+        while self.turns.api_requests() == ["PatchStatus"] {
             let version = self.next_version();
             self.pod = self.turns.patched(&self.pod, version);
             let status = self.pod.status.as_ref().unwrap();
@@ -377,7 +377,7 @@ fn stop_of_a_pod_takes_at_most_three_status_writes() {
     told.hinted("a: exit(0) 0s").done("StopContainer").seen("a: exit(0) 0s");
     told.done("StopSandbox").seen("sandbox notready 60s; a: exit(0) 0s");
     told.done("TearDownVolumes").done("RemovePodCgroup");
-    assert_eq!(told.turns.errands(), ["DeletePod"]);
+    assert_eq!(told.turns.api_requests(), ["DeletePod"]);
     let written = told.phases.split_off(before);
     assert_eq!(written, ["Running true", "Succeeded true"], "its generation, and its end");
 }
@@ -451,14 +451,14 @@ fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
     turns.answer("PatchStatus", refused(ErrorKind::Retry));
-    assert!(turns.errands().is_empty(), "not at once");
+    assert!(turns.api_requests().is_empty(), "not at once");
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    assert_eq!(turns.errands(), ["PatchStatus"]);
+    assert_eq!(turns.api_requests(), ["PatchStatus"]);
     turns.answer("PatchStatus", refused(ErrorKind::Gone));
     turns.at_secs += 60;
     turns.happens(Event::Due);
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
 }
 
 #[test]
@@ -471,12 +471,12 @@ fn an_api_server_that_was_away_for_long_hears_of_a_pod_within_seconds_of_its_ret
         turns.answer("PatchStatus", refused(ErrorKind::Unavailable));
         turns.at_secs += 3;
         turns.happens(Event::Due);
-        assert_eq!(turns.errands(), ["PatchStatus"], "at {} s", turns.at_secs);
+        assert_eq!(turns.api_requests(), ["PatchStatus"], "at {} s", turns.at_secs);
     }
     turns.answer("PatchStatus", refused(ErrorKind::Retry));
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    assert_eq!(turns.errands(), ["PatchStatus"], "one that is not yet itself is asked again soon");
+    assert_eq!(turns.api_requests(), ["PatchStatus"], "one that is not yet itself is asked again soon");
 }
 
 #[test]
@@ -490,7 +490,7 @@ fn a_status_somebody_else_overwrote_is_put_right() {
     ours.status.as_mut().unwrap().phase = Some("Pending".to_owned());
     ours.metadata.resource_version = Some("3".to_owned());
     turns.listed_by_api(std::slice::from_ref(&ours));
-    assert!(turns.errands().is_empty(), "there is a moment to settle");
+    assert!(turns.api_requests().is_empty(), "there is a moment to settle");
     turns.at_secs += 10;
     turns.happens(Event::Due);
     assert_eq!(turns.patch(), json!({ "phase": "Running" }));
@@ -501,9 +501,9 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
-    assert!(turns.errands().is_empty(), "who knows what the API server already has?");
+    assert!(turns.api_requests().is_empty(), "who knows what the API server already has?");
     turns.listed_by_api(&[]);
-    assert_eq!(turns.errands(), ["CreateMirrorPod"]);
+    assert_eq!(turns.api_requests(), ["CreateMirrorPod"]);
     turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
 
     let mirror = |hash: &str, traits: &str| {
@@ -514,7 +514,7 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
     };
     let plain = "always | main a";
     turns.listed_by_api(&[mirror("u1", plain)]);
-    assert!(turns.errands().is_empty());
+    assert!(turns.api_requests().is_empty());
     let mirror_uid = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].mirror_uid.clone();
     assert_eq!(mirror_uid(&turns), Some("m1".into()), "under which its streams may be asked for");
     turns.inspected("a: running 5s");
@@ -523,14 +523,14 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
 
     turns.listed_by_api(&[mirror("u1", "always | deleted | main a")]);
     assert_eq!(turns.lifecycle("u1"), "Syncing", "its mirror's end is not its own");
-    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
+    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
     turns.answer("DeleteMirrorPod", Ok(Facts::Nothing));
     turns.listed_by_api(&[]);
     assert_eq!(mirror_uid(&turns), None);
-    assert_eq!(turns.errands(), ["CreateMirrorPod"]);
+    assert_eq!(turns.api_requests(), ["CreateMirrorPod"]);
     turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
     turns.listed_by_api(&[mirror("an older manifest", plain)]);
-    assert!(turns.errands().contains(&"DeleteMirrorPod"));
+    assert!(turns.api_requests().contains(&"DeleteMirrorPod"));
 }
 
 #[test]
@@ -538,27 +538,27 @@ fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     let mirror = mirror_of_u1();
     turns.listed_by_api(std::slice::from_ref(&mirror));
-    assert!(turns.errands().is_empty(), "the manifests were not read yet");
+    assert!(turns.api_requests().is_empty(), "the manifests were not read yet");
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("a: running 5s");
     turns.patched(&mirror, 6);
     turns.config(&[]);
-    assert!(turns.errands().is_empty(), "it is still ending");
+    assert!(turns.api_requests().is_empty(), "it is still ending");
     turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
     turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
+    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
 }
 
 #[test]
 fn a_mirror_pod_that_is_listed_before_the_manifests_goes_when_none_of_them_is_its_own() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     turns.listed_by_api(&[mirror_of_u1()]);
-    assert!(turns.errands().is_empty(), "the manifests were not read yet");
+    assert!(turns.api_requests().is_empty(), "the manifests were not read yet");
     turns.config(&[]);
-    assert_eq!(turns.errands(), ["DeleteMirrorPod"]);
+    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
 }
 
 fn mirror_of_u1() -> Pod {
@@ -590,11 +590,11 @@ fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them(
         turns.happens(Event::Node(node_in("a", 5)));
         turns.listed_by_api(&[picky()]);
         turns.runtime_is_up(&[]);
-        assert_eq!((turns.lifecycle("u1").as_str(), turns.errands()), ("Waiting", vec!["GetNode"]));
+        assert_eq!((turns.lifecycle("u1").as_str(), turns.api_requests()), ("Waiting", vec!["GetNode"]));
         // An older look does not undo a newer one.
         turns.answer("GetNode", answer);
         turns.happens(Event::Node(node_in("a", 5)));
-        assert!(!turns.errands().contains(&"GetNode"));
+        assert!(!turns.api_requests().contains(&"GetNode"));
         let is_rejected = turns.told.contains(&"NodeAffinity".to_owned());
         assert_eq!(is_rejected, lifecycle == "rejected", "{:?}", turns.told);
     }

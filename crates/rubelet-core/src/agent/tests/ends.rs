@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::pod::hooks::HookOrder;
+use crate::pod::hooks::HookRequest;
 
 /// A pod of the API server's; with a grace period it is being deleted.
 fn api_pod(text: &str, grace_secs: Option<i64>) -> Pod {
@@ -28,7 +28,7 @@ impl Turns {
     fn stops(&self) -> Vec<(EffectId, u64)> {
         let given = |op: &Op| match op {
             Op::Container(ContainerOp::Stop { grace_secs, .. }) => Some(grace_secs.unsigned_abs()),
-            Op::Container(ContainerOp::RunHook(HookOrder { limit, .. })) => Some(limit.as_secs()),
+            Op::Container(ContainerOp::RunHook(HookRequest { limit, .. })) => Some(limit.as_secs()),
             _ => None,
         };
         self.asked.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()

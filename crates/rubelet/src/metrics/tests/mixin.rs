@@ -103,7 +103,7 @@ async fn busy() -> Metrics {
         Uptime::from_secs(1),
         now,
     );
-    metrics.deeds.volume_mounted("kubernetes.io/empty-dir", true, Duration::ZERO);
+    metrics.effects.volume_mounted("kubernetes.io/empty-dir", true, Duration::ZERO);
     metrics.certificates.client.in_use(None);
     metrics.certificates.serving.in_use(None);
     let called = Occurrence::Called { took: Duration::ZERO, sent_bytes: 0, received_bytes: None };

@@ -18,18 +18,18 @@ fn now(secs: u64) -> Now {
 }
 
 /// Turns through these views of one pod, one every second.
-fn live(lives: &Lives, views: Vec<PodView>) {
+fn live(pod_lifecycle: &PodLifecycleMetrics, views: Vec<PodView>) {
     let mut before = Snapshot::default();
     for (secs, view) in (1..).zip(views) {
         let after = snapshot("n1", [("u1", view)]);
-        lives.turned(&before, &after, now(secs));
+        pod_lifecycle.turned(&before, &after, now(secs));
         before = after;
     }
 }
 
-fn page(lives: &Lives) -> String {
+fn page(pod_lifecycle: &PodLifecycleMetrics) -> String {
     let mut text = Text::default();
-    lives.write(&mut text);
+    pod_lifecycle.write(&mut text);
     let is_told = |line: &&str| !line.starts_with('#') && !line.contains("_bucket") && !line.ends_with(" 0");
     text.into_string().lines().filter(is_told).collect::<Vec<_>>().join("\n")
 }
@@ -41,10 +41,10 @@ fn container(state: &Value, last: &Value) -> Value {
 
 #[test]
 fn a_start_is_timed_from_first_sight_to_running() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let pending = json!({ "phase": "Pending" });
     live(
-        &lives,
+        &pod_lifecycle,
         vec![
             seen(Stage::Waiting, json!({})),
             seen(Stage::Syncing, pending.clone()),
@@ -52,7 +52,7 @@ fn a_start_is_timed_from_first_sight_to_running() {
             seen(Stage::Syncing, json!({ "phase": "Running" })),
         ],
     );
-    insta::assert_snapshot!(page(&lives), @r#"
+    insta::assert_snapshot!(page(&pod_lifecycle), @r#"
     kubelet_pod_start_duration_seconds_sum 3
     kubelet_pod_start_duration_seconds_count 1
     kubelet_pod_worker_start_duration_seconds_sum 1
@@ -70,14 +70,14 @@ fn working(stage: Stage, mut view: PodView) -> PodView {
     view
 }
 
-fn rounds(lives: &Lives) -> String {
-    let page = page(lives);
+fn rounds(pod_lifecycle: &PodLifecycleMetrics) -> String {
+    let page = page(pod_lifecycle);
     page.lines().filter(|line| line.starts_with("kubelet_pod_worker_duration")).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
 fn work_on_a_pod_is_timed_by_what_called_for_it() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let plain = || seen(Stage::Syncing, json!({}));
     let edited = || {
         let mut view = plain();
@@ -91,7 +91,7 @@ fn work_on_a_pod_is_timed_by_what_called_for_it() {
         view
     };
     live(
-        &lives,
+        &pod_lifecycle,
         vec![
             seen(Stage::Waiting, json!({})),
             working(Stage::Syncing, plain()),
@@ -109,7 +109,7 @@ fn work_on_a_pod_is_timed_by_what_called_for_it() {
             seen(Stage::Terminated, json!({})),
         ],
     );
-    insta::assert_snapshot!(rounds(&lives), @r#"
+    insta::assert_snapshot!(rounds(&pod_lifecycle), @r#"
     kubelet_pod_worker_duration_seconds_sum{operation_type="create"} 3
     kubelet_pod_worker_duration_seconds_count{operation_type="create"} 1
     kubelet_pod_worker_duration_seconds_sum{operation_type="sync"} 1
@@ -123,36 +123,36 @@ fn work_on_a_pod_is_timed_by_what_called_for_it() {
 
 #[test]
 fn no_work_is_timed_for_a_pod_that_is_refused() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
     refused.census.rejected = Some("OutOfcpu".to_owned());
     let waits = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
     let is_refused = snapshot("n1", [("u1", refused)]);
-    lives.turned(&Snapshot::default(), &waits, now(1));
-    lives.turned(&waits, &is_refused, now(2));
-    lives.turned(&is_refused, &Snapshot::default(), now(3));
-    assert_eq!(rounds(&lives), "");
+    pod_lifecycle.turned(&Snapshot::default(), &waits, now(1));
+    pod_lifecycle.turned(&waits, &is_refused, now(2));
+    pod_lifecycle.turned(&is_refused, &Snapshot::default(), now(3));
+    assert_eq!(rounds(&pod_lifecycle), "");
 }
 
 #[test]
 fn a_pod_that_ran_before_us_has_no_start() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let running = json!({ "phase": "Running" });
     live(
-        &lives,
+        &pod_lifecycle,
         vec![seen(Stage::Waiting, json!({})), seen(Stage::Syncing, running.clone()), seen(Stage::Syncing, running)],
     );
-    assert!(!page(&lives).contains("pod_start_duration"), "{}", page(&lives));
+    assert!(!page(&pod_lifecycle).contains("pod_start_duration"), "{}", page(&pod_lifecycle));
 }
 
 #[test]
 fn each_end_of_a_container_is_counted_once() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let ended =
         |id: &str, code: i32| json!({ "terminated": { "exitCode": code, "reason": "Error", "containerID": id } });
     let running = json!({ "running": {} });
     live(
-        &lives,
+        &pod_lifecycle,
         vec![
             // It ended before it was seen.
             seen(Stage::Syncing, container(&ended("c0", 9), &json!({}))),
@@ -165,7 +165,7 @@ fn each_end_of_a_container_is_counted_once() {
             seen(Stage::Syncing, container(&running, &ended("c2", 1))),
         ],
     );
-    let page = page(&lives);
+    let page = page(&pod_lifecycle);
     let ends: Vec<_> = page.lines().filter(|line| line.contains("terminated")).collect();
     assert_eq!(
         ends,
@@ -175,13 +175,13 @@ fn each_end_of_a_container_is_counted_once() {
 
 #[test]
 fn refusals_are_counted_by_reasons_nobody_can_make_up() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     for reason in ["OutOfcpu", "OutOfexample.com/gpu", "NodeAffinity", "TaintToleration"] {
         let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
         refused.census.rejected = Some(reason.to_owned());
-        live(&lives, vec![seen(Stage::Waiting, json!({})), refused.clone(), refused]);
+        live(&pod_lifecycle, vec![seen(Stage::Waiting, json!({})), refused.clone(), refused]);
     }
-    insta::assert_snapshot!(page(&lives), @r#"
+    insta::assert_snapshot!(page(&pod_lifecycle), @r#"
     kubelet_admission_rejections_total{reason="Other"} 2
     kubelet_admission_rejections_total{reason="OutOfExtendedResources"} 1
     kubelet_admission_rejections_total{reason="OutOfcpu"} 1
@@ -190,12 +190,12 @@ fn refusals_are_counted_by_reasons_nobody_can_make_up() {
 
 #[test]
 fn the_sli_leaves_out_pulls_and_init_containers() {
-    let lives = Lives::new();
-    live(&lives, vec![seen(Stage::Waiting, json!({}))]);
+    let pod_lifecycle = PodLifecycleMetrics::new();
+    live(&pod_lifecycle, vec![seen(Stage::Waiting, json!({}))]);
     let secs = Uptime::from_secs;
     // Two pulls at once, and one later: six seconds in all.
     for (began, ended) in [(2, 5), (1, 4), (6, 8)] {
-        lives.pulled(&PodUid::new("u1"), secs(began), secs(ended));
+        pod_lifecycle.pulled(&PodUid::new("u1"), secs(began), secs(ended));
     }
     let pod = |state: Value| -> Pod {
         serde_json::from_value(json!({
@@ -215,11 +215,11 @@ fn the_sli_leaves_out_pulls_and_init_containers() {
         }))
         .unwrap()
     };
-    lives.told(&pod(json!({ "waiting": {} })), now(9));
+    pod_lifecycle.told(&pod(json!({ "waiting": {} })), now(9));
     for _ in 0..2 {
-        lives.told(&pod(json!({ "running": { "startedAt": "2026-11-15T19:00:10Z" } })), now(12));
+        pod_lifecycle.told(&pod(json!({ "running": { "startedAt": "2026-11-15T19:00:10Z" } })), now(12));
     }
-    insta::assert_snapshot!(page(&lives), @"
+    insta::assert_snapshot!(page(&pod_lifecycle), @"
     kubelet_pod_start_sli_duration_seconds_sum 5
     kubelet_pod_start_sli_duration_seconds_count 1
     kubelet_pod_start_total_duration_seconds_sum 12
@@ -230,11 +230,11 @@ fn the_sli_leaves_out_pulls_and_init_containers() {
 
 #[test]
 fn what_is_known_of_a_pod_goes_with_it() {
-    let lives = Lives::new();
+    let pod_lifecycle = PodLifecycleMetrics::new();
     let there = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
-    lives.turned(&Snapshot::default(), &there, now(1));
-    assert_eq!(lives.lock().len(), 1);
+    pod_lifecycle.turned(&Snapshot::default(), &there, now(1));
+    assert_eq!(pod_lifecycle.lock().len(), 1);
     let empty = Snapshot { changed: there.changed.clone(), ..Snapshot::default() };
-    let gone = lives.turned(&there, &empty, now(2));
-    assert_eq!((lives.lock().len(), gone.len()), (0, 1));
+    let gone = pod_lifecycle.turned(&there, &empty, now(2));
+    assert_eq!((pod_lifecycle.lock().len(), gone.len()), (0, 1));
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::op::ApiOp;
-use crate::{errands::Errand, manifest::HASH_ANNOTATION, pod_config::MIRROR_ANNOTATION, test_support::show};
+use crate::{api_requests::ApiRequest, manifest::HASH_ANNOTATION, pod_config::MIRROR_ANNOTATION, test_support::show};
 
 fn in_cluster() -> Turns {
     Turns::new(Settings { sources: vec![Source::File, Source::Api], ..Settings::for_node("node") })
@@ -122,7 +122,10 @@ fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_
     turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
     turns.api_has(&[mirror("m1", "an older manifest")]);
     turns.answer("DeleteMirrorPod", failed(ErrorKind::Gone));
-    assert!(!turns.agent.errands.kept().any(|errand| matches!(errand, Errand::Mirror(_))), "nothing is tried again");
+    assert!(
+        !turns.agent.api_requests.kept().any(|request| matches!(request, ApiRequest::Mirror(_))),
+        "nothing is tried again"
+    );
 }
 
 #[test]
@@ -156,7 +159,7 @@ fn without_an_api_server_no_mirror_is_waited_for() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
-    assert!(turns.agent.errands.mirrors.is_empty());
+    assert!(turns.agent.api_requests.mirrors.is_empty());
 }
 
 #[test]
@@ -165,8 +168,8 @@ fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
     turns.config(&[web("static")]);
     let now = turns.now();
     let error = || EffectError { kind: ErrorKind::Retry, message: String::new() };
-    for errand in ["u1", "ghost"].map(|uid| Errand::Status(uid.into())) {
-        turns.agent.errands.failed(errand, error(), now);
+    for request in ["u1", "ghost"].map(|uid| ApiRequest::Status(uid.into())) {
+        turns.agent.api_requests.failed(request, error(), now);
     }
     // One name is a source's, one the API server's alone, and one the runtime's.
     let mut only_mirror = mirror("m1", "x");
@@ -174,10 +177,10 @@ fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
     turns.api_has(&[versioned(mk_pod("always | main a"), 1), only_mirror]);
     turns.wait(30);
     turns.relisted(&[listed("orphan", "orphaned")]);
-    for errand in ["web_default", "mirrored_default", "orphaned_default", "ghost_default"]
-        .map(|name| Errand::Mirror(name.to_owned()))
+    for request in ["web_default", "mirrored_default", "orphaned_default", "ghost_default"]
+        .map(|name| ApiRequest::Mirror(name.to_owned()))
     {
-        turns.agent.errands.failed(errand, error(), now);
+        turns.agent.api_requests.failed(request, error(), now);
     }
     turns.agent.node.gone.extend(["u1", "ghost"].map(|uid| (PodUid::new(uid), now.uptime)));
     let expected = ["node: ghost", "requests: Status(ghost)", "requests: Mirror(\"ghost_default\")"];

@@ -1,6 +1,6 @@
-//! Errands to the API server: what is under way for whom, and what has to be tried again.
+//! ApiRequests to the API server: what is under way for whom, and what has to be tried again.
 //!
-//! Owns: one errand at a time per pod, how many at once, and when to try again. Never: decides what is to be said; the
+//! Owns: one request at a time per pod, how many at once, and when to try again. Never: decides what is to be said; the
 //! status manager and `agent/api.rs` do.
 
 use std::{
@@ -24,9 +24,9 @@ const MAX_STATUS_FLIGHTS: usize = 16;
 /// It costs it little, since no more than `MAX_STATUS_FLIGHTS` ask.
 const AWAY_RETRY_MAX: Duration = Duration::from_secs(3);
 
-/// What an errand is about.
+/// What a request is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Errand {
+pub enum ApiRequest {
     /// The status of the pod of this UID, or its deletion after its end.
     Status(PodUid),
     /// The mirror pod of this full name.
@@ -36,9 +36,9 @@ pub enum Errand {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Errands {
-    flights: BTreeMap<Errand, Flight>,
-    failures: BTreeMap<Errand, Refusal>,
+pub struct ApiRequests {
+    flights: BTreeMap<ApiRequest, Flight>,
+    failures: BTreeMap<ApiRequest, FailedRequest>,
     /// Full names whose static and mirror pod are to be compared.
     pub mirrors: BTreeSet<String>,
     reconcile_at: Option<Uptime>,
@@ -46,56 +46,56 @@ pub struct Errands {
 
 /// How the last try ended, until one succeeds.
 #[derive(Clone, Debug)]
-struct Refusal {
+struct FailedRequest {
     kind: ErrorKind,
     failure: Failure,
 }
 
-impl Errands {
-    pub fn is_under_way(&self, errand: &Errand) -> bool {
-        self.flights.contains_key(errand)
+impl ApiRequests {
+    pub fn is_under_way(&self, request: &ApiRequest) -> bool {
+        self.flights.contains_key(request)
     }
 
     /// Under way, or waiting for another try.
-    pub fn is_busy(&self, errand: &Errand, now: Now) -> bool {
-        self.flights.contains_key(errand)
-            || self.failures.get(errand).is_some_and(|refusal| refusal.failure.retry_at > now.uptime)
+    pub fn is_busy(&self, request: &ApiRequest, now: Now) -> bool {
+        self.flights.contains_key(request)
+            || self.failures.get(request).is_some_and(|failed| failed.failure.retry_at > now.uptime)
     }
 
     pub fn has_room(&self) -> bool {
-        let statuses = self.flights.keys().filter(|errand| matches!(errand, Errand::Status(_)));
+        let statuses = self.flights.keys().filter(|request| matches!(request, ApiRequest::Status(_)));
         statuses.count() < MAX_STATUS_FLIGHTS
     }
 
-    pub fn sent(&mut self, errand: Errand, flight: Flight) {
-        self.flights.insert(errand, flight);
+    pub fn sent(&mut self, request: ApiRequest, flight: Flight) {
+        self.flights.insert(request, flight);
     }
 
-    /// Takes an errand that ended out of the books.
-    pub fn ended(&mut self, id: EffectId) -> Option<(Errand, Flight)> {
-        let errand = self.flights.iter().find(|(_, flight)| flight.id == id).map(|(errand, _)| errand.clone())?;
-        let flight = self.flights.remove(&errand)?;
-        Some((errand, flight))
+    /// Takes a request that ended out of the books.
+    pub fn ended(&mut self, id: EffectId) -> Option<(ApiRequest, Flight)> {
+        let request = self.flights.iter().find(|(_, flight)| flight.id == id).map(|(request, _)| request.clone())?;
+        let flight = self.flights.remove(&request)?;
+        Some((request, flight))
     }
 
     /// Waits grow while the answer stays the same; a server that refuses is another matter than one that is away.
-    pub fn failed(&mut self, errand: Errand, error: EffectError, now: Now) {
+    pub fn failed(&mut self, request: ApiRequest, error: EffectError, now: Now) {
         let EffectError { kind, message } = error;
-        let before = self.failures.get(&errand).filter(|refusal| refusal.kind == kind);
-        let mut failure = Failure::after(before.map(|refusal| &refusal.failure), message, now);
+        let before = self.failures.get(&request).filter(|failed| failed.kind == kind);
+        let mut failure = Failure::after(before.map(|failed| &failed.failure), message, now);
         if matches!(kind, ErrorKind::Unavailable | ErrorKind::TimedOut) {
             failure.retry_at = failure.retry_at.min(now.uptime + AWAY_RETRY_MAX);
         }
-        self.failures.insert(errand, Refusal { kind, failure });
+        self.failures.insert(request, FailedRequest { kind, failure });
     }
 
     /// It succeeded, or whom it was about is gone: nothing is left to wait for.
-    pub fn forget(&mut self, errand: &Errand) {
-        self.failures.remove(errand);
+    pub fn forget(&mut self, request: &ApiRequest) {
+        self.failures.remove(request);
     }
 
     /// Everything that is under way or waits for another try.
-    pub fn kept(&self) -> impl Iterator<Item = &Errand> {
+    pub fn kept(&self) -> impl Iterator<Item = &ApiRequest> {
         self.flights.keys().chain(self.failures.keys())
     }
 
@@ -109,14 +109,14 @@ impl Errands {
         self.reconcile_at.take_if(|moment| *moment <= now.uptime).is_some()
     }
 
-    /// Errands whose answer is overdue.
+    /// ApiRequests whose answer is overdue.
     pub fn overdue(&self, now: Now) -> Vec<EffectId> {
         self.flights.values().filter(|flight| flight.give_up_at <= now.uptime).map(|flight| flight.id).collect()
     }
 
     pub fn wake_at(&self, now: Now) -> Option<Uptime> {
-        let retries = self.failures.iter().filter(|(errand, _)| !self.flights.contains_key(*errand));
-        let retries = retries.map(|(_, refusal)| refusal.failure.retry_at).filter(|moment| *moment > now.uptime);
+        let retries = self.failures.iter().filter(|(request, _)| !self.flights.contains_key(*request));
+        let retries = retries.map(|(_, failed)| failed.failure.retry_at).filter(|moment| *moment > now.uptime);
         let answers = self.flights.values().map(|flight| flight.give_up_at);
         retries.chain(answers).chain(self.reconcile_at).min()
     }

@@ -52,7 +52,7 @@ const REJECTIONS: &[&str] = &[
 ];
 
 #[derive(Debug)]
-pub struct Lives {
+pub struct PodLifecycleMetrics {
     known: Mutex<BTreeMap<PodUid, Life>>,
     start: Histograms<0>,
     start_sli: Histograms<0>,
@@ -85,9 +85,9 @@ struct Round {
     began: Uptime,
 }
 
-impl Lives {
+impl PodLifecycleMetrics {
     pub(super) fn new() -> Self {
-        Lives {
+        PodLifecycleMetrics {
             known: Mutex::default(),
             start: Histograms::new(
                 "kubelet_pod_start_duration_seconds",
