@@ -1,4 +1,4 @@
-//! ApiRequests to the API server: what is under way for whom, and what has to be tried again.
+//! Requests to the API server: what is under way for whom, and what has to be tried again.
 //!
 //! Owns: one request at a time per pod, how many at once, and when to try again. Never: decides what is to be said; the
 //! status manager and `agent/api.rs` do.
@@ -109,7 +109,7 @@ impl ApiRequests {
         self.reconcile_at.take_if(|moment| *moment <= now.uptime).is_some()
     }
 
-    /// ApiRequests whose answer is overdue.
+    /// Requests whose response is overdue.
     pub fn overdue(&self, now: Now) -> Vec<EffectId> {
         self.flights.values().filter(|flight| flight.give_up_at <= now.uptime).map(|flight| flight.id).collect()
     }

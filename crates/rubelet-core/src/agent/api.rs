@@ -1,6 +1,6 @@
 //! What the API server is told: statuses, the end of pods, mirror pods.
 //!
-//! Owns: turning what the status manager and the pod manager want into api_requests, and what their answers mean.
+//! Owns: turning what the status manager and the pod manager want into requests, and what the responses mean.
 //! Never: decides what a status says.
 //! Upstream: `statusManager.syncBatch` and `syncPod`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`.
 
@@ -30,7 +30,7 @@ impl Agent {
             return;
         }
         let batch = if self.api_requests.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
-        // Whoever waits is put in order only when somebody's turn has come.
+        // Ordering all unsent statuses by urgency is worth it only when one of them can be sent.
         if batch == Batch::Reconcile || self.api_requests.has_room() {
             for uid in self.statuses.sync_batch(batch, &self.pods) {
                 self.sync_status(&uid, now);

@@ -1,7 +1,7 @@
 //! Which regular containers are to start, to stop, or to stay as they are?
 //!
-//! Owns: the container_action per regular container once the pod is initialized. A container whose definition changed, or whose state
-//! nobody knows, is started again whatever its restart policy.
+//! Owns: what to do with each regular container once the pod is initialized. A container whose definition changed, or whose
+//! state is unknown, is started again whatever its restart policy.
 //! Upstream: the second half of `computePodActions`, `ShouldContainerBeRestarted`.
 
 use k8s_openapi::api::core::v1::{Container, PodStatus};
