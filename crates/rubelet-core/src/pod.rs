@@ -288,8 +288,9 @@ pub struct PodRecord {
     pub cleared: Cleared,
     /// Why the node did not admit it; such a pod has failed and never starts.
     pub rejected: Option<PodFailure>,
-    /// The pod ends, and nothing of it runs or will: once seen, this stays so.
-    pub is_last_end_seen: bool,
+    /// The pod ends, and no container of it runs or will run. Once true it stays so.
+    /// Upstream: the opposite of `CouldHaveRunningContainers`.
+    pub all_containers_ended: bool,
     /// Sandboxes that were stopped, and so have given their network back.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
     pub wake_at: Option<Uptime>,
@@ -326,7 +327,7 @@ impl PodRecord {
             refresh_at: None,
             cleared: Cleared::Nothing,
             rejected: None,
-            is_last_end_seen: false,
+            all_containers_ended: false,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
             blocked: None,

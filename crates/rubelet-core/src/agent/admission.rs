@@ -1,6 +1,6 @@
 //! Pods that wait are let in, one after the other.
 //!
-//! Owns: the order, what becomes of a pod that is not let in, and what a new look at the Node object changes. The verdict is
+//! Owns: the order, what becomes of a pod that is not let in, and what a new look at the Node object changes. The result is
 //! `admission.rs`'s.
 //! Upstream: `HandlePodAdditions`, `canAdmitPod`, `rejectPod`.
 
@@ -13,7 +13,7 @@ use crate::{
     effect::{About, EffectError, EventRecord, Facts, Severity},
     id::PodUid,
     node_object::NodeObject,
-    op::{ApiOp, Op},
+    op::ApiOp,
     pod::{Lifecycle, PodRecord, status},
     time::Now,
 };
@@ -30,14 +30,14 @@ impl Agent {
             if !self.has_free_name(&waiting, now) {
                 continue;
             }
-            let verdict = self.verdict_on(&self.records[&waiting]);
-            if matches!(verdict, AdmitResult::Doubt(_)) && self.awaits_node(&waiting, now) {
+            let result = self.admit_result(&self.records[&waiting]);
+            if matches!(result, AdmitResult::Doubt(_)) && self.awaits_node(&waiting, now) {
                 continue;
             }
             let record = self.records.get_mut(&waiting).expect("it waits");
             record.enter(Lifecycle::Syncing, now);
             self.api_requests.mirrors.insert(record.id.full_name());
-            match verdict {
+            match result {
                 AdmitResult::Admit => {
                     self.node.qos.pods_changed = true;
                     self.warn_of_unsupported(&waiting);
@@ -68,19 +68,19 @@ impl Agent {
         waiting.into_iter().map(|record| record.id.uid.clone()).collect()
     }
 
-    fn verdict_on(&self, record: &PodRecord) -> AdmitResult {
+    fn admit_result(&self, record: &PodRecord) -> AdmitResult {
         if has_ended(&record.pod) || self.is_known_to_runtime(record) {
             return AdmitResult::Admit;
         }
         let others: Vec<&Pod> =
             self.records.values().filter(|other| holds_resources(other)).map(|it| &*it.pod).collect();
-        let site = AdmitContext {
+        let context = AdmitContext {
             settings: &self.settings,
             others: &others,
             node: self.node.object.as_ref().unwrap_or(&self.settings.own_node),
             has_strict_groups: self.node.status.supplemental_groups_policy == Some(true),
         };
-        admission::admit(&record.pod, site)
+        admission::admit(&record.pod, context)
     }
 
     /// The pod may have been sent here for a label the watch has not shown yet: is there a look at the node to wait for
@@ -95,12 +95,7 @@ impl Agent {
         record.blocked = Some("a newer look at the node's labels".to_owned());
         if !is_under_way {
             self.node.object_asked_at = Some(now.uptime);
-            self.send_api_request(
-                ApiRequest::Node,
-                Op::Api(ApiOp::GetNode),
-                "a pod does not match the labels of the node",
-                now,
-            );
+            self.send_api_request(ApiRequest::Node, ApiOp::GetNode, "a pod does not match the labels of the node", now);
         }
         true
     }

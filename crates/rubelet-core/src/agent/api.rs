@@ -56,7 +56,7 @@ impl Agent {
             Some(StatusStep::Patch { pod, version, since, patch }) => {
                 self.send_api_request(
                     request,
-                    Op::Api(ApiOp::PatchStatus { pod, version, since, patch }),
+                    ApiOp::PatchStatus { pod, version, since, patch },
                     "the API server has an older status",
                     now,
                 );
@@ -64,7 +64,7 @@ impl Agent {
             Some(StatusStep::Delete { pod }) => {
                 self.send_api_request(
                     request,
-                    Op::Api(ApiOp::DeletePod { pod }),
+                    ApiOp::DeletePod { pod },
                     "the pod has ended and holds nothing any more",
                     now,
                 );
@@ -91,7 +91,7 @@ impl Agent {
             }
             (None, Some(mirror)) => {
                 let may_go = !self.is_ending(&name);
-                may_go.then(|| (Op::Api(ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }), "its static pod is gone"))
+                may_go.then(|| (ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
             }
             // Until an older pod of the name has ended, its mirror stays as it is.
             (Some(pod), _) if self.waits_for_namesake(pod) => None,
@@ -100,17 +100,13 @@ impl Agent {
                 // Of one that has ended, too: people look for its end.
                 let is_here = self.records.contains_key(&PodUid::of(pod));
                 (is_listed && is_here).then(|| {
-                    (
-                        Op::Api(ApiOp::CreateMirrorPod { pod: pod.clone() }),
-                        "the API server does not know the static pod",
-                    )
+                    (ApiOp::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod")
                 })
             }
             (Some(pod), Some(mirror)) => {
                 let is_current = mirror.metadata.deletion_timestamp.is_none() && is_mirror_pod_of(mirror, pod);
-                (!is_current).then(|| {
-                    (Op::Api(ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }), "it shows an older manifest")
-                })
+                (!is_current)
+                    .then(|| (ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }, "it shows an older manifest"))
             }
         };
         match step {
@@ -131,7 +127,8 @@ impl Agent {
         })
     }
 
-    pub(super) fn send_api_request(&mut self, request: ApiRequest, op: Op, reason: &str, now: Now) {
+    pub(super) fn send_api_request(&mut self, request: ApiRequest, op: ApiOp, reason: &str, now: Now) {
+        let op = Op::from(op);
         let (id, give_up_at) = self.outbox.send(Owner::ApiRequest, op.clone(), reason.to_owned(), &self.settings, now);
         self.api_requests.sent(request, Flight { id, op, sent_at: now.uptime, give_up_at });
     }
@@ -161,7 +158,7 @@ impl Agent {
 
     /// The API server's copy of the pod is still the one the request was about.
     fn is_api_pod_of(&self, uid: &PodUid, op: &Op) -> bool {
-        let (Op::Api(ApiOp::PatchStatus { pod, .. }) | Op::Api(ApiOp::DeletePod { pod })) = op else { return false };
+        let Op::Api(ApiOp::PatchStatus { pod, .. } | ApiOp::DeletePod { pod }) = op else { return false };
         self.pods.api_pod(uid).is_some_and(|stored| PodUid::of(stored) == pod.uid)
     }
 
@@ -172,7 +169,7 @@ impl Agent {
                 self.statuses.note_synced(&pod.uid, *version);
             }
             (Op::Api(ApiOp::DeletePod { pod }), Ok(_)) => self.statuses.note_gone(uid, &pod.uid),
-            (Op::Api(ApiOp::PatchStatus { pod, .. }) | Op::Api(ApiOp::DeletePod { pod }), Err(error))
+            (Op::Api(ApiOp::PatchStatus { pod, .. } | ApiOp::DeletePod { pod }), Err(error))
                 if error.kind == ErrorKind::Gone =>
             {
                 self.statuses.note_gone(uid, &pod.uid);
@@ -215,7 +212,9 @@ impl Agent {
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
         Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
-        Lifecycle::Terminating { cause: Cause::Completed, .. } if record.is_last_end_seen => RunningContainers::None,
+        Lifecycle::Terminating { cause: Cause::Completed, .. } if record.all_containers_ended => {
+            RunningContainers::None
+        }
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
     }
 }

@@ -184,9 +184,10 @@ impl Agent {
         let Some(record) = self.records.get(uid) else { return };
         let Some(facts) = &record.facts else { return };
         let has_ended = |id: &ContainerId| facts.containers.iter().any(|it| it.id == *id && it.exit().is_some());
-        let over = record.flights.values().filter(
-            |flight| matches!(&flight.op, Op::Container(ContainerOp::RunHook(order)) if order.hook == Hook::PostStart && has_ended(&order.id)),
-        );
+        let over = record
+            .flights
+            .values()
+            .filter(|flight| flight.hook(Hook::PostStart).is_some_and(|request| has_ended(&request.id)));
         for id in over.map(|flight| flight.id).collect::<Vec<_>>() {
             self.outbox.cancel(id);
             let ended = EffectError { kind: ErrorKind::Gone, message: "the container has ended".to_owned() };
@@ -361,7 +362,7 @@ fn apply_result(
 /// Volumes are made of objects; so is a container's environment, which is complete before the runtime is called.
 fn cure(op: &Op, error: &EffectError) -> Cure {
     match (op, &error.kind) {
-        (Op::Volume(VolumeOp::SetUp { .. }) | Op::Volume(VolumeOp::Refresh { .. }), _)
+        (Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }), _)
         | (Op::Container(ContainerOp::Start(_)), ErrorKind::Reject(Reason::CreateContainerConfigError))
         | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
         (

@@ -111,7 +111,7 @@ impl Agent {
             self.terminate(uid, Cause::Completed, grace_secs, now);
         }
         if let Some(record) = self.records.get_mut(uid) {
-            record.note_last_end();
+            record.note_all_containers_ended();
         }
         self.probe_pod(uid, &facts, now);
         self.plan_pod(uid, now);

@@ -78,6 +78,16 @@ impl HookRequest {
     }
 }
 
+impl Flight {
+    /// The hook of this kind that is under way.
+    pub fn hook(&self, hook: Hook) -> Option<&HookRequest> {
+        match &self.op {
+            Op::Container(ContainerOp::RunHook(request)) if request.hook == hook => Some(request),
+            _ => None,
+        }
+    }
+}
+
 impl PodRecord {
     /// What the instance's preStop hook has taken of its grace period; `None` when none has ended.
     pub fn pre_stop_secs(&self, container: &ContainerFacts) -> Option<i64> {
@@ -96,8 +106,7 @@ impl PodRecord {
                 PreStop::Took(_) => PreStop::Took(Duration::ZERO),
             };
         }
-        let is_pre_stop = |flight: &&mut Flight| matches!(&flight.op, Op::Container(ContainerOp::RunHook(order)) if order.hook == Hook::PreStop);
-        for flight in self.flights.values_mut().filter(is_pre_stop) {
+        for flight in self.flights.values_mut().filter(|flight| flight.hook(Hook::PreStop).is_some()) {
             flight.give_up_at = flight.give_up_at.min(grace.ends_at);
         }
     }
@@ -106,10 +115,7 @@ impl PodRecord {
     pub fn is_post_starting(&self, container: &Container) -> bool {
         let flight = self.flights.get(&Key::Container(container.name.clone()));
         has_post_start(container)
-            && flight.is_some_and(|flight| match &flight.op {
-                Op::Container(ContainerOp::RunHook(order)) => order.hook == Hook::PostStart,
-                op => op.kind() == OpKind::Start,
-            })
+            && flight.is_some_and(|flight| flight.hook(Hook::PostStart).is_some() || flight.op.kind() == OpKind::Start)
     }
 
     /// The facts as a status shows them: a container does not run before its postStart hook has succeeded, and the moment

@@ -28,12 +28,12 @@ const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
 
 impl PodRecord {
     /// Notes that a look younger than the pod's last change shows nothing that runs, while nothing is being started.
-    pub fn note_last_end(&mut self) {
+    pub fn note_all_containers_ended(&mut self) {
         let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
         let is_starting = self.flights.values().any(|flight| flight.op.kind() == OpKind::Start);
         let is_ending = matches!(self.lifecycle, Lifecycle::Terminating { .. });
         if is_ending && !is_starting && self.fresh_facts().is_some_and(all_ended) {
-            self.is_last_end_seen = true;
+            self.all_containers_ended = true;
         }
     }
 }
