@@ -97,9 +97,14 @@ impl Agent {
 
     /// When `Event::Due` is wanted, if nothing else happens before.
     pub fn wake_at(&self, now: Now) -> Uptime {
-        let others =
-            [self.timers.first(), self.images.wake_at(now), self.outbox.pulls_at, self.api_requests.wake_at(now)];
-        others.into_iter().flatten().fold(self.node.wake_at(now), Uptime::min)
+        let parts = [
+            self.timers.next_wakeup(),
+            self.outbox.flights.next_wakeup(),
+            self.images.next_wakeup(now),
+            self.api_requests.next_wakeup(now),
+            self.node.next_wakeup(now),
+        ];
+        parts.into_iter().flatten().min().expect("the check of the runtime is due some time, or under way")
     }
 
     /// The picture for readers as of the last turn.

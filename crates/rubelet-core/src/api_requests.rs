@@ -1,6 +1,6 @@
-//! Requests to the API server: what is under way for whom, and what has to be tried again.
+//! Requests to the API server: how many at once, and what has to be tried again.
 //!
-//! Owns: one request at a time per pod, how many at once, and when to try again. Never: decides what is to be said; the
+//! Owns: the failures of requests and when they are tried again; what is under way is in `flights.rs`. Never: decides what is to be said; the
 //! status manager and `agent/api.rs` do.
 
 use std::{
@@ -9,9 +9,10 @@ use std::{
 };
 
 use crate::{
-    effect::{EffectError, EffectId, ErrorKind},
+    effect::{EffectError, ErrorKind},
+    flights::{Flights, Subject},
     id::PodUid,
-    pod::{Failure, Flight},
+    pod::Failure,
     time::{Now, Uptime},
 };
 
@@ -27,17 +28,27 @@ const AWAY_RETRY_MAX: Duration = Duration::from_secs(3);
 /// What a request is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ApiRequest {
+    /// A newer look at the Node object.
+    Node,
     /// The status of the pod of this UID, or its deletion after its end.
     Status(PodUid),
     /// The mirror pod of this full name.
     Mirror(String),
-    /// A newer look at the Node object.
-    Node,
+}
+
+impl ApiRequest {
+    /// No request comes before it in order.
+    pub const FIRST: Self = ApiRequest::Node;
+}
+
+/// Whether one more status may be sent.
+pub fn has_room(flights: &Flights) -> bool {
+    let statuses = flights.api_requests().filter(|request| matches!(request, ApiRequest::Status(_)));
+    statuses.count() < MAX_STATUS_FLIGHTS
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequests {
-    flights: BTreeMap<ApiRequest, Flight>,
     failures: BTreeMap<ApiRequest, FailedRequest>,
     /// Full names whose static and mirror pod are to be compared.
     pub mirrors: BTreeSet<String>,
@@ -52,30 +63,10 @@ struct FailedRequest {
 }
 
 impl ApiRequests {
-    pub fn is_under_way(&self, request: &ApiRequest) -> bool {
-        self.flights.contains_key(request)
-    }
-
     /// Under way, or waiting for another try.
-    pub fn is_busy(&self, request: &ApiRequest, now: Now) -> bool {
-        self.flights.contains_key(request)
+    pub fn is_busy(&self, request: &ApiRequest, flights: &Flights, now: Now) -> bool {
+        flights.contains(&Subject::Api(request.clone()))
             || self.failures.get(request).is_some_and(|failed| failed.failure.retry_at > now.uptime)
-    }
-
-    pub fn has_room(&self) -> bool {
-        let statuses = self.flights.keys().filter(|request| matches!(request, ApiRequest::Status(_)));
-        statuses.count() < MAX_STATUS_FLIGHTS
-    }
-
-    pub fn sent(&mut self, request: ApiRequest, flight: Flight) {
-        self.flights.insert(request, flight);
-    }
-
-    /// Takes a request that ended out of the books.
-    pub fn ended(&mut self, id: EffectId) -> Option<(ApiRequest, Flight)> {
-        let request = self.flights.iter().find(|(_, flight)| flight.id == id).map(|(request, _)| request.clone())?;
-        let flight = self.flights.remove(&request)?;
-        Some((request, flight))
     }
 
     /// Waits grow while the answer stays the same; a server that refuses is another matter than one that is away.
@@ -94,9 +85,9 @@ impl ApiRequests {
         self.failures.remove(request);
     }
 
-    /// Everything that is under way or waits for another try.
-    pub fn kept(&self) -> impl Iterator<Item = &ApiRequest> {
-        self.flights.keys().chain(self.failures.keys())
+    /// Everything that waits for another try.
+    pub fn failed_requests(&self) -> impl Iterator<Item = &ApiRequest> {
+        self.failures.keys()
     }
 
     /// The API server's copy of some pod changed.
@@ -109,15 +100,8 @@ impl ApiRequests {
         self.reconcile_at.take_if(|moment| *moment <= now.uptime).is_some()
     }
 
-    /// Requests whose response is overdue.
-    pub fn overdue(&self, now: Now) -> Vec<EffectId> {
-        self.flights.values().filter(|flight| flight.give_up_at <= now.uptime).map(|flight| flight.id).collect()
-    }
-
-    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
-        let retries = self.failures.iter().filter(|(request, _)| !self.flights.contains_key(*request));
-        let retries = retries.map(|(_, failed)| failed.failure.retry_at).filter(|moment| *moment > now.uptime);
-        let answers = self.flights.values().map(|flight| flight.give_up_at);
-        retries.chain(answers).chain(self.reconcile_at).min()
+    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
+        let retries = self.failures.values().map(|failed| failed.failure.retry_at);
+        retries.filter(|moment| *moment > now.uptime).chain(self.reconcile_at).min()
     }
 }

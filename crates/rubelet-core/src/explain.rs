@@ -7,10 +7,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use crate::{
+    flights::PodSubject,
     images::Images,
     node::Node,
     node_status,
-    pod::{Key, Lifecycle, Look, PodRecord, Preparation, Wanted},
+    pod::{Lifecycle, Look, PodRecord, PodState, Preparation, Wanted},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{NodeView, PodCounts, PodView, Stage, Step, StepState},
@@ -32,7 +33,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
     }
 }
 
-pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now: Now) -> PodView {
+pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, now: Now) -> PodView {
     let running = record.facts.iter().flat_map(|facts| facts.running());
     PodView {
         source: match record.wanted {
@@ -47,19 +48,19 @@ pub fn pod_view(record: &PodRecord, status: Arc<PodStatus>, images: &Images, now
         census: census(record, images),
         facts: record.facts.clone(),
         steps: vec![
-            desired(record),
-            admitted(record),
-            volumes(record, now),
-            sandbox(record, now),
-            image_step(record, images, now),
+            desired(&record),
+            admitted(&record),
+            volumes(&record, now),
+            sandbox(&record, now),
+            image_step(&record, images, now),
             containers(record, &status, now),
-            status_step(record, &status),
+            status_step(&record, &status),
         ],
         status,
     }
 }
 
-fn census(record: &PodRecord, images: &Images) -> PodCounts {
+fn census(record: PodState<'_>, images: &Images) -> PodCounts {
     let mut census = PodCounts {
         stage: match record.lifecycle {
             Lifecycle::Waiting => Stage::Waiting,
@@ -68,7 +69,7 @@ fn census(record: &PodRecord, images: &Images) -> PodCounts {
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
         },
         rejected: record.rejected.as_ref().map(|refusal| refusal.reason.clone()),
-        is_working: !record.flights.is_empty() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
+        is_working: record.flights.has_changes() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..PodCounts::default()
     };
     if let Some(facts) = &record.facts {
@@ -132,7 +133,7 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
     if record.prepared == Preparation::Volumes {
         return step("volumes", state, detail.to_owned());
     }
-    failing(record, &Key::Pod, step("volumes", state, detail.to_owned()), now)
+    failing(record, &PodSubject::Pod, step("volumes", state, detail.to_owned()), now)
 }
 
 fn sandbox(record: &PodRecord, now: Now) -> Step {
@@ -148,7 +149,7 @@ fn sandbox(record: &PodRecord, now: Now) -> Step {
         Lifecycle::Terminating { .. } | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => StepState::Done,
     };
     let none = step("sandbox", state, "there is no ready sandbox".to_owned());
-    if state == StepState::Working { failing(record, &Key::Pod, none, now) } else { none }
+    if state == StepState::Working { failing(record, &PodSubject::Pod, none, now) } else { none }
 }
 
 fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
@@ -177,7 +178,7 @@ fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
     }
 }
 
-fn containers(record: &PodRecord, status: &PodStatus, now: Now) -> Step {
+fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
     let total = record.containers().len();
     let running = status.container_statuses.iter().flatten().filter(|each| each.ready).count();
     let all = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
@@ -217,8 +218,8 @@ fn last_run(container: &ContainerStatus) -> String {
 }
 
 /// When the next container is tried again.
-fn retry_of_containers(record: &PodRecord, now: Now) -> Option<Uptime> {
-    record.wake_at.filter(|moment| *moment > now.uptime && record.flights.is_empty())
+fn retry_of_containers(record: PodState<'_>, now: Now) -> Option<Uptime> {
+    record.wake_at.filter(|moment| *moment > now.uptime && !record.flights.has_changes())
 }
 
 fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
@@ -232,9 +233,9 @@ fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
     step("status", state, detail)
 }
 
-/// The step with the last failure under its key, if there is one.
-fn failing(record: &PodRecord, key: &Key, step: Step, now: Now) -> Step {
-    match record.failures.get(key) {
+/// The step with the last failure of its subject, if there is one.
+fn failing(record: &PodRecord, subject: &PodSubject, step: Step, now: Now) -> Step {
+    match record.failures.get(subject) {
         Some(failure) => Step {
             state: StepState::Failed,
             next_retry: Some(PodRecord::wall(failure.retry_at, now)),

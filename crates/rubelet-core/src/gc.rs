@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    flights::PodSubject,
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxState},
     op::{ContainerOp, Op, PodOp},
-    pod::{Key, Planned, PodRecord},
+    pod::{Planned, PodRecord},
     settings::Settings,
     time::Now,
 };
@@ -67,7 +68,7 @@ fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = P
         .skip(1)
         .filter(move |sandbox| sandbox.state == SandboxState::NotReady && !homes.contains(&sandbox.id));
     old.map(|sandbox| Planned {
-        key: Key::Pod,
+        subject: PodSubject::Pod,
         op: Op::Pod(PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() }),
         reason: "a newer sandbox has taken its place".to_owned(),
     })
@@ -75,7 +76,7 @@ fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = P
 
 fn removal(record: &PodRecord, dead: &ContainerFacts, reason: &str) -> Planned {
     Planned {
-        key: Key::Container(dead.name.clone()),
+        subject: PodSubject::Container(dead.name.clone()),
         op: Op::Container(ContainerOp::Remove { pod: record.id.clone(), name: dead.name.clone(), id: dead.id.clone() }),
         reason: reason.to_owned(),
     }

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
     config::GoDuration,
-    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
+    effect::{About, EffectError, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
     id::{PodRef, PodUid},
     op::{ImageOp, Op},
     pod::status::Waiting,
@@ -76,7 +76,9 @@ pub struct Images {
     wants: BTreeMap<(PodUid, String), Ensure>,
     queue: VecDeque<(PodUid, String)>,
     backoffs: BTreeMap<(PodUid, String), Backoff>,
-    tokens: Tokens,
+    tokens: PullRateLimiter,
+    /// When the next queued pull may start, if it waits for the registry's rate.
+    pulls_at: Option<Uptime>,
 }
 
 #[derive(Clone, Debug)]
@@ -94,30 +96,19 @@ enum State {
     Idle {
         retry_at: Uptime,
     },
-    Inspecting {
-        asked: Asked,
-    },
+    Inspecting,
     Queued {
         since: Uptime,
     },
     Pulling {
-        asked: Asked,
         since: Uptime,
         queued_at: Uptime,
     },
     /// Pulled; asked for its id, size and user.
     Describing {
-        asked: Asked,
         pulled: Pulled,
     },
     Ready(ImageFacts),
-}
-
-/// An effect under way, and when to stop waiting for its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    pub id: EffectId,
-    pub give_up_at: Uptime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +139,7 @@ impl Images {
             Some(State::Ready(facts)) => Readiness::Ready(facts),
             Some(
                 State::Idle { .. }
-                | State::Inspecting { .. }
+                | State::Inspecting
                 | State::Queued { .. }
                 | State::Pulling { .. }
                 | State::Describing { .. },
@@ -178,12 +169,14 @@ impl Images {
     }
 
     /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns
-    /// what is under way for it.
-    pub fn supersede(&mut self, uid: &PodUid, want: &ImageRequest) -> Option<EffectId> {
-        let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want != *want)?;
-        let under_way = known.asked().map(|asked| asked.id);
-        self.forget(uid, &want.container);
-        under_way
+    /// whether there was an old one.
+    pub fn supersede(&mut self, uid: &PodUid, want: &ImageRequest) -> bool {
+        let known = self.wants.get(&(uid.clone(), want.container.clone()));
+        let is_superseded = known.is_some_and(|known| known.want != *want);
+        if is_superseded {
+            self.forget(uid, &want.container);
+        }
+        is_superseded
     }
 
     /// A container wants its image: look for it now, unless that is under way or waits for its time.
@@ -198,22 +191,11 @@ impl Images {
         });
         debug_assert_eq!(ensure.want, *want, "another wish supersedes the old one first");
         let State::Idle { retry_at } = ensure.state else { return None };
-        (retry_at <= now.uptime).then(|| Op::Image(ImageOp::Inspect { pod: pod.clone(), image }))
-    }
-
-    /// The agent gave this id to the inspection that `want` asked for, or to the pull that `next_pulls` let go.
-    pub fn under_way(&mut self, uid: &PodUid, container: &str, op: &Op, asked: Asked, now: Now) {
-        let Some(ensure) = self.wants.get_mut(&(uid.clone(), container.to_owned())) else { return };
-        ensure.state = match (&ensure.state, op) {
-            (State::Queued { since }, Op::Image(ImageOp::Pull { .. })) => {
-                State::Pulling { asked, since: now.uptime, queued_at: *since }
-            }
-            (State::Pulling { since, queued_at, .. }, Op::Image(ImageOp::Inspect { .. })) => State::Describing {
-                asked,
-                pulled: Pulled { pull_took: now.uptime.since(*since), with_wait: now.uptime.since(*queued_at) },
-            },
-            (_, _) => State::Inspecting { asked },
-        };
+        if retry_at > now.uptime {
+            return None;
+        }
+        ensure.state = State::Inspecting;
+        Some(Op::Image(ImageOp::Inspect { pod: pod.clone(), image }))
     }
 
     /// The container was started, or is not wanted any more: a later start asks anew.
@@ -223,14 +205,11 @@ impl Images {
         self.queue.retain(|queued| *queued != key);
     }
 
-    /// The pod goes: its wishes, its place in the queue and its back-offs go; returns what is under way for it.
-    pub fn forget_pod(&mut self, uid: &PodUid) -> Vec<EffectId> {
-        let under_way = self.wants.iter().filter(|((owner, _), _)| owner == uid);
-        let ids = under_way.filter_map(|(_, ensure)| Some(ensure.asked()?.id)).collect();
+    /// The pod goes, and with it its requests, its place in the queue and its back-offs.
+    pub fn forget_pod(&mut self, uid: &PodUid) {
         self.wants.retain(|(owner, _), _| owner != uid);
         self.backoffs.retain(|(owner, _), _| owner != uid);
         self.queue.retain(|(owner, _)| owner != uid);
-        ids
     }
 
     /// Every pod of which something is kept.
@@ -238,47 +217,51 @@ impl Images {
         self.wants.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
     }
 
-    /// An inspection or a pull has ended. `None` when nobody waits for it any more.
+    /// An inspection or a pull for this container has ended.
     pub fn done(
         &mut self,
-        id: EffectId,
+        uid: &PodUid,
+        container: &str,
         result: &Result<Option<ImageFacts>, EffectError>,
         now: Now,
-    ) -> Option<(PodUid, ImageSteps)> {
-        let key = self
-            .wants
-            .iter()
-            .find(|(_, ensure)| ensure.asked().is_some_and(|asked| asked.id == id))
-            .map(|(key, _)| key.clone())?;
+    ) -> ImageSteps {
+        let key = (uid.clone(), container.to_owned());
         let mut steps = ImageSteps::default();
-        let ensure = self.wants.get_mut(&key).expect("the key was just found");
+        let Some(ensure) = self.wants.get_mut(&key) else { return steps };
         match ensure.state.clone() {
-            State::Inspecting { .. } => self.inspected(&key, result, &mut steps, now),
-            State::Pulling { .. } => match result {
+            State::Inspecting => self.inspected(&key, result, &mut steps, now),
+            State::Pulling { since, queued_at } => match result {
                 Ok(_) => {
+                    let (pull_took, with_wait) = (now.uptime.since(since), now.uptime.since(queued_at));
+                    ensure.state = State::Describing { pulled: Pulled { pull_took, with_wait } };
                     let op = Op::Image(ImageOp::Inspect { pod: ensure.pod.clone(), image: ensure.want.image.clone() });
                     steps.ops.push((key.0.clone(), key.1.clone(), op));
                 }
                 Err(error) => self.pull_failed(&key, error, &mut steps, now),
             },
-            State::Describing { pulled, .. } => self.described(&key, result, pulled, &mut steps, now),
+            State::Describing { pulled } => self.described(&key, result, pulled, &mut steps, now),
             State::Idle { .. } | State::Queued { .. } | State::Ready(_) => {}
         }
-        Some((key.0, steps))
+        steps
     }
 
-    /// Pulls that may start now, and when to ask again if one has to wait for the registry's rate.
-    pub fn next_pulls(&mut self, settings: &Settings, now: Now) -> (ImageSteps, Option<Uptime>) {
+    /// Pulls that may start now.
+    pub fn plan(&mut self, settings: &Settings, now: Now) -> ImageSteps {
         let mut steps = ImageSteps::default();
+        self.pulls_at = None;
         let mut pulling = self.wants.values().filter(|ensure| matches!(ensure.state, State::Pulling { .. })).count();
         while let Some(key) = self.queue.front() {
             if settings.max_parallel_pulls.is_some_and(|max| pulling >= max as usize) {
-                return (steps, None);
+                return steps;
             }
             if let Err(wait_until) = self.tokens.take(settings, now.uptime) {
-                return (steps, Some(wait_until));
+                self.pulls_at = Some(wait_until);
+                return steps;
             }
-            let ensure = self.wants.get(key).expect("what is queued is wanted");
+            let ensure = self.wants.get_mut(key).expect("what is queued is wanted");
+            if let State::Queued { since } = ensure.state {
+                ensure.state = State::Pulling { since: now.uptime, queued_at: since };
+            }
             let image = ensure.want.image.clone();
             steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
             let op =
@@ -287,19 +270,15 @@ impl Images {
             self.queue.pop_front();
             pulling += 1;
         }
-        (steps, None)
+        steps
     }
 
     /// What time has changed: turns `ErrImagePull` into `ImagePullBackOff`, and names the pods whose next look for an
     /// image is due.
-    pub fn on_time(&mut self, now: Now) -> (Vec<PodUid>, Vec<EventRecord>) {
+    pub fn due(&mut self, now: Now) -> (Vec<PodUid>, Vec<EventRecord>) {
         let mut touched = Vec::new();
         let mut events = Vec::new();
         for ((uid, _), ensure) in &mut self.wants {
-            if ensure.asked().is_some_and(|asked| asked.give_up_at <= now.uptime) {
-                // The answer was lost.
-                ensure.state = State::Idle { retry_at: now.uptime };
-            }
             let State::Idle { retry_at } = ensure.state else { continue };
             if retry_at <= now.uptime {
                 touched.push(uid.clone());
@@ -321,15 +300,13 @@ impl Images {
     }
 
     /// The next moment at which something here changes by itself.
-    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
+    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.wants.iter().flat_map(|((uid, _), ensure)| {
-            let State::Idle { retry_at } = ensure.state else {
-                return [ensure.asked().map(|asked| asked.give_up_at), None];
-            };
+            let State::Idle { retry_at } = ensure.state else { return [None, None] };
             let backoff = self.backoffs.get(&(uid.clone(), ensure.want.image.clone()));
             [Some(retry_at), backoff.map(|backoff| backoff.failed_at + ERROR_SHOWN)]
         });
-        moments.flatten().filter(|moment| *moment > now.uptime).min()
+        moments.flatten().chain(self.pulls_at).filter(|moment| *moment > now.uptime).min()
     }
 
     fn inspected(
@@ -429,13 +406,6 @@ impl Images {
 }
 
 impl Ensure {
-    fn asked(&self) -> Option<Asked> {
-        match self.state {
-            State::Inspecting { asked } | State::Pulling { asked, .. } | State::Describing { asked, .. } => Some(asked),
-            State::Idle { .. } | State::Queued { .. } | State::Ready(_) => None,
-        }
-    }
-
     fn set_back(&mut self, reason: Reason, message: String, retry_at: Uptime) {
         self.state = State::Idle { retry_at };
         self.waiting = Some(Waiting { reason: reason.as_str().to_owned(), message });
@@ -465,7 +435,7 @@ impl<'a> ImageStory<'a> {
             State::Idle { retry_at } => {
                 (format!("{image} (for {container}) is looked for again"), None, Some(*retry_at))
             }
-            State::Inspecting { .. } => (format!("looking for {image} (for {container})"), None, None),
+            State::Inspecting => (format!("looking for {image} (for {container})"), None, None),
             State::Queued { since } => {
                 (format!("{image} (for {container}) waits for its turn to be pulled"), Some(*since), None)
             }
@@ -480,13 +450,13 @@ impl<'a> ImageStory<'a> {
 /// A token bucket: `registryPullQPS` a second, up to `registryBurst` at once. Pulls over the rate wait
 /// (upstream fails them with "pull QPS exceeded"; docs/parity.md).
 #[derive(Clone, Debug, Default)]
-struct Tokens {
+struct PullRateLimiter {
     /// How long the rate takes to make up for the pulls so far, as of `as_of`.
     debt: Duration,
     as_of: Uptime,
 }
 
-impl Tokens {
+impl PullRateLimiter {
     /// Takes a token, or says when there will be one.
     fn take(&mut self, settings: &Settings, now: Uptime) -> Result<(), Uptime> {
         if settings.registry_pull_qps == 0 {
@@ -498,7 +468,7 @@ impl Tokens {
         if debt > limit {
             return Err(now + (debt - limit));
         }
-        *self = Tokens { debt, as_of: now };
+        *self = PullRateLimiter { debt, as_of: now };
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ pub mod downward_api;
 pub mod effect;
 pub mod event;
 pub mod explain;
+pub mod flights;
 pub mod fnv;
 pub mod gc;
 pub mod id;

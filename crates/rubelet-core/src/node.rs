@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     cgroups::Cgroup,
-    effect::{EffectError, EffectId, ErrorKind},
+    effect::{EffectError, ErrorKind},
     id::PodUid,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
@@ -34,42 +34,20 @@ const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
 /// Between two looks at the cgroups above the pods', as upstream.
 const SYNC_QOS: Duration = Duration::from_secs(60);
 
-const NEVER: Uptime = Uptime::new(Duration::MAX);
-
-/// A check that is done again and again, one at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operation on the node that is done again and again, one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Routine {
-    At(Uptime),
-    UnderWay { id: EffectId, give_up_at: Uptime },
-}
-
-impl Routine {
-    pub fn is_due(self, now: Now) -> bool {
-        self.wake_at() <= now.uptime
-    }
-
-    fn wake_at(self) -> Uptime {
-        match self {
-            Routine::At(moment) | Routine::UnderWay { give_up_at: moment, .. } => moment,
-        }
-    }
-
-    pub fn is(self, effect: EffectId) -> bool {
-        matches!(self, Routine::UnderWay { id, .. } if id == effect)
-    }
-
-    fn hasten(&mut self, now: Now) {
-        if let Routine::At(moment) = self {
-            *moment = (*moment).min(now.uptime);
-        }
-    }
+    CheckRuntime,
+    Relist,
+    ListPodDirs,
+    SyncQosCgroups,
 }
 
 #[derive(Clone, Debug)]
 pub struct Node {
-    pub check: Routine,
-    pub relist: Routine,
-    pub list_dirs: Routine,
+    /// When each routine is due: not in it are those under way, and those that wait for the sources.
+    due_at: BTreeMap<Routine, Uptime>,
+    are_sources_ready: bool,
     pub qos: QosCgroups,
     /// When all pods are next synced and dead containers counted.
     pub housekeeping_at: Uptime,
@@ -94,7 +72,6 @@ pub struct Node {
 /// The cgroups above the pods'.
 #[derive(Clone, Debug)]
 pub struct QosCgroups {
-    pub sync: Routine,
     /// As they were last set.
     pub tiers: Vec<Cgroup>,
     /// How the last sync ended; `None` before the first.
@@ -103,34 +80,12 @@ pub struct QosCgroups {
     pub pods_changed: bool,
 }
 
-impl QosCgroups {
-    /// It is time to set them again, or what they should be may have changed.
-    pub fn is_wanted(&self, now: Now) -> bool {
-        let may_be_sent = matches!(self.sync, Routine::At(moment) if moment != NEVER);
-        self.sync.is_due(now) || (self.pods_changed && may_be_sent)
-    }
-
-    /// There are none to be set.
-    pub fn never(&mut self) {
-        self.sync = Routine::At(NEVER);
-    }
-
-    /// A sync has ended; says whether it ended otherwise than the one before.
-    pub fn synced(&mut self, outcome: Result<(), String>, now: Now) -> bool {
-        self.sync = Routine::At(now.uptime + SYNC_QOS);
-        let is_news = self.outcome.as_ref() != Some(&outcome);
-        self.outcome = Some(outcome);
-        is_news
-    }
-}
-
 impl Node {
     pub fn new(now: Now) -> Self {
         Node {
-            check: Routine::At(Uptime::ZERO),
-            relist: Routine::At(Uptime::ZERO),
-            list_dirs: Routine::At(NEVER),
-            qos: QosCgroups { sync: Routine::At(NEVER), tiers: Vec::new(), outcome: None, pods_changed: false },
+            due_at: BTreeMap::from([(Routine::CheckRuntime, Uptime::ZERO), (Routine::Relist, Uptime::ZERO)]),
+            are_sources_ready: false,
+            qos: QosCgroups { tiers: Vec::new(), outcome: None, pods_changed: false },
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
@@ -148,9 +103,49 @@ impl Node {
         self.runtime_problem.is_none()
     }
 
+    /// The routines to begin now. While the runtime is away only its check is done.
+    pub fn due(&self, now: Now) -> Vec<Routine> {
+        let due = self.possible_routines().filter(|(_, moment)| *moment <= now.uptime);
+        due.map(|(routine, _)| routine).collect()
+    }
+
+    fn possible_routines(&self) -> impl Iterator<Item = (Routine, Uptime)> {
+        let is_possible = |routine: &Routine| self.is_ready() || *routine == Routine::CheckRuntime;
+        self.due_at.iter().filter(move |(routine, _)| is_possible(routine)).map(|(routine, moment)| (*routine, *moment))
+    }
+
+    /// The routine is under way, or there is nothing to do for it.
+    pub fn begin(&mut self, routine: Routine) {
+        self.due_at.remove(&routine);
+    }
+
+    fn schedule(&mut self, routine: Routine, after: Duration, now: Now) {
+        self.due_at.insert(routine, now.uptime + after);
+    }
+
+    fn hasten(&mut self, routine: Routine, now: Now) {
+        if let Some(moment) = self.due_at.get_mut(&routine) {
+            *moment = (*moment).min(now.uptime);
+        }
+    }
+
     /// A call was not answered: is it the call, or the runtime?
     pub fn suspect_runtime(&mut self, now: Now) {
-        self.check.hasten(now);
+        self.hasten(Routine::CheckRuntime, now);
+    }
+
+    /// It is time to set the cgroups above the pods' again, or what they should be may have changed.
+    pub fn may_sync_qos_cgroups(&self, now: Now) -> bool {
+        let due_at = self.due_at.get(&Routine::SyncQosCgroups).filter(|_| self.is_ready());
+        due_at.is_some_and(|moment| *moment <= now.uptime || self.qos.pods_changed)
+    }
+
+    /// A sync of the cgroups above the pods' has ended; says whether it ended otherwise than the one before.
+    pub fn qos_cgroups_synced(&mut self, outcome: Result<(), String>, now: Now) -> bool {
+        self.schedule(Routine::SyncQosCgroups, SYNC_QOS, now);
+        let is_news = self.qos.outcome.as_ref() != Some(&outcome);
+        self.qos.outcome = Some(outcome);
+        is_news
     }
 
     /// Takes in the answer to a check; says whether the runtime has just become usable. A runtime that is slow to tell its
@@ -173,27 +168,27 @@ impl Node {
             }
         }
         let next = if self.is_ready() && result.is_ok() { CHECK_READY } else { CHECK_NOT_READY };
-        self.check = Routine::At(now.uptime + next);
+        self.schedule(Routine::CheckRuntime, next, now);
         let has_become_ready = !was_ready && self.is_ready();
         if has_become_ready {
-            self.relist.hasten(now);
+            self.hasten(Routine::Relist, now);
         }
         has_become_ready
     }
 
     /// Every source has spoken: from now on what nobody asked for may be cleaned up.
     pub fn sources_ready(&mut self, now: Now) {
-        if self.list_dirs == Routine::At(NEVER) {
-            self.list_dirs.hasten(now);
-            self.qos.sync.hasten(now);
-            self.relist.hasten(now);
+        if !std::mem::replace(&mut self.are_sources_ready, true) {
+            self.schedule(Routine::ListPodDirs, Duration::ZERO, now);
+            self.schedule(Routine::SyncQosCgroups, Duration::ZERO, now);
+            self.hasten(Routine::Relist, now);
         }
     }
 
     /// A relist has ended, well or not.
     pub fn relisted(&mut self, now: Now) {
         let next = if self.status.has_events { AUDIT } else { RELIST };
-        self.relist = Routine::At(now.uptime + next);
+        self.schedule(Routine::Relist, next, now);
     }
 
     pub fn take_listing(&mut self, listing: Listing) {
@@ -220,7 +215,7 @@ impl Node {
     }
 
     pub fn dirs_listed(&mut self, now: Now) {
-        self.list_dirs = Routine::At(now.uptime + LIST_DIRS);
+        self.schedule(Routine::ListPodDirs, LIST_DIRS, now);
     }
 
     /// Whether the node may be called ready, in upstream's words where it may not.
@@ -254,14 +249,11 @@ impl Node {
 
     /// The next moment one of the routines is due, or patience with the runtime ends. While the runtime is away only its
     /// check counts.
-    pub fn wake_at(&self, now: Now) -> Uptime {
+    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let patience = [Some(Uptime::ZERO), self.answered_at].into_iter().flatten().map(|since| since + DOWN_AFTER);
-        let always = patience.filter(|moment| *moment > now.uptime).fold(self.check.wake_at(), Uptime::min);
-        if !self.is_ready() {
-            return always;
-        }
-        let routines = [self.relist, self.list_dirs, self.qos.sync].map(Routine::wake_at);
-        routines.into_iter().fold(always, Uptime::min).min(self.housekeeping_at)
+        let patience = patience.filter(|moment| *moment > now.uptime);
+        let routines = self.possible_routines().map(|(_, moment)| moment);
+        patience.chain(routines).chain(self.is_ready().then_some(self.housekeeping_at)).min()
     }
 }
 

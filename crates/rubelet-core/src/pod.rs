@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Deref,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -16,12 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
-    effect::{EffectId, EventRecord},
+    effect::EventRecord,
     event::Source,
+    flights::{PodFlights, PodSubject},
     id::{ContainerId, PodRef, SandboxId},
     images::ImageRequest,
     observation::SharedFacts,
-    op::{ContainerOp, Op},
+    op::Op,
     pod::{
         hooks::PreStop,
         restart::CrashLoop,
@@ -138,39 +140,7 @@ pub enum Wanted {
     No,
 }
 
-/// Inside one pod, at most one mutating effect is under way per key.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Key {
-    /// The cgroup, directories, volumes and sandboxes: one after the other.
-    Pod,
-    /// Bringing volumes that are there up to date, which holds up nothing else.
-    Volumes,
-    /// A container name, all attempts together.
-    Container(String),
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Flight {
-    pub id: EffectId,
-    pub op: Op,
-    pub sent_at: Uptime,
-    /// The shell answers before its deadline; should even that answer be lost, the agent stops waiting here.
-    pub give_up_at: Uptime,
-}
-
-impl Flight {
-    /// When the container must be gone by the grace period it was given; `None` when nothing is being stopped.
-    pub fn stops_by(&self) -> Option<Uptime> {
-        match &self.op {
-            Op::Container(ContainerOp::Stop { grace_secs, .. }) => {
-                Some(self.sent_at + Duration::from_secs(u64::try_from(*grace_secs).unwrap_or(0)))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// The last failure under a key, until the key succeeds.
+/// The last failure of effects on a subject, until one succeeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub retry_at: Uptime,
@@ -227,12 +197,7 @@ pub enum Cleared {
 pub enum Look {
     Idle,
     Wanted,
-    /// `give_up_at` as in `Flight`.
-    UnderWay {
-        id: EffectId,
-        give_up_at: Uptime,
-        meanwhile: DuringLook,
-    },
+    UnderWay { meanwhile: DuringLook },
 }
 
 /// What happened since a look began.
@@ -260,8 +225,7 @@ pub struct PodRecord {
     pub look: Look,
     /// No mutating effect has ended since the facts were gathered.
     pub is_fresh: bool,
-    pub flights: BTreeMap<Key, Flight>,
-    pub failures: BTreeMap<Key, Failure>,
+    pub failures: BTreeMap<PodSubject, Failure>,
     pub crash_loops: BTreeMap<String, CrashLoop>,
     pub probes: Probes,
     /// How far the preStop hooks of the instances are that are being stopped.
@@ -310,7 +274,6 @@ impl PodRecord {
             facts: None,
             look: Look::Idle,
             is_fresh: false,
-            flights: BTreeMap::new(),
             failures: BTreeMap::new(),
             crash_loops: BTreeMap::new(),
             probes: Probes::default(),
@@ -356,7 +319,7 @@ impl PodRecord {
     pub fn want_look(&mut self, why: DuringLook) {
         match &mut self.look {
             Look::Idle | Look::Wanted => self.look = Look::Wanted,
-            Look::UnderWay { meanwhile, .. } => *meanwhile = (*meanwhile).max(why),
+            Look::UnderWay { meanwhile } => *meanwhile = (*meanwhile).max(why),
         }
     }
 
@@ -367,23 +330,8 @@ impl PodRecord {
         }
     }
 
-    /// Something is under way or still to be waited for under this key.
-    pub fn is_busy(&self, key: &Key, now: Now) -> bool {
-        self.flights.contains_key(key) || self.failures.get(key).is_some_and(|failure| failure.retry_at > now.uptime)
-    }
-
-    /// The earliest moment at which a failed step may be tried again, or an effect is given up.
-    pub fn next_retry(&self, now: Now) -> Option<Uptime> {
-        let retries = self
-            .failures
-            .iter()
-            .filter(|(key, failure)| failure.retry_at > now.uptime && !self.flights.contains_key(key))
-            .map(|(_, failure)| failure.retry_at);
-        let look = match self.look {
-            Look::UnderWay { give_up_at, .. } => Some(give_up_at),
-            Look::Idle | Look::Wanted => None,
-        };
-        retries.chain(self.flights.values().map(|flight| flight.give_up_at)).chain(look).min()
+    pub fn is_waiting_to_retry(&self, subject: &PodSubject, now: Now) -> bool {
+        self.failures.get(subject).is_some_and(|failure| failure.retry_at > now.uptime)
     }
 
     /// The grace period the pod asks for.
@@ -437,6 +385,34 @@ impl PodRecord {
     }
 }
 
+/// A pod as its plan sees it: the record, and what is under way for it.
+#[derive(Clone, Copy, Debug)]
+pub struct PodState<'a> {
+    pub record: &'a PodRecord,
+    pub flights: PodFlights<'a>,
+}
+
+impl Deref for PodState<'_> {
+    type Target = PodRecord;
+
+    fn deref(&self) -> &PodRecord {
+        self.record
+    }
+}
+
+impl PodState<'_> {
+    /// An effect on the subject is under way, or waits for another try.
+    pub fn is_busy(&self, subject: &PodSubject, now: Now) -> bool {
+        self.flights.contains(subject) || self.is_waiting_to_retry(subject, now)
+    }
+
+    /// The earliest moment at which a failed step may be tried again.
+    pub fn next_retry(&self, now: Now) -> Option<Uptime> {
+        let waiting = self.failures.iter().filter(|(subject, _)| !self.flights.contains(subject));
+        waiting.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime).min()
+    }
+}
+
 /// The next steps for one pod, and why. Only steps that can be taken now are in it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
@@ -460,14 +436,14 @@ pub struct Plan {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    pub key: Key,
+    pub subject: PodSubject,
     pub op: Op,
     pub reason: String,
 }
 
 impl Plan {
-    pub fn step(&mut self, key: Key, op: impl Into<Op>, reason: impl Into<String>) {
-        self.steps.push(Planned { key, op: op.into(), reason: reason.into() });
+    pub fn step(&mut self, subject: PodSubject, op: impl Into<Op>, reason: impl Into<String>) {
+        self.steps.push(Planned { subject, op: op.into(), reason: reason.into() });
     }
 
     pub fn wake_by(&mut self, moment: Uptime) {

@@ -11,7 +11,6 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus,
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::EffectId,
     fnv::Fnv128,
     id::ContainerId,
     observation::{ContainerState, PodFacts},
@@ -86,10 +85,7 @@ enum State {
     Waiting {
         due: Uptime,
     },
-    /// `give_up_at` as in `pod::Flight`.
     UnderWay {
-        id: EffectId,
-        give_up_at: Uptime,
         next: Uptime,
     },
     /// There is nothing more to find out about this instance: it was judged, or does not run any more.
@@ -121,13 +117,11 @@ pub struct Due<'a> {
     pub kind: ProbeKind,
 }
 
-/// A probe's answer has arrived, and this is whose it was.
+/// What the result of a probe means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct ProbeDone {
     pub container: String,
-    pub id: ContainerId,
-    pub kind: ProbeKind,
-    /// The verdict, if the answer changed it.
+    /// The verdict, if the result changed it.
     pub changed: Option<Health>,
 }
 
@@ -135,22 +129,22 @@ impl Probes {
     /// Takes in what runs now: new instances get their probers, what ended is not probed any more. Returns the probes
     /// under way that nobody waits for any longer.
     #[must_use]
-    pub fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<EffectId> {
-        let subjects = subjects(pod);
-        for subject in &subjects {
-            let key = (subject.id.clone(), subject.kind);
-            self.probers.entry(key).or_insert_with(|| Prober::new(subject, now));
+    pub fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<(ContainerId, ProbeKind)> {
+        let targets = targets(pod);
+        for target in &targets {
+            let key = (target.id.clone(), target.kind);
+            self.probers.entry(key).or_insert_with(|| Prober::new(target, now));
         }
         self.probers.retain(|(id, _), prober| {
             prober.is_under_way() || pod.facts.containers.iter().any(|container| container.id == *id)
         });
         let mut lost = Vec::new();
         for ((id, kind), prober) in &mut self.probers {
-            if subjects.iter().any(|subject| subject.id == id && subject.kind == *kind) {
+            if targets.iter().any(|target| target.id == id && target.kind == *kind) {
                 continue;
             }
-            if let State::UnderWay { id, .. } = prober.state {
-                lost.push(id);
+            if prober.is_under_way() {
+                lost.push((id.clone(), *kind));
             }
             prober.state = State::OnHold;
         }
@@ -159,20 +153,20 @@ impl Probes {
 
     /// The probes to be sent now. Those of a container that has not started wait for its startup probe.
     pub fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
-        let is_due = |subject: &Subject<'a>| {
-            let prober = &self.probers.get(&(subject.id.clone(), subject.kind));
+        let is_due = |target: &ProbeTarget<'a>| {
+            let prober = &self.probers.get(&(target.id.clone(), target.kind));
             let is_time = prober.is_some_and(|it| matches!(it.state, State::Waiting { due } if due <= now.uptime));
-            is_time && (subject.kind == ProbeKind::Startup || self.has_started(subject.container, subject.id))
+            is_time && (target.kind == ProbeKind::Startup || self.has_started(target.container, target.id))
         };
-        let due = subjects(pod).into_iter().filter(is_due);
+        let due = targets(pod).into_iter().filter(is_due);
         due.map(|it| Due { container: it.container, id: it.id.clone(), kind: it.kind }).collect()
     }
 
     /// The probe is under way; the next one follows a period after this one began.
-    pub fn sent(&mut self, container: &ContainerId, kind: ProbeKind, flight: (EffectId, Uptime), now: Now) {
+    pub fn sent(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             let next = now.uptime + prober.period;
-            prober.state = State::UnderWay { id: flight.0, give_up_at: flight.1, next };
+            prober.state = State::UnderWay { next };
         }
     }
 
@@ -183,42 +177,24 @@ impl Probes {
         }
     }
 
-    /// `None`: no probe of this pod has this id. An outcome that says nothing counts for nothing.
-    pub fn answered(&mut self, effect: EffectId, outcome: &ProbeOutcome) -> Option<Answered> {
-        let is_asked = |prober: &Prober| matches!(prober.state, State::UnderWay { id, .. } if id == effect);
-        let ((id, kind), prober) = self.probers.iter_mut().find(|(_, prober)| is_asked(prober))?;
-        if let State::UnderWay { next, .. } = prober.state {
-            prober.state = State::Waiting { due: next };
-        }
+    /// `None`: this probe is not waited for. An outcome that says nothing counts for nothing.
+    pub fn done(&mut self, id: &ContainerId, kind: ProbeKind, outcome: &ProbeOutcome) -> Option<ProbeDone> {
+        let prober = self.probers.get_mut(&(id.clone(), kind))?;
+        let State::UnderWay { next } = prober.state else { return None };
+        prober.state = State::Waiting { due: next };
         let changed = match outcome {
-            ProbeOutcome::Success | ProbeOutcome::Warning(_) => prober.take(Health::Passing, *kind),
-            ProbeOutcome::Failure(_) => prober.take(Health::Failing, *kind),
+            ProbeOutcome::Success | ProbeOutcome::Warning(_) => prober.take(Health::Passing, kind),
+            ProbeOutcome::Failure(_) => prober.take(Health::Failing, kind),
             ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_) => None,
         };
-        Some(Answered { container: prober.container.clone(), id: id.clone(), kind: *kind, changed })
-    }
-
-    /// Probes whose answer never came.
-    pub fn overdue(&self, now: Now) -> impl Iterator<Item = EffectId> + '_ {
-        self.probers.values().filter_map(move |prober| match prober.state {
-            State::UnderWay { id, give_up_at, .. } => (give_up_at <= now.uptime).then_some(id),
-            State::Waiting { .. } | State::OnHold => None,
-        })
-    }
-
-    pub fn under_way(&self) -> impl Iterator<Item = EffectId> + '_ {
-        self.probers.values().filter_map(|prober| match prober.state {
-            State::UnderWay { id, .. } => Some(id),
-            State::Waiting { .. } | State::OnHold => None,
-        })
+        Some(ProbeDone { container: prober.container.clone(), changed })
     }
 
     /// When the next probe is due. One that is held back by a startup probe is not waited for: that probe's end is an event.
-    pub fn wake_at(&self, now: Now) -> Option<Uptime> {
+    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.probers.values().filter_map(|prober| match prober.state {
             State::Waiting { due } => Some(due),
-            State::UnderWay { give_up_at, .. } => Some(give_up_at),
-            State::OnHold => None,
+            State::UnderWay { .. } | State::OnHold => None,
         });
         moments.filter(|moment| *moment > now.uptime).min()
     }
@@ -240,17 +216,17 @@ impl Probes {
 }
 
 impl Prober {
-    fn new(subject: &Subject<'_>, now: Now) -> Self {
+    fn new(target: &ProbeTarget<'_>, now: Now) -> Self {
         let count = |value: Option<i32>, default: u32| {
             value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(default)
         };
-        let Probe { period_seconds, success_threshold, failure_threshold, .. } = subject.probe;
+        let Probe { period_seconds, success_threshold, failure_threshold, .. } = target.probe;
         let period = Duration::from_secs(count(*period_seconds, 10).into());
-        let health = subject.known_health();
-        let is_judged = subject.kind == ProbeKind::Startup && health == Health::Passing;
-        let due = subject.first_due(health, period, now);
+        let health = target.known_health();
+        let is_judged = target.kind == ProbeKind::Startup && health == Health::Passing;
+        let due = target.first_due(health, period, now);
         Prober {
-            container: subject.container.name.clone(),
+            container: target.container.name.clone(),
             period,
             success_threshold: count(*success_threshold, 1),
             failure_threshold: count(*failure_threshold, 3),
@@ -287,7 +263,7 @@ impl Prober {
 }
 
 /// One probe of one container that runs.
-struct Subject<'a> {
+struct ProbeTarget<'a> {
     container: &'a Container,
     probe: &'a Probe,
     kind: ProbeKind,
@@ -297,7 +273,7 @@ struct Subject<'a> {
     known: Option<&'a ContainerStatus>,
 }
 
-impl Subject<'_> {
+impl ProbeTarget<'_> {
     /// Before the first verdict: a container is alive, not ready and not started, unless it was before the agent began.
     fn known_health(&self) -> Health {
         let is_true = |of: fn(&ContainerStatus) -> bool| self.known.is_some_and(of);
@@ -329,10 +305,10 @@ fn spread(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
 }
 
 /// The probes that make sense of the containers that run and show.
-fn subjects<'a>(pod: &Probed<'a>) -> Vec<Subject<'a>> {
+fn targets<'a>(pod: &Probed<'a>) -> Vec<ProbeTarget<'a>> {
     let sidecars = pod.spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
     let containers = pod.spec.containers.iter().chain(sidecars);
-    let mut subjects = Vec::new();
+    let mut targets = Vec::new();
     for container in containers {
         let Some(newest) = pod.facts.newest_container(&container.name) else { continue };
         let ContainerState::Running { started_at } = newest.state else { continue };
@@ -340,10 +316,10 @@ fn subjects<'a>(pod: &Probed<'a>) -> Vec<Subject<'a>> {
             let is_of_interest = pod.stage == ProbedStage::Running || kind == ProbeKind::Readiness;
             let Some(probe) = kind.of(container).filter(|_| is_of_interest) else { continue };
             let known = status_of(pod.status, &newest.id);
-            subjects.push(Subject { container, probe, kind, id: &newest.id, started_at, known });
+            targets.push(ProbeTarget { container, probe, kind, id: &newest.id, started_at, known });
         }
     }
-    subjects
+    targets
 }
 
 /// The status of this very instance, while it runs.

@@ -11,6 +11,7 @@ use crate::{
     agent::Agent,
     api_requests::ApiRequest,
     effect::{About, EffectError, EventRecord, Facts, Severity},
+    flights::Subject,
     id::PodUid,
     node_object::NodeObject,
     op::ApiOp,
@@ -88,7 +89,7 @@ impl Agent {
     fn awaits_node(&mut self, uid: &PodUid, now: Now) -> bool {
         let record = self.records.get_mut(uid).expect("it waits");
         let was_asked = self.node.object_asked_at.is_some_and(|asked_at| asked_at >= record.since.uptime);
-        let is_under_way = self.api_requests.is_under_way(&ApiRequest::Node);
+        let is_under_way = self.outbox.flights.contains(&Subject::Api(ApiRequest::Node));
         if !self.settings.is_in_cluster() || (was_asked && !is_under_way) {
             return false;
         }

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    agent::{Agent, outbox::Owner},
-    api_requests::ApiRequest,
-    effect::{EffectError, EffectId, ErrorKind, Facts},
+    agent::Agent,
+    api_requests::{ApiRequest, has_room},
+    effect::{EffectError, ErrorKind, Facts},
     event::Source,
+    flights::Subject,
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
     op::{ApiOp, Op},
-    pod::{Cause, Flight, Lifecycle, PodRecord},
+    pod::{Cause, Lifecycle, PodRecord},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
     time::Now,
@@ -31,7 +32,7 @@ impl Agent {
         }
         let batch = if self.api_requests.take_reconcile(now) { Batch::Reconcile } else { Batch::Changed };
         // Ordering all unsent statuses by urgency is worth it only when one of them can be sent.
-        if batch == Batch::Reconcile || self.api_requests.has_room() {
+        if batch == Batch::Reconcile || has_room(&self.outbox.flights) {
             for uid in self.statuses.sync_batch(batch, &self.pods) {
                 self.sync_status(&uid, now);
             }
@@ -43,7 +44,8 @@ impl Agent {
 
     fn sync_status(&mut self, uid: &PodUid, now: Now) {
         let request = ApiRequest::Status(uid.clone());
-        if self.api_requests.is_busy(&request, now) || !self.api_requests.has_room() {
+        let flights = &self.outbox.flights;
+        if self.api_requests.is_busy(&request, flights, now) || !has_room(flights) {
             return;
         }
         if self.records.get(uid).is_some_and(is_about_to_end) {
@@ -76,7 +78,7 @@ impl Agent {
     fn sync_mirror_pod(&mut self, name: String, now: Now) {
         let request = ApiRequest::Mirror(name.clone());
         // Looked at again when it is over: what it changed may be seen before its answer is.
-        if self.api_requests.is_busy(&request, now) {
+        if self.api_requests.is_busy(&request, &self.outbox.flights, now) {
             self.api_requests.mirrors.insert(name);
             return;
         }
@@ -128,19 +130,22 @@ impl Agent {
     }
 
     pub(super) fn send_api_request(&mut self, request: ApiRequest, op: ApiOp, reason: &str, now: Now) {
-        let op = Op::from(op);
-        let (id, give_up_at) = self.outbox.send(Owner::ApiRequest, op.clone(), reason.to_owned(), &self.settings, now);
-        self.api_requests.sent(request, Flight { id, op, sent_at: now.uptime, give_up_at });
+        self.outbox.send(Subject::Api(request), op, reason.to_owned(), &self.settings, now);
     }
 
-    pub(super) fn api_request_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        let Some((request, flight)) = self.api_requests.ended(id) else { return };
+    pub(super) fn api_request_done(
+        &mut self,
+        request: ApiRequest,
+        op: &Op,
+        result: Result<Facts, EffectError>,
+        now: Now,
+    ) {
         match &request {
             // The watch was faster than the answer: there is no pod left to keep anything for.
-            ApiRequest::Status(uid) if !self.is_api_pod_of(uid, &flight.op) => {
+            ApiRequest::Status(uid) if !self.is_api_pod_of(uid, op) => {
                 return self.api_requests.forget(&request);
             }
-            ApiRequest::Status(uid) => self.status_answered(uid, &flight.op, &result),
+            ApiRequest::Status(uid) => self.status_answered(uid, op, &result),
             ApiRequest::Mirror(_) => {}
             // Whatever came of it, the pods that waited for it are judged now.
             ApiRequest::Node => return self.node_looked_at(result),

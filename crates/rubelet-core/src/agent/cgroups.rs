@@ -9,7 +9,7 @@ use crate::{
     effect::{About, EffectError, EventRecord, Facts, Severity},
     id::{PodRef, PodUid},
     node::Routine,
-    op::{NodeOp, Op},
+    op::NodeOp,
     pod::{Lifecycle, PodRecord},
     time::Now,
 };
@@ -21,24 +21,24 @@ impl Agent {
 
     /// At a turn's end: pods that came or went change the share of their class.
     pub(super) fn sync_qos_cgroups(&mut self, now: Now) {
-        if !self.node.is_ready() || !self.node.qos.is_wanted(now) {
+        if !self.node.may_sync_qos_cgroups(now) {
             return;
         }
-        let Some(tree) = self.cgroups() else { return self.node.qos.never() };
+        let Some(tree) = self.cgroups() else { return self.node.begin(Routine::SyncQosCgroups) };
         let tiers = tree.tiers(self.records.values().filter(|record| is_active(record)).map(PodRecord::spec));
         self.node.qos.pods_changed = false;
-        if tiers == self.node.qos.tiers && !self.node.qos.sync.is_due(now) {
+        let is_due = self.node.due(now).contains(&Routine::SyncQosCgroups);
+        if tiers == self.node.qos.tiers && !is_due {
             return;
         }
-        let op = Op::Node(NodeOp::SyncQosCgroups { tiers: tiers.clone() });
-        let (id, give_up_at) = self.send_node(op, "the share of each class must be right", now);
-        self.node.qos.tiers = tiers;
-        self.node.qos.sync = Routine::UnderWay { id, give_up_at };
+        self.node.qos.tiers.clone_from(&tiers);
+        let op = NodeOp::SyncQosCgroups { tiers };
+        self.begin_routine(Routine::SyncQosCgroups, op, "the share of each class must be right", now);
     }
 
     pub(super) fn qos_cgroups_synced(&mut self, result: Result<Facts, EffectError>, now: Now) {
         let outcome = result.as_ref().map(drop).map_err(|error| error.message.clone());
-        if self.node.qos.synced(outcome.clone(), now) {
+        if self.node.qos_cgroups_synced(outcome.clone(), now) {
             let (severity, reason, message) = match outcome {
                 Ok(()) => (
                     Severity::Normal,

@@ -10,11 +10,12 @@ use crate::{
     agent::Agent,
     api_requests::ApiRequest,
     event::Source,
+    flights::{Flight, PodSubject, Subject},
     id::{PodRef, PodUid},
     op::AtPodEnd,
     pod::{
-        Cause, Cure, Flight, Grace, Key, Lifecycle, Look, PodRecord, Preparation, Wanted,
-        allocation::update_pod_from_allocation,
+        Cause, Cure, Grace, Lifecycle, Look, PodRecord, Preparation, Wanted, allocation::update_pod_from_allocation,
+        hooks::Hook,
     },
     pod_config::{Changes, Completeness, ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -166,18 +167,16 @@ impl Agent {
         match record.lifecycle {
             Lifecycle::Waiting | Lifecycle::Syncing => {
                 record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
-                record.hasten_pre_stops(asked, now);
-                let overtaken =
-                    |_: &Key, flight: &mut Flight| flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked);
-                for (_, flight) in record.flights.extract_if(.., overtaken) {
-                    self.outbox.cancel(flight.id);
-                }
-                for flight in record.flights.values().filter(|flight| flight.op.at_pod_end() == AtPodEnd::Recall) {
-                    self.outbox.recall(flight.id);
-                }
-                for id in self.images.forget_pod(uid) {
-                    self.outbox.cancel(id);
-                }
+                self.hasten_pre_stops(uid, asked, now);
+                self.images.forget_pod(uid);
+                self.outbox.cancel_of_pod(uid, |subject, flight| match subject {
+                    PodSubject::Image(_) => true,
+                    PodSubject::Look | PodSubject::Probe(..) => false,
+                    PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => {
+                        flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked)
+                    }
+                });
+                self.outbox.recall_of_pod(uid, |_, flight| flight.op.at_pod_end() == AtPodEnd::Recall);
             }
             Lifecycle::Terminating { grace, cause: known } => {
                 let shrunk = grace.shrunk_to(asked);
@@ -187,15 +186,23 @@ impl Agent {
                 if shrunk == grace {
                     return;
                 }
-                record.hasten_pre_stops(shrunk, now);
+                self.hasten_pre_stops(uid, shrunk, now);
                 // Stops under way were given more time than is left now: they are sent again.
-                for (_, flight) in record.flights.extract_if(.., |_, flight| outlasts(flight, shrunk)) {
-                    self.outbox.cancel(flight.id);
-                }
+                self.outbox.cancel_of_pod(uid, |_, flight| outlasts(flight, shrunk));
             }
             // It had completed and was kept for its readers; now its traces may go.
             Lifecycle::Terminated { .. } => record.enter(Lifecycle::Terminated { cause }, now),
             Lifecycle::Finished { .. } => record.enter(Lifecycle::Finished { cause }, now),
+        }
+    }
+
+    /// A new grace period has begun; a hook under way ends with it at the latest.
+    fn hasten_pre_stops(&mut self, uid: &PodUid, grace: Grace, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.restart_pre_stop_clocks(now);
+        let hooks = self.outbox.pod_flights(uid).changes().filter(|(_, flight)| flight.hook(Hook::PreStop).is_some());
+        for subject in hooks.map(|(subject, _)| Subject::Pod(uid.clone(), subject.clone())).collect::<Vec<_>>() {
+            self.outbox.flights.hasten(&subject, grace.ends_at);
         }
     }
 

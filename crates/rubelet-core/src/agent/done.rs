@@ -5,14 +5,16 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    agent::{Agent, outbox::Owner},
+    agent::Agent,
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Reason, Severity},
     event::Source,
+    flights::{Flight, PodSubject, Subject},
     id::{ContainerId, PodUid},
+    node::Routine,
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cleared, Cure, DuringLook, Failure, Flight, Key, Lifecycle, Look, Planned, PodRecord, Preparation,
+        Cleared, Cure, DuringLook, Failure, Lifecycle, Look, Planned, PodRecord, Preparation,
         hooks::{Hook, HookRequest, POST_START_LIMIT},
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
@@ -24,37 +26,53 @@ use crate::{
 
 impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        let owner = self.outbox.answered(id);
-        if let Err(error) = &result
-            && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
-            && owner != Some(Owner::ApiRequest)
-        {
-            self.node.suspect_runtime(now);
-        }
-        match owner {
-            // Cancelled, given up, or an answer that came twice.
-            None => {}
-            Some(Owner::ApiRequest) => self.api_request_done(id, result, now),
-            Some(Owner::Node) => self.node_done(id, result, now),
-            Some(Owner::Image) => self.image_done(id, result, now),
-            Some(Owner::Pod(uid)) => self.pod_done(id, &uid, result, now),
+        // Otherwise it was cancelled, given up, or is a result that came twice.
+        let Some((subject, flight)) = self.outbox.flights.end(id) else { return };
+        match subject {
+            Subject::Api(request) => self.api_request_done(request, &flight.op, result, now),
+            Subject::Node(routine) => {
+                self.suspect_runtime_after(&result, now);
+                self.routine_done(routine, result, now);
+            }
+            Subject::Pod(uid, subject) => {
+                self.suspect_runtime_after(&result, now);
+                self.pod_done(&uid, subject, &flight, result, now);
+            }
         }
     }
 
-    fn node_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        if self.node.check.is(id) {
-            self.runtime_checked(result, now);
-        } else if self.node.relist.is(id) {
-            self.node.relisted(now);
-            if let Ok(Facts::Listing(listing)) = result {
-                self.handle_listing(listing, now);
+    fn suspect_runtime_after(&mut self, result: &Result<Facts, EffectError>, now: Now) {
+        if let Err(error) = result
+            && matches!(error.kind, ErrorKind::Unavailable | ErrorKind::TimedOut)
+        {
+            self.node.suspect_runtime(now);
+        }
+    }
+
+    /// What did not answer in time has failed.
+    pub(super) fn give_up_overdue(&mut self, now: Now) {
+        for id in self.outbox.flights.overdue(now) {
+            self.outbox.stop(id);
+            let lost = EffectError { kind: ErrorKind::TimedOut, message: "no answer in time".to_owned() };
+            self.handle_done(id, Err(lost), now);
+        }
+    }
+
+    fn routine_done(&mut self, routine: Routine, result: Result<Facts, EffectError>, now: Now) {
+        match routine {
+            Routine::CheckRuntime => self.runtime_checked(result, now),
+            Routine::Relist => {
+                self.node.relisted(now);
+                if let Ok(Facts::Listing(listing)) = result {
+                    self.handle_listing(listing, now);
+                }
             }
-        } else if self.node.qos.sync.is(id) {
-            self.qos_cgroups_synced(result, now);
-        } else if self.node.list_dirs.is(id) {
-            self.node.dirs_listed(now);
-            if let Ok(Facts::PodDirs { uids, log_dirs }) = result {
-                self.adopt_directories(uids, &log_dirs, now);
+            Routine::SyncQosCgroups => self.qos_cgroups_synced(result, now),
+            Routine::ListPodDirs => {
+                self.node.dirs_listed(now);
+                if let Ok(Facts::PodDirs { uids, log_dirs }) = result {
+                    self.adopt_directories(uids, &log_dirs, now);
+                }
             }
         }
     }
@@ -118,43 +136,57 @@ impl Agent {
         self.handle_pod_cleanups(now);
     }
 
-    fn image_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        let result = result.map(|facts| match facts {
-            Facts::Image(image) => image,
-            _ => None,
-        });
-        if let Some((uid, steps)) = self.images.done(id, &result, now) {
-            self.touched.insert(uid);
-            self.send_image_steps(steps, now);
+    fn pod_done(
+        &mut self,
+        uid: &PodUid,
+        subject: PodSubject,
+        flight: &Flight,
+        result: Result<Facts, EffectError>,
+        now: Now,
+    ) {
+        self.touched.insert(uid.clone());
+        match subject {
+            PodSubject::Look => self.look_done(uid, result, now),
+            PodSubject::Probe(id, kind) => self.probe_done(uid, &id, kind, result, now),
+            PodSubject::Image(container) => {
+                let result = result.map(|facts| match facts {
+                    Facts::Image(image) => image,
+                    _ => None,
+                });
+                let steps = self.images.done(uid, &container, &result, now);
+                self.send_image_steps(steps, now);
+            }
+            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => {
+                self.step_done(uid, subject, flight, result, now);
+            }
         }
     }
 
-    fn pod_done(&mut self, id: EffectId, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
+    fn look_done(&mut self, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        if let Look::UnderWay { id: look_id, meanwhile, .. } = record.look
-            && look_id == id
-        {
-            record.look = if meanwhile == DuringLook::Nothing { Look::Idle } else { Look::Wanted };
-            match result {
-                Ok(Facts::Pod(facts)) => {
-                    apply_look(record, facts, meanwhile, now);
-                    self.end_hooks_of_the_dead(uid, now);
-                }
-                // Whatever the reason, nothing is known: look again, not at once.
-                Ok(_) | Err(_) => record.look_failed(now),
+        let Look::UnderWay { meanwhile } = record.look else { return };
+        record.look = if meanwhile == DuringLook::Nothing { Look::Idle } else { Look::Wanted };
+        match result {
+            Ok(Facts::Pod(facts)) => {
+                apply_look(record, facts, meanwhile, now);
+                self.end_hooks_of_the_dead(uid, now);
             }
-            self.touched.insert(uid.clone());
-            return;
+            // Whatever the reason, nothing is known: look again, not at once.
+            Ok(_) | Err(_) => record.look_failed(now),
         }
-        if record.probes.under_way().any(|probe| probe == id) {
-            return self.probe_done(id, uid, result, now);
-        }
-        let Some(key) = record.flights.iter().find(|(_, flight)| flight.id == id).map(|(key, _)| key.clone()) else {
-            return;
-        };
-        let flight = record.flights.remove(&key).expect("the key was just found");
+    }
+
+    fn step_done(
+        &mut self,
+        uid: &PodUid,
+        subject: PodSubject,
+        flight: &Flight,
+        result: Result<Facts, EffectError>,
+        now: Now,
+    ) {
+        let Some(record) = self.records.get_mut(uid) else { return };
         let started = started(&flight.op, &result);
-        for event in apply_result(record, &key, &flight, result, now) {
+        for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);
         }
         if let Op::Container(ContainerOp::Start(order)) = &flight.op {
@@ -165,13 +197,12 @@ impl Agent {
             record.is_fresh = false;
             record.want_look(DuringLook::Change);
         }
-        self.touched.insert(uid.clone());
         let post_start = started
             .filter(|_| record.lifecycle == Lifecycle::Syncing)
             .and_then(|(name, id)| HookRequest::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
         if let Some(order) = post_start {
             let reason = "the container has started".to_owned();
-            self.send_planned(uid, Planned { key, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
+            self.send_planned(uid, Planned { subject, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
         }
         if let Op::Pod(PodOp::RemoveCgroup { .. }) = flight.op {
             // The pod holds nothing any more, so its name is free, even while its traces stay.
@@ -184,43 +215,19 @@ impl Agent {
         let Some(record) = self.records.get(uid) else { return };
         let Some(facts) = &record.facts else { return };
         let has_ended = |id: &ContainerId| facts.containers.iter().any(|it| it.id == *id && it.exit().is_some());
-        let over = record
-            .flights
-            .values()
-            .filter(|flight| flight.hook(Hook::PostStart).is_some_and(|request| has_ended(&request.id)));
-        for id in over.map(|flight| flight.id).collect::<Vec<_>>() {
-            self.outbox.cancel(id);
+        let is_over = |flight: &Flight| flight.hook(Hook::PostStart).is_some_and(|request| has_ended(&request.id));
+        let flights = self.outbox.pod_flights(uid).changes().filter(|(_, flight)| is_over(flight));
+        for id in flights.map(|(_, flight)| flight.id).collect::<Vec<_>>() {
+            self.outbox.stop(id);
             let ended = EffectError { kind: ErrorKind::Gone, message: "the container has ended".to_owned() };
-            self.pod_done(id, uid, Err(ended), now);
-        }
-    }
-
-    /// Answers that did not come in time are taken as failures, at the moment they are given up.
-    /// A pod is due when the first of its answers is.
-    pub(super) fn give_up_lost(&mut self, due: &[PodUid], now: Now) {
-        let lost = || Err(EffectError { kind: ErrorKind::Retry, message: "no answer in time".to_owned() });
-        let mut overdue = Vec::new();
-        for record in due.iter().filter_map(|uid| self.records.get(uid)) {
-            let flights = record.flights.values().filter(|flight| flight.give_up_at <= now.uptime);
-            overdue.extend(flights.map(|flight| flight.id));
-            overdue.extend(record.probes.overdue(now));
-            if let Look::UnderWay { id, give_up_at, .. } = record.look
-                && give_up_at <= now.uptime
-            {
-                overdue.push(id);
-            }
-        }
-        overdue.extend(self.api_requests.overdue(now));
-        for id in overdue {
-            self.handle_done(id, lost(), now);
-            self.outbox.abandon(id);
+            self.handle_done(id, Err(ended), now);
         }
     }
 }
 
 /// A new look at the pod.
 fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook, now: Now) {
-    record.failures.remove(&LOOK);
+    record.failures.remove(&PodSubject::Look);
     set_apart_cut_off(record, &mut facts);
     if meanwhile != DuringLook::Change {
         forget_what_is_gone(record, &facts);
@@ -308,26 +315,24 @@ impl PodRecord {
     }
 }
 
-/// The key under which a failing look waits; no mutating effect uses an empty name.
-const LOOK: Key = Key::Container(String::new());
-
 impl PodRecord {
     fn look_failed(&mut self, now: Now) {
-        let failure = Failure::after(self.failures.get(&LOOK), "the runtime could not be asked".to_owned(), now);
-        self.failures.insert(LOOK, failure);
+        let failure =
+            Failure::after(self.failures.get(&PodSubject::Look), "the runtime could not be asked".to_owned(), now);
+        self.failures.insert(PodSubject::Look, failure);
         self.look = Look::Wanted;
     }
 
     /// A look is wanted and not held back by an earlier failure.
     pub(super) fn may_look(&self, now: Now) -> bool {
-        self.look == Look::Wanted && !self.is_busy(&LOOK, now)
+        self.look == Look::Wanted && !self.is_waiting_to_retry(&PodSubject::Look, now)
     }
 }
 
 /// Enters the outcome of a mutating effect into the record; returns what to tell.
 fn apply_result(
     record: &mut PodRecord,
-    key: &Key,
+    subject: &PodSubject,
     flight: &Flight,
     result: Result<Facts, EffectError>,
     now: Now,
@@ -347,15 +352,15 @@ fn apply_result(
         Err(error) => Some(error),
     };
     let Some(error) = error else {
-        record.failures.remove(key);
+        record.failures.remove(subject);
         return succeeded(record, &flight.op);
     };
     if flight.op.kind() == OpKind::Start && record.lifecycle != Lifecycle::Syncing {
         // The pod ends: that something of it did not start is no failure.
         return Vec::new();
     }
-    let failure = Failure::after(record.failures.get(key), error.message.clone(), now);
-    record.failures.insert(key.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
+    let failure = Failure::after(record.failures.get(subject), error.message.clone(), now);
+    record.failures.insert(subject.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
 }
 

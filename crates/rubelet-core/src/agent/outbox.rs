@@ -1,84 +1,70 @@
-//! What leaves the core this turn, and who waits for which answer.
+//! What leaves the core this turn, and what is under way.
 //!
-//! Owns: effect ids and deadlines. Never: decides that something be done.
-
-use std::{collections::BTreeMap, time::Duration};
+//! Owns: the effects of the turn; `flights.rs` remembers those whose result is waited for. Never: decides that something be done.
 
 use crate::{
     effect::{Effect, EffectId, EventRecord},
+    flights::{Flight, Flights, PodFlights, PodSubject, Subject},
     id::PodUid,
     op::Op,
     settings::Settings,
-    time::{Now, Uptime},
+    time::Now,
 };
-
-/// How long after its deadline an effect that never answered is given up.
-const LOST_AFTER: Duration = Duration::from_secs(10);
-
-/// Whose effect it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
-    Node,
-    /// A look, or an effect in the pod's `flights`.
-    Pod(PodUid),
-    Image,
-    /// To the API server.
-    ApiRequest,
-}
 
 #[derive(Debug, Default)]
 pub struct Outbox {
     effects: Vec<Effect>,
-    last_id: u64,
-    owners: BTreeMap<EffectId, Owner>,
+    pub flights: Flights,
     /// How many pods have arrived so far.
-    pub arrivals: u64,
-    /// When the next queued pull may start, if it waits for the registry's rate.
-    pub pulls_at: Option<Uptime>,
+    arrivals: u64,
 }
 
 impl Outbox {
-    /// Sends an effect; returns its id and when to give up on its answer.
-    pub fn send(&mut self, owner: Owner, op: Op, reason: String, settings: &Settings, now: Now) -> (EffectId, Uptime) {
-        self.last_id += 1;
-        let id = EffectId(self.last_id);
+    pub fn send(&mut self, subject: Subject, op: impl Into<Op>, reason: String, settings: &Settings, now: Now) {
+        let op = op.into();
         let deadline = op.deadline(settings.runtime_request_timeout);
-        self.owners.insert(id, owner);
+        let id = self.flights.begin(subject, op.clone(), deadline, now);
         self.effects.push(Effect::Do { id, op, deadline, reason });
-        (id, now.uptime + deadline + LOST_AFTER)
     }
 
-    pub fn cancel(&mut self, id: EffectId) {
-        if self.owners.contains_key(&id) {
-            self.abandon(id);
+    /// Nobody waits for the effect on this subject any more, and whatever still does it is to stop.
+    pub fn cancel(&mut self, subject: &Subject) {
+        if let Some(id) = self.flights.get(subject).map(|flight| flight.id) {
+            self.flights.end(id);
+            self.stop(id);
         }
     }
 
-    /// Nobody waits for this any more, and whatever still does it is to stop.
-    pub fn abandon(&mut self, id: EffectId) {
-        self.owners.remove(&id);
+    /// Cancels the effects on a pod that are of this kind.
+    pub fn cancel_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
+        for (subject, _) in self.of_pod(uid, is_meant) {
+            self.cancel(&subject);
+        }
+    }
+
+    /// Its result has been taken as a failure.
+    pub fn stop(&mut self, id: EffectId) {
         self.effects.push(Effect::Cancel(id));
     }
 
-    pub fn recall(&mut self, id: EffectId) {
-        self.effects.push(Effect::Recall(id));
+    /// These effects on the pod begin no further call.
+    pub fn recall_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
+        for (_, id) in self.of_pod(uid, is_meant) {
+            self.effects.push(Effect::Recall(id));
+        }
+    }
+
+    fn of_pod(&self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) -> Vec<(Subject, EffectId)> {
+        let meant = self.pod_flights(uid).all().filter(|(subject, flight)| is_meant(subject, flight));
+        meant.map(|(subject, flight)| (Subject::Pod(uid.clone(), subject.clone()), flight.id)).collect()
+    }
+
+    pub fn pod_flights<'a>(&'a self, uid: &'a PodUid) -> PodFlights<'a> {
+        self.flights.of_pod(uid)
     }
 
     pub fn record(&mut self, event: EventRecord) {
         self.effects.push(Effect::Record(event));
-    }
-
-    /// Who waits for this answer; `None` when nobody does any more.
-    pub fn answered(&mut self, id: EffectId) -> Option<Owner> {
-        self.owners.remove(&id)
-    }
-
-    /// The pods for which an answer is awaited.
-    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
-        self.owners.values().filter_map(|owner| match owner {
-            Owner::Pod(uid) => Some(uid),
-            Owner::Node | Owner::Image | Owner::ApiRequest => None,
-        })
     }
 
     pub fn next_arrival(&mut self) -> u64 {

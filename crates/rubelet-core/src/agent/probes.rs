@@ -6,11 +6,12 @@
 use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::{
-    agent::{Agent, outbox::Owner},
-    effect::{EffectError, EffectId, EventRecord, Facts, Severity},
-    id::PodUid,
+    agent::Agent,
+    effect::{EffectError, EventRecord, Facts, Severity},
+    flights::{PodSubject, Subject},
+    id::{ContainerId, PodUid},
     observation::PodFacts,
-    op::{ContainerOp, Op},
+    op::ContainerOp,
     pod::{Lifecycle, PodRecord, sync_pod::event},
     probes::{
         Due, Health, ProbeAction, ProbeKind, ProbeOutcome, ProbeRequest, Probed, ProbedStage,
@@ -34,17 +35,16 @@ impl Agent {
             }
         };
         let probed = Probed { spec, facts, status: &status, stage };
-        for id in record.probes.observe(&probed, now) {
-            self.outbox.cancel(id);
+        for (id, kind) in record.probes.observe(&probed, now) {
+            self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Probe(id, kind)));
         }
         for due in record.probes.due(&probed, now) {
             match order(record, &due, &status) {
                 Some(Ok(order)) => {
-                    let reason = "it is time".to_owned();
-                    let owner = Owner::Pod(uid.clone());
-                    let flight =
-                        self.outbox.send(owner, Op::Container(ContainerOp::Probe(order)), reason, &self.settings, now);
-                    record.probes.sent(&due.id, due.kind, flight, now);
+                    record.probes.sent(&due.id, due.kind, now);
+                    let subject = Subject::Pod(uid.clone(), PodSubject::Probe(due.id, due.kind));
+                    let op = ContainerOp::Probe(order);
+                    self.outbox.send(subject, op, "probe is due".to_owned(), &self.settings, now);
                 }
                 Some(Err(outcome)) => {
                     record.probes.skipped(&due.id, due.kind, now);
@@ -57,30 +57,36 @@ impl Agent {
         }
     }
 
-    pub(super) fn probe_done(&mut self, id: EffectId, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
+    pub(super) fn probe_done(
+        &mut self,
+        uid: &PodUid,
+        id: &ContainerId,
+        kind: ProbeKind,
+        result: Result<Facts, EffectError>,
+        now: Now,
+    ) {
         let outcome = match result {
             Ok(Facts::Probe(outcome)) => outcome,
             Ok(other) => ProbeOutcome::Unknown(format!("unexpected answer {other:?}")),
             Err(error) => ProbeOutcome::Unknown(error.message),
         };
         let Some(record) = self.records.get_mut(uid) else { return };
-        let Some(answered) = record.probes.answered(id, &outcome) else { return };
-        let told = tell(record, &answered.container, answered.kind, &outcome);
+        let Some(done) = record.probes.done(id, kind, &outcome) else { return };
+        let told = tell(record, &done.container, kind, &outcome);
         told.into_iter().for_each(|event| self.outbox.record(event));
-        self.touched.insert(uid.clone());
-        let Some(health) = answered.changed else { return };
+        let Some(health) = done.changed else { return };
         let is_passing = health == Health::Passing;
         let context = status_manager::Context { pods: &self.pods, now };
-        match answered.kind {
+        match kind {
             // What follows is planned at the end of this turn.
             ProbeKind::Liveness => {}
             ProbeKind::Readiness => {
                 let readiness = if is_passing { Readiness::Ready } else { Readiness::Unready };
-                self.statuses.set_container_readiness(uid, &answered.id, readiness, context);
+                self.statuses.set_container_readiness(uid, id, readiness, context);
             }
             ProbeKind::Startup => {
                 let startup = if is_passing { Startup::Started } else { Startup::NotStarted };
-                self.statuses.set_container_startup(uid, &answered.id, startup, context);
+                self.statuses.set_container_startup(uid, id, startup, context);
             }
         }
     }

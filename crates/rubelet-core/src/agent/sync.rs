@@ -6,18 +6,19 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
-    agent::{Agent, outbox::Owner},
+    agent::Agent,
     api_requests::ApiRequest,
     effect::{About, EventRecord, Severity},
     explain,
+    flights::{PodSubject, Subject},
     id::PodUid,
-    images::{Asked, ImageSteps},
+    images::ImageSteps,
     manifest,
-    node::{Node, Routine},
+    node::Routine,
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, DuringLook, Flight, Lifecycle, Look, Plan, Planned, PodRecord, Preparation, Wanted,
+        Cause, DuringLook, Lifecycle, Look, Plan, Planned, PodRecord, PodState, Preparation, Wanted,
         allocation::{is_resize_pending, update_pod_from_allocation},
         hooks::{Hook, HookRequest, PreStop},
         restart::CrashLoop,
@@ -37,41 +38,32 @@ const OVER_DEADLINE: &str = "Pod was active on the node longer than the specifie
 
 impl Agent {
     pub(super) fn handle_time(&mut self, now: Now) {
-        let due = self.timers.due(now);
-        self.give_up_lost(&due, now);
-        self.touched.extend(due);
-        let (touched, events) = self.images.on_time(now);
+        self.give_up_overdue(now);
+        self.touched.extend(self.timers.due(now));
+        let (touched, events) = self.images.due(now);
         self.touched.extend(touched);
         for event in events {
             self.outbox.record(event);
         }
-        self.begin_if_due(|node| &mut node.check, Op::Node(NodeOp::CheckRuntime), "is the runtime there?", now);
-        if !self.node.is_ready() {
-            return;
+        for routine in self.node.due(now) {
+            match routine {
+                Routine::CheckRuntime => {
+                    self.begin_routine(routine, NodeOp::CheckRuntime, "runtime check is due", now);
+                }
+                Routine::Relist => self.begin_routine(routine, NodeOp::Relist, "relist is due", now),
+                Routine::ListPodDirs => self.begin_routine(routine, NodeOp::ListPodDirs, "orphan scan is due", now),
+                // At the end of the turn, when it is known which pods there are.
+                Routine::SyncQosCgroups => {}
+            }
         }
-        self.begin_if_due(|node| &mut node.relist, Op::Node(NodeOp::Relist), "has anything changed?", now);
-        self.begin_if_due(
-            |node| &mut node.list_dirs,
-            Op::Node(NodeOp::ListPodDirs),
-            "does anything on disk have no owner?",
-            now,
-        );
-        if self.node.housekeeping_at <= now.uptime {
+        if self.node.is_ready() && self.node.housekeeping_at <= now.uptime {
             self.handle_housekeeping(now);
         }
     }
 
-    /// A routine whose answer never came is due again; its old answer is not waited for any more.
-    fn begin_if_due(&mut self, routine: fn(&mut Node) -> &mut Routine, op: Op, reason: &str, now: Now) {
-        let known = *routine(&mut self.node);
-        if !known.is_due(now) {
-            return;
-        }
-        if let Routine::UnderWay { id, .. } = known {
-            self.outbox.cancel(id);
-        }
-        let (id, give_up_at) = self.send_node(op, reason, now);
-        *routine(&mut self.node) = Routine::UnderWay { id, give_up_at };
+    pub(super) fn begin_routine(&mut self, routine: Routine, op: NodeOp, reason: &str, now: Now) {
+        self.node.begin(routine);
+        self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
     }
 
     /// Plans every touched pod; one pod's end may let another start, so it goes on until nobody is left.
@@ -82,8 +74,7 @@ impl Agent {
             self.timers.set(&uid, self.records.get(&uid).and_then(|record| record.wake_at));
             seen.insert(uid);
         }
-        let (steps, pulls_at) = self.images.next_pulls(&self.settings, now);
-        self.outbox.pulls_at = pulls_at;
+        let steps = self.images.plan(&self.settings, now);
         self.send_image_steps(steps, now);
         self.sync_qos_cgroups(now);
         self.publish(seen, now);
@@ -95,12 +86,12 @@ impl Agent {
             return;
         }
         self.start_look(uid, now);
-        let Some(record) = self.records.get_mut(uid) else { return };
-        let Some(facts) = record.facts.clone() else {
-            record.wake_at = record.next_retry(now);
+        let Some(state) = self.pod_state(uid) else { return };
+        let Some(facts) = state.facts.as_ref().map(|facts| state.shown(facts)) else {
+            let wake_at = state.next_retry(now);
+            self.records.get_mut(uid).expect("it was just found").wake_at = wake_at;
             return;
         };
-        let facts = record.shown(&facts);
         let mut is_terminal = self.update_status(uid, &facts, now);
         if !is_terminal && self.enforce_active_deadline(uid, now) {
             is_terminal = self.update_status(uid, &facts, now);
@@ -111,7 +102,7 @@ impl Agent {
             self.terminate(uid, Cause::Completed, grace_secs, now);
         }
         if let Some(record) = self.records.get_mut(uid) {
-            record.note_all_containers_ended();
+            record.note_all_containers_ended(self.outbox.flights.of_pod(uid));
         }
         self.probe_pod(uid, &facts, now);
         self.plan_pod(uid, now);
@@ -210,11 +201,15 @@ impl Agent {
         if !self.node.is_ready() || !record.may_look(now) {
             return;
         }
-        let op = Op::Pod(PodOp::Inspect { pod: record.id.clone() });
-        let owner = Owner::Pod(uid.clone());
-        let (id, give_up_at) =
-            self.outbox.send(owner, op, "something may have changed".to_owned(), &self.settings, now);
-        record.look = Look::UnderWay { id, give_up_at, meanwhile: DuringLook::Nothing };
+        let op = PodOp::Inspect { pod: record.id.clone() };
+        record.look = Look::UnderWay { meanwhile: DuringLook::Nothing };
+        let subject = Subject::Pod(uid.clone(), PodSubject::Look);
+        self.outbox.send(subject, op, "something may have changed".to_owned(), &self.settings, now);
+    }
+
+    pub(super) fn pod_state<'a>(&'a self, uid: &'a PodUid) -> Option<PodState<'a>> {
+        let record = self.records.get(uid)?;
+        Some(PodState { record, flights: self.outbox.pod_flights(uid) })
     }
 
     /// Computes the pod's status and hands it to the status manager; says whether the pod has come to its end.
@@ -258,7 +253,8 @@ impl Agent {
     fn plan_pod(&mut self, uid: &PodUid, now: Now) {
         let record = &self.records[uid];
         let Some(problem) = &self.node.runtime_problem else {
-            let plan = record.fresh_facts().map(|facts| self.plan_of(record, facts, now));
+            let state = PodState { record, flights: self.outbox.pod_flights(uid) };
+            let plan = record.fresh_facts().map(|facts| self.plan_of(state, facts, now));
             return match plan {
                 Some(plan) => self.carry_out(uid, plan, now),
                 None => self.rest(uid, None, now),
@@ -268,7 +264,7 @@ impl Agent {
         self.rest(uid, Some(blocked), now);
     }
 
-    fn plan_of(&self, record: &PodRecord, facts: &PodFacts, now: Now) -> Plan {
+    fn plan_of(&self, record: PodState<'_>, facts: &PodFacts, now: Now) -> Plan {
         match record.lifecycle {
             Lifecycle::Waiting => Plan::default(),
             Lifecycle::Syncing => {
@@ -306,8 +302,8 @@ impl Agent {
         }
         self.rest(uid, plan.blocked, now);
         for want in plan.images {
-            if let Some(superseded) = self.images.supersede(uid, &want) {
-                self.outbox.cancel(superseded);
+            if self.images.supersede(uid, &want) {
+                self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(want.container.clone())));
             }
             if let Some(op) = self.images.want(&id, &want, now) {
                 let steps = ImageSteps { ops: vec![(uid.clone(), want.container, op)], events: Vec::new() };
@@ -330,11 +326,12 @@ impl Agent {
 
     /// Nothing to do for this pod until something happens or its time comes.
     fn rest(&mut self, uid: &PodUid, blocked: Option<String>, now: Now) {
+        let retry = self.pod_state(uid).and_then(|state| state.next_retry(now));
         let record = self.records.get_mut(uid).expect("the caller found it");
         let planned = record.wake_at.filter(|moment| *moment > now.uptime);
         let start_time = self.statuses.pod_status(uid, &self.pods).and_then(|status| status.start_time.as_ref());
         let deadline = start_time.and_then(|start| record.active_deadline(start.0, now));
-        let others = [record.next_retry(now), record.probes.wake_at(now), deadline];
+        let others = [retry, record.probes.next_wakeup(now), deadline];
         let others = others.into_iter().flatten().filter(|moment| *moment > now.uptime);
         record.wake_at = planned.into_iter().chain(others).min();
         record.blocked = blocked;
@@ -362,15 +359,8 @@ impl Agent {
         let record = self.records.remove(uid).expect("the caller found it");
         self.api_requests.mirrors.insert(record.id.full_name());
         self.api_requests.forget(&ApiRequest::Status(uid.clone()));
-        if let Look::UnderWay { id, .. } = record.look {
-            self.outbox.cancel(id);
-        }
-        for id in record.probes.under_way() {
-            self.outbox.cancel(id);
-        }
-        for id in self.images.forget_pod(uid) {
-            self.outbox.cancel(id);
-        }
+        self.images.forget_pod(uid);
+        self.outbox.cancel_of_pod(uid, |_, _| true);
         self.node.gone.insert(uid.clone(), now.uptime);
         self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
         if let Wanted::By(source) = record.wanted
@@ -388,11 +378,12 @@ impl Agent {
     }
 
     pub(super) fn send_planned(&mut self, uid: &PodUid, planned: Planned, now: Now) {
-        let Planned { key, op, reason } = planned;
-        let record = self.records.get_mut(uid).expect("a plan is for a known pod");
-        if record.flights.contains_key(&key) {
+        let Planned { subject, op, reason } = planned;
+        let subject = Subject::Pod(uid.clone(), subject);
+        if self.outbox.flights.contains(&subject) {
             return;
         }
+        let record = self.records.get_mut(uid).expect("a plan is for a known pod");
         match &op {
             Op::Container(ContainerOp::Start(order)) => {
                 record.ordered.insert(order.container.clone(), order.attempt);
@@ -408,8 +399,7 @@ impl Agent {
             }
             Op::Container(_) | Op::Volume(_) | Op::Node(_) | Op::Pod(_) | Op::Image(_) | Op::Api(_) => {}
         }
-        let (id, give_up_at) = self.outbox.send(Owner::Pod(uid.clone()), op.clone(), reason, &self.settings, now);
-        record.flights.insert(key, Flight { id, op, sent_at: now.uptime, give_up_at });
+        self.outbox.send(subject, op, reason, &self.settings, now);
     }
 
     pub(super) fn send_image_steps(&mut self, steps: ImageSteps, now: Now) {
@@ -418,18 +408,8 @@ impl Agent {
         }
         for (uid, container, op) in steps.ops {
             let reason = format!("container {container} needs it");
-            let (id, give_up_at) = self.outbox.send(Owner::Image, op.clone(), reason, &self.settings, now);
-            self.images.under_way(&uid, &container, &op, Asked { id, give_up_at }, now);
+            self.outbox.send(Subject::Pod(uid, PodSubject::Image(container)), op, reason, &self.settings, now);
         }
-    }
-
-    pub(super) fn send_node(
-        &mut self,
-        op: Op,
-        reason: &str,
-        now: Now,
-    ) -> (crate::effect::EffectId, crate::time::Uptime) {
-        self.outbox.send(Owner::Node, op, reason.to_owned(), &self.settings, now)
     }
 
     /// Readers get a new picture of the pods that were touched.
@@ -440,12 +420,13 @@ impl Agent {
         }
         let mut pods = self.snapshot.pods.clone();
         for uid in &seen {
-            match self.records.get(uid) {
-                Some(record) => {
+            match self.pod_state(uid) {
+                Some(state) => {
+                    let record = state.record;
                     let status = self.statuses.pod_status(uid, &self.pods).cloned().unwrap_or_default();
                     let mirror = self.pods.mirror_pod_by_full_name(&record.id.full_name());
                     let mirror_uid = mirror.filter(|_| is_static_pod(&record.pod)).map(|mirror| PodUid::of(mirror));
-                    let view = PodView { mirror_uid, ..explain::pod_view(record, status, &self.images, now) };
+                    let view = PodView { mirror_uid, ..explain::pod_view(state, status, &self.images, now) };
                     pods.insert_mut(uid.clone(), Arc::new(view));
                 }
                 None => {

@@ -36,7 +36,7 @@ impl Timers {
         due.map(|(_, uid)| uid.clone()).collect()
     }
 
-    pub fn first(&self) -> Option<Uptime> {
+    pub fn next_wakeup(&self) -> Option<Uptime> {
         self.in_order.first().map(|(moment, _)| *moment)
     }
 }
@@ -52,12 +52,12 @@ mod tests {
         let mut timers = Timers::default();
         timers.set(&a, Some(later(5).uptime));
         timers.set(&b, Some(later(3).uptime));
-        assert_eq!((timers.due(later(2)), timers.first()), (vec![], Some(later(3).uptime)));
+        assert_eq!((timers.due(later(2)), timers.next_wakeup()), (vec![], Some(later(3).uptime)));
         assert_eq!(timers.due(later(5)), [b.clone(), a.clone()]);
         timers.set(&b, Some(later(9).uptime));
-        assert_eq!((timers.due(later(5)), timers.first()), (vec![a.clone()], Some(later(5).uptime)));
+        assert_eq!((timers.due(later(5)), timers.next_wakeup()), (vec![a.clone()], Some(later(5).uptime)));
         timers.set(&a, None);
         timers.set(&b, None);
-        assert_eq!((timers.due(later(99)), timers.first()), (vec![], None));
+        assert_eq!((timers.due(later(99)), timers.next_wakeup()), (vec![], None));
     }
 }

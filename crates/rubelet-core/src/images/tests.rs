@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    effect::{EffectError, EffectId, ErrorKind, ImageFacts, Reason},
+    effect::{EffectError, ErrorKind, ImageFacts, Reason},
     id::{PodRef, PodUid},
-    images::{Asked, ImageRequest, Images, PullPolicy, Readiness},
+    images::{ImageRequest, Images, PullPolicy, Readiness},
     op::{ImageOp, Op},
     settings::Settings,
     test_support::later,
@@ -16,22 +16,22 @@ struct Story {
     images: Images,
     settings: Settings,
     at_secs: u64,
-    next_id: u64,
     /// Operations under way, oldest first.
-    under_way: Vec<(EffectId, Op)>,
+    under_way: Vec<(String, Op)>,
     diary: Vec<String>,
 }
 
 impl Story {
     fn new() -> Self {
         let settings = Settings::for_node("node");
-        Story { images: Images::default(), settings, at_secs: 0, next_id: 0, under_way: Vec::new(), diary: Vec::new() }
+        Story { images: Images::default(), settings, at_secs: 0, under_way: Vec::new(), diary: Vec::new() }
     }
 
     fn want(&mut self, uid: &str, image: &str, policy: PullPolicy) {
         let want = want(image, policy);
-        let superseded = self.images.supersede(&PodUid::new(uid), &want);
-        self.under_way.retain(|(id, _)| Some(*id) != superseded);
+        if self.images.supersede(&PodUid::new(uid), &want) {
+            self.under_way.retain(|(owner, _)| owner != uid);
+        }
         if let Some(op) = self.images.want(&pod(uid), &want, later(self.at_secs)) {
             self.send(uid, op);
         }
@@ -39,22 +39,17 @@ impl Story {
     }
 
     fn send(&mut self, uid: &str, op: Op) {
-        self.next_id += 1;
-        let id = EffectId(self.next_id);
-        let now = later(self.at_secs);
-        let asked = Asked { id, give_up_at: now.uptime + Duration::from_secs(3600) };
-        self.images.under_way(&PodUid::new(uid), "c", &op, asked, now);
         self.diary.push(match &op {
             Op::Image(ImageOp::Inspect { image, .. }) => format!("{uid} looks for {image}"),
             Op::Image(ImageOp::Pull { image, .. }) => format!("{uid} pulls {image}"),
             other => panic!("images never ask for {other:?}"),
         });
-        self.under_way.push((id, op));
+        self.under_way.push((uid.to_owned(), op));
     }
 
     fn pull(&mut self) {
-        let (steps, wait_until) = self.images.next_pulls(&self.settings, later(self.at_secs));
-        if let Some(moment) = wait_until {
+        let steps = self.images.plan(&self.settings, later(self.at_secs));
+        if let Some(moment) = self.images.pulls_at {
             self.diary.push(format!("wait {:?}", moment.since(later(self.at_secs).uptime)));
         }
         for (uid, _, op) in steps.ops {
@@ -64,21 +59,20 @@ impl Story {
 
     /// The oldest operation ends.
     fn answer(&mut self, result: &Result<Option<ImageFacts>, EffectError>) {
-        let (id, _) = self.under_way.remove(0);
-        if let Some((uid, steps)) = self.images.done(id, result, later(self.at_secs)) {
-            for event in steps.events {
-                self.diary.push(format!("{uid} {}: {}", event.reason, event.message));
-            }
-            for (uid, _, op) in steps.ops {
-                self.send(uid.as_str(), op);
-            }
+        let (uid, _) = self.under_way.remove(0);
+        let steps = self.images.done(&PodUid::new(uid.as_str()), "c", result, later(self.at_secs));
+        for event in steps.events {
+            self.diary.push(format!("{uid} {}: {}", event.reason, event.message));
+        }
+        for (uid, _, op) in steps.ops {
+            self.send(uid.as_str(), op);
         }
         self.pull();
     }
 
     fn pass(&mut self, secs: u64) {
         self.at_secs += secs;
-        let (_, events) = self.images.on_time(later(self.at_secs));
+        let (_, events) = self.images.due(later(self.at_secs));
         self.diary.extend(events.into_iter().map(|event| format!("{}: {}", event.reason, event.message)));
     }
 
@@ -195,23 +189,10 @@ fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
         story.answer(&Ok(None));
     }
     assert_eq!(story.told()[3..], ["p pulls i:1"]);
-    assert_eq!(story.images.forget_pod(&PodUid::new("q")), []);
-    assert_eq!(story.images.forget_pod(&PodUid::new("p")), [EffectId(4)]);
+    story.images.forget_pod(&PodUid::new("q"));
+    story.images.forget_pod(&PodUid::new("p"));
     story.pull();
     assert_eq!(story.told(), ["r pulls i:1"]);
-}
-
-#[test]
-fn an_answer_that_never_comes_is_asked_for_again() {
-    let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::IfNotPresent);
-    story.told();
-    story.pass(3599);
-    story.want("p", "i:1", PullPolicy::IfNotPresent);
-    assert_eq!(story.told(), [""; 0]);
-    story.pass(1);
-    story.want("p", "i:1", PullPolicy::IfNotPresent);
-    assert_eq!(story.told(), ["p looks for i:1"]);
 }
 
 #[test]

@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     effect::{About, EffectError, EventRecord, Facts, Severity},
+    flights::{Flight, PodSubject},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
     op::{ContainerOp, Op, OpKind},
-    pod::{Flight, Grace, Key, PodRecord, status::Waiting, sync_pod::event},
+    pod::{PodRecord, PodState, status::Waiting, sync_pod::event},
     probes::HttpGet,
     time::{Now, Uptime},
 };
@@ -97,23 +98,22 @@ impl PodRecord {
         }
     }
 
-    /// A new grace period has begun: hooks have taken nothing of it yet, and one under way ends with it. The hook is not run
-    /// again (upstream cancels it and does).
-    pub fn hasten_pre_stops(&mut self, grace: Grace, now: Now) {
+    /// A new grace period has begun: hooks have taken nothing of it yet. One under way is not run again (upstream cancels it
+    /// and does).
+    pub fn restart_pre_stop_clocks(&mut self, now: Now) {
         for hook in self.pre_stops.values_mut() {
             *hook = match hook {
                 PreStop::Began(_) => PreStop::Began(now.uptime),
                 PreStop::Took(_) => PreStop::Took(Duration::ZERO),
             };
         }
-        for flight in self.flights.values_mut().filter(|flight| flight.hook(Hook::PreStop).is_some()) {
-            flight.give_up_at = flight.give_up_at.min(grace.ends_at);
-        }
     }
+}
 
+impl PodState<'_> {
     /// A container whose start is not over before its postStart hook is.
     pub fn is_post_starting(&self, container: &Container) -> bool {
-        let flight = self.flights.get(&Key::Container(container.name.clone()));
+        let flight = self.flights.get(&PodSubject::Container(container.name.clone()));
         has_post_start(container)
             && flight.is_some_and(|flight| flight.hook(Hook::PostStart).is_some() || flight.op.kind() == OpKind::Start)
     }
@@ -135,12 +135,14 @@ impl PodRecord {
         shown.containers.retain(|found| !is_hidden(found));
         Arc::new(shown)
     }
+}
 
+impl PodRecord {
     /// Created in this life of the agent, and nothing says yet that its start failed: it runs in a moment, or does already.
     fn is_about_to_run(&self, found: &ContainerFacts) -> bool {
         found.state == ContainerState::Created
             && self.ordered.get(&found.name) == Some(&found.attempt)
-            && !self.failures.contains_key(&Key::Container(found.name.clone()))
+            && !self.failures.contains_key(&PodSubject::Container(found.name.clone()))
     }
 
     /// A hook is over; returns what to tell. What it said stays out of events: it may hold secrets.

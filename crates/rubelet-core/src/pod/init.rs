@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Container;
 use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
     pod::{
-        PodRecord,
+        PodRecord, PodState,
         containers::{AfterStop, Stop, grace_after_probe},
         restart_policy::{is_sidecar, restarts_after},
     },
@@ -27,8 +27,8 @@ pub struct InitPlan<'a> {
     pub stop: Vec<Stop<'a>>,
 }
 
-pub fn init_plan<'a>(record: &'a PodRecord, facts: &'a PodFacts, sandbox: &SandboxFacts) -> InitPlan<'a> {
-    let init_containers = record.init_containers();
+pub fn init_plan<'a>(record: PodState<'a>, facts: &'a PodFacts, sandbox: &SandboxFacts) -> InitPlan<'a> {
+    let init_containers = record.record.init_containers();
     let in_sandbox =
         |name: &str| facts.containers.iter().find(|known| known.name == name && known.sandbox == sandbox.id);
     let main_was_created = record.containers().iter().any(|main| in_sandbox(&main.name).is_some());
@@ -48,7 +48,7 @@ pub fn init_plan<'a>(record: &'a PodRecord, facts: &'a PodFacts, sandbox: &Sandb
         Next::Failed => return InitPlan { failed: true, ..InitPlan::default() },
     };
     for sidecar in init_containers[..settled.min(init_containers.len())].iter().filter(|init| is_sidecar(init)) {
-        keep_running(record, sidecar, in_sandbox(&sidecar.name), &mut plan);
+        keep_running(&record, sidecar, in_sandbox(&sidecar.name), &mut plan);
     }
     match next {
         Next::Initialized => plan.initialized = true,
@@ -69,7 +69,7 @@ enum Next {
 
 /// What follows from the state of the furthest init container that exists.
 fn next_after<'a>(
-    record: &'a PodRecord,
+    record: PodState<'a>,
     index: usize,
     known: Option<&'a ContainerFacts>,
     plan: &mut InitPlan<'a>,
@@ -83,7 +83,7 @@ fn next_after<'a>(
             if !is_held && record.probes.has_started(container, &known.id) {
                 return Next::StartAt(index + 1);
             }
-            plan.stop.extend(unhealthy(record, container, known));
+            plan.stop.extend(unhealthy(&record, container, known));
             Next::Wait
         }
         ContainerState::Running { .. } => Next::Wait,
@@ -97,7 +97,7 @@ fn next_after<'a>(
             }
         }
         ContainerState::Unknown => {
-            plan.stop.push(unknown(record, known));
+            plan.stop.push(unknown(&record, known));
             Next::Wait
         }
     }

@@ -13,13 +13,14 @@ use crate::{
     config::GoDuration,
     container::{find_ephemeral, of_ephemeral, recursive_read_only},
     effect::{About, EventRecord, Reason, Severity},
+    flights::PodSubject,
     gc,
     id::ContainerId,
     images::{ImageRequest, Images, Readiness},
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
-        Key, Lifecycle, Plan, PodRecord, Preparation,
+        Lifecycle, Plan, PodRecord, PodState, Preparation,
         containers::{AfterStop, ContainerAction, Stop, container_action},
         hooks::has_post_start,
         init::init_plan,
@@ -49,27 +50,27 @@ pub struct Context<'a> {
 }
 
 /// Plans for a record in `Lifecycle::Syncing` whose facts are fresh.
-pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now) -> Plan {
+pub fn plan(record: PodState<'_>, facts: &PodFacts, context: Context<'_>, now: Now) -> Plan {
     debug_assert!(matches!(record.lifecycle, Lifecycle::Syncing));
     let mut plan = Plan::default();
-    match sandbox_action(record, facts) {
+    match sandbox_action(&record, facts) {
         SandboxAction::Keep(sandbox) => {
             containers_plan(record, facts, sandbox, context, &mut plan, now);
             refresh_volumes(record, context, &mut plan, now);
         }
         SandboxAction::StayDown => termination::stop_everything(record, facts, None, &mut plan, now),
         SandboxAction::Create { attempt, why } => {
-            if facts.is_active() || termination::has_unstopped_sandbox(record, facts) {
+            if facts.is_active() || termination::has_unstopped_sandbox(&record, facts) {
                 sandbox_changed(record, facts, &mut plan);
                 termination::stop_everything(record, facts, None, &mut plan, now);
-            } else if is_prepared(record, context, &mut plan, now) && !record.is_busy(&Key::Pod, now) {
+            } else if is_prepared(record, context, &mut plan, now) && !record.is_busy(&PodSubject::Pod, now) {
                 let order = RunSandbox {
                     uid: record.id.uid.clone(),
                     pod: record.pod.clone(),
                     attempt,
-                    cgroup_parent: cgroup_parent(record, context),
+                    cgroup_parent: cgroup_parent(&record, context),
                 };
-                plan.step(Key::Pod, PodOp::RunSandbox(order), why);
+                plan.step(PodSubject::Pod, PodOp::RunSandbox(order), why);
             }
             plan.blocked.get_or_insert_with(|| why.to_owned());
         }
@@ -79,7 +80,7 @@ pub fn plan(record: &PodRecord, facts: &PodFacts, context: Context<'_>, now: Now
 }
 
 fn containers_plan(
-    record: &PodRecord,
+    record: PodState<'_>,
     facts: &PodFacts,
     sandbox: &SandboxFacts,
     context: Context<'_>,
@@ -93,7 +94,7 @@ fn containers_plan(
     }
     let regular = if init.initialized { record.containers() } else { &[] };
     let actions: Vec<_> =
-        regular.iter().map(|each| (each, container_action(record, each, facts, context.told))).collect();
+        regular.iter().map(|each| (each, container_action(&record, each, facts, context.told))).collect();
     if init.initialized && !actions.iter().any(|(_, container_action)| container_action.keeps_pod()) {
         // Sidecars must not keep a finished pod alive, nor be restarted in it.
         plan.is_over = true;
@@ -126,14 +127,14 @@ fn containers_plan(
 }
 
 /// Stops an instance, and says why when it begins.
-fn stop_one(record: &PodRecord, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
+fn stop_one(record: PodState<'_>, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
     let name = &stop.running.name;
-    let key = Key::Container(name.clone());
-    if record.is_busy(&key, now) {
+    let subject = PodSubject::Container(name.clone());
+    if record.is_busy(&subject, now) {
         return;
     }
-    if !record.failures.contains_key(&key) && record.pre_stop_secs(stop.running).is_none() {
-        plan.events.push(event(record, name, Severity::Normal, "Killing", stop.why.clone()));
+    if !record.failures.contains_key(&subject) && record.pre_stop_secs(stop.running).is_none() {
+        plan.events.push(event(&record, name, Severity::Normal, "Killing", stop.why.clone()));
     }
     if stop.then == AfterStop::Restart {
         plan.restarting.insert(stop.running.id.clone());
@@ -143,7 +144,7 @@ fn stop_one(record: &PodRecord, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
 
 /// All that starting one container depends on.
 struct Start<'a> {
-    record: &'a PodRecord,
+    record: PodState<'a>,
     facts: &'a PodFacts,
     sandbox: &'a SandboxFacts,
     context: Context<'a>,
@@ -153,14 +154,14 @@ struct Start<'a> {
 impl Start<'_> {
     fn plan(&self, container: &Container, plan: &mut Plan) {
         let record = self.record;
-        let key = Key::Container(container.name.clone());
-        if record.flights.contains_key(&key) {
+        let subject = PodSubject::Container(container.name.clone());
+        if record.flights.contains(&subject) {
             return;
         }
         if let Some(id) = record.cut_off.get(&container.name) {
-            if !record.is_busy(&key, self.now) {
+            if !record.is_busy(&subject, self.now) {
                 let (pod, name) = (record.id.clone(), container.name.clone());
-                plan.step(key, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
+                plan.step(subject, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
             }
             plan.blocked.get_or_insert_with(|| format!("what is left of container {}", container.name));
             return;
@@ -168,16 +169,16 @@ impl Start<'_> {
         let newest = self.facts.newest_container(&container.name);
         if let Some(created) = newest.filter(|known| known.sandbox == self.sandbox.id)
             && created.state == ContainerState::Created
-            && !record.is_busy(&key, self.now)
+            && !record.is_busy(&subject, self.now)
         {
             let op = ContainerOp::Resume { pod: record.id.clone(), name: created.name.clone(), id: created.id.clone() };
-            plan.step(key, op, "the container was created and not started");
+            plan.step(subject, op, "the container was created and not started");
             return;
         }
         if self.is_backing_off(container, plan) {
             return;
         }
-        if let Some(failure) = record.failures.get(&key)
+        if let Some(failure) = record.failures.get(&subject)
             && failure.retry_at > self.now.uptime
         {
             plan.blocked.get_or_insert_with(|| format!("container {}: {}", container.name, failure.message));
@@ -196,7 +197,7 @@ impl Start<'_> {
                     attempt: self.next_attempt(&container.name),
                     sandbox: self.sandbox.id.clone(),
                     sandbox_attempt: self.sandbox.attempt,
-                    cgroup_parent: cgroup_parent(record, self.context),
+                    cgroup_parent: cgroup_parent(&record, self.context),
                     pod_ips: self.sandbox.ips.clone(),
                     host_ips: self.context.host_ips.to_vec(),
                     target: self.target_of(&container.name),
@@ -208,7 +209,7 @@ impl Start<'_> {
                     image: image.clone(),
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
-                plan.step(key, ContainerOp::Start(order), reason);
+                plan.step(subject, ContainerOp::Start(order), reason);
             }
             Readiness::NotReady => {
                 plan.images.push(want);
@@ -234,8 +235,8 @@ impl Start<'_> {
 
     /// Containers start one after the other as far as postStart hooks are concerned: what follows waits for the hook.
     fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
-        let key = Key::Container(container.name.clone());
-        let starts = plan.steps.iter().any(|step| step.key == key && step.op.kind() == OpKind::Start);
+        let subject = PodSubject::Container(container.name.clone());
+        let starts = plan.steps.iter().any(|step| step.subject == subject && step.op.kind() == OpKind::Start);
         let is_pulling = plan.images.iter().any(|want| want.container == container.name)
             && self.context.images.waiting(&self.record.id.uid, &container.name).is_none();
         self.record.is_post_starting(container) || (has_post_start(container) && (starts || is_pulling))
@@ -265,12 +266,12 @@ impl Start<'_> {
             return false;
         }
         let reason = Reason::CrashLoopBackOff.as_str();
-        let pod = formatted(self.record);
+        let pod = formatted(&self.record);
         let delay = GoDuration::from(crash_loop.delay);
         let message = format!("back-off {delay} restarting failed container={} pod={pod}", container.name);
         if self.record.waiting.get(&container.name).is_none_or(|known| known.reason != reason) {
             let said = format!("Back-off restarting failed container {} in pod {pod}", container.name);
-            plan.events.push(event(self.record, &container.name, Severity::Warning, "BackOff", said));
+            plan.events.push(event(&self.record, &container.name, Severity::Warning, "BackOff", said));
         }
         plan.waiting.insert(container.name.clone(), Waiting { reason: reason.to_owned(), message });
         plan.wake_by(not_before);
@@ -285,7 +286,7 @@ fn cgroup_parent(record: &PodRecord, context: Context<'_>) -> String {
 }
 
 /// Network, cgroup, directories and volumes are there; otherwise plans the next of them.
-fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) -> bool {
+fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) -> bool {
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
     {
@@ -302,7 +303,7 @@ fn is_prepared(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: N
         plan.blocked = Some(message);
         return false;
     }
-    let Some((_, reason)) = next_preparation(record, context) else { return true };
+    let Some((_, reason)) = next_preparation(&record, context) else { return true };
     prepare(record, context, plan, now);
     plan.blocked.get_or_insert_with(|| reason.to_owned());
     false
@@ -331,18 +332,18 @@ fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'s
 }
 
 /// Plans the next step of the preparation, unless the pod is busy with another.
-fn prepare(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) {
-    let already_planned = plan.steps.iter().any(|step| step.key == Key::Pod);
-    if let Some((op, reason)) = next_preparation(record, context)
+fn prepare(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) {
+    let already_planned = plan.steps.iter().any(|step| step.subject == PodSubject::Pod);
+    if let Some((op, reason)) = next_preparation(&record, context)
         && !already_planned
-        && !record.is_busy(&Key::Pod, now)
+        && !record.is_busy(&PodSubject::Pod, now)
     {
-        plan.step(Key::Pod, op, reason);
+        plan.step(PodSubject::Pod, op, reason);
     }
 }
 
 /// Volumes made of what the API says are brought up to date from time to time, and at once when that changed.
-fn refresh_volumes(record: &PodRecord, context: Context<'_>, plan: &mut Plan, now: Now) {
+fn refresh_volumes(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) {
     if record.prepared != Preparation::Volumes {
         // An earlier life of the agent set them up; this one must know of them before it can keep them up to date.
         if volumes::change_with_time(&record.pod) {
@@ -353,15 +354,15 @@ fn refresh_volumes(record: &PodRecord, context: Context<'_>, plan: &mut Plan, no
     let Some(refresh_at) = record.refresh_at else { return };
     if refresh_at > now.uptime {
         plan.wake_by(refresh_at);
-    } else if !record.flights.contains_key(&Key::Volumes) {
+    } else if !record.flights.contains(&PodSubject::Volumes) {
         let op = VolumeOp::Refresh { pod: record.pod.clone(), uid: record.id.uid.clone() };
-        plan.step(Key::Volumes, op, "what its volumes are made of may have changed");
+        plan.step(PodSubject::Volumes, op, "what its volumes are made of may have changed");
     }
 }
 
 /// Says once per sandbox that it is replaced.
-fn sandbox_changed(record: &PodRecord, facts: &PodFacts, plan: &mut Plan) {
-    if facts.is_active() && record.flights.is_empty() && record.failures.is_empty() {
+fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
+    if facts.is_active() && !record.flights.has_changes() && record.failures.is_empty() {
         plan.events.push(EventRecord {
             about: About::Pod(record.id.clone()),
             severity: Severity::Normal,
@@ -372,10 +373,10 @@ fn sandbox_changed(record: &PodRecord, facts: &PodFacts, plan: &mut Plan) {
 }
 
 /// Dead containers and sandboxes beyond what is kept, where nothing else is under way.
-fn collect_dead(record: &PodRecord, facts: &PodFacts, settings: &Settings, plan: &mut Plan, now: Now) {
-    for planned in gc::of_living_pod(record, facts, settings, now) {
-        let is_taken = plan.steps.iter().any(|step| step.key == planned.key);
-        if !is_taken && !record.is_busy(&planned.key, now) {
+fn collect_dead(record: PodState<'_>, facts: &PodFacts, settings: &Settings, plan: &mut Plan, now: Now) {
+    for planned in gc::of_living_pod(&record, facts, settings, now) {
+        let is_taken = plan.steps.iter().any(|step| step.subject == planned.subject);
+        if !is_taken && !record.is_busy(&planned.subject, now) {
             plan.steps.push(planned);
         }
     }

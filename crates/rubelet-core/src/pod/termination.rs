@@ -9,11 +9,12 @@ use std::time::Duration;
 use crate::{
     cgroups::CgroupTree,
     effect::Severity,
+    flights::{PodFlights, PodSubject},
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Grace, Key, Lifecycle, Plan, PodRecord, Preparation,
+        Cause, Cleared, Grace, Lifecycle, Plan, PodRecord, PodState, Preparation,
         hooks::{Hook, HookRequest},
         restart_policy::is_sidecar,
         sync_pod::event,
@@ -28,9 +29,9 @@ const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
 
 impl PodRecord {
     /// Notes that a look younger than the pod's last change shows nothing that runs, while nothing is being started.
-    pub fn note_all_containers_ended(&mut self) {
+    pub fn note_all_containers_ended(&mut self, flights: PodFlights<'_>) {
         let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
-        let is_starting = self.flights.values().any(|flight| flight.op.kind() == OpKind::Start);
+        let is_starting = flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start);
         let is_ending = matches!(self.lifecycle, Lifecycle::Terminating { .. });
         if is_ending && !is_starting && self.fresh_facts().is_some_and(all_ended) {
             self.all_containers_ended = true;
@@ -39,10 +40,10 @@ impl PodRecord {
 }
 
 /// Plans for a record in `Terminating`: nothing may run at its end.
-pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {
+pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {
     let mut plan = Plan::default();
-    if !facts.is_active() && !has_unstopped_sandbox(record, facts) {
-        if record.flights.is_empty() {
+    if !facts.is_active() && !has_unstopped_sandbox(&record, facts) {
+        if !record.flights.has_changes() {
             plan.next = Some(Lifecycle::Terminated { cause });
         } else {
             plan.blocked = Some("a cancelled step to end".to_owned());
@@ -55,7 +56,7 @@ pub fn terminating(record: &PodRecord, facts: &PodFacts, grace: Grace, cause: Ca
 
 /// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
 /// containers, for their logs and exit codes, until nobody wants it any more.
-pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option<CgroupTree<'_>>, now: Now) -> Plan {
+pub fn ended(record: PodState<'_>, facts: &PodFacts, cause: Cause, cgroups: Option<CgroupTree<'_>>, now: Now) -> Plan {
     let mut plan = Plan::default();
     if facts.is_active() {
         // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
@@ -82,7 +83,7 @@ pub fn ended(record: &PodRecord, facts: &PodFacts, cause: Cause, cgroups: Option
 }
 
 /// What the pod still holds of the node, in the order it is given back.
-fn next_release(record: &PodRecord, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, &'static str)> {
+fn next_release(record: PodState<'_>, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, &'static str)> {
     let pod = record.id.clone();
     match record.prepared {
         Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
@@ -97,13 +98,13 @@ fn next_release(record: &PodRecord, cgroups: Option<CgroupTree<'_>>) -> Option<(
 }
 
 /// Dead containers, then sandboxes, then directories.
-fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut Plan, now: Now) {
+fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: Cause, plan: &mut Plan, now: Now) {
     for container in &facts.containers {
-        let key = Key::Container(container.name.clone());
-        let is_planned = plan.steps.iter().any(|step| step.key == key);
-        if !is_planned && !record.is_busy(&key, now) {
+        let subject = PodSubject::Container(container.name.clone());
+        let is_planned = plan.steps.iter().any(|step| step.subject == subject);
+        if !is_planned && !record.is_busy(&subject, now) {
             let (pod, name, id) = (record.id.clone(), container.name.clone(), container.id.clone());
-            plan.step(key, ContainerOp::Remove { pod, name, id }, "nobody wants the pod any more");
+            plan.step(subject, ContainerOp::Remove { pod, name, id }, "nobody wants the pod any more");
         }
     }
     if !facts.containers.is_empty() {
@@ -128,8 +129,8 @@ fn remove_traces(record: &PodRecord, facts: &PodFacts, cause: Cause, plan: &mut 
     }
 }
 
-fn let_go(record: &PodRecord, cause: Cause, plan: &mut Plan) {
-    if record.flights.is_empty() {
+fn let_go(record: PodState<'_>, cause: Cause, plan: &mut Plan) {
+    if !record.flights.has_changes() {
         plan.next = Some(Lifecycle::Finished { cause });
         plan.is_gone = true;
     } else {
@@ -137,25 +138,25 @@ fn let_go(record: &PodRecord, cause: Cause, plan: &mut Plan) {
     }
 }
 
-/// The next step under the pod's own key, unless one is under way.
-fn pod_step(record: &PodRecord, op: impl Into<Op>, waits_for: &str, plan: &mut Plan, now: Now) {
-    if !record.is_busy(&Key::Pod, now) {
-        plan.step(Key::Pod, op, "the pod has ended");
+/// The next step under the pod's own subject, unless one is under way.
+fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: &str, plan: &mut Plan, now: Now) {
+    if !record.is_busy(&PodSubject::Pod, now) {
+        plan.step(PodSubject::Pod, op, "the pod has ended");
     }
     plan.blocked = Some(waits_for.to_owned());
 }
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
-pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let order = TerminationOrder::of(record, facts, grace, now);
+pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
+    let order = TerminationOrder::of(&record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
-        let key = Key::Container(container.name.clone());
-        !record.is_busy(&key, now) && !plan.steps.iter().any(|step| step.key == key)
+        let subject = PodSubject::Container(container.name.clone());
+        !record.is_busy(&subject, now) && !plan.steps.iter().any(|step| step.subject == subject)
     };
     let grace_secs = |container: &ContainerFacts| match grace {
         None => record.grace_secs(),
         // Its hook's time is gone already, and is taken off when it is stopped.
-        Some(grace) if is_sidecar_of(record, &container.name) => {
+        Some(grace) if is_sidecar_of(&record, &container.name) => {
             grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
         }
         // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
@@ -163,17 +164,21 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
     };
     for container in &order.now {
         if is_free(container, plan) {
-            say_killing(record, container, plan);
+            say_killing(&record, container, plan);
             stop_container(record, container, grace_secs(container), "the pod is being stopped", plan);
         }
     }
     // A sidecar hears at once that the pod ends, and is stopped when its turn comes.
     for sidecar in &order.later {
         if is_free(sidecar, plan)
-            && let Some(order) = pre_stop(record, sidecar, grace_secs(sidecar))
+            && let Some(order) = pre_stop(&record, sidecar, grace_secs(sidecar))
         {
-            say_killing(record, sidecar, plan);
-            plan.step(Key::Container(sidecar.name.clone()), ContainerOp::RunHook(order), "the pod is being stopped");
+            say_killing(&record, sidecar, plan);
+            plan.step(
+                PodSubject::Container(sidecar.name.clone()),
+                ContainerOp::RunHook(order),
+                "the pod is being stopped",
+            );
         }
     }
     if let Some(grace) = grace.filter(|_| !order.later.is_empty()) {
@@ -183,12 +188,12 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
         plan.blocked = Some("its containers to stop".to_owned());
         return;
     }
-    if record.flights.keys().any(|key| matches!(key, Key::Container(_))) {
+    if record.flights.changes().any(|(subject, _)| matches!(subject, PodSubject::Container(_))) {
         // A container may be starting: it gets its grace period like the others, not the sandbox's sudden end.
         plan.blocked = Some("a container's step to end".to_owned());
         return;
     }
-    let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(record, sandbox));
+    let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(&record, sandbox));
     if let Some(sandbox) = unstopped {
         let op = PodOp::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
         pod_step(record, op, "its sandbox to stop", plan, now);
@@ -197,8 +202,8 @@ pub fn stop_everything(record: &PodRecord, facts: &PodFacts, grace: Option<Grace
 
 /// Once per instance, when its end begins.
 fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) {
-    let key = Key::Container(container.name.clone());
-    if !record.failures.contains_key(&key) && record.pre_stop_secs(container).is_none() {
+    let subject = PodSubject::Container(container.name.clone());
+    if !record.failures.contains_key(&subject) && record.pre_stop_secs(container).is_none() {
         let said = format!("Stopping container {}", container.name);
         plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
     }
@@ -207,18 +212,18 @@ fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) 
 /// A stop step for one container, unless something is under way for it: first its preStop hook, which lives on the same
 /// grace period.
 pub fn stop_container(
-    record: &PodRecord,
+    record: PodState<'_>,
     container: &ContainerFacts,
     grace_secs: i64,
     reason: impl Into<String>,
     plan: &mut Plan,
 ) {
-    let key = Key::Container(container.name.clone());
-    if record.flights.contains_key(&key) {
+    let subject = PodSubject::Container(container.name.clone());
+    if record.flights.contains(&subject) {
         return;
     }
-    if let Some(order) = pre_stop(record, container, grace_secs) {
-        return plan.step(key, ContainerOp::RunHook(order), reason);
+    if let Some(order) = pre_stop(&record, container, grace_secs) {
+        return plan.step(subject, ContainerOp::RunHook(order), reason);
     }
     let left_secs = grace_secs - record.pre_stop_secs(container).unwrap_or(0);
     let op = ContainerOp::Stop {
@@ -227,7 +232,7 @@ pub fn stop_container(
         id: container.id.clone(),
         grace_secs: left_secs.max(super::MINIMUM_GRACE_SECS),
     };
-    plan.step(key, op, reason);
+    plan.step(subject, op, reason);
 }
 
 /// The hook a running instance is still to be told its end by.

@@ -1,6 +1,10 @@
 //! What is planned for a pod in a given state, as tables of one line each.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -9,14 +13,15 @@ use k8s_openapi::api::core::v1::{
 
 use crate::{
     cgroups::CgroupTree,
-    effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts},
+    effect::{EffectError, ErrorKind, Facts, ImageFacts},
     event::Source,
+    flights::{Flights, PodSubject, Subject},
     id::{ContainerId, PodRef},
-    images::{Asked, Images},
+    images::Images,
     observation::{PodFacts, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, DuringLook, Failure, Flight, Grace, Key, Lifecycle, Look, Plan, PodRecord, Preparation, Wanted,
+        Cause, Cleared, Failure, Grace, Lifecycle, Plan, PodRecord, PodState, Preparation, Wanted,
         hooks::{Hook, HookAction, HookRequest, PreStop},
         restart::CrashLoop,
         status::PodFailure,
@@ -29,12 +34,44 @@ use crate::{
     time::{Now, Uptime},
 };
 
-fn record(pod: &str, lifecycle: Lifecycle) -> PodRecord {
+/// A record, and what is under way for it.
+#[derive(Clone)]
+struct TestPod {
+    record: PodRecord,
+    flights: Flights,
+}
+
+impl TestPod {
+    fn state(&self) -> PodState<'_> {
+        PodState { record: &self.record, flights: self.flights.of_pod(&self.record.id.uid) }
+    }
+
+    fn send(&mut self, subject: PodSubject, op: impl Into<Op>) {
+        let subject = Subject::Pod(self.record.id.uid.clone(), subject);
+        self.flights.begin(subject, op.into(), Duration::from_secs(1), now());
+    }
+}
+
+impl Deref for TestPod {
+    type Target = PodRecord;
+
+    fn deref(&self) -> &PodRecord {
+        &self.record
+    }
+}
+
+impl DerefMut for TestPod {
+    fn deref_mut(&mut self) -> &mut PodRecord {
+        &mut self.record
+    }
+}
+
+fn record(pod: &str, lifecycle: Lifecycle) -> TestPod {
     let pod = mk_pod(pod);
     let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
     record.lifecycle = lifecycle;
     record.prepared = Preparation::Volumes;
-    record
+    TestPod { record, flights: Flights::default() }
 }
 
 /// The container of this name in the pod's spec.
@@ -45,7 +82,7 @@ fn container_of<'a>(record: &'a mut PodRecord, name: &str) -> &'a mut Container 
 }
 
 /// Sandboxes that are not ready count as stopped, and ends are known, as after a look.
-fn observed(mut record: PodRecord, text: &str) -> (PodRecord, crate::observation::PodFacts) {
+fn observed(mut record: TestPod, text: &str) -> (TestPod, crate::observation::PodFacts) {
     let facts = facts(text);
     for sandbox in &facts.sandboxes {
         record.stopped_sandboxes.insert(sandbox.id.clone());
@@ -64,40 +101,39 @@ fn plan_of(pod: &str, state: &str) -> String {
     show(&sync_plan(&record, &facts))
 }
 
-fn sync_plan(record: &PodRecord, facts: &crate::observation::PodFacts) -> Plan {
+fn sync_plan(record: &TestPod, facts: &crate::observation::PodFacts) -> Plan {
     sync_plan_after(record, facts, None)
 }
 
 /// With what was told of the pod before.
-fn sync_plan_after(record: &PodRecord, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
+fn sync_plan_after(record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     sync_plan_of(&Images::default(), record, facts, told)
 }
 
-fn sync_plan_with(images: &Images, record: &PodRecord, facts: &PodFacts) -> Plan {
+fn sync_plan_with(images: &Images, record: &TestPod, facts: &PodFacts) -> Plan {
     sync_plan_of(images, record, facts, None)
 }
 
-fn sync_plan_of(images: &Images, record: &PodRecord, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
+fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
     let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
     let context = Context { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
-    sync_pod::plan(record, facts, context, now())
+    sync_pod::plan(record.state(), facts, context, now())
 }
 
 /// The node has the images that this plan waits for, or cannot be asked for them.
 fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>, EffectError>) -> Images {
     let mut images = Images::default();
-    for (id, want) in (1..).map(EffectId).zip(&plan.images) {
-        let op = images.want(&record.id, want, now()).expect("it was not asked for yet");
-        images.under_way(&record.id.uid, &want.container, &op, Asked { id, give_up_at: now().uptime }, now());
-        images.done(id, answer, now()).expect("it was asked for");
+    for want in &plan.images {
+        images.want(&record.id, want, now()).expect("it was not asked for yet");
+        images.done(&record.id.uid, &want.container, answer, now());
     }
     images
 }
 
-fn ended(record: &PodRecord, facts: &crate::observation::PodFacts, cause: Cause) -> String {
+fn ended(record: &TestPod, facts: &crate::observation::PodFacts, cause: Cause) -> String {
     let settings = Settings::for_node("node");
-    show(&termination::ended(record, facts, cause, CgroupTree::new(&settings, None), now()))
+    show(&termination::ended(record.state(), facts, cause, CgroupTree::new(&settings, None), now()))
 }
 
 fn show(plan: &Plan) -> String {
@@ -184,7 +220,7 @@ fn a_failed_start_is_made_again_when_its_wait_is_over() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "");
     for (retry_at, expected) in [(later(1).uptime, "nothing"), (now().uptime, "image for a")] {
         let failure = Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
-        record.failures.insert(Key::Container("a".to_owned()), failure);
+        record.failures.insert(PodSubject::Container("a".to_owned()), failure);
         assert_eq!(show(&sync_plan(&record, &facts)), expected);
     }
 }
@@ -311,10 +347,11 @@ fn the_end_of_a_sandbox_is_told_when_it_begins() {
     let changed = r#"SandboxChanged "Pod sandbox changed, it will be killed and re-created.""#;
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), format!("stop a0 in 30s, {changed}, {killing}"));
     let failure = Failure { retry_at: now().uptime, ..Failure::after(None, "no".to_owned(), now()) };
-    record.failures.insert(Key::Container("a".to_owned()), failure);
+    record.failures.insert(PodSubject::Container("a".to_owned()), failure);
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), "stop a0 in 30s");
     record.failures.clear();
-    record.flights.insert(Key::Container("a".to_owned()), stopping(&record, "a"));
+    let stop = stopping(&record, "a");
+    record.send(PodSubject::Container("a".to_owned()), stop);
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), "nothing");
 }
 
@@ -338,7 +375,7 @@ fn a_container_created_and_not_started_is_started_not_doubled() {
 }
 
 /// A record whose container `a` has failed this probe.
-fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut Probe)) -> (PodRecord, PodFacts) {
+fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut Probe)) -> (TestPod, PodFacts) {
     let (mut record, facts) = observed(record(pod, Lifecycle::Syncing), state);
     let mut probe = Probe { failure_threshold: Some(1), ..Probe::default() };
     change(&mut probe);
@@ -352,8 +389,8 @@ fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut P
     let running = crate::test_support::facts("a: running 5s");
     let probed = Probed { spec: &spec, facts: &running, status: &status, stage: ProbedStage::Running };
     assert!(record.probes.observe(&probed, now()).is_empty());
-    record.probes.sent(&"a0".into(), kind, (EffectId(1), Uptime::ZERO), now());
-    record.probes.answered(EffectId(1), &ProbeOutcome::Failure("no".to_owned()));
+    record.probes.sent(&"a0".into(), kind, now());
+    record.probes.done(&"a0".into(), kind, &ProbeOutcome::Failure("no".to_owned()));
     (record, facts)
 }
 
@@ -447,7 +484,7 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
             let mut again = record.clone();
             again.pre_stops.extend(pre_stop.map(|pre_stop| ("a0".into(), pre_stop)));
             let failure = |retry_at| Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
-            again.failures.extend(retry_at.map(|retry_at| (Key::Container("a".to_owned()), failure(retry_at))));
+            again.failures.extend(retry_at.map(|retry_at| (PodSubject::Container("a".to_owned()), failure(retry_at))));
             assert_eq!(show_with_events(&sync_plan(&again, &facts)), "stop a0 in 30s", "{policy}: it is told once");
         }
         record.restarting = plan.restarting;
@@ -500,15 +537,9 @@ fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
     assert_eq!(show(&sync_plan(&record, &facts)), "image for m", "the hook is over");
     let order =
         HookRequest::of(&record, "s", &"s0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
-    let flight = Flight {
-        id: EffectId(1),
-        op: Op::Container(ContainerOp::RunHook(order)),
-        sent_at: now().uptime,
-        give_up_at: now().uptime,
-    };
-    record.flights.insert(Key::Container("s".to_owned()), flight);
+    record.send(PodSubject::Container("s".to_owned()), ContainerOp::RunHook(order));
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
-    record.flights.clear();
+    record.flights = Flights::default();
     record.post_start_failed.insert("s0".into());
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop s0 in 30s, Killing "FailedPostStartHook""#);
 }
@@ -562,7 +593,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
             settings: &settings,
             told: None,
         };
-        let plan = sync_pod::plan(&record, &facts, context, now());
+        let plan = sync_pod::plan(record.state(), &facts, context, now());
         assert_eq!(show(&plan), expected, "{pod}");
         let said: Vec<_> = plan.events.iter().map(|event| (event.reason.as_str(), event.message.as_str())).collect();
         let not_ready: &[_] = &[("NetworkNotReady", "network is not ready: no CNI")];
@@ -571,16 +602,15 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
 }
 
 /// The first instance of the container is being stopped.
-fn stopping(record: &PodRecord, name: &str) -> Flight {
+fn stopping(record: &PodRecord, name: &str) -> ContainerOp {
     let (pod, id) = (record.id.clone(), ContainerId::new(format!("{name}0")));
-    let op = Op::Container(ContainerOp::Stop { pod, name: name.to_owned(), id, grace_secs: 30 });
-    Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime }
+    ContainerOp::Stop { pod, name: name.to_owned(), id, grace_secs: 30 }
 }
 
 fn end_of(pod: &str, state: &str) -> String {
     let grace = Grace::starting(30, now());
     let (record, facts) = observed(record(pod, Lifecycle::Terminating { grace, cause: Cause::Removed }), state);
-    show(&termination::terminating(&record, &facts, grace, Cause::Removed, now()))
+    show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now()))
 }
 
 #[test]
@@ -608,7 +638,7 @@ fn only_sidecars_have_what_is_left_of_the_grace_period() {
         ("s: running 20s; i: exit(0) 15s; a: exit(0) 5s", "stop s0 in 18s"),
     ] {
         let (record, facts) = observed(record("always | sidecar s | init i | main a", lifecycle.clone()), state);
-        let plan = termination::terminating(&record, &facts, grace, Cause::Removed, later(12));
+        let plan = termination::terminating(record.state(), &facts, grace, Cause::Removed, later(12));
         assert_eq!(show(&plan), expected, "{state}");
     }
 }
@@ -619,7 +649,10 @@ fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
     let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", ending), "sandbox notready");
     record.stopped_sandboxes.clear();
-    assert_eq!(show(&termination::terminating(&record, &facts, grace, Cause::Removed, now())), "stop sandbox sb0");
+    assert_eq!(
+        show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now())),
+        "stop sandbox sb0"
+    );
 }
 
 #[test]
@@ -627,8 +660,8 @@ fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
     let grace = Grace::starting(30, now());
     let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", ending), "a: running 5s");
-    record.failures.insert(Key::Container("a".to_owned()), Failure::after(None, "no".to_owned(), now()));
-    let plan = |now| show_with_events(&termination::terminating(&record, &facts, grace, Cause::Removed, now));
+    record.failures.insert(PodSubject::Container("a".to_owned()), Failure::after(None, "no".to_owned(), now()));
+    let plan = |now| show_with_events(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now));
     assert_eq!(plan(now()), "nothing");
     assert_eq!(plan(later(1)), "stop a0 in 30s", "and not told again");
 }
@@ -639,7 +672,7 @@ fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
     let (mut record, facts) = observed(record("always | static | main a", lifecycle), "sandbox gone");
     (record.wanted, record.prepared) = (Wanted::No, Preparation::Nothing);
     let plan = |now| {
-        let plan = termination::ended(&record, &facts, Cause::Removed, None, now);
+        let plan = termination::ended(record.state(), &facts, Cause::Removed, None, now);
         (show(&plan), plan.wake_at)
     };
     assert_eq!(plan(later(59)), ("nothing".to_owned(), Some(later(60).uptime)));
@@ -652,7 +685,7 @@ fn sidecars_end_together_when_the_grace_period_is_over() {
     let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Completed };
     let pod = "never | sidecar s | sidecar t | main a";
     let (record, facts) = observed(record(pod, lifecycle), "s: running 9s; t: running 9s; a: exit(0) 5s");
-    let plan = |now| termination::terminating(&record, &facts, grace, Cause::Completed, now);
+    let plan = |now| termination::terminating(record.state(), &facts, grace, Cause::Completed, now);
     assert_eq!(show(&plan(now())), "stop t0 in 30s");
     assert_eq!(plan(now()).wake_at, Some(grace.ends_at));
     let late = plan(later(30));
@@ -664,7 +697,8 @@ fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
     let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "a: running 5s");
     assert_eq!(ended(&record, &facts, Cause::Removed), "stop a0 in 30s");
-    record.flights.insert(Key::Container("a".to_owned()), stopping(&record, "a"));
+    let stop = stopping(&record, "a");
+    record.send(PodSubject::Container("a".to_owned()), stop);
     assert_eq!(ended(&record, &facts, Cause::Removed), "nothing");
 }
 
@@ -673,11 +707,9 @@ fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
     let grace = Grace::starting(30, now());
     let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "");
-    let op = Op::Container(ContainerOp::Resume { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() });
-    let flight =
-        Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: now().uptime + Duration::from_secs(240) };
-    record.flights.insert(Key::Container("a".to_owned()), flight);
-    assert_eq!(show(&termination::terminating(&record, &facts, grace, Cause::Removed, now())), "nothing");
+    let op = ContainerOp::Resume { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
+    record.send(PodSubject::Container("a".to_owned()), op);
+    assert_eq!(show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now())), "nothing");
 }
 
 #[test]
@@ -768,7 +800,7 @@ fn lifecycle_never_goes_back() {
 fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither() {
     let ending = |secs| Lifecycle::Terminating { grace: Grace::starting(secs, now()), cause: Cause::Removed };
     let mut record = record("always | main a", ending(30));
-    record.failures.insert(Key::Pod, Failure::after(None, "no".to_owned(), now()));
+    record.failures.insert(PodSubject::Pod, Failure::after(None, "no".to_owned(), now()));
     record.enter(ending(5), later(3));
     assert_eq!((record.since, record.failures.len()), (now(), 1), "its grace period shrank");
     record.enter(Lifecycle::Terminated { cause: Cause::Removed }, later(4));
@@ -776,29 +808,25 @@ fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither(
 }
 
 #[test]
-fn a_pod_is_looked_at_again_when_the_first_failure_may_be_retried_or_an_answer_is_overdue() {
+fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
     let at = |secs: u64| later(secs).uptime;
     let failing = |retry_secs: u64| Failure { retry_at: at(retry_secs), ..Failure::after(None, String::new(), now()) };
-    let flying = |give_up_secs: u64| {
-        let op = Op::Pod(PodOp::RemoveDir { uid: "u1".into() });
-        Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: at(give_up_secs) }
-    };
-    let looking = Look::UnderWay { id: EffectId(2), give_up_at: at(7), meanwhile: DuringLook::Nothing };
-    for (failures, flights, look, expected) in [
-        (vec![], vec![], Look::Wanted, None),
-        (vec![(Key::Pod, 9), (Key::Volumes, 8)], vec![], Look::Idle, Some(8)),
+    for (failures, flights, expected) in [
+        (vec![], vec![], None),
+        (vec![(PodSubject::Pod, 9), (PodSubject::Volumes, 8)], vec![], Some(8)),
         // It may be tried now, and was not: something else holds it up.
-        (vec![(Key::Pod, 0)], vec![], Look::Idle, None),
+        (vec![(PodSubject::Pod, 0)], vec![], None),
         // It is being tried.
-        (vec![(Key::Pod, 3)], vec![(Key::Pod, 5)], Look::Idle, Some(5)),
-        (vec![(Key::Pod, 9)], vec![(Key::Volumes, 8)], looking, Some(7)),
+        (vec![(PodSubject::Pod, 3)], vec![PodSubject::Pod], None),
+        (vec![(PodSubject::Pod, 9)], vec![PodSubject::Volumes], Some(9)),
     ] {
         let mut record = record("always | main a", Lifecycle::Syncing);
-        let shown = format!("{failures:?} {flights:?} {look:?}");
-        record.failures = failures.into_iter().map(|(key, secs)| (key, failing(secs))).collect();
-        record.flights = flights.into_iter().map(|(key, secs)| (key, flying(secs))).collect();
-        record.look = look;
-        assert_eq!(record.next_retry(now()), expected.map(at), "{shown}");
+        let shown = format!("{failures:?} {flights:?}");
+        record.failures = failures.into_iter().map(|(subject, secs)| (subject, failing(secs))).collect();
+        for subject in flights {
+            record.send(subject, PodOp::RemoveDir { uid: "u1".into() });
+        }
+        assert_eq!(record.state().next_retry(now()), expected.map(at), "{shown}");
     }
 }
 
@@ -829,7 +857,7 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
     let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
     let (mut record, facts) = observed(record("always | main a | main b", ending), "a: running 5s; b: running 5s");
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
-    let plan = |record: &PodRecord| termination::terminating(record, &facts, grace, Cause::Removed, now());
+    let plan = |record: &TestPod| termination::terminating(record.state(), &facts, grace, Cause::Removed, now());
     let first = show_with_events(&plan(&record));
     let killing = r#"Killing "Stopping container a", Killing "Stopping container b""#;
     assert_eq!(first, format!("PreStop of a0 in 20s, stop b0 in 20s, {killing}"));
@@ -848,8 +876,8 @@ fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_tu
     let pod = "always | sidecar s | sidecar t | main a";
     let (mut record, both) = observed(record(pod, ending), "s: running 5s; t: running 5s; a: running 5s");
     with_hook(&mut record, "s", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
-    let plan = |record: &PodRecord, facts: &PodFacts, now| {
-        show_with_events(&termination::terminating(record, facts, grace, Cause::Removed, now))
+    let plan = |record: &TestPod, facts: &PodFacts, now| {
+        show_with_events(&termination::terminating(record.state(), facts, grace, Cause::Removed, now))
     };
     let killing = r#"Killing "Stopping container a", Killing "Stopping container s""#;
     assert_eq!(plan(&record, &both, now()), format!("stop a0 in 20s, PreStop of s0 in 20s, {killing}"));
@@ -872,7 +900,7 @@ fn a_container_whose_post_start_hook_failed_is_stopped() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
     record.post_start_failed.insert("a0".into());
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop a0 in 30s, Killing "FailedPostStartHook""#);
-    let shown = |state: &str| record.shown(&Arc::new(crate::test_support::facts(state))).containers.len();
+    let shown = |state: &str| record.state().shown(&Arc::new(crate::test_support::facts(state))).containers.len();
     assert_eq!((shown("a: running 5s"), shown("a: exit(1) 5s")), (0, 1), "it never ran, and it ended");
 }
 
@@ -884,21 +912,15 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
     with_hook(&mut record, "a", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     let order =
         HookRequest::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
-    let flight = Flight {
-        id: EffectId(1),
-        op: Op::Container(ContainerOp::RunHook(order.clone())),
-        sent_at: now().uptime,
-        give_up_at: now().uptime,
-    };
-    record.flights.insert(Key::Container("a".to_owned()), flight);
+    record.send(PodSubject::Container("a".to_owned()), ContainerOp::RunHook(order.clone()));
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
-    assert!(record.shown(&facts).containers.is_empty());
+    assert!(record.state().shown(&facts).containers.is_empty());
     let both = Arc::new(crate::test_support::facts("a: running 5s; b: running 5s"));
-    let names: Vec<_> = record.shown(&both).containers.iter().map(|container| container.name.clone()).collect();
+    let names: Vec<_> = record.state().shown(&both).containers.iter().map(|container| container.name.clone()).collect();
     assert_eq!(names, ["b"], "the others show");
-    record.flights.clear();
+    record.flights = Flights::default();
     assert_eq!(record.hook_ended(&order, None, now()), None);
-    assert_eq!(record.shown(&facts).containers.len(), 1);
+    assert_eq!(record.state().shown(&facts).containers.len(), 1);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
 }
 

@@ -29,7 +29,6 @@ struct Ward {
     stage: ProbedStage,
     probes: Probes,
     at_secs: u64,
-    sent: u64,
 }
 
 impl Ward {
@@ -37,7 +36,7 @@ impl Ward {
         let mut pod = mk_pod("always | main a");
         change(&mut pod.spec.as_mut().expect("a spec").containers[0]);
         let (stage, probes) = (ProbedStage::Running, Probes::default());
-        Ward { pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0, sent: 0 }
+        Ward { pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0 }
     }
 
     fn probed(&self) -> Probed<'_> {
@@ -56,8 +55,7 @@ impl Ward {
         assert!(lost.is_empty(), "nothing was under way: {lost:?}");
         let due: Vec<_> = probes.due(&self.probed(), self.now()).into_iter().map(|due| (due.id, due.kind)).collect();
         for (id, kind) in &due {
-            self.sent += 1;
-            probes.sent(id, *kind, (EffectId(self.sent), Uptime::from_secs(1_000_000)), self.now());
+            probes.sent(id, *kind, self.now());
         }
         self.probes = probes;
         due
@@ -68,11 +66,9 @@ impl Ward {
         let mut lines = Vec::new();
         let end = self.at_secs + secs;
         while self.at_secs < end {
-            let first = self.sent;
-            for (index, (id, kind)) in self.due().into_iter().enumerate() {
-                let effect = EffectId(first + 1 + u64::try_from(index).expect("few probes"));
-                let answered = self.probes.answered(effect, &outcome(kind, self.at_secs)).expect("it was asked");
-                let changed = answered.changed.map_or(String::new(), |health| format!(" -> {health:?}"));
+            for (id, kind) in self.due() {
+                let done = self.probes.done(&id, kind, &outcome(kind, self.at_secs)).expect("it was sent");
+                let changed = done.changed.map_or(String::new(), |health| format!(" -> {health:?}"));
                 lines.push(format!("{}s {id} {}{changed}", self.at_secs, kind.as_str()));
             }
             self.at_secs += 1;
@@ -196,7 +192,7 @@ fn an_agent_that_begins_anew_believes_the_status_and_takes_its_time() {
     ward.status = serde_json::from_value(known).expect("a status");
     assert!(ward.due().is_empty(), "no startup probe, and the others are spread over their period");
     assert!(ward.probes.has_started(&ward.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
-    let wake_at = ward.probes.wake_at(ward.now()).expect("probes wait");
+    let wake_at = ward.probes.next_wakeup(ward.now()).expect("probes wait");
     assert!(wake_at < ward.now().uptime + Duration::from_secs(16));
     let mut unknown = Ward::new("a: running 7200s", |container| container.readiness_probe = Some(probe(16, 1)));
     assert_eq!(unknown.due().len(), 1, "what nobody knows is asked at once");
@@ -211,9 +207,13 @@ fn of_a_pod_that_ends_only_readiness_is_asked() {
     assert_eq!(ward.due().len(), 2);
     ward.stage = ProbedStage::Ending;
     let mut probes = std::mem::take(&mut ward.probes);
-    assert_eq!(probes.observe(&ward.probed(), now()), [EffectId(2)], "the liveness probe under way is called off");
-    assert!(probes.answered(EffectId(1), &ProbeOutcome::Success).is_some());
-    assert_eq!(probes.answered(EffectId(2), &ProbeOutcome::Success), None);
+    assert_eq!(
+        probes.observe(&ward.probed(), now()),
+        [("a0".into(), ProbeKind::Liveness)],
+        "the liveness probe under way is called off"
+    );
+    assert!(probes.done(&"a0".into(), ProbeKind::Readiness, &ProbeOutcome::Success).is_some());
+    assert_eq!(probes.done(&"a0".into(), ProbeKind::Liveness, &ProbeOutcome::Success), None);
     ward.probes = probes;
     ward.at_secs = 1;
     assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);
@@ -225,8 +225,8 @@ fn a_probe_of_a_container_that_is_gone_is_called_off() {
     ward.due();
     ward.facts = facts("");
     let mut probes = std::mem::take(&mut ward.probes);
-    assert_eq!(probes.observe(&ward.probed(), now()), [EffectId(1)]);
-    assert_eq!(probes.wake_at(now()), None);
+    assert_eq!(probes.observe(&ward.probed(), now()), [("a0".into(), ProbeKind::Readiness)]);
+    assert_eq!(probes.next_wakeup(now()), None);
 }
 
 fn resolved(container: &Value, probe: &Value) -> String {

@@ -155,8 +155,8 @@ fn what_is_gone_needs_no_end_and_cannot_start() {
         let shown = format!("{op:?} {kind:?}");
         let flight = Flight { id: EffectId(1), op, sent_at: now().uptime, give_up_at: later(9).uptime };
         let error = EffectError { kind, message: "no".to_owned() };
-        apply_result(&mut record, &Key::Pod, &flight, Err(error), now());
-        assert_eq!(record.failures.contains_key(&Key::Pod), fails, "{shown}");
+        apply_result(&mut record, &PodSubject::Pod, &flight, Err(error), now());
+        assert_eq!(record.failures.contains_key(&PodSubject::Pod), fails, "{shown}");
     }
 }
 

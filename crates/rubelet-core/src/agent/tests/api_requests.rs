@@ -123,7 +123,7 @@ fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_
     turns.api_has(&[mirror("m1", "an older manifest")]);
     turns.answer("DeleteMirrorPod", failed(ErrorKind::Gone));
     assert!(
-        !turns.agent.api_requests.kept().any(|request| matches!(request, ApiRequest::Mirror(_))),
+        !turns.agent.api_requests.failed_requests().any(|request| matches!(request, ApiRequest::Mirror(_))),
         "nothing is tried again"
     );
 }
