@@ -13,7 +13,10 @@ use crate::{
     container::resources,
     node_object::NodeObject,
     node_status::resources::{HUGE_PAGES, is_extended},
-    pod::{restart_policy::is_sidecar, status::PodFailure},
+    pod::{
+        restart_policy::is_sidecar,
+        status::{FailureReason, PodFailure},
+    },
     pod_manager::is_static_pod,
     qos::is_critical,
     settings::Settings,
@@ -30,7 +33,7 @@ pub enum AdmitResult {
     Admit,
     Reject(PodFailure),
     /// Only the node's labels speak against it, and they may have changed a moment ago.
-    Doubt(PodFailure),
+    RecheckNode(PodFailure),
 }
 
 /// What the verdict depends on beside the pod.
@@ -47,97 +50,102 @@ pub struct AdmitContext<'a> {
 const OS: &str = "linux";
 const LABEL_OS: &str = "kubernetes.io/os";
 
-pub fn admit(pod: &Pod, site: AdmitContext<'_>) -> AdmitResult {
+pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
     let Some(spec) = &pod.spec else { return AdmitResult::Admit };
-    let refusal = sysctls::refusal(spec, &site.settings.allowed_unsafe_sysctls)
+    let refusal = sysctls::refusal(spec, &context.settings.allowed_unsafe_sysctls)
         .or_else(|| os_refusal(pod, spec))
-        .or_else(|| groups_refusal(spec, site));
+        .or_else(|| groups_refusal(spec, context));
     if let Some(refusal) = refusal {
         return AdmitResult::Reject(refusal);
     }
-    match misfit(pod, spec, site) {
-        AdmitResult::Admit => apparmor_refusal(pod, spec, site).map_or(AdmitResult::Admit, AdmitResult::Reject),
-        misfit => misfit,
+    match general_filters(pod, spec, context) {
+        AdmitResult::Admit => apparmor_refusal(pod, spec, context).map_or(AdmitResult::Admit, AdmitResult::Reject),
+        rejected => rejected,
     }
 }
 
-fn refused(reason: &str, message: impl Into<String>) -> Option<PodFailure> {
-    Some(PodFailure { reason: reason.to_owned(), message: message.into() })
+fn refused(reason: FailureReason, message: impl Into<String>) -> Option<PodFailure> {
+    Some(PodFailure { reason, message: message.into() })
 }
 
 fn os_refusal(pod: &Pod, spec: &PodSpec) -> Option<PodFailure> {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL_OS));
     if label.is_some_and(|os| os != OS) {
         let message = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
-        return refused("PodOSSelectorNodeLabelDoesNotMatch", message);
+        return refused(FailureReason::PodOsSelectorNodeLabelDoesNotMatch, message);
     }
     if spec.os.as_ref().is_some_and(|os| os.name != OS) {
-        return refused("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
+        return refused(FailureReason::PodOsNotSupported, "Failed to admit pod as the OS field doesn't match node OS");
     }
     None
 }
 
-fn groups_refusal(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
+fn groups_refusal(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     let policy = spec.security_context.as_ref()?.supplemental_groups_policy.as_deref()?;
-    if policy != "Strict" || site.has_strict_groups {
+    if policy != "Strict" || context.has_strict_groups {
         return None;
     }
     let message = "SupplementalGroupsPolicy=Strict is not supported in this node";
-    refused("SupplementalGroupsPolicyNotSupported", message)
+    refused(FailureReason::SupplementalGroupsPolicyNotSupported, message)
 }
 
 /// Upstream's general filters; of several reasons the first is told.
-fn misfit(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> AdmitResult {
-    // Room is made for a critical pod; only what no room could mend refuses it.
-    let lack = if is_critical(pod, spec) { None } else { lack(spec, site) };
-    let stranger = if affinity::matches(spec, &site.node.labels, &site.settings.node_name) {
+fn general_filters(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> AdmitResult {
+    // Critical pods skip resource checks: room is made for them.
+    let insufficient = if is_critical(pod, spec) { None } else { insufficient_resource(spec, context) };
+    let node_affinity = if affinity::matches(spec, &context.node.labels, &context.settings.node_name) {
         None
     } else {
-        predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+        predicate(FailureReason::NodeAffinity, "node(s) didn't match Pod's node affinity/selector")
     };
-    let others = elsewhere(spec, site).or_else(|| port_conflict(spec, site)).or_else(|| unwelcome(pod, spec, site));
-    match (lack, stranger, others) {
-        (Some(lack), _, _) => AdmitResult::Reject(lack),
-        (None, Some(stranger), None) => AdmitResult::Doubt(stranger),
-        (None, Some(stranger), Some(_)) => AdmitResult::Reject(stranger),
+    let others = node_name(spec, context)
+        .or_else(|| port_conflict(spec, context))
+        .or_else(|| untolerated_taint(pod, spec, context));
+    match (insufficient, node_affinity, others) {
+        (Some(insufficient), _, _) => AdmitResult::Reject(insufficient),
+        (None, Some(node_affinity), None) => AdmitResult::RecheckNode(node_affinity),
+        (None, Some(node_affinity), Some(_)) => AdmitResult::Reject(node_affinity),
         (None, None, Some(other)) => AdmitResult::Reject(other),
         (None, None, None) => AdmitResult::Admit,
     }
 }
 
-fn elsewhere(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
+fn node_name(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     let name = spec.node_name.as_ref().filter(|name| !name.is_empty())?;
-    if *name == site.settings.node_name {
+    if *name == context.settings.node_name {
         return None;
     }
-    predicate("NodeName", "node(s) didn't match the requested node name")
+    predicate(FailureReason::NodeName, "node(s) didn't match the requested node name")
 }
 
-fn port_conflict(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
+fn port_conflict(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     let wanted = host_ports(spec);
-    let mut taken = site.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
+    let mut taken = context.others.iter().filter_map(|other| other.spec.as_ref()).flat_map(host_ports);
     if !taken.any(|taken| wanted.iter().any(|wanted| taken.conflicts_with(wanted))) {
         return None;
     }
-    predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+    predicate(FailureReason::NodePorts, "node(s) didn't have free ports for the requested pod ports")
 }
 
 /// Static pods tolerate every taint: whoever may write a manifest owns the node.
-fn unwelcome(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
-    if is_static_pod(pod) || taints::are_tolerated(&site.node.taints, spec.tolerations.as_deref().unwrap_or_default()) {
+fn untolerated_taint(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
+    if is_static_pod(pod)
+        || taints::are_tolerated(&context.node.taints, spec.tolerations.as_deref().unwrap_or_default())
+    {
         return None;
     }
-    predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+    predicate(FailureReason::TaintToleration, "node(s) had taints that the pod didn't tolerate")
 }
 
-fn predicate(name: &str, why: &str) -> Option<PodFailure> {
-    refused(name, format!("Predicate {name} failed: {why}"))
+fn predicate(reason: FailureReason, why: &str) -> Option<PodFailure> {
+    let message = format!("Predicate {reason} failed: {why}");
+    refused(reason, message)
 }
 
 /// What the node has too little of. A capacity of zero is one nobody knows.
-fn lack(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
-    let allocatable = &site.settings.node.allocatable;
-    let others = i64::try_from(site.others.len()).unwrap_or(i64::MAX);
+fn insufficient_resource(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
+    let allocatable = &context.settings.node.allocatable;
+    let others = i64::try_from(context.others.len()).unwrap_or(i64::MAX);
     if allocatable.pods > 0 && others >= allocatable.pods {
         return out_of("pods", 1, others, allocatable.pods);
     }
@@ -147,11 +155,11 @@ fn lack(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
         ("ephemeral-storage", allocatable.ephemeral_storage_bytes),
     ];
     let known = known.into_iter().filter(|(_, capacity)| *capacity > 0);
-    let counted = counted_resources(spec);
-    let counted = counted.iter().filter_map(|name| Some((*name, countable(name, site.node)?)));
+    let counted = scalar_resources(spec);
+    let counted = counted.iter().filter_map(|name| Some((*name, countable(name, context.node)?)));
     for (name, capacity) in known.chain(counted) {
         let requested = requested(spec, name);
-        let specs = site.others.iter().filter_map(|other| other.spec.as_ref());
+        let specs = context.others.iter().filter_map(|other| other.spec.as_ref());
         let used = specs.map(|spec| self::requested(spec, name)).fold(0, i64::saturating_add);
         if requested > 0 && requested > capacity.saturating_sub(used) {
             return out_of(name, requested, used, capacity);
@@ -161,7 +169,7 @@ fn lack(spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
 }
 
 /// Everything the pod asks for that the node merely counts: huge pages, devices, what an admin invented.
-fn counted_resources(spec: &PodSpec) -> BTreeSet<&str> {
+fn scalar_resources(spec: &PodSpec) -> BTreeSet<&str> {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let of_containers = containers.filter_map(|container| container.resources.as_ref());
     let requests = of_containers.chain(&spec.resources).filter_map(|resources| resources.requests.as_ref());
@@ -182,7 +190,7 @@ fn countable(name: &str, node: &NodeObject) -> Option<i64> {
 fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> Option<PodFailure> {
     let message =
         format!("Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}");
-    refused(&format!("OutOf{name}"), message)
+    refused(FailureReason::OutOf(name.to_owned()), message)
 }
 
 /// CPU in thousandths, everything else in whole units.
@@ -220,7 +228,7 @@ fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     containers.flat_map(|container| container.ports.iter().flatten()).filter_map(HostPort::of).collect()
 }
 
-fn apparmor_refusal(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> Option<PodFailure> {
+fn apparmor_refusal(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
     let of_pod = spec.security_context.iter().filter_map(|context| context.app_armor_profile.as_ref());
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -229,8 +237,8 @@ fn apparmor_refusal(pod: &Pod, spec: &PodSpec, site: AdmitContext<'_>) -> Option
     let is_named = of_pod.chain(of_containers).any(|profile| profile.type_ != "Unconfined");
     let annotations = pod.metadata.annotations.iter().flatten();
     let is_annotated = annotations.into_iter().any(|(key, value)| key.starts_with(ANNOTATION) && value != "unconfined");
-    if site.settings.node.apparmor_enabled || !(is_named || is_annotated) {
+    if context.settings.node.apparmor_enabled || !(is_named || is_annotated) {
         return None;
     }
-    refused("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host")
+    refused(FailureReason::AppArmor, "Cannot enforce AppArmor: AppArmor is not enabled on the host")
 }

@@ -109,7 +109,7 @@ pub enum ErrorKind {
     Gone,
 }
 
-/// The reasons under which a container can fail to start, as users grep for them.
+/// Why a container waits after it failed to start or ended, as users grep for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
     ErrImagePull,
@@ -123,6 +123,7 @@ pub enum Reason {
     CreateContainerError,
     RunContainerError,
     CrashLoopBackOff,
+    PostStartHookError,
 }
 
 impl Reason {
@@ -139,7 +140,14 @@ impl Reason {
             Reason::CreateContainerError => "CreateContainerError",
             Reason::RunContainerError => "RunContainerError",
             Reason::CrashLoopBackOff => "CrashLoopBackOff",
+            Reason::PostStartHookError => "PostStartHookError",
         }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

@@ -68,7 +68,7 @@ fn census(record: PodState<'_>, images: &Images) -> PodCounts {
             Lifecycle::Terminating { .. } => Stage::Terminating,
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
         },
-        rejected: record.rejected.as_ref().map(|refusal| refusal.reason.clone()),
+        rejected: record.rejected.as_ref().map(|refusal| refusal.reason.to_string()),
         is_working: record.flights.has_changes() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..PodCounts::default()
     };

@@ -285,14 +285,14 @@ impl Images {
                 continue;
             }
             let Some(backoff) = self.backoffs.get(&(uid.clone(), ensure.want.image.clone())) else { continue };
-            let reason = Reason::ImagePullBackOff.as_str();
+            let reason = Reason::ImagePullBackOff;
             let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason);
             if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
                 let said = format!("Back-off pulling image \"{}\"", ensure.want.image);
                 events.push(ensure.event(Severity::Normal, "BackOff", said.clone()));
-                events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {reason}")));
+                events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {}", reason.as_str())));
                 let message = format!("{said}: {}", backoff.error);
-                ensure.waiting = Some(Waiting { reason: reason.to_owned(), message });
+                ensure.waiting = Some(Waiting { reason, message });
                 touched.push(uid.clone());
             }
         }
@@ -408,7 +408,7 @@ impl Images {
 impl Ensure {
     fn set_back(&mut self, reason: Reason, message: String, retry_at: Uptime) {
         self.state = State::Idle { retry_at };
-        self.waiting = Some(Waiting { reason: reason.as_str().to_owned(), message });
+        self.waiting = Some(Waiting { reason, message });
     }
 
     fn event(&self, severity: Severity, reason: &str, message: String) -> EventRecord {

@@ -210,6 +210,33 @@ pub enum DuringLook {
     Change,
 }
 
+/// What is kept of a container over all its attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerRecord {
+    pub crash_loop: Option<CrashLoop>,
+    /// The attempt this process started last.
+    pub last_attempt: Option<u32>,
+    /// Its start succeeded and no look has shown it yet: until one does, what it waited for is all that can be reported.
+    pub has_unseen_start: bool,
+    /// An instance whose start ended with a previous process: it never ran, and its attempt is made again.
+    pub interrupted_start: Option<ContainerId>,
+    /// Why it does not run yet (upstream: the reason cache).
+    pub waiting: Option<Waiting>,
+}
+
+/// What is kept of one attempt of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstanceRecord {
+    /// How far its preStop hook is, once it is being stopped.
+    pub pre_stop: Option<PreStop>,
+    /// It is stopped without having counted as running.
+    pub has_post_start_failed: bool,
+    /// It was stopped to be started again, whatever it exits with and whatever the restart policy says.
+    pub is_restarting: bool,
+    /// By our own clock; a jump of the wall clock must not end a back-off.
+    pub finished_at: Option<Uptime>,
+}
+
 /// All the agent knows of one pod.
 #[derive(Clone, Debug)]
 pub struct PodRecord {
@@ -226,26 +253,12 @@ pub struct PodRecord {
     /// No mutating effect has ended since the facts were gathered.
     pub is_fresh: bool,
     pub failures: BTreeMap<PodSubject, Failure>,
-    pub crash_loops: BTreeMap<String, CrashLoop>,
+    /// By name, whether the spec still has it or not.
+    pub container_records: BTreeMap<String, ContainerRecord>,
+    pub instances: BTreeMap<ContainerId, InstanceRecord>,
     pub probes: Probes,
-    /// How far the preStop hooks of the instances are that are being stopped.
-    pub pre_stops: BTreeMap<ContainerId, PreStop>,
-    /// Instances whose postStart hook failed: they are stopped without having counted as running.
-    pub post_start_failed: BTreeSet<ContainerId>,
-    /// Instances that were stopped to be started again, whatever they exit with and whatever the restart policy says.
-    pub restarting: BTreeSet<ContainerId>,
     /// Why the pod has failed, whatever its containers do.
     pub failure: Option<PodFailure>,
-    /// When dead containers ended, by our own clock; a jump of the wall clock must not end a back-off.
-    pub ended: BTreeMap<ContainerId, Uptime>,
-    /// The attempt last started per container name, in this life of the agent.
-    pub ordered: BTreeMap<String, u32>,
-    /// Containers whose start succeeded and was not seen yet: until it is, what they waited for is all that can be told.
-    pub started: BTreeSet<String>,
-    /// Containers whose start was cut off with an earlier life of the agent: they never ran, and are no restart.
-    pub cut_off: BTreeMap<String, ContainerId>,
-    /// Why containers do not run yet (upstream: the reason cache).
-    pub waiting: BTreeMap<String, Waiting>,
     pub prepared: Preparation,
     /// When the volumes that change with time are to be brought up to date; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
@@ -275,17 +288,10 @@ impl PodRecord {
             look: Look::Idle,
             is_fresh: false,
             failures: BTreeMap::new(),
-            crash_loops: BTreeMap::new(),
+            container_records: BTreeMap::new(),
+            instances: BTreeMap::new(),
             probes: Probes::default(),
-            pre_stops: BTreeMap::new(),
-            post_start_failed: BTreeSet::new(),
-            restarting: BTreeSet::new(),
             failure: None,
-            ended: BTreeMap::new(),
-            ordered: BTreeMap::new(),
-            started: BTreeSet::new(),
-            cut_off: BTreeMap::new(),
-            waiting: BTreeMap::new(),
             prepared: Preparation::Unknown,
             refresh_at: None,
             cleared: Cleared::Nothing,
@@ -304,6 +310,39 @@ impl PodRecord {
             self.failures.clear();
         }
         self.lifecycle = next;
+    }
+
+    /// Of a container that was never heard of: nothing.
+    pub fn container(&self, name: &str) -> &ContainerRecord {
+        static UNKNOWN: LazyLock<ContainerRecord> = LazyLock::new(ContainerRecord::default);
+        self.container_records.get(name).unwrap_or(&UNKNOWN)
+    }
+
+    pub fn container_mut(&mut self, name: &str) -> &mut ContainerRecord {
+        if !self.container_records.contains_key(name) {
+            self.container_records.insert(name.to_owned(), ContainerRecord::default());
+        }
+        self.container_records.get_mut(name).expect("it was just put there")
+    }
+
+    pub fn instance(&self, id: &ContainerId) -> InstanceRecord {
+        self.instances.get(id).copied().unwrap_or_default()
+    }
+
+    pub fn instance_mut(&mut self, id: &ContainerId) -> &mut InstanceRecord {
+        self.instances.entry(id.clone()).or_default()
+    }
+
+    /// Why containers do not run yet, by name.
+    pub fn waiting(&self) -> BTreeMap<String, Waiting> {
+        let containers = self.container_records.iter();
+        containers.filter_map(|(name, container)| Some((name.clone(), container.waiting.clone()?))).collect()
+    }
+
+    /// Instances that were stopped to be started again.
+    pub fn restarting(&self) -> BTreeSet<ContainerId> {
+        let instances = self.instances.iter().filter(|(_, instance)| instance.is_restarting);
+        instances.map(|(id, _)| id.clone()).collect()
     }
 
     pub fn is_wanted(&self) -> bool {

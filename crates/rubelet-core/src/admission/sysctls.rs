@@ -5,7 +5,10 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use crate::{container::is_host_network, pod::status::PodFailure};
+use crate::{
+    container::is_host_network,
+    pod::status::{FailureReason, PodFailure},
+};
 
 /// They concern the pod alone. All are namespaced in every kernel Rubelet runs on.
 const SAFE: &[&str] = &[
@@ -27,7 +30,7 @@ pub fn refusal(spec: &PodSpec, allowed: &[String]) -> Option<PodFailure> {
     let sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
     let names = sysctls.map(|sysctl| normalized(&sysctl.name));
     let refusal = names.filter_map(|name| forbidden(&name, spec, allowed)).next()?;
-    Some(PodFailure { reason: "SysctlForbidden".to_owned(), message: format!("forbidden sysctl: {refusal}") })
+    Some(PodFailure { reason: FailureReason::SysctlForbidden, message: format!("forbidden sysctl: {refusal}") })
 }
 
 fn forbidden(name: &str, spec: &PodSpec, allowed: &[String]) -> Option<String> {

@@ -37,7 +37,7 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
     match admit(pod, site) {
         AdmitResult::Admit => "admitted".to_owned(),
         AdmitResult::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
-        AdmitResult::Doubt(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
+        AdmitResult::RecheckNode(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
     }
 }
 

@@ -32,7 +32,7 @@ impl Agent {
                 continue;
             }
             let result = self.admit_result(&self.records[&waiting]);
-            if matches!(result, AdmitResult::Doubt(_)) && self.awaits_node(&waiting, now) {
+            if matches!(result, AdmitResult::RecheckNode(_)) && self.awaits_node(&waiting, now) {
                 continue;
             }
             let record = self.records.get_mut(&waiting).expect("it waits");
@@ -43,11 +43,11 @@ impl Agent {
                     self.node.qos.pods_changed = true;
                     self.warn_of_unsupported(&waiting);
                 }
-                AdmitResult::Reject(failure) | AdmitResult::Doubt(failure) => {
+                AdmitResult::Reject(failure) | AdmitResult::RecheckNode(failure) => {
                     self.outbox.record(EventRecord {
                         about: About::Pod(record.id.clone()),
                         severity: Severity::Warning,
-                        reason: failure.reason.clone(),
+                        reason: failure.reason.to_string(),
                         message: failure.message.clone(),
                     });
                     record.rejected = Some(failure);

@@ -228,7 +228,7 @@ impl Agent {
 /// A new look at the pod.
 fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook, now: Now) {
     record.failures.remove(&PodSubject::Look);
-    set_apart_cut_off(record, &mut facts);
+    set_apart_interrupted_starts(record, &mut facts);
     if meanwhile != DuringLook::Change {
         forget_what_is_gone(record, &facts);
     }
@@ -238,18 +238,20 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
         match &container.state {
             ContainerState::Exited(exit) => {
                 let ended = now.uptime.saturating_sub(now.wall_since(exit.finished_at)).max(last_look);
-                record.ended.entry(container.id.clone()).or_insert(ended);
+                record.instance_mut(&container.id).finished_at.get_or_insert(ended);
             }
-            ContainerState::Running { .. } if record.post_start_failed.contains(&container.id) => {}
+            ContainerState::Running { .. } if record.instance(&container.id).has_post_start_failed => {}
             ContainerState::Running { .. } => {
-                record.waiting.remove(&container.name);
+                record.container_mut(&container.name).waiting = None;
             }
             ContainerState::Created | ContainerState::Unknown => {}
         }
     }
     if meanwhile != DuringLook::Change {
-        for name in std::mem::take(&mut record.started) {
-            record.waiting.remove(&name);
+        for container in record.container_records.values_mut() {
+            if std::mem::take(&mut container.has_unseen_start) {
+                container.waiting = None;
+            }
         }
     }
     if let Some(earlier) = &record.facts
@@ -265,13 +267,10 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
 /// Of looks from before a change this is not asked: they do not show what was started meanwhile.
 fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
     let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
-    record.ended.retain(|id, _| is_known(id));
-    record.pre_stops.retain(|id, _| is_known(id));
-    record.post_start_failed.retain(is_known);
-    record.restarting.retain(is_known);
+    record.instances.retain(|id, _| is_known(id));
     if sandbox_action(record, facts) == SandboxAction::StayDown {
         // Without a sandbox nothing is started again: the container has ended as it exited.
-        record.restarting.clear();
+        record.instances.values_mut().for_each(|instance| instance.is_restarting = false);
     }
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
 }
@@ -280,27 +279,32 @@ fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
 /// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life is what it
 /// looks like; so is one whose predecessor did not run either, or is not known any more: its number would be lost. And so is
 /// one whose end the API server was told of.
-fn set_apart_cut_off(record: &mut PodRecord, facts: &mut PodFacts) {
+fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
     let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
     let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
-    let is_cut_off = |newest: &ContainerFacts| {
+    let is_interrupted = |newest: &ContainerFacts| {
         let has_predecessor = || {
             let mut earlier =
                 facts.containers.iter().filter(|other| other.name == newest.name && other.id != newest.id);
             earlier.next().is_some_and(|predecessor| !never_ran(predecessor))
         };
         newest.exit().is_some_and(Exit::was_cut_off)
-            && record.ordered.get(&newest.name) != Some(&newest.attempt)
+            && record.container(&newest.name).last_attempt != Some(newest.attempt)
             && !record.has_told_end_of(&newest.id)
             && (newest.attempt == 0 || has_predecessor())
     };
-    let cut_off: BTreeMap<_, _> = newest_by_name
+    let interrupted: BTreeMap<_, _> = newest_by_name
         .into_iter()
-        .filter(|(_, newest)| is_cut_off(newest))
+        .filter(|(_, newest)| is_interrupted(newest))
         .map(|(name, newest)| (name, newest.id.clone()))
         .collect();
-    facts.containers.retain(|container| !cut_off.values().any(|id| *id == container.id));
-    record.cut_off = cut_off;
+    facts.containers.retain(|container| !interrupted.values().any(|id| *id == container.id));
+    for container in record.container_records.values_mut() {
+        container.interrupted_start = None;
+    }
+    for (name, id) in interrupted {
+        record.container_mut(&name).interrupted_start = Some(id);
+    }
 }
 
 impl PodRecord {
@@ -421,14 +425,14 @@ fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRec
     };
     match op {
         ContainerOp::Start(order) => {
-            record.started.insert(order.container.clone());
+            record.container_mut(&order.container).has_unseen_start = true;
             vec![
                 said(record, &order.container, "Created", "Container created"),
                 said(record, &order.container, "Started", "Container started"),
             ]
         }
         ContainerOp::Resume { name, .. } => {
-            record.started.insert(name.clone());
+            record.container_mut(name).has_unseen_start = true;
             vec![said(record, name, "Started", "Container started")]
         }
         ContainerOp::Stop { .. } | ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_) => {
@@ -495,8 +499,7 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
         | ErrorKind::MissingObject
         | ErrorKind::Gone => Reason::RunContainerError,
     };
-    let waiting = Waiting { reason: reason.as_str().to_owned(), message: error.message.clone() };
-    record.waiting.insert(name.to_owned(), waiting);
+    record.container_mut(name).waiting = Some(Waiting { reason, message: error.message.clone() });
     vec![event(record, name, Severity::Warning, "Failed", format!("Error: {}", error.message))]
 }
 

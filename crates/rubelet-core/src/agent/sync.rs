@@ -22,7 +22,7 @@ use crate::{
         allocation::{is_resize_pending, update_pod_from_allocation},
         hooks::{Hook, HookRequest, PreStop},
         restart::CrashLoop,
-        status::{self, PodFailure, Stage, StatusInput},
+        status::{self, FailureReason, PodFailure, Stage, StatusInput},
         sync_pod::{self, Context},
         termination,
     },
@@ -33,7 +33,6 @@ use crate::{
     volumes,
 };
 
-const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 const OVER_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
 impl Agent {
@@ -116,8 +115,8 @@ impl Agent {
         if !is_over {
             return false;
         }
-        let failure = PodFailure { reason: DEADLINE_EXCEEDED.to_owned(), message: OVER_DEADLINE.to_owned() };
-        let (reason, message) = (failure.reason.clone(), failure.message.clone());
+        let failure = PodFailure { reason: FailureReason::DeadlineExceeded, message: OVER_DEADLINE.to_owned() };
+        let (reason, message) = (failure.reason.to_string(), failure.message.clone());
         record.failure = Some(failure);
         let about = About::Pod(record.id.clone());
         self.outbox.record(EventRecord { about, severity: Severity::Normal, reason, message });
@@ -223,7 +222,7 @@ impl Agent {
             self.statuses.set_pod_status(&record.pod, status::rejected(&record.pod, failure), context);
             return true;
         }
-        let mut waiting = record.waiting.clone();
+        let mut waiting = record.waiting();
         let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
         for name in names.chain(record.ephemeral_containers().iter().map(|container| &container.name)) {
             if let Some(for_image) = self.images.waiting(uid, name) {
@@ -237,7 +236,7 @@ impl Agent {
             previous,
             stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
             waiting: &waiting,
-            restarting: &record.restarting,
+            restarting: &record.restarting(),
             is_resize_pending: self.pods.pod_by_uid(uid).is_some_and(|desired| is_resize_pending(desired, &record.pod)),
             stage: stage(&record.lifecycle),
             host_ips: self.node.host_ips(&self.settings),
@@ -291,10 +290,16 @@ impl Agent {
             self.send_planned(uid, planned, now);
         }
         let record = self.records.get_mut(uid).expect("a plan is for a known pod");
-        record.restarting.extend(plan.restarting);
+        for id in &plan.restarting {
+            record.instance_mut(id).is_restarting = true;
+        }
         let id = record.id.clone();
-        let has_news = plan.waiting.iter().any(|(name, waiting)| record.waiting.get(name) != Some(waiting));
-        record.waiting.extend(plan.waiting);
+        let mut has_news = false;
+        for (name, waiting) in plan.waiting {
+            let known = &mut record.container_mut(&name).waiting;
+            has_news |= known.as_ref() != Some(&waiting);
+            *known = Some(waiting);
+        }
         record.wake_at = plan.wake_at;
         let has_moved = plan.next.as_ref().is_some_and(|next| *next != record.lifecycle);
         if let Some(next) = plan.next {
@@ -386,12 +391,12 @@ impl Agent {
         let record = self.records.get_mut(uid).expect("a plan is for a known pod");
         match &op {
             Op::Container(ContainerOp::Start(order)) => {
-                record.ordered.insert(order.container.clone(), order.attempt);
+                record.container_mut(&order.container).last_attempt = Some(order.attempt);
                 note_restart(record, &order.container, &self.settings, now);
             }
             Op::Container(ContainerOp::Resume { name, .. }) => note_restart(record, name, &self.settings, now),
             Op::Container(ContainerOp::RunHook(HookRequest { hook: Hook::PreStop, id, .. })) => {
-                record.pre_stops.insert(id.clone(), PreStop::Began(now.uptime));
+                record.instance_mut(id).pre_stop = Some(PreStop::Began(now.uptime));
             }
             Op::Volume(VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. }) => {
                 let next = now.uptime + self.settings.sync_frequency;
@@ -442,17 +447,17 @@ impl Agent {
 fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::Settings, now: Now) {
     let Some(facts) = &record.facts else { return };
     let mut dead = facts.containers.iter().filter(|container| container.name == name && container.exit().is_some());
-    let Some(ended) = dead.next().and_then(|newest| record.ended.get(&newest.id)) else { return };
+    let Some(ended) = dead.next().and_then(|newest| record.instance(&newest.id).finished_at) else { return };
     let all = record.init_containers().iter().chain(record.containers());
     let image = all.into_iter().find(|each| each.name == name).and_then(|each| each.image.as_deref());
     let crash_loop = CrashLoop::after_restart(
-        record.crash_loops.get(name),
+        record.container(name).crash_loop.as_ref(),
         image.unwrap_or_default(),
-        *ended,
+        ended,
         settings.max_container_restart_period,
         now.uptime,
     );
-    record.crash_loops.insert(name.to_owned(), crash_loop);
+    record.container_mut(name).crash_loop = Some(crash_loop);
 }
 
 fn stage(lifecycle: &Lifecycle) -> Stage {

@@ -73,7 +73,7 @@ pub fn container_action<'a>(
                 let why = format!("Container {} definition changed, will be restarted", container.name);
                 return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart });
             }
-            if record.post_start_failed.contains(&known.id) {
+            if record.instance(&known.id).has_post_start_failed {
                 let why = "FailedPostStartHook".to_owned();
                 return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::ExitCode });
             }
@@ -101,7 +101,7 @@ pub fn container_action<'a>(
         }
         ContainerState::Created => ContainerAction::Start,
         ContainerState::Exited(exit) if restarts_after(container, record.spec(), exit.code) => ContainerAction::Start,
-        ContainerState::Exited(_) if record.restarting.contains(&known.id) => ContainerAction::Start,
+        ContainerState::Exited(_) if record.instance(&known.id).is_restarting => ContainerAction::Start,
         ContainerState::Exited(_) => ContainerAction::Done,
     }
 }

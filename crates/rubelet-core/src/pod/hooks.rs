@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::{About, EffectError, EventRecord, Facts, Severity},
+    effect::{About, EffectError, EventRecord, Facts, Reason, Severity},
     flights::{Flight, PodSubject},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
@@ -92,7 +92,7 @@ impl Flight {
 impl PodRecord {
     /// What the instance's preStop hook has taken of its grace period; `None` when none has ended.
     pub fn pre_stop_secs(&self, container: &ContainerFacts) -> Option<i64> {
-        match self.pre_stops.get(&container.id) {
+        match self.instance(&container.id).pre_stop {
             Some(PreStop::Took(time)) => Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)),
             Some(PreStop::Began(_)) | None => None,
         }
@@ -101,7 +101,7 @@ impl PodRecord {
     /// A new grace period has begun: hooks have taken nothing of it yet. One under way is not run again (upstream cancels it
     /// and does).
     pub fn restart_pre_stop_clocks(&mut self, now: Now) {
-        for hook in self.pre_stops.values_mut() {
+        for hook in self.instances.values_mut().filter_map(|instance| instance.pre_stop.as_mut()) {
             *hook = match hook {
                 PreStop::Began(_) => PreStop::Began(now.uptime),
                 PreStop::Took(_) => PreStop::Took(Duration::ZERO),
@@ -125,7 +125,7 @@ impl PodState<'_> {
         let is_hidden = |found: &ContainerFacts| {
             let newest = facts.newest_container(&found.name).is_some_and(|newest| newest.id == found.id);
             let is_post_starting = || specs().any(|spec| spec.name == found.name && self.is_post_starting(spec));
-            let is_early = || self.post_start_failed.contains(&found.id) || is_post_starting();
+            let is_early = || self.instance(&found.id).has_post_start_failed || is_post_starting();
             found.exit().is_none() && newest && (self.is_about_to_run(found) || is_early())
         };
         if !facts.containers.iter().any(is_hidden) {
@@ -141,7 +141,7 @@ impl PodRecord {
     /// Created in this life of the agent, and nothing says yet that its start failed: it runs in a moment, or does already.
     fn is_about_to_run(&self, found: &ContainerFacts) -> bool {
         found.state == ContainerState::Created
-            && self.ordered.get(&found.name) == Some(&found.attempt)
+            && self.container(&found.name).last_attempt == Some(found.attempt)
             && !self.failures.contains_key(&PodSubject::Container(found.name.clone()))
     }
 
@@ -151,18 +151,17 @@ impl PodRecord {
         match order.hook {
             Hook::PreStop => {
                 let said = error.map(|_| warning("FailedPreStopHook", "PreStopHook failed"));
-                if let Some(PreStop::Began(began)) = self.pre_stops.get(&order.id) {
-                    let took = now.uptime.since(*began);
-                    self.pre_stops.insert(order.id.clone(), PreStop::Took(took));
+                if let Some(PreStop::Began(began)) = self.instance(&order.id).pre_stop {
+                    self.instance_mut(&order.id).pre_stop = Some(PreStop::Took(now.uptime.since(began)));
                 }
                 said
             }
             Hook::PostStart => {
                 let error = error?;
                 let said = warning("FailedPostStartHook", "PostStartHook failed");
-                self.post_start_failed.insert(order.id.clone());
-                let waiting = Waiting { reason: "PostStartHookError".to_owned(), message: error.message };
-                self.waiting.insert(order.container.clone(), waiting);
+                self.instance_mut(&order.id).has_post_start_failed = true;
+                let waiting = Waiting { reason: Reason::PostStartHookError, message: error.message };
+                self.container_mut(&order.container).waiting = Some(waiting);
                 Some(said)
             }
         }

@@ -79,7 +79,7 @@ fn next_after<'a>(
     match &known.state {
         ContainerState::Created => Next::StartAt(index),
         ContainerState::Running { .. } if is_sidecar(container) => {
-            let is_held = record.is_post_starting(container) || record.post_start_failed.contains(&known.id);
+            let is_held = record.is_post_starting(container) || record.instance(&known.id).has_post_start_failed;
             if !is_held && record.probes.has_started(container, &known.id) {
                 return Next::StartAt(index + 1);
             }
@@ -126,7 +126,7 @@ fn keep_running<'a>(
 }
 
 fn unhealthy<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
-    if record.post_start_failed.contains(&known.id) {
+    if record.instance(&known.id).has_post_start_failed {
         let why = "FailedPostStartHook".to_owned();
         return Some(Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart });
     }

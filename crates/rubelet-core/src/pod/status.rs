@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
 };
 
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
+    effect::Reason,
     id::ContainerId,
     observation::{PodFacts, RuntimeStatus, SandboxFacts, SandboxState},
     pod_manager::is_static_pod,
@@ -62,7 +64,7 @@ pub struct StatusInput<'a> {
 /// Why a container's last start attempt failed, or what its next one waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    pub reason: String,
+    pub reason: Reason,
     pub message: String,
 }
 
@@ -78,8 +80,44 @@ pub enum Stage {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFailure {
-    pub reason: String,
+    pub reason: FailureReason,
     pub message: String,
+}
+
+/// Why a pod has failed as a whole, in upstream's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FailureReason {
+    DeadlineExceeded,
+    // What follows are the reasons of pods the node did not admit.
+    SysctlForbidden,
+    PodOsSelectorNodeLabelDoesNotMatch,
+    PodOsNotSupported,
+    SupplementalGroupsPolicyNotSupported,
+    NodeAffinity,
+    NodeName,
+    NodePorts,
+    TaintToleration,
+    /// The resource the node has too little of.
+    OutOf(String),
+    AppArmor,
+}
+
+impl fmt::Display for FailureReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FailureReason::DeadlineExceeded => "DeadlineExceeded",
+            FailureReason::SysctlForbidden => "SysctlForbidden",
+            FailureReason::PodOsSelectorNodeLabelDoesNotMatch => "PodOSSelectorNodeLabelDoesNotMatch",
+            FailureReason::PodOsNotSupported => "PodOSNotSupported",
+            FailureReason::SupplementalGroupsPolicyNotSupported => "SupplementalGroupsPolicyNotSupported",
+            FailureReason::NodeAffinity => "NodeAffinity",
+            FailureReason::NodeName => "NodeName",
+            FailureReason::NodePorts => "NodePorts",
+            FailureReason::TaintToleration => "TaintToleration",
+            FailureReason::OutOf(resource) => return write!(f, "OutOf{resource}"),
+            FailureReason::AppArmor => "AppArmor",
+        })
+    }
 }
 
 pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
@@ -115,7 +153,7 @@ pub fn rejected(pod: &Pod, failure: &PodFailure) -> PodStatus {
     PodStatus {
         qos_class: Some(known_qos_class(pod)),
         phase: Some(phase::FAILED.to_owned()),
-        reason: Some(failure.reason.clone()),
+        reason: Some(failure.reason.to_string()),
         message: Some(format!("Pod was rejected: {}", failure.message)),
         ..PodStatus::default()
     }
@@ -182,7 +220,7 @@ fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     status.phase = Some(phase);
     if let Some(failure) = input.failed.filter(|_| status.phase.as_deref() != Some(phase::SUCCEEDED)) {
         status.phase = Some(phase::FAILED.to_owned());
-        status.reason = Some(failure.reason.clone());
+        status.reason = Some(failure.reason.to_string());
         status.message = Some(failure.message.clone());
     }
 }

@@ -158,7 +158,7 @@ impl Start<'_> {
         if record.flights.contains(&subject) {
             return;
         }
-        if let Some(id) = record.cut_off.get(&container.name) {
+        if let Some(id) = &record.container(&container.name).interrupted_start {
             if !record.is_busy(&subject, self.now) {
                 let (pod, name) = (record.id.clone(), container.name.clone());
                 plan.step(subject, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
@@ -252,28 +252,28 @@ impl Start<'_> {
 
     fn is_backing_off(&self, container: &Container, plan: &mut Plan) -> bool {
         let image = container.image.as_deref().unwrap_or_default();
-        let Some(crash_loop) = self.record.crash_loops.get(&container.name) else { return false };
+        let known = self.record.container(&container.name);
+        let Some(crash_loop) = &known.crash_loop else { return false };
         let Some(ended) = self
             .facts
             .newest_container(&container.name)
             .filter(|newest| newest.exit().is_some())
-            .and_then(|newest| self.record.ended.get(&newest.id))
+            .and_then(|newest| self.record.instance(&newest.id).finished_at)
         else {
             return false;
         };
-        let not_before = crash_loop.not_before(image, *ended);
+        let not_before = crash_loop.not_before(image, ended);
         if not_before <= self.now.uptime {
             return false;
         }
-        let reason = Reason::CrashLoopBackOff.as_str();
         let pod = formatted(&self.record);
         let delay = GoDuration::from(crash_loop.delay);
         let message = format!("back-off {delay} restarting failed container={} pod={pod}", container.name);
-        if self.record.waiting.get(&container.name).is_none_or(|known| known.reason != reason) {
+        if known.waiting.as_ref().is_none_or(|waiting| waiting.reason != Reason::CrashLoopBackOff) {
             let said = format!("Back-off restarting failed container {} in pod {pod}", container.name);
             plan.events.push(event(&self.record, &container.name, Severity::Warning, "BackOff", said));
         }
-        plan.waiting.insert(container.name.clone(), Waiting { reason: reason.to_owned(), message });
+        plan.waiting.insert(container.name.clone(), Waiting { reason: Reason::CrashLoopBackOff, message });
         plan.wake_by(not_before);
         plan.blocked.get_or_insert_with(|| format!("back-off of container {}", container.name));
         true

@@ -24,7 +24,7 @@ use crate::{
         Cause, Cleared, Failure, Grace, Lifecycle, Plan, PodRecord, PodState, Preparation, Wanted,
         hooks::{Hook, HookAction, HookRequest, PreStop},
         restart::CrashLoop,
-        status::PodFailure,
+        status::{FailureReason, PodFailure},
         sync_pod::{self, Context},
         termination,
     },
@@ -90,7 +90,7 @@ fn observed(mut record: TestPod, text: &str) -> (TestPod, crate::observation::Po
     for container in &facts.containers {
         if let Some(exit) = container.exit() {
             let age = now().wall_since(exit.finished_at);
-            record.ended.insert(container.id.clone(), now().uptime.saturating_sub(age));
+            record.instance_mut(&container.id).finished_at = Some(now().uptime.saturating_sub(age));
         }
     }
     (record, facts)
@@ -360,12 +360,12 @@ fn third_crash_waits_twenty_seconds() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: exit(1) x3 5s");
     let mut crash_loop = CrashLoop::after_restart(None, "a:1", Uptime::ZERO, Duration::from_secs(300), now().uptime);
     crash_loop.delay *= 2;
-    record.crash_loops.insert("a".to_owned(), crash_loop);
+    record.container_mut("a").crash_loop = Some(crash_loop);
     let plan = sync_plan(&record, &facts);
     assert_eq!(show(&plan), "remove a1, wait a for 15s (CrashLoopBackOff)");
     assert_eq!(plan.waiting["a"].message, "back-off 20s restarting failed container=a pod=web_default(u1)");
     assert_eq!(plan.events[0].message, "Back-off restarting failed container a in pod web_default(u1)");
-    record.waiting = plan.waiting;
+    record.container_mut("a").waiting = plan.waiting.get("a").cloned();
     assert!(sync_plan(&record, &facts).events.is_empty(), "it is told once");
 }
 
@@ -482,12 +482,12 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
         assert_eq!(show_with_events(&plan), format!("stop a0 in 30s, {killing}"), "{policy}");
         for (pre_stop, retry_at) in [(Some(PreStop::Took(Duration::ZERO)), None), (None, Some(now().uptime))] {
             let mut again = record.clone();
-            again.pre_stops.extend(pre_stop.map(|pre_stop| ("a0".into(), pre_stop)));
+            again.instance_mut(&"a0".into()).pre_stop = pre_stop;
             let failure = |retry_at| Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
             again.failures.extend(retry_at.map(|retry_at| (PodSubject::Container("a".to_owned()), failure(retry_at))));
             assert_eq!(show_with_events(&sync_plan(&again, &facts)), "stop a0 in 30s", "{policy}: it is told once");
         }
-        record.restarting = plan.restarting;
+        record.instance_mut(&"a0".into()).is_restarting = plan.restarting.contains(&"a0".into());
         let ended = crate::test_support::facts("a: exit(0) 5s");
         assert_eq!(show(&sync_plan(&record, &ended)), "image for a", "{policy}");
     }
@@ -540,7 +540,7 @@ fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
     record.send(PodSubject::Container("s".to_owned()), ContainerOp::RunHook(order));
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
     record.flights = Flights::default();
-    record.post_start_failed.insert("s0".into());
+    record.instance_mut(&"s0".into()).has_post_start_failed = true;
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop s0 in 30s, Killing "FailedPostStartHook""#);
 }
 
@@ -833,7 +833,7 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
 #[test]
 fn only_a_pod_that_runs_and_has_not_failed_has_a_deadline() {
     let ending = Lifecycle::Terminating { grace: Grace::starting(30, now()), cause: Cause::Completed };
-    let failure = || PodFailure { reason: "Evicted".to_owned(), message: String::new() };
+    let failure = || PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() };
     for (lifecycle, failure, expected) in [
         (Lifecycle::Syncing, None, Some(later(40).uptime)),
         (Lifecycle::Syncing, Some(failure()), None),
@@ -862,10 +862,10 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
     let killing = r#"Killing "Stopping container a", Killing "Stopping container b""#;
     assert_eq!(first, format!("PreStop of a0 in 20s, stop b0 in 20s, {killing}"));
     // The hook took 3.9 s: whole seconds count, as upstream counts.
-    record.pre_stops.insert("a0".into(), PreStop::Took(Duration::from_millis(3900)));
+    record.instance_mut(&"a0".into()).pre_stop = Some(PreStop::Took(Duration::from_millis(3900)));
     let then = r#"stop a0 in 17s, stop b0 in 20s, Killing "Stopping container b""#;
     assert_eq!(show_with_events(&plan(&record)), then);
-    record.pre_stops.insert("a0".into(), PreStop::Took(Duration::from_secs(20)));
+    record.instance_mut(&"a0".into()).pre_stop = Some(PreStop::Took(Duration::from_secs(20)));
     assert_eq!(show(&plan(&record)), "stop a0 in 2s, stop b0 in 20s");
 }
 
@@ -881,7 +881,7 @@ fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_tu
     };
     let killing = r#"Killing "Stopping container a", Killing "Stopping container s""#;
     assert_eq!(plan(&record, &both, now()), format!("stop a0 in 20s, PreStop of s0 in 20s, {killing}"));
-    record.pre_stops.insert("s0".into(), PreStop::Took(Duration::from_secs(3)));
+    record.instance_mut(&"s0".into()).pre_stop = Some(PreStop::Took(Duration::from_secs(3)));
     assert_eq!(plan(&record, &both, now()), r#"stop a0 in 20s, Killing "Stopping container a""#);
     // Its turn comes after the others': no second hook, no second event, and what is left of the pod's time.
     let alone = facts("s: running 5s; t: exit(0) 1s; a: exit(0) 1s");
@@ -898,7 +898,7 @@ fn a_container_that_does_not_run_has_no_pre_stop_hook() {
 #[test]
 fn a_container_whose_post_start_hook_failed_is_stopped() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
-    record.post_start_failed.insert("a0".into());
+    record.instance_mut(&"a0".into()).has_post_start_failed = true;
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop a0 in 30s, Killing "FailedPostStartHook""#);
     let shown = |state: &str| record.state().shown(&Arc::new(crate::test_support::facts(state))).containers.len();
     assert_eq!((shown("a: running 5s"), shown("a: exit(1) 5s")), (0, 1), "it never ran, and it ended");
@@ -965,17 +965,22 @@ fn a_hook_that_failed_is_told_without_what_it_said() {
         let mut record = record("always | main a", Lifecycle::Syncing);
         with_hook(&mut record, "a", hooks.clone());
         let order = HookRequest::of(&record, "a", &"a0".into(), hook, Duration::from_secs(9)).expect("it has one");
-        record.pre_stops.insert("a0".into(), PreStop::Began(now().uptime));
+        record.instance_mut(&"a0".into()).pre_stop = Some(PreStop::Began(now().uptime));
         let has_failed = error.is_some();
         let event = record.hook_ended(&order, error, later(4));
         let said = event.map(|event| format!("{}: {}", event.reason, event.message));
         assert_eq!(said.as_deref(), told, "{hook:?}");
-        let waits = record.waiting.get("a").map(|waiting| format!("{}: {}", waiting.reason, waiting.message));
+        let waits =
+            record.container("a").waiting.as_ref().map(|waiting| format!("{}: {}", waiting.reason, waiting.message));
         assert_eq!(waits.as_deref(), held, "{hook:?}");
         let is_failed_start = hook == Hook::PostStart && has_failed;
-        assert_eq!(record.post_start_failed.contains(&"a0".into()), is_failed_start, "{hook:?}");
+        assert_eq!(record.instance(&"a0".into()).has_post_start_failed, is_failed_start, "{hook:?}");
         if hook == Hook::PreStop {
-            assert_eq!(record.pre_stops[&"a0".into()], PreStop::Took(Duration::from_secs(4)), "well or not");
+            assert_eq!(
+                record.instance(&"a0".into()).pre_stop,
+                Some(PreStop::Took(Duration::from_secs(4))),
+                "well or not"
+            );
         }
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     id::PodRef,
-    pod::{Wanted, hooks::PreStop},
+    pod::{InstanceRecord, Wanted, hooks::PreStop},
     test_support::{facts, later, mk_pod, now, start_order},
 };
 
@@ -20,20 +20,20 @@ fn record(pod: &str) -> PodRecord {
 #[test]
 fn what_is_remembered_of_an_instance_goes_with_it() {
     let mut record = record("always | main a");
+    let known = InstanceRecord {
+        pre_stop: Some(PreStop::Began(Uptime::ZERO)),
+        has_post_start_failed: true,
+        is_restarting: true,
+        finished_at: Some(Uptime::from_secs(7)),
+    };
     for id in ["a0", "old"].map(ContainerId::new) {
-        record.ended.insert(id.clone(), Uptime::from_secs(7));
-        record.pre_stops.insert(id.clone(), PreStop::Began(Uptime::ZERO));
-        record.post_start_failed.insert(id.clone());
-        record.restarting.insert(id);
+        record.instances.insert(id, known);
     }
     record.stopped_sandboxes.extend(["sb0".into(), "sb-old".into()]);
     apply_look(&mut record, facts("sandbox gone"), DuringLook::Change, now());
-    assert_eq!(record.restarting.len(), 2, "a look from before a change does not show what was started meanwhile");
+    assert_eq!(record.instances.len(), 2, "a look from before a change does not show what was started meanwhile");
     apply_look(&mut record, facts("sandbox notready; a: exit(1) 5s"), DuringLook::Nothing, now());
-    assert_eq!(record.ended, BTreeMap::from([("a0".into(), Uptime::from_secs(7))]), "its end stays when it was");
-    assert_eq!(record.pre_stops.into_keys().collect::<Vec<_>>(), ["a0".into()]);
-    assert_eq!(record.post_start_failed.into_iter().collect::<Vec<_>>(), ["a0".into()]);
-    assert_eq!(record.restarting.into_iter().collect::<Vec<_>>(), ["a0".into()]);
+    assert_eq!(record.instances, BTreeMap::from([("a0".into(), known)]), "its end stays when it was");
     assert_eq!(record.stopped_sandboxes.into_iter().collect::<Vec<_>>(), ["sb0".into()]);
 }
 
@@ -49,12 +49,16 @@ fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
         ("a: exit(1)", false, true, DuringLook::Change, true),
     ] {
         let mut record = record("always | main a");
-        let why = Waiting { reason: "CrashLoopBackOff".to_owned(), message: String::new() };
-        record.waiting.insert("a".to_owned(), why);
-        record.post_start_failed.extend(post_start_failed.then(|| ContainerId::new("a0")));
-        record.started.extend(started.then(|| "a".to_owned()));
+        let why = Waiting { reason: Reason::CrashLoopBackOff, message: String::new() };
+        record.instance_mut(&"a0".into()).has_post_start_failed = post_start_failed;
+        let container = record.container_mut("a");
+        (container.waiting, container.has_unseen_start) = (Some(why), started);
         apply_look(&mut record, facts(seen), meanwhile, now());
-        assert_eq!(record.waiting.contains_key("a"), waits, "{seen} {post_start_failed} {started} {meanwhile:?}");
+        assert_eq!(
+            record.container("a").waiting.is_some(),
+            waits,
+            "{seen} {post_start_failed} {started} {meanwhile:?}"
+        );
         assert_eq!(record.is_fresh, meanwhile != DuringLook::Change);
     }
 }
@@ -69,7 +73,10 @@ fn a_start_that_succeeded_is_remembered_until_it_is_seen() {
     {
         let mut record = record("always | main a");
         let told: Vec<_> = succeeded(&mut record, &op).into_iter().map(|event| event.reason).collect();
-        assert_eq!((told, record.started.contains("a")), (expected.into_iter().map(str::to_owned).collect(), true));
+        assert_eq!(
+            (told, record.container("a").has_unseen_start),
+            (expected.into_iter().map(str::to_owned).collect(), true)
+        );
     }
 }
 
@@ -95,7 +102,7 @@ fn attempts_in_logs_count_only_when_the_runtime_has_forgotten_everything() {
 }
 
 #[test]
-fn a_start_counts_as_cut_off_only_when_nothing_else_can_explain_it() {
+fn a_start_counts_as_interrupted_only_when_nothing_else_can_explain_it() {
     for (seen, never_ran, ordered, told, expected) in [
         ("a: exit(128)", &["a0"][..], None, None, Some("a0")),
         ("a: exit(128)", &[], None, None, None),
@@ -115,7 +122,7 @@ fn a_start_counts_as_cut_off_only_when_nothing_else_can_explain_it() {
             let ContainerState::Exited(exit) = &mut container.state else { panic!("all have ended") };
             (exit.started_at, exit.message) = (None, "context canceled".to_owned());
         }
-        record.ordered.extend(ordered.map(|attempt| ("a".to_owned(), attempt)));
+        record.container_mut("a").last_attempt = ordered;
         let ended = |id| json!({ "terminated": { "exitCode": 128, "containerID": format!("containerd://{id}") } });
         let status = |id| {
             let container = json!({ "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": ended(id) });
@@ -123,8 +130,12 @@ fn a_start_counts_as_cut_off_only_when_nothing_else_can_explain_it() {
         };
         Arc::make_mut(&mut record.pod).status = told.map(status);
         let before: Vec<_> = facts.containers.iter().map(|container| container.id.clone()).collect();
-        set_apart_cut_off(&mut record, &mut facts);
-        assert_eq!(record.cut_off.get("a").map(ContainerId::as_str), expected, "{seen} {ordered:?} {told:?}");
+        set_apart_interrupted_starts(&mut record, &mut facts);
+        assert_eq!(
+            record.container("a").interrupted_start.as_ref().map(ContainerId::as_str),
+            expected,
+            "{seen} {ordered:?} {told:?}"
+        );
         let left: Vec<_> = before.into_iter().filter(|id| Some(id.as_str()) != expected).collect();
         assert_eq!(facts.containers.into_iter().map(|container| container.id).collect::<Vec<_>>(), left, "{seen}");
     }

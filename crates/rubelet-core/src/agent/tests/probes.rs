@@ -72,7 +72,7 @@ fn a_container_that_is_not_alive_is_stopped_at_once() {
     // It is stopped to be started again, whatever it exits with.
     turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
-    assert!(turns.agent.records[&PodUid::new("u1")].restarting.contains(&"a0".into()));
+    assert!(turns.agent.records[&PodUid::new("u1")].instance(&"a0".into()).is_restarting);
 }
 
 #[test]

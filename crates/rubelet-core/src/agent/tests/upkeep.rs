@@ -168,9 +168,9 @@ fn a_crash_loop_is_judged_by_the_run_of_its_own_container() {
     let started = turns.now().uptime.saturating_sub(Duration::from_secs(1000));
     let record = turns.agent.records.get_mut(&PodUid::new("u1")).unwrap();
     let known = CrashLoop::after_restart(None, "a:1", started, Duration::from_secs(300), started);
-    record.crash_loops.insert("a".to_owned(), known);
+    record.container_mut("a").crash_loop = Some(known);
     turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     assert!(turns.pending().contains(&"StartContainer"), "{:?}", turns.pending());
-    let delay = turns.agent.records[&PodUid::new("u1")].crash_loops["a"].delay;
-    assert_eq!(delay, Duration::from_secs(20));
+    let crash_loop = turns.agent.records[&PodUid::new("u1")].container("a").crash_loop.as_ref();
+    assert_eq!(crash_loop.map(|known| known.delay), Some(Duration::from_secs(20)));
 }

@@ -45,8 +45,8 @@ impl Case {
         }
     }
 
-    fn waiting(mut self, container: &str, reason: &str, message: &str) -> Case {
-        let waiting = Waiting { reason: reason.to_owned(), message: message.to_owned() };
+    fn waiting(mut self, container: &str, reason: Reason, message: &str) -> Case {
+        let waiting = Waiting { reason, message: message.to_owned() };
         self.waiting.insert(container.to_owned(), waiting);
         self
     }
@@ -159,7 +159,7 @@ fn a_failed_init_container_of_a_run_once_pod_fails_it() {
 fn a_crashing_container_waits_with_the_reason_of_its_back_off() {
     let case = Case::new("always | main a", "a: exit(1) x3 5s").waiting(
         "a",
-        "CrashLoopBackOff",
+        Reason::CrashLoopBackOff,
         "back-off 40s restarting failed container=a pod=web_default(u1)",
     );
     assert_snapshot!(case.show(), @r#"
@@ -175,7 +175,7 @@ fn a_crashing_container_waits_with_the_reason_of_its_back_off() {
 
 #[test]
 fn a_container_that_cannot_pull_shows_why() {
-    let case = Case::new("always | main a", "").waiting("a", "ErrImagePull", "not found");
+    let case = Case::new("always | main a", "").waiting("a", Reason::ErrImagePull, "not found");
     assert_snapshot!(case.show(), @r#"
     Pending ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: waiting(ErrImagePull) "not found", restarts=0
@@ -336,7 +336,7 @@ fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
 
 #[test]
 fn a_terminating_pod_shows_how_its_containers_ended_and_not_what_they_waited_for() {
-    let case = Case::new("always | main a", "a: exit(1) x2 5s").waiting("a", "CrashLoopBackOff", "");
+    let case = Case::new("always | main a", "a: exit(1) x2 5s").waiting("a", Reason::CrashLoopBackOff, "");
     let shown = case.stage(Stage::Terminating).show();
     assert!(shown.contains("main a: exit 1(Error) -5s, last exit 1(Error) -105s, restarts=1"), "{shown}");
 }
@@ -391,7 +391,7 @@ fn an_unreadable_container_is_not_said_to_have_ended_like_the_one_before_it() {
 #[test]
 fn an_init_container_that_completed_waits_for_nothing() {
     for (seen, expected) in [("i: exit(0)", "init i: exit 0"), ("i: exit(1)", "init i: waiting(ErrImagePull)")] {
-        let case = Case::new("always | init i | main a", seen).waiting("i", "ErrImagePull", "no");
+        let case = Case::new("always | init i | main a", seen).waiting("i", Reason::ErrImagePull, "no");
         assert!(case.show().contains(&format!("\n{expected}")), "{}", case.show());
     }
 }
@@ -439,7 +439,7 @@ fn a_container_that_ended_for_good_stays_so_when_the_runtime_forgot_it() {
     case.previous = Some(case.status());
     case.facts.containers.clear();
     // Its last start failed, and nobody saw it run since.
-    case.waiting.insert("a".to_owned(), Waiting { reason: "RunContainerError".to_owned(), message: String::new() });
+    case.waiting.insert("a".to_owned(), Waiting { reason: Reason::RunContainerError, message: String::new() });
     let shown = case.show();
     assert!(shown.contains("main a: exit 2(Error)"), "{shown}");
 }
@@ -590,9 +590,9 @@ fn an_ephemeral_container_waits_before_its_start_and_never_after_its_end() {
     let pod = "always | main a | ephemeral e";
     let state =
         |case: Case| case.status().ephemeral_container_statuses.expect("one")[0].state.clone().expect("a state");
-    let pulling = || Case::new(pod, "a: running").waiting("e", "ErrImagePull", "no");
+    let pulling = || Case::new(pod, "a: running").waiting("e", Reason::ErrImagePull, "no");
     assert_eq!(state(pulling()).waiting.and_then(|waiting| waiting.reason).as_deref(), Some("ErrImagePull"));
-    let ended = Case::new(pod, "a: running; e: exit(3)").waiting("e", "ErrImagePull", "no");
+    let ended = Case::new(pod, "a: running; e: exit(3)").waiting("e", Reason::ErrImagePull, "no");
     assert_eq!(ended.phase(), "Running");
     assert_eq!(state(ended).terminated.map(|end| end.exit_code), Some(3));
 }
@@ -674,7 +674,7 @@ fn a_resize_that_cannot_be_carried_out_is_dated_by_when_it_was_asked_for() {
 
 #[test]
 fn a_pod_the_node_did_not_admit_has_a_class_and_nothing_else() {
-    let failure = PodFailure { reason: "OutOfcpu".to_owned(), message: "no".to_owned() };
+    let failure = PodFailure { reason: FailureReason::OutOf("cpu".to_owned()), message: "no".to_owned() };
     let shown = show(&rejected(&mk_pod("always | main a"), &failure));
     assert_eq!(shown, "Failed(OutOfcpu) \"Pod was rejected: no\" ip= host= qos=BestEffort start=@never");
 }
@@ -722,10 +722,10 @@ fn a_start_time_is_that_of_a_static_pods_first_sandbox_or_the_one_told_before() 
 #[test]
 fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
     let mut case = Case::new("always | main a", "a: running");
-    let failure = PodFailure { reason: "Evicted".to_owned(), message: "the node was low on memory".to_owned() };
+    let failure = PodFailure { reason: FailureReason::DeadlineExceeded, message: "it took too long".to_owned() };
     case.failed = Some(failure);
     assert_snapshot!(case.show(), @r#"
-    Failed(Evicted) "the node was low on memory" ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
+    Failed(DeadlineExceeded) "it took too long" ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: running -30s, restarts=0 started ready
     PodReadyToStartContainers=True +0s
     Initialized=True +0s
@@ -735,14 +735,14 @@ fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
     "#);
     let mut after = case.then("a: exit(0)", later(5));
     after.failed = None;
-    assert!(after.show().starts_with("Failed(Evicted) \"the node was low on memory\""));
+    assert!(after.show().starts_with("Failed(DeadlineExceeded) \"it took too long\""));
 }
 
 #[test]
 fn a_phase_the_api_server_holds_as_ended_never_changes() {
     let mut case = Case::new("always | main a", "a: running");
     case.pod.status = Some(PodStatus { phase: Some("Succeeded".to_owned()), ..PodStatus::default() });
-    case.failed = Some(PodFailure { reason: "Evicted".to_owned(), message: String::new() });
+    case.failed = Some(PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() });
     assert_eq!(case.phase(), "Succeeded");
 }
 
