@@ -11,7 +11,7 @@ use crate::{
     images::Images,
     node::Node,
     node_status,
-    pod::{Lifecycle, Look, PodRecord, PodState, Preparation, Wanted},
+    pod::{Lifecycle, Look, PodRecord, Preparation, Wanted, plan::PodState},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{NodeView, PodCounts, PodView, Stage, Step, StepState},
@@ -84,7 +84,7 @@ fn census(record: PodState<'_>, images: &Images) -> PodCounts {
 fn desired(record: &PodRecord) -> Step {
     let detail = match record.wanted {
         Wanted::By(source) => format!("asked for by source \"{}\"", source.as_str()),
-        Wanted::No => "nobody asks for it any more".to_owned(),
+        Wanted::No => "removed from its source".to_owned(),
     };
     step("desired", StepState::Done, detail)
 }
@@ -96,13 +96,13 @@ fn admitted(record: &PodRecord) -> Step {
     }
     match &record.lifecycle {
         Lifecycle::Waiting => {
-            let waits_for = record.blocked.as_deref().unwrap_or("its turn");
+            let waits_for = record.waits_for.as_ref().map_or("its turn".to_owned(), ToString::to_string);
             Step {
                 since: Some(record.since.wall),
                 ..step("admitted", StepState::Waiting, format!("waits for {waits_for}"))
             }
         }
-        Lifecycle::Syncing => step("admitted", StepState::Done, "may run".to_owned()),
+        Lifecycle::Syncing => step("admitted", StepState::Done, "admitted".to_owned()),
         Lifecycle::Terminating { grace, cause } => Step {
             since: Some(record.since.wall),
             ..step("admitted", StepState::Done, format!("ends ({cause:?}) with {} s of grace", grace.secs))
@@ -185,8 +185,7 @@ fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
     let waiting = all.filter_map(|each| Some((each, each.state.as_ref()?.waiting.as_ref()?))).find(|(_, waiting)| {
         !matches!(waiting.reason.as_deref(), None | Some("ContainerCreating" | "PodInitializing"))
     });
-    let blocked = record.blocked.as_deref();
-    let mut result = match (waiting, blocked) {
+    let mut result = match (waiting, &record.waits_for) {
         (Some((container, waiting)), _) => {
             let reason = waiting.reason.as_deref().unwrap_or_default();
             let mut failed =

@@ -10,7 +10,7 @@ use crate::{
     flights::PodSubject,
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxState},
     op::{ContainerOp, Op, PodOp},
-    pod::{Planned, PodRecord},
+    pod::{PodRecord, plan::Planned},
     settings::Settings,
     time::Now,
 };

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::Deref,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -17,15 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::is_host_network,
-    effect::EventRecord,
     event::Source,
-    flights::{PodFlights, PodSubject},
+    flights::PodSubject,
     id::{ContainerId, PodRef, SandboxId},
-    images::ImageRequest,
     observation::SharedFacts,
-    op::Op,
     pod::{
         hooks::PreStop,
+        plan::WaitsFor,
         restart::CrashLoop,
         status::{PodFailure, Waiting},
     },
@@ -37,6 +34,7 @@ pub mod allocation;
 pub mod containers;
 pub mod hooks;
 pub mod init;
+pub mod plan;
 pub mod restart;
 pub mod restart_policy;
 pub mod sandbox;
@@ -271,8 +269,8 @@ pub struct PodRecord {
     /// Sandboxes that were stopped, and so have given their network back.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
     pub wake_at: Option<Uptime>,
-    /// What the last plan waits for, for people.
-    pub blocked: Option<String>,
+    /// What the last plan waits for.
+    pub waits_for: Option<WaitsFor>,
 }
 
 impl PodRecord {
@@ -299,7 +297,7 @@ impl PodRecord {
             all_containers_ended: false,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
-            blocked: None,
+            waits_for: None,
         }
     }
 
@@ -421,71 +419,5 @@ impl PodRecord {
             now.wall.checked_sub(now.uptime.since(moment))
         };
         moved.unwrap_or(if moment > now.uptime { Timestamp::MAX } else { Timestamp::MIN })
-    }
-}
-
-/// A pod as its plan sees it: the record, and what is under way for it.
-#[derive(Clone, Copy, Debug)]
-pub struct PodState<'a> {
-    pub record: &'a PodRecord,
-    pub flights: PodFlights<'a>,
-}
-
-impl Deref for PodState<'_> {
-    type Target = PodRecord;
-
-    fn deref(&self) -> &PodRecord {
-        self.record
-    }
-}
-
-impl PodState<'_> {
-    /// An effect on the subject is under way, or waits for another try.
-    pub fn is_busy(&self, subject: &PodSubject, now: Now) -> bool {
-        self.flights.contains(subject) || self.is_waiting_to_retry(subject, now)
-    }
-
-    /// The earliest moment at which a failed step may be tried again.
-    pub fn next_retry(&self, now: Now) -> Option<Uptime> {
-        let waiting = self.failures.iter().filter(|(subject, _)| !self.flights.contains(subject));
-        waiting.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime).min()
-    }
-}
-
-/// The next steps for one pod, and why. Only steps that can be taken now are in it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    pub steps: Vec<Planned>,
-    /// Images that containers wait for.
-    pub images: Vec<ImageRequest>,
-    /// Containers that may not start yet, and why.
-    pub waiting: BTreeMap<String, Waiting>,
-    pub events: Vec<EventRecord>,
-    /// Instances that are stopped to be started again, whatever they exit with.
-    pub restarting: BTreeSet<ContainerId>,
-    pub next: Option<Lifecycle>,
-    /// Nothing of the pod is to run any more, although something still does.
-    pub is_over: bool,
-    /// Nothing of the pod is left anywhere; its record may go.
-    pub is_gone: bool,
-    pub wake_at: Option<Uptime>,
-    /// What the pod waits for, for people; `None` when it waits for nothing.
-    pub blocked: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
-    pub subject: PodSubject,
-    pub op: Op,
-    pub reason: String,
-}
-
-impl Plan {
-    pub fn step(&mut self, subject: PodSubject, op: impl Into<Op>, reason: impl Into<String>) {
-        self.steps.push(Planned { subject, op: op.into(), reason: reason.into() });
-    }
-
-    pub fn wake_by(&mut self, moment: Uptime) {
-        self.wake_at = Some(self.wake_at.map_or(moment, |earlier| earlier.min(moment)));
     }
 }

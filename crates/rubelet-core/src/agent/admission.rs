@@ -15,7 +15,7 @@ use crate::{
     id::PodUid,
     node_object::NodeObject,
     op::ApiOp,
-    pod::{Lifecycle, PodRecord, status},
+    pod::{Lifecycle, PodRecord, plan::WaitsFor, status},
     time::Now,
 };
 
@@ -24,7 +24,7 @@ impl Agent {
     pub(super) fn admit_waiting_pods(&mut self, uid: &PodUid, now: Now) -> bool {
         if self.node.listing.is_none() {
             let record = self.records.get_mut(uid).expect("it waits");
-            record.blocked = Some("the first look at the runtime".to_owned());
+            record.waits_for = Some(WaitsFor::FirstRelist);
             return false;
         }
         for waiting in self.waiting_in_order() {
@@ -93,7 +93,7 @@ impl Agent {
         if !self.settings.is_in_cluster() || (was_asked && !is_under_way) {
             return false;
         }
-        record.blocked = Some("a newer look at the node's labels".to_owned());
+        record.waits_for = Some(WaitsFor::NodeLabels);
         if !is_under_way {
             self.node.object_asked_at = Some(now.uptime);
             self.send_api_request(ApiRequest::Node, ApiOp::GetNode, "a pod does not match the labels of the node", now);

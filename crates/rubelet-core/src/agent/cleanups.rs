@@ -10,7 +10,7 @@ use crate::{
     gc,
     id::{PodRef, PodUid},
     observation::Listing,
-    pod::{Lifecycle, Planned},
+    pod::{Lifecycle, plan::Planned},
     time::Now,
 };
 

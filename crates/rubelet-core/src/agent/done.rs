@@ -14,8 +14,9 @@ use crate::{
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cleared, Cure, DuringLook, Failure, Lifecycle, Look, Planned, PodRecord, Preparation,
+        Cleared, Cure, DuringLook, Failure, Lifecycle, Look, PodRecord, Preparation,
         hooks::{Hook, HookRequest, POST_START_LIMIT},
+        plan::Planned,
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
         sync_pod::event,

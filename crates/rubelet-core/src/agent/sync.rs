@@ -18,9 +18,10 @@ use crate::{
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, DuringLook, Lifecycle, Look, Plan, Planned, PodRecord, PodState, Preparation, Wanted,
+        Cause, DuringLook, Lifecycle, Look, PodRecord, Preparation, Wanted,
         allocation::{is_resize_pending, update_pod_from_allocation},
         hooks::{Hook, HookRequest, PreStop},
+        plan::{Plan, Planned, PodState, WaitsFor},
         restart::CrashLoop,
         status::{self, FailureReason, PodFailure, Stage, StatusInput},
         sync_pod::{self, Context},
@@ -131,9 +132,9 @@ impl Agent {
             self.adopt_namesakes(uid, now);
         }
         let holder = if is_static { self.name_holder(&self.records[uid]) } else { None };
-        let blocked = holder.map(|holder| format!("pod {} ({}) of the same name to end", holder.id, holder.id.uid));
-        let is_free = blocked.is_none();
-        self.records.get_mut(uid).expect("the caller found it").blocked = blocked;
+        let waits_for = holder.map(|holder| WaitsFor::Namesake(holder.id.clone()));
+        let is_free = waits_for.is_none();
+        self.records.get_mut(uid).expect("the caller found it").waits_for = waits_for;
         is_free
     }
 
@@ -183,7 +184,7 @@ impl Agent {
                 about: About::Pod(record.id.clone()),
                 severity: Severity::Warning,
                 reason: "UnsupportedFields".to_owned(),
-                message: format!("not acted on yet: {}", fields.join(", ")),
+                message: format!("unsupported fields ignored: {}", fields.join(", ")),
             });
         }
     }
@@ -259,8 +260,8 @@ impl Agent {
                 None => self.rest(uid, None, now),
             };
         };
-        let blocked = format!("the container runtime: {}", problem.message);
-        self.rest(uid, Some(blocked), now);
+        let waits_for = WaitsFor::Runtime(problem.message.clone());
+        self.rest(uid, Some(waits_for), now);
     }
 
     fn plan_of(&self, record: PodState<'_>, facts: &PodFacts, now: Now) -> Plan {
@@ -305,7 +306,7 @@ impl Agent {
         if let Some(next) = plan.next {
             record.enter(next, now);
         }
-        self.rest(uid, plan.blocked, now);
+        self.rest(uid, plan.waits_for, now);
         for want in plan.images {
             if self.images.supersede(uid, &want) {
                 self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(want.container.clone())));
@@ -330,7 +331,7 @@ impl Agent {
     }
 
     /// Nothing to do for this pod until something happens or its time comes.
-    fn rest(&mut self, uid: &PodUid, blocked: Option<String>, now: Now) {
+    fn rest(&mut self, uid: &PodUid, waits_for: Option<WaitsFor>, now: Now) {
         let retry = self.pod_state(uid).and_then(|state| state.next_retry(now));
         let record = self.records.get_mut(uid).expect("the caller found it");
         let planned = record.wake_at.filter(|moment| *moment > now.uptime);
@@ -339,7 +340,7 @@ impl Agent {
         let others = [retry, record.probes.next_wakeup(now), deadline];
         let others = others.into_iter().flatten().filter(|moment| *moment > now.uptime);
         record.wake_at = planned.into_iter().chain(others).min();
-        record.blocked = blocked;
+        record.waits_for = waits_for;
     }
 
     fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {

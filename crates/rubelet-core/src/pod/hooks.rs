@@ -15,7 +15,7 @@ use crate::{
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
     op::{ContainerOp, Op, OpKind},
-    pod::{PodRecord, PodState, status::Waiting, sync_pod::event},
+    pod::{PodRecord, plan::PodState, status::Waiting, sync_pod::event},
     probes::HttpGet,
     time::{Now, Uptime},
 };

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::Container;
 use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
     pod::{
-        PodRecord, PodState,
+        PodRecord,
         containers::{AfterStop, Stop, grace_after_probe},
+        plan::PodState,
         restart_policy::{is_sidecar, restarts_after},
     },
 };

@@ -3,6 +3,8 @@
 //! Owns: when a sandbox is kept, replaced, or not made at all. Never: looks at single containers' needs.
 //! Upstream: `PodSandboxChanged` and the first half of `computePodActions`.
 
+use std::fmt;
+
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
@@ -17,10 +19,32 @@ pub enum SandboxAction<'a> {
     /// Everything of the pod that runs is stopped first.
     Create {
         attempt: u32,
-        why: &'static str,
+        why: SandboxNeed,
     },
     /// The pod ran and is not to run again; what is left of it is stopped.
     StayDown,
+}
+
+/// Why a new sandbox is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SandboxNeed {
+    Missing,
+    SeveralReady,
+    NotReady,
+    OtherNetwork,
+    NoAddress,
+}
+
+impl fmt::Display for SandboxNeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SandboxNeed::Missing => "the pod has no sandbox",
+            SandboxNeed::SeveralReady => "the pod has more than one ready sandbox",
+            SandboxNeed::NotReady => "the pod's sandbox is not ready",
+            SandboxNeed::OtherNetwork => "the sandbox has another network namespace than the pod asks for",
+            SandboxNeed::NoAddress => "the sandbox has no IP address",
+        })
+    }
 }
 
 pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAction<'a> {
@@ -48,23 +72,23 @@ pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAct
 }
 
 /// The sandbox to keep, or the attempt number of the next one and why it is needed.
-pub fn usable_sandbox<'a>(spec: &PodSpec, facts: &'a PodFacts) -> Result<&'a SandboxFacts, (u32, &'static str)> {
+pub fn usable_sandbox<'a>(spec: &PodSpec, facts: &'a PodFacts) -> Result<&'a SandboxFacts, (u32, SandboxNeed)> {
     let Some(newest) = facts.newest_sandbox() else {
-        return Err((0, "the pod has no sandbox"));
+        return Err((0, SandboxNeed::Missing));
     };
     let next = facts.sandboxes.iter().map(|sandbox| sandbox.attempt).max().unwrap_or(0) + 1;
     let ready = facts.sandboxes.iter().filter(|sandbox| sandbox.state == SandboxState::Ready).count();
     if ready > 1 {
-        return Err((next, "the pod has more than one ready sandbox"));
+        return Err((next, SandboxNeed::SeveralReady));
     }
     if newest.state != SandboxState::Ready {
-        return Err((next, "the pod's sandbox is not ready"));
+        return Err((next, SandboxNeed::NotReady));
     }
     if newest.host_network != is_host_network(spec) {
-        return Err((next, "the sandbox has another network namespace than the pod asks for"));
+        return Err((next, SandboxNeed::OtherNetwork));
     }
     if !newest.host_network && newest.ips.is_empty() {
-        return Err((next, "the sandbox has no IP address"));
+        return Err((next, SandboxNeed::NoAddress));
     }
     Ok(newest)
 }

@@ -20,10 +20,11 @@ use crate::{
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
-        Lifecycle, Plan, PodRecord, PodState, Preparation,
+        Lifecycle, PodRecord, Preparation,
         containers::{AfterStop, ContainerAction, Stop, container_action},
         hooks::has_post_start,
         init::init_plan,
+        plan::{Plan, PodState, WaitsFor},
         sandbox::{SandboxAction, sandbox_action},
         status::Waiting,
         termination,
@@ -70,9 +71,9 @@ pub fn plan(record: PodState<'_>, facts: &PodFacts, context: Context<'_>, now: N
                     attempt,
                     cgroup_parent: cgroup_parent(&record, context),
                 };
-                plan.step(PodSubject::Pod, PodOp::RunSandbox(order), why);
+                plan.step(PodSubject::Pod, PodOp::RunSandbox(order), why.to_string());
             }
-            plan.blocked.get_or_insert_with(|| why.to_owned());
+            plan.wait_for(WaitsFor::Sandbox(why));
         }
     }
     collect_dead(record, facts, context.settings, &mut plan, now);
@@ -109,7 +110,7 @@ fn containers_plan(
     }
     if !init.initialized {
         start.plan_ephemeral(plan);
-        plan.blocked.get_or_insert_with(|| "init containers have not finished".to_owned());
+        plan.wait_for(WaitsFor::InitContainers);
         return;
     }
     start.plan_ephemeral(plan);
@@ -120,8 +121,7 @@ fn containers_plan(
             ContainerAction::Stop(stop) => stop_one(record, &stop, plan, now),
         }
         if start.holds_back_others(container, plan) {
-            plan.blocked.get_or_insert_with(|| format!("the postStart hook of container {}", container.name));
-            return;
+            return plan.wait_for(WaitsFor::PostStartHook(container.name.clone()));
         }
     }
 }
@@ -163,8 +163,7 @@ impl Start<'_> {
                 let (pod, name) = (record.id.clone(), container.name.clone());
                 plan.step(subject, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
             }
-            plan.blocked.get_or_insert_with(|| format!("what is left of container {}", container.name));
-            return;
+            return plan.wait_for(WaitsFor::InterruptedStart(container.name.clone()));
         }
         let newest = self.facts.newest_container(&container.name);
         if let Some(created) = newest.filter(|known| known.sandbox == self.sandbox.id)
@@ -181,8 +180,8 @@ impl Start<'_> {
         if let Some(failure) = record.failures.get(&subject)
             && failure.retry_at > self.now.uptime
         {
-            plan.blocked.get_or_insert_with(|| format!("container {}: {}", container.name, failure.message));
-            return;
+            let (container, message) = (container.name.clone(), failure.message.clone());
+            return plan.wait_for(WaitsFor::Retry { container, message });
         }
         if !is_prepared(record, self.context, plan, self.now) {
             return;
@@ -213,7 +212,7 @@ impl Start<'_> {
             }
             Readiness::NotReady => {
                 plan.images.push(want);
-                plan.blocked.get_or_insert_with(|| format!("the image of container {}", container.name));
+                plan.wait_for(WaitsFor::Image(container.name.clone()));
             }
         }
     }
@@ -275,7 +274,7 @@ impl Start<'_> {
         }
         plan.waiting.insert(container.name.clone(), Waiting { reason: Reason::CrashLoopBackOff, message });
         plan.wake_by(not_before);
-        plan.blocked.get_or_insert_with(|| format!("back-off of container {}", container.name));
+        plan.wait_for(WaitsFor::CrashLoopBackOff(container.name.clone()));
         true
     }
 }
@@ -290,42 +289,40 @@ fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now:
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
     {
-        let message = format!("network is not ready: {problem}");
-        let is_known = [&record.blocked, &plan.blocked].iter().any(|blocked| blocked.as_ref() == Some(&message));
+        let network = WaitsFor::Network(problem.to_owned());
+        let is_known = [&record.waits_for, &plan.waits_for].iter().any(|known| known.as_ref() == Some(&network));
         if !is_known {
             plan.events.push(EventRecord {
                 about: About::Pod(record.id.clone()),
                 severity: Severity::Warning,
                 reason: "NetworkNotReady".to_owned(),
-                message: message.clone(),
+                message: format!("network is not ready: {problem}"),
             });
         }
-        plan.blocked = Some(message);
+        plan.waits_for = Some(network);
         return false;
     }
-    let Some((_, reason)) = next_preparation(&record, context) else { return true };
+    let Some((_, waits_for)) = next_preparation(&record, context) else { return true };
     prepare(record, context, plan, now);
-    plan.blocked.get_or_insert_with(|| reason.to_owned());
+    plan.wait_for(waits_for);
     false
 }
 
-/// `None` when all is there.
-fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'static str)> {
-    let make_dirs = || (Op::Pod(PodOp::MakeDirs { pod: record.id.clone() }), "the pod's directories may be missing");
+/// `None` when all is there. Every step is safe to repeat, and what a previous process prepared is not remembered.
+fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, WaitsFor)> {
+    let pod = record.id.clone();
     match record.prepared {
         Preparation::Unknown | Preparation::Nothing | Preparation::TornDown => {
             let cgroup = context.cgroups.and_then(|tree| tree.pod(&record.pod, &record.id.uid));
             Some(match cgroup {
-                Some(cgroup) => {
-                    (Op::Pod(PodOp::SetUpCgroup { pod: record.id.clone(), cgroup }), "the pod's cgroup may be missing")
-                }
-                None => make_dirs(),
+                Some(cgroup) => (Op::Pod(PodOp::SetUpCgroup { pod, cgroup }), WaitsFor::PodCgroup),
+                None => (Op::Pod(PodOp::MakeDirs { pod }), WaitsFor::PodDirs),
             })
         }
-        Preparation::Cgroup => Some(make_dirs()),
+        Preparation::Cgroup => Some((Op::Pod(PodOp::MakeDirs { pod }), WaitsFor::PodDirs)),
         Preparation::Directories => {
             let op = VolumeOp::SetUp { pod: record.pod.clone(), uid: record.id.uid.clone() };
-            Some((Op::Volume(op), "the pod's volumes may be missing"))
+            Some((Op::Volume(op), WaitsFor::Volumes))
         }
         Preparation::Volumes => None,
     }
@@ -334,11 +331,11 @@ fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, &'s
 /// Plans the next step of the preparation, unless the pod is busy with another.
 fn prepare(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) {
     let already_planned = plan.steps.iter().any(|step| step.subject == PodSubject::Pod);
-    if let Some((op, reason)) = next_preparation(&record, context)
+    if let Some((op, waits_for)) = next_preparation(&record, context)
         && !already_planned
         && !record.is_busy(&PodSubject::Pod, now)
     {
-        plan.step(PodSubject::Pod, op, reason);
+        plan.step(PodSubject::Pod, op, format!("{waits_for} may be missing"));
     }
 }
 

@@ -14,8 +14,9 @@ use crate::{
     observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Grace, Lifecycle, Plan, PodRecord, PodState, Preparation,
+        Cause, Cleared, Grace, Lifecycle, PodRecord, Preparation,
         hooks::{Hook, HookRequest},
+        plan::{Plan, PodState, WaitsFor},
         restart_policy::is_sidecar,
         sync_pod::event,
     },
@@ -46,7 +47,7 @@ pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: 
         if !record.flights.has_changes() {
             plan.next = Some(Lifecycle::Terminated { cause });
         } else {
-            plan.blocked = Some("a cancelled step to end".to_owned());
+            plan.wait_for(WaitsFor::StepUnderWay);
         }
         return plan;
     }
@@ -74,7 +75,7 @@ pub fn ended(record: PodState<'_>, facts: &PodFacts, cause: Cause, cgroups: Opti
             Cause::Removed | Cause::Orphaned if record.is_wanted() => let_go(record, cause, &mut plan),
             Cause::Removed if is_static_pod(&record.pod) && now.uptime < record.since.uptime + STATIC_POD_RETENTION => {
                 plan.wake_at = Some(record.since.uptime + STATIC_POD_RETENTION);
-                plan.blocked = Some("its manifest to come back, for a minute".to_owned());
+                plan.wait_for(WaitsFor::ManifestToReturn);
             }
             Cause::Removed | Cause::Orphaned => remove_traces(record, facts, cause, &mut plan, now),
         }
@@ -83,15 +84,15 @@ pub fn ended(record: PodState<'_>, facts: &PodFacts, cause: Cause, cgroups: Opti
 }
 
 /// What the pod still holds of the node, in the order it is given back.
-fn next_release(record: PodState<'_>, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, &'static str)> {
+fn next_release(record: PodState<'_>, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, WaitsFor)> {
     let pod = record.id.clone();
     match record.prepared {
         Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
-            Some((Op::Volume(VolumeOp::TearDown { pod }), "its volumes to be torn down"))
+            Some((Op::Volume(VolumeOp::TearDown { pod }), WaitsFor::VolumesToTearDown))
         }
         Preparation::TornDown => {
             let paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
-            Some((Op::Pod(PodOp::RemoveCgroup { pod, paths }), "its cgroup to be removed"))
+            Some((Op::Pod(PodOp::RemoveCgroup { pod, paths }), WaitsFor::CgroupToRemove))
         }
         Preparation::Nothing => None,
     }
@@ -104,26 +105,25 @@ fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: Cause, plan: &mu
         let is_planned = plan.steps.iter().any(|step| step.subject == subject);
         if !is_planned && !record.is_busy(&subject, now) {
             let (pod, name, id) = (record.id.clone(), container.name.clone(), container.id.clone());
-            plan.step(subject, ContainerOp::Remove { pod, name, id }, "nobody wants the pod any more");
+            plan.step(subject, ContainerOp::Remove { pod, name, id }, "pod is no longer desired");
         }
     }
     if !facts.containers.is_empty() {
-        plan.blocked = Some("its dead containers to be removed".to_owned());
-        return;
+        return plan.wait_for(WaitsFor::DeadContainersToRemove);
     }
     if let Some(sandbox) = facts.sandboxes.first() {
         let op = PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
-        return pod_step(record, op, "its sandbox to be removed", plan, now);
+        return pod_step(record, op, WaitsFor::SandboxToRemove, plan, now);
     }
     match record.cleared {
         Cleared::Nothing => {
             let op = PodOp::RemoveDir { uid: record.id.uid.clone() };
-            pod_step(record, op, "its directory to be removed", plan, now);
+            pod_step(record, op, WaitsFor::PodDirToRemove, plan, now);
         }
         Cleared::PodDir => {
             let PodRef { uid, namespace, name } = &record.id;
             let op = PodOp::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
-            pod_step(record, op, "its logs to be removed", plan, now);
+            pod_step(record, op, WaitsFor::LogsToRemove, plan, now);
         }
         Cleared::All => let_go(record, cause, plan),
     }
@@ -134,16 +134,16 @@ fn let_go(record: PodState<'_>, cause: Cause, plan: &mut Plan) {
         plan.next = Some(Lifecycle::Finished { cause });
         plan.is_gone = true;
     } else {
-        plan.blocked = Some("a cancelled step to end".to_owned());
+        plan.wait_for(WaitsFor::StepUnderWay);
     }
 }
 
 /// The next step under the pod's own subject, unless one is under way.
-fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: &str, plan: &mut Plan, now: Now) {
+fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: WaitsFor, plan: &mut Plan, now: Now) {
     if !record.is_busy(&PodSubject::Pod, now) {
         plan.step(PodSubject::Pod, op, "the pod has ended");
     }
-    plan.blocked = Some(waits_for.to_owned());
+    plan.wait_for(waits_for);
 }
 
 /// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
@@ -185,18 +185,16 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
         plan.wake_by(grace.ends_at);
     }
     if !order.now.is_empty() {
-        plan.blocked = Some("its containers to stop".to_owned());
-        return;
+        return plan.wait_for(WaitsFor::ContainersToStop);
     }
     if record.flights.changes().any(|(subject, _)| matches!(subject, PodSubject::Container(_))) {
         // A container may be starting: it gets its grace period like the others, not the sandbox's sudden end.
-        plan.blocked = Some("a container's step to end".to_owned());
-        return;
+        return plan.wait_for(WaitsFor::StepUnderWay);
     }
     let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(&record, sandbox));
     if let Some(sandbox) = unstopped {
         let op = PodOp::StopSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
-        pod_step(record, op, "its sandbox to stop", plan, now);
+        pod_step(record, op, WaitsFor::SandboxToStop, plan, now);
     }
 }
 

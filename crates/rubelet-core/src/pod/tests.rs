@@ -21,8 +21,9 @@ use crate::{
     observation::{PodFacts, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Failure, Grace, Lifecycle, Plan, PodRecord, PodState, Preparation, Wanted,
+        Cause, Cleared, Failure, Grace, Lifecycle, PodRecord, Preparation, Wanted,
         hooks::{Hook, HookAction, HookRequest, PreStop},
+        plan::{Plan, PodState},
         restart::CrashLoop,
         status::{FailureReason, PodFailure},
         sync_pod::{self, Context},

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::pod::plan::WaitsFor;
 
 fn told(turns: &Turns, reason: &str) -> bool {
     turns.told.iter().any(|told| told == reason)
@@ -82,8 +83,8 @@ fn what_only_the_runtime_has_of_a_static_pods_name_ends_before_other_sources_hav
         turns.config(&[web("u1")]);
         turns.runtime_is_up(std::slice::from_ref(&other));
         assert_eq!((turns.lifecycle("old").as_str(), turns.lifecycle("u1").as_str()), (lifecycle, own), "{other:?}");
-        let wait = turns.agent.records[&PodUid::new("u1")].blocked.clone().unwrap_or_default();
-        assert_eq!(wait.contains("of the same name"), own == "Waiting", "{wait}");
+        let wait = turns.agent.records[&PodUid::new("u1")].waits_for.clone();
+        assert_eq!(matches!(wait, Some(WaitsFor::Namesake(_))), own == "Waiting", "{wait:?}");
     }
 }
 

@@ -1,0 +1,164 @@
+//! The next steps for one pod, with what it waits for.
+//!
+//! Owns: the shape of a plan, and the words for what a pod waits for. Never: makes one; `sync_pod.rs` and `termination.rs` do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Deref,
+};
+
+use crate::{
+    effect::EventRecord,
+    flights::{PodFlights, PodSubject},
+    id::{ContainerId, PodRef},
+    images::ImageRequest,
+    op::Op,
+    pod::{Lifecycle, PodRecord, sandbox::SandboxNeed, status::Waiting},
+    time::{Now, Uptime},
+};
+
+/// A pod as its plan sees it: the record, and what is under way for it.
+#[derive(Clone, Copy, Debug)]
+pub struct PodState<'a> {
+    pub record: &'a PodRecord,
+    pub flights: PodFlights<'a>,
+}
+
+impl Deref for PodState<'_> {
+    type Target = PodRecord;
+
+    fn deref(&self) -> &PodRecord {
+        self.record
+    }
+}
+
+impl PodState<'_> {
+    /// An effect on the subject is under way, or waits for another try.
+    pub fn is_busy(&self, subject: &PodSubject, now: Now) -> bool {
+        self.flights.contains(subject) || self.is_waiting_to_retry(subject, now)
+    }
+
+    /// The earliest moment at which a failed step may be tried again.
+    pub fn next_retry(&self, now: Now) -> Option<Uptime> {
+        let waiting = self.failures.iter().filter(|(subject, _)| !self.flights.contains(subject));
+        waiting.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime).min()
+    }
+}
+
+/// The next steps for one pod, and why. Only steps that can be taken now are in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub steps: Vec<Planned>,
+    /// Images that containers wait for.
+    pub images: Vec<ImageRequest>,
+    /// Containers that may not start yet, and why.
+    pub waiting: BTreeMap<String, Waiting>,
+    pub events: Vec<EventRecord>,
+    /// Instances that are stopped to be started again, whatever they exit with.
+    pub restarting: BTreeSet<ContainerId>,
+    pub next: Option<Lifecycle>,
+    /// Nothing of the pod is to run any more, although something still does.
+    pub is_over: bool,
+    /// Nothing of the pod is left anywhere; its record may go.
+    pub is_gone: bool,
+    pub wake_at: Option<Uptime>,
+    /// `None` when it waits for nothing.
+    pub waits_for: Option<WaitsFor>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    pub subject: PodSubject,
+    pub op: Op,
+    pub reason: String,
+}
+
+impl Plan {
+    pub fn step(&mut self, subject: PodSubject, op: impl Into<Op>, reason: impl Into<String>) {
+        self.steps.push(Planned { subject, op: op.into(), reason: reason.into() });
+    }
+
+    /// The first thing a pod waits for is the one that is told.
+    pub fn wait_for(&mut self, what: WaitsFor) {
+        self.waits_for.get_or_insert(what);
+    }
+
+    pub fn wake_by(&mut self, moment: Uptime) {
+        self.wake_at = Some(self.wake_at.map_or(moment, |earlier| earlier.min(moment)));
+    }
+}
+
+/// What keeps a pod from its next step. In sentences it follows "waits for".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// The runtime's problem.
+    Runtime(String),
+    /// The network's problem.
+    Network(String),
+    FirstRelist,
+    NodeLabels,
+    /// Another pod of the same name.
+    Namesake(PodRef),
+    PodCgroup,
+    PodDirs,
+    Volumes,
+    Sandbox(SandboxNeed),
+    InitContainers,
+    PostStartHook(String),
+    /// What a start that ended with a previous process left of this container.
+    InterruptedStart(String),
+    Image(String),
+    CrashLoopBackOff(String),
+    Retry {
+        container: String,
+        message: String,
+    },
+    ContainersToStop,
+    SandboxToStop,
+    /// An effect under way that cannot be cut off.
+    StepUnderWay,
+    VolumesToTearDown,
+    CgroupToRemove,
+    ManifestToReturn,
+    DeadContainersToRemove,
+    SandboxToRemove,
+    PodDirToRemove,
+    LogsToRemove,
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WaitsFor::Runtime(problem) => return write!(f, "the container runtime: {problem}"),
+            WaitsFor::Network(problem) => return write!(f, "the network: {problem}"),
+            WaitsFor::FirstRelist => "the first relist of the runtime",
+            WaitsFor::NodeLabels => "the current labels of the node",
+            WaitsFor::Namesake(pod) => return write!(f, "pod {pod} ({}) of the same name to end", pod.uid),
+            WaitsFor::PodCgroup => "the pod's cgroup",
+            WaitsFor::PodDirs => "the pod's directories",
+            WaitsFor::Volumes => "the pod's volumes",
+            WaitsFor::Sandbox(need) => return write!(f, "a sandbox: {need}"),
+            WaitsFor::InitContainers => "init containers to finish",
+            WaitsFor::PostStartHook(container) => return write!(f, "the postStart hook of container {container}"),
+            WaitsFor::InterruptedStart(container) => {
+                return write!(f, "an interrupted start of container {container} to be removed");
+            }
+            WaitsFor::Image(container) => return write!(f, "the image of container {container}"),
+            WaitsFor::CrashLoopBackOff(container) => return write!(f, "the back-off of container {container}"),
+            WaitsFor::Retry { container, message } => {
+                return write!(f, "another try to start container {container}: {message}");
+            }
+            WaitsFor::ContainersToStop => "its containers to stop",
+            WaitsFor::SandboxToStop => "its sandbox to stop",
+            WaitsFor::StepUnderWay => "a step under way to end",
+            WaitsFor::VolumesToTearDown => "its volumes to be torn down",
+            WaitsFor::CgroupToRemove => "its cgroup to be removed",
+            WaitsFor::ManifestToReturn => "its manifest to come back, for a minute",
+            WaitsFor::DeadContainersToRemove => "its dead containers to be removed",
+            WaitsFor::SandboxToRemove => "its sandbox to be removed",
+            WaitsFor::PodDirToRemove => "its directory to be removed",
+            WaitsFor::LogsToRemove => "its logs to be removed",
+        })
+    }
+}
