@@ -32,6 +32,7 @@ mod cleanups;
 mod config;
 mod done;
 mod outbox;
+mod plan;
 mod probes;
 mod stale;
 mod sync;

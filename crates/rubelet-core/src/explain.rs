@@ -103,7 +103,7 @@ fn admitted(record: &PodRecord) -> Step {
             }
         }
         Lifecycle::Syncing => step("admitted", StepState::Done, "admitted".to_owned()),
-        Lifecycle::Terminating { grace, cause } => Step {
+        Lifecycle::Terminating { grace, cause, .. } => Step {
             since: Some(record.since.wall),
             ..step("admitted", StepState::Done, format!("ends ({cause:?}) with {} s of grace", grace.secs))
         },

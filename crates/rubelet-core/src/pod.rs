@@ -27,6 +27,7 @@ use crate::{
         status::{PodFailure, Waiting},
     },
     probes::Probes,
+    status_manager::RunningContainers,
     time::{Now, Uptime},
 };
 
@@ -54,6 +55,8 @@ pub enum Lifecycle {
     Terminating {
         grace: Grace,
         cause: Cause,
+        /// Once none runs or will run, it stays so.
+        containers: RunningContainers,
     },
     /// No container runs, none will. What the pod held is given back.
     Terminated {
@@ -66,6 +69,10 @@ pub enum Lifecycle {
 }
 
 impl Lifecycle {
+    pub fn terminating(grace: Grace, cause: Cause) -> Self {
+        Lifecycle::Terminating { grace, cause, containers: RunningContainers::Possible }
+    }
+
     pub fn name(&self) -> &'static str {
         match self {
             Lifecycle::Waiting => "Waiting",
@@ -263,9 +270,6 @@ pub struct PodRecord {
     pub cleared: Cleared,
     /// Why the node did not admit it; such a pod has failed and never starts.
     pub rejected: Option<PodFailure>,
-    /// The pod ends, and no container of it runs or will run. Once true it stays so.
-    /// Upstream: the opposite of `CouldHaveRunningContainers`.
-    pub all_containers_ended: bool,
     /// Sandboxes that were stopped, and so have given their network back.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
     pub wake_at: Option<Uptime>,
@@ -294,7 +298,6 @@ impl PodRecord {
             refresh_at: None,
             cleared: Cleared::Nothing,
             rejected: None,
-            all_containers_ended: false,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
             waits_for: None,

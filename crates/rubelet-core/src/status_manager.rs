@@ -303,22 +303,38 @@ impl StatusManager {
         Some((Arc::clone(pod), PodStatus::clone(&cached.status)))
     }
 
+    /// What will be known of the pod once this status is set: the status itself, or the one before it when it cannot be true.
+    pub fn once_set<'a>(&'a self, pod: &Pod, status: &'a PodStatus, pods: &PodManager) -> Option<&'a PodStatus> {
+        match self.illegal_transition(pod, status, pods) {
+            None => Some(status),
+            Some(_) => self.pod_statuses.get(&PodUid::of(pod)).map(|cached| &*cached.status),
+        }
+    }
+
+    fn illegal_transition(&self, pod: &Pod, status: &PodStatus, pods: &PodManager) -> Option<IllegalTransition> {
+        let (spec, old) = (pod.spec.as_ref()?, self.old_status(pod, pods)?);
+        // What a mirror pod shows is from before this process: a static pod knows only what the runtime knows, and that may
+        // be lost.
+        let is_from_mirror = !self.pod_statuses.contains_key(&PodUid::of(pod)) && mirror_status(pod, pods).is_some();
+        transition::illegal(old, status, spec).filter(|_| !is_from_mirror)
+    }
+
+    /// What is known of the pod, or what the API server held when this process began.
+    fn old_status<'a>(&'a self, pod: &'a Pod, pods: &'a PodManager) -> Option<&'a PodStatus> {
+        match self.pod_statuses.get(&PodUid::of(pod)) {
+            Some(cached) => Some(&*cached.status),
+            None => mirror_status(pod, pods).or(pod.status.as_ref()),
+        }
+    }
+
     fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> Change {
         let uid = PodUid::of(pod);
-        let cached = self.pod_statuses.get(&uid);
-        let nothing = PodStatus::default();
-        let mirror = context.pods.mirror_pod_by_pod(pod).and_then(|mirror| mirror.status.as_ref());
-        let old = match cached {
-            Some(cached) => &*cached.status,
-            None => mirror.or(pod.status.as_ref()).unwrap_or(&nothing),
-        };
-        // What a mirror pod says is of an earlier life: a static pod knows only what the runtime knows, and that may be lost.
-        let is_of_earlier_life = cached.is_none() && mirror.is_some();
-        if let Some(illegal) = pod.spec.as_ref().and_then(|spec| transition::illegal(old, &status, spec))
-            && !is_of_earlier_life
-        {
+        if let Some(illegal) = self.illegal_transition(pod, &status, context.pods) {
             return Change::Refused(illegal);
         }
+        let cached = self.pod_statuses.get(&uid);
+        let nothing = PodStatus::default();
+        let old = self.old_status(pod, context.pods).unwrap_or(&nothing);
         carry_over(pod, old, &mut status, context.now);
         normalize_status(pod, &mut status);
         let same = cached.is_some_and(|cached| is_pod_status_by_kubelet_equal(&cached.status, &status));
@@ -345,6 +361,10 @@ impl StatusManager {
         self.pod_statuses.insert(uid, versioned);
         Change::Changed { version }
     }
+}
+
+fn mirror_status<'a>(pod: &Pod, pods: &'a PodManager) -> Option<&'a PodStatus> {
+    pods.mirror_pod_by_pod(pod).and_then(|mirror| mirror.status.as_ref())
 }
 
 /// The UID by which the API server knows the pod.

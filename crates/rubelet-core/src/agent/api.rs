@@ -217,9 +217,7 @@ impl Agent {
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
         Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
-        Lifecycle::Terminating { cause: Cause::Completed, .. } if record.all_containers_ended => {
-            RunningContainers::None
-        }
+        Lifecycle::Terminating { cause: Cause::Completed, containers, .. } => containers,
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
     }
 }

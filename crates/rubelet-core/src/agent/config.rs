@@ -166,7 +166,7 @@ impl Agent {
         let asked = Grace::starting(grace_secs, now);
         match record.lifecycle {
             Lifecycle::Waiting | Lifecycle::Syncing => {
-                record.enter(Lifecycle::Terminating { grace: asked, cause }, now);
+                record.enter(Lifecycle::terminating(asked, cause), now);
                 self.hasten_pre_stops(uid, asked, now);
                 self.images.forget_pod(uid);
                 self.outbox.cancel_of_pod(uid, |subject, flight| match subject {
@@ -178,11 +178,11 @@ impl Agent {
                 });
                 self.outbox.recall_of_pod(uid, |_, flight| flight.op.at_pod_end() == AtPodEnd::Recall);
             }
-            Lifecycle::Terminating { grace, cause: known } => {
+            Lifecycle::Terminating { grace, cause: known, containers } => {
                 let shrunk = grace.shrunk_to(asked);
                 // What completed is kept for its readers, unless nobody wants it by now.
                 let cause = if known == Cause::Completed { cause } else { known };
-                record.enter(Lifecycle::Terminating { grace: shrunk, cause }, now);
+                record.enter(Lifecycle::Terminating { grace: shrunk, cause, containers }, now);
                 if shrunk == grace {
                     return;
                 }
@@ -218,7 +218,7 @@ impl Agent {
         let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
         record.look = Look::Wanted;
         let grace = Grace::starting(ORPHAN_GRACE_SECS, now);
-        record.enter(Lifecycle::Terminating { grace, cause: Cause::Orphaned }, now);
+        record.enter(Lifecycle::terminating(grace, Cause::Orphaned), now);
         self.touched.insert(id.uid.clone());
         self.records.entry(id.uid).or_insert(record);
     }

@@ -19,13 +19,10 @@ use crate::{
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
         Cause, DuringLook, Lifecycle, Look, PodRecord, Preparation, Wanted,
-        allocation::{is_resize_pending, update_pod_from_allocation},
+        allocation::update_pod_from_allocation,
         hooks::{Hook, HookRequest, PreStop},
         plan::{Plan, Planned, PodState, WaitsFor},
         restart::CrashLoop,
-        status::{self, FailureReason, PodFailure, Stage, StatusInput},
-        sync_pod::{self, Context},
-        termination,
     },
     pod_manager::is_static_pod,
     snapshot::{PodView, Snapshot},
@@ -33,8 +30,6 @@ use crate::{
     time::Now,
     volumes,
 };
-
-const OVER_DEADLINE: &str = "Pod was active on the node longer than the specified deadline";
 
 impl Agent {
     pub(super) fn handle_time(&mut self, now: Now) {
@@ -87,41 +82,16 @@ impl Agent {
         }
         self.start_look(uid, now);
         let Some(state) = self.pod_state(uid) else { return };
-        let Some(facts) = state.facts.as_ref().map(|facts| state.shown(facts)) else {
-            let wake_at = state.next_retry(now);
-            self.records.get_mut(uid).expect("it was just found").wake_at = wake_at;
-            return;
-        };
-        let mut is_terminal = self.update_status(uid, &facts, now);
-        if !is_terminal && self.enforce_active_deadline(uid, now) {
-            is_terminal = self.update_status(uid, &facts, now);
+        match state.facts.as_ref().map(|facts| state.shown(facts)) {
+            Some(shown) => {
+                let plan = self.plan_pod(state, &shown, now);
+                self.carry_out(uid, plan, &shown, now);
+            }
+            None => {
+                let wake_at = state.next_retry(now);
+                self.records.get_mut(uid).expect("it was just found").wake_at = wake_at;
+            }
         }
-        let Some(record) = self.records.get(uid) else { return };
-        if is_terminal && record.lifecycle == Lifecycle::Syncing && record.fresh_facts().is_some() {
-            let grace_secs = record.grace_secs();
-            self.terminate(uid, Cause::Completed, grace_secs, now);
-        }
-        if let Some(record) = self.records.get_mut(uid) {
-            record.note_all_containers_ended(self.outbox.flights.of_pod(uid));
-        }
-        self.probe_pod(uid, &facts, now);
-        self.plan_pod(uid, now);
-    }
-
-    /// A pod that has been here for longer than it may has failed; says whether that was found out now.
-    fn enforce_active_deadline(&mut self, uid: &PodUid, now: Now) -> bool {
-        let start_time = self.statuses.pod_status(uid, &self.pods).and_then(|status| status.start_time.clone());
-        let Some((record, start)) = self.records.get_mut(uid).zip(start_time) else { return false };
-        let is_over = record.active_deadline(start.0, now).is_some_and(|moment| moment <= now.uptime);
-        if !is_over {
-            return false;
-        }
-        let failure = PodFailure { reason: FailureReason::DeadlineExceeded, message: OVER_DEADLINE.to_owned() };
-        let (reason, message) = (failure.reason.to_string(), failure.message.clone());
-        record.failure = Some(failure);
-        let about = About::Pod(record.id.clone());
-        self.outbox.record(EventRecord { about, severity: Severity::Normal, reason, message });
-        true
     }
 
     /// A static pod may start when its name is free. A pod of the API waits for no other: whoever deletes a pod by force must get
@@ -212,78 +182,21 @@ impl Agent {
         Some(PodState { record, flights: self.outbox.pod_flights(uid) })
     }
 
-    /// Computes the pod's status and hands it to the status manager; says whether the pod has come to its end.
-    fn update_status(&mut self, uid: &PodUid, facts: &PodFacts, now: Now) -> bool {
-        let record = &self.records[uid];
-        if record.pod.spec.is_none() {
-            return false;
+    fn carry_out(&mut self, uid: &PodUid, plan: Plan, shown: &PodFacts, now: Now) {
+        let record = self.records.get_mut(uid).expect("a plan is for a known pod");
+        let (id, pod) = (record.id.clone(), record.pod.clone());
+        let has_moved = plan.next.as_ref().is_some_and(|next| next.name() != record.lifecycle.name());
+        record.failure = record.failure.take().or(plan.failure);
+        for (name, waiting) in plan.waiting {
+            record.container_mut(&name).waiting = Some(waiting);
         }
-        let context = status_manager::Context { pods: &self.pods, now };
-        if let Some(failure) = &record.rejected {
-            self.statuses.set_pod_status(&record.pod, status::rejected(&record.pod, failure), context);
-            return true;
+        for id in &plan.restarting {
+            record.instance_mut(id).is_restarting = true;
         }
-        let mut waiting = record.waiting();
-        let names = record.init_containers().iter().chain(record.containers()).map(|container| &container.name);
-        for name in names.chain(record.ephemeral_containers().iter().map(|container| &container.name)) {
-            if let Some(for_image) = self.images.waiting(uid, name) {
-                waiting.insert(name.clone(), for_image.clone());
-            }
+        if let Some(status) = plan.status {
+            self.statuses.set_pod_status(&pod, status, status_manager::Context { pods: &self.pods, now });
         }
-        let previous = self.statuses.pod_status(uid, &self.pods).map(Arc::as_ref);
-        let status = status::pod_status(&StatusInput {
-            pod: &record.pod,
-            facts,
-            previous,
-            stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
-            waiting: &waiting,
-            restarting: &record.restarting(),
-            is_resize_pending: self.pods.pod_by_uid(uid).is_some_and(|desired| is_resize_pending(desired, &record.pod)),
-            stage: stage(&record.lifecycle),
-            host_ips: self.node.host_ips(&self.settings),
-            runtime: &self.node.status,
-            failed: record.failure.as_ref(),
-            now,
-        });
-        let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
-        self.statuses.set_pod_status(&record.pod, status, context);
-        is_terminal
-    }
-
-    fn plan_pod(&mut self, uid: &PodUid, now: Now) {
-        let record = &self.records[uid];
-        let Some(problem) = &self.node.runtime_problem else {
-            let state = PodState { record, flights: self.outbox.pod_flights(uid) };
-            let plan = record.fresh_facts().map(|facts| self.plan_of(state, facts, now));
-            return match plan {
-                Some(plan) => self.carry_out(uid, plan, now),
-                None => self.rest(uid, None, now),
-            };
-        };
-        let waits_for = WaitsFor::Runtime(problem.message.clone());
-        self.rest(uid, Some(waits_for), now);
-    }
-
-    fn plan_of(&self, record: PodState<'_>, facts: &PodFacts, now: Now) -> Plan {
-        match record.lifecycle {
-            Lifecycle::Waiting => Plan::default(),
-            Lifecycle::Syncing => {
-                let network_problem = self.node.network_problem.as_ref().map(|problem| problem.message.as_str());
-                let settings = &self.settings;
-                let (images, host_ips) = (&self.images, self.node.host_ips(settings));
-                let (runtime, cgroups) = (&self.node.status, self.cgroups());
-                let told = self.statuses.pod_status(&record.id.uid, &self.pods).map(Arc::as_ref);
-                let context = Context { images, network_problem, host_ips, runtime, cgroups, settings, told };
-                sync_pod::plan(record, facts, context, now)
-            }
-            Lifecycle::Terminating { grace, cause } => termination::terminating(record, facts, grace, cause, now),
-            Lifecycle::Terminated { cause } | Lifecycle::Finished { cause } => {
-                termination::ended(record, facts, cause, self.cgroups(), now)
-            }
-        }
-    }
-
-    fn carry_out(&mut self, uid: &PodUid, plan: Plan, now: Now) {
+        self.probe_pod(uid, shown, now);
         for event in plan.events {
             self.outbox.record(event);
         }
@@ -291,22 +204,11 @@ impl Agent {
             self.send_planned(uid, planned, now);
         }
         let record = self.records.get_mut(uid).expect("a plan is for a known pod");
-        for id in &plan.restarting {
-            record.instance_mut(id).is_restarting = true;
-        }
-        let id = record.id.clone();
-        let mut has_news = false;
-        for (name, waiting) in plan.waiting {
-            let known = &mut record.container_mut(&name).waiting;
-            has_news |= known.as_ref() != Some(&waiting);
-            *known = Some(waiting);
-        }
-        record.wake_at = plan.wake_at;
-        let has_moved = plan.next.as_ref().is_some_and(|next| *next != record.lifecycle);
         if let Some(next) = plan.next {
             record.enter(next, now);
         }
-        self.rest(uid, plan.waits_for, now);
+        record.waits_for = plan.waits_for;
+        record.wake_at = [plan.wake_at, record.probes.next_wakeup(now)].into_iter().flatten().min();
         for want in plan.images {
             if self.images.supersede(uid, &want) {
                 self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(want.container.clone())));
@@ -322,25 +224,10 @@ impl Agent {
         }
         if plan.is_gone {
             self.let_go(uid, now);
-        } else if has_moved || has_news {
-            if has_moved {
-                self.lifecycle_moved(uid, now);
-            }
+        } else if has_moved {
+            self.lifecycle_moved(uid, now);
             self.touched.insert(uid.clone());
         }
-    }
-
-    /// Nothing to do for this pod until something happens or its time comes.
-    fn rest(&mut self, uid: &PodUid, waits_for: Option<WaitsFor>, now: Now) {
-        let retry = self.pod_state(uid).and_then(|state| state.next_retry(now));
-        let record = self.records.get_mut(uid).expect("the caller found it");
-        let planned = record.wake_at.filter(|moment| *moment > now.uptime);
-        let start_time = self.statuses.pod_status(uid, &self.pods).and_then(|status| status.start_time.as_ref());
-        let deadline = start_time.and_then(|start| record.active_deadline(start.0, now));
-        let others = [retry, record.probes.next_wakeup(now), deadline];
-        let others = others.into_iter().flatten().filter(|moment| *moment > now.uptime);
-        record.wake_at = planned.into_iter().chain(others).min();
-        record.waits_for = waits_for;
     }
 
     fn lifecycle_moved(&mut self, uid: &PodUid, now: Now) {
@@ -459,12 +346,4 @@ fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::
         now.uptime,
     );
     record.container_mut(name).crash_loop = Some(crash_loop);
-}
-
-fn stage(lifecycle: &Lifecycle) -> Stage {
-    match lifecycle {
-        Lifecycle::Waiting | Lifecycle::Syncing => Stage::Syncing,
-        Lifecycle::Terminating { .. } => Stage::Terminating,
-        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
-    }
 }

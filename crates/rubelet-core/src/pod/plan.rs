@@ -1,6 +1,7 @@
-//! The next steps for one pod, with what it waits for.
+//! The plan of a pod: its status, its next steps, what it waits for, and when it is planned again.
 //!
-//! Owns: the shape of a plan, and the words for what a pod waits for. Never: makes one; `sync_pod.rs` and `termination.rs` do.
+//! Owns: the shape of a plan, and the words for what a pod waits for. Never: makes one; `agent/plan.rs`, `sync_pod.rs` and
+//! `termination.rs` do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +9,19 @@ use std::{
     ops::Deref,
 };
 
+use k8s_openapi::api::core::v1::PodStatus;
+
 use crate::{
     effect::EventRecord,
     flights::{PodFlights, PodSubject},
     id::{ContainerId, PodRef},
     images::ImageRequest,
     op::Op,
-    pod::{Lifecycle, PodRecord, sandbox::SandboxNeed, status::Waiting},
+    pod::{
+        Lifecycle, PodRecord,
+        sandbox::SandboxNeed,
+        status::{PodFailure, Waiting},
+    },
     time::{Now, Uptime},
 };
 
@@ -46,9 +53,11 @@ impl PodState<'_> {
     }
 }
 
-/// The next steps for one pod, and why. Only steps that can be taken now are in it.
+/// All there is to do and to say about a pod now. Only steps that can be taken now are in it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
+    /// `None` for a pod that only the runtime knows: it has no status.
+    pub status: Option<PodStatus>,
     pub steps: Vec<Planned>,
     /// Images that containers wait for.
     pub images: Vec<ImageRequest>,
@@ -57,6 +66,8 @@ pub struct Plan {
     pub events: Vec<EventRecord>,
     /// Instances that are stopped to be started again, whatever they exit with.
     pub restarting: BTreeSet<ContainerId>,
+    /// The pod has failed as a whole, which was found out just now.
+    pub failure: Option<PodFailure>,
     pub next: Option<Lifecycle>,
     /// Nothing of the pod is to run any more, although something still does.
     pub is_over: bool,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::{
     cgroups::CgroupTree,
     effect::Severity,
-    flights::{PodFlights, PodSubject},
+    flights::PodSubject,
     id::PodRef,
     observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
@@ -21,6 +21,7 @@ use crate::{
         sync_pod::event,
     },
     pod_manager::is_static_pod,
+    status_manager::RunningContainers,
     time::Now,
 };
 
@@ -28,14 +29,15 @@ use crate::{
 /// on. Upstream collects the containers of removed pods once a minute.
 const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
 
-impl PodRecord {
-    /// Notes that a look younger than the pod's last change shows nothing that runs, while nothing is being started.
-    pub fn note_all_containers_ended(&mut self, flights: PodFlights<'_>) {
+impl PodState<'_> {
+    /// Of a pod that ends: a look younger than its last change shows nothing that runs, and nothing is being started.
+    pub fn running_containers(&self) -> RunningContainers {
         let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
-        let is_starting = flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start);
-        let is_ending = matches!(self.lifecycle, Lifecycle::Terminating { .. });
-        if is_ending && !is_starting && self.fresh_facts().is_some_and(all_ended) {
-            self.all_containers_ended = true;
+        let is_starting = self.flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start);
+        if !is_starting && self.fresh_facts().is_some_and(all_ended) {
+            RunningContainers::None
+        } else {
+            RunningContainers::Possible
         }
     }
 }

@@ -610,7 +610,7 @@ fn stopping(record: &PodRecord, name: &str) -> ContainerOp {
 
 fn end_of(pod: &str, state: &str) -> String {
     let grace = Grace::starting(30, now());
-    let (record, facts) = observed(record(pod, Lifecycle::Terminating { grace, cause: Cause::Removed }), state);
+    let (record, facts) = observed(record(pod, Lifecycle::terminating(grace, Cause::Removed)), state);
     show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now()))
 }
 
@@ -632,7 +632,7 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
 #[test]
 fn only_sidecars_have_what_is_left_of_the_grace_period() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let lifecycle = Lifecycle::terminating(grace, Cause::Removed);
     for (state, expected) in [
         ("s: running 20s; i: running 15s", "stop i0 in 30s"),
         ("s: running 20s; i: exit(0) 15s; a: running 5s", "stop a0 in 30s"),
@@ -647,7 +647,7 @@ fn only_sidecars_have_what_is_left_of_the_grace_period() {
 #[test]
 fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
     let grace = Grace::starting(30, now());
-    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let ending = Lifecycle::terminating(grace, Cause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "sandbox notready");
     record.stopped_sandboxes.clear();
     assert_eq!(
@@ -659,7 +659,7 @@ fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
 #[test]
 fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
     let grace = Grace::starting(30, now());
-    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let ending = Lifecycle::terminating(grace, Cause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "a: running 5s");
     record.failures.insert(PodSubject::Container("a".to_owned()), Failure::after(None, "no".to_owned(), now()));
     let plan = |now| show_with_events(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now));
@@ -683,7 +683,7 @@ fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
 #[test]
 fn sidecars_end_together_when_the_grace_period_is_over() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Completed };
+    let lifecycle = Lifecycle::terminating(grace, Cause::Completed);
     let pod = "never | sidecar s | sidecar t | main a";
     let (record, facts) = observed(record(pod, lifecycle), "s: running 9s; t: running 9s; a: exit(0) 5s");
     let plan = |now| termination::terminating(record.state(), &facts, grace, Cause::Completed, now);
@@ -706,7 +706,7 @@ fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
 #[test]
 fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let lifecycle = Lifecycle::terminating(grace, Cause::Removed);
     let (mut record, facts) = observed(record("always | main a", lifecycle), "");
     let op = ContainerOp::Resume { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
     record.send(PodSubject::Container("a".to_owned()), op);
@@ -799,7 +799,7 @@ fn lifecycle_never_goes_back() {
 
 #[test]
 fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither() {
-    let ending = |secs| Lifecycle::Terminating { grace: Grace::starting(secs, now()), cause: Cause::Removed };
+    let ending = |secs| Lifecycle::terminating(Grace::starting(secs, now()), Cause::Removed);
     let mut record = record("always | main a", ending(30));
     record.failures.insert(PodSubject::Pod, Failure::after(None, "no".to_owned(), now()));
     record.enter(ending(5), later(3));
@@ -833,7 +833,7 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
 
 #[test]
 fn only_a_pod_that_runs_and_has_not_failed_has_a_deadline() {
-    let ending = Lifecycle::Terminating { grace: Grace::starting(30, now()), cause: Cause::Completed };
+    let ending = Lifecycle::terminating(Grace::starting(30, now()), Cause::Completed);
     let failure = || PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() };
     for (lifecycle, failure, expected) in [
         (Lifecycle::Syncing, None, Some(later(40).uptime)),
@@ -855,7 +855,7 @@ fn with_hook(record: &mut PodRecord, name: &str, lifecycle: serde_json::Value) {
 #[test]
 fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
     let grace = Grace::starting(20, now());
-    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let ending = Lifecycle::terminating(grace, Cause::Removed);
     let (mut record, facts) = observed(record("always | main a | main b", ending), "a: running 5s; b: running 5s");
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
     let plan = |record: &TestPod| termination::terminating(record.state(), &facts, grace, Cause::Removed, now());
@@ -873,7 +873,7 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
 #[test]
 fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_turn() {
     let grace = Grace::starting(20, now());
-    let ending = Lifecycle::Terminating { grace, cause: Cause::Removed };
+    let ending = Lifecycle::terminating(grace, Cause::Removed);
     let pod = "always | sidecar s | sidecar t | main a";
     let (mut record, both) = observed(record(pod, ending), "s: running 5s; t: running 5s; a: running 5s");
     with_hook(&mut record, "s", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));

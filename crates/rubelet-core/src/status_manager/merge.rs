@@ -7,6 +7,7 @@ use k8s_openapi::{
     api::core::v1::{Pod, PodCondition, PodStatus},
     apimachinery::pkg::apis::meta::v1::Time,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
     pod::status::{
@@ -19,7 +20,8 @@ use crate::{
 };
 
 /// May some container of the pod still run, and so hold resources another pod waits for?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Upstream: `CouldHaveRunningContainers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunningContainers {
     None,
     Possible,
