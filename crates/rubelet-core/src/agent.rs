@@ -84,7 +84,7 @@ impl Agent {
             Event::PartialConfig { source, pods } => self.handle_config(source, pods, Completeness::Partial, now),
             Event::ConfigChange { source, pods, removed } => self.handle_config_change(source, pods, &removed, now),
             Event::Unreadable { pods } => self.config.unreadable = pods,
-            Event::Hint { pod } => self.want_look(&pod),
+            Event::Hint { pod } => self.request_look(&pod),
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),
             Event::Due => {}

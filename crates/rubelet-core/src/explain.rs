@@ -11,7 +11,7 @@ use crate::{
     images::Images,
     node::Node,
     node_status,
-    pod::{Lifecycle, Look, PodRecord, Preparation, Wanted, plan::PodState},
+    pod::{Desired, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{NodeView, PodCounts, PodView, Stage, Step, StepState},
@@ -29,16 +29,16 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         runtime_handlers: node.status.handlers.clone(),
         supplemental_groups_policy: node.status.supplemental_groups_policy,
         cgroup_driver: node.status.cgroup_driver,
-        sources_awaited: config.awaited(&settings.sources),
+        sources_awaited: config.sources_not_ready(&settings.sources),
     }
 }
 
 pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, now: Now) -> PodView {
     let running = record.facts.iter().flat_map(|facts| facts.running());
     PodView {
-        source: match record.wanted {
-            Wanted::By(source) => Some(source),
-            Wanted::No => None,
+        source: match record.desired {
+            Desired::By(source) => Some(source),
+            Desired::No => None,
         },
         mirror_uid: None,
         pod: record.pod.clone(),
@@ -82,9 +82,9 @@ fn census(record: PodState<'_>, images: &Images) -> PodCounts {
 }
 
 fn desired(record: &PodRecord) -> Step {
-    let detail = match record.wanted {
-        Wanted::By(source) => format!("asked for by source \"{}\"", source.as_str()),
-        Wanted::No => "removed from its source".to_owned(),
+    let detail = match record.desired {
+        Desired::By(source) => format!("asked for by source \"{}\"", source.as_str()),
+        Desired::No => "removed from its source".to_owned(),
     };
     step("desired", StepState::Done, detail)
 }

@@ -99,7 +99,7 @@ mod tests {
     use crate::{
         event::Source,
         id::PodRef,
-        pod::Wanted,
+        pod::Desired,
         test_support::{facts, mk_pod, now},
     };
 
@@ -111,7 +111,7 @@ mod tests {
             .map(|(uid, state)| {
                 let mut pod = mk_pod("always | main a | main b");
                 pod.metadata.uid = Some((*uid).to_owned());
-                let record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
+                let record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Desired::By(Source::File), 1, now());
                 (record, facts(state))
             })
             .collect();

@@ -65,7 +65,7 @@ impl ImageRequest {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Readiness<'a> {
+pub enum ImageAvailability<'a> {
     Ready(&'a ImageFacts),
     NotReady,
 }
@@ -85,13 +85,13 @@ pub struct Images {
 struct Ensure {
     pod: PodRef,
     want: ImageRequest,
-    state: State,
+    state: PullState,
     /// What the container's status says meanwhile.
     waiting: Option<Waiting>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum State {
+enum PullState {
     /// Nothing is under way; looked for again at this moment.
     Idle {
         retry_at: Uptime,
@@ -133,18 +133,18 @@ pub struct ImageSteps {
 
 impl Images {
     /// Of the very image that is asked for: one that got ready before an edit of the pod is another.
-    pub fn readiness(&self, uid: &PodUid, want: &ImageRequest) -> Readiness<'_> {
+    pub fn readiness(&self, uid: &PodUid, want: &ImageRequest) -> ImageAvailability<'_> {
         let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want == *want);
         match known.map(|ensure| &ensure.state) {
-            Some(State::Ready(facts)) => Readiness::Ready(facts),
+            Some(PullState::Ready(facts)) => ImageAvailability::Ready(facts),
             Some(
-                State::Idle { .. }
-                | State::Inspecting
-                | State::Queued { .. }
-                | State::Pulling { .. }
-                | State::Describing { .. },
+                PullState::Idle { .. }
+                | PullState::Inspecting
+                | PullState::Queued { .. }
+                | PullState::Pulling { .. }
+                | PullState::Describing { .. },
             )
-            | None => Readiness::NotReady,
+            | None => ImageAvailability::NotReady,
         }
     }
 
@@ -160,7 +160,7 @@ impl Images {
 
     /// An image is looked for, pulled, or next in line to be.
     pub fn is_working_for(&self, uid: &PodUid) -> bool {
-        self.of_pod(uid).any(|(_, ensure)| !matches!(ensure.state, State::Idle { .. } | State::Ready(_)))
+        self.of_pod(uid).any(|(_, ensure)| !matches!(ensure.state, PullState::Idle { .. } | PullState::Ready(_)))
     }
 
     fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = (&str, &Ensure)> {
@@ -180,21 +180,21 @@ impl Images {
     }
 
     /// A container wants its image: look for it now, unless that is under way or waits for its time.
-    pub fn want(&mut self, pod: &PodRef, want: &ImageRequest, now: Now) -> Option<Op> {
+    pub fn ensure_image(&mut self, pod: &PodRef, want: &ImageRequest, now: Now) -> Option<Op> {
         let key = (pod.uid.clone(), want.container.clone());
         let image = want.image.clone();
         let ensure = self.wants.entry(key).or_insert_with(|| Ensure {
             pod: pod.clone(),
             want: want.clone(),
-            state: State::Idle { retry_at: now.uptime },
+            state: PullState::Idle { retry_at: now.uptime },
             waiting: None,
         });
         debug_assert_eq!(ensure.want, *want, "another wish supersedes the old one first");
-        let State::Idle { retry_at } = ensure.state else { return None };
+        let PullState::Idle { retry_at } = ensure.state else { return None };
         if retry_at > now.uptime {
             return None;
         }
-        ensure.state = State::Inspecting;
+        ensure.state = PullState::Inspecting;
         Some(Op::Image(ImageOp::Inspect { pod: pod.clone(), image }))
     }
 
@@ -229,18 +229,18 @@ impl Images {
         let mut steps = ImageSteps::default();
         let Some(ensure) = self.wants.get_mut(&key) else { return steps };
         match ensure.state.clone() {
-            State::Inspecting => self.inspected(&key, result, &mut steps, now),
-            State::Pulling { since, queued_at } => match result {
+            PullState::Inspecting => self.inspected(&key, result, &mut steps, now),
+            PullState::Pulling { since, queued_at } => match result {
                 Ok(_) => {
                     let (pull_took, with_wait) = (now.uptime.since(since), now.uptime.since(queued_at));
-                    ensure.state = State::Describing { pulled: Pulled { pull_took, with_wait } };
+                    ensure.state = PullState::Describing { pulled: Pulled { pull_took, with_wait } };
                     let op = Op::Image(ImageOp::Inspect { pod: ensure.pod.clone(), image: ensure.want.image.clone() });
                     steps.ops.push((key.0.clone(), key.1.clone(), op));
                 }
                 Err(error) => self.pull_failed(&key, error, &mut steps, now),
             },
-            State::Describing { pulled } => self.described(&key, result, pulled, &mut steps, now),
-            State::Idle { .. } | State::Queued { .. } | State::Ready(_) => {}
+            PullState::Describing { pulled } => self.described(&key, result, pulled, &mut steps, now),
+            PullState::Idle { .. } | PullState::Queued { .. } | PullState::Ready(_) => {}
         }
         steps
     }
@@ -249,7 +249,8 @@ impl Images {
     pub fn plan(&mut self, settings: &Settings, now: Now) -> ImageSteps {
         let mut steps = ImageSteps::default();
         self.pulls_at = None;
-        let mut pulling = self.wants.values().filter(|ensure| matches!(ensure.state, State::Pulling { .. })).count();
+        let mut pulling =
+            self.wants.values().filter(|ensure| matches!(ensure.state, PullState::Pulling { .. })).count();
         while let Some(key) = self.queue.front() {
             if settings.max_parallel_pulls.is_some_and(|max| pulling >= max as usize) {
                 return steps;
@@ -259,8 +260,8 @@ impl Images {
                 return steps;
             }
             let ensure = self.wants.get_mut(key).expect("what is queued is wanted");
-            if let State::Queued { since } = ensure.state {
-                ensure.state = State::Pulling { since: now.uptime, queued_at: since };
+            if let PullState::Queued { since } = ensure.state {
+                ensure.state = PullState::Pulling { since: now.uptime, queued_at: since };
             }
             let image = ensure.want.image.clone();
             steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
@@ -279,7 +280,7 @@ impl Images {
         let mut touched = Vec::new();
         let mut events = Vec::new();
         for ((uid, _), ensure) in &mut self.wants {
-            let State::Idle { retry_at } = ensure.state else { continue };
+            let PullState::Idle { retry_at } = ensure.state else { continue };
             if retry_at <= now.uptime {
                 touched.push(uid.clone());
                 continue;
@@ -302,7 +303,7 @@ impl Images {
     /// The next moment at which something here changes by itself.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.wants.iter().flat_map(|((uid, _), ensure)| {
-            let State::Idle { retry_at } = ensure.state else { return [None, None] };
+            let PullState::Idle { retry_at } = ensure.state else { return [None, None] };
             let backoff = self.backoffs.get(&(uid.clone(), ensure.want.image.clone()));
             [Some(retry_at), backoff.map(|backoff| backoff.failed_at + ERROR_SHOWN)]
         });
@@ -336,7 +337,7 @@ impl Images {
                 let message =
                     format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
                 steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
-                ensure.state = State::Ready(facts.clone());
+                ensure.state = PullState::Ready(facts.clone());
                 ensure.waiting = None;
             }
             (Ok(None), PullPolicy::Never) => {
@@ -347,7 +348,7 @@ impl Images {
                 ensure.set_back(Reason::ErrImageNeverPull, message, now.uptime + RECHECK);
             }
             (Ok(None), PullPolicy::IfNotPresent) | (Ok(_), PullPolicy::Always) => {
-                ensure.state = State::Queued { since: now.uptime };
+                ensure.state = PullState::Queued { since: now.uptime };
                 self.queue.push_back(key.clone());
             }
         }
@@ -388,7 +389,7 @@ impl Images {
         let ensure = self.wants.get_mut(key).expect("the caller found it");
         let Ok(Some(facts)) = result else {
             // Pulled and gone again, or the runtime does not answer: from the start.
-            ensure.state = State::Idle { retry_at: now.uptime + RECHECK };
+            ensure.state = PullState::Idle { retry_at: now.uptime + RECHECK };
             return;
         };
         let message = format!(
@@ -399,7 +400,7 @@ impl Images {
             facts.size_bytes,
         );
         steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
-        ensure.state = State::Ready(facts.clone());
+        ensure.state = PullState::Ready(facts.clone());
         ensure.waiting = None;
         self.backoffs.remove(&(key.0.clone(), ensure.want.image.clone()));
     }
@@ -407,7 +408,7 @@ impl Images {
 
 impl Ensure {
     fn set_back(&mut self, reason: Reason, message: String, retry_at: Uptime) {
-        self.state = State::Idle { retry_at };
+        self.state = PullState::Idle { retry_at };
         self.waiting = Some(Waiting { reason, message });
     }
 
@@ -432,18 +433,18 @@ impl<'a> ImageStory<'a> {
         let image = &ensure.want.image;
         let error = ensure.waiting.as_ref().map(|waiting| waiting.message.as_str());
         let (text, since, next_retry) = match &ensure.state {
-            State::Idle { retry_at } => {
+            PullState::Idle { retry_at } => {
                 (format!("{image} (for {container}) is looked for again"), None, Some(*retry_at))
             }
-            State::Inspecting => (format!("looking for {image} (for {container})"), None, None),
-            State::Queued { since } => {
+            PullState::Inspecting => (format!("looking for {image} (for {container})"), None, None),
+            PullState::Queued { since } => {
                 (format!("{image} (for {container}) waits for its turn to be pulled"), Some(*since), None)
             }
-            State::Pulling { since, .. } => (format!("pulling {image} (for {container})"), Some(*since), None),
-            State::Describing { .. } => (format!("{image} (for {container}) was pulled"), None, None),
-            State::Ready(_) => (format!("{image} (for {container}) is present"), None, None),
+            PullState::Pulling { since, .. } => (format!("pulling {image} (for {container})"), Some(*since), None),
+            PullState::Describing { .. } => (format!("{image} (for {container}) was pulled"), None, None),
+            PullState::Ready(_) => (format!("{image} (for {container}) is present"), None, None),
         };
-        ImageStory { text, since, next_retry, error, is_ready: matches!(ensure.state, State::Ready(_)) }
+        ImageStory { text, since, next_retry, error, is_ready: matches!(ensure.state, PullState::Ready(_)) }
     }
 }
 

@@ -54,22 +54,22 @@ pub enum Lifecycle {
     /// Containers may still run; none is started any more.
     Terminating {
         grace: Grace,
-        cause: Cause,
+        cause: TerminationCause,
         /// Once none runs or will run, it stays so.
         containers: RunningContainers,
     },
     /// No container runs, none will. What the pod held is given back.
     Terminated {
-        cause: Cause,
+        cause: TerminationCause,
     },
     /// Nothing is left to do for it. A pod that is still wanted (it completed) stays here for its readers.
     Finished {
-        cause: Cause,
+        cause: TerminationCause,
     },
 }
 
 impl Lifecycle {
-    pub fn terminating(grace: Grace, cause: Cause) -> Self {
+    pub fn terminating(grace: Grace, cause: TerminationCause) -> Self {
         Lifecycle::Terminating { grace, cause, containers: RunningContainers::Possible }
     }
 
@@ -97,7 +97,7 @@ impl Lifecycle {
 
 /// Why a pod ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cause {
+pub enum TerminationCause {
     /// Its source does not have it any more, or asks for its deletion.
     Removed,
     /// All its containers ended and none is to run again.
@@ -139,7 +139,7 @@ impl Grace {
 
 /// Who asked for the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wanted {
+pub enum Desired {
     By(Source),
     /// Not any more, or it never was: then only the runtime knows it.
     No,
@@ -201,7 +201,7 @@ pub enum Cleared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     Idle,
-    Wanted,
+    Requested,
     UnderWay { meanwhile: DuringLook },
 }
 
@@ -248,7 +248,7 @@ pub struct PodRecord {
     pub id: PodRef,
     /// The pod as asked for; for one that only the runtime knows, just its names.
     pub pod: Arc<Pod>,
-    pub wanted: Wanted,
+    pub desired: Desired,
     /// Order of arrival: the first of two static pods with one name goes first.
     pub arrival: u64,
     pub lifecycle: Lifecycle,
@@ -278,11 +278,11 @@ pub struct PodRecord {
 }
 
 impl PodRecord {
-    pub fn new(id: PodRef, pod: Arc<Pod>, wanted: Wanted, arrival: u64, now: Now) -> Self {
+    pub fn new(id: PodRef, pod: Arc<Pod>, desired: Desired, arrival: u64, now: Now) -> Self {
         PodRecord {
             id,
             pod,
-            wanted,
+            desired,
             arrival,
             lifecycle: Lifecycle::Waiting,
             since: now,
@@ -346,8 +346,8 @@ impl PodRecord {
         instances.map(|(id, _)| id.clone()).collect()
     }
 
-    pub fn is_wanted(&self) -> bool {
-        matches!(self.wanted, Wanted::By(_))
+    pub fn is_desired(&self) -> bool {
+        matches!(self.desired, Desired::By(_))
     }
 
     /// The facts, if no mutating effect ended after they were gathered.
@@ -356,15 +356,15 @@ impl PodRecord {
     }
 
     /// The pod should be looked at; a look under way is followed by another.
-    pub fn want_look(&mut self, why: DuringLook) {
+    pub fn request_look(&mut self, why: DuringLook) {
         match &mut self.look {
-            Look::Idle | Look::Wanted => self.look = Look::Wanted,
+            Look::Idle | Look::Requested => self.look = Look::Requested,
             Look::UnderWay { meanwhile } => *meanwhile = (*meanwhile).max(why),
         }
     }
 
     /// What the volumes are made of may have changed.
-    pub fn want_refresh(&mut self, now: Now) {
+    pub fn request_refresh(&mut self, now: Now) {
         if let Some(moment) = &mut self.refresh_at {
             *moment = now.uptime;
         }

@@ -128,7 +128,7 @@ impl PodConfig {
 
     /// Has every source spoken? Before that, a pod nobody asks for may be one whose source is slow.
     pub fn sources_ready(&self, expected: &[Source]) -> bool {
-        self.awaited(expected).is_empty()
+        self.sources_not_ready(expected).is_empty()
     }
 
     pub fn has_seen(&self, source: Source) -> bool {
@@ -136,7 +136,7 @@ impl PodConfig {
     }
 
     /// The sources that have not spoken yet, or not to their end.
-    pub fn awaited(&self, expected: &[Source]) -> Vec<Source> {
+    pub fn sources_not_ready(&self, expected: &[Source]) -> Vec<Source> {
         expected.iter().filter(|source| !self.has_seen(**source)).copied().collect()
     }
 }
@@ -387,9 +387,9 @@ mod tests {
     fn sources_are_ready_when_each_has_spoken_even_of_nothing() {
         let expected = [Source::File, Source::Http];
         let mut config = PodConfig::default();
-        assert_eq!(config.awaited(&expected), expected);
+        assert_eq!(config.sources_not_ready(&expected), expected);
         config.update(Source::File, Vec::new(), at(1));
-        assert_eq!(config.awaited(&expected), [Source::Http]);
+        assert_eq!(config.sources_not_ready(&expected), [Source::Http]);
         config.update(Source::Http, vec![plain("a", "a1")], at(1));
         assert!(config.sources_ready(&expected));
         assert!(PodConfig::default().sources_ready(&[]));

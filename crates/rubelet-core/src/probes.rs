@@ -74,14 +74,14 @@ struct Prober {
     period: Duration,
     success_threshold: u32,
     failure_threshold: u32,
-    state: State,
+    state: ProberState,
     health: Health,
     /// The last outcome, and how often it came in a row.
     run: (Health, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ProberState {
     Waiting {
         due: Uptime,
     },
@@ -146,7 +146,7 @@ impl Probes {
             if prober.is_under_way() {
                 lost.push((id.clone(), *kind));
             }
-            prober.state = State::OnHold;
+            prober.state = ProberState::OnHold;
         }
         lost
     }
@@ -155,7 +155,8 @@ impl Probes {
     pub fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
         let is_due = |target: &ProbeTarget<'a>| {
             let prober = &self.probers.get(&(target.id.clone(), target.kind));
-            let is_time = prober.is_some_and(|it| matches!(it.state, State::Waiting { due } if due <= now.uptime));
+            let is_time =
+                prober.is_some_and(|it| matches!(it.state, ProberState::Waiting { due } if due <= now.uptime));
             is_time && (target.kind == ProbeKind::Startup || self.has_started(target.container, target.id))
         };
         let due = targets(pod).into_iter().filter(is_due);
@@ -166,22 +167,22 @@ impl Probes {
     pub fn sent(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             let next = now.uptime + prober.period;
-            prober.state = State::UnderWay { next };
+            prober.state = ProberState::UnderWay { next };
         }
     }
 
     /// The probe cannot be made as it is written; it is looked at again when the next one is due.
     pub fn skipped(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
-            prober.state = State::Waiting { due: now.uptime + prober.period };
+            prober.state = ProberState::Waiting { due: now.uptime + prober.period };
         }
     }
 
     /// `None`: this probe is not waited for. An outcome that says nothing counts for nothing.
     pub fn done(&mut self, id: &ContainerId, kind: ProbeKind, outcome: &ProbeOutcome) -> Option<ProbeDone> {
         let prober = self.probers.get_mut(&(id.clone(), kind))?;
-        let State::UnderWay { next } = prober.state else { return None };
-        prober.state = State::Waiting { due: next };
+        let ProberState::UnderWay { next } = prober.state else { return None };
+        prober.state = ProberState::Waiting { due: next };
         let changed = match outcome {
             ProbeOutcome::Success | ProbeOutcome::Warning(_) => prober.take(Health::Passing, kind),
             ProbeOutcome::Failure(_) => prober.take(Health::Failing, kind),
@@ -193,8 +194,8 @@ impl Probes {
     /// When the next probe is due. One that is held back by a startup probe is not waited for: that probe's end is an event.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.probers.values().filter_map(|prober| match prober.state {
-            State::Waiting { due } => Some(due),
-            State::UnderWay { .. } | State::OnHold => None,
+            ProberState::Waiting { due } => Some(due),
+            ProberState::UnderWay { .. } | ProberState::OnHold => None,
         });
         moments.filter(|moment| *moment > now.uptime).min()
     }
@@ -230,14 +231,14 @@ impl Prober {
             period,
             success_threshold: count(*success_threshold, 1),
             failure_threshold: count(*failure_threshold, 3),
-            state: if is_judged { State::OnHold } else { State::Waiting { due } },
+            state: if is_judged { ProberState::OnHold } else { ProberState::Waiting { due } },
             health,
             run: (Health::Unknown, 0),
         }
     }
 
     fn is_under_way(&self) -> bool {
-        matches!(self.state, State::UnderWay { .. })
+        matches!(self.state, ProberState::UnderWay { .. })
     }
 
     /// Returns the verdict if it changed. A verdict that restarts the container, or that it has started, is the last.
@@ -254,7 +255,7 @@ impl Prober {
             ProbeKind::Readiness => false,
         };
         if is_last {
-            self.state = State::OnHold;
+            self.state = ProberState::OnHold;
         }
         let has_changed = self.health != outcome;
         self.health = outcome;
@@ -293,12 +294,12 @@ impl ProbeTarget<'_> {
         let age = now.wall_since(self.started_at);
         let due = now.uptime + Duration::from_secs(delay).saturating_sub(age);
         let ran_before_the_agent = age > now.uptime.as_duration();
-        if ran_before_the_agent && health == Health::Passing { due + spread(self.id, self.kind, period) } else { due }
+        if ran_before_the_agent && health == Health::Passing { due + jitter(self.id, self.kind, period) } else { due }
     }
 }
 
 /// The same part of the period for the same container, whoever asks.
-fn spread(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
+fn jitter(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
     let digits = Fnv128::of(format!("{id}{}", kind.as_str()).as_bytes()).hex();
     let sixteenth = digits.bytes().last().map_or(0, |digit| char::from(digit).to_digit(16).unwrap_or(0));
     period * sixteenth / 16

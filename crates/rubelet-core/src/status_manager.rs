@@ -45,11 +45,11 @@ pub struct StatusManager {
     /// Pods the API server has not heard the last of, or whose deletion it waits for.
     changed: BTreeSet<PodUid>,
     /// Pods whose copy in the API changed since it was last compared with ours.
-    suspects: BTreeSet<PodUid>,
+    to_reconcile: BTreeSet<PodUid>,
     /// Pods the API server said it does not have, by its UID: there is nothing left to tell.
     gone: BTreeSet<PodUid>,
     /// Pods whose last patch may have been carried out or not, by the API server's UID.
-    in_doubt: BTreeSet<PodUid>,
+    unconfirmed: BTreeSet<PodUid>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +81,7 @@ pub struct Context<'a> {
 
 /// What became of a status that was offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum StatusUpdate {
     /// It says nothing new; the version stays.
     Unchanged,
     Changed {
@@ -138,7 +138,7 @@ impl StatusManager {
         self.pod_statuses.get(uid)
     }
 
-    pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: Context<'_>) -> Change {
+    pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: Context<'_>) -> StatusUpdate {
         status.observed_generation = generation(pod);
         let deleted = pod.metadata.deletion_timestamp.is_some();
         let occasion = if deleted { Occasion::Deletion } else { Occasion::Ordinary };
@@ -152,12 +152,12 @@ impl StatusManager {
         container: &ContainerId,
         readiness: Readiness,
         context: Context<'_>,
-    ) -> Change {
+    ) -> StatusUpdate {
         let ready = readiness == Readiness::Ready;
-        let Some((pod, mut status)) = self.known(uid, context.pods) else { return Change::Unchanged };
+        let Some((pod, mut status)) = self.known(uid, context.pods) else { return StatusUpdate::Unchanged };
         match find_container_status(&mut status, container) {
             Some(found) if found.ready != ready => found.ready = ready,
-            Some(_) | None => return Change::Unchanged,
+            Some(_) | None => return StatusUpdate::Unchanged,
         }
         let changed =
             [conditions::pod_ready_condition(&pod, &status), conditions::containers_ready_condition(&pod, &status)];
@@ -174,19 +174,19 @@ impl StatusManager {
         container: &ContainerId,
         startup: Startup,
         context: Context<'_>,
-    ) -> Change {
+    ) -> StatusUpdate {
         let started = Some(startup == Startup::Started);
-        let Some((pod, mut status)) = self.known(uid, context.pods) else { return Change::Unchanged };
+        let Some((pod, mut status)) = self.known(uid, context.pods) else { return StatusUpdate::Unchanged };
         match find_container_status(&mut status, container) {
             Some(found) if found.started != started => found.started = started,
-            Some(_) | None => return Change::Unchanged,
+            Some(_) | None => return StatusUpdate::Unchanged,
         }
         self.update_status(&pod, status, Occasion::Ordinary, context)
     }
 
     /// The pod's end: what is not known to have ended well has failed, and the phase becomes terminal. To be called when
     /// everything the node held for the pod is given back.
-    pub fn terminate_pod(&mut self, pod: &Pod, context: Context<'_>) -> Change {
+    pub fn terminate_pod(&mut self, pod: &Pod, context: Context<'_>) -> StatusUpdate {
         let cached = self.pod_statuses.get(&PodUid::of(pod)).map(|cached| PodStatus::clone(&cached.status));
         let status = terminate::terminated_status(pod, cached);
         self.update_status(pod, status, Occasion::Finish, context)
@@ -196,26 +196,26 @@ impl StatusManager {
     pub fn remove_orphaned_statuses(&mut self, known: &BTreeSet<PodUid>) {
         self.pod_statuses.retain(|uid, _| known.contains(uid));
         self.changed.retain(|uid| known.contains(uid));
-        self.suspects.retain(|uid| known.contains(uid));
+        self.to_reconcile.retain(|uid| known.contains(uid));
     }
 
     /// Forgets what the API server was told of a pod it does not list any more, by its own UID for it.
     pub fn forget_api_pod(&mut self, api_uid: &PodUid) {
         self.api_status_versions.remove(api_uid);
         self.gone.remove(api_uid);
-        self.in_doubt.remove(api_uid);
+        self.unconfirmed.remove(api_uid);
     }
 
     /// Every pod of which something is kept, by either of its UIDs.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
-        let own = self.pod_statuses.keys().chain(&self.changed).chain(&self.suspects);
-        own.chain(self.api_status_versions.keys()).chain(&self.gone).chain(&self.in_doubt)
+        let own = self.pod_statuses.keys().chain(&self.changed).chain(&self.to_reconcile);
+        own.chain(self.api_status_versions.keys()).chain(&self.gone).chain(&self.unconfirmed)
     }
 
     /// Whom to speak of, the most urgent first. A status the API server holds differently counts as not sent.
     pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<PodUid> {
         if batch == Batch::Reconcile {
-            for uid in std::mem::take(&mut self.suspects) {
+            for uid in std::mem::take(&mut self.to_reconcile) {
                 let Some(versioned) = self.pod_statuses.get(&uid) else { continue };
                 if needs_reconcile(&uid, &versioned.status, pods) {
                     self.api_status_versions.remove(&api_uid(&uid, pods));
@@ -242,7 +242,7 @@ impl StatusManager {
         }
         if self.is_unsent(&pod.uid, versioned) {
             let merged = merge_pod_status(stored, &versioned.status, running, context.now);
-            let patch = match self.in_doubt.contains(&pod.uid) {
+            let patch = match self.unconfirmed.contains(&pod.uid) {
                 true => Some(whole_status_patch(stored, &merged)),
                 // Another spelling of a quantity, or another order, is nothing to write.
                 false if is_held(stored, &merged) => None,
@@ -266,12 +266,12 @@ impl StatusManager {
     pub fn note_synced(&mut self, api_uid: &PodUid, version: u64) {
         let known = self.api_status_versions.entry(api_uid.clone()).or_default();
         *known = version.max(*known);
-        self.in_doubt.remove(api_uid);
+        self.unconfirmed.remove(api_uid);
     }
 
     /// No answer, or one that does not say what became of the patch: the next one must hold in either case.
-    pub fn note_doubt(&mut self, api_uid: &PodUid) {
-        self.in_doubt.insert(api_uid.clone());
+    pub fn mark_unconfirmed(&mut self, api_uid: &PodUid) {
+        self.unconfirmed.insert(api_uid.clone());
     }
 
     /// The API server does not have the pod (any more).
@@ -281,7 +281,7 @@ impl StatusManager {
     }
 
     /// The API server's copy of the pod changed, or came; by our own UID.
-    pub fn suspect(&mut self, uid: PodUid, pods: &PodManager) {
+    pub fn mark_for_reconcile(&mut self, uid: PodUid, pods: &PodManager) {
         let api_uid = api_uid(&uid, pods);
         self.gone.remove(&api_uid);
         let Some(versioned) = self.pod_statuses.get(&uid) else { return };
@@ -290,7 +290,7 @@ impl StatusManager {
         if self.is_unsent(&api_uid, versioned) || may_go {
             self.changed.insert(uid.clone());
         }
-        self.suspects.insert(uid);
+        self.to_reconcile.insert(uid);
     }
 
     fn is_unsent(&self, api_uid: &PodUid, versioned: &VersionedPodStatus) -> bool {
@@ -327,10 +327,10 @@ impl StatusManager {
         }
     }
 
-    fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> Change {
+    fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> StatusUpdate {
         let uid = PodUid::of(pod);
         if let Some(illegal) = self.illegal_transition(pod, &status, context.pods) {
-            return Change::Refused(illegal);
+            return StatusUpdate::Refused(illegal);
         }
         let cached = self.pod_statuses.get(&uid);
         let nothing = PodStatus::default();
@@ -339,7 +339,7 @@ impl StatusManager {
         normalize_status(pod, &mut status);
         let same = cached.is_some_and(|cached| is_pod_status_by_kubelet_equal(&cached.status, &status));
         if same && why == Occasion::Ordinary {
-            return Change::Unchanged;
+            return StatusUpdate::Unchanged;
         }
         // What was reclaimed stays so; but a static pod may come back under its UID.
         let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
@@ -359,7 +359,7 @@ impl StatusManager {
         };
         self.changed.insert(uid.clone());
         self.pod_statuses.insert(uid, versioned);
-        Change::Changed { version }
+        StatusUpdate::Changed { version }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     id::{PodRef, PodUid, full_name_of},
     observation::{ContainerFacts, SharedFacts},
     op::{ApiOp, Op},
-    pod::{Cause, Lifecycle, PodRecord},
+    pod::{Lifecycle, PodRecord, TerminationCause},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
     status_manager::{Batch, Context, RunningContainers, StatusStep},
     time::Now,
@@ -179,7 +179,7 @@ impl Agent {
             {
                 self.statuses.note_gone(uid, &pod.uid);
             }
-            (Op::Api(ApiOp::PatchStatus { pod, .. }), Err(_)) => self.statuses.note_doubt(&pod.uid),
+            (Op::Api(ApiOp::PatchStatus { pod, .. }), Err(_)) => self.statuses.mark_unconfirmed(&pod.uid),
             _ => {}
         }
     }
@@ -190,7 +190,7 @@ impl Agent {
             return;
         }
         let own = self.pods.translate_pod_uid(&PodUid::of(pod));
-        self.statuses.suspect(own, &self.pods);
+        self.statuses.mark_for_reconcile(own, &self.pods);
         self.api_requests.reconcile_soon(now);
         if is_mirror_pod(pod) || is_static_pod(pod) {
             self.api_requests.mirrors.insert(full_name_of(pod));
@@ -217,14 +217,14 @@ impl Agent {
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
         Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
-        Lifecycle::Terminating { cause: Cause::Completed, containers, .. } => containers,
+        Lifecycle::Terminating { cause: TerminationCause::Completed, containers, .. } => containers,
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
     }
 }
 
 /// The containers of a deleted pod have ended and its sandbox is being stopped: one status tells both, as upstream's does.
 fn is_about_to_end(record: &PodRecord) -> bool {
-    let Lifecycle::Terminating { cause: Cause::Removed, .. } = record.lifecycle else { return false };
+    let Lifecycle::Terminating { cause: TerminationCause::Removed, .. } = record.lifecycle else { return false };
     let is_last_step = |facts: &SharedFacts| facts.is_active() && !facts.containers.iter().any(ContainerFacts::may_run);
     record.facts.as_ref().is_some_and(is_last_step) && record.failures.is_empty()
 }

@@ -14,8 +14,8 @@ use crate::{
     id::{PodRef, PodUid},
     op::AtPodEnd,
     pod::{
-        Cause, Cure, Grace, Lifecycle, Look, PodRecord, Preparation, Wanted, allocation::update_pod_from_allocation,
-        hooks::Hook,
+        Cure, Desired, Grace, Lifecycle, Look, PodRecord, Preparation, TerminationCause,
+        allocation::update_pod_from_allocation, hooks::Hook,
     },
     pod_config::{Changes, Completeness, ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -87,12 +87,12 @@ impl Agent {
         self.pods.add_pod(pod.clone());
         if let Some(record) = self.records.get_mut(&id.uid) {
             // It was here before and is on its way out; it starts over when it is gone.
-            record.wanted = Wanted::By(source);
+            record.desired = Desired::By(source);
         } else {
             let arrival = self.outbox.next_arrival();
             let pod = update_pod_from_allocation(pod, None);
-            let mut record = PodRecord::new(id.clone(), pod, Wanted::By(source), arrival, now);
-            record.look = Look::Wanted;
+            let mut record = PodRecord::new(id.clone(), pod, Desired::By(source), arrival, now);
+            record.look = Look::Requested;
             self.records.insert(id.uid.clone(), record);
         }
         self.pod_changed(&id.uid, now);
@@ -103,7 +103,7 @@ impl Agent {
         let record = &self.records[uid];
         let (pod, grace_secs) = (record.pod.clone(), record.grace_secs());
         if pod.metadata.deletion_timestamp.is_some() {
-            self.terminate(uid, Cause::Removed, grace_secs, now);
+            self.terminate(uid, TerminationCause::Removed, grace_secs, now);
         }
         self.api_pod_changed(&pod, now);
         self.touched.insert(uid.clone());
@@ -120,7 +120,7 @@ impl Agent {
                 record.prepared = Preparation::Directories;
             }
             record.pod = update_pod_from_allocation(pod, Some(&record.pod));
-            record.want_refresh(now);
+            record.request_refresh(now);
         }
         self.pod_changed(&id.uid, now);
     }
@@ -132,9 +132,9 @@ impl Agent {
         self.api_requests.forget(&ApiRequest::Status(id.uid.clone()));
         self.api_requests.mirrors.insert(id.full_name());
         let Some(record) = self.records.get_mut(&id.uid) else { return };
-        record.wanted = Wanted::No;
+        record.desired = Desired::No;
         let grace_secs = record.grace_secs();
-        self.terminate(&id.uid, Cause::Removed, grace_secs, now);
+        self.terminate(&id.uid, TerminationCause::Removed, grace_secs, now);
     }
 
     /// Only the status changed at the source: nothing about the pod's life did.
@@ -151,7 +151,7 @@ impl Agent {
     /// What failed for want of an object is tried again at once; all else keeps its wait.
     pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        record.want_refresh(now);
+        record.request_refresh(now);
         let curable = record.failures.values_mut().filter(|failure| failure.cure == Cure::ObjectChange);
         for failure in curable {
             failure.retry_at = failure.retry_at.min(now.uptime);
@@ -160,7 +160,7 @@ impl Agent {
     }
 
     /// Starts the end of a pod, or hastens it. What was starting is cancelled.
-    pub(super) fn terminate(&mut self, uid: &PodUid, cause: Cause, grace_secs: i64, now: Now) {
+    pub(super) fn terminate(&mut self, uid: &PodUid, cause: TerminationCause, grace_secs: i64, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         self.touched.insert(uid.clone());
         let asked = Grace::starting(grace_secs, now);
@@ -181,7 +181,7 @@ impl Agent {
             Lifecycle::Terminating { grace, cause: known, containers } => {
                 let shrunk = grace.shrunk_to(asked);
                 // What completed is kept for its readers, unless nobody wants it by now.
-                let cause = if known == Cause::Completed { cause } else { known };
+                let cause = if known == TerminationCause::Completed { cause } else { known };
                 record.enter(Lifecycle::Terminating { grace: shrunk, cause, containers }, now);
                 if shrunk == grace {
                     return;
@@ -215,10 +215,10 @@ impl Agent {
         let id = listed.map_or(id, |listed| listed.pod.clone());
         let pod = Arc::new(named_pod(&id));
         let arrival = self.outbox.next_arrival();
-        let mut record = PodRecord::new(id.clone(), pod, Wanted::No, arrival, now);
-        record.look = Look::Wanted;
+        let mut record = PodRecord::new(id.clone(), pod, Desired::No, arrival, now);
+        record.look = Look::Requested;
         let grace = Grace::starting(ORPHAN_GRACE_SECS, now);
-        record.enter(Lifecycle::terminating(grace, Cause::Orphaned), now);
+        record.enter(Lifecycle::terminating(grace, TerminationCause::Orphaned), now);
         self.touched.insert(id.uid.clone());
         self.records.entry(id.uid).or_insert(record);
     }

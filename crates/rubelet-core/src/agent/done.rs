@@ -88,7 +88,7 @@ impl Agent {
         if has_become_ready {
             let uids: Vec<_> = self.records.keys().cloned().collect();
             for uid in uids {
-                self.want_look(&uid);
+                self.request_look(&uid);
             }
         }
         if was_ready != self.node.is_ready() {
@@ -126,7 +126,7 @@ impl Agent {
             .map(|record| record.id.uid.clone())
             .collect();
         for uid in differs {
-            self.want_look(&uid);
+            self.request_look(&uid);
         }
         self.name_orphans(&listing);
         let is_first = self.node.listing.is_none();
@@ -166,7 +166,7 @@ impl Agent {
     fn look_done(&mut self, uid: &PodUid, result: Result<Facts, EffectError>, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Look::UnderWay { meanwhile } = record.look else { return };
-        record.look = if meanwhile == DuringLook::Nothing { Look::Idle } else { Look::Wanted };
+        record.look = if meanwhile == DuringLook::Nothing { Look::Idle } else { Look::Requested };
         match result {
             Ok(Facts::Pod(facts)) => {
                 apply_look(record, facts, meanwhile, now);
@@ -196,7 +196,7 @@ impl Agent {
         if flight.op.dirties() == Dirties::Runtime {
             // Whatever the answer was, something may have changed.
             record.is_fresh = false;
-            record.want_look(DuringLook::Change);
+            record.request_look(DuringLook::Change);
         }
         let post_start = started
             .filter(|_| record.lifecycle == Lifecycle::Syncing)
@@ -325,12 +325,12 @@ impl PodRecord {
         let failure =
             Failure::after(self.failures.get(&PodSubject::Look), "the runtime could not be asked".to_owned(), now);
         self.failures.insert(PodSubject::Look, failure);
-        self.look = Look::Wanted;
+        self.look = Look::Requested;
     }
 
     /// A look is wanted and not held back by an earlier failure.
     pub(super) fn may_look(&self, now: Now) -> bool {
-        self.look == Look::Wanted && !self.is_waiting_to_retry(&PodSubject::Look, now)
+        self.look == Look::Requested && !self.is_waiting_to_retry(&PodSubject::Look, now)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, DuringLook, Lifecycle, Look, PodRecord, Preparation, Wanted,
+        Desired, DuringLook, Lifecycle, Look, PodRecord, Preparation, TerminationCause,
         allocation::update_pod_from_allocation,
         hooks::{Hook, HookRequest, PreStop},
         plan::{Plan, Planned, PodState, WaitsFor},
@@ -82,7 +82,7 @@ impl Agent {
         }
         self.start_look(uid, now);
         let Some(state) = self.pod_state(uid) else { return };
-        match state.facts.as_ref().map(|facts| state.shown(facts)) {
+        match state.facts.as_ref().map(|facts| state.facts_for_status(facts)) {
             Some(shown) => {
                 let plan = self.plan_pod(state, &shown, now);
                 self.carry_out(uid, plan, &shown, now);
@@ -159,9 +159,9 @@ impl Agent {
         }
     }
 
-    pub(super) fn want_look(&mut self, uid: &PodUid) {
+    pub(super) fn request_look(&mut self, uid: &PodUid) {
         if let Some(record) = self.records.get_mut(uid) {
-            record.want_look(DuringLook::Hint);
+            record.request_look(DuringLook::Hint);
             self.touched.insert(uid.clone());
         }
     }
@@ -213,14 +213,14 @@ impl Agent {
             if self.images.supersede(uid, &want) {
                 self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(want.container.clone())));
             }
-            if let Some(op) = self.images.want(&id, &want, now) {
+            if let Some(op) = self.images.ensure_image(&id, &want, now) {
                 let steps = ImageSteps { ops: vec![(uid.clone(), want.container, op)], events: Vec::new() };
                 self.send_image_steps(steps, now);
             }
         }
         if plan.is_over {
             let grace_secs = self.records[uid].grace_secs();
-            self.terminate(uid, Cause::Completed, grace_secs, now);
+            self.terminate(uid, TerminationCause::Completed, grace_secs, now);
         }
         if plan.is_gone {
             self.let_go(uid, now);
@@ -256,13 +256,13 @@ impl Agent {
         self.outbox.cancel_of_pod(uid, |_, _| true);
         self.node.gone.insert(uid.clone(), now.uptime);
         self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
-        if let Wanted::By(source) = record.wanted
+        if let Desired::By(source) = record.desired
             && let Some(pod) = self.pods.pod_by_uid(uid).cloned()
         {
             let arrival = self.outbox.next_arrival();
             let pod = update_pod_from_allocation(pod, None);
-            let mut again = PodRecord::new(record.id, pod, Wanted::By(source), arrival, now);
-            again.look = Look::Wanted;
+            let mut again = PodRecord::new(record.id, pod, Desired::By(source), arrival, now);
+            again.look = Look::Requested;
             self.records.insert(uid.clone(), again);
             // It may have been deleted while it ended for another reason.
             self.pod_changed(uid, now);

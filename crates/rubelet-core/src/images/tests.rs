@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     effect::{EffectError, ErrorKind, ImageFacts, Reason},
     id::{PodRef, PodUid},
-    images::{ImageRequest, Images, PullPolicy, Readiness},
+    images::{ImageAvailability, ImageRequest, Images, PullPolicy},
     op::{ImageOp, Op},
     settings::Settings,
     test_support::later,
@@ -32,7 +32,7 @@ impl Story {
         if self.images.supersede(&PodUid::new(uid), &want) {
             self.under_way.retain(|(owner, _)| owner != uid);
         }
-        if let Some(op) = self.images.want(&pod(uid), &want, later(self.at_secs)) {
+        if let Some(op) = self.images.ensure_image(&pod(uid), &want, later(self.at_secs)) {
             self.send(uid, op);
         }
         self.pull();
@@ -86,7 +86,7 @@ impl Story {
     }
 
     fn is_ready_for(&self, uid: &str, want: &ImageRequest) -> bool {
-        matches!(self.images.readiness(&PodUid::new(uid), want), Readiness::Ready(_))
+        matches!(self.images.readiness(&PodUid::new(uid), want), ImageAvailability::Ready(_))
     }
 
     fn told(&mut self) -> Vec<String> {

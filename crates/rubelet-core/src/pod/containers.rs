@@ -20,14 +20,14 @@ use crate::{
 pub enum ContainerAction<'a> {
     Keep,
     Start,
-    Stop(Stop<'a>),
+    Stop(ContainerToKill<'a>),
     /// It ended, and its restart policy says that this was it.
     Done,
 }
 
 /// An instance to be stopped while its pod goes on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stop<'a> {
+pub struct ContainerToKill<'a> {
     pub running: &'a ContainerFacts,
     pub why: String,
     pub grace_secs: i64,
@@ -71,11 +71,21 @@ pub fn container_action<'a>(
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(container));
             if changed {
                 let why = format!("Container {} definition changed, will be restarted", container.name);
-                return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart });
+                return ContainerAction::Stop(ContainerToKill {
+                    running: known,
+                    why,
+                    grace_secs,
+                    then: AfterStop::Restart,
+                });
             }
             if record.instance(&known.id).has_post_start_failed {
                 let why = "FailedPostStartHook".to_owned();
-                return ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::ExitCode });
+                return ContainerAction::Stop(ContainerToKill {
+                    running: known,
+                    why,
+                    grace_secs,
+                    then: AfterStop::ExitCode,
+                });
             }
             let Some(probe) = record.probes.failure(&known.id) else { return ContainerAction::Keep };
             let has_rules = container.restart_policy_rules.as_ref().is_some_and(|rules| !rules.is_empty());
@@ -88,7 +98,7 @@ pub fn container_action<'a>(
             };
             let name = probe.as_str().to_lowercase();
             let why = format!("Container {} failed {name} probe{what_follows}", container.name);
-            ContainerAction::Stop(Stop {
+            ContainerAction::Stop(ContainerToKill {
                 running: known,
                 why,
                 grace_secs: grace_after_probe(record, container, probe),
@@ -97,7 +107,7 @@ pub fn container_action<'a>(
         }
         ContainerState::Unknown => {
             let why = "Container is in \"unknown\" state, try killing it before restart".to_owned();
-            ContainerAction::Stop(Stop { running: known, why, grace_secs, then: AfterStop::Restart })
+            ContainerAction::Stop(ContainerToKill { running: known, why, grace_secs, then: AfterStop::Restart })
         }
         ContainerState::Created => ContainerAction::Start,
         ContainerState::Exited(exit) if restarts_after(container, record.spec(), exit.code) => ContainerAction::Start,

@@ -120,7 +120,7 @@ impl PodState<'_> {
 
     /// The facts as a status shows them: a container does not run before its postStart hook has succeeded, and the moment
     /// between its creation and its start is nobody's news.
-    pub fn shown(&self, facts: &SharedFacts) -> SharedFacts {
+    pub fn facts_for_status(&self, facts: &SharedFacts) -> SharedFacts {
         let specs = || self.init_containers().iter().chain(self.containers());
         let is_hidden = |found: &ContainerFacts| {
             let newest = facts.newest_container(&found.name).is_some_and(|newest| newest.id == found.id);

@@ -10,7 +10,7 @@ use crate::{
     observation::{ContainerFacts, ContainerState, PodFacts, SandboxFacts},
     pod::{
         PodRecord,
-        containers::{AfterStop, Stop, grace_after_probe},
+        containers::{AfterStop, ContainerToKill, grace_after_probe},
         plan::PodState,
         restart_policy::{is_sidecar, restarts_after},
     },
@@ -25,7 +25,7 @@ pub struct InitPlan<'a> {
     /// To be started, in this order.
     pub start: Vec<&'a Container>,
     /// To be stopped before they are started again.
-    pub stop: Vec<Stop<'a>>,
+    pub stop: Vec<ContainerToKill<'a>>,
 }
 
 pub fn init_plan<'a>(record: PodState<'a>, facts: &'a PodFacts, sandbox: &SandboxFacts) -> InitPlan<'a> {
@@ -116,7 +116,12 @@ fn keep_running<'a>(
             let changed = known.hash.is_some_and(|hash| hash != crate::container::hash(sidecar));
             if changed {
                 let why = format!("Init container {} definition changed", sidecar.name);
-                plan.stop.push(Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart });
+                plan.stop.push(ContainerToKill {
+                    running: known,
+                    why,
+                    grace_secs: record.grace_secs(),
+                    then: AfterStop::Restart,
+                });
             } else {
                 plan.stop.extend(unhealthy(record, sidecar, known));
             }
@@ -126,17 +131,27 @@ fn keep_running<'a>(
     }
 }
 
-fn unhealthy<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<Stop<'a>> {
+fn unhealthy<'a>(record: &PodRecord, sidecar: &Container, known: &'a ContainerFacts) -> Option<ContainerToKill<'a>> {
     if record.instance(&known.id).has_post_start_failed {
         let why = "FailedPostStartHook".to_owned();
-        return Some(Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart });
+        return Some(ContainerToKill {
+            running: known,
+            why,
+            grace_secs: record.grace_secs(),
+            then: AfterStop::Restart,
+        });
     }
     let probe = record.probes.failure(&known.id)?;
     let why = format!("Init container {} failed {} probe", sidecar.name, probe.as_str().to_lowercase());
-    Some(Stop { running: known, why, grace_secs: grace_after_probe(record, sidecar, probe), then: AfterStop::Restart })
+    Some(ContainerToKill {
+        running: known,
+        why,
+        grace_secs: grace_after_probe(record, sidecar, probe),
+        then: AfterStop::Restart,
+    })
 }
 
-fn unknown<'a>(record: &PodRecord, known: &'a ContainerFacts) -> Stop<'a> {
+fn unknown<'a>(record: &PodRecord, known: &'a ContainerFacts) -> ContainerToKill<'a> {
     let why = "Init container is in \"unknown\" state, try killing it before restart".to_owned();
-    Stop { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart }
+    ContainerToKill { running: known, why, grace_secs: record.grace_secs(), then: AfterStop::Restart }
 }

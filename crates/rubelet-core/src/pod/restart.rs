@@ -11,7 +11,7 @@ use crate::time::Uptime;
 pub const FIRST_DELAY: Duration = Duration::from_secs(10);
 
 /// A run longer than this forgives all earlier crashes.
-pub const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
+pub const EXPIRES_AFTER: Duration = Duration::from_secs(600);
 
 /// What is remembered of a container that came back after ending. The first restart is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl CrashLoop {
         now: Uptime,
     ) -> Self {
         let delay = match previous {
-            Some(previous) if previous.image == image && !previous.is_forgiven(ended) => previous.delay * 2,
+            Some(previous) if previous.image == image && !previous.has_expired(ended) => previous.delay * 2,
             Some(_) | None => FIRST_DELAY,
         };
         CrashLoop { delay: delay.min(max_delay), started: now, image: image.to_owned() }
@@ -42,11 +42,11 @@ impl CrashLoop {
 
     /// Until when a container that ended at `ended` has to wait.
     pub fn not_before(&self, image: &str, ended: Uptime) -> Uptime {
-        if self.image != image || self.is_forgiven(ended) { ended } else { ended + self.delay }
+        if self.image != image || self.has_expired(ended) { ended } else { ended + self.delay }
     }
 
-    fn is_forgiven(&self, ended: Uptime) -> bool {
-        ended.since(self.started) > FORGIVEN_AFTER
+    fn has_expired(&self, ended: Uptime) -> bool {
+        ended.since(self.started) > EXPIRES_AFTER
     }
 }
 

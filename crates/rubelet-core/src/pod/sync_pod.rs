@@ -16,12 +16,12 @@ use crate::{
     flights::PodSubject,
     gc,
     id::ContainerId,
-    images::{ImageRequest, Images, Readiness},
+    images::{ImageAvailability, ImageRequest, Images},
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
         Lifecycle, PodRecord, Preparation,
-        containers::{AfterStop, ContainerAction, Stop, container_action},
+        containers::{AfterStop, ContainerAction, ContainerToKill, container_action},
         hooks::has_post_start,
         init::init_plan,
         plan::{Plan, PodState, WaitsFor},
@@ -127,7 +127,7 @@ fn containers_plan(
 }
 
 /// Stops an instance, and says why when it begins.
-fn stop_one(record: PodState<'_>, stop: &Stop<'_>, plan: &mut Plan, now: Now) {
+fn stop_one(record: PodState<'_>, stop: &ContainerToKill<'_>, plan: &mut Plan, now: Now) {
     let name = &stop.running.name;
     let subject = PodSubject::Container(name.clone());
     if record.is_busy(&subject, now) {
@@ -188,7 +188,7 @@ impl Start<'_> {
         }
         let want = ImageRequest::of(record.spec(), container);
         match self.context.images.readiness(&record.id.uid, &want) {
-            Readiness::Ready(image) => {
+            ImageAvailability::Ready(image) => {
                 let order = StartContainer {
                     uid: record.id.uid.clone(),
                     pod: record.pod.clone(),
@@ -210,7 +210,7 @@ impl Start<'_> {
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
                 plan.step(subject, ContainerOp::Start(order), reason);
             }
-            Readiness::NotReady => {
+            ImageAvailability::NotReady => {
                 plan.images.push(want);
                 plan.wait_for(WaitsFor::Image(container.name.clone()));
             }

@@ -14,7 +14,7 @@ use crate::{
     observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Grace, Lifecycle, PodRecord, Preparation,
+        Cleared, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
         hooks::{Hook, HookRequest},
         plan::{Plan, PodState, WaitsFor},
         restart_policy::is_sidecar,
@@ -43,7 +43,7 @@ impl PodState<'_> {
 }
 
 /// Plans for a record in `Terminating`: nothing may run at its end.
-pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: Cause, now: Now) -> Plan {
+pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: TerminationCause, now: Now) -> Plan {
     let mut plan = Plan::default();
     if !facts.is_active() && !has_unstopped_sandbox(&record, facts) {
         if !record.flights.has_changes() {
@@ -59,7 +59,13 @@ pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: 
 
 /// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
 /// containers, for their logs and exit codes, until nobody wants it any more.
-pub fn ended(record: PodState<'_>, facts: &PodFacts, cause: Cause, cgroups: Option<CgroupTree<'_>>, now: Now) -> Plan {
+pub fn ended(
+    record: PodState<'_>,
+    facts: &PodFacts,
+    cause: TerminationCause,
+    cgroups: Option<CgroupTree<'_>>,
+    now: Now,
+) -> Plan {
     let mut plan = Plan::default();
     if facts.is_active() {
         // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
@@ -68,18 +74,24 @@ pub fn ended(record: PodState<'_>, facts: &PodFacts, cause: Cause, cgroups: Opti
         pod_step(record, op, waits_for, &mut plan, now);
     } else {
         match cause {
-            Cause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
+            TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
             // The API server has it until it hears that all is given back; so long its traces can be read.
-            Cause::Removed if record.is_wanted() && record.pod.metadata.deletion_timestamp.is_some() => {
+            TerminationCause::Removed if record.is_desired() && record.pod.metadata.deletion_timestamp.is_some() => {
                 plan.next = Some(Lifecycle::Finished { cause });
             }
             // Asked for again: it starts over, and its attempts count on from those of before.
-            Cause::Removed | Cause::Orphaned if record.is_wanted() => let_go(record, cause, &mut plan),
-            Cause::Removed if is_static_pod(&record.pod) && now.uptime < record.since.uptime + STATIC_POD_RETENTION => {
+            TerminationCause::Removed | TerminationCause::Orphaned if record.is_desired() => {
+                let_go(record, cause, &mut plan)
+            }
+            TerminationCause::Removed
+                if is_static_pod(&record.pod) && now.uptime < record.since.uptime + STATIC_POD_RETENTION =>
+            {
                 plan.wake_at = Some(record.since.uptime + STATIC_POD_RETENTION);
                 plan.wait_for(WaitsFor::ManifestToReturn);
             }
-            Cause::Removed | Cause::Orphaned => remove_traces(record, facts, cause, &mut plan, now),
+            TerminationCause::Removed | TerminationCause::Orphaned => {
+                remove_traces(record, facts, cause, &mut plan, now)
+            }
         }
     }
     plan
@@ -101,7 +113,7 @@ fn next_release(record: PodState<'_>, cgroups: Option<CgroupTree<'_>>) -> Option
 }
 
 /// Dead containers, then sandboxes, then directories.
-fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: Cause, plan: &mut Plan, now: Now) {
+fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: TerminationCause, plan: &mut Plan, now: Now) {
     for container in &facts.containers {
         let subject = PodSubject::Container(container.name.clone());
         let is_planned = plan.steps.iter().any(|step| step.subject == subject);
@@ -131,7 +143,7 @@ fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: Cause, plan: &mu
     }
 }
 
-fn let_go(record: PodState<'_>, cause: Cause, plan: &mut Plan) {
+fn let_go(record: PodState<'_>, cause: TerminationCause, plan: &mut Plan) {
     if !record.flights.has_changes() {
         plan.next = Some(Lifecycle::Finished { cause });
         plan.is_gone = true;

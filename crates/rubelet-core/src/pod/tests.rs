@@ -21,7 +21,7 @@ use crate::{
     observation::{PodFacts, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Cause, Cleared, Failure, Grace, Lifecycle, PodRecord, Preparation, Wanted,
+        Cleared, Desired, Failure, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
         hooks::{Hook, HookAction, HookRequest, PreStop},
         plan::{Plan, PodState},
         restart::CrashLoop,
@@ -69,7 +69,7 @@ impl DerefMut for TestPod {
 
 fn record(pod: &str, lifecycle: Lifecycle) -> TestPod {
     let pod = mk_pod(pod);
-    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::File), 1, now());
+    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Desired::By(Source::File), 1, now());
     record.lifecycle = lifecycle;
     record.prepared = Preparation::Volumes;
     TestPod { record, flights: Flights::default() }
@@ -126,13 +126,13 @@ fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, told: Optio
 fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>, EffectError>) -> Images {
     let mut images = Images::default();
     for want in &plan.images {
-        images.want(&record.id, want, now()).expect("it was not asked for yet");
+        images.ensure_image(&record.id, want, now()).expect("it was not asked for yet");
         images.done(&record.id.uid, &want.container, answer, now());
     }
     images
 }
 
-fn ended(record: &TestPod, facts: &crate::observation::PodFacts, cause: Cause) -> String {
+fn ended(record: &TestPod, facts: &crate::observation::PodFacts, cause: TerminationCause) -> String {
     let settings = Settings::for_node("node");
     show(&termination::ended(record.state(), facts, cause, CgroupTree::new(&settings, None), now()))
 }
@@ -610,8 +610,8 @@ fn stopping(record: &PodRecord, name: &str) -> ContainerOp {
 
 fn end_of(pod: &str, state: &str) -> String {
     let grace = Grace::starting(30, now());
-    let (record, facts) = observed(record(pod, Lifecycle::terminating(grace, Cause::Removed)), state);
-    show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now()))
+    let (record, facts) = observed(record(pod, Lifecycle::terminating(grace, TerminationCause::Removed)), state);
+    show(&termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now()))
 }
 
 #[test]
@@ -632,14 +632,14 @@ fn a_pod_ends_containers_first_sidecars_last_then_the_sandbox() {
 #[test]
 fn only_sidecars_have_what_is_left_of_the_grace_period() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::terminating(grace, Cause::Removed);
+    let lifecycle = Lifecycle::terminating(grace, TerminationCause::Removed);
     for (state, expected) in [
         ("s: running 20s; i: running 15s", "stop i0 in 30s"),
         ("s: running 20s; i: exit(0) 15s; a: running 5s", "stop a0 in 30s"),
         ("s: running 20s; i: exit(0) 15s; a: exit(0) 5s", "stop s0 in 18s"),
     ] {
         let (record, facts) = observed(record("always | sidecar s | init i | main a", lifecycle.clone()), state);
-        let plan = termination::terminating(record.state(), &facts, grace, Cause::Removed, later(12));
+        let plan = termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, later(12));
         assert_eq!(show(&plan), expected, "{state}");
     }
 }
@@ -647,11 +647,11 @@ fn only_sidecars_have_what_is_left_of_the_grace_period() {
 #[test]
 fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
     let grace = Grace::starting(30, now());
-    let ending = Lifecycle::terminating(grace, Cause::Removed);
+    let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "sandbox notready");
     record.stopped_sandboxes.clear();
     assert_eq!(
-        show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now())),
+        show(&termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now())),
         "stop sandbox sb0"
     );
 }
@@ -659,21 +659,23 @@ fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
 #[test]
 fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
     let grace = Grace::starting(30, now());
-    let ending = Lifecycle::terminating(grace, Cause::Removed);
+    let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "a: running 5s");
     record.failures.insert(PodSubject::Container("a".to_owned()), Failure::after(None, "no".to_owned(), now()));
-    let plan = |now| show_with_events(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now));
+    let plan = |now| {
+        show_with_events(&termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now))
+    };
     assert_eq!(plan(now()), "nothing");
     assert_eq!(plan(later(1)), "stop a0 in 30s", "and not told again");
 }
 
 #[test]
 fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
-    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | static | main a", lifecycle), "sandbox gone");
-    (record.wanted, record.prepared) = (Wanted::No, Preparation::Nothing);
+    (record.desired, record.prepared) = (Desired::No, Preparation::Nothing);
     let plan = |now| {
-        let plan = termination::ended(record.state(), &facts, Cause::Removed, None, now);
+        let plan = termination::ended(record.state(), &facts, TerminationCause::Removed, None, now);
         (show(&plan), plan.wake_at)
     };
     assert_eq!(plan(later(59)), ("nothing".to_owned(), Some(later(60).uptime)));
@@ -683,10 +685,10 @@ fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
 #[test]
 fn sidecars_end_together_when_the_grace_period_is_over() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::terminating(grace, Cause::Completed);
+    let lifecycle = Lifecycle::terminating(grace, TerminationCause::Completed);
     let pod = "never | sidecar s | sidecar t | main a";
     let (record, facts) = observed(record(pod, lifecycle), "s: running 9s; t: running 9s; a: exit(0) 5s");
-    let plan = |now| termination::terminating(record.state(), &facts, grace, Cause::Completed, now);
+    let plan = |now| termination::terminating(record.state(), &facts, grace, TerminationCause::Completed, now);
     assert_eq!(show(&plan(now())), "stop t0 in 30s");
     assert_eq!(plan(now()).wake_at, Some(grace.ends_at));
     let late = plan(later(30));
@@ -695,34 +697,37 @@ fn sidecars_end_together_when_the_grace_period_is_over() {
 
 #[test]
 fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
-    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "a: running 5s");
-    assert_eq!(ended(&record, &facts, Cause::Removed), "stop a0 in 30s");
+    assert_eq!(ended(&record, &facts, TerminationCause::Removed), "stop a0 in 30s");
     let stop = stopping(&record, "a");
     record.send(PodSubject::Container("a".to_owned()), stop);
-    assert_eq!(ended(&record, &facts, Cause::Removed), "nothing");
+    assert_eq!(ended(&record, &facts, TerminationCause::Removed), "nothing");
 }
 
 #[test]
 fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
     let grace = Grace::starting(30, now());
-    let lifecycle = Lifecycle::terminating(grace, Cause::Removed);
+    let lifecycle = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a", lifecycle), "");
     let op = ContainerOp::Resume { pod: record.id.clone(), name: "a".to_owned(), id: "a0".into() };
     record.send(PodSubject::Container("a".to_owned()), op);
-    assert_eq!(show(&termination::terminating(record.state(), &facts, grace, Cause::Removed, now())), "nothing");
+    assert_eq!(
+        show(&termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now())),
+        "nothing"
+    );
 }
 
 #[test]
 fn what_a_removed_pod_leaves_goes_in_order() {
-    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
-    record.wanted = Wanted::No;
-    let mut steps = vec![ended(&record, &facts, Cause::Removed)];
+    record.desired = Desired::No;
+    let mut steps = vec![ended(&record, &facts, TerminationCause::Removed)];
     record.prepared = Preparation::TornDown;
-    steps.push(ended(&record, &facts, Cause::Removed));
+    steps.push(ended(&record, &facts, TerminationCause::Removed));
     record.prepared = Preparation::Nothing;
-    steps.push(ended(&record, &facts, Cause::Removed));
+    steps.push(ended(&record, &facts, TerminationCause::Removed));
     for (state, cleared) in [
         ("sandbox notready", Cleared::Nothing),
         ("sandbox gone", Cleared::Nothing),
@@ -731,7 +736,7 @@ fn what_a_removed_pod_leaves_goes_in_order() {
     ] {
         record.cleared = cleared;
         let facts = crate::test_support::facts(state);
-        steps.push(ended(&record, &facts, Cause::Removed));
+        steps.push(ended(&record, &facts, TerminationCause::Removed));
     }
     assert_eq!(
         steps,
@@ -749,20 +754,20 @@ fn what_a_removed_pod_leaves_goes_in_order() {
 
 #[test]
 fn what_an_earlier_life_of_the_agent_mounted_is_torn_down_however_far_this_one_came() {
-    let lifecycle = Lifecycle::Terminated { cause: Cause::Removed };
+    let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox gone");
     for prepared in [Preparation::Unknown, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
         record.prepared = prepared;
-        assert_eq!(ended(&record, &facts, Cause::Removed), "tear down volumes", "{prepared:?}");
+        assert_eq!(ended(&record, &facts, TerminationCause::Removed), "tear down volumes", "{prepared:?}");
     }
 }
 
 #[test]
 fn a_completed_pod_keeps_its_dead_containers() {
-    let lifecycle = Lifecycle::Terminated { cause: Cause::Completed };
+    let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Completed };
     let (mut record, facts) = observed(record("never | main a", lifecycle), "sandbox notready; a: exit(0) 5s");
     record.prepared = Preparation::Nothing;
-    assert_eq!(ended(&record, &facts, Cause::Completed), "to Finished");
+    assert_eq!(ended(&record, &facts, TerminationCause::Completed), "to Finished");
 }
 
 #[test]
@@ -793,18 +798,18 @@ fn failed_step_waits_twice_as_long_each_time_up_to_a_maximum() {
 #[test]
 #[should_panic(expected = "a pod's life goes forward")]
 fn lifecycle_never_goes_back() {
-    let mut record = record("always | main a", Lifecycle::Terminated { cause: Cause::Removed });
+    let mut record = record("always | main a", Lifecycle::Terminated { cause: TerminationCause::Removed });
     record.enter(Lifecycle::Syncing, now());
 }
 
 #[test]
 fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither() {
-    let ending = |secs| Lifecycle::terminating(Grace::starting(secs, now()), Cause::Removed);
+    let ending = |secs| Lifecycle::terminating(Grace::starting(secs, now()), TerminationCause::Removed);
     let mut record = record("always | main a", ending(30));
     record.failures.insert(PodSubject::Pod, Failure::after(None, "no".to_owned(), now()));
     record.enter(ending(5), later(3));
     assert_eq!((record.since, record.failures.len()), (now(), 1), "its grace period shrank");
-    record.enter(Lifecycle::Terminated { cause: Cause::Removed }, later(4));
+    record.enter(Lifecycle::Terminated { cause: TerminationCause::Removed }, later(4));
     assert_eq!((record.since, record.failures.len()), (later(4), 0));
 }
 
@@ -833,7 +838,7 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
 
 #[test]
 fn only_a_pod_that_runs_and_has_not_failed_has_a_deadline() {
-    let ending = Lifecycle::terminating(Grace::starting(30, now()), Cause::Completed);
+    let ending = Lifecycle::terminating(Grace::starting(30, now()), TerminationCause::Completed);
     let failure = || PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() };
     for (lifecycle, failure, expected) in [
         (Lifecycle::Syncing, None, Some(later(40).uptime)),
@@ -855,10 +860,11 @@ fn with_hook(record: &mut PodRecord, name: &str, lifecycle: serde_json::Value) {
 #[test]
 fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
     let grace = Grace::starting(20, now());
-    let ending = Lifecycle::terminating(grace, Cause::Removed);
+    let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a | main b", ending), "a: running 5s; b: running 5s");
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
-    let plan = |record: &TestPod| termination::terminating(record.state(), &facts, grace, Cause::Removed, now());
+    let plan =
+        |record: &TestPod| termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now());
     let first = show_with_events(&plan(&record));
     let killing = r#"Killing "Stopping container a", Killing "Stopping container b""#;
     assert_eq!(first, format!("PreStop of a0 in 20s, stop b0 in 20s, {killing}"));
@@ -873,12 +879,12 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
 #[test]
 fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_turn() {
     let grace = Grace::starting(20, now());
-    let ending = Lifecycle::terminating(grace, Cause::Removed);
+    let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let pod = "always | sidecar s | sidecar t | main a";
     let (mut record, both) = observed(record(pod, ending), "s: running 5s; t: running 5s; a: running 5s");
     with_hook(&mut record, "s", serde_json::json!({ "preStop": { "sleep": { "seconds": 3 } } }));
     let plan = |record: &TestPod, facts: &PodFacts, now| {
-        show_with_events(&termination::terminating(record.state(), facts, grace, Cause::Removed, now))
+        show_with_events(&termination::terminating(record.state(), facts, grace, TerminationCause::Removed, now))
     };
     let killing = r#"Killing "Stopping container a", Killing "Stopping container s""#;
     assert_eq!(plan(&record, &both, now()), format!("stop a0 in 20s, PreStop of s0 in 20s, {killing}"));
@@ -901,7 +907,8 @@ fn a_container_whose_post_start_hook_failed_is_stopped() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
     record.instance_mut(&"a0".into()).has_post_start_failed = true;
     assert_eq!(show_with_events(&sync_plan(&record, &facts)), r#"stop a0 in 30s, Killing "FailedPostStartHook""#);
-    let shown = |state: &str| record.state().shown(&Arc::new(crate::test_support::facts(state))).containers.len();
+    let shown =
+        |state: &str| record.state().facts_for_status(&Arc::new(crate::test_support::facts(state))).containers.len();
     assert_eq!((shown("a: running 5s"), shown("a: exit(1) 5s")), (0, 1), "it never ran, and it ended");
 }
 
@@ -915,13 +922,14 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
         HookRequest::of(&record, "a", &"a0".into(), Hook::PostStart, Duration::from_secs(1)).expect("it has one");
     record.send(PodSubject::Container("a".to_owned()), ContainerOp::RunHook(order.clone()));
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
-    assert!(record.state().shown(&facts).containers.is_empty());
+    assert!(record.state().facts_for_status(&facts).containers.is_empty());
     let both = Arc::new(crate::test_support::facts("a: running 5s; b: running 5s"));
-    let names: Vec<_> = record.state().shown(&both).containers.iter().map(|container| container.name.clone()).collect();
+    let names: Vec<_> =
+        record.state().facts_for_status(&both).containers.iter().map(|container| container.name.clone()).collect();
     assert_eq!(names, ["b"], "the others show");
     record.flights = Flights::default();
     assert_eq!(record.hook_ended(&order, None, now()), None);
-    assert_eq!(record.state().shown(&facts).containers.len(), 1);
+    assert_eq!(record.state().facts_for_status(&facts).containers.len(), 1);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
 }
 

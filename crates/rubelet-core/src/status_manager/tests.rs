@@ -28,26 +28,26 @@ impl Desk {
         desk
     }
 
-    fn set(&mut self, pod: &Pod, seen: &str) -> Change {
+    fn set(&mut self, pod: &Pod, seen: &str) -> StatusUpdate {
         let previous = self.manager.pod_statuses.get(&PodUid::of(pod)).map(|versioned| Arc::clone(&versioned.status));
         let status = status_of(pod, seen, previous.as_deref(), now());
         self.offer(pod, status, now())
     }
 
-    fn offer(&mut self, pod: &Pod, status: PodStatus, now: Now) -> Change {
+    fn offer(&mut self, pod: &Pod, status: PodStatus, now: Now) -> StatusUpdate {
         self.manager.set_pod_status(pod, status, Context { pods: &self.pods, now })
     }
 
-    fn terminate(&mut self, pod: &Pod) -> Change {
+    fn terminate(&mut self, pod: &Pod) -> StatusUpdate {
         self.manager.terminate_pod(pod, Context { pods: &self.pods, now: later(60) })
     }
 
-    fn readiness(&mut self, container: &str, readiness: Readiness) -> Change {
+    fn readiness(&mut self, container: &str, readiness: Readiness) -> StatusUpdate {
         let context = Context { pods: &self.pods, now: later(60) };
         self.manager.set_container_readiness(&"u1".into(), &container.into(), readiness, context)
     }
 
-    fn startup(&mut self, container: &str, startup: Startup) -> Change {
+    fn startup(&mut self, container: &str, startup: Startup) -> StatusUpdate {
         let context = Context { pods: &self.pods, now: later(60) };
         self.manager.set_container_startup(&"u1".into(), &container.into(), startup, context)
     }
@@ -76,7 +76,7 @@ impl Desk {
 
     fn watched(&mut self, pod: &Pod) {
         self.pods.update_pod(Arc::new(pod.clone()));
-        self.manager.suspect(self.pods.translate_pod_uid(&PodUid::of(pod)), &self.pods);
+        self.manager.mark_for_reconcile(self.pods.translate_pod_uid(&PodUid::of(pod)), &self.pods);
     }
 
     fn show(&self) -> String {
@@ -106,8 +106,8 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
     })
 }
 
-fn changed(version: u64) -> Change {
-    Change::Changed { version }
+fn changed(version: u64) -> StatusUpdate {
+    StatusUpdate::Changed { version }
 }
 
 /// The API server's copy of a static pod.
@@ -133,9 +133,9 @@ fn a_new_status_gets_a_new_version_and_the_same_status_does_not() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     assert_eq!(desk.set(&pod, ""), changed(1));
-    assert_eq!(desk.set(&pod, ""), Change::Unchanged);
+    assert_eq!(desk.set(&pod, ""), StatusUpdate::Unchanged);
     assert_eq!(desk.set(&pod, "a: running"), changed(2));
-    assert_eq!(desk.set(&pod, "a: running"), Change::Unchanged);
+    assert_eq!(desk.set(&pod, "a: running"), StatusUpdate::Unchanged);
 }
 
 #[test]
@@ -253,12 +253,12 @@ fn a_container_that_ended_for_good_cannot_come_back() {
         // Without the previous status, or it would be kept on the way.
         let offered = status_of(&pod, after, None, now());
         match desk.offer(&pod, offered, now()) {
-            Change::Changed { .. } => assert!(allowed, "{before} to {after}"),
-            Change::Refused(_) => {
+            StatusUpdate::Changed { .. } => assert!(allowed, "{before} to {after}"),
+            StatusUpdate::Refused(_) => {
                 assert!(!allowed, "{before} to {after}");
                 assert_eq!(desk.show(), old, "the old status is kept");
             }
-            Change::Unchanged => panic!("{before} to {after} is a change"),
+            StatusUpdate::Unchanged => panic!("{before} to {after} is a change"),
         }
     }
 }
@@ -268,7 +268,7 @@ fn a_refused_status_says_which_container() {
     let pod = mk_pod("never | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: exit(1)");
-    let Change::Refused(why) = desk.offer(&pod, status_of(&pod, "a: running", None, now()), now()) else {
+    let StatusUpdate::Refused(why) = desk.offer(&pod, status_of(&pod, "a: running", None, now()), now()) else {
         panic!("refused");
     };
     assert_eq!(why.to_string(), "terminated container a attempted illegal transition to non-terminated state");
@@ -287,19 +287,19 @@ fn readiness_changes_the_container_and_both_conditions() {
         "ContainersReady=False(ContainersNotReady) \"containers with unready status: [a]\" +60s"
     );
     assert_eq!(desk.line("Initialized"), "Initialized=True +0s");
-    assert_eq!(desk.readiness("a0", Readiness::Unready), Change::Unchanged);
+    assert_eq!(desk.readiness("a0", Readiness::Unready), StatusUpdate::Unchanged);
     assert_eq!(desk.readiness("a0", Readiness::Ready), changed(3));
 }
 
 #[test]
 fn verdicts_about_the_unknown_change_nothing() {
     let pod = mk_pod("always | main a");
-    assert_eq!(Desk::default().readiness("a0", Readiness::Ready), Change::Unchanged, "no such pod");
+    assert_eq!(Desk::default().readiness("a0", Readiness::Ready), StatusUpdate::Unchanged, "no such pod");
     let mut desk = Desk::with(&pod);
-    assert_eq!(desk.readiness("a0", Readiness::Ready), Change::Unchanged, "no status yet");
+    assert_eq!(desk.readiness("a0", Readiness::Ready), StatusUpdate::Unchanged, "no status yet");
     desk.set(&pod, "a: running");
-    assert_eq!(desk.readiness("a9", Readiness::Unready), Change::Unchanged, "no such container");
-    assert_eq!(desk.startup("a9", Startup::NotStarted), Change::Unchanged, "no such container");
+    assert_eq!(desk.readiness("a9", Readiness::Unready), StatusUpdate::Unchanged, "no such container");
+    assert_eq!(desk.startup("a9", Startup::NotStarted), StatusUpdate::Unchanged, "no such container");
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn startup_changes_the_container_only() {
     desk.set(&pod, "a: running");
     assert_eq!(desk.startup("a0", Startup::NotStarted), changed(2));
     assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 ready");
-    assert_eq!(desk.startup("a0", Startup::NotStarted), Change::Unchanged);
+    assert_eq!(desk.startup("a0", Startup::NotStarted), StatusUpdate::Unchanged);
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn nothing_is_kept_of_a_pod_that_neither_the_node_nor_the_api_server_has() {
     desk.set(&pod, "a: running");
     desk.stored(&pod);
     desk.manager.note_synced(&"u1".into(), 1);
-    desk.manager.note_doubt(&"u1".into());
+    desk.manager.mark_unconfirmed(&"u1".into());
     desk.manager.note_gone(&"u1".into(), &"u1".into());
     desk.manager.forget_api_pod(&"u1".into());
     desk.manager.remove_orphaned_statuses(&BTreeSet::new());
@@ -472,7 +472,7 @@ fn after_a_patch_without_an_answer_everything_is_said_once_more() {
     };
     desk.set(&pod, "a: running");
     let pod = desk.stored(&pod);
-    desk.manager.note_doubt(&"u1".into());
+    desk.manager.mark_unconfirmed(&"u1".into());
     assert_eq!(patch(&mut desk)["phase"], "Running", "although the copy known here has it");
     desk.manager.note_synced(&"u1".into(), 1);
     let news = PodStatus { message: Some("news".to_owned()), ..pod.status.clone().expect("it was stored") };
@@ -889,11 +889,11 @@ proptest! {
         for look in looks {
             let before = desk.manager.pod_statuses.get(&"u1".into()).cloned();
             match desk.set(&pod, look) {
-                Change::Changed { version: new } => {
+                StatusUpdate::Changed { version: new } => {
                     assert_eq!(new, version + 1);
                     version = new;
                 }
-                Change::Unchanged | Change::Refused(_) => {
+                StatusUpdate::Unchanged | StatusUpdate::Refused(_) => {
                     assert_eq!(desk.manager.pod_statuses.get(&"u1".into()).cloned(), before);
                 }
             }
@@ -907,7 +907,7 @@ proptest! {
         let mut desk = Desk::with(&pod);
         let status = status_of(&pod, look, None, now());
         assert_eq!(desk.offer(&pod, status.clone(), now()), changed(1));
-        assert_eq!(desk.offer(&pod, status, later(50)), Change::Unchanged);
+        assert_eq!(desk.offer(&pod, status, later(50)), StatusUpdate::Unchanged);
     }
 }
 

@@ -6,13 +6,13 @@ use serde_json::json;
 use super::*;
 use crate::{
     id::PodRef,
-    pod::{InstanceRecord, Wanted, hooks::PreStop},
+    pod::{Desired, InstanceRecord, hooks::PreStop},
     test_support::{facts, later, mk_pod, now, start_order},
 };
 
 fn record(pod: &str) -> PodRecord {
     let pod = mk_pod(pod);
-    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::Api), 1, now());
+    let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Desired::By(Source::Api), 1, now());
     record.lifecycle = Lifecycle::Syncing;
     record
 }

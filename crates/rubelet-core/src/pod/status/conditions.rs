@@ -68,10 +68,10 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
         replace_or_append(&mut conditions, disruption.clone());
     }
     let sandbox_serves = input.pod.spec.as_ref().is_some_and(|spec| usable_sandbox(spec, input.facts).is_ok());
-    let ready_to_start = if sandbox_serves { Verdict::True } else { Verdict::no("", "") };
+    let ready_to_start = if sandbox_serves { ConditionValue::True } else { ConditionValue::no("", "") };
     let dates = Dates::of(input, status);
     if input.is_resize_pending {
-        let verdict = Verdict::TrueBecause { reason: INFEASIBLE, message: NO_RESIZE };
+        let verdict = ConditionValue::TrueBecause { reason: INFEASIBLE, message: NO_RESIZE };
         let mut condition = verdict.into_condition(POD_RESIZE_PENDING, input.pod);
         condition.last_transition_time = Some(Time(transition_time(input, &condition, None, dates.start)));
         conditions.push(condition);
@@ -81,7 +81,7 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
         (INITIALIZED, initialized(input, status), dates.initialized, Some(dates.start)),
         (READY, ready(input.pod, status, &conditions), dates.running, dates.stopped),
         (CONTAINERS_READY, containers_ready(input.pod, status), dates.running, dates.stopped),
-        (POD_SCHEDULED, Verdict::True, Some(dates.start), None),
+        (POD_SCHEDULED, ConditionValue::True, Some(dates.start), None),
     ] {
         let mut condition = verdict.into_condition(condition_type, input.pod);
         let since = if condition.status == "True" { since_true } else { since_false };
@@ -110,10 +110,10 @@ pub fn containers_ready_condition(pod: &Pod, status: &PodStatus) -> PodCondition
 
 /// Ready or ContainersReady of a pod that has ended; without a date.
 pub fn condition_of_ended_pod(condition_type: &str, pod: &Pod, phase: &str) -> PodCondition {
-    Verdict::of_ended(phase).into_condition(condition_type, pod)
+    ConditionValue::of_ended(phase).into_condition(condition_type, pod)
 }
 
-enum Verdict {
+enum ConditionValue {
     True,
     /// As upstream has it for a pod that completed, and for a resize that waits.
     TrueBecause {
@@ -126,20 +126,20 @@ enum Verdict {
     },
 }
 
-impl Verdict {
-    fn no(reason: &'static str, message: impl Into<String>) -> Verdict {
-        Verdict::False { reason, message: message.into() }
+impl ConditionValue {
+    fn no(reason: &'static str, message: impl Into<String>) -> ConditionValue {
+        ConditionValue::False { reason, message: message.into() }
     }
 
-    fn of_ended(phase: &str) -> Verdict {
-        Verdict::no(if phase == FAILED { POD_FAILED } else { POD_COMPLETED }, "")
+    fn of_ended(phase: &str) -> ConditionValue {
+        ConditionValue::no(if phase == FAILED { POD_FAILED } else { POD_COMPLETED }, "")
     }
 
     fn into_condition(self, condition_type: &str, pod: &Pod) -> PodCondition {
         let (status, reason, message) = match self {
-            Verdict::True => ("True", "", String::new()),
-            Verdict::TrueBecause { reason, message } => ("True", reason, message.to_owned()),
-            Verdict::False { reason, message } => ("False", reason, message),
+            ConditionValue::True => ("True", "", String::new()),
+            ConditionValue::TrueBecause { reason, message } => ("True", reason, message.to_owned()),
+            ConditionValue::False { reason, message } => ("False", reason, message),
         };
         PodCondition {
             type_: condition_type.to_owned(),
@@ -152,10 +152,10 @@ impl Verdict {
     }
 }
 
-fn containers_ready(pod: &Pod, status: &PodStatus) -> Verdict {
+fn containers_ready(pod: &Pod, status: &PodStatus) -> ConditionValue {
     let phase = status.phase.as_deref().unwrap_or_default();
     if !has_container_statuses(status) {
-        return Verdict::no(UNKNOWN_CONTAINER_STATUSES, "");
+        return ConditionValue::no(UNKNOWN_CONTAINER_STATUSES, "");
     }
     let sidecars = init_containers(pod).filter(|container| is_sidecar(container));
     let specs = sidecars.chain(pod.spec.iter().flat_map(|spec| &spec.containers));
@@ -168,16 +168,16 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> Verdict {
         }
     }
     if phase == FAILED || (phase == SUCCEEDED && unknown.is_empty()) {
-        return Verdict::of_ended(phase);
+        return ConditionValue::of_ended(phase);
     }
     let message = sentence(&[("unknown", &unknown), ("unready", &unready)]);
-    if message.is_empty() { Verdict::True } else { Verdict::no(CONTAINERS_NOT_READY, message) }
+    if message.is_empty() { ConditionValue::True } else { ConditionValue::no(CONTAINERS_NOT_READY, message) }
 }
 
-fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> Verdict {
+fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> ConditionValue {
     match containers_ready(pod, status) {
-        Verdict::True => {}
-        verdict @ (Verdict::TrueBecause { .. } | Verdict::False { .. }) => return verdict,
+        ConditionValue::True => {}
+        verdict @ (ConditionValue::TrueBecause { .. } | ConditionValue::False { .. }) => return verdict,
     }
     let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
     let closed: Vec<_> = gates
@@ -193,14 +193,18 @@ fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> Verdict 
             }
         })
         .collect();
-    if closed.is_empty() { Verdict::True } else { Verdict::no(READINESS_GATES_NOT_READY, closed.join(", ")) }
+    if closed.is_empty() {
+        ConditionValue::True
+    } else {
+        ConditionValue::no(READINESS_GATES_NOT_READY, closed.join(", "))
+    }
 }
 
-fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
+fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
     let pod = input.pod;
     let phase = status.phase.as_deref().unwrap_or_default();
     if !has_container_statuses(status) && init_containers(pod).next().is_some() {
-        return Verdict::no(UNKNOWN_CONTAINER_STATUSES, "");
+        return ConditionValue::no(UNKNOWN_CONTAINER_STATUSES, "");
     }
     let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
     for spec in init_containers(pod) {
@@ -211,16 +215,16 @@ fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> Verdict {
         }
     }
     if phase == SUCCEEDED && unknown.is_empty() {
-        return Verdict::TrueBecause { reason: POD_COMPLETED, message: "" };
+        return ConditionValue::TrueBecause { reason: POD_COMPLETED, message: "" };
     }
     // Once initialized, always initialized: a sidecar that restarts, or an init container that is gone, changes nothing.
     let old = input.old_status().and_then(|old| find(old, INITIALIZED));
     let was = old.is_some_and(|condition| condition.status == "True");
     if was || any_regular_container_started(pod, status) {
-        return Verdict::True;
+        return ConditionValue::True;
     }
     let message = sentence(&[("unknown", &unknown), ("incomplete", &incomplete)]);
-    if message.is_empty() { Verdict::True } else { Verdict::no(CONTAINERS_NOT_INITIALIZED, message) }
+    if message.is_empty() { ConditionValue::True } else { ConditionValue::no(CONTAINERS_NOT_INITIALIZED, message) }
 }
 
 fn is_initialized(spec: &Container, status: &ContainerStatus) -> bool {

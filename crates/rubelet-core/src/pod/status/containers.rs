@@ -34,7 +34,7 @@ const INIT_FORGOTTEN: &str = "Unable to get init container status from container
 pub(super) fn regular(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let old = input.old_status().and_then(|old| old.container_statuses.as_deref());
     let specs = input.pod.spec.iter().flat_map(|spec| &spec.containers);
-    specs.map(|spec| Subject::new(input, spec, old, Kind::Regular).status()).collect()
+    specs.map(|spec| ContainerInput::new(input, spec, old, Kind::Regular).status()).collect()
 }
 
 /// In the order they run.
@@ -44,7 +44,7 @@ pub(super) fn init(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     specs
         .map(|spec| {
             let kind = if is_sidecar(spec) { Kind::Sidecar } else { Kind::Init };
-            Subject::new(input, spec, old, kind).status()
+            ContainerInput::new(input, spec, old, kind).status()
         })
         .collect()
 }
@@ -54,7 +54,7 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let wanted = input.pod.spec.iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
     let statuses = wanted.map(|wanted| {
         let spec = of_ephemeral(wanted);
-        Subject::new(input, &spec, old, Kind::Ephemeral).status()
+        ContainerInput::new(input, &spec, old, Kind::Ephemeral).status()
     });
     statuses.collect()
 }
@@ -81,7 +81,7 @@ enum Kind {
 }
 
 /// One container the pod wants, and all that is known of it.
-struct Subject<'a> {
+struct ContainerInput<'a> {
     input: &'a StatusInput<'a>,
     spec: &'a Container,
     kind: Kind,
@@ -91,10 +91,10 @@ struct Subject<'a> {
     before: Option<&'a ContainerFacts>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> ContainerInput<'a> {
     fn new(input: &'a StatusInput<'a>, spec: &'a Container, old: Option<&'a [ContainerStatus]>, kind: Kind) -> Self {
         let mut found = input.facts.containers.iter().filter(|container| container.name == spec.name);
-        Subject {
+        ContainerInput {
             input,
             spec,
             kind,

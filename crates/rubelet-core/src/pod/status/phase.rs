@@ -56,11 +56,11 @@ impl InitTally {
     fn of(spec: &PodSpec, status: &PodStatus) -> InitTally {
         let mut tally = InitTally::default();
         for container in spec.init_containers.iter().flatten().filter(|container| !is_sidecar(container)) {
-            match Step::of(&container.name, status.init_container_statuses.as_deref()) {
-                Step::Exited { code, .. } => {
+            match ContainerProgress::of(&container.name, status.init_container_statuses.as_deref()) {
+                ContainerProgress::Exited { code, .. } => {
                     tally.failed_for_good += u32::from(code != 0 && !restarts_after(container, spec, code));
                 }
-                Step::Waiting | Step::Running { .. } => tally.pending += 1,
+                ContainerProgress::Waiting | ContainerProgress::Running { .. } => tally.pending += 1,
             }
         }
         tally
@@ -83,31 +83,31 @@ impl Tally {
     fn of(spec: &PodSpec, status: &PodStatus) -> Tally {
         let mut tally = Tally::default();
         for container in spec.init_containers.iter().flatten().filter(|container| is_sidecar(container)) {
-            tally.count_sidecar(&Step::of(&container.name, status.init_container_statuses.as_deref()));
+            tally.count_sidecar(&ContainerProgress::of(&container.name, status.init_container_statuses.as_deref()));
         }
         for container in &spec.containers {
-            tally.count(container, spec, &Step::of(&container.name, status.container_statuses.as_deref()));
+            tally.count(container, spec, &ContainerProgress::of(&container.name, status.container_statuses.as_deref()));
         }
         tally
     }
 
     /// A sidecar that has stopped does not count: it never decides how the pod ends.
-    fn count_sidecar(&mut self, step: &Step) {
+    fn count_sidecar(&mut self, step: &ContainerProgress) {
         match step {
-            Step::Waiting => self.waiting += 1,
-            Step::Running { started } => {
+            ContainerProgress::Waiting => self.waiting += 1,
+            ContainerProgress::Running { started } => {
                 self.starting_sidecars += u32::from(!started);
                 self.running += 1;
             }
-            Step::Exited { .. } => {}
+            ContainerProgress::Exited { .. } => {}
         }
     }
 
-    fn count(&mut self, container: &Container, spec: &PodSpec, step: &Step) {
+    fn count(&mut self, container: &Container, spec: &PodSpec, step: &ContainerProgress) {
         match *step {
-            Step::Waiting => self.waiting += 1,
-            Step::Running { .. } => self.running += 1,
-            Step::Exited { code, starts_again } => {
+            ContainerProgress::Waiting => self.waiting += 1,
+            ContainerProgress::Running { .. } => self.running += 1,
+            ContainerProgress::Exited { code, starts_again } => {
                 self.stopped += 1;
                 self.stopped_for_good += u32::from(!starts_again && !restarts_after(container, spec, code));
                 // One that waits to start again has not succeeded yet, whatever it exited with before.
@@ -122,7 +122,7 @@ impl Tally {
 }
 
 /// A container status, reduced to what the phase depends on.
-enum Step {
+enum ContainerProgress {
     /// Has never run.
     Waiting,
     Running {
@@ -135,20 +135,20 @@ enum Step {
     },
 }
 
-impl Step {
+impl ContainerProgress {
     /// A container of which no status tells anything has never run.
-    fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> Step {
+    fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> ContainerProgress {
         let Some(status) = statuses.into_iter().flatten().find(|status| status.name == name) else {
-            return Step::Waiting;
+            return ContainerProgress::Waiting;
         };
         if status.state.as_ref().is_some_and(|state| state.running.is_some()) {
-            return Step::Running { started: status.started == Some(true) };
+            return ContainerProgress::Running { started: status.started == Some(true) };
         }
         let exit_of = |state: &Option<ContainerState>| Some(state.as_ref()?.terminated.as_ref()?.exit_code);
         match (exit_of(&status.state), exit_of(&status.last_state)) {
-            (Some(code), _) => Step::Exited { code, starts_again: false },
-            (None, Some(code)) => Step::Exited { code, starts_again: true },
-            (None, None) => Step::Waiting,
+            (Some(code), _) => ContainerProgress::Exited { code, starts_again: false },
+            (None, Some(code)) => ContainerProgress::Exited { code, starts_again: true },
+            (None, None) => ContainerProgress::Waiting,
         }
     }
 }
