@@ -14,6 +14,7 @@ pub mod demand;
 pub mod downward_api;
 pub mod effect;
 pub mod event;
+pub mod event_reasons;
 pub mod explain;
 pub mod flights;
 pub mod fnv;

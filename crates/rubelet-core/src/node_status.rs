@@ -17,6 +17,7 @@ use k8s_openapi::{
 
 use crate::{
     effect::{About, EventRecord, Severity},
+    event_reasons,
     observation::{RuntimeHandler, RuntimeStatus},
     snapshot::NodeView,
 };
@@ -159,7 +160,12 @@ pub fn happenings(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
     if !boot_id(&before).is_empty() && boot_id(&before) != boot_id(&after) {
         let message = format!("Node {name} has been rebooted, boot id: {}", boot_id(&after));
         let about = About::Node;
-        events.push(EventRecord { about, severity: Severity::Warning, reason: "Rebooted".to_owned(), message });
+        events.push(EventRecord {
+            about,
+            severity: Severity::Warning,
+            reason: event_reasons::NODE_REBOOTED.to_owned(),
+            message,
+        });
     }
     events
 }

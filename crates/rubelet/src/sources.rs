@@ -10,6 +10,7 @@ pub mod http;
 
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
+    event_reasons,
     manifest::{self, Manifest, Origin},
 };
 
@@ -53,13 +54,13 @@ fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
 /// A manifest that makes no pod: one log line, one event.
 fn refuse(world: &World, manifest: &str, problem: &str) {
     tracing::warn!(manifest, problem, "manifest refused");
-    record(world, manifest, "FailedValidation", problem);
+    record(world, manifest, event_reasons::FAILED_VALIDATION, problem);
 }
 
 /// A manifest whose pods run although something in it is left out.
 fn remark(world: &World, manifest: &str, remark: &str) {
     tracing::warn!(manifest, remark, "manifest accepted in part");
-    record(world, manifest, "IgnoredField", remark);
+    record(world, manifest, event_reasons::IGNORED_FIELD, remark);
 }
 
 fn record(world: &World, manifest: &str, reason: &str, message: &str) {

@@ -8,7 +8,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 
 use super::whole_seconds;
-use crate::snapshot::{NodeView, Readiness};
+use crate::{
+    event_reasons,
+    snapshot::{NodeView, Readiness},
+};
 
 pub const READY: &str = "Ready";
 
@@ -26,19 +29,19 @@ const PRESSURES: [Pressure; 3] = [
         condition: "MemoryPressure",
         reason: "KubeletHasSufficientMemory",
         message: "kubelet has sufficient memory available",
-        event: "NodeHasSufficientMemory",
+        event: event_reasons::NODE_HAS_SUFFICIENT_MEMORY,
     },
     Pressure {
         condition: "DiskPressure",
         reason: "KubeletHasNoDiskPressure",
         message: "kubelet has no disk pressure",
-        event: "NodeHasNoDiskPressure",
+        event: event_reasons::NODE_HAS_NO_DISK_PRESSURE,
     },
     Pressure {
         condition: "PIDPressure",
         reason: "KubeletHasSufficientPID",
         message: "kubelet has sufficient PID available",
-        event: "NodeHasSufficientPID",
+        event: event_reasons::NODE_HAS_SUFFICIENT_PID,
     },
 ];
 
@@ -80,8 +83,8 @@ pub(super) fn turns(before: &NodeStatus, after: &NodeStatus) -> impl Iterator<It
     let has_turned = |kind: &str| status_of(before, kind) != status_of(after, kind);
     let pressures = PRESSURES.iter().filter(|pressure| has_turned(pressure.condition)).map(|pressure| pressure.event);
     let ready = has_turned(READY).then(|| match status_of(after, READY).as_deref() {
-        Some("True") => "NodeReady",
-        _ => "NodeNotReady",
+        Some("True") => event_reasons::NODE_READY,
+        _ => event_reasons::NODE_NOT_READY,
     });
     pressures.collect::<Vec<_>>().into_iter().chain(ready)
 }

@@ -6,6 +6,7 @@
 use rubelet_core::{
     container::{image_name, sandbox_config},
     effect::{About, EffectError, EventRecord, Facts, ImageFacts, ImageUser, Reason, Severity},
+    event_reasons,
     id::PodRef,
     images::keyring::{self, Credentials},
     objects::ObjectKey,
@@ -65,7 +66,7 @@ async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String
         let record = EventRecord {
             about: About::Pod(pod.clone()),
             severity: Severity::Warning,
-            reason: "FailedToRetrieveImagePullSecret".to_owned(),
+            reason: event_reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET.to_owned(),
             message: format!(
                 "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
                 missing.join(", ")

@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
     effect::EventRecord,
+    event_reasons,
     node_status::{self, ImageFacts, Report, status_event},
     snapshot::{NodeView, Readiness, Snapshot},
     time::Uptime,
@@ -238,7 +239,8 @@ impl Reporter {
         let is_unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
         if is_unschedulable != self.is_unschedulable {
             self.is_unschedulable = is_unschedulable;
-            let reason = if is_unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };
+            let reason =
+                if is_unschedulable { event_reasons::NODE_NOT_SCHEDULABLE } else { event_reasons::NODE_SCHEDULABLE };
             self.record_all(vec![status_event(&self.duty.setup.name, reason)]);
         }
         self.uid.send_if_modified(|known| {
