@@ -4,11 +4,11 @@
 
 use std::{path::Path, sync::Arc};
 
+use rubelet_tls::{AnyPeer, KeyProof};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
+    ClientConfig, Error, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer},
 };
 
 use crate::kubeconfig::{ClientCertificate, Cluster, Source, Verification};
@@ -24,7 +24,11 @@ pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>)
         .expect("ring has what the default versions of TLS need");
     let builder = match cluster.verification {
         Verification::Required => builder.with_root_certificates(roots(cluster.certificate_authority.as_ref())?),
-        Verification::Skipped => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer { provider })),
+        // `insecure-skip-tls-verify`: any server that has the key of the certificate it shows.
+        Verification::Skipped => {
+            let verifier = AnyPeer::new(&provider, KeyProof::Required);
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        }
     };
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
@@ -62,20 +66,12 @@ fn roots(authority: Option<&Source>) -> Result<RootCertStore, String> {
 
 fn certificates(field: &str, source: &Source) -> Result<Vec<CertificateDer<'static>>, String> {
     let text = text(field, source)?;
-    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(format!("{field} {} holds no certificate in PEM", place(source))),
-        Err(error) => Err(format!("{field} {} is not PEM: {error}", place(source))),
-    }
+    rubelet_tls::certificates(&text).map_err(|error| format!("{field} {} {error}", place(source)))
 }
 
 fn private_key(source: &Source) -> Result<PrivateKeyDer<'static>, String> {
     let text = text("client-key", source)?;
-    PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
-        pem::Error::NoItemsFound => format!("client-key {} holds no private key in PEM", place(source)),
-        _ => format!("client-key {} is not PEM", place(source)),
-    })
+    rubelet_tls::private_key(&text).map_err(|error| format!("client-key {} {error}", place(source)))
 }
 
 fn text(field: &str, source: &Source) -> Result<Vec<u8>, String> {
@@ -96,46 +92,5 @@ fn place(source: &Source) -> String {
     match source {
         Source::File(path) => path.display().to_string(),
         Source::Data(_) => "(in the kubeconfig)".to_owned(),
-    }
-}
-
-/// For `insecure-skip-tls-verify`: whoever answers is taken for the server, if only it has the key it shows a certificate for.
-#[derive(Debug)]
-struct AnyServer {
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

@@ -5,11 +5,7 @@
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use rustls::{
-    crypto::ring::sign::any_supported_type,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    sign::CertifiedKey,
-};
+use rustls::{crypto::ring::sign::any_supported_type, pki_types::CertificateDer, sign::CertifiedKey};
 use x509_cert::{
     Certificate,
     der::{Decode as _, asn1::ObjectIdentifier, oid::db::rfc4519},
@@ -31,9 +27,9 @@ pub struct Leaf {
 impl Leaf {
     /// Of a text that holds a chain and the key of its first certificate.
     pub fn of_pair(pem: &[u8]) -> Result<Self, String> {
-        let chain = chain(pem)?;
+        let chain = rubelet_tls::certificates(pem).map_err(|error| error.to_string())?;
         let leaf = Self::parse(&chain[0])?;
-        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("no private key in it: {error}"))?;
+        let key = rubelet_tls::private_key(pem).map_err(|error| error.to_string())?;
         let key = any_supported_type(&key).map_err(|error| format!("its private key cannot be used: {error}"))?;
         match CertifiedKey::new(chain, key).keys_match() {
             Ok(()) => Ok(leaf),
@@ -63,17 +59,10 @@ impl Leaf {
 /// When the first certificate of the text to end does.
 pub fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
     let mut ends = Vec::new();
-    for certificate in chain(pem)? {
+    for certificate in rubelet_tls::certificates(pem).map_err(|error| error.to_string())? {
         ends.push(Leaf::parse(&certificate)?.not_after);
     }
     Ok(ends.into_iter().min().expect("a chain is not empty"))
-}
-
-/// At least one.
-fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = read.map_err(|error| format!("is not PEM: {error}"))?;
-    if chain.is_empty() { Err("no certificate in it".to_owned()) } else { Ok(chain) }
 }
 
 /// Whatever kind of string it is: all that occur are UTF-8 but for the very old.

@@ -13,17 +13,12 @@ use std::{
 };
 
 use rubelet_host::{fs::read_file, linux::blocking};
+use rubelet_tls::{AnyPeer, KeyProof, PemError};
 use rustix::net::sockopt;
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
-    SupportedProtocolVersion,
-    client::danger::HandshakeSignatureValid,
-    crypto::{CryptoProvider, SupportedKxGroup, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _},
-    server::{
-        WebPkiClientVerifier,
-        danger::{ClientCertVerified, ClientCertVerifier},
-    },
+    RootCertStore, ServerConfig, SupportedProtocolVersion,
+    crypto::{CryptoProvider, SupportedKxGroup, ring},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
     version::{TLS12, TLS13},
 };
 use tokio::{
@@ -145,15 +140,17 @@ impl TlsSettings {
                 (Some(verifier as Arc<dyn ClientCertVerifier>), roots.subjects())
             }
         };
-        let chain = certificates(&self.certificate).map_err(|error| match stamps[0] {
+        let chain = read_pem(&self.certificate, rubelet_tls::certificates).map_err(|error| match stamps[0] {
             None => "no serving certificate available for the kubelet".to_owned(),
             Some(_) => error,
         })?;
-        let key = private_key(&self.key)?;
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
+        let key = read_pem(&self.key, rubelet_tls::private_key)?;
+        // A client with an unknown certificate gets an answer, not an alert, and the authority may change while a connection lasts.
+        let any_client = AnyPeer::new(&provider, KeyProof::Required).with_authorities(hints);
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(self.versions())
             .map_err(|error| format!("tlsCipherSuites: {error}"))?
-            .with_client_cert_verifier(Arc::new(AnyClient { provider, hints }))
+            .with_client_cert_verifier(Arc::new(any_client))
             .with_single_cert(chain, key)
             .map_err(|error| format!("{}: {error}", self.certificate.display()))?;
         server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -195,25 +192,15 @@ fn curve_of(number: i32) -> Option<&'static dyn SupportedKxGroup> {
 
 fn roots(path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
+    for certificate in read_pem(path, rubelet_tls::certificates)? {
         roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(roots)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match read {
-        Ok(read) if !read.is_empty() => Ok(read),
-        Ok(_) => Err(format!("{}: holds no certificate in PEM", path.display())),
-        Err(error) => Err(format!("{}: {error}", path.display())),
-    }
-}
-
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    let pem = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
-    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| format!("{}: {error}", path.display()))
+fn read_pem<T>(path: &Path, parse: fn(&[u8]) -> Result<T, PemError>) -> Result<T, String> {
+    let text = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// A port that answers in TLS.
@@ -251,54 +238,5 @@ impl Accept for TlsListener {
             let certificates = shown.iter().map(|certificate| certificate.clone().into_owned()).collect();
             Ok(Opened { stream, protocol, peer: Peer { certificates } })
         }
-    }
-}
-
-/// Takes any certificate whose key the caller holds: a stranger is to get an answer, not an alert, and the authority may
-/// change while a connection lasts.
-#[derive(Debug)]
-struct AnyClient {
-    provider: Arc<CryptoProvider>,
-    hints: Vec<DistinguishedName>,
-}
-
-impl ClientCertVerifier for AnyClient {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &self.hints
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn verify_client_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
