@@ -15,6 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{
+    fnv::fnv32a,
     node_status::{Machine, NodeSetup},
     snapshot::Snapshot,
 };
@@ -53,10 +54,7 @@ impl Duty {
 
     /// The same on every start, another one on every node: it spreads the nodes of a cluster over time.
     fn seed(&self) -> u64 {
-        self.setup
-            .name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        fnv32a(self.setup.name.as_bytes()).into()
     }
 
     fn path(&self) -> ObjectPath {

@@ -18,8 +18,8 @@ use k8s_openapi::api::{
     storage::v1::CSIDriver,
 };
 use rubelet_core::{
-    container::hash::fnv32a,
     event::Event,
+    fnv::fnv32a,
     id::PodUid,
     objects::{self, Lookup, Missing, Object, ObjectKey, ObjectKind, Why},
     time::Uptime,

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Container;
 use serde::Serialize;
 
 use super::go_json;
+use crate::fnv::fnv32a;
 
 /// Equal to upstream's for the same name and image.
 pub fn hash(container: &Container) -> u64 {
@@ -40,10 +41,6 @@ pub fn from_text(text: &str) -> Option<u64> {
 struct Picked<'a> {
     image: &'a str,
     name: &'a str,
-}
-
-pub fn fnv32a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 #[cfg(test)]

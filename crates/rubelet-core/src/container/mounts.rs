@@ -11,9 +11,10 @@ use rubelet_cri::v1::{Mount, MountPropagation};
 use super::{
     ConfigError,
     environment::{Environment, expand_path},
-    hash, hosts, recursive_read_only,
+    hosts, recursive_read_only,
 };
 use crate::{
+    fnv::fnv32a,
     id::PodUid,
     op::StartContainer,
     settings::Settings,
@@ -133,7 +134,7 @@ pub fn hosts_file(root_dir: &Path, uid: &PodUid) -> PathBuf {
 pub fn termination_message_file(order: &StartContainer, container: &Container, root_dir: &Path) -> Option<PathBuf> {
     container.termination_message_path.as_ref().filter(|path| !path.is_empty())?;
     let instance = format!("{}/{}", order.sandbox, order.attempt);
-    let name = format!("{:08x}", hash::fnv32a(instance.as_bytes()));
+    let name = format!("{:08x}", fnv32a(instance.as_bytes()));
     Some(pod_dir(root_dir, &order.uid).join("containers").join(&container.name).join(name))
 }
 

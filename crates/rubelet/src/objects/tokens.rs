@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Mutex};
 
 use jiff::{SignedDuration, Timestamp};
-use rubelet_core::{container::hash::fnv32a, id::PodUid, volumes::files::TokenKey};
+use rubelet_core::{fnv::fnv32a, id::PodUid, volumes::files::TokenKey};
 use rubelet_kube::{
     calls,
     port::{ApiError, ApiServer, Lane, ObjectPath},
