@@ -5,12 +5,13 @@
 //! Upstream: `github.com/opencontainers/cgroups` (fs, fs2, systemd) as `cm/cgroup_manager_linux.go` uses it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::{self, OpenOptions},
     io::{self, Write},
     path::{Component, Path, PathBuf},
 };
 
+use rubelet_core::cgroups::{Cgroup, CpuQuota, Limits};
 use rustix::process::{Pid, Signal};
 
 use crate::{
@@ -20,32 +21,6 @@ use crate::{
 
 /// Where the kernel's cgroup file systems are mounted on every node.
 pub(crate) const BASE: &str = "/sys/fs/cgroup";
-
-/// A cgroup as it should be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cgroup {
-    /// From the root of the tree.
-    pub path: PathBuf,
-    pub limits: Limits,
-}
-
-/// What is not given is left as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    pub cpu_shares: Option<u64>,
-    pub cpu_quota: Option<CpuQuota>,
-    pub memory_bytes: Option<u64>,
-    pub pids: Option<u64>,
-    /// By page size (`2MB`), in bytes.
-    pub huge_pages: BTreeMap<String, u64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuQuota {
-    /// `None` is no limit.
-    pub quota_micros: Option<u64>,
-    pub period_micros: u64,
-}
 
 /// One mounted tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,13 +61,14 @@ impl Hierarchies {
     /// may lack a controller, and its pods run all the same.
     pub fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
         let mut limits = cgroup.limits.clone();
-        if let Some(slice) = slice(&cgroup.path) {
+        let path = Path::new(&cgroup.path);
+        if let Some(slice) = slice(path) {
             limits.cpu_quota = limits.cpu_quota.map(whole_percents);
             Systemd::connect()?.start_slice(slice, &properties(&limits))?;
         }
         let mut dirs = Vec::new();
         for hierarchy in &self.0 {
-            let dir = below(&hierarchy.mount, &cgroup.path)?;
+            let dir = below(&hierarchy.mount, path)?;
             hierarchy.create(&dir)?;
             dirs.push((dir, hierarchy.version));
         }

@@ -14,9 +14,10 @@ use std::{
 };
 
 use async_trait::async_trait;
+use rubelet_core::cgroups::Cgroup;
 
 use crate::{
-    cgroup::{Cgroup, Hierarchies},
+    cgroup::Hierarchies,
     check::{self, Checker},
     fetch::Fetcher,
     fs, mount,

@@ -10,8 +10,9 @@ use std::{
 };
 
 use async_trait::async_trait;
+use rubelet_core::cgroups::Cgroup;
 
-use crate::{cgroup::Cgroup, watch::Hints};
+use crate::watch::Hints;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use async_trait::async_trait;
+use rubelet_core::cgroups::Cgroup;
 use rubelet_host::{
-    cgroup::Cgroup,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError,
@@ -214,8 +214,9 @@ impl Host for FakeHost {
     }
 
     async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
-        self.change("cgroup", &cgroup.path, |scene| {
-            scene.cgroups.extend(cgroup.path.ancestors().map(Path::to_path_buf));
+        let path = Path::new(&cgroup.path);
+        self.change("cgroup", path, |scene| {
+            scene.cgroups.extend(path.ancestors().map(Path::to_path_buf));
             Ok(Vec::new())
         })
         .await

@@ -1,6 +1,7 @@
 //! The kernel's own cgroups, below one that is the test's; and version 2 on a directory that stands for its tree.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::{Child, Command},
@@ -23,7 +24,7 @@ impl Place {
     }
 
     fn cgroup(&self, name: &str, limits: Limits) -> Cgroup {
-        Cgroup { path: self.path.join(name), limits }
+        Cgroup { path: format!("{}/{name}", self.path.display()), limits }
     }
 
     fn dirs(&self, name: &str) -> Vec<PathBuf> {

@@ -6,20 +6,19 @@
 use std::{io, path::Path};
 
 use rubelet_core::{
-    cgroups,
+    cgroups::Cgroup,
     effect::{EffectError, ErrorKind, Facts},
 };
-use rubelet_host::cgroup::{Cgroup, CpuQuota, Limits};
 
 use crate::world::World;
 
-pub async fn set_up_pod_cgroup(world: &World, cgroup: &cgroups::Cgroup) -> Result<Facts, EffectError> {
+pub async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<Facts, EffectError> {
     apply(world, cgroup).await?;
     Ok(Facts::Nothing)
 }
 
 /// Sets the tiers from the top down, and lists what is in them.
-pub async fn sync_qos_cgroups(world: &World, tiers: &[cgroups::Cgroup]) -> Result<Facts, EffectError> {
+pub async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, EffectError> {
     let mut names = Vec::new();
     for tier in tiers {
         apply(world, tier).await?;
@@ -36,21 +35,8 @@ pub async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<Facts,
     Ok(Facts::Nothing)
 }
 
-async fn apply(world: &World, cgroup: &cgroups::Cgroup) -> Result<(), EffectError> {
-    let limits = &cgroup.limits;
-    let order = Cgroup {
-        path: cgroup.path.clone().into(),
-        limits: Limits {
-            cpu_shares: limits.cpu_shares,
-            cpu_quota: limits
-                .cpu_quota
-                .map(|quota| CpuQuota { quota_micros: quota.quota_micros, period_micros: quota.period_micros }),
-            memory_bytes: limits.memory_bytes,
-            pids: limits.pids,
-            huge_pages: limits.huge_pages.clone(),
-        },
-    };
-    let unset = world.host.apply_cgroup(&order).await.map_err(|error| failed("set up", &cgroup.path, &error))?;
+async fn apply(world: &World, cgroup: &Cgroup) -> Result<(), EffectError> {
+    let unset = world.host.apply_cgroup(cgroup).await.map_err(|error| failed("set up", &cgroup.path, &error))?;
     for limit in unset {
         tracing::warn!(cgroup = cgroup.path, "a limit could not be set: {limit}");
     }
