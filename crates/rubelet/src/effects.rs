@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use rubelet_core::{
-    effect::{Effect, EffectError, EffectId, ErrorKind, Facts, Severity},
+    effect::{Effect, EffectError, EffectId, ErrorKind, Facts},
     event::Event,
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
 };
@@ -82,17 +82,7 @@ impl Effects {
                     effect.recalled.cancel();
                 }
             }
-            Effect::Record(record) => {
-                match record.severity {
-                    Severity::Normal => {
-                        tracing::info!(about = %record.about, reason = record.reason, "{}", record.message);
-                    }
-                    Severity::Warning => {
-                        tracing::warn!(about = %record.about, reason = record.reason, "{}", record.message);
-                    }
-                }
-                self.world.events.record(record, self.world.clock.now().wall);
-            }
+            Effect::Record(record) => self.world.events.record(record, self.world.clock.now().wall),
         }
     }
 

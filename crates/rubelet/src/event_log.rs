@@ -1,6 +1,6 @@
 //! The last events, for `rubelet events`.
 //!
-//! Owns: a bounded ring of what was recorded; the same event again raises its count instead of taking a place.
+//! Owns: a bounded ring of what was recorded, and the log line of each; the same event again raises its count instead of taking a place.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use rubelet_core::effect::EventRecord;
+use rubelet_core::effect::{EventRecord, Severity};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -40,6 +40,10 @@ impl Default for EventLog {
 
 impl EventLog {
     pub fn record(&self, record: EventRecord, at: Timestamp) {
+        match record.severity {
+            Severity::Normal => tracing::info!(about = %record.about, reason = record.reason, "{}", record.message),
+            Severity::Warning => tracing::warn!(about = %record.about, reason = record.reason, "{}", record.message),
+        }
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let sequence = *self.newest.borrow() + 1;
         let (count, first_at) = match ring.iter().rposition(|known| known.record == record) {

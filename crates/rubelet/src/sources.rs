@@ -51,15 +51,13 @@ fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
     }
 }
 
-/// A manifest that makes no pod: one log line, one event.
+/// A manifest that makes no pod.
 fn refuse(world: &World, manifest: &str, problem: &str) {
-    tracing::warn!(manifest, problem, "manifest refused");
     record(world, manifest, event_reasons::FAILED_VALIDATION, problem);
 }
 
 /// A manifest whose pods run although something in it is left out.
 fn remark(world: &World, manifest: &str, remark: &str) {
-    tracing::warn!(manifest, remark, "manifest accepted in part");
     record(world, manifest, event_reasons::IGNORED_FIELD, remark);
 }
 

@@ -295,7 +295,6 @@ impl Reporter {
 
     fn record_all(&self, events: Vec<EventRecord>) {
         for event in events {
-            tracing::info!(about = %event.about, reason = event.reason, "{}", event.message);
             self.world.events.record(event, self.world.clock.now().wall);
         }
     }
