@@ -105,6 +105,8 @@ pub enum ErrorKind {
     MissingObject,
     /// Trying again will not help until the pod changes; the word is upstream's reason (`CreateContainerConfigError`, …).
     Reject(Reason),
+    /// The pod asks for what this node does not do: trying again will not help until one of them changes.
+    Refused,
     /// The object is not there any more.
     Gone,
 }

@@ -327,6 +327,7 @@ impl Images {
                     | ErrorKind::Unavailable
                     | ErrorKind::TimedOut
                     | ErrorKind::MissingObject
+                    | ErrorKind::Refused
                     | ErrorKind::Gone => Reason::ImageInspectError,
                 };
                 let message = format!("Failed to inspect image \"{image}\": {}", error.message);
@@ -363,6 +364,7 @@ impl Images {
             | ErrorKind::Unavailable
             | ErrorKind::TimedOut
             | ErrorKind::MissingObject
+            | ErrorKind::Refused
             | ErrorKind::Gone => Reason::ErrImagePull,
         };
         let said = format!("Failed to pull image \"{image}\": {}", error.message);

@@ -26,6 +26,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
 pub use crate::client::{
+    errors::error_chain,
     observer::{Observed, Observer, Occurrence},
     rate_limit::RateLimit,
 };
@@ -357,7 +358,7 @@ async fn refusal(request: &Outgoing, response: Response<Incoming>) -> ApiError {
 async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, String> {
     debug_assert!(response.status() != StatusCode::SWITCHING_PROTOCOLS);
     let body = Limited::new(response.into_body(), limit).collect().await;
-    body.map(http_body_util::Collected::to_bytes).map_err(|error| errors::chain(&*error))
+    body.map(http_body_util::Collected::to_bytes).map_err(|error| errors::error_chain(&*error))
 }
 
 fn target(path: &str, query: &[(&'static str, String)]) -> String {

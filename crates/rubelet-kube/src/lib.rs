@@ -6,3 +6,5 @@ mod clock;
 pub mod kubeconfig;
 pub mod port;
 pub mod reflector;
+
+pub use client::error_chain;

@@ -18,6 +18,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use rubelet_kube::error_chain;
 use serde_json::Value;
 use tracing::{
     Event, Level, Metadata, Subscriber,
@@ -163,7 +164,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.add(field, Value::String(chain(value)));
+        self.add(field, Value::String(error_chain(value)));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
@@ -181,12 +182,6 @@ impl Visit for Fields {
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.add(field, Value::from(value));
     }
-}
-
-/// An error with its causes, as one sentence.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |said, cause| format!("{said}: {cause}"))
 }
 
 fn text_line(metadata: &Metadata<'_>, fields: &Fields, wall: jiff::Timestamp) -> String {

@@ -377,7 +377,12 @@ fn cure(op: &Op, error: &EffectError) -> Cure {
         | (_, ErrorKind::MissingObject) => Cure::ObjectChange,
         (
             _,
-            ErrorKind::Retry | ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Reject(_) | ErrorKind::Gone,
+            ErrorKind::Retry
+            | ErrorKind::Unavailable
+            | ErrorKind::TimedOut
+            | ErrorKind::Reject(_)
+            | ErrorKind::Refused
+            | ErrorKind::Gone,
         ) => Cure::Nothing,
     }
 }
@@ -498,6 +503,7 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
         | ErrorKind::Unavailable
         | ErrorKind::TimedOut
         | ErrorKind::MissingObject
+        | ErrorKind::Refused
         | ErrorKind::Gone => Reason::RunContainerError,
     };
     record.container_mut(name).waiting = Some(Waiting { reason, message: error.message.clone() });

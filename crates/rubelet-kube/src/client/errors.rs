@@ -63,7 +63,7 @@ pub(super) fn unreachable(operation: &str, cause: impl std::fmt::Display) -> Api
 }
 
 /// An error with what caused it, down to the innermost: the outer ones alone say little.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -140,7 +140,8 @@ impl Connection {
             }
             _ => http1(TokioIo::new(stream), &tasks).await,
         };
-        let sender = sender.map_err(|error| format!("connect to {}: {}", server.address(), errors::chain(&error)))?;
+        let sender =
+            sender.map_err(|error| format!("connect to {}: {}", server.address(), errors::error_chain(&error)))?;
         let retirement = watch::Sender::new(None);
         Ok(Connection { server, sender, tasks, leases: AtomicUsize::new(0), retirement, generation })
     }
@@ -237,7 +238,7 @@ impl Drop for Lease {
 
 fn lost(mut error: TrySendError<Request<Full<Bytes>>>) -> Lost {
     let was_kept = error.take_message().is_some();
-    let text = errors::chain(&error.into_error());
+    let text = errors::error_chain(&error.into_error());
     if was_kept { Lost::Unsent(text) } else { Lost::Sent(text) }
 }
 

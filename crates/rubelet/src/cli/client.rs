@@ -15,15 +15,13 @@ use clap::{Arg, ArgMatches, Command, error::Error as UsageError};
 use http_body_util::BodyExt;
 use hyper::{Request, Response, StatusCode, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
+use rubelet_kube::error_chain;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::{
-    logging::chain,
-    server::{
-        admin::{socket, socket_path},
-        views::find::NotFound,
-    },
+use crate::server::{
+    admin::{socket, socket_path},
+    views::find::NotFound,
 };
 
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
@@ -68,7 +66,7 @@ pub fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCode {
             ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))
         }
         Err(error) => {
-            eprintln!("error: {}", chain(&error));
+            eprintln!("error: {}", error_chain(&error));
             ExitCode::FAILURE
         }
     }

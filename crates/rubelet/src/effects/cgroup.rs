@@ -7,9 +7,10 @@ use std::{io, path::Path};
 
 use rubelet_core::{
     cgroups::Cgroup,
-    effect::{EffectError, ErrorKind, Facts},
+    effect::{EffectError, Facts},
 };
 
+use super::failure;
 use crate::world::World;
 
 pub async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<Facts, EffectError> {
@@ -44,10 +45,10 @@ async fn apply(world: &World, cgroup: &Cgroup) -> Result<(), EffectError> {
 }
 
 fn failed(what: &str, path: &str, error: &io::Error) -> EffectError {
-    let mut message = format!("{what} cgroup {path}: {error}");
+    let mut failed = failure::io(&format!("{what} cgroup"), Path::new(path), error);
     if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) {
-        message += "; rubelet needs to write below /sys/fs/cgroup, or cgroupsPerQOS: false and enforceNodeAllocatable: [] \
+        failed.message += "; rubelet needs to write below /sys/fs/cgroup, or cgroupsPerQOS: false and enforceNodeAllocatable: [] \
                     in its configuration";
     }
-    EffectError { kind: ErrorKind::Retry, message }
+    failed
 }

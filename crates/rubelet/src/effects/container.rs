@@ -29,7 +29,6 @@ use rubelet_core::{
     volumes,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
-use rubelet_host::port::ReadError;
 
 use super::{Recalled, failure, sandbox::read_resolv_conf};
 use crate::{objects::Patience, world::World};
@@ -171,20 +170,20 @@ async fn make_files(
 ) -> Result<(), EffectError> {
     let host = &world.host;
     let log_dir = Path::new(&sandbox.log_directory).join(&spec.name);
-    host.make_dir(&log_dir, LOG_DIR_MODE).await.map_err(|error| cannot("make", &log_dir, &error))?;
+    host.make_dir(&log_dir, LOG_DIR_MODE).await.map_err(|error| failure::io("make", &log_dir, &error))?;
     let pod = order.pod.spec.as_ref();
     if pod.is_some_and(|pod| mounts::has_hosts_file(pod, spec, &order.pod_ips)) {
         write_hosts(world, order).await?;
     }
     if let Some(path) = mounts::termination_message_file(order, spec, &world.settings.root_dir) {
         let dir = path.parent().unwrap_or(&path);
-        host.make_dir(dir, CONTAINER_DIR_MODE).await.map_err(|error| cannot("make", dir, &error))?;
+        host.make_dir(dir, CONTAINER_DIR_MODE).await.map_err(|error| failure::io("make", dir, &error))?;
         // A repeated start must not take away the file that the first one's container may be writing to.
-        let found = host.file_kind(&path).await.map_err(|error| cannot("look at", &path, &error))?;
+        let found = host.file_kind(&path).await.map_err(|error| failure::io("look at", &path, &error))?;
         if found.is_none() {
             host.write_file(&path, b"", TERMINATION_MESSAGE_MODE)
                 .await
-                .map_err(|error| cannot("write", &path, &error))?;
+                .map_err(|error| failure::io("write", &path, &error))?;
         }
     }
     Ok(())
@@ -207,15 +206,15 @@ async fn write_hosts(world: &World, order: &StartContainer) -> Result<(), Effect
     if is_current {
         return Ok(());
     }
-    world.host.write_file(&path, content.as_bytes(), HOSTS_MODE).await.map_err(|error| cannot("write", &path, &error))
+    world
+        .host
+        .write_file(&path, content.as_bytes(), HOSTS_MODE)
+        .await
+        .map_err(|error| failure::io("write", &path, &error))
 }
 
 async fn read(world: &World, path: &Path) -> Result<Vec<u8>, EffectError> {
-    match world.host.read_file(path, NODE_HOSTS_LIMIT_BYTES).await {
-        Ok(content) => Ok(content),
-        Err(ReadError::Io(error)) => Err(cannot("read", path, &error)),
-        Err(error) => Err(cannot("read", path, &std::io::Error::other(error))),
-    }
+    world.host.read_file(path, NODE_HOSTS_LIMIT_BYTES).await.map_err(|error| failure::io("read", path, &error))
 }
 
 /// Log shippers find logs by these links. A container without one runs all the same, so a failure is only told.
@@ -237,10 +236,10 @@ async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
 
 async fn remove_logs(world: &World, status: &v1::ContainerStatus) -> Result<(), EffectError> {
     for path in log_files(world, Path::new(&status.log_path)).await? {
-        world.host.remove_file(&path).await.map_err(|error| cannot("remove", &path, &error))?;
+        world.host.remove_file(&path).await.map_err(|error| failure::io("remove", &path, &error))?;
     }
     if let Some(link) = link_path(world, &status.labels, &status.id) {
-        world.host.remove_file(&link).await.map_err(|error| cannot("remove", &link, &error))?;
+        world.host.remove_file(&link).await.map_err(|error| failure::io("remove", &link, &error))?;
     }
     Ok(())
 }
@@ -257,7 +256,7 @@ async fn log_files(world: &World, log: &Path) -> Result<Vec<PathBuf>, EffectErro
             .map(|entry| dir.join(entry.name))
             .collect()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(cannot("list", dir, &error)),
+        Err(error) => Err(failure::io("list", dir, &error)),
     }
 }
 
@@ -266,8 +265,4 @@ fn link_path(world: &World, labels: &labels::Map, id: &str) -> Option<PathBuf> {
     let PodRef { namespace, name, .. } = labels::owner(labels)?;
     let container = labels.get(labels::CONTAINER_NAME)?;
     Some(world.paths.container_links_dir.join(logs::link_name(&name, &namespace, container, id)))
-}
-
-fn cannot(what: &str, path: &Path, error: &std::io::Error) -> EffectError {
-    failure::io(&format!("{what} {}", path.display()), error)
 }

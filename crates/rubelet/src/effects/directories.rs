@@ -11,13 +11,14 @@ use rubelet_core::{
 };
 use rubelet_host::port::{DirEntry, FileKind};
 
+use super::failure;
 use crate::world::World;
 
 pub async fn make_pod_dirs(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
     component(pod.uid.as_str())?;
     let pod_dir = world.paths.pod_dir(&pod.uid);
     for dir in [&pod_dir, &pod_dir.join("volumes"), &pod_dir.join("plugins")] {
-        world.host.make_dir(dir, 0o750).await.map_err(|error| retry("make directory", dir, &error))?;
+        world.host.make_dir(dir, 0o750).await.map_err(|error| failure::io("make directory", dir, &error))?;
     }
     Ok(Facts::Nothing)
 }
@@ -32,13 +33,14 @@ pub async fn list_pod_dirs(world: &World) -> Result<Facts, EffectError> {
 pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<Facts, EffectError> {
     component(uid.as_str())?;
     let dir = world.paths.pod_dir(uid);
-    let mounts = world.host.mounts_below(&dir).await.map_err(|error| retry("look for mounts below", &dir, &error))?;
+    let mounts =
+        world.host.mounts_below(&dir).await.map_err(|error| failure::io("look for mounts below", &dir, &error))?;
     if !mounts.is_empty() {
         let points: Vec<_> = mounts.iter().map(|point| point.display().to_string()).collect();
         let message = format!("pod directory {} stays: still mounted: {}", dir.display(), points.join(", "));
         return Err(EffectError { kind: ErrorKind::Retry, message });
     }
-    world.host.remove_tree(&dir).await.map_err(|error| retry("remove pod directory", &dir, &error))?;
+    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove pod directory", &dir, &error))?;
     Ok(Facts::Nothing)
 }
 
@@ -50,7 +52,7 @@ pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<Facts, Effe
             remove_link_into(world, &entry.name, dir_name).await?;
         }
     }
-    world.host.remove_tree(&dir).await.map_err(|error| retry("remove log directory", &dir, &error))?;
+    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove log directory", &dir, &error))?;
     Ok(Facts::Nothing)
 }
 
@@ -65,9 +67,9 @@ fn may_belong_to(link_name: &str, dir_name: &str) -> bool {
 
 async fn remove_link_into(world: &World, link_name: &str, dir_name: &str) -> Result<(), EffectError> {
     let link = world.paths.container_links_dir.join(link_name);
-    let target = world.host.read_link(&link).await.map_err(|error| retry("read link", &link, &error))?;
+    let target = world.host.read_link(&link).await.map_err(|error| failure::io("read link", &link, &error))?;
     if target.is_some_and(|target| target.components().any(|part| part.as_os_str() == dir_name)) {
-        world.host.remove_file(&link).await.map_err(|error| retry("remove link", &link, &error))?;
+        world.host.remove_file(&link).await.map_err(|error| failure::io("remove link", &link, &error))?;
     }
     Ok(())
 }
@@ -81,21 +83,16 @@ async fn directories_in(world: &World, dir: &Path) -> Result<Vec<String>, Effect
 async fn entries_of(world: &World, dir: &Path) -> Result<Vec<DirEntry>, EffectError> {
     match world.host.list_dir(dir).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        listed => listed.map_err(|error| retry("list directory", dir, &error)),
+        listed => listed.map_err(|error| failure::io("list directory", dir, &error)),
     }
 }
 
 /// One name in a path. UIDs and names come from manifests and from the runtime's labels; none may lead elsewhere.
 pub(super) fn component(name: &str) -> Result<&str, EffectError> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-        let message = format!("{name:?} cannot be the name of a directory");
-        return Err(EffectError { kind: ErrorKind::Retry, message });
+        return Err(failure::refused(format!("{name:?} cannot be the name of a directory")));
     }
     Ok(name)
-}
-
-pub(super) fn retry(what: &str, path: &Path, error: &io::Error) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message: format!("{what} {}: {error}", path.display()) }
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 //!
 //! Owns: which failures mean that the runtime is away, and that nothing was there to fail on. Never: looks at texts.
 
+use std::{error::Error, fmt, path::Path};
+
 use rubelet_core::{
     container::ConfigError,
     effect::{EffectError, ErrorKind, Reason},
 };
 use rubelet_cri::port::{RpcError, RpcErrorKind, RpcResult};
+use rubelet_kube::error_chain;
 
 use super::Recalled;
 
@@ -24,9 +27,18 @@ pub fn config(error: ConfigError, reason: Reason) -> EffectError {
     EffectError { kind: ErrorKind::Reject(reason), message: error.0 }
 }
 
-/// A file or directory could not be made: the disk may have room again later.
-pub fn io(what: &str, error: &std::io::Error) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message: format!("{what}: {error}") }
+/// Of a file or a directory: the disk may have room again later.
+pub fn io(what: &str, path: &Path, error: &(dyn Error + 'static)) -> EffectError {
+    caused(ErrorKind::Retry, format_args!("{what} {}", path.display()), error)
+}
+
+/// Names all causes of the error: of an effect that failed the core and the user get this text and nothing else.
+pub fn caused(kind: ErrorKind, what: impl fmt::Display, error: &(dyn Error + 'static)) -> EffectError {
+    EffectError { kind, message: format!("{what}: {}", error_chain(error)) }
+}
+
+pub fn refused(message: String) -> EffectError {
+    EffectError { kind: ErrorKind::Refused, message }
 }
 
 /// Ends an effect that was recalled before it begins another step.

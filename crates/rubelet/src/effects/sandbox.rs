@@ -31,7 +31,7 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled)
         .host
         .make_dir(log_directory, LOG_DIR_MODE)
         .await
-        .map_err(|error| failure::io(&format!("make log directory {}", log_directory.display()), &error))?;
+        .map_err(|error| failure::io("make log directory", log_directory, &error))?;
     let handler = runtime_handler(world, order).await?;
     failure::unless(recalled)?;
     let id = world.runtime.run_pod_sandbox(&config, &handler).await.map_err(|error| failure::retry(&error))?;
@@ -68,6 +68,6 @@ pub(super) async fn read_resolv_conf(world: &World) -> Result<String, EffectErro
     let Some(path) = &world.settings.node.resolv_conf else { return Ok(String::new()) };
     match world.host.read_file(path, RESOLV_CONF_LIMIT_BYTES).await {
         Ok(content) => Ok(String::from_utf8_lossy(&content).into_owned()),
-        Err(error) => Err(EffectError { kind: ErrorKind::Retry, message: format!("read {}: {error}", path.display()) }),
+        Err(error) => Err(failure::io("read", path, &error)),
     }
 }

@@ -21,6 +21,7 @@ use rubelet_core::{
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
 use serde_json::{Value, json};
 
+use super::failure;
 use crate::world::World;
 
 /// A request within an effect, which has a deadline of its own.
@@ -65,7 +66,7 @@ async fn node(world: &World) -> Result<Node, EffectError> {
     let path = ObjectPath::all("v1", "nodes").named(&world.settings.node_name);
     let node = request(world, Verb::Get, path, None).await?;
     serde_json::from_slice(&node)
-        .map_err(|error| EffectError { kind: ErrorKind::Retry, message: format!("the answer cannot be read: {error}") })
+        .map_err(|error| failure::caused(ErrorKind::Retry, "the answer cannot be read", &error))
 }
 
 fn mirror_of(pod: &Pod, node: &Node) -> Pod {
@@ -98,7 +99,7 @@ fn call(verb: Verb, path: ObjectPath, body: Option<&Value>) -> Call {
 }
 
 fn api(world: &World) -> Result<&dyn ApiServer, EffectError> {
-    let none = || EffectError { kind: ErrorKind::Retry, message: "this node has no API server".to_owned() };
+    let none = || failure::refused("this node has no API server".to_owned());
     world.cluster.as_ref().map(|cluster| cluster.api.as_ref()).ok_or_else(none)
 }
 
@@ -114,5 +115,5 @@ fn failed(error: &ApiError) -> EffectError {
 }
 
 fn unreadable(pod: &PodRef, error: &serde_json::Error) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message: format!("pod {pod}: the answer cannot be read: {error}") }
+    failure::caused(ErrorKind::Retry, format_args!("pod {pod}: the answer cannot be read"), error)
 }

@@ -15,7 +15,7 @@ use rubelet_core::{
 use rubelet_host::port::FileKind;
 
 use self::files::Owner;
-use super::directories::{component, retry};
+use super::{directories::component, failure};
 use crate::world::World;
 
 mod csi;
@@ -49,14 +49,15 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -
             world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
         }
         if let Err(error) = done {
-            failures.push(format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name));
+            let message = format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name);
+            failures.push(EffectError { message, ..error });
         }
     }
-    if failures.is_empty() {
-        Ok(Facts::Nothing)
-    } else {
-        Err(EffectError { kind: ErrorKind::Retry, message: failures.join("; ") })
-    }
+    let Some(first) = failures.first() else { return Ok(Facts::Nothing) };
+    let is_one_kind = failures.iter().all(|failure| failure.kind == first.kind);
+    let kind = if is_one_kind { first.kind.clone() } else { ErrorKind::Retry };
+    let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
+    Err(EffectError { kind, message: messages.join("; ") })
 }
 
 pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
@@ -67,14 +68,14 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, Eff
     let pod_dir = world.paths.pod_dir(&pod.uid);
     // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
-    world.host.remove_tree(&marks).await.map_err(|error| retry("remove", &marks, &error))?;
+    world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
     for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumes")] {
         let mounts =
-            world.host.mounts_below(&dir).await.map_err(|error| retry("look for mounts below", &dir, &error))?;
+            world.host.mounts_below(&dir).await.map_err(|error| failure::io("look for mounts below", &dir, &error))?;
         for point in mounts {
-            world.host.unmount(&point).await.map_err(|error| retry("unmount", &point, &error))?;
+            world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
         }
-        world.host.remove_tree(&dir).await.map_err(|error| retry("remove volumes", &dir, &error))?;
+        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove volumes", &dir, &error))?;
     }
     Ok(Facts::Nothing)
 }
@@ -88,7 +89,7 @@ async fn set_up(world: &World, owner: &Owner<'_>, need: &VolumeNeed) -> Result<(
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(volume) => files::set_up(world, owner, &need.name, volume).await,
         VolumeSource::Csi { driver } => Err(csi::why_not(world, owner.uid, driver).await),
-        VolumeSource::Unsupported(what) => Err(refused(format!("{what} is not supported yet"))),
+        VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }
 }
 
@@ -105,10 +106,10 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
     let ready = marker.join("ready");
     let at_dir = |what: &'static str| {
         let dir = &dir;
-        move |error: io::Error| retry(what, dir, &error)
+        move |error: io::Error| failure::io(what, dir, &error)
     };
     // Once it was ready it belongs to the containers: they may have changed its mode, and a restart of the agent keeps that.
-    if host.file_kind(&ready).await.map_err(|error| retry("stat", &ready, &error))? == Some(FileKind::File) {
+    if host.file_kind(&ready).await.map_err(|error| failure::io("stat", &ready, &error))? == Some(FileKind::File) {
         let is_there = match volume.medium {
             Medium::Disk => host.file_kind(&dir).await.map_err(at_dir("stat"))? == Some(FileKind::Directory),
             // Memory is lost with the node.
@@ -127,15 +128,15 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
     if let Some(group) = volume.group {
         host.share_dir(&dir, group).await.map_err(at_dir("give to the pod's group"))?;
     }
-    host.make_dir(&marker, 0o750).await.map_err(|error| retry("make directory", &marker, &error))?;
-    host.make_file(&ready, 0o644).await.map_err(|error| retry("create", &ready, &error))?;
+    host.make_dir(&marker, 0o750).await.map_err(|error| failure::io("make directory", &marker, &error))?;
+    host.make_file(&ready, 0o644).await.map_err(|error| failure::io("create", &ready, &error))?;
     Ok(())
 }
 
 async fn set_up_host_path(world: &World, path: &Path, must_be: HostPathType) -> Result<(), EffectError> {
     if path.components().any(|part| part == std::path::Component::ParentDir) {
         let message = format!("invalid HostPath `{}`: must not contain '..'", path.display());
-        return Err(refused(message));
+        return Err(failure::refused(message));
     }
     let host = &world.host;
     let (expected, called) = match must_be {
@@ -146,22 +147,19 @@ async fn set_up_host_path(world: &World, path: &Path, must_be: HostPathType) -> 
         HostPathType::CharDevice => (FileKind::CharDevice, "character device"),
         HostPathType::BlockDevice => (FileKind::BlockDevice, "block device"),
     };
-    match (host.file_kind(path).await.map_err(|error| retry("stat", path, &error))?, must_be) {
+    match (host.file_kind(path).await.map_err(|error| failure::io("stat", path, &error))?, must_be) {
         (None, HostPathType::DirectoryOrCreate) => {
-            host.make_dir(path, 0o755).await.map_err(|error| retry("make directory", path, &error))
+            host.make_dir(path, 0o755).await.map_err(|error| failure::io("make directory", path, &error))
         }
         (None, HostPathType::FileOrCreate) => {
-            host.make_file(path, 0o644).await.map_err(|error| retry("create", path, &error))
+            host.make_file(path, 0o644).await.map_err(|error| failure::io("create", path, &error))
         }
         (Some(found), _) if found == expected => Ok(()),
         (None | Some(_), _) => {
-            Err(refused(format!("hostPath type check failed: {} is not a {called}", path.display())))
+            let message = format!("hostPath type check failed: {} is not a {called}", path.display());
+            Err(EffectError { kind: ErrorKind::Retry, message })
         }
     }
-}
-
-fn refused(message: String) -> EffectError {
-    EffectError { kind: ErrorKind::Retry, message }
 }
 
 #[cfg(test)]
@@ -335,7 +333,7 @@ mod tests {
         file "Socket": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /file is not a socket file
         /dev/null "CharDevice": Nothing
         /dev/null "BlockDevice": Retry: MountVolume.SetUp failed for volume "v" : hostPath type check failed: /dev/null is not a block device
-        dir/../file "File": Retry: MountVolume.SetUp failed for volume "v" : invalid HostPath `/dir/../file`: must not contain '..'
+        dir/../file "File": Refused: MountVolume.SetUp failed for volume "v" : invalid HostPath `/dir/../file`: must not contain '..'
         "#);
         assert_eq!((mode(&at("new/dir")), mode(&at("new-file")) & !0o022), (0o755, 0o644));
         assert_eq!(fs::read_to_string(at("file")).unwrap(), "kept");
@@ -347,7 +345,7 @@ mod tests {
         let world = world_in(dir.path());
         let volumes = json!([{"name": "a", "nfs": {"server": "s", "path": "/"}}, {"name": "b", "emptyDir": {}}]);
         let answer = set_up_all(&world, &pod(&volumes)).await;
-        assert_eq!(answer, "Retry: MountVolume.SetUp failed for volume \"a\" : nfs is not supported yet");
+        assert_eq!(answer, "Refused: MountVolume.SetUp failed for volume \"a\" : nfs is not supported yet");
         assert!(empty_dir(&world, "b").exists());
     }
 }

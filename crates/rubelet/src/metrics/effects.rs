@@ -203,6 +203,7 @@ impl EffectMetrics {
                 ErrorKind::Unavailable => "Unavailable",
                 ErrorKind::TimedOut => "TimedOut",
                 ErrorKind::MissingObject => "MissingObject",
+                ErrorKind::Refused => "Refused",
                 ErrorKind::Gone => "Gone",
             };
             self.started_containers_errors.inc([kind, code]);

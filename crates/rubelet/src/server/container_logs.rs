@@ -13,13 +13,13 @@ use rubelet_core::{
     id::{PodUid, name_of, namespace_of},
     snapshot::{PodView, Snapshot},
 };
+use rubelet_kube::error_chain;
 
 use super::{
     Readers,
     health::text,
     log_file::{self, Follow, LogRequest, Stopped, Streams, Timestamps, Which, choose_attempt},
 };
-use crate::logging::chain;
 
 /// What is to be shown of a log.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ pub async fn answer(readers: &Readers, uid: &PodUid, view: &PodView, container: 
     };
     match log_file::read(request).await {
         Ok(stream) => ([(header::CONTENT_TYPE, "text/plain")], Body::from_stream(stream)).into_response(),
-        Err(error) => text(StatusCode::BAD_REQUEST, chain(&error)),
+        Err(error) => text(StatusCode::BAD_REQUEST, error_chain(&error)),
     }
 }
 

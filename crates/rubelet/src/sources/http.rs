@@ -13,6 +13,7 @@ use rubelet_core::{
     manifest::Origin,
 };
 use rubelet_host::port::{FetchRequest, FetchResponse};
+use rubelet_kube::error_chain;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -57,7 +58,7 @@ pub async fn run(
     loop {
         // The host keeps the timeout too; this one holds should it not.
         let answer = match timeout(FETCH_TIMEOUT * 2, world.host.fetch(&request)).await {
-            Ok(answer) => answer.map_err(|error| error.to_string().replace(user_of(&request.url), "")),
+            Ok(answer) => answer.map_err(|error| error_chain(&error).replace(user_of(&request.url), "")),
             Err(_elapsed) => Err("no answer in time".to_owned()),
         };
         let taken = answers.take(answer);

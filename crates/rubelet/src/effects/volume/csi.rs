@@ -11,8 +11,7 @@ use rubelet_core::{
     objects::{LIFECYCLE_MODES, Object, ObjectKey, Objects, Presence},
 };
 
-use super::refused;
-use crate::world::World;
+use crate::{effects::failure, world::World};
 
 /// How the API calls a volume that lives as long as its pod.
 const EPHEMERAL: &str = "Ephemeral";
@@ -32,7 +31,7 @@ pub async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
     let unregistered = format!(
         "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {driver} not found in the list of registered CSI drivers"
     );
-    refused(match unfit {
+    failure::refused(match unfit {
         Some(unfit) => format!("{unregistered}; failed to check volume lifecycle mode: {unfit}"),
         None => unregistered,
     })

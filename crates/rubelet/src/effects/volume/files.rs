@@ -11,7 +11,7 @@ use std::{
 use jiff::tz::TimeZone;
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
-    effect::EffectError,
+    effect::{EffectError, ErrorKind},
     id::PodUid,
     objects::Objects,
     volumes::{
@@ -21,9 +21,9 @@ use rubelet_core::{
 };
 use rubelet_host::port::{ProjectedFile, Projection};
 
-use super::{TMPFS_MODE, refused};
+use super::TMPFS_MODE;
 use crate::{
-    effects::directories::{component, retry},
+    effects::{directories::component, failure},
     world::World,
 };
 
@@ -43,23 +43,23 @@ pub async fn set_up(world: &World, owner: &Owner<'_>, name: &str, volume: &FileV
     let gathered = gather(world, owner.uid, volume).await;
     let files = volume
         .files(owner.pod, owner.uid, &gathered, world.settings.node.allocatable)
-        .map_err(|error| refused(error.0))?;
+        .map_err(|error| EffectError { kind: ErrorKind::MissingObject, message: error.0 })?;
     let dir = volumes::files_path(owner.dir, volume.plugin, component(name)?);
     let host = &world.host;
-    host.make_dir(&dir, DIR_MODE).await.map_err(|error| retry("make directory", &dir, &error))?;
+    host.make_dir(&dir, DIR_MODE).await.map_err(|error| failure::io("make directory", &dir, &error))?;
     if volume.plugin.is_in_memory() {
         // Without a limit: only we write there, and what we write was in an object of the API.
-        host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| retry("mount tmpfs at", &dir, &error))?;
+        host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| failure::io("mount tmpfs at", &dir, &error))?;
     }
     if let Some(group) = volume.group {
-        host.share_dir(&dir, group).await.map_err(|error| retry("give to the pod's group", &dir, &error))?;
+        host.share_dir(&dir, group).await.map_err(|error| failure::io("give to the pod's group", &dir, &error))?;
     }
     let nested = owner.pod.spec.as_ref().map(|spec| volumes::nested_mount_points(spec, name));
     for point in nested.into_iter().flatten().map(|point| dir.join(point)) {
-        host.make_dir(&point, NESTED_MODE).await.map_err(|error| retry("make directory", &point, &error))?;
+        host.make_dir(&point, NESTED_MODE).await.map_err(|error| failure::io("make directory", &point, &error))?;
     }
     let projection = Projection { files: projected(files), group: volume.group, stamp: stamp(world) };
-    host.project(&dir, projection).await.map_err(|error| retry("write files to", &dir, &error))?;
+    host.project(&dir, projection).await.map_err(|error| failure::io("write files to", &dir, &error))?;
     Ok(())
 }
 
