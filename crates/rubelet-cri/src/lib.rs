@@ -3,6 +3,8 @@
 //! Owns: the wire. Never: decides; parses nothing beyond gRPC.
 //! `proto/cri.proto` is ours, with the numbers of cri-api v1; `cargo xtask gen` turns it into `src/generated/`.
 
+#![warn(unreachable_pub)]
+
 /// CRI v1 messages (protobuf package `runtime.v1`).
 #[allow(clippy::all, clippy::unwrap_used, clippy::wildcard_imports, missing_debug_implementations)]
 #[rustfmt::skip]

@@ -37,11 +37,11 @@ enum Version {
 
 /// All the trees of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hierarchies(Vec<Hierarchy>);
+pub(crate) struct Hierarchies(Vec<Hierarchy>);
 
 impl Hierarchies {
     /// Those mounted now. Containers may have views of them elsewhere; only the node's own place counts.
-    pub fn mounted() -> io::Result<Self> {
+    pub(crate) fn mounted() -> io::Result<Self> {
         let mounts = mount::mount_table()?.into_iter().filter(|mount| mount.point.starts_with(BASE));
         let found: Vec<Hierarchy> = mounts
             .filter_map(|mount| match mount.fs_type.as_str() {
@@ -59,7 +59,7 @@ impl Hierarchies {
 
     /// Creates it in every tree, parents included, and sets its limits. Returns what could not be set, for people: a node
     /// may lack a controller, and its pods run all the same.
-    pub fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+    pub(crate) fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
         let mut limits = cgroup.limits.clone();
         let path = Path::new(&cgroup.path);
         if let Some(slice) = slice(path) {
@@ -77,7 +77,7 @@ impl Hierarchies {
 
     /// Kills what runs in it and removes it from every tree. It is no error if it is gone. Processes take a moment to die:
     /// until then it is busy, and stays.
-    pub fn remove(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         let mut dirs = Vec::new();
         for hierarchy in &self.0 {
             let dir = below(&hierarchy.mount, path)?;
@@ -98,7 +98,7 @@ impl Hierarchies {
     }
 
     /// The names of the cgroups right below this one, in whichever tree.
-    pub fn children(&self, path: &Path) -> io::Result<BTreeSet<String>> {
+    pub(crate) fn children(&self, path: &Path) -> io::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for hierarchy in &self.0 {
             let dir = below(&hierarchy.mount, path)?;

@@ -26,7 +26,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::io::InspectReader;
 
-pub use grpc::check_grpc;
+pub(crate) use grpc::check_grpc;
 
 use crate::{
     fetch::{converse, invalid, is_https, resolve},
@@ -40,7 +40,7 @@ const MAX_REQUESTS: usize = 10;
 const PLAIN_HTTP: &[u8] = b"HTTP/";
 
 /// Opens a TCP connection and closes it.
-pub async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()> {
+pub(crate) async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()> {
     let address = address(host, port);
     match timeout(limit, dial(host, port)).await {
         Ok(connection) => connection.map(drop),
@@ -49,13 +49,13 @@ pub async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()>
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Checker {
+pub(crate) struct Checker {
     /// Made at the first `https` URL: most nodes need none.
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Checker {
-    pub async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
+    pub(crate) async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         let has_headers = AtomicBool::new(false);
         timeout(check.timeout, self.follow(check, &has_headers)).await.unwrap_or_else(|_| {
             let late = "context deadline exceeded";

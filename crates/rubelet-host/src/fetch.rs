@@ -27,13 +27,13 @@ use crate::{
 const MAX_REQUESTS: usize = 10;
 
 #[derive(Clone, Debug, Default)]
-pub struct Fetcher {
+pub(crate) struct Fetcher {
     /// Made at the first `https` URL, because reading the node's certificate authorities takes time and memory.
     tls: Arc<OnceLock<HttpsConnector<HttpConnector>>>,
 }
 
 impl Fetcher {
-    pub async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
+    pub(crate) async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
         tokio::time::timeout(request.timeout, self.follow(request))
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {:?}", request.timeout)))?

@@ -3,9 +3,11 @@
 //! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
 //! Never: decides anything about pods.
 
-pub mod cgroup;
-pub mod check;
-pub mod fetch;
+#![warn(unreachable_pub)]
+
+mod cgroup;
+mod check;
+mod fetch;
 pub mod fs;
 pub mod linux;
 pub mod mount;
@@ -15,3 +17,5 @@ mod systemd;
 #[cfg(test)]
 mod testing;
 pub mod watch;
+
+pub use check::address;

@@ -19,10 +19,10 @@ const SOCKET: &str = "/run/systemd/private";
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// A property of a unit, by systemd's name for it.
-pub type Property<'a> = (&'static str, Value<'a>);
+pub(crate) type Property<'a> = (&'static str, Value<'a>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value<'a> {
+pub(crate) enum Value<'a> {
     Flag(bool),
     Number(u64),
     Text(&'a str),
@@ -31,10 +31,10 @@ pub enum Value<'a> {
 }
 
 #[derive(Debug)]
-pub struct Systemd<S>(Connection<S>);
+pub(crate) struct Systemd<S>(Connection<S>);
 
 impl Systemd<UnixStream> {
-    pub fn connect() -> io::Result<Self> {
+    pub(crate) fn connect() -> io::Result<Self> {
         let connect = || {
             let stream = UnixStream::connect(SOCKET)?;
             stream.set_read_timeout(Some(ANSWER))?;
@@ -47,7 +47,7 @@ impl Systemd<UnixStream> {
 
 impl<S: Read + Write> Systemd<S> {
     /// Makes the slice with these limits, or sets them where it is there.
-    pub fn start_slice(&mut self, name: &str, limits: &[Property<'_>]) -> io::Result<()> {
+    pub(crate) fn start_slice(&mut self, name: &str, limits: &[Property<'_>]) -> io::Result<()> {
         let parent = parent(name);
         let mut properties = vec![("Description", Value::Text(name)), ("Wants", Value::Name(&parent))];
         let accounting = ["MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"];
@@ -64,7 +64,7 @@ impl<S: Read + Write> Systemd<S> {
     }
 
     /// It is no error if it is gone.
-    pub fn stop(&mut self, name: &str) -> io::Result<()> {
+    pub(crate) fn stop(&mut self, name: &str) -> io::Result<()> {
         match self.0.call("StopUnit", "ss", &Body::default().text(name).text("replace"))? {
             Reply::Error { name: error, .. } if error == "org.freedesktop.systemd1.NoSuchUnit" => Ok(()),
             reply => self.finish("stop", name, reply),

@@ -12,12 +12,12 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 /// Fails rather than skips: a test that did not run proves nothing.
-pub fn need_root() {
+pub(crate) fn need_root() {
     assert!(rustix::process::geteuid().is_root(), "this test mounts file systems: run it as root");
 }
 
 /// Takes a mount away when the test ends, however it ends.
-pub struct MountGuard(pub PathBuf);
+pub(crate) struct MountGuard(pub PathBuf);
 
 impl Drop for MountGuard {
     fn drop(&mut self) {
@@ -26,18 +26,18 @@ impl Drop for MountGuard {
 }
 
 /// Answers every connection with what `answer` makes of the request's text.
-pub struct WebServer {
+pub(crate) struct WebServer {
     pub address: String,
     task: JoinHandle<()>,
 }
 
 impl WebServer {
-    pub async fn new(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+    pub(crate) async fn new(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         WebServer::serve(None, answer).await
     }
 
     /// With a certificate that nobody vouches for.
-    pub async fn tls(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+    pub(crate) async fn tls(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
         let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))

@@ -1,5 +1,7 @@
 //! The API server: what the agent needs of it, and the client that gets it.
 
+#![warn(unreachable_pub)]
+
 pub mod calls;
 pub mod client;
 mod clock;

@@ -3,6 +3,8 @@
 //! Owns: certificates and keys out of PEM, and the verifier that takes any certificate. Never: reads a file, opens a connection,
 //! shows what is in a key.
 
+#![warn(unreachable_pub)]
+
 use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},

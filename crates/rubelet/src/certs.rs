@@ -4,7 +4,7 @@
 //! how it is signed `signing`, when it is renewed `rotation`.
 //! Upstream: `buildKubeletClientConfig` and `InitializeTLS` of `cmd/kubelet/app`, `pkg/kubelet/certificate`.
 
-pub mod bootstrap;
+pub(crate) mod bootstrap;
 mod joining;
 pub(crate) mod leaf;
 mod pending_key;
@@ -45,7 +45,7 @@ use crate::{
     world::{Clock, World},
 };
 
-pub use self::serving::Files as ServingFiles;
+pub(crate) use self::serving::Files as ServingFiles;
 #[cfg(test)]
 pub(crate) use self::serving::self_signed;
 
@@ -53,7 +53,7 @@ const PEM_MAX_BYTES: u64 = 1 << 20;
 
 /// How the node is part of a cluster.
 #[derive(Debug)]
-pub enum Membership {
+pub(crate) enum Membership {
     /// Without `--kubeconfig` it stands alone.
     None,
     Member(Client),
@@ -62,7 +62,7 @@ pub enum Membership {
 }
 
 impl Membership {
-    pub fn api(&self) -> Option<Arc<dyn ApiServer>> {
+    pub(crate) fn api(&self) -> Option<Arc<dyn ApiServer>> {
         match self {
             Membership::None => None,
             Membership::Member(client) => Some(Arc::new(client.clone())),
@@ -74,7 +74,7 @@ impl Membership {
 /// The server need not be there yet; its address and our credentials must. A node that has yet to join does so beside
 /// everything else where `rotateCertificates` is on, and before everything else where it is not, as upstream: that may take
 /// as long as a person needs to approve it.
-pub async fn membership(
+pub(crate) async fn membership(
     options: &Options,
     node_name: &str,
     host: &Arc<dyn Host>,
@@ -120,7 +120,7 @@ fn client(options: &Options, kubeconfig: &Kubeconfig, metrics: &Arc<Metrics>) ->
 }
 
 /// Starts what asks for certificates and renews them, and leaves the files a server of ours needs.
-pub async fn start(
+pub(crate) async fn start(
     options: &Options,
     world: &World,
     membership: Membership,
@@ -161,7 +161,7 @@ pub async fn start(
 }
 
 /// Where the certificate of our own server is, or will be once it is signed.
-pub fn serving_files(options: &Options) -> anyhow::Result<ServingFiles> {
+pub(crate) fn serving_files(options: &Options) -> anyhow::Result<ServingFiles> {
     let config = &options.config;
     if is_serving_requested(options) {
         let path = store::current_path(&cert_dir(options)?, Purpose::Serving.prefix());

@@ -23,7 +23,7 @@ const BELOW_ROOT: [(&str, u32); 6] = [
 ];
 
 /// Makes the root directory and those in it; what a pod mounts there with Bidirectional propagation is seen outside of it.
-pub fn make_root(dir: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn make_root(dir: &Path) -> anyhow::Result<PathBuf> {
     let root = made_and_resolved(dir, 0o750)?;
     mount::make_rshared(&root).with_context(|| format!("share mounts below {}", root.display()))?;
     make_below(&root)?;
@@ -38,7 +38,7 @@ fn make_below(root: &Path) -> anyhow::Result<()> {
 }
 
 /// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.
-pub fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
+pub(crate) fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
     DirBuilder::new()
         .recursive(true)
         .mode(mode)

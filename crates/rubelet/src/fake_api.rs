@@ -11,7 +11,7 @@ use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchEv
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub struct FakeApi {
+pub(crate) struct FakeApi {
     calls: Mutex<Vec<Call>>,
     answers: Mutex<VecDeque<Result<String, ApiErrorKind>>>,
     watches: Mutex<VecDeque<Vec<WatchEvent>>>,
@@ -20,21 +20,21 @@ pub struct FakeApi {
 
 impl FakeApi {
     /// What is not told is answered with an empty object, and a watch nobody told of never says anything.
-    pub fn answering(answers: impl IntoIterator<Item = Result<String, ApiErrorKind>>) -> Arc<Self> {
+    pub(crate) fn answering(answers: impl IntoIterator<Item = Result<String, ApiErrorKind>>) -> Arc<Self> {
         Arc::new(FakeApi { answers: Mutex::new(answers.into_iter().collect()), ..FakeApi::default() })
     }
 
     /// The next watch tells this and then ends.
-    pub fn watched(self: Arc<Self>, events: impl IntoIterator<Item = WatchEvent>) -> Arc<Self> {
+    pub(crate) fn watched(self: Arc<Self>, events: impl IntoIterator<Item = WatchEvent>) -> Arc<Self> {
         self.watches.lock().unwrap().push_back(events.into_iter().collect());
         self
     }
 
-    pub fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         self.calls.lock().unwrap().clone()
     }
 
-    pub async fn until_called(&self, times: usize) -> Vec<Call> {
+    pub(crate) async fn until_called(&self, times: usize) -> Vec<Call> {
         loop {
             let called = self.called.notified();
             let calls = self.calls();

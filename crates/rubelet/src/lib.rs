@@ -2,7 +2,9 @@
 //!
 //! A library, so that the simulator runs the very same loop over its own world.
 
-pub mod certs;
+#![warn(unreachable_pub)]
+
+mod certs;
 pub mod cli;
 mod data_dirs;
 pub mod effects;
@@ -10,15 +12,15 @@ pub mod event_log;
 #[cfg(test)]
 mod fake_api;
 pub mod logging;
-pub mod metrics;
+mod metrics;
 pub mod node;
 pub mod objects;
 pub mod observe;
 pub mod recorder;
 pub mod run;
-pub mod server;
+mod server;
 pub mod sources;
-pub mod stats;
+mod stats;
 pub mod sync_loop;
 pub mod world;
 mod yaml;

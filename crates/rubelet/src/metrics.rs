@@ -5,18 +5,18 @@
 //! Never: decides; nothing reads a metric back. The core counts nothing.
 //! Upstream: `pkg/kubelet/metrics`, `legacyregistry`. docs/parity.md has the table of upstream's metrics, and why some are missing.
 
-pub mod api;
-pub mod certificates;
-pub mod effects;
-pub mod family;
-pub mod http;
-pub mod pod_lifecycle;
-pub mod pods;
-pub mod probes;
-pub mod process;
-pub mod runtime;
-pub mod slis;
-pub mod text;
+pub(crate) mod api;
+pub(crate) mod certificates;
+pub(crate) mod effects;
+pub(crate) mod family;
+pub(crate) mod http;
+pub(crate) mod pod_lifecycle;
+pub(crate) mod pods;
+pub(crate) mod probes;
+pub(crate) mod process;
+pub(crate) mod runtime;
+pub(crate) mod slis;
+pub(crate) mod text;
 
 use std::path::Path;
 

@@ -23,17 +23,17 @@ use crate::{
 };
 
 mod accept;
-pub mod admin;
-pub mod connections;
-pub mod container_logs;
+pub(crate) mod admin;
+pub(crate) mod connections;
+pub(crate) mod container_logs;
 mod figures;
-pub mod health;
-pub mod log_file;
-pub mod metrics;
-pub mod read_only;
+pub(crate) mod health;
+pub(crate) mod log_file;
+pub(crate) mod metrics;
+pub(crate) mod read_only;
 mod scrapes;
-pub mod secured;
-pub mod views;
+pub(crate) mod secured;
+pub(crate) mod views;
 
 use admin::AdminSocket;
 use connections::Limits;
@@ -41,7 +41,7 @@ use health::LoopHealth;
 
 /// All that answers are made of.
 #[derive(Clone, Debug)]
-pub struct Readers {
+pub(crate) struct Readers {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub events: EventLog,
     pub metrics: Arc<Metrics>,
@@ -55,18 +55,18 @@ pub struct Readers {
 
 impl Readers {
     /// The picture after the last turn.
-    pub fn snapshot(&self) -> Arc<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshots.borrow().clone()
     }
 
-    pub fn counting(&self, port: Port) -> Counting {
+    pub(crate) fn counting(&self, port: Port) -> Counting {
         Counting { metrics: self.metrics.clone(), clock: self.clock.clone(), port }
     }
 }
 
 /// Where to listen.
 #[derive(Clone, Debug)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     /// Usually [`admin::socket_path`] of the root directory.
     pub socket: PathBuf,
     /// `healthzBindAddress:healthzPort`; `None` when the port is 0.
@@ -76,7 +76,7 @@ pub struct Addresses {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub(crate) enum BindError {
     #[error(transparent)]
     Admin(#[from] admin::SocketError),
     #[error("listen on the read-only port {address}")]
@@ -85,7 +85,7 @@ pub enum BindError {
 
 /// Listeners that are open but do not answer yet.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     admin: AdminSocket,
     health: Option<SocketAddr>,
     read_only: Option<TcpListener>,
@@ -94,7 +94,7 @@ pub struct Server {
 impl Server {
     /// Opens what must be there before the agent touches anything. The health port is not among it: like upstream, an
     /// agent whose health port is taken works on and tries again.
-    pub async fn bind(addresses: &Addresses) -> Result<Server, BindError> {
+    pub(crate) async fn bind(addresses: &Addresses) -> Result<Server, BindError> {
         let admin = AdminSocket::bind(&addresses.socket)?;
         let read_only = match addresses.read_only {
             Some(address) => {
@@ -106,7 +106,7 @@ impl Server {
     }
 
     /// Answers until `stop`; open connections are given a moment to finish, then cut.
-    pub async fn serve(self, readers: Readers, stop: CancellationToken) {
+    pub(crate) async fn serve(self, readers: Readers, stop: CancellationToken) {
         let admin = admin::serve(self.admin, readers.clone(), &stop);
         let health = async {
             if let Some(address) = self.health {

@@ -4,15 +4,15 @@
 //! housekeeping per container, and askers at the same moment share a sample.
 //! Upstream: `pkg/kubelet/stats`, `pkg/kubelet/server/stats`, `metrics/collectors/resource_metrics.go`, cAdvisor.
 
-pub mod cadvisor;
-pub mod disk;
+pub(crate) mod cadvisor;
+pub(crate) mod disk;
 #[cfg(test)]
 pub(crate) mod example;
 mod exposition;
 mod measure;
 mod rates;
-pub mod resource_metrics;
-pub mod sample;
-pub mod sandbox_images;
-pub mod summary;
-pub mod targets;
+pub(crate) mod resource_metrics;
+pub(crate) mod sample;
+pub(crate) mod sandbox_images;
+pub(crate) mod summary;
+pub(crate) mod targets;

@@ -49,7 +49,7 @@ enum ServingStatus {
     ServiceUnknown = 3,
 }
 
-pub async fn check_grpc(check: &GrpcCheck) -> Result<(), GrpcFailure> {
+pub(crate) async fn check_grpc(check: &GrpcCheck) -> Result<(), GrpcFailure> {
     let mut is_connected = false;
     let answered = timeout(check.timeout, async {
         let (sender, connection) = connect(check).await;

@@ -65,12 +65,12 @@ fn open(dir: impl AsFd, name: &str) -> Option<OwnedFd> {
     rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-pub fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     text.trim_ascii().parse().ok()
 }
 
 /// Lines of a name, white space and a number: `anon 4096`, `MemTotal:  16 kB`.
-pub fn named_numbers(text: &str) -> impl Iterator<Item = (&str, u64)> {
+pub(super) fn named_numbers(text: &str) -> impl Iterator<Item = (&str, u64)> {
     text.lines().filter_map(|line| {
         let (name, rest) = line.split_once(|c: char| c.is_ascii_whitespace())?;
         let value = rest.trim_ascii_start().split(|c: char| c.is_ascii_whitespace()).next()?;

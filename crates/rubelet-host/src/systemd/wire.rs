@@ -7,17 +7,17 @@ use std::io::{self, Read, Write};
 use super::{Property, Value};
 
 const CALL: u8 = 1;
-pub const RETURN: u8 = 2;
-pub const ERROR: u8 = 3;
-pub const SIGNAL: u8 = 4;
+pub(super) const RETURN: u8 = 2;
+pub(super) const ERROR: u8 = 3;
+pub(super) const SIGNAL: u8 = 4;
 
 /// Which field of a header is which.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
-pub const MEMBER: u8 = 3;
-pub const ERROR_NAME: u8 = 4;
-pub const REPLY_SERIAL: u8 = 5;
-pub const SIGNATURE: u8 = 8;
+pub(super) const MEMBER: u8 = 3;
+pub(super) const ERROR_NAME: u8 = 4;
+pub(super) const REPLY_SERIAL: u8 = 5;
+pub(super) const SIGNATURE: u8 = 8;
 
 const OWN_ORDER: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
 
@@ -25,7 +25,7 @@ const OWN_ORDER: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
 const LARGEST: usize = 16 << 20;
 
 #[derive(Debug)]
-pub struct Connection<S> {
+pub(super) struct Connection<S> {
     stream: S,
     serial: u32,
     /// Jobs that ended before somebody asked, with their results.
@@ -33,7 +33,7 @@ pub struct Connection<S> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Reply {
+pub(super) enum Reply {
     /// With its first text, if it has one.
     Return(String),
     Error {
@@ -44,7 +44,7 @@ pub enum Reply {
 
 impl<S: Read + Write> Connection<S> {
     /// Says who we are, which the kernel vouches for.
-    pub fn new(mut stream: S) -> io::Result<Self> {
+    pub(super) fn new(mut stream: S) -> io::Result<Self> {
         let uid = rustix::process::geteuid().as_raw().to_string();
         let uid: String = uid.bytes().map(|digit| format!("{digit:02x}")).collect();
         stream.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
@@ -62,7 +62,7 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Asks systemd's manager.
-    pub fn call(&mut self, method: &str, signature: &str, arguments: &Body) -> io::Result<Reply> {
+    pub(super) fn call(&mut self, method: &str, signature: &str, arguments: &Body) -> io::Result<Reply> {
         self.serial += 1;
         let fields = [
             (PATH, "o", Body::default().text("/org/freedesktop/systemd1")),
@@ -86,7 +86,7 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Waits for the end of a job.
-    pub fn job_result(&mut self, job: &str) -> io::Result<String> {
+    pub(super) fn job_result(&mut self, job: &str) -> io::Result<String> {
         loop {
             if let Some(at) = self.ended.iter().position(|(ended, _)| ended == job) {
                 return Ok(self.ended.swap_remove(at).1);
@@ -110,7 +110,7 @@ impl<S: Read + Write> Connection<S> {
 
 /// What of a message counts here.
 #[derive(Debug, Default)]
-pub struct Message {
+pub(super) struct Message {
     pub kind: u8,
     pub reply_serial: Option<u32>,
     pub member: String,
@@ -120,7 +120,7 @@ pub struct Message {
 }
 
 impl Message {
-    pub fn read(stream: &mut impl Read) -> io::Result<Self> {
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
         let mut head = [0; 16];
         stream.read_exact(&mut head)?;
         if head[0] != OWN_ORDER {
@@ -169,7 +169,7 @@ impl Message {
 }
 
 /// A field of the header is a code, the type of its value (a letter), and the value.
-pub fn message(kind: u8, serial: u32, fields: &[(u8, &str, Body)], body: &Body) -> Vec<u8> {
+pub(super) fn message(kind: u8, serial: u32, fields: &[(u8, &str, Body)], body: &Body) -> Vec<u8> {
     let mut head = Body(vec![OWN_ORDER, kind, 0, 1]).number(length(&body.0)).number(serial);
     let start = head.0.len();
     head = head.number(0);
@@ -189,28 +189,28 @@ pub fn message(kind: u8, serial: u32, fields: &[(u8, &str, Body)], body: &Body) 
 
 /// Values in a row, each where its alignment wants it.
 #[derive(Debug, Default)]
-pub struct Body(Vec<u8>);
+pub(super) struct Body(Vec<u8>);
 
 impl Body {
-    pub fn number(mut self, number: u32) -> Self {
+    pub(super) fn number(mut self, number: u32) -> Self {
         self.align(4);
         self.0.extend(number.to_ne_bytes());
         self
     }
 
-    pub fn text(self, text: &str) -> Self {
+    pub(super) fn text(self, text: &str) -> Self {
         let mut body = self.number(length(text.as_bytes()));
         body.0.extend(text.as_bytes());
         body.0.push(0);
         body
     }
 
-    pub fn flag(self, flag: bool) -> Self {
+    pub(super) fn flag(self, flag: bool) -> Self {
         self.number(flag.into())
     }
 
     /// `a(sv)`.
-    pub fn properties(mut self, properties: &[Property<'_>]) -> Self {
+    pub(super) fn properties(mut self, properties: &[Property<'_>]) -> Self {
         self = self.number(0);
         let length_at = self.0.len() - 4;
         self.align(8);
@@ -239,13 +239,13 @@ impl Body {
     }
 
     /// A list of structures with nothing in it.
-    pub fn empty_structs(self) -> Self {
+    pub(super) fn empty_structs(self) -> Self {
         let mut body = self.number(0);
         body.align(8);
         body
     }
 
-    pub fn signature(mut self, signature: &str) -> Self {
+    pub(super) fn signature(mut self, signature: &str) -> Self {
         self.0.push(u8::try_from(signature.len()).expect("signatures are short"));
         self.0.extend(signature.as_bytes());
         self.0.push(0);

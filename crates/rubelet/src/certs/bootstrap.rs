@@ -34,7 +34,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone)]
-pub struct Bootstrap {
+pub(crate) struct Bootstrap {
     pub host: Arc<dyn Host>,
     pub clock: Clock,
     pub node_name: String,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Bootstrap {
 
 impl Bootstrap {
     /// Whether the node has yet to join; what it would join with is looked at now.
-    pub async fn is_needed(&self) -> anyhow::Result<bool> {
+    pub(crate) async fn is_needed(&self) -> anyhow::Result<bool> {
         if self.is_done().await.is_ok() {
             return Ok(false);
         }
@@ -61,7 +61,7 @@ impl Bootstrap {
     }
 
     /// Makes sure that the kubeconfig is there and its certificate has not ended.
-    pub async fn run(&self) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig.display();
         let Err(reason) = self.is_done().await else {
             tracing::info!(%kubeconfig, "has a certificate that is good; no bootstrap is needed");
@@ -152,7 +152,7 @@ impl Bootstrap {
 }
 
 /// Asks seldom, so nothing limits it.
-pub fn client(bootstrap_kubeconfig: &Path) -> anyhow::Result<Client> {
+pub(crate) fn client(bootstrap_kubeconfig: &Path) -> anyhow::Result<Client> {
     let kubeconfig = Kubeconfig::read(bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
     let limits = RateLimits { ordinary: RateLimit::NONE, events: RateLimit::NONE };
     Client::new(&kubeconfig, limits).context("--bootstrap-kubeconfig")

@@ -26,7 +26,7 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(4);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-pub struct Joining {
+pub(crate) struct Joining {
     pub options: Options,
     pub bootstrap: Bootstrap,
     pub host: Arc<dyn Host>,
@@ -42,12 +42,12 @@ impl std::fmt::Debug for Joining {
 }
 
 impl Joining {
-    pub fn api(&self) -> Arc<dyn ApiServer> {
+    pub(crate) fn api(&self) -> Arc<dyn ApiServer> {
         Arc::new(Awaited { joined: self.joined.subscribe() })
     }
 
     /// Joins, and then renews the certificate for as long as the agent runs.
-    pub async fn run(self) {
+    pub(crate) async fn run(self) {
         for refusals in 0.. {
             match self.join().await {
                 Ok(client) => {

@@ -15,7 +15,7 @@ use x509_cert::{
 
 /// The first certificate of a chain: the one that names us.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaf {
+pub(crate) struct Leaf {
     pub common_name: String,
     pub organizations: Vec<String>,
     pub dns_names: Vec<String>,
@@ -26,7 +26,7 @@ pub struct Leaf {
 
 impl Leaf {
     /// Of a text that holds a chain and the key of its first certificate.
-    pub fn of_pair(pem: &[u8]) -> Result<Self, String> {
+    pub(crate) fn of_pair(pem: &[u8]) -> Result<Self, String> {
         let chain = rubelet_tls::certificates(pem).map_err(|error| error.to_string())?;
         let leaf = Self::parse(&chain[0])?;
         let key = rubelet_tls::private_key(pem).map_err(|error| error.to_string())?;
@@ -37,7 +37,7 @@ impl Leaf {
         }
     }
 
-    pub fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+    pub(crate) fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
         let wrong = |error: x509_cert::der::Error| format!("its certificate cannot be read: {error}");
         let certificate = Certificate::from_der(certificate).map_err(wrong)?;
         let certificate = certificate.tbs_certificate();
@@ -57,7 +57,7 @@ impl Leaf {
 }
 
 /// When the first certificate of the text to end does.
-pub fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
+pub(crate) fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
     let mut ends = Vec::new();
     for certificate in rubelet_tls::certificates(pem).map_err(|error| error.to_string())? {
         ends.push(Leaf::parse(&certificate)?.not_after);

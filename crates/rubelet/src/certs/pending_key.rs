@@ -22,12 +22,12 @@ const PKCS8_ALGORITHM: [u8; 24] = [
     0xce, 0x3d, 0x03, 0x01, 0x07,
 ];
 
-pub fn path(dir: &Path) -> PathBuf {
+pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
 /// The key that is waiting for its certificate, or a new one, written down.
-pub async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyPair> {
+pub(super) async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyPair> {
     let path = path(dir);
     match host.read_file(&path, MAX_BYTES).await {
         Ok(pem) => {
@@ -45,7 +45,7 @@ pub async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyPair> {
     Ok(key)
 }
 
-pub async fn forget(host: &dyn Host, dir: &Path) -> io::Result<()> {
+pub(super) async fn forget(host: &dyn Host, dir: &Path) -> io::Result<()> {
     host.remove_file(&path(dir)).await
 }
 

@@ -14,7 +14,7 @@ use super::leaf::Leaf;
 const ORGANIZATION: &str = "system:nodes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// To be somebody at the API server.
     Client,
     /// To be believed by those who call the node.
@@ -22,7 +22,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    pub fn signer(self) -> &'static str {
+    pub(super) fn signer(self) -> &'static str {
         match self {
             Purpose::Client => "kubernetes.io/kube-apiserver-client-kubelet",
             Purpose::Serving => "kubernetes.io/kubelet-serving",
@@ -30,7 +30,7 @@ impl Purpose {
     }
 
     /// Our keys are of elliptic curves, which encipher nothing.
-    pub fn usages(self) -> [&'static str; 2] {
+    pub(super) fn usages(self) -> [&'static str; 2] {
         match self {
             Purpose::Client => ["digital signature", "client auth"],
             Purpose::Serving => ["digital signature", "server auth"],
@@ -38,7 +38,7 @@ impl Purpose {
     }
 
     /// How its files are called.
-    pub fn prefix(self) -> &'static str {
+    pub(super) fn prefix(self) -> &'static str {
         match self {
             Purpose::Client => "kubelet-client",
             Purpose::Serving => "kubelet-server",
@@ -47,7 +47,7 @@ impl Purpose {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub(super) struct Wanted {
     pub purpose: Purpose,
     pub node_name: String,
     /// By which the node is called; a client needs none.
@@ -56,12 +56,12 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    pub fn client(node_name: &str) -> Self {
+    pub(super) fn client(node_name: &str) -> Self {
         Wanted { purpose: Purpose::Client, node_name: node_name.to_owned(), dns_names: Vec::new(), ips: Vec::new() }
     }
 
     /// More than is wanted does no harm.
-    pub fn is_met_by(&self, leaf: &Leaf) -> bool {
+    pub(super) fn is_met_by(&self, leaf: &Leaf) -> bool {
         leaf.common_name == self.common_name()
             && leaf.organizations.iter().any(|organization| organization == ORGANIZATION)
             && self.dns_names.iter().all(|name| leaf.dns_names.contains(name))
@@ -69,7 +69,7 @@ impl Wanted {
     }
 
     /// The request in PEM, signed with the key it is for.
-    pub fn request(&self, key: &KeyPair) -> Result<String, rcgen::Error> {
+    pub(super) fn request(&self, key: &KeyPair) -> Result<String, rcgen::Error> {
         let mut params = CertificateParams::new(self.dns_names.clone())?;
         params.subject_alt_names.extend(self.ips.iter().map(|ip| SanType::IpAddress(*ip)));
         params.distinguished_name = DistinguishedName::new();
@@ -79,7 +79,7 @@ impl Wanted {
     }
 
     /// The same for the same key and wish, so that whoever asks again after a restart finds the first request.
-    pub fn digested_name(&self, key: &KeyPair) -> String {
+    pub(super) fn digested_name(&self, key: &KeyPair) -> String {
         let mut hash = Sha512_256::new();
         let mut write = |part: &[u8]| {
             hash.update(URL_SAFE_NO_PAD.encode(part));

@@ -32,7 +32,7 @@ const LONGEST_NAP: Duration = Duration::from_secs(60);
 /// A signer whose certificates are due as soon as they are made must not be asked without end.
 const BETWEEN_ROTATIONS: Duration = Duration::from_secs(1);
 
-pub struct Rotation {
+pub(super) struct Rotation {
     pub api: Arc<dyn ApiServer>,
     pub store: Store,
     pub wanted: Wanted,
@@ -53,12 +53,12 @@ impl std::fmt::Debug for Rotation {
 impl Rotation {
     /// The client is told of each new pair, which is its own.
     #[must_use]
-    pub fn renewing_for(self, client: Client) -> Self {
+    pub(super) fn renewing_for(self, client: Client) -> Self {
         Rotation { user: Some(client), ..self }
     }
 
     /// Until the task is ended.
-    pub async fn run(self) {
+    pub(super) async fn run(self) {
         let mut failures = 0;
         loop {
             let current = self.current().await;

@@ -26,18 +26,18 @@ const VALID_SINCE: Duration = Duration::from_secs(3600);
 
 /// Two files, as told or as made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub(crate) struct Files {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
 impl Files {
-    pub fn of_our_own(cert_dir: &Path) -> Self {
+    pub(crate) fn of_our_own(cert_dir: &Path) -> Self {
         Files { certificate: cert_dir.join("kubelet.crt"), key: cert_dir.join("kubelet.key") }
     }
 
     /// Says what is wrong with them, if anything is.
-    pub async fn check(&self, host: &dyn Host) -> anyhow::Result<Leaf> {
+    pub(crate) async fn check(&self, host: &dyn Host) -> anyhow::Result<Leaf> {
         let mut pair = Vec::new();
         for path in [&self.certificate, &self.key] {
             let read = host.read_file(path, PEM_MAX_BYTES).await;
@@ -50,7 +50,7 @@ impl Files {
 }
 
 /// Leaves a pair in the directory: the one that is there, or a new one that nobody but its owner can vouch for.
-pub async fn self_signed(
+pub(crate) async fn self_signed(
     host: &dyn Host,
     cert_dir: &Path,
     node_name: &str,

@@ -28,7 +28,7 @@ const WATCH_OVERDUE: Duration = Duration::from_secs(WATCH_SECS + 30);
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
-pub enum SigningError {
+pub(super) enum SigningError {
     #[error("the request cannot be made: {0}")]
     Request(#[from] rcgen::Error),
     #[error(transparent)]
@@ -42,14 +42,14 @@ pub enum SigningError {
 
 impl SigningError {
     /// The server may just be away or busy.
-    pub fn is_passing(&self) -> bool {
+    pub(super) fn is_passing(&self) -> bool {
         matches!(self, SigningError::Api(error) if is_passing(error))
     }
 }
 
 /// Under what name a request is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+pub(super) enum Name {
     /// A new one each time.
     Generated,
     /// From key and wish: the request of an earlier run is found again.
@@ -57,7 +57,7 @@ pub enum Name {
 }
 
 /// The chain in PEM. Waits at most `patience` once the request is made.
-pub async fn obtain(
+pub(super) async fn obtain(
     api: &dyn ApiServer,
     wanted: &Wanted,
     key: &KeyPair,

@@ -19,7 +19,7 @@ use super::leaf::Leaf;
 const PAIR_MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone)]
-pub struct Store {
+pub(super) struct Store {
     host: Arc<dyn Host>,
     dir: PathBuf,
     prefix: &'static str,
@@ -33,23 +33,23 @@ impl std::fmt::Debug for Store {
 
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {message}", path.display())]
-pub struct StoreError {
+pub(super) struct StoreError {
     path: PathBuf,
     message: String,
 }
 
 impl Store {
     /// `dir` is absolute: links point at what is in it.
-    pub fn new(host: Arc<dyn Host>, dir: &Path, prefix: &'static str) -> Self {
+    pub(super) fn new(host: Arc<dyn Host>, dir: &Path, prefix: &'static str) -> Self {
         Store { host, dir: dir.to_owned(), prefix }
     }
 
-    pub fn current_path(&self) -> PathBuf {
+    pub(super) fn current_path(&self) -> PathBuf {
         current_path(&self.dir, self.prefix)
     }
 
     /// What the pair in use says; `None` when there is none yet.
-    pub async fn current(&self) -> Result<Option<Leaf>, StoreError> {
+    pub(super) async fn current(&self) -> Result<Option<Leaf>, StoreError> {
         self.finish_change().await?;
         let path = self.current_path();
         let read = self.host.read_file(&path, PAIR_MAX_BYTES).await;
@@ -61,7 +61,7 @@ impl Store {
     }
 
     /// Takes a new pair into use.
-    pub async fn update(&self, certificates: &str, key: &str, now: Timestamp) -> Result<Leaf, StoreError> {
+    pub(super) async fn update(&self, certificates: &str, key: &str, now: Timestamp) -> Result<Leaf, StoreError> {
         let date = now.strftime("%Y-%m-%d-%H-%M-%S").to_string();
         let path = self.path(&date);
         let pair = format!("{}\n{}", certificates.trim_end(), key);
@@ -103,12 +103,12 @@ impl Store {
 }
 
 /// The link to the pair in use.
-pub fn current_path(dir: &Path, prefix: &str) -> PathBuf {
+pub(super) fn current_path(dir: &Path, prefix: &str) -> PathBuf {
     dir.join(format!("{prefix}-current.pem"))
 }
 
 /// As upstream makes it; the mode of one that is there is its owner's choice.
-pub async fn make_missing_dir(host: &dyn Host, dir: &Path) -> io::Result<()> {
+pub(super) async fn make_missing_dir(host: &dyn Host, dir: &Path) -> io::Result<()> {
     match host.file_kind(dir).await? {
         Some(FileKind::Directory) => Ok(()),
         _ => host.make_dir(dir, 0o755).await,

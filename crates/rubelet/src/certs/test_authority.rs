@@ -25,31 +25,31 @@ use x509_cert::{der::Decode as _, request::CertReq};
 use super::Wanted;
 use crate::world::Clock;
 
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 #[derive(Clone, Copy, Debug)]
-pub struct Validity {
+pub(super) struct Validity {
     pub not_before: Timestamp,
     pub not_after: Timestamp,
 }
 
 /// When the tests play.
-pub fn start() -> Timestamp {
+pub(super) fn start() -> Timestamp {
     "2026-11-16T00:00:00Z".parse().unwrap()
 }
 
 impl Validity {
     /// From the start of the tests.
-    pub fn hours(hours: i64) -> Self {
+    pub(super) fn hours(hours: i64) -> Self {
         Self::secs_from(start(), hours * 3600)
     }
 
-    pub fn secs_from(not_before: Timestamp, secs: i64) -> Self {
+    pub(super) fn secs_from(not_before: Timestamp, secs: i64) -> Self {
         Validity { not_before, not_after: not_before + jiff::SignedDuration::from_secs(secs) }
     }
 }
 
-pub fn authority() -> Authority {
+pub(super) fn authority() -> Authority {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.not_before = system_time(start()).into();
@@ -58,7 +58,7 @@ pub fn authority() -> Authority {
 }
 
 impl Authority {
-    pub fn certificate(&self, wanted: &Wanted, key: &impl PublicKeyData, validity: Validity) -> String {
+    pub(super) fn certificate(&self, wanted: &Wanted, key: &impl PublicKeyData, validity: Validity) -> String {
         let mut params = CertificateParams::new(wanted.dns_names.clone()).unwrap();
         params.subject_alt_names.extend(wanted.ips.iter().map(|ip| SanType::IpAddress(*ip)));
         params.distinguished_name = DistinguishedName::new();
@@ -69,7 +69,7 @@ impl Authority {
         params.signed_by(key, &self.0).unwrap().pem()
     }
 
-    pub fn pair(&self, wanted: &Wanted, key: &KeyPair, validity: Validity) -> String {
+    pub(super) fn pair(&self, wanted: &Wanted, key: &KeyPair, validity: Validity) -> String {
         format!("{}{}", self.certificate(wanted, key, validity), key.serialize_pem())
     }
 }
@@ -79,7 +79,7 @@ fn system_time(at: Timestamp) -> SystemTime {
 }
 
 /// An API server that signs at once what it is asked to.
-pub struct Signer {
+pub(super) struct Signer {
     authority: Authority,
     clock: Clock,
     wanted: Wanted,
@@ -91,7 +91,7 @@ pub struct Signer {
 }
 
 impl Signer {
-    pub fn new(clock: Clock, wanted: Wanted, life_secs: i64) -> Arc<Self> {
+    pub(super) fn new(clock: Clock, wanted: Wanted, life_secs: i64) -> Arc<Self> {
         let authority = authority();
         let (refusals, asked_at, issued) = (Mutex::default(), Mutex::default(), Mutex::default());
         Arc::new(Signer { authority, clock, wanted, life_secs, refusals, asked_at, issued })

@@ -31,7 +31,7 @@ pub struct Arguments {
 }
 
 /// All errors at once.
-pub fn parse(words: &[String]) -> Result<Arguments, Vec<String>> {
+pub(super) fn parse(words: &[String]) -> Result<Arguments, Vec<String>> {
     let mut reading = Reading { words: words.iter(), found: Arguments::default(), errors: Vec::new() };
     reading.read();
     if reading.errors.is_empty() { Ok(reading.found) } else { Err(reading.errors) }

@@ -33,7 +33,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 const LINE_LIMIT_BYTES: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
-pub enum CliError {
+pub(super) enum CliError {
     #[error("nothing listens on {0:?}: is rubelet running? Its --root-dir must be given here too")]
     NotRunning(PathBuf),
     #[error("may not open {0:?}: it is for root only; try again with sudo")]
@@ -54,7 +54,7 @@ pub enum CliError {
 }
 
 /// Runs a command to its exit code: 0 done, 1 failed, 2 wrongly used.
-pub fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCode {
+pub(super) fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.map_err(CliError::Output).and_then(|runtime| runtime.block_on(command));
     match result {
@@ -73,7 +73,7 @@ pub fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCode {
 }
 
 /// The two ways to say which agent is meant, for every command that asks one.
-pub fn with_socket_args(command: Command) -> Command {
+pub(super) fn with_socket_args(command: Command) -> Command {
     command
         .no_binary_name(true)
         .arg(
@@ -93,26 +93,26 @@ pub fn with_socket_args(command: Command) -> Command {
 }
 
 #[derive(Clone, Debug)]
-pub struct Client {
+pub(super) struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    pub fn new(matches: &ArgMatches) -> Client {
+    pub(super) fn new(matches: &ArgMatches) -> Client {
         let text = |name| matches.get_one::<String>(name).map(String::as_str);
         let in_root_dir = || socket_path(Path::new(text("root-dir").unwrap_or(DEFAULT_ROOT_DIR)));
         Client { socket: text("socket").map_or_else(in_root_dir, PathBuf::from) }
     }
 
     /// One JSON answer.
-    pub async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
+    pub(super) async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         let mut lines = self.stream(path).await?;
         let body = timeout(ANSWER_TIMEOUT, lines.rest()).await.map_err(|_| self.no_answer())??;
         parse(&body)
     }
 
     /// An answer that comes bit by bit.
-    pub async fn stream(&self, path: &str) -> Result<Stream, CliError> {
+    pub(super) async fn stream(&self, path: &str) -> Result<Stream, CliError> {
         let response = timeout(ANSWER_TIMEOUT, self.ask(path)).await.map_err(|_| self.no_answer())??;
         let status = response.status();
         let mut stream = Stream { body: response.into_body(), read: Vec::new() };
@@ -148,14 +148,14 @@ impl Client {
 
 /// An answer being read.
 #[derive(Debug)]
-pub struct Stream {
+pub(super) struct Stream {
     body: Incoming,
     read: Vec<u8>,
 }
 
 impl Stream {
     /// The next line as JSON; `None` at the end.
-    pub async fn next_line<T: DeserializeOwned>(&mut self) -> Result<Option<T>, CliError> {
+    pub(super) async fn next_line<T: DeserializeOwned>(&mut self) -> Result<Option<T>, CliError> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
@@ -172,7 +172,7 @@ impl Stream {
     }
 
     /// The next bytes as they come; `None` at the end.
-    pub async fn next_bytes(&mut self) -> Result<Option<axum::body::Bytes>, CliError> {
+    pub(super) async fn next_bytes(&mut self) -> Result<Option<axum::body::Bytes>, CliError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame.map_err(connection)?.into_data() {
                 return Ok(Some(data));
@@ -202,7 +202,7 @@ fn connection(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Cli
 }
 
 /// A path of the agent's socket with what people typed made harmless.
-pub fn path(segments: &[&str], query: &[(&str, &str)]) -> String {
+pub(super) fn path(segments: &[&str], query: &[(&str, &str)]) -> String {
     let mut path = String::new();
     for segment in segments {
         path.push('/');

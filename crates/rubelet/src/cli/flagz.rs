@@ -17,7 +17,11 @@ use super::{
 const SECRET: &str = "CLASSIFIED";
 
 /// `config` is what the flags alone make of it; `idle` the values of flags without effect.
-pub fn shown(own: &Flags, config: &KubeletConfiguration, idle: &Map<String, Value>) -> BTreeMap<&'static str, String> {
+pub(super) fn shown(
+    own: &Flags,
+    config: &KubeletConfiguration,
+    idle: &Map<String, Value>,
+) -> BTreeMap<&'static str, String> {
     let own = serde_json::to_value(own).expect("flags have only string keys");
     let fields = serde_json::to_value(config).expect("a configuration has only string keys");
     let value = |flag: &Flag| match flag.target {

@@ -28,7 +28,7 @@ most such flags are deprecated in favour of the file. Flags win over drop-ins, d
 /// Where help begins; longer names get a line of their own.
 const HELP_COLUMN: usize = 44;
 
-pub fn text() -> String {
+pub(super) fn text() -> String {
     let mut text = INTRODUCTION.to_owned();
     for group in GROUPS {
         let _ = writeln!(text, "\n{}:", group.title);

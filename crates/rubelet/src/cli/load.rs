@@ -52,7 +52,7 @@ impl Sources {
     }
 }
 
-pub fn lines(problems: &[Problem]) -> Vec<String> {
+pub(super) fn lines(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(Problem::to_string).collect()
 }
 

@@ -6,13 +6,13 @@ use jiff::Timestamp;
 
 /// A table that grows line by line: columns get wider when they must, never narrower.
 #[derive(Clone, Debug, Default)]
-pub struct Columns {
+pub(super) struct Columns {
     widths: Vec<usize>,
 }
 
 impl Columns {
     /// Makes room for these rows.
-    pub fn fit(&mut self, rows: &[Vec<String>]) {
+    pub(super) fn fit(&mut self, rows: &[Vec<String>]) {
         for row in rows {
             self.widths.resize(self.widths.len().max(row.len()), 0);
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -21,7 +21,7 @@ impl Columns {
         }
     }
 
-    pub fn line(&self, row: &[String]) -> String {
+    pub(super) fn line(&self, row: &[String]) -> String {
         let mut line = String::new();
         for (position, cell) in row.iter().enumerate() {
             line.push_str(cell);
@@ -37,14 +37,14 @@ impl Columns {
 }
 
 /// A whole table at once.
-pub fn table(rows: &[Vec<String>]) -> String {
+pub(super) fn table(rows: &[Vec<String>]) -> String {
     let mut columns = Columns::default();
     columns.fit(rows);
     rows.iter().map(|row| columns.line(row)).collect()
 }
 
 /// Text from containers and manifests, made harmless for a terminal and kept to one line.
-pub fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for symbol in text.trim_end().chars() {
         if symbol.is_control() { safe.extend(symbol.escape_default()) } else { safe.push(symbol) }
@@ -53,12 +53,12 @@ pub fn printable(text: &str) -> String {
 }
 
 /// How long ago, as kubectl says it.
-pub fn age(moment: Timestamp, now: Timestamp) -> String {
+pub(super) fn age(moment: Timestamp, now: Timestamp) -> String {
     short(now.duration_since(moment).as_secs())
 }
 
 /// How long from now.
-pub fn until(moment: Timestamp, now: Timestamp) -> String {
+pub(super) fn until(moment: Timestamp, now: Timestamp) -> String {
     match moment.duration_since(now).as_secs() {
         secs if secs <= 0 => "now".to_owned(),
         secs => format!("in {}", short(secs)),

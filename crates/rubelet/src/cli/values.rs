@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::flags::Kind;
 
 /// `before` is what earlier occurrences of the same flag gave.
-pub fn parse(kind: Kind, text: &str, before: Option<Value>) -> Result<Value, String> {
+pub(super) fn parse(kind: Kind, text: &str, before: Option<Value>) -> Result<Value, String> {
     match kind {
         Kind::Text => Ok(json!(text)),
         Kind::Bool => bool_of(text).map(Value::from),

@@ -13,13 +13,13 @@ use rubelet_core::{
 use super::failure;
 use crate::world::World;
 
-pub async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<Facts, EffectError> {
+pub(super) async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<Facts, EffectError> {
     apply(world, cgroup).await?;
     Ok(Facts::Nothing)
 }
 
 /// Sets the tiers from the top down, and lists what is in them.
-pub async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, EffectError> {
+pub(super) async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, EffectError> {
     let mut names = Vec::new();
     for tier in tiers {
         apply(world, tier).await?;
@@ -29,7 +29,7 @@ pub async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, 
     Ok(Facts::Cgroups { names })
 }
 
-pub async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<Facts, EffectError> {
+pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<Facts, EffectError> {
     for path in paths {
         world.host.remove_cgroup(Path::new(path)).await.map_err(|error| failed("remove", path, &error))?;
     }

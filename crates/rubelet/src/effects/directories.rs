@@ -110,7 +110,7 @@ pub(super) mod tests {
     };
 
     /// The real host, below a directory of the test's own. These effects never speak to a runtime.
-    pub fn world_in(dir: &Path) -> World {
+    pub(crate) fn world_in(dir: &Path) -> World {
         let dir = dir.canonicalize().unwrap();
         World {
             runtime: Arc::new(CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap()),
@@ -129,7 +129,7 @@ pub(super) mod tests {
         }
     }
 
-    pub fn pod_ref(uid: &str) -> PodRef {
+    pub(crate) fn pod_ref(uid: &str) -> PodRef {
         PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: "web".into() }
     }
 

@@ -14,35 +14,35 @@ use rubelet_kube::error_chain;
 use super::Recalled;
 
 /// The step failed for this reason, unless the runtime does not answer at all.
-pub fn step(error: &RpcError, reason: Reason) -> EffectError {
+pub(super) fn step(error: &RpcError, reason: Reason) -> EffectError {
     of(error, ErrorKind::Reject(reason), error.message.clone())
 }
 
 /// Try again, unless the runtime does not answer at all.
-pub fn retry(error: &RpcError) -> EffectError {
+pub(super) fn retry(error: &RpcError) -> EffectError {
     of(error, ErrorKind::Retry, error.grpc_text())
 }
 
-pub fn config(error: ConfigError, reason: Reason) -> EffectError {
+pub(super) fn config(error: ConfigError, reason: Reason) -> EffectError {
     EffectError { kind: ErrorKind::Reject(reason), message: error.0 }
 }
 
 /// Of a file or a directory: the disk may have room again later.
-pub fn io(what: &str, path: &Path, error: &(dyn Error + 'static)) -> EffectError {
+pub(super) fn io(what: &str, path: &Path, error: &(dyn Error + 'static)) -> EffectError {
     caused(ErrorKind::Retry, format_args!("{what} {}", path.display()), error)
 }
 
 /// Names all causes of the error: of an effect that failed the core and the user get this text and nothing else.
-pub fn caused(kind: ErrorKind, what: impl fmt::Display, error: &(dyn Error + 'static)) -> EffectError {
+pub(super) fn caused(kind: ErrorKind, what: impl fmt::Display, error: &(dyn Error + 'static)) -> EffectError {
     EffectError { kind, message: format!("{what}: {}", error_chain(error)) }
 }
 
-pub fn refused(message: String) -> EffectError {
+pub(super) fn refused(message: String) -> EffectError {
     EffectError { kind: ErrorKind::Refused, message }
 }
 
 /// Ends an effect that was recalled before it begins another step.
-pub fn unless(recalled: &Recalled) -> Result<(), EffectError> {
+pub(super) fn unless(recalled: &Recalled) -> Result<(), EffectError> {
     if recalled.is_cancelled() {
         return Err(EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() });
     }
@@ -50,7 +50,7 @@ pub fn unless(recalled: &Recalled) -> Result<(), EffectError> {
 }
 
 /// What is not there needs no stopping and no removing.
-pub fn gone_is_done(result: RpcResult<()>) -> Result<(), EffectError> {
+pub(super) fn gone_is_done(result: RpcResult<()>) -> Result<(), EffectError> {
     match result {
         Err(error) if error.kind != RpcErrorKind::NotFound => Err(retry(&error)),
         Ok(()) | Err(_) => Ok(()),

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::world::World;
 
 /// A hook that does not end in its time is left behind, and that is no failure.
-pub async fn run_hook(world: &World, order: &HookRequest) -> Result<Facts, EffectError> {
+pub(super) async fn run_hook(world: &World, order: &HookRequest) -> Result<Facts, EffectError> {
     match timeout(order.limit, run(world, order)).await {
         Ok(Err(message)) => Err(EffectError { kind: ErrorKind::Retry, message }),
         Ok(Ok(facts)) => Ok(facts),

@@ -12,7 +12,7 @@ use rubelet_core::{
 };
 use rubelet_cri::port::RpcErrorKind;
 use rubelet_host::{
-    check::address,
+    address,
     port::{CheckError, GrpcCheck, GrpcFailure, HttpCheck},
 };
 
@@ -23,7 +23,7 @@ const MAX_TRIES: u32 = 3;
 /// What an event shows of a command's output.
 const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
 
-pub async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, EffectError> {
+pub(super) async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, EffectError> {
     let mut outcome = once(world, order).await;
     for _ in 1..MAX_TRIES {
         if !matches!(outcome, ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_)) {

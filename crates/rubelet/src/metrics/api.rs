@@ -87,7 +87,7 @@ impl ApiCalls {
 }
 
 /// For the client whose requests are counted.
-pub fn observer(metrics: &Arc<Metrics>) -> Observer {
+pub(crate) fn observer(metrics: &Arc<Metrics>) -> Observer {
     let metrics = metrics.clone();
     Observer::new(move |observed| metrics.api.observe(observed))
 }

@@ -295,7 +295,7 @@ impl Pleg {
     }
 }
 
-pub fn container_type(pod: &Pod, name: &str) -> &'static str {
+pub(crate) fn container_type(pod: &Pod, name: &str) -> &'static str {
     let Some(spec) = &pod.spec else { return "container" };
     if spec.init_containers.iter().flatten().any(|container| container.name == name) {
         "init_container"

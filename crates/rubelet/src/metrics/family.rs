@@ -12,15 +12,15 @@ use super::text::{Labels, Text};
 const MAX_SERIES: usize = 8192;
 
 /// `prometheus.DefBuckets`, in seconds.
-pub const DEFAULT_BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+pub(crate) const DEFAULT_BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-pub type Counters<const N: usize> = Family<Counter, N>;
-pub type Gauges<const N: usize> = Family<Gauge, N>;
-pub type Histograms<const N: usize> = Family<Histogram, N>;
+pub(crate) type Counters<const N: usize> = Family<Counter, N>;
+pub(crate) type Gauges<const N: usize> = Family<Gauge, N>;
+pub(crate) type Histograms<const N: usize> = Family<Histogram, N>;
 
 /// Series of one name, told apart by `N` labels. Without labels there is one from the beginning.
 #[derive(Debug)]
-pub struct Family<V, const N: usize> {
+pub(crate) struct Family<V, const N: usize> {
     name: &'static str,
     labels: [&'static str; N],
     /// With the stability level in front, as upstream shows it.
@@ -32,20 +32,20 @@ pub struct Family<V, const N: usize> {
 }
 
 /// What a series holds.
-pub trait Value: Clone {
+pub(crate) trait Value: Clone {
     const KIND: &'static str;
 
     fn write(&self, name: &str, labels: Labels<'_>, text: &mut Text);
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Counter(u64);
+pub(crate) struct Counter(u64);
 
 #[derive(Clone, Debug, Default)]
-pub struct Gauge(f64);
+pub(crate) struct Gauge(f64);
 
 #[derive(Clone, Debug)]
-pub struct Histogram {
+pub(crate) struct Histogram {
     bounds: &'static [f64],
     /// One per bound, and the last for what is above all of them; not yet summed up.
     counts: Box<[u64]>,
@@ -53,38 +53,43 @@ pub struct Histogram {
 }
 
 impl<const N: usize> Counters<N> {
-    pub fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+    pub(crate) fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         Family::starting_as(Counter::default(), name, labels, help)
     }
 
-    pub fn inc(&self, labels: [&str; N]) {
+    pub(crate) fn inc(&self, labels: [&str; N]) {
         self.change(labels, |counter| counter.0 += 1);
     }
 }
 
 impl<const N: usize> Gauges<N> {
-    pub fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
+    pub(crate) fn new(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         Family::starting_as(Gauge::default(), name, labels, help)
     }
 
-    pub fn set(&self, labels: [&str; N], value: f64) {
+    pub(crate) fn set(&self, labels: [&str; N], value: f64) {
         self.change(labels, |gauge| gauge.0 = value);
     }
 
-    pub fn add(&self, labels: [&str; N], difference: f64) {
+    pub(crate) fn add(&self, labels: [&str; N], difference: f64) {
         self.change(labels, |gauge| gauge.0 += difference);
     }
 }
 
 impl<const N: usize> Histograms<N> {
     /// `bounds` in rising order.
-    pub fn new(name: &'static str, labels: [&'static str; N], bounds: &'static [f64], help: &'static str) -> Self {
+    pub(crate) fn new(
+        name: &'static str,
+        labels: [&'static str; N],
+        bounds: &'static [f64],
+        help: &'static str,
+    ) -> Self {
         assert!(bounds.is_sorted(), "{name}: bounds rise");
         let counts = vec![0; bounds.len() + 1].into_boxed_slice();
         Family::starting_as(Histogram { bounds, counts, sum: 0.0 }, name, labels, help)
     }
 
-    pub fn observe(&self, labels: [&str; N], value: f64) {
+    pub(crate) fn observe(&self, labels: [&str; N], value: f64) {
         self.change(labels, |histogram| {
             let bucket = histogram.bounds.partition_point(|bound| *bound < value);
             histogram.counts[bucket] += 1;
@@ -117,12 +122,12 @@ impl<V: Value, const N: usize> Family<V, N> {
     }
 
     /// Forgets the series whose labels' values are not wanted any more.
-    pub fn retain(&self, mut is_wanted: impl FnMut(&[Box<str>; N]) -> bool) {
+    pub(crate) fn retain(&self, mut is_wanted: impl FnMut(&[Box<str>; N]) -> bool) {
         self.lock().retain(|(labels, _)| is_wanted(labels));
     }
 
     /// A family without series is not mentioned.
-    pub fn write(&self, text: &mut Text) {
+    pub(crate) fn write(&self, text: &mut Text) {
         let series = self.lock();
         if series.is_empty() {
             return;

@@ -108,21 +108,21 @@ impl Requests {
 
 /// Which port is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Port {
+pub(crate) enum Port {
     ReadOnly,
     Secured,
 }
 
 /// Who counts the requests to a port.
 #[derive(Clone, Debug)]
-pub struct Counting {
+pub(crate) struct Counting {
     pub metrics: Arc<Metrics>,
     pub clock: Clock,
     pub port: Port,
 }
 
 /// The layer around a port's router, outside of its guard: who is turned away has asked, too.
-pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
+pub(crate) async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
     let upgrade = request.extensions().get::<AfterUpgrade>().cloned();
     let web_socket = web_socket_of(&request);
     let in_flight = InFlight::begin(counting, request.method(), request.uri().path());

@@ -52,7 +52,7 @@ const REJECTIONS: &[&str] = &[
 ];
 
 #[derive(Debug)]
-pub struct PodLifecycleMetrics {
+pub(crate) struct PodLifecycleMetrics {
     known: Mutex<BTreeMap<PodUid, Life>>,
     start: Histograms<0>,
     start_sli: Histograms<0>,
@@ -157,7 +157,7 @@ impl PodLifecycleMetrics {
     }
 
     /// A turn made one picture of another. Answers which pods are gone.
-    pub fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) -> Vec<(PodUid, Arc<PodView>)> {
+    pub(crate) fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) -> Vec<(PodUid, Arc<PodView>)> {
         let mut gone = Vec::new();
         for uid in &after.changed {
             match (before.pods.get(uid), after.pods.get(uid)) {
@@ -254,14 +254,14 @@ impl PodLifecycleMetrics {
     }
 
     /// An image was pulled for a pod.
-    pub fn pulled(&self, uid: &PodUid, began: Uptime, ended: Uptime) {
+    pub(crate) fn pulled(&self, uid: &PodUid, began: Uptime, ended: Uptime) {
         if let Some(life) = self.lock().get_mut(uid).filter(|life| life.is_awaited) {
             life.pulls.push((began, ended));
         }
     }
 
     /// The API server has taken in a pod's status.
-    pub fn told(&self, pod: &Pod, now: Now) {
+    pub(crate) fn told(&self, pod: &Pod, now: Now) {
         let (uid, mut known) = (PodUid::of(pod), self.lock());
         let Some(life) = known.get_mut(&uid).filter(|life| life.is_awaited) else { return };
         let Some(status) = pod.status.as_ref().filter(|status| has_started(status)) else { return };
@@ -284,7 +284,7 @@ impl PodLifecycleMetrics {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn write(&self, text: &mut Text) {
+    pub(crate) fn write(&self, text: &mut Text) {
         self.start.write(text);
         self.start_sli.write(text);
         self.start_total.write(text);

@@ -14,7 +14,7 @@ use rubelet_core::{
 
 use super::text::{Labels, Text};
 
-pub fn write(snapshot: &Snapshot, text: &mut Text) {
+pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
     const NODE_NAME: &str = "kubelet_node_name";
     text.head(NODE_NAME, "gauge", "[ALPHA] The node's name. The count is always 1.");
     text.sample((NODE_NAME, ""), Labels::of(&[("node", &snapshot.node.name)]), 1.0);

@@ -16,7 +16,7 @@ use super::{
 };
 
 #[derive(Debug)]
-pub struct Probes {
+pub(crate) struct Probes {
     total: Counters<6>,
     duration: Histograms<4>,
 }
@@ -38,7 +38,7 @@ impl Probes {
         }
     }
 
-    pub fn probed(&self, order: &ProbeRequest, outcome: &ProbeOutcome, took: Duration) {
+    pub(crate) fn probed(&self, order: &ProbeRequest, outcome: &ProbeOutcome, took: Duration) {
         let kind = match order.kind {
             ProbeKind::Startup => "Startup",
             ProbeKind::Readiness => "Readiness",
@@ -57,12 +57,12 @@ impl Probes {
         }
     }
 
-    pub fn forget(&self, pod: &PodRef) {
+    pub(crate) fn forget(&self, pod: &PodRef) {
         self.total.retain(|[.., uid]| &**uid != pod.uid.as_str());
         self.duration.retain(|[.., name, namespace]| **name != *pod.name || **namespace != *pod.namespace);
     }
 
-    pub fn write(&self, text: &mut Text) {
+    pub(crate) fn write(&self, text: &mut Text) {
         self.total.write(text);
         self.duration.write(text);
     }

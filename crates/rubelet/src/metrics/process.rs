@@ -12,7 +12,7 @@ use crate::cli::KUBERNETES_VERSION;
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// What cannot be read is left out.
-pub fn write(text: &mut Text) {
+pub(crate) fn write(text: &mut Text) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (stat, limits, status) = (read("/proc/self/stat"), read("/proc/self/limits"), read("/proc/self/status"));
     let mut tell = |name: &str, kind: &str, help: &str, value: Option<f64>| {
@@ -41,23 +41,23 @@ pub fn write(text: &mut Text) {
 
 const START_TIME: &str = "Start time of the process since unix epoch in seconds.";
 /// The same on a page of its own, where upstream tells it with a stability level.
-pub const START_TIME_OF_KUBERNETES: &str = "[ALPHA] Start time of the process since unix epoch in seconds.";
+pub(crate) const START_TIME_OF_KUBERNETES: &str = "[ALPHA] Start time of the process since unix epoch in seconds.";
 
 /// Readers of counters compare it, to see that they began anew.
-pub fn write_start_time(text: &mut Text, help: &str) {
+pub(crate) fn write_start_time(text: &mut Text, help: &str) {
     if let Some(began) = start_time_secs() {
         text.single("process_start_time_seconds", "gauge", help, began);
     }
 }
 
 /// Since the epoch.
-pub fn start_time_secs() -> Option<f64> {
+pub(crate) fn start_time_secs() -> Option<f64> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     start_time(&read("/proc/self/stat"), &read("/proc/stat"))
 }
 
 /// The version of Kubernetes we stand in for. What Go made upstream's from is empty here.
-pub fn write_build_info(text: &mut Text) {
+pub(crate) fn write_build_info(text: &mut Text) {
     const NAME: &str = "kubernetes_build_info";
     let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
                 build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.";

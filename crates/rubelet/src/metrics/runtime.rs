@@ -90,7 +90,7 @@ impl RuntimeCalls {
 }
 
 /// A runtime whose calls are counted.
-pub struct Measured {
+pub(crate) struct Measured {
     runtime: Arc<dyn ContainerRuntime>,
     metrics: Arc<Metrics>,
     clock: Clock,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Measured {
 }
 
 impl Measured {
-    pub fn new(runtime: Arc<dyn ContainerRuntime>, metrics: Arc<Metrics>, clock: Clock) -> Self {
+    pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>, metrics: Arc<Metrics>, clock: Clock) -> Self {
         Measured { runtime, metrics, clock }
     }
 

@@ -9,7 +9,7 @@ use std::fmt::{Display, Write as _};
 use jiff::Timestamp;
 
 /// The content type of a page, but for what `server/scrapes.rs` adds for its reader.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A page in the making.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl Text {
 }
 
 /// One label, as it stands between the braces.
-pub fn write_label(out: &mut String, name: &str, value: &str) {
+pub(crate) fn write_label(out: &mut String, name: &str, value: &str) {
     out.push_str(name);
     out.push_str("=\"");
     escape(out, value, Quotes::Escaped);

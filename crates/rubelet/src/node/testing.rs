@@ -12,29 +12,29 @@ use serde_json::{Value, json};
 
 use super::*;
 
-pub const NOT_FOUND: Answer = Err(ApiErrorKind::NotFound);
-pub const CONFLICT: Answer = Err(ApiErrorKind::Conflict);
-pub const UNREACHABLE: Answer = Err(ApiErrorKind::Unreachable);
+pub(super) const NOT_FOUND: Answer = Err(ApiErrorKind::NotFound);
+pub(super) const CONFLICT: Answer = Err(ApiErrorKind::Conflict);
+pub(super) const UNREACHABLE: Answer = Err(ApiErrorKind::Unreachable);
 
-pub type Answer = Result<Value, ApiErrorKind>;
+pub(super) type Answer = Result<Value, ApiErrorKind>;
 
 /// Answers in order; a call too many never ends.
-pub struct Scripted {
+pub(super) struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
     heard: Mutex<Vec<(String, Value)>>,
 }
 
 impl Scripted {
-    pub fn new(answers: impl IntoIterator<Item = Answer>) -> Arc<Self> {
+    pub(super) fn new(answers: impl IntoIterator<Item = Answer>) -> Arc<Self> {
         Arc::new(Scripted { answers: Mutex::new(answers.into_iter().collect()), heard: Mutex::default() })
     }
 
     /// `Get nodes/n1?resourceVersion=0`, one per call.
-    pub fn heard(&self) -> Vec<String> {
+    pub(super) fn heard(&self) -> Vec<String> {
         self.heard.lock().unwrap().iter().map(|(line, _)| line.clone()).collect()
     }
 
-    pub fn bodies(&self) -> Vec<Value> {
+    pub(super) fn bodies(&self) -> Vec<Value> {
         self.heard.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
     }
 }
@@ -65,7 +65,7 @@ impl ApiServer for Scripted {
     }
 }
 
-pub fn duty() -> Duty {
+pub(super) fn duty() -> Duty {
     Duty {
         setup: NodeSetup {
             name: "n1".to_owned(),
@@ -82,17 +82,17 @@ pub fn duty() -> Duty {
     }
 }
 
-pub fn view() -> NodeView {
+pub(super) fn view() -> NodeView {
     NodeView { readiness: Readiness::Ready, ..NodeView::default() }
 }
 
-pub fn report<'a>(duty: &'a Duty, view: &'a NodeView) -> Report<'a> {
+pub(super) fn report<'a>(duty: &'a Duty, view: &'a NodeView) -> Report<'a> {
     let at = "2026-06-01T12:00:00Z".parse().unwrap();
     Report { setup: &duty.setup, machine: &duty.machine, view, images: None, at }
 }
 
 /// A node with the labels the agent wants, and a `role` of somebody else's.
-pub fn node() -> Value {
+pub(super) fn node() -> Value {
     json!({
         "metadata": {"name": "n1", "uid": "u1", "resourceVersion": "5", "labels": {
             "kubernetes.io/hostname": "n1", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",

@@ -31,7 +31,7 @@ const NAME_MAX: usize = 253;
 
 /// Something that happened to an object, once or several times since the last look.
 #[derive(Clone, Debug)]
-pub struct Happening {
+pub(super) struct Happening {
     pub object: ObjectReference,
     pub severity: Severity,
     pub reason: String,
@@ -43,7 +43,7 @@ pub struct Happening {
 
 /// What to write of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub(super) struct Written {
     /// Whole, as it is created when it is new or the server has forgotten it.
     pub event: Event,
     /// The server should have it: only its count, time and message change.
@@ -51,7 +51,7 @@ pub struct Written {
 }
 
 #[derive(Debug)]
-pub struct Correlator {
+pub(super) struct Correlator {
     host: String,
     similar: Recent<Similar>,
     known: Recent<Option<Known>>,
@@ -81,7 +81,7 @@ struct Budget {
 }
 
 impl Correlator {
-    pub fn new(host: &str) -> Self {
+    pub(super) fn new(host: &str) -> Self {
         Correlator {
             host: host.to_owned(),
             similar: Recent::default(),
@@ -92,7 +92,7 @@ impl Correlator {
     }
 
     /// `None`: there were too many of its kind, it is not written.
-    pub fn correlate(&mut self, happening: Happening) -> Option<Written> {
+    pub(super) fn correlate(&mut self, happening: Happening) -> Option<Written> {
         let (happening, key) = self.combined(happening);
         let written = self.counted(&happening, &key);
         let budget = self.budgets.entry(&object_key(&happening), || Budget::full(happening.last_at));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 const CAPACITY: usize = 4096;
 
 #[derive(Debug)]
-pub struct Recent<V> {
+pub(super) struct Recent<V> {
     entries: BTreeMap<String, (u64, V)>,
     /// Who was used when; the first was not used for longest.
     uses: BTreeMap<u64, String>,
@@ -23,7 +23,7 @@ impl<V> Default for Recent<V> {
 
 impl<V> Recent<V> {
     /// What is remembered under the key, or what `make` gives. Either is the most recently used now.
-    pub fn entry(&mut self, key: &str, make: impl FnOnce() -> V) -> &mut V {
+    pub(super) fn entry(&mut self, key: &str, make: impl FnOnce() -> V) -> &mut V {
         self.now += 1;
         match self.entries.get(key) {
             Some((used, _)) => {

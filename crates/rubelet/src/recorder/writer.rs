@@ -48,16 +48,16 @@ enum Turn {
 }
 
 impl Writer {
-    pub fn new(api: Arc<dyn ApiServer>) -> Self {
+    pub(super) fn new(api: Arc<dyn ApiServer>) -> Self {
         let (calls, pauses) = (FuturesUnordered::new(), FuturesUnordered::new());
         Writer { api, waiting: BTreeMap::new(), calls, pauses, arrivals: 0 }
     }
 
-    pub fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.waiting.len() < MAX_WAITING
     }
 
-    pub fn take(&mut self, written: Written) {
+    pub(super) fn take(&mut self, written: Written) {
         let name = written.event.metadata.name.clone().unwrap_or_default();
         let Some(waiting) = self.waiting.get_mut(&name) else {
             self.arrivals += 1;
@@ -72,7 +72,7 @@ impl Writer {
     }
 
     /// Starts what it can, and waits until a call or a pause is over.
-    pub async fn turn(&mut self) {
+    pub(super) async fn turn(&mut self) {
         self.start_calls();
         tokio::select! {
             biased;

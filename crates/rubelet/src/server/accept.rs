@@ -5,7 +5,7 @@
 
 /// One alternative.
 #[derive(Debug)]
-pub struct Clause<'a> {
+pub(super) struct Clause<'a> {
     main: &'a str,
     sub: &'a str,
     params: Vec<(&'a str, &'a str)>,
@@ -13,7 +13,7 @@ pub struct Clause<'a> {
 }
 
 /// The best first.
-pub fn clauses(accept: &str) -> Vec<Clause<'_>> {
+pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(Clause::parse).collect();
     let order = |clause: &Clause<'_>| (clause.main == "*", clause.sub == "*");
     clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality).then(order(a).cmp(&order(b))));
@@ -35,17 +35,17 @@ impl<'a> Clause<'a> {
         Some(Clause { main: main.trim(), sub: sub.trim(), params, quality: quality.unwrap_or(1.0) })
     }
 
-    pub fn param(&self, name: &str) -> Option<&'a str> {
+    pub(super) fn param(&self, name: &str) -> Option<&'a str> {
         self.params.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
     /// It is this very type.
-    pub fn names(&self, media_type: &str) -> bool {
+    pub(super) fn names(&self, media_type: &str) -> bool {
         media_type.split_once('/') == Some((self.main, self.sub))
     }
 
     /// It is this type, or leaves a part of it open.
-    pub fn covers(&self, media_type: &str) -> bool {
+    pub(super) fn covers(&self, media_type: &str) -> bool {
         let (main, _) = media_type.split_once('/').expect("a media type of ours");
         self.names(media_type) || (self.sub == "*" && (self.main == main || self.main == "*"))
     }

@@ -33,16 +33,16 @@ use super::{
 };
 
 mod logs;
-pub mod socket;
+pub(crate) mod socket;
 
-pub use socket::{AdminSocket, SocketError, socket_path};
+pub(crate) use socket::{AdminSocket, SocketError, socket_path};
 
 /// A watcher gets at most one table per this time, so that a burst of turns costs one redraw.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// The answer to `explain`: the pod, and the troubles of its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Explanation {
+pub(crate) struct Explanation {
     pub node: NodeView,
     pub uid: PodUid,
     pub view: Arc<PodView>,

@@ -48,7 +48,7 @@ const HTTP2_WINDOW_BYTES: u32 = 64 << 10;
 
 /// What a peer may cost.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// At most so many connections at once; more wait in the kernel's backlog.
     pub connections: usize,
     /// A request's head must be complete this long after the connection opened or fell idle.
@@ -64,7 +64,7 @@ pub struct Limits {
 impl Limits {
     /// For a port anybody on the network may reach. A pod list is a few hundred kilobytes: five minutes is plenty, and
     /// 128 readers at once is far more than a node's scrapers.
-    pub const OPEN_PORT: Limits = Limits {
+    pub(crate) const OPEN_PORT: Limits = Limits {
         connections: 128,
         head_timeout: Duration::from_secs(30),
         head_bytes: 32 << 10,
@@ -74,7 +74,7 @@ impl Limits {
 
     /// For the port whose callers are asked who they are. A command may be as long as a request's head, streams last as long as
     /// their peers want, and answers as long as upstream's: also a log that is followed ends then. The head is Go's 1 MiB and slack.
-    pub const SECURED_PORT: Limits = Limits {
+    pub(crate) const SECURED_PORT: Limits = Limits {
         connections: 2048,
         head_timeout: Duration::from_secs(90),
         head_bytes: (1 << 20) + 4096,
@@ -83,7 +83,7 @@ impl Limits {
     };
 
     /// For the socket only root may open. `--watch` and `logs -f` last as long as their reader wants.
-    pub const ROOT_SOCKET: Limits = Limits {
+    pub(crate) const ROOT_SOCKET: Limits = Limits {
         connections: 32,
         head_timeout: Duration::from_secs(30),
         head_bytes: 16 << 10,
@@ -93,7 +93,7 @@ impl Limits {
 }
 
 /// A listener this loop can serve: TCP, TLS, or the root socket that checks who calls.
-pub trait Accept {
+pub(crate) trait Accept {
     type Raw: Send + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
@@ -106,34 +106,34 @@ pub trait Accept {
 
 /// A connection that is ready for requests.
 #[derive(Debug)]
-pub struct Opened<S> {
+pub(crate) struct Opened<S> {
     pub stream: S,
     pub protocol: Protocol,
     pub peer: Peer,
 }
 
 impl<S> Opened<S> {
-    pub fn plain(stream: S) -> Self {
+    pub(crate) fn plain(stream: S) -> Self {
         Opened { stream, protocol: Protocol::Http1, peer: Peer::default() }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     Http1,
     Http2,
 }
 
 /// Who calls, as far as the connection tells: the certificates it showed, not yet believed. In every request's extensions.
 #[derive(Clone, Debug, Default)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub certificates: Arc<[CertificateDer<'static>]>,
 }
 
 /// What an answer `101 Switching Protocols` leaves to be done with the connection, in the connection's own task: so it keeps
 /// its place and ends at `stop`. In every request's extensions.
 #[derive(Clone, Default)]
-pub struct AfterUpgrade(Arc<Mutex<Option<Work>>>);
+pub(crate) struct AfterUpgrade(Arc<Mutex<Option<Work>>>);
 
 impl fmt::Debug for AfterUpgrade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,12 +144,12 @@ impl fmt::Debug for AfterUpgrade {
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl AfterUpgrade {
-    pub fn set(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn set(&self, work: impl Future<Output = ()> + Send + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(work));
     }
 
     /// Keeps `what` until the work is done.
-    pub fn hold(&self, what: impl Send + 'static) {
+    pub(crate) fn hold(&self, what: impl Send + 'static) {
         if let Some(work) = self.take() {
             self.set(async move {
                 work.await;
@@ -177,7 +177,7 @@ impl Accept for TcpListener {
 }
 
 /// Serves until `stop`, then gives open connections a second to finish what they answer.
-pub async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop: &CancellationToken) {
+pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop: &CancellationToken) {
     let places = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     loop {

@@ -23,7 +23,7 @@ use super::{
 
 /// What is to be shown of a log.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     pub which: Which,
     pub follow: bool,
     pub timestamps: Timestamps,
@@ -33,7 +33,13 @@ pub struct Asked {
     pub streams: Streams,
 }
 
-pub async fn answer(readers: &Readers, uid: &PodUid, view: &PodView, container: String, asked: Asked) -> Response {
+pub(crate) async fn answer(
+    readers: &Readers,
+    uid: &PodUid,
+    view: &PodView,
+    container: String,
+    asked: Asked,
+) -> Response {
     let attempt = match choose_attempt(&view.status, name_of(&view.pod), &container, asked.which) {
         Ok(attempt) => attempt,
         Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
@@ -60,7 +66,7 @@ pub async fn answer(readers: &Readers, uid: &PodUid, view: &PodView, container: 
 }
 
 /// That long ago.
-pub fn earlier(now: Timestamp, secs: i64) -> Timestamp {
+pub(crate) fn earlier(now: Timestamp, secs: i64) -> Timestamp {
     now.checked_sub(SignedDuration::from_secs(secs.max(0))).unwrap_or(Timestamp::MIN)
 }
 

@@ -19,7 +19,7 @@ use crate::stats::{
     summary,
 };
 
-pub fn routes() -> Router<Readers> {
+pub(super) fn routes() -> Router<Readers> {
     Router::new()
         .route("/metrics/resource", any(resource))
         .route("/metrics/cadvisor", any(cadvisor))

@@ -65,10 +65,10 @@ impl LoopHealth {
 }
 
 /// One named check and how it went.
-pub type Check = (&'static str, Result<(), &'static str>);
+pub(crate) type Check = (&'static str, Result<(), &'static str>);
 
 /// The body of `/healthz`: `ok`, or with `?verbose` or a failure one line per check.
-pub fn answer(checks: &[Check], query: Option<&str>) -> Response {
+pub(crate) fn answer(checks: &[Check], query: Option<&str>) -> Response {
     let failed = checks.iter().any(|(_, result)| result.is_err());
     let mut lines = String::new();
     for (name, result) in checks {
@@ -87,7 +87,7 @@ pub fn answer(checks: &[Check], query: Option<&str>) -> Response {
 }
 
 /// The body of `/healthz/NAME`.
-pub fn answer_one(check: &Check) -> Response {
+pub(crate) fn answer_one(check: &Check) -> Response {
     match check.1 {
         Ok(()) => text(StatusCode::OK, "ok".to_owned()),
         Err(reason) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("internal server error: {reason}\n")),
@@ -95,13 +95,13 @@ pub fn answer_one(check: &Check) -> Response {
 }
 
 /// Plain text that no browser takes for anything else.
-pub fn text(status: StatusCode, body: String) -> Response {
+pub(crate) fn text(status: StatusCode, body: String) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, body).into_response()
 }
 
 /// The health port: upstream's answers `ping` and nothing more, whatever the method.
-pub async fn serve(address: SocketAddr, metrics: &Arc<Metrics>, stop: &CancellationToken) {
+pub(crate) async fn serve(address: SocketAddr, metrics: &Arc<Metrics>, stop: &CancellationToken) {
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,

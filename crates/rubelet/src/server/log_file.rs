@@ -31,9 +31,9 @@ mod choice;
 mod lines;
 mod older;
 
-pub use choice::{Which, choose_attempt};
+pub(crate) use choice::{Which, choose_attempt};
 use lines::{Filter, Lines};
-pub use lines::{Streams, Timestamps};
+pub(crate) use lines::{Streams, Timestamps};
 use older::Older;
 
 /// How much of a file is read at a time, and about how much is handed out at a time.
@@ -46,10 +46,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Completes when the container has stopped.
-pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Until when a log is followed, and from whom its changes are heard.
-pub struct Follow {
+pub(crate) struct Follow {
     pub stopped: Stopped,
     pub watches: Watches,
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for Follow {
     }
 }
 
-pub struct LogRequest {
+pub(crate) struct LogRequest {
     /// `podLogsDir`. Nothing below it is followed if it is a link.
     pub logs_dir: PathBuf,
     /// `<namespace>_<name>_<uid>`
@@ -95,21 +95,16 @@ impl LogRequest {
 
 #[derive(Debug, thiserror::Error)]
 #[error("read log {}", path.display())]
-pub struct LogError {
+pub(crate) struct LogError {
     path: PathBuf,
     #[source]
     source: ReadError,
 }
 
-impl LogError {
-    /// There is no such log: the container never ran, or was removed.
-    pub fn is_not_found(&self) -> bool {
-        matches!(&self.source, ReadError::Io(error) if error.kind() == io::ErrorKind::NotFound)
-    }
-}
-
 /// Opens the log and streams it. The stream reads only when it is asked for more, so a slow reader costs nothing.
-pub async fn read(request: LogRequest) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + 'static, LogError> {
+pub(crate) async fn read(
+    request: LogRequest,
+) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + 'static, LogError> {
     let path = request.logs_dir.join(request.file());
     let reader = open(request).await.map_err(|source| LogError { path, source })?;
     Ok(stream::try_unfold(reader, LogReader::next))
@@ -547,7 +542,8 @@ mod tests {
             let (pod_dir_name, container) = (pod_dir_name.to_owned(), container.to_owned());
             let request = LogRequest { pod_dir_name, container: container.clone(), attempt, ..yard.request() };
             let error = read(request).await.err().expect("nothing can be read there");
-            assert_eq!(error.is_not_found(), container == "none", "{error:?}");
+            let is_missing = matches!(&error.source, ReadError::Io(error) if error.kind() == io::ErrorKind::NotFound);
+            assert_eq!(is_missing, container == "none", "{error:?}");
         }
     }
 

@@ -15,7 +15,7 @@ use axum::{
 use super::{Readers, health::text, scrapes};
 use crate::metrics::text::CONTENT_TYPE;
 
-pub fn routes() -> Router<Readers> {
+pub(crate) fn routes() -> Router<Readers> {
     Router::new()
         .route("/metrics", any(metrics))
         .route("/metrics/probes", any(probes))

@@ -21,13 +21,13 @@ use super::{
 };
 use crate::metrics::http::{Port, count};
 
-pub fn router(readers: Readers) -> Router {
+pub(crate) fn router(readers: Readers) -> Router {
     let counting = readers.counting(Port::ReadOnly);
     without_debugging(open_routes(readers)).layer(middleware::from_fn_with_state(counting, count))
 }
 
 /// What this port and the secured one have in common.
-pub fn open_routes(readers: Readers) -> Router {
+pub(crate) fn open_routes(readers: Readers) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
         .route("/healthz/{check}", any(one_check))
@@ -40,7 +40,7 @@ pub fn open_routes(readers: Readers) -> Router {
 }
 
 /// A route of go-restful: for these methods and no others, not even HEAD where GET is one of them.
-pub fn only<H, T, S, const N: usize>(methods: [Method; N], handler: H) -> MethodRouter<S>
+pub(crate) fn only<H, T, S, const N: usize>(methods: [Method; N], handler: H) -> MethodRouter<S>
 where
     H: Handler<T, S>,
     T: 'static,
@@ -57,7 +57,7 @@ where
 }
 
 /// Where people may look for what is not served, they are told so.
-pub fn without_debugging(mut router: Router) -> Router {
+pub(crate) fn without_debugging(mut router: Router) -> Router {
     for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/runningpods", "/logs", "/debug/pprof"]
     {
         router = router
@@ -93,6 +93,6 @@ async fn debugging_disabled() -> Response {
     text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n".to_owned())
 }
 
-pub fn json(value: &Value) -> Response {
+pub(crate) fn json(value: &Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }

@@ -27,7 +27,7 @@ const ESCAPINGS: [&str; 4] = ["allow-utf-8", "underscores", "dots", "values"];
 const DEFAULT_ESCAPING: &str = "underscores";
 
 /// The layer around the routes of metrics.
-pub async fn send(request: Request, next: Next) -> Response {
+pub(super) async fn send(request: Request, next: Next) -> Response {
     let (content_type, takes_gzip) = (content_type(request.headers()), takes_gzip(request.headers()));
     let (mut head, mut body) = next.run(request).await.into_parts();
     // Else it is a refusal, or the answer to a reset.

@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub mod authentication;
-pub mod authorization;
+pub(crate) mod authentication;
+pub(crate) mod authorization;
 mod checkpoint;
 mod logs;
 mod pages;
@@ -30,7 +30,7 @@ mod setup;
 mod streaming;
 mod system_logs;
 mod target;
-pub mod tls;
+pub(crate) mod tls;
 mod zpages;
 
 use authentication::{Authentication, Identity};
@@ -50,7 +50,7 @@ use crate::metrics::http::{Port, count};
 
 /// What the port needs beyond what all answers are made of.
 #[derive(Clone)]
-pub struct Secured {
+pub(crate) struct Secured {
     pub readers: Readers,
     pub runtime: Arc<dyn ContainerRuntime>,
     pub guard: Arc<Guard>,
@@ -70,14 +70,14 @@ impl std::fmt::Debug for Secured {
 }
 
 /// Serves until `stop`.
-pub async fn serve(listener: TcpListener, tls: Arc<Tls>, secured: Secured, stop: CancellationToken) {
+pub(crate) async fn serve(listener: TcpListener, tls: Arc<Tls>, secured: Secured, stop: CancellationToken) {
     let listener = TlsListener { listener, tls };
     connections::serve(&listener, router(secured), Limits::SECURED_PORT, &stop).await;
 }
 
 /// Who may come in.
 #[derive(Debug)]
-pub struct Guard {
+pub(crate) struct Guard {
     pub authentication: Authentication,
     pub authorization: Authorization,
 }

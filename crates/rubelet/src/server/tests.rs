@@ -32,9 +32,9 @@ use crate::{
     world::{Clock, Paths},
 };
 
-pub mod alone;
+pub(crate) mod alone;
 
-pub fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
+pub(crate) fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
     let (sender, snapshots) = watch::channel(Arc::new(snapshot));
     let clock = Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default());
     let paths =

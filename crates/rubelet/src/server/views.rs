@@ -12,12 +12,12 @@ use rubelet_core::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub mod find;
-pub mod status_column;
+pub(crate) mod find;
+pub(crate) mod status_column;
 
 /// What `rubelet pods` prints: the node's troubles and a row per pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PodTable {
+pub(crate) struct PodTable {
     pub node: NodeView,
     /// By namespace, then name.
     pub rows: Vec<PodRow>,
@@ -25,7 +25,7 @@ pub struct PodTable {
 
 /// Moments, not ages: whoever prints the row knows what time it is then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodRow {
+pub(crate) struct PodRow {
     pub uid: PodUid,
     pub namespace: String,
     pub name: String,
@@ -40,7 +40,7 @@ pub struct PodRow {
     pub source: Option<Source>,
 }
 
-pub fn pod_table(snapshot: &Snapshot) -> PodTable {
+pub(crate) fn pod_table(snapshot: &Snapshot) -> PodTable {
     let mut rows: Vec<PodRow> = snapshot.pods.iter().map(|(uid, view)| pod_row(uid, view)).collect();
     rows.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     PodTable { node: snapshot.node.clone(), rows }
@@ -69,7 +69,7 @@ fn created(view: &PodView) -> Timestamp {
 }
 
 /// The body of `/pods`: every pod somebody asked for, with its status.
-pub fn pod_list(snapshot: &Snapshot) -> Value {
+pub(crate) fn pod_list(snapshot: &Snapshot) -> Value {
     let wanted = snapshot.pods.values().filter(|view| view.source.is_some());
     list(wanted.map(|view| {
         let mut metadata = view.pod.metadata.clone();
@@ -79,7 +79,7 @@ pub fn pod_list(snapshot: &Snapshot) -> Value {
 }
 
 /// The body of `/runningpods`: every pod with a running container, asked for or not, and only what the runtime knows.
-pub fn running_pods(snapshot: &Snapshot) -> Value {
+pub(crate) fn running_pods(snapshot: &Snapshot) -> Value {
     let running = snapshot.pods.iter().filter(|(_, view)| !view.running.is_empty());
     list(running.map(|(uid, view)| {
         let containers: Vec<Value> = view

@@ -48,7 +48,7 @@ impl Display for Number {
     }
 }
 
-pub fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
+pub(crate) fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
     let mut exposition = Exposition::default();
     if let Ok(sample) = sample {
         let subjects = subjects(sample);

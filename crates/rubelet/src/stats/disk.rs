@@ -37,7 +37,7 @@ const EPHEMERAL: [&str; 2] = ["kubernetes.io~empty-dir", "kubernetes.io~configma
 
 /// Room on disk, as far as it is known.
 #[derive(Clone, Debug, Default)]
-pub struct Disks {
+pub(crate) struct Disks {
     /// Of the agent's root directory.
     pub node: Option<FileSystem>,
     pub images: Option<Layer>,
@@ -48,7 +48,7 @@ pub struct Disks {
 
 /// What a container wrote beside its image, or all images together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layer {
+pub(crate) struct Layer {
     pub at: Timestamp,
     pub used_bytes: Option<u64>,
     pub inodes_used: Option<u64>,
@@ -57,7 +57,7 @@ pub struct Layer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodDisk {
+pub(crate) struct PodDisk {
     pub at: Timestamp,
     pub volumes: Vec<Volume>,
     /// By container.
@@ -68,7 +68,7 @@ pub struct PodDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
+pub(crate) struct Volume {
     pub name: String,
     pub is_ephemeral: bool,
     pub used: Usage,
@@ -76,7 +76,7 @@ pub struct Volume {
 }
 
 /// Where to look.
-pub struct DiskSources {
+pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub paths: Paths,
     pub clock: Clock,
@@ -92,7 +92,7 @@ impl std::fmt::Debug for DiskSources {
 
 /// The one that counts.
 #[derive(Debug)]
-pub struct DiskCounter {
+pub(crate) struct DiskCounter {
     sources: DiskSources,
     kept: Arc<Mutex<Kept>>,
     /// Askers of one moment share a count.
@@ -112,12 +112,12 @@ struct Kept {
 }
 
 impl DiskCounter {
-    pub fn new(sources: DiskSources) -> Self {
+    pub(crate) fn new(sources: DiskSources) -> Self {
         DiskCounter { sources, kept: Arc::default(), turn: Semaphore::new(1), is_counting: Arc::default() }
     }
 
     /// What is known after a while of asking.
-    pub async fn disks(&self, pods: &[PodTarget]) -> Disks {
+    pub(crate) async fn disks(&self, pods: &[PodTarget]) -> Disks {
         let _turn = self.turn.acquire().await.expect("nobody closes it");
         // Cancel-safe: a count that nobody waits for goes on and is there for the next asker.
         let ((), ()) = tokio::join!(self.count(pods), self.ask_runtime());

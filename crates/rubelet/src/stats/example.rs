@@ -130,7 +130,7 @@ fn container(name: &str, id: &str, limit_bytes: Option<u64>) -> ContainerSample 
     }
 }
 
-pub fn sample() -> Sample {
+pub(crate) fn sample() -> Sample {
     let target = PodTarget {
         uid: PodUid::new("u1"),
         namespace: "default".to_owned(),
@@ -179,7 +179,7 @@ pub fn sample() -> Sample {
     }
 }
 
-pub fn disks() -> Disks {
+pub(crate) fn disks() -> Disks {
     let layer =
         Layer { at: at("2026-11-15T18:59:55Z"), used_bytes: Some(28_672), inodes_used: Some(10), on: Some(DISK) };
     let volume = |name: &str, is_ephemeral| Volume {

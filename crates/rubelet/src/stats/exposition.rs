@@ -14,19 +14,19 @@ use jiff::Timestamp;
 use crate::metrics::text::{CONTENT_TYPE, Text, write_label};
 
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub(crate) enum Kind {
     Counter,
     Gauge,
 }
 
 #[derive(Debug, Default)]
-pub struct Exposition {
+pub(crate) struct Exposition {
     text: Text,
 }
 
 /// All samples of one name.
 #[derive(Debug)]
-pub struct Family<'a> {
+pub(crate) struct Family<'a> {
     text: &'a mut Text,
     name: &'static str,
     help: &'static str,
@@ -36,22 +36,22 @@ pub struct Family<'a> {
 
 /// Names and values of labels, as they stand between the braces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Labels(String);
+pub(crate) struct Labels(String);
 
 impl Exposition {
-    pub fn family(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Family<'_> {
+    pub(crate) fn family(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Family<'_> {
         Family { text: &mut self.text, name, help, kind, has_samples: false }
     }
 
-    pub fn gauge(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
+    pub(crate) fn gauge(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
         self.family(name, Kind::Gauge, help)
     }
 
-    pub fn counter(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
+    pub(crate) fn counter(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
         self.family(name, Kind::Counter, help)
     }
 
-    pub fn into_text(self) -> String {
+    pub(crate) fn into_text(self) -> String {
         self.text.into_string()
     }
 }
@@ -64,7 +64,7 @@ impl IntoResponse for Exposition {
 
 impl Family<'_> {
     /// `at` is when it was measured; without, it counts for the moment of the scrape.
-    pub fn add(&mut self, labels: &Labels, value: impl Display, at: Option<Timestamp>) {
+    pub(crate) fn add(&mut self, labels: &Labels, value: impl Display, at: Option<Timestamp>) {
         if !self.has_samples {
             let kind = match self.kind {
                 Kind::Counter => "counter",
@@ -78,12 +78,12 @@ impl Family<'_> {
 }
 
 impl Labels {
-    pub fn new<'a>(labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+    pub(crate) fn new<'a>(labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         Labels::default().and(labels)
     }
 
     /// These and more.
-    pub fn and<'a>(&self, labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+    pub(crate) fn and<'a>(&self, labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut text = self.0.clone();
         for (name, value) in labels {
             if !text.is_empty() {

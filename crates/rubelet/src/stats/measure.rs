@@ -20,7 +20,7 @@ use super::{
 
 /// What a pass found.
 #[derive(Debug)]
-pub struct Found {
+pub(super) struct Found {
     pub machine: process::Machine,
     pub topology: process::Topology,
     pub partitions: Vec<Partition>,
@@ -32,7 +32,7 @@ pub struct Found {
 }
 
 /// Reads of a pass share a buffer, and what it is for.
-pub struct Pass<'a> {
+pub(super) struct Pass<'a> {
     pub trees: &'a Trees,
     pub named: &'a NamedCgroups,
     pub extent: Extent,
@@ -40,7 +40,7 @@ pub struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    pub fn run(&mut self, targets: Targets, root_dir: &Path) -> Found {
+    pub(super) fn run(&mut self, targets: Targets, root_dir: &Path) -> Found {
         let interfaces = if self.extent >= Extent::Summary { process::interfaces(1, &mut self.reader) } else { None };
         Found {
             machine: process::machine(&mut self.reader),
@@ -73,7 +73,7 @@ impl Pass<'_> {
     }
 
     /// Only processor times, for a rate.
-    pub fn reading(&mut self, targets: &Targets) -> Reading {
+    pub(super) fn reading(&mut self, targets: &Targets) -> Reading {
         let mut cgroups = vec!["/".to_owned()];
         cgroups.extend(self.system_cgroups(targets).into_iter().map(|(_, cgroup)| cgroup));
         for pod in &targets.pods {
@@ -165,7 +165,7 @@ impl Pass<'_> {
 }
 
 /// Every cgroup that was measured.
-pub fn all_measured(found: &mut Found) -> impl Iterator<Item = &mut Measured> {
+pub(super) fn all_measured(found: &mut Found) -> impl Iterator<Item = &mut Measured> {
     let pods = found.pods.iter_mut().flat_map(|pod| {
         let containers = pod.containers.iter_mut().chain(&mut pod.sandbox);
         pod.own.iter_mut().chain(containers.map(|container| &mut container.measured))
@@ -175,7 +175,7 @@ pub fn all_measured(found: &mut Found) -> impl Iterator<Item = &mut Measured> {
 }
 
 /// Of nothing that was asked for there is anything: the node's cgroups cannot be read.
-pub fn is_blind(found: &Found) -> bool {
+pub(super) fn is_blind(found: &Found) -> bool {
     let has_figures = |stats: &CgroupStats| stats.cpu.is_some() || stats.memory.is_some();
     !found.root.as_ref().is_some_and(|root| has_figures(&root.stats))
 }

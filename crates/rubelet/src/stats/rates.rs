@@ -16,26 +16,26 @@ const APART: Duration = Duration::from_secs(10);
 
 /// Processor time at a moment, by cgroup, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub(super) struct Reading {
     pub at: Uptime,
     pub nanos: BTreeMap<String, u64>,
 }
 
 /// Two earlier readings: when the newer is too young for a rate, the older is not.
 #[derive(Clone, Debug, Default)]
-pub struct Readings {
+pub(super) struct Readings {
     older: Option<Reading>,
     newer: Option<Reading>,
 }
 
 impl Readings {
     /// The newest reading a rate can be taken from.
-    pub fn base(&self, now: Uptime) -> Option<&Reading> {
+    pub(super) fn base(&self, now: Uptime) -> Option<&Reading> {
         let fits = |reading: &&Reading| (YOUNGEST..=OLDEST).contains(&now.since(reading.at));
         [&self.newer, &self.older].into_iter().flatten().find(fits)
     }
 
-    pub fn keep(&mut self, reading: Reading) {
+    pub(super) fn keep(&mut self, reading: Reading) {
         if self.newer.as_ref().is_some_and(|newer| reading.at.since(newer.at) < APART) {
             return;
         }
@@ -45,7 +45,7 @@ impl Readings {
 
 impl Reading {
     /// Cores used since this reading, in billionths; `None` for a cgroup that is newer, or was made anew under its name.
-    pub fn nano_cores(&self, cgroup: &str, nanos: u64, now: Uptime) -> Option<u64> {
+    pub(super) fn nano_cores(&self, cgroup: &str, nanos: u64, now: Uptime) -> Option<u64> {
         let used = nanos.checked_sub(*self.nanos.get(cgroup)?)?;
         let elapsed = now.since(self.at).as_nanos();
         let rate = u128::from(used) * 1_000_000_000 / (elapsed > 0).then_some(elapsed)?;

@@ -8,7 +8,7 @@ use super::{
     sample::{ContainerSample, PodSample, Sample, SampleError},
 };
 
-pub fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
+pub(crate) fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
     let mut exposition = Exposition::default();
     if let Ok(sample) = sample {
         containers(&mut exposition, sample);
@@ -117,7 +117,7 @@ fn container_labels(pod: &PodSample, container: &ContainerSample) -> Labels {
     ])
 }
 
-pub fn seconds(nanos: u64) -> f64 {
+pub(crate) fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 

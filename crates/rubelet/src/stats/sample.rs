@@ -46,7 +46,7 @@ const FIRST_RATE: Duration = Duration::from_millis(500);
 
 /// How much an asker wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Extent {
+pub(crate) enum Extent {
     /// Processor and memory.
     Usage,
     /// Also networks and processes.
@@ -66,7 +66,7 @@ impl Extent {
 
 /// Whether an asker wants to know how fast processors are used now, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
+pub(crate) enum Rate {
     /// What is only counted is rated by whoever collects it: Prometheus, metrics-server.
     Unneeded,
     /// A first asker waits for a second reading, rather than getting an answer without.
@@ -74,7 +74,7 @@ pub enum Rate {
 }
 
 #[derive(Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     pub at: Timestamp,
     pub extent: Extent,
     pub node_name: String,
@@ -96,14 +96,14 @@ pub struct Sample {
 
 /// A cgroup, and what was read of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
+pub(crate) struct Measured {
     pub cgroup: String,
     pub stats: CgroupStats,
     pub nano_cores: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
-pub struct PodSample {
+pub(crate) struct PodSample {
     pub target: PodTarget,
     pub own: Option<Measured>,
     pub sandbox: Option<ContainerSample>,
@@ -112,14 +112,14 @@ pub struct PodSample {
 }
 
 #[derive(Clone, Debug)]
-pub struct ContainerSample {
+pub(crate) struct ContainerSample {
     pub target: ContainerTarget,
     pub measured: Measured,
     pub processes: Processes,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Processes {
+pub(crate) struct Processes {
     pub count: u64,
     pub open: OpenFiles,
     /// `-1` is no limit.
@@ -127,7 +127,7 @@ pub struct Processes {
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum SampleError {
+pub(crate) enum SampleError {
     #[error("the cgroups of this node cannot be read: {0}")]
     NoCgroups(String),
     #[error("the figures could not be read within {} s", DEADLINE.as_secs())]
@@ -136,7 +136,7 @@ pub enum SampleError {
 
 /// Where figures come from.
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub(crate) struct Sources {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub settings: Arc<Settings>,
     pub clock: Clock,
@@ -150,7 +150,7 @@ pub struct Sources {
 
 /// Cgroups that only the configuration knows; empty: nobody knows.
 #[derive(Clone, Debug, Default)]
-pub struct NamedCgroups {
+pub(crate) struct NamedCgroups {
     /// `--runtime-cgroups`.
     pub runtime: String,
     /// `systemCgroups`.
@@ -159,7 +159,7 @@ pub struct NamedCgroups {
 
 /// The one that samples; clones share it.
 #[derive(Clone, Debug)]
-pub struct Stats(Arc<Shared>);
+pub(crate) struct Stats(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -178,12 +178,12 @@ struct Kept {
 }
 
 impl Stats {
-    pub fn new(sources: Sources) -> Self {
+    pub(crate) fn new(sources: Sources) -> Self {
         let (started, trees) = (sources.clock.now().wall, OnceLock::new());
         Stats(Arc::new(Shared { sources, started, trees, turn: Semaphore::new(1), kept: Mutex::default() }))
     }
 
-    pub async fn sample(&self, extent: Extent, rate: Rate) -> Result<Arc<Sample>, SampleError> {
+    pub(crate) async fn sample(&self, extent: Extent, rate: Rate) -> Result<Arc<Sample>, SampleError> {
         let _turn = self.0.turn.acquire().await.expect("nobody closes it");
         if let Some(fresh) = self.fresh(extent, rate) {
             return Ok(fresh);
@@ -196,7 +196,7 @@ impl Stats {
     }
 
     /// What the pods of a sample take on disk.
-    pub async fn disks(&self, sample: &Sample) -> Disks {
+    pub(crate) async fn disks(&self, sample: &Sample) -> Disks {
         let pods: Vec<PodTarget> = sample.pods.iter().map(|pod| pod.target.clone()).collect();
         self.0.sources.disk.disks(&pods).await
     }

@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Enough to hide the latency of a call, too few to crowd out pods at the runtime.
 const CALLS_AT_ONCE: usize = 4;
 
-pub struct SandboxImages {
+pub(crate) struct SandboxImages {
     runtime: Arc<dyn ContainerRuntime>,
     /// By sandbox.
     known: Mutex<BTreeMap<String, String>>,
@@ -35,11 +35,11 @@ struct SandboxInfo {
 }
 
 impl SandboxImages {
-    pub fn new(runtime: Arc<dyn ContainerRuntime>) -> Self {
+    pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>) -> Self {
         SandboxImages { runtime, known: Mutex::default() }
     }
 
-    pub async fn fill_in(&self, pods: &mut [PodTarget]) {
+    pub(crate) async fn fill_in(&self, pods: &mut [PodTarget]) {
         let unknown: Vec<String> = {
             let mut known = self.known();
             known.retain(|id, _| pods.iter().any(|pod| pod.sandbox_id == *id));

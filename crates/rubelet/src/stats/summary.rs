@@ -17,7 +17,7 @@ use super::{
 
 mod types;
 
-pub use types::Summary;
+pub(crate) use types::Summary;
 use types::{
     ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats, NodeStats, PodReference,
     PodStats, ProcessStats, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats, Time, Usage, VolumeStats,
@@ -27,7 +27,7 @@ use types::{
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// Processor and memory only.
-pub fn usage(sample: &Sample) -> Summary {
+pub(crate) fn usage(sample: &Sample) -> Summary {
     Summary {
         node: NodeStats {
             node_name: sample.node_name.clone(),
@@ -44,7 +44,7 @@ pub fn usage(sample: &Sample) -> Summary {
 }
 
 /// Everything.
-pub fn summary(sample: &Sample, disks: &Disks) -> Summary {
+pub(crate) fn summary(sample: &Sample, disks: &Disks) -> Summary {
     let mut summary = usage(sample);
     let node = &mut summary.node;
     node.usage.io = sample.root.as_ref().map(|root| io(root, sample.at));

@@ -14,7 +14,7 @@ use rubelet_core::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Targets {
+pub(crate) struct Targets {
     pub node_name: String,
     /// The cgroup above all pods, and those of the classes below it; none when pods have no cgroups of their own.
     pub tiers: Vec<String>,
@@ -22,7 +22,7 @@ pub struct Targets {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodTarget {
+pub(crate) struct PodTarget {
     pub uid: PodUid,
     pub namespace: String,
     pub name: String,
@@ -36,7 +36,7 @@ pub struct PodTarget {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerTarget {
+pub(crate) struct ContainerTarget {
     pub name: String,
     pub id: String,
     pub image: String,
@@ -44,7 +44,7 @@ pub struct ContainerTarget {
 }
 
 /// The pods that have a sandbox and a container that runs.
-pub fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
+pub(crate) fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
     let tree = CgroupTree::new(settings, snapshot.node.cgroup_driver);
     let tiers = tree.map(|tree| tree.tiers(std::iter::empty::<&PodSpec>())).unwrap_or_default();
     Targets {
@@ -92,7 +92,7 @@ fn container(facts: &ContainerFacts) -> Option<ContainerTarget> {
 
 /// The cgroup of a container among those of its pod: `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`. CRI-O puts its
 /// watcher beside it, as `crio-conmon-<id>.scope`.
-pub fn cgroup_of<'a>(id: &str, children: &'a [String]) -> Option<&'a str> {
+pub(crate) fn cgroup_of<'a>(id: &str, children: &'a [String]) -> Option<&'a str> {
     let is_its = |name: &&String| match name.strip_suffix(".scope") {
         Some(scope) => {
             scope.strip_suffix(id).is_some_and(|runtime| runtime.ends_with('-') && !runtime.contains("conmon"))

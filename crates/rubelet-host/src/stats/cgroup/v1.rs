@@ -54,11 +54,11 @@ fn in_tree(tree: Option<&PathBuf>, path: &str) -> Option<OwnedFd> {
     open(tree?, path)
 }
 
-pub fn cpu_nanos(mounts: &Mounts, path: &str, reader: &mut Reader) -> Option<u64> {
+pub(super) fn cpu_nanos(mounts: &Mounts, path: &str, reader: &mut Reader) -> Option<u64> {
     reader.number(in_tree(mounts.cpuacct.as_ref(), path)?, "cpuacct.usage")
 }
 
-pub fn read(mounts: &Mounts, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
+pub(super) fn read(mounts: &Mounts, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
     let cpuacct = in_tree(mounts.cpuacct.as_ref(), path);
     let memory = in_tree(mounts.memory.as_ref(), path);
     if cpuacct.is_none() && memory.is_none() {

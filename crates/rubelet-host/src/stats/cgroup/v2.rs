@@ -7,13 +7,13 @@ use super::{
     text::{named_numbers, number},
 };
 
-pub fn cpu_nanos(mount: &Path, path: &str, reader: &mut Reader) -> Option<u64> {
+pub(super) fn cpu_nanos(mount: &Path, path: &str, reader: &mut Reader) -> Option<u64> {
     let text = reader.text(open(mount, path)?, "cpu.stat")?;
     let usage = named_numbers(text).find(|(name, _)| *name == "usage_usec");
     usage.map(|(_, micros)| nanos(micros))
 }
 
-pub fn read(mount: &Path, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
+pub(super) fn read(mount: &Path, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
     let dir = open(mount, path)?;
     let mut stats = CgroupStats {
         cpu: cpu(&dir, reader),

@@ -17,7 +17,7 @@ use crate::{effects::failure, world::World};
 const EPHEMERAL: &str = "Ephemeral";
 
 /// In upstream's words, its second reason with the first.
-pub async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
+pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
     let key = ObjectKey::csi_driver(driver);
     let wanted = BTreeSet::from([key.clone()]);
     let objects = match &world.cluster {

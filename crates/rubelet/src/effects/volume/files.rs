@@ -32,14 +32,19 @@ const DIR_MODE: u32 = 0o777;
 const NESTED_MODE: u32 = 0o755;
 
 /// The pod whose volume it is.
-pub struct Owner<'a> {
+pub(super) struct Owner<'a> {
     pub pod: &'a Pod,
     pub uid: &'a PodUid,
     pub dir: &'a Path,
 }
 
 /// What is right already is left alone, so this is also how a volume is brought up to date.
-pub async fn set_up(world: &World, owner: &Owner<'_>, name: &str, volume: &FileVolume) -> Result<(), EffectError> {
+pub(super) async fn set_up(
+    world: &World,
+    owner: &Owner<'_>,
+    name: &str,
+    volume: &FileVolume,
+) -> Result<(), EffectError> {
     let gathered = gather(world, owner.uid, volume).await;
     let files = volume
         .files(owner.pod, owner.uid, &gathered, world.settings.node.allocatable)

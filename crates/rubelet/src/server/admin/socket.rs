@@ -22,12 +22,12 @@ use tracing::warn;
 use crate::server::connections::{Accept, Opened};
 
 /// Where the agent of this root directory listens.
-pub fn socket_path(root_dir: &Path) -> PathBuf {
+pub(crate) fn socket_path(root_dir: &Path) -> PathBuf {
     root_dir.join("rubelet.sock")
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum SocketError {
+pub(crate) enum SocketError {
     #[error("another rubelet is running on {0:?}")]
     Taken(PathBuf),
     #[error("open the socket {path:?}")]
@@ -35,7 +35,7 @@ pub enum SocketError {
 }
 
 #[derive(Debug)]
-pub struct AdminSocket {
+pub(crate) struct AdminSocket {
     listener: UnixListener,
     path: PathBuf,
     owner_uid: u32,
@@ -44,7 +44,7 @@ pub struct AdminSocket {
 }
 
 impl AdminSocket {
-    pub fn bind(path: &Path) -> Result<AdminSocket, SocketError> {
+    pub(crate) fn bind(path: &Path) -> Result<AdminSocket, SocketError> {
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
         let dir = path.parent().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(failed)?;
@@ -95,7 +95,7 @@ impl Accept for AdminSocket {
 }
 
 /// Connects to the agent's socket, however long its path is.
-pub async fn connect(path: &Path) -> io::Result<UnixStream> {
+pub(crate) async fn connect(path: &Path) -> io::Result<UnixStream> {
     let (dir, name) = dir_and_name(path)?;
     UnixStream::connect(beneath(&dir).join(name)).await
 }

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub(crate) enum Which {
     /// The run that goes on; else the one that ended last.
     Current,
     /// The run before the current one.
@@ -14,7 +14,7 @@ pub enum Which {
 }
 
 /// The attempt whose log is meant, or why there is none.
-pub fn choose_attempt(status: &PodStatus, pod: &str, container: &str, which: Which) -> Result<u32, String> {
+pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, which: Which) -> Result<u32, String> {
     let statuses = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let Some(found) = statuses.into_iter().flatten().flatten().find(|status| status.name == container) else {
         return Err(format!("container {container:?} in pod {pod:?} is not available"));

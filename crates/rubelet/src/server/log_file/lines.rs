@@ -9,7 +9,7 @@ use jiff::Timestamp;
 const MAX_LINE_BYTES: usize = 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Timestamps {
+pub(crate) enum Timestamps {
     #[default]
     Hidden,
     Shown,
@@ -17,7 +17,7 @@ pub enum Timestamps {
 
 /// Which of a container's two streams to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Streams {
+pub(crate) enum Streams {
     #[default]
     All,
     Stdout,
@@ -59,11 +59,11 @@ struct Line<'a> {
 }
 
 impl Lines {
-    pub fn new(filter: Filter) -> Self {
+    pub(super) fn new(filter: Filter) -> Self {
         Lines { filter, begun: Vec::new(), inside_line: false }
     }
 
-    pub fn take(&mut self, block: &[u8]) -> Vec<u8> {
+    pub(super) fn take(&mut self, block: &[u8]) -> Vec<u8> {
         let mut shown = Vec::with_capacity(block.len());
         let mut rest = block;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -84,7 +84,7 @@ impl Lines {
     }
 
     /// A last line that never got its end.
-    pub fn take_rest(&mut self) -> Vec<u8> {
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
         let mut shown = Vec::new();
         if !self.begun.is_empty() {
             self.show_begun(&mut shown);

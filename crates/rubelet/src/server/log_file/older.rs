@@ -34,7 +34,7 @@ pub(super) struct Older {
 
 impl Older {
     /// All of them that may hold something since then.
-    pub fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<Older, ReadError> {
+    pub(super) fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<Older, ReadError> {
         let live = live.metadata()?;
         let mut files = VecDeque::new();
         for name in names(place)? {
@@ -53,7 +53,7 @@ impl Older {
     }
 
     /// Only so many lines of their end.
-    pub fn tail(place: &Place, live: &File, mut lines: u64) -> Result<Older, ReadError> {
+    pub(super) fn tail(place: &Place, live: &File, mut lines: u64) -> Result<Older, ReadError> {
         let mut all = Older::all(place, live, None)?;
         let mut older = Older::default();
         while lines > 0
@@ -68,7 +68,7 @@ impl Older {
     }
 
     /// The next of them into the buffer.
-    pub fn read(&mut self, place: &Place, buffer: &mut [u8]) -> Read {
+    pub(super) fn read(&mut self, place: &Place, buffer: &mut [u8]) -> Read {
         let Some(file) = self.files.front() else { return Read::Nothing };
         // Rotation may have removed it meanwhile.
         let reader = self.open.get_or_insert_with(|| open(place, file).unwrap_or_else(|_| Box::new(io::empty())));

@@ -22,13 +22,13 @@ use crate::{
 };
 
 /// Upstream's limit for one question to the API server.
-pub const ASK: Duration = Duration::from_secs(10);
+pub(crate) const ASK: Duration = Duration::from_secs(10);
 
 const AUTHENTICATED: &str = "system:authenticated";
 
 /// A caller as the API server knows callers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     pub user: String,
     pub uid: String,
     pub groups: Vec<String>,
@@ -53,7 +53,7 @@ impl Identity {
 }
 
 #[derive(Debug)]
-pub struct Authentication {
+pub(crate) struct Authentication {
     pub tls: Arc<Tls>,
     /// Asks the API server about tokens: `authentication.webhook`.
     pub tokens: Option<Tokens>,
@@ -64,7 +64,7 @@ pub struct Authentication {
 
 impl Authentication {
     /// `Ok(None)`: the caller shows nothing, and strangers are not let in. An error: what it shows is no good.
-    pub async fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Option<Identity>, String> {
+    pub(crate) async fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Option<Identity>, String> {
         let mut failures = Vec::new();
         match self.by_certificate(&peer.certificates).await {
             Ok(Some(identity)) => return Ok(Some(identity.authenticated())),
@@ -124,14 +124,14 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 
 /// Bearer tokens, by question to the API server.
 #[derive(Debug)]
-pub struct Tokens {
+pub(crate) struct Tokens {
     cluster: Cluster,
     keep: Duration,
     known: Reviews<Option<Identity>>,
 }
 
 impl Tokens {
-    pub fn new(cluster: Cluster, keep: Duration, clock: Clock) -> Self {
+    pub(crate) fn new(cluster: Cluster, keep: Duration, clock: Clock) -> Self {
         Tokens { cluster, keep, known: Reviews::new(clock) }
     }
 

@@ -23,7 +23,7 @@ use crate::world::{Clock, Cluster};
 
 /// `authorization.mode`.
 #[derive(Debug)]
-pub enum Authorization {
+pub(crate) enum Authorization {
     AlwaysAllow,
     Ask(Rights),
     /// The API server decides, and this node has none.
@@ -31,7 +31,7 @@ pub enum Authorization {
 }
 
 /// The verb of the API for a method; others have none, and no rule of RBAC but `*` allows that.
-pub fn verb_of(method: &Method) -> &'static str {
+pub(crate) fn verb_of(method: &Method) -> &'static str {
     match *method {
         Method::POST => "create",
         Method::GET => "get",
@@ -43,7 +43,7 @@ pub fn verb_of(method: &Method) -> &'static str {
 }
 
 /// Any one of them is enough; the finest comes first.
-pub fn subresources_of(path: &str) -> Vec<&'static str> {
+pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
     let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let fine = [
         ("/pods", "pods"),
@@ -69,7 +69,7 @@ pub fn subresources_of(path: &str) -> Vec<&'static str> {
 
 /// Rights, by question to the API server.
 #[derive(Debug)]
-pub struct Rights {
+pub(crate) struct Rights {
     cluster: Cluster,
     node_name: String,
     keep_allowed: Duration,
@@ -78,11 +78,17 @@ pub struct Rights {
 }
 
 impl Rights {
-    pub fn new(cluster: Cluster, node_name: &str, keep_allowed: Duration, keep_denied: Duration, clock: Clock) -> Self {
+    pub(crate) fn new(
+        cluster: Cluster,
+        node_name: &str,
+        keep_allowed: Duration,
+        keep_denied: Duration,
+        clock: Clock,
+    ) -> Self {
         Rights { cluster, node_name: node_name.to_owned(), keep_allowed, keep_denied, known: Reviews::new(clock) }
     }
 
-    pub async fn allow(&self, who: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {
+    pub(crate) async fn allow(&self, who: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {
         let review = self.question(who, verb, subresource);
         let key = serde_json::to_vec(&review.spec).map_err(|error| error.to_string())?;
         let ask = async {

@@ -34,7 +34,7 @@ const LEVEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the configuration says of these pages.
 #[derive(Clone, Debug, Default)]
-pub struct Pages {
+pub(crate) struct Pages {
     /// Every flag with its value; `None` when there is no `/flagz`.
     pub flags: Option<BTreeMap<&'static str, String>>,
     pub has_statusz: bool,
@@ -46,7 +46,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    pub fn of(options: &Options) -> Self {
+    pub(crate) fn of(options: &Options) -> Self {
         let (config, has) = (&options.config, |gate| options.gates.enabled(gate));
         Pages {
             flags: has(Gate::ComponentFlagz).then(|| options.shown_flags.clone()),
@@ -62,7 +62,7 @@ impl Pages {
     }
 
     /// The first parts of the paths that upstream answers without a web service of go-restful, which is what its `/statusz` lists.
-    pub fn listed(&self) -> Vec<&'static str> {
+    pub(crate) fn listed(&self) -> Vec<&'static str> {
         let mut listed = vec!["/configz", "/debug", "/healthz", "/metrics"];
         listed.extend(self.flags.is_some().then_some("/flagz"));
         listed.extend((self.system_logs == SystemLogs::Off).then_some("/logs"));

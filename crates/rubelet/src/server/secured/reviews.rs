@@ -16,7 +16,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::world::Clock;
 
 /// A token or a set of attributes, as SHA-256: what is kept tells nobody a secret.
-pub type Question = [u8; 32];
+pub(super) type Question = [u8; 32];
 
 /// Enough for every monitor and controller that asks a node, and small when somebody tries many.
 const KEPT: usize = 1024;
@@ -25,7 +25,7 @@ const KEPT: usize = 1024;
 const ASKED_AT_ONCE: usize = 32;
 
 #[derive(Debug)]
-pub struct Reviews<T> {
+pub(super) struct Reviews<T> {
     clock: Clock,
     turns: Semaphore,
     answers: Mutex<BTreeMap<Question, Arc<OnceCell<Answer<T>>>>>,
@@ -38,12 +38,12 @@ struct Answer<T> {
 }
 
 impl<T: Clone> Reviews<T> {
-    pub fn new(clock: Clock) -> Self {
+    pub(super) fn new(clock: Clock) -> Self {
         Reviews { clock, turns: Semaphore::new(ASKED_AT_ONCE), answers: Mutex::default() }
     }
 
     /// The kept answer, or what `ask` brings, with the time for which it may be kept. An error is not kept.
-    pub async fn get<E>(
+    pub(super) async fn get<E>(
         &self,
         question: Question,
         ask: impl Future<Output = Result<(T, Duration), E>>,

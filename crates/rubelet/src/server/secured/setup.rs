@@ -18,7 +18,7 @@ use super::{
 use crate::{certs::ServingFiles, cli::Options, server::Readers, world::World};
 
 impl Secured {
-    pub fn new(options: &Options, world: &World, readers: Readers, files: ServingFiles) -> (Self, Arc<Tls>) {
+    pub(crate) fn new(options: &Options, world: &World, readers: Readers, files: ServingFiles) -> (Self, Arc<Tls>) {
         let told = &options.config;
         let client_authority = &told.authentication.x509.client_ca_file;
         let (tls, unknown) = Tls::new(TlsSettings {

@@ -27,7 +27,7 @@ use crate::server::{health::text, read_only::only};
 
 /// What the configuration lets callers read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum SystemLogs {
+pub(crate) enum SystemLogs {
     /// `enableSystemLogHandler: false`.
     #[default]
     Off,

@@ -11,18 +11,22 @@ use rubelet_core::{
 };
 
 /// The pod somebody asks for under this name. Of two, the one that is not on its way out.
-pub fn pod_named<'a>(snapshot: &'a Snapshot, namespace: &str, name: &str) -> Option<(&'a PodUid, &'a Arc<PodView>)> {
+pub(super) fn pod_named<'a>(
+    snapshot: &'a Snapshot,
+    namespace: &str,
+    name: &str,
+) -> Option<(&'a PodUid, &'a Arc<PodView>)> {
     let has_name = |view: &PodView| name_of(&view.pod) == name && namespace_of(&view.pod) == namespace;
     let named = snapshot.pods.iter().filter(|(_, view)| view.source.is_some() && has_name(view));
     named.min_by_key(|(_, view)| !matches!(view.lifecycle.as_str(), "Waiting" | "Syncing"))
 }
 
 /// A static pod is also meant by the UID of its mirror, under which the API server and everybody it tells know it.
-pub fn has_uid(uid: &PodUid, view: &PodView, wanted: &str) -> bool {
+pub(super) fn has_uid(uid: &PodUid, view: &PodView, wanted: &str) -> bool {
     [Some(uid), view.mirror_uid.as_ref()].into_iter().flatten().any(|known| known.as_str() == wanted)
 }
 
-pub fn has_container(view: &PodView, container: &str) -> bool {
+pub(super) fn has_container(view: &PodView, container: &str) -> bool {
     let Some(spec) = &view.pod.spec else { return false };
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|each| each.name.as_str());
     let ordinary = spec.init_containers.iter().flatten().chain(&spec.containers).map(|each| each.name.as_str());

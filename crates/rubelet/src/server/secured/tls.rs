@@ -38,7 +38,7 @@ const ASK_TIMES: u32 = 9;
 
 /// What the server is told about TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsSettings {
+pub(crate) struct TlsSettings {
     /// May be missing for now: a certificate that was asked for and not yet signed.
     pub certificate: PathBuf,
     /// May be the same file.
@@ -55,14 +55,14 @@ pub struct TlsSettings {
 
 /// What is asked for and not to be had.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unknown {
+pub(crate) struct Unknown {
     pub suites: Vec<String>,
     pub curves: Vec<i32>,
 }
 
 /// The settings with what their files hold now.
 #[derive(Debug)]
-pub struct Tls {
+pub(crate) struct Tls {
     settings: TlsSettings,
     loaded: Mutex<Option<Loaded>>,
 }
@@ -78,7 +78,7 @@ struct Loaded {
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 impl Tls {
-    pub fn new(settings: TlsSettings) -> (Self, Unknown) {
+    pub(crate) fn new(settings: TlsSettings) -> (Self, Unknown) {
         let known: Vec<String> = ring::ALL_CIPHER_SUITES.iter().map(|suite| suite_name(*suite)).collect();
         let suites = settings.cipher_suites.iter().filter(|name| !known.contains(name)).cloned().collect();
         let curves = settings.curves.iter().copied().filter(|curve| curve_of(*curve).is_none()).collect();
@@ -90,7 +90,7 @@ impl Tls {
     }
 
     /// Who decides whether a caller's certificate is good; `None` when there is no authority to judge by.
-    pub async fn client_verifier(&self) -> io::Result<Option<Arc<dyn ClientCertVerifier>>> {
+    pub(crate) async fn client_verifier(&self) -> io::Result<Option<Arc<dyn ClientCertVerifier>>> {
         Ok(self.current().await?.verifier)
     }
 
@@ -205,7 +205,7 @@ fn read_pem<T>(path: &Path, parse: fn(&[u8]) -> Result<T, PemError>) -> Result<T
 
 /// A port that answers in TLS.
 #[derive(Debug)]
-pub struct TlsListener {
+pub(crate) struct TlsListener {
     pub listener: TcpListener,
     pub tls: Arc<Tls>,
 }

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use tokio::time::{sleep, timeout};
 
 /// Runs the test alone in a process of its own, where descriptors can be counted; says whether this is that process.
-pub fn is_alone(module: &str, test: &str) -> bool {
+pub(crate) fn is_alone(module: &str, test: &str) -> bool {
     const ALONE: &str = "RUBELET_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return true;
@@ -17,17 +17,17 @@ pub fn is_alone(module: &str, test: &str) -> bool {
     false
 }
 
-pub fn descriptors() -> usize {
+pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 /// How many streams are abandoned: more than any node sees in a day where somebody asks for it.
-pub fn many() -> usize {
+pub(crate) fn many() -> usize {
     std::env::var("RUBELET_TEST_STREAMS").map_or(1_000, |text| text.parse().unwrap())
 }
 
 /// Until no more tasks than these are left: the listener, and what has nothing to do with streams.
-pub async fn settle(tasks: usize) {
+pub(crate) async fn settle(tasks: usize) {
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let quiet = async {
         while alive() > tasks {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// What was typed.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     pub name: &'a str,
     /// `None`: in any namespace.
     pub namespace: Option<&'a str>,
@@ -20,7 +20,7 @@ pub struct Wanted<'a> {
 
 /// Why no single pod is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum NotFound {
+pub(crate) enum NotFound {
     #[error("pods {wanted:?} not found{}", suggestions(similar))]
     Unknown { wanted: String, similar: Vec<String> },
     #[error("{wanted:?} could be any of {}; say which with -n NAMESPACE, or use the UID", candidates.join(", "))]
@@ -32,7 +32,7 @@ fn suggestions(similar: &[String]) -> String {
 }
 
 /// The pod of this UID, else of this name, else of this name with the node's behind it.
-pub fn find<'a>(snapshot: &'a Snapshot, wanted: Wanted<'_>) -> Result<(&'a PodUid, &'a Arc<PodView>), NotFound> {
+pub(crate) fn find<'a>(snapshot: &'a Snapshot, wanted: Wanted<'_>) -> Result<(&'a PodUid, &'a Arc<PodView>), NotFound> {
     let in_namespace = |view: &PodView| wanted.namespace.is_none_or(|wanted| wanted == namespace_of(&view.pod));
     let static_name = format!("{}-{}", wanted.name, snapshot.node.name);
     type Reading<'a> = &'a dyn Fn(&PodUid, &PodView) -> bool;

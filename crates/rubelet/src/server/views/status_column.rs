@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerS
 use rubelet_core::{pod::restart_policy::is_sidecar, snapshot::PodView};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Column {
+pub(crate) struct Column {
     pub ready: usize,
     pub total: usize,
     pub status: String,
@@ -18,7 +18,7 @@ pub struct Column {
     pub last_restart: Option<Timestamp>,
 }
 
-pub fn of(view: &PodView) -> Column {
+pub(crate) fn of(view: &PodView) -> Column {
     let status = &*view.status;
     let spec = view.pod.spec.as_ref();
     let init: BTreeMap<&str, &Container> = spec

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::{pod_list, running_pods};
 
-pub fn at(moment: &str) -> Timestamp {
+pub(crate) fn at(moment: &str) -> Timestamp {
     moment.parse().unwrap()
 }
 
 /// A pod with these containers and this status, asked for by a file, running what its status says is running.
-pub fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], status: Value) -> PodView {
+pub(crate) fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], status: Value) -> PodView {
     let named = |names: &[&str]| -> Vec<Value> {
         names.iter().map(|name| json!({ "name": name, "image": format!("{name}:1") })).collect()
     };
@@ -40,7 +40,7 @@ pub fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], sta
     }
 }
 
-pub fn snapshot<const N: usize>(node: &str, pods: [(&str, PodView); N]) -> Snapshot {
+pub(crate) fn snapshot<const N: usize>(node: &str, pods: [(&str, PodView); N]) -> Snapshot {
     Snapshot {
         node: NodeView { name: node.to_owned(), runtime: "containerd 2.4.2".to_owned(), ..NodeView::default() },
         changed: pods.iter().map(|(uid, _)| PodUid::new(*uid)).collect(),

@@ -193,7 +193,7 @@ impl Running {
     }
 }
 
-pub fn world(dir: &Path) -> World {
+pub(crate) fn world(dir: &Path) -> World {
     World {
         runtime: Arc::new(CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap()),
         host: Arc::new(LinuxHost::default()),

@@ -21,7 +21,7 @@ struct DiskMetric {
     of_partition: Option<fn(&Partition) -> Number>,
 }
 
-pub fn write(exposition: &mut Exposition, subjects: &[Subject<'_>], partitions: &[Partition]) {
+pub(super) fn write(exposition: &mut Exposition, subjects: &[Subject<'_>], partitions: &[Partition]) {
     operations(exposition, subjects);
     for metric in METRICS {
         let mut family = exposition.family(metric.name, metric.kind, metric.help);

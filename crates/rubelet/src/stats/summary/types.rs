@@ -6,14 +6,14 @@ use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 
 #[derive(Debug, Serialize)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub node: NodeStats,
     pub pods: Vec<PodStats>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeStats {
+pub(crate) struct NodeStats {
     pub node_name: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub system_containers: Vec<ContainerStats>,
@@ -32,7 +32,7 @@ pub struct NodeStats {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PodStats {
+pub(crate) struct PodStats {
     pub pod_ref: PodReference,
     pub start_time: Time,
     pub containers: Vec<ContainerStats>,
@@ -49,7 +49,7 @@ pub struct PodStats {
 }
 
 #[derive(Debug, Serialize)]
-pub struct PodReference {
+pub(crate) struct PodReference {
     pub name: String,
     pub namespace: String,
     pub uid: String,
@@ -57,7 +57,7 @@ pub struct PodReference {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ContainerStats {
+pub(crate) struct ContainerStats {
     pub name: String,
     pub start_time: Time,
     #[serde(flatten)]
@@ -70,7 +70,7 @@ pub struct ContainerStats {
 
 /// What nodes, pods and containers have alike.
 #[derive(Debug, Default, Serialize)]
-pub struct Usage {
+pub(crate) struct Usage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub struct Usage {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CpuStats {
+pub(crate) struct CpuStats {
     pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
@@ -93,7 +93,7 @@ pub struct CpuStats {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MemoryStats {
+pub(crate) struct MemoryStats {
     pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
@@ -107,7 +107,7 @@ pub struct MemoryStats {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SwapStats {
+pub(crate) struct SwapStats {
     pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_available_bytes: Option<u64>,
@@ -115,13 +115,13 @@ pub struct SwapStats {
 }
 
 #[derive(Debug, Serialize)]
-pub struct PsiStats {
+pub(crate) struct PsiStats {
     pub full: PsiData,
     pub some: PsiData,
 }
 
 #[derive(Debug, Serialize)]
-pub struct PsiData {
+pub(crate) struct PsiData {
     pub total: u64,
     pub avg10: f64,
     pub avg60: f64,
@@ -129,14 +129,14 @@ pub struct PsiData {
 }
 
 #[derive(Debug, Serialize)]
-pub struct IoStats {
+pub(crate) struct IoStats {
     pub time: Time,
     pub psi: PsiStats,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NetworkStats {
+pub(crate) struct NetworkStats {
     pub time: Time,
     /// The one every pod has; a node may have none of that name.
     #[serde(flatten)]
@@ -147,7 +147,7 @@ pub struct NetworkStats {
 
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct InterfaceStats {
+pub(crate) struct InterfaceStats {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rx_bytes: Option<u64>,
@@ -161,7 +161,7 @@ pub struct InterfaceStats {
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct FsStats {
+pub(crate) struct FsStats {
     pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_bytes: Option<u64>,
@@ -178,7 +178,7 @@ pub struct FsStats {
 }
 
 #[derive(Debug, Serialize)]
-pub struct VolumeStats {
+pub(crate) struct VolumeStats {
     #[serde(flatten)]
     pub fs: FsStats,
     pub name: String,
@@ -186,7 +186,7 @@ pub struct VolumeStats {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RuntimeStats {
+pub(crate) struct RuntimeStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_fs: Option<FsStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,7 +194,7 @@ pub struct RuntimeStats {
 }
 
 #[derive(Debug, Serialize)]
-pub struct RlimitStats {
+pub(crate) struct RlimitStats {
     pub time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maxpid: Option<u64>,
@@ -203,13 +203,13 @@ pub struct RlimitStats {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ProcessStats {
+pub(crate) struct ProcessStats {
     pub process_count: u64,
 }
 
 /// A moment as Kubernetes writes it: to the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub Timestamp);
+pub(crate) struct Time(pub Timestamp);
 
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

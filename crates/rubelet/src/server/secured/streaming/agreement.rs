@@ -34,7 +34,7 @@ use crate::server::{connections::AfterUpgrade, health::text};
 const AGREE: Duration = Duration::from_secs(30);
 const ERROR_MAX_BYTES: usize = 64 << 10;
 /// As much as is read at a time and held for a peer that is slow.
-pub const BUFFER_BYTES: usize = 64 << 10;
+pub(super) const BUFFER_BYTES: usize = 64 << 10;
 /// How long the last words may take to a peer that no longer reads.
 const FAREWELL: Duration = Duration::from_secs(10);
 const SPDY: &str = "SPDY/3.1";
@@ -42,7 +42,7 @@ const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-v
 
 /// From the caller's protocol to the runtime's.
 #[derive(Debug)]
-pub enum Way {
+pub(super) enum Way {
     /// They speak the same.
     Relay,
     /// The caller's channels in a WebSocket are streams of SPDY for the runtime.
@@ -53,7 +53,7 @@ pub enum Way {
 
 impl Way {
     /// No runtime speaks the WebSocket in which an input can be closed; all but that one they speak themselves.
-    pub fn into_container(streams: Streams, request: &Request) -> Result<Self, Refusal> {
+    pub(super) fn into_container(streams: Streams, request: &Request) -> Result<Self, Refusal> {
         let headers = request.headers();
         let is_v5 = is_websocket(headers) && protocols(headers).any(|protocol| protocol == V5);
         if !is_v5 {
@@ -62,7 +62,7 @@ impl Way {
         Ok(Way::Translate { handshake: Handshake::of(request.method(), headers)?, streams })
     }
 
-    pub fn to_ports(request: &Request) -> Result<Self, Refusal> {
+    pub(super) fn to_ports(request: &Request) -> Result<Self, Refusal> {
         let headers = request.headers();
         let tunnelled = protocols(headers).filter_map(tunnel::inner).map(str::to_owned);
         let protocols: Vec<String> = tunnelled.filter(|_| is_websocket(headers)).collect();
@@ -135,7 +135,7 @@ type RuntimeRequest = hyper::Request<Empty<bytes::Bytes>>;
 
 /// The caller's request goes to the runtime's server, its answer to the caller; if both agree to change the protocol, bytes go
 /// both ways from then on until one side ends it.
-pub async fn pass_on(url: &str, way: Way, request: Request) -> Answer {
+pub(super) async fn pass_on(url: &str, way: Way, request: Request) -> Answer {
     if !is_upgrade(request.headers()) {
         return Err(Refusal(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
     }
@@ -229,7 +229,7 @@ async fn converse(way: Way, caller: OnUpgrade, runtime: OnUpgrade) -> anyhow::Re
     Ok(())
 }
 
-pub type Stream = TokioIo<hyper::upgrade::Upgraded>;
+pub(super) type Stream = TokioIo<hyper::upgrade::Upgraded>;
 
 /// Until either side is done: all it sent has then reached the other.
 async fn relay(caller: Stream, runtime: Stream) -> std::io::Result<()> {
@@ -250,7 +250,7 @@ async fn relay(caller: Stream, runtime: Stream) -> std::io::Result<()> {
 
 /// The last words to the caller, and then what it still sends, unheard: a connection closed before that would be one reset, and its
 /// last words might be lost with it.
-pub async fn part<T>(last_words: impl Future<Output = T>, mut from_caller: impl AsyncRead + Unpin) {
+pub(super) async fn part<T>(last_words: impl Future<Output = T>, mut from_caller: impl AsyncRead + Unpin) {
     let unheard = async {
         let mut buffer = vec![0; BUFFER_BYTES];
         while let Ok(1..) = from_caller.read(&mut buffer).await {}

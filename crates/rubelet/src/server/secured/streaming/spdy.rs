@@ -24,7 +24,7 @@ const HEADERS: u16 = 8;
 const MAX_LENGTH: usize = (1 << 24) - 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub(super) enum Frame {
     /// Never empty.
     Data { stream: u32, bytes: BytesMut },
     /// The server says nothing more on this stream.
@@ -35,7 +35,7 @@ pub enum Frame {
 
 /// From a server's bytes to frames.
 #[derive(Debug, Default)]
-pub struct Decoder(Part);
+pub(super) struct Decoder(Part);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Part {
@@ -138,12 +138,12 @@ fn wrong(what: &str) -> io::Error {
 }
 
 /// The id of a client's n-th stream.
-pub fn stream_id(number: usize) -> u32 {
+pub(super) fn stream_id(number: usize) -> u32 {
     u32::try_from(number * 2 + 1).expect("a handful of streams")
 }
 
 /// Opens one stream for each header, in this order and before anything else is sent.
-pub fn open(headers: &[(&str, &str)]) -> Bytes {
+pub(super) fn open(headers: &[(&str, &str)]) -> Bytes {
     let mut frames = BytesMut::new();
     for (number, (name, value)) in headers.iter().enumerate() {
         let mut block = BytesMut::new();
@@ -183,14 +183,14 @@ fn put_control(to: &mut BytesMut, kind: u16, body: &[u8]) {
     to.put_slice(body);
 }
 
-pub fn ping(id: u32) -> Bytes {
+pub(super) fn ping(id: u32) -> Bytes {
     let mut frame = BytesMut::new();
     put_control(&mut frame, PING, &id.to_be_bytes());
     frame.freeze()
 }
 
 /// A data frame, all but the data.
-pub fn data_head(stream: u32, length: usize) -> Bytes {
+pub(super) fn data_head(stream: u32, length: usize) -> Bytes {
     assert!(length <= MAX_LENGTH, "no read is so large");
     let mut head = BytesMut::with_capacity(8);
     head.put_u32(stream);
@@ -199,7 +199,7 @@ pub fn data_head(stream: u32, length: usize) -> Bytes {
 }
 
 /// Nothing more comes from us on this stream.
-pub fn end(stream: u32) -> Bytes {
+pub(super) fn end(stream: u32) -> Bytes {
     let mut frame = BytesMut::with_capacity(8);
     frame.put_u32(stream);
     frame.put_u32(u32::from(FIN) << 24);
@@ -207,21 +207,21 @@ pub fn end(stream: u32) -> Bytes {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use proptest::{collection::vec, prelude::*};
     use tokio_util::codec::Decoder as _;
 
     use super::*;
 
     /// As a server sends it.
-    pub fn control(kind: u16, flags: u8, body: &[u8]) -> Vec<u8> {
+    pub(crate) fn control(kind: u16, flags: u8, body: &[u8]) -> Vec<u8> {
         let mut frame = BytesMut::new();
         put_control(&mut frame, kind, body);
         frame[4] = flags;
         frame.to_vec()
     }
 
-    pub fn data(stream: u32, bytes: &[u8]) -> Vec<u8> {
+    pub(crate) fn data(stream: u32, bytes: &[u8]) -> Vec<u8> {
         [&data_head(stream, bytes.len())[..], bytes].concat()
     }
 

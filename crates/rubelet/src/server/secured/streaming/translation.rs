@@ -25,9 +25,9 @@ use super::{
 };
 
 /// The only protocol of a WebSocket in which a client can say that its input has ended.
-pub const V5: &str = "v5.channel.k8s.io";
+pub(super) const V5: &str = "v5.channel.k8s.io";
 /// The newest runtimes speak over SPDY; it tells how a command ended.
-pub const V4: &str = "v4.channel.k8s.io";
+pub(super) const V4: &str = "v4.channel.k8s.io";
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -47,7 +47,7 @@ const ASIDES: usize = 4;
 type FromCaller = FramedRead<ReadHalf<Stream>, websocket::Decoder>;
 type FromRuntime = FramedRead<ReadHalf<Stream>, spdy::Decoder>;
 
-pub async fn translate(caller: Stream, runtime: Stream, streams: Streams) -> io::Result<()> {
+pub(super) async fn translate(caller: Stream, runtime: Stream, streams: Streams) -> io::Result<()> {
     let channels = Channels::of(streams);
     let (from_caller, mut to_caller) = split(caller);
     let (from_runtime, mut to_runtime) = split(runtime);

@@ -23,15 +23,15 @@ const PREFIX: &str = "SPDY/3.1+";
 const ASIDES: usize = 4;
 
 /// Of the protocol of a WebSocket, if it is such a tunnel, the protocol inside.
-pub fn inner(protocol: &str) -> Option<&str> {
+pub(super) fn inner(protocol: &str) -> Option<&str> {
     protocol.strip_prefix(PREFIX).filter(|inner| inner.ends_with(".k8s.io"))
 }
 
-pub fn outer(inner: &str) -> String {
+pub(super) fn outer(inner: &str) -> String {
     format!("{PREFIX}{inner}")
 }
 
-pub async fn unwrap(caller: Stream, runtime: Stream) -> io::Result<()> {
+pub(super) async fn unwrap(caller: Stream, runtime: Stream) -> io::Result<()> {
     let (from_caller, mut to_caller) = split(caller);
     let (from_runtime, mut to_runtime) = split(runtime);
     let mut from_caller = FramedRead::with_capacity(from_caller, Decoder::default(), BUFFER_BYTES);
@@ -92,7 +92,7 @@ async fn wrap_all(
 }
 
 /// A frame in one go, and out of every buffer.
-pub async fn write(to: &mut (impl AsyncWrite + Unpin), head: impl Buf, bytes: impl Buf) -> io::Result<()> {
+pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), head: impl Buf, bytes: impl Buf) -> io::Result<()> {
     to.write_all_buf(&mut head.chain(bytes)).await?;
     to.flush().await
 }

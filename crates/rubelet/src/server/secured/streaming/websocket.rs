@@ -18,24 +18,24 @@ use super::super::Refusal;
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const CONTROL_MAX_BYTES: usize = 125;
 
-pub fn is_websocket(headers: &HeaderMap) -> bool {
+pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
     headers.get(header::UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
 /// The subprotocols the client would speak, best first.
-pub fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+pub(super) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
 /// A client's request that can be agreed to.
 #[derive(Debug)]
-pub struct Handshake {
+pub(super) struct Handshake {
     accept: String,
 }
 
 impl Handshake {
-    pub fn of(method: &Method, headers: &HeaderMap) -> Result<Self, Refusal> {
+    pub(super) fn of(method: &Method, headers: &HeaderMap) -> Result<Self, Refusal> {
         if method != Method::GET {
             return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "a WebSocket begins with GET".to_owned()));
         }
@@ -52,7 +52,7 @@ impl Handshake {
     }
 
     /// The head of the answer that agrees.
-    pub fn agreed(&self, protocol: &str) -> http::Result<Builder> {
+    pub(super) fn agreed(&self, protocol: &str) -> http::Result<Builder> {
         let answer = http::Response::builder()
             .status(StatusCode::SWITCHING_PROTOCOLS)
             .header(header::CONNECTION, "Upgrade")
@@ -85,7 +85,7 @@ impl Opcode {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub(super) enum Piece {
     /// Never empty. A message is one such piece that begins it, and those up to the next that begins one.
     Data {
         bytes: BytesMut,
@@ -98,7 +98,7 @@ pub enum Piece {
 
 /// From a client's bytes to pieces.
 #[derive(Debug, Default)]
-pub struct Decoder {
+pub(super) struct Decoder {
     /// Of the frame that is being read: how much of it is to come, and the mask, turned to the next byte.
     frame: Option<(u64, [u8; 4])>,
     /// A message was begun and not ended: what comes next must continue it.
@@ -224,16 +224,16 @@ fn wrong(what: &str) -> io::Error {
 }
 
 /// A message of `length` bytes, all but the bytes.
-pub fn message_head(length: usize) -> BytesMut {
+pub(super) fn message_head(length: usize) -> BytesMut {
     head(Opcode::Binary, length)
 }
 
-pub fn pong(bytes: &[u8]) -> Bytes {
+pub(super) fn pong(bytes: &[u8]) -> Bytes {
     control(Opcode::Pong, bytes)
 }
 
 /// The status says why: 1000 all is done, 1002 the peer broke the rules.
-pub fn close(status: u16) -> Bytes {
+pub(super) fn close(status: u16) -> Bytes {
     control(Opcode::Close, &status.to_be_bytes())
 }
 
@@ -261,14 +261,14 @@ fn head(opcode: Opcode, length: usize) -> BytesMut {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use proptest::{collection::vec, prelude::*};
     use tokio_util::codec::Decoder as _;
 
     use super::*;
 
     /// As a client sends it.
-    pub fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = head(Opcode::Binary, payload.len()).to_vec();
         (frame[0], frame[1]) = (first, frame[1] | 0x80);
         let mut mask = [1, 2, 3, 4];

@@ -9,7 +9,7 @@ use rubelet_host::linux::blocking;
 const CHUNK_BYTES: u64 = 64 << 10;
 
 /// From `from` to before `to`, or to where the file ends when it is reached.
-pub fn chunks(file: File, from: u64, to: u64) -> impl Stream<Item = io::Result<Bytes>> + Send {
+pub(super) fn chunks(file: File, from: u64, to: u64) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let file = Arc::new(file);
     stream::try_unfold(from, move |at| {
         let file = file.clone();

@@ -11,7 +11,7 @@ use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
 const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     Whole,
     Part(Range<u64>),
     NotModified,
@@ -20,12 +20,12 @@ pub enum Verdict {
     BadRange(&'static str),
 }
 
-pub fn http_date(time: Timestamp) -> String {
+pub(super) fn http_date(time: Timestamp) -> String {
     time.strftime(HTTP_DATE).to_string()
 }
 
 /// What a file of this length, changed at this time, is to be answered with.
-pub fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Verdict {
+pub(super) fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Verdict {
     // To the second, as dates in headers are.
     let modified = modified.as_second();
     let said = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
@@ -56,7 +56,7 @@ pub fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Verdict {
 }
 
 /// All that Go asks of a directory.
-pub fn is_unchanged(headers: &HeaderMap, modified_secs: i64) -> bool {
+pub(super) fn is_unchanged(headers: &HeaderMap, modified_secs: i64) -> bool {
     let since = headers.get(header::IF_MODIFIED_SINCE).and_then(|value| value.to_str().ok()).and_then(parse_date);
     since.is_some_and(|since| modified_secs <= since)
 }

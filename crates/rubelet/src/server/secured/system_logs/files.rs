@@ -36,13 +36,13 @@ enum Found {
 
 /// What else a request says.
 #[derive(Debug)]
-pub struct Asked {
+pub(super) struct Asked {
     pub headers: HeaderMap,
     pub query: Option<String>,
 }
 
 /// Answers for what lies at `path` in `dir`.
-pub async fn serve(dir: &std::path::Path, path: &str, asked: &Asked) -> Response {
+pub(super) async fn serve(dir: &std::path::Path, path: &str, asked: &Asked) -> Response {
     let inside = inside(path);
     let found = match open(dir.to_owned(), inside.clone()).await {
         Ok(found) => found,
@@ -62,7 +62,7 @@ pub async fn serve(dir: &std::path::Path, path: &str, asked: &Asked) -> Response
 }
 
 /// Why a file cannot be had, in the words of Go's `os.Root`; `None` when it can.
-pub async fn problem(dir: &std::path::Path, path: &str) -> Option<String> {
+pub(super) async fn problem(dir: &std::path::Path, path: &str) -> Option<String> {
     let escapes = path.starts_with('/') || depth(path).is_none();
     let why = match open(dir.to_owned(), PathBuf::from(path)).await {
         _ if escapes => "path escapes from parent",

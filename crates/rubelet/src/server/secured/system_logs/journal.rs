@@ -41,7 +41,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 type Parts = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
-pub async fn answer(dir: &Path, query: &Query) -> Response {
+pub(super) async fn answer(dir: &Path, query: &Query) -> Response {
     let mut late = Box::pin(sleep(DEADLINE));
     // Cancel safe: journalctl is killed with the future that reads it.
     let units = tokio::select! {

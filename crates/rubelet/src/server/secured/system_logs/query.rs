@@ -11,7 +11,7 @@ const SERVICE_MAX_BYTES: usize = 256;
 const TAIL_MAX_LINES: i64 = 100_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query {
+pub(super) struct Query {
     pub services: Vec<String>,
     pub files: Vec<String>,
     since: Option<(Timestamp, String)>,
@@ -23,7 +23,7 @@ pub struct Query {
 
 impl Query {
     /// `None`: nothing is asked, so it is a file that is wanted.
-    pub fn parse(query: &str) -> Result<Option<Query>, Vec<String>> {
+    pub(super) fn parse(query: &str) -> Result<Option<Query>, Vec<String>> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let first = |name: &str| pairs.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_ref());
         let asked: Vec<String> =
@@ -60,7 +60,7 @@ impl Query {
     }
 
     /// What is wrong with it, but for the file it may name.
-    pub fn problems(&self) -> Vec<String> {
+    pub(super) fn problems(&self) -> Vec<String> {
         let mut problems: Vec<String> = self.services.iter().filter_map(|service| service_problem(service)).collect();
         if self.services.len() > SERVICES_MAX {
             problems.push(format!("query: Too many: {}: must have at most {SERVICES_MAX} items", self.services.len()));
@@ -94,21 +94,21 @@ impl Query {
     }
 
     /// The one file it names.
-    pub fn file(&self) -> Option<&str> {
+    pub(super) fn file(&self) -> Option<&str> {
         self.files.first().map(String::as_str)
     }
 
-    pub fn has_options(&self) -> bool {
+    pub(super) fn has_options(&self) -> bool {
         let plain = Query { services: self.services.clone(), files: self.files.clone(), ..Query::default() };
         *self != plain
     }
 
-    pub fn is_of_this_boot(&self) -> bool {
+    pub(super) fn is_of_this_boot(&self) -> bool {
         self.boot.unwrap_or(0) == 0
     }
 
     /// What journalctl is to be told. Each is one word, whatever it holds.
-    pub fn arguments(&self, services: &[String]) -> Vec<String> {
+    pub(super) fn arguments(&self, services: &[String]) -> Vec<String> {
         // Upstream leaves the zone out, and journalctl then takes the node's own.
         let time = |(time, _): &(Timestamp, String)| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
         let mut arguments = ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).to_vec();
@@ -127,14 +127,14 @@ impl Query {
 }
 
 /// One problem as it is, several in brackets.
-pub fn joined(problems: &[String]) -> String {
+pub(super) fn joined(problems: &[String]) -> String {
     match problems {
         [only] => only.clone(),
         several => format!("[{}]", several.join(", ")),
     }
 }
 
-pub fn invalid_file(file: &str, why: &str) -> String {
+pub(super) fn invalid_file(file: &str, why: &str) -> String {
     format!("query: Invalid value: {}: {why}", json!([file]))
 }
 

@@ -13,33 +13,33 @@ use crate::server::accept::{Clause, clauses};
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub(super) enum Form {
     Text,
     Document { encoding: Encoding, version: &'static str },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
+pub(super) enum Encoding {
     Json { pretty: bool },
     Yaml,
 }
 
 /// Nothing that is asked for is to be had. With what the caller would understand all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub(super) struct Refusal {
     pub encoding: Option<Encoding>,
 }
 
 /// What a caller says about the form.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub(super) struct Wish {
     accept: String,
     /// The caller is a person: `?pretty=1`, or a browser or curl.
     pretty: bool,
 }
 
 impl Wish {
-    pub fn of(headers: &HeaderMap, query: Option<&str>) -> Self {
+    pub(super) fn of(headers: &HeaderMap, query: Option<&str>) -> Self {
         let said = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let asked = form_urlencoded::parse(query.unwrap_or_default().as_bytes())
             .find(|(name, value)| name == "pretty" && !value.is_empty())
@@ -49,7 +49,7 @@ impl Wish {
         Wish { accept: said(header::ACCEPT).to_owned(), pretty: asked.unwrap_or_else(is_person) }
     }
 
-    pub fn form(&self, group: &str, kind: &str) -> Result<Form, Refusal> {
+    pub(super) fn form(&self, group: &str, kind: &str) -> Result<Form, Refusal> {
         if self.accept.trim().is_empty() {
             return Ok(Form::Text);
         }
@@ -79,14 +79,14 @@ impl Wish {
 }
 
 impl Encoding {
-    pub fn media_type(self) -> &'static str {
+    pub(super) fn media_type(self) -> &'static str {
         match self {
             Encoding::Json { .. } => "application/json",
             Encoding::Yaml => "application/yaml",
         }
     }
 
-    pub fn encode(self, document: &impl Serialize) -> String {
+    pub(super) fn encode(self, document: &impl Serialize) -> String {
         const WHY: &str = "a page has only string keys";
         match self {
             Encoding::Json { pretty: true } => serde_json::to_string_pretty(document).expect(WHY),
