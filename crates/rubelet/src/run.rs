@@ -37,7 +37,7 @@ use crate::{
     cli::{self, Options},
     data_dirs,
     event_log::EventLog,
-    metrics::{Metrics, runtime::Measured},
+    metrics::{Metrics, runtime::InstrumentedRuntime},
     node::{
         self,
         addresses::{Ask, host_ips},
@@ -151,7 +151,7 @@ async fn world(
     .context("containerRuntimeEndpoint")?;
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
     let world = World {
-        runtime: Arc::new(Measured::new(Arc::new(runtime), metrics.clone(), clock.clone())),
+        runtime: Arc::new(InstrumentedRuntime::new(Arc::new(runtime), metrics.clone(), clock.clone())),
         host,
         paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
         events: EventLog::default(),

@@ -64,16 +64,16 @@ const METHODS: &[Method] = &[
 const LABELS: [&str; 4] = ["method", "path", "server_type", "long_running"];
 
 #[derive(Debug)]
-pub struct Requests {
+pub struct HttpMetrics {
     total: Counters<4>,
     duration: Histograms<4>,
     in_flight: Gauges<4>,
     web_sockets: Counters<1>,
 }
 
-impl Requests {
+impl HttpMetrics {
     pub(super) fn new() -> Self {
-        Requests {
+        HttpMetrics {
             total: Counters::new(
                 "kubelet_http_requests_total",
                 LABELS,

@@ -39,7 +39,7 @@ const OPERATION_BOUNDS: &[f64] = &[
 ];
 
 #[derive(Debug)]
-pub struct RuntimeCalls {
+pub struct RuntimeMetrics {
     total: Counters<1>,
     errors: Counters<1>,
     duration: Histograms<1>,
@@ -47,9 +47,9 @@ pub struct RuntimeCalls {
     sandbox_errors: Counters<1>,
 }
 
-impl RuntimeCalls {
+impl RuntimeMetrics {
     pub(super) fn new() -> Self {
-        RuntimeCalls {
+        RuntimeMetrics {
             total: Counters::new(
                 "kubelet_runtime_operations_total",
                 ["operation_type"],
@@ -90,40 +90,40 @@ impl RuntimeCalls {
 }
 
 /// A runtime whose calls are counted.
-pub(crate) struct Measured {
+pub(crate) struct InstrumentedRuntime {
     runtime: Arc<dyn ContainerRuntime>,
     metrics: Arc<Metrics>,
     clock: Clock,
 }
 
-impl std::fmt::Debug for Measured {
+impl std::fmt::Debug for InstrumentedRuntime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Measured").finish_non_exhaustive()
+        f.debug_struct("InstrumentedRuntime").finish_non_exhaustive()
     }
 }
 
-impl Measured {
+impl InstrumentedRuntime {
     pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>, metrics: Arc<Metrics>, clock: Clock) -> Self {
-        Measured { runtime, metrics, clock }
+        InstrumentedRuntime { runtime, metrics, clock }
     }
 
     async fn timed<T>(&self, operation: &'static str, call: impl Future<Output = RpcResult<T>>) -> RpcResult<T> {
-        let mut under_way = UnderWay { measured: self, operation, began: self.clock.now().uptime, has_failed: true };
+        let mut timer = CallTimer { measured: self, operation, began: self.clock.now().uptime, has_failed: true };
         let answer = call.await;
-        under_way.has_failed = answer.is_err();
+        timer.has_failed = answer.is_err();
         answer
     }
 }
 
 /// Counts when it is dropped, with or without an answer.
-struct UnderWay<'a> {
-    measured: &'a Measured,
+struct CallTimer<'a> {
+    measured: &'a InstrumentedRuntime,
     operation: &'static str,
     began: Uptime,
     has_failed: bool,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
         let (labels, calls) = ([self.operation], &self.measured.metrics.runtime);
         let took = self.measured.clock.now().uptime.since(self.began);
@@ -136,7 +136,7 @@ impl Drop for UnderWay<'_> {
 }
 
 #[async_trait]
-impl ContainerRuntime for Measured {
+impl ContainerRuntime for InstrumentedRuntime {
     async fn version(&self) -> RpcResult<v1::VersionResponse> {
         self.timed("version", self.runtime.version()).await
     }

@@ -15,7 +15,7 @@ use rubelet_kube::client::{Observed, Occurrence};
 
 use super::two_pods;
 use crate::{
-    metrics::{Metrics, runtime::Measured},
+    metrics::{Metrics, runtime::InstrumentedRuntime},
     stats::{cadvisor, example},
     world::Clock,
 };
@@ -111,7 +111,7 @@ async fn busy() -> Metrics {
         metrics.api.observe(&Observed { method: &Method::GET, host: "api:6443", what });
     }
     let absent = CriClient::new("unix:///nonexistent/cri.sock", "", Duration::from_secs(1)).unwrap();
-    let runtime = Measured::new(Arc::new(absent), metrics.clone(), Clock::system());
+    let runtime = InstrumentedRuntime::new(Arc::new(absent), metrics.clone(), Clock::system());
     runtime.version().await.unwrap_err();
     drop(runtime);
     Arc::into_inner(metrics).unwrap()
