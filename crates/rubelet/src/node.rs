@@ -83,31 +83,31 @@ pub async fn run(
     }
 }
 
-/// How fresh an answer must be.
+/// Which version of an object to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Freshness {
+enum ResourceVersion {
     /// Out of the server's memory, which may be a moment behind and costs it next to nothing.
     Cached,
     Newest,
 }
 
-async fn get_node(api: &dyn ApiServer, duty: &Duty, freshness: Freshness) -> Result<Node, ApiError> {
-    let query = match freshness {
-        Freshness::Cached => vec![("resourceVersion", "0".to_owned())],
-        Freshness::Newest => Vec::new(),
+async fn get_node(api: &dyn ApiServer, duty: &Duty, version: ResourceVersion) -> Result<Node, ApiError> {
+    let query = match version {
+        ResourceVersion::Cached => vec![("resourceVersion", "0".to_owned())],
+        ResourceVersion::Newest => Vec::new(),
     };
     let path = duty.path();
     let call =
         Call { lane: Lane::Heartbeat, verb: Verb::Get, path: path.clone(), query, body: None, timeout: duty.timeout() };
     let answer = api.call(call).await?;
-    serde_json::from_slice(&answer).map(lean).map_err(|error| ApiError {
+    serde_json::from_slice(&answer).map(without_managed_fields).map_err(|error| ApiError {
         kind: ApiErrorKind::Unreadable,
         message: format!("{path}: the answer cannot be read: {error}"),
     })
 }
 
 /// Half of a Node is the record of who wrote which field; nobody here reads it.
-fn lean(mut node: Node) -> Node {
+fn without_managed_fields(mut node: Node) -> Node {
     node.metadata.managed_fields = None;
     node
 }

@@ -66,7 +66,7 @@ impl Rotation {
             if failures == 0
                 && let Some(leaf) = &current
             {
-                let due = due_at(leaf, self.spread(leaf));
+                let due = due_at(leaf, self.jitter(leaf));
                 tracing::info!(signer = self.signer(), ends = %leaf.not_after, renewal = %due, "certificate in use");
                 self.sleep_until(due).await;
             }
@@ -150,7 +150,7 @@ impl Rotation {
     }
 
     /// Differs from node to node and from certificate to certificate, and is the same after a restart.
-    fn spread(&self, leaf: &Leaf) -> f64 {
+    fn jitter(&self, leaf: &Leaf) -> f64 {
         let seed = format!("{} {} {}", self.wanted.node_name, self.signer(), leaf.not_after);
         let [a, b, ..] = Sha256::digest(seed).0;
         f64::from(u16::from_be_bytes([a, b])) / f64::from(u16::MAX)
@@ -168,11 +168,11 @@ impl Rotation {
     }
 }
 
-/// Between 70 and 90 per cent of its life: `spread` from 0 to 1 says where, so that nodes that joined together do not all
+/// Between 70 and 90 per cent of its life: `jitter` from 0 to 1 says where, so that nodes that joined together do not all
 /// ask together.
-fn due_at(leaf: &Leaf, spread: f64) -> Timestamp {
+fn due_at(leaf: &Leaf, jitter: f64) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
-    let part = life.as_secs_f64() * (0.7 + 0.2 * spread);
+    let part = life.as_secs_f64() * (0.7 + 0.2 * jitter);
     leaf.not_before.saturating_add(SignedDuration::from_secs_f64(part)).unwrap_or(leaf.not_after)
 }
 

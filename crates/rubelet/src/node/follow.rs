@@ -13,7 +13,7 @@ use rubelet_kube::{
 };
 use tokio::sync::{mpsc, watch};
 
-use super::lean;
+use super::without_managed_fields;
 
 /// One node changes seldom; should it change more often, the watch waits.
 const CHANGES_BOUND: usize = 4;
@@ -80,7 +80,7 @@ fn sight_after(change: Change, before: &Sight) -> Option<Sight> {
         });
     };
     match serde_json::from_slice(&body) {
-        Ok(node) => Some(Sight::Seen(Arc::new(lean(node)))),
+        Ok(node) => Some(Sight::Seen(Arc::new(without_managed_fields(node)))),
         Err(error) => {
             tracing::warn!("the Node object cannot be read: {error}");
             None

@@ -23,17 +23,17 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(7);
 
 /// Renews until it is dropped. `node_uid` is known once the node is registered.
 pub async fn run(api: Arc<dyn ApiServer>, clock: Clock, duty: Arc<Duty>, node_uid: watch::Receiver<Option<String>>) {
-    // Up to a twenty-fifth longer, so that the nodes of a cluster do not beat in step.
+    // Up to a twenty-fifth longer, so that the nodes of a cluster do not renew in step.
     let stretch = fastrand::Rng::with_seed(duty.seed()).f64() * 0.04;
     let every = (duty.lease_duration() / 4).mul_f64(1.0 + stretch);
-    let mut heart = Heart { api, clock, duty, node_uid, lease: None };
+    let mut controller = LeaseController { api, clock, duty, node_uid, lease: None };
     loop {
-        heart.beat().await;
+        controller.sync().await;
         sleep(every).await;
     }
 }
 
-struct Heart {
+struct LeaseController {
     api: Arc<dyn ApiServer>,
     clock: Clock,
     duty: Arc<Duty>,
@@ -42,10 +42,10 @@ struct Heart {
     lease: Option<Lease>,
 }
 
-impl Heart {
-    async fn beat(&mut self) {
+impl LeaseController {
+    async fn sync(&mut self) {
         if let Some(lease) = self.lease.take() {
-            match self.renew(lease).await {
+            match self.retry_update_lease(lease).await {
                 Ok(lease) => {
                     self.lease = Some(lease);
                     return;
@@ -53,9 +53,9 @@ impl Heart {
                 Err(error) => tracing::warn!("the node's lease is not renewed, looking it up: {error}"),
             }
         }
-        self.lease = match self.find_or_create().await {
+        self.lease = match self.backoff_ensure_lease().await {
             Found::Created(lease) => Some(lease),
-            Found::Existing(lease) => match self.renew(lease).await {
+            Found::Existing(lease) => match self.retry_update_lease(lease).await {
                 Ok(lease) => Some(lease),
                 Err(error) => {
                     tracing::warn!("the node's lease is not renewed: {error}");
@@ -65,7 +65,7 @@ impl Heart {
         };
     }
 
-    async fn renew(&self, mut lease: Lease) -> Result<Lease, ApiError> {
+    async fn retry_update_lease(&self, mut lease: Lease) -> Result<Lease, ApiError> {
         let path = leases().named(self.duty.setup.name.clone());
         let mut tries = 0;
         loop {
@@ -77,7 +77,7 @@ impl Heart {
                 return Err(error);
             }
             if error.kind == ApiErrorKind::Conflict {
-                match self.find_or_create().await {
+                match self.backoff_ensure_lease().await {
                     Found::Created(lease) => return Ok(lease),
                     Found::Existing(newer) => lease = newer,
                 }
@@ -86,10 +86,10 @@ impl Heart {
     }
 
     /// Does not give up; without a lease the node is taken for dead.
-    async fn find_or_create(&self) -> Found {
+    async fn backoff_ensure_lease(&self) -> Found {
         let mut wait = BACK_OFF_FIRST;
         loop {
-            match self.try_find_or_create().await {
+            match self.ensure_lease().await {
                 Ok(found) => return found,
                 Err(error) => tracing::warn!("the node's lease cannot be had, next try in {wait:?}: {error}"),
             }
@@ -98,7 +98,7 @@ impl Heart {
         }
     }
 
-    async fn try_find_or_create(&self) -> Result<Found, ApiError> {
+    async fn ensure_lease(&self) -> Result<Found, ApiError> {
         let timeout = self.duty.timeout();
         let path = leases().named(self.duty.setup.name.clone());
         match calls::get(&*self.api, Lane::Heartbeat, path, timeout).await {
@@ -142,20 +142,20 @@ mod tests {
         Ok(json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"holderIdentity": "n1"}}))
     }
 
-    /// A heart beating at a server that gives these answers. It stops when the test ends.
+    /// A lease controller on a server that gives these answers. It stops when the test ends.
     struct Patient {
         api: Arc<Scripted>,
         node_uid: watch::Sender<Option<String>>,
-        _heart: JoinSet<()>,
+        _controller: JoinSet<()>,
     }
 
     impl Patient {
         fn new(answers: impl IntoIterator<Item = Answer>) -> Patient {
             let api = Scripted::new(answers);
             let (node_uid, known_uid) = watch::channel(None);
-            let mut heart = JoinSet::new();
-            heart.spawn(run(api.clone(), Clock::system(), Arc::new(duty()), known_uid));
-            Patient { api, node_uid, _heart: heart }
+            let mut controller = JoinSet::new();
+            controller.spawn(run(api.clone(), Clock::system(), Arc::new(duty()), known_uid));
+            Patient { api, node_uid, _controller: controller }
         }
 
         async fn after(&self, secs: u64) -> Vec<String> {

@@ -13,7 +13,7 @@ use rubelet_kube::{
 };
 use tokio::time::sleep;
 
-use super::{Duty, Freshness, get_node, lean};
+use super::{Duty, ResourceVersion, get_node, without_managed_fields};
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(7);
@@ -42,7 +42,7 @@ pub async fn register<'a>(api: &dyn ApiServer, duty: &Duty, report: impl Fn() ->
 
 pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Report<'_>) -> Result<Registered, ApiError> {
     // Upstream creates first; a node that restarts is known, and looking costs the server less than a refused write.
-    let error = match get_node(api, duty, Freshness::Cached).await {
+    let error = match get_node(api, duty, ResourceVersion::Cached).await {
         Ok(known) => return reconcile(api, duty, known, report).await,
         Err(error) => error,
     };
@@ -53,15 +53,17 @@ pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Repor
     let nodes = ObjectPath::all("v1", "nodes");
     let created: Result<Node, _> = calls::create(api, Lane::Heartbeat, nodes, &node, duty.timeout()).await;
     let error = match created {
-        Ok(node) => return Ok(Registered::Created(lean(node))),
+        Ok(node) => return Ok(Registered::Created(without_managed_fields(node))),
         Err(error) => error,
     };
     match error.kind {
         // Who may not create a node may still have one.
-        ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden => match get_node(api, duty, Freshness::Newest).await {
-            Ok(known) => reconcile(api, duty, known, report).await,
-            Err(_) => Err(error),
-        },
+        ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden => {
+            match get_node(api, duty, ResourceVersion::Newest).await {
+                Ok(known) => reconcile(api, duty, known, report).await,
+                Err(_) => Err(error),
+            }
+        }
         _ => Err(error),
     }
 }
@@ -84,7 +86,9 @@ pub(super) async fn patch_status(
     patch: &serde_json::Value,
 ) -> Result<Node, ApiError> {
     let path = duty.path().sub("status");
-    calls::patch(api, Lane::Heartbeat, PatchKind::StrategicMerge, path, patch, duty.timeout()).await.map(lean)
+    calls::patch(api, Lane::Heartbeat, PatchKind::StrategicMerge, path, patch, duty.timeout())
+        .await
+        .map(without_managed_fields)
 }
 
 #[cfg(test)]

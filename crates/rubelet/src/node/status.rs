@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    Duty, Freshness,
+    Duty, ResourceVersion,
     addresses::{Ask, host_ips},
     follow::Sight,
     get_node,
@@ -53,13 +53,13 @@ pub async fn run(
         return;
     }
     let mut reporter = Reporter::register(world, api, duty, inputs, uid).await;
-    let mut cause = Cause::Time;
+    let mut trigger = ReportTrigger::Time;
     loop {
         let outcome = reporter.check().await;
-        if outcome == Outcome::Reported && cause == Cause::Dispute {
+        if outcome == Outcome::Reported && trigger == ReportTrigger::Dispute {
             sleep(PAUSE_AFTER_DISPUTE).await;
         }
-        cause = reporter.wait().await;
+        trigger = reporter.wait().await;
     }
 }
 
@@ -72,7 +72,7 @@ pub struct Inputs {
 
 /// Why the reporter looks again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+enum ReportTrigger {
     Time,
     View,
     Dispute,
@@ -135,7 +135,7 @@ impl Reporter {
             Registered::Created(node) => {
                 tracing::info!(node = reporter.duty.setup.name, "the node is registered");
                 reporter.record_all(node_status::happenings(None, &node));
-                reporter.report_at = now.uptime + reporter.spread(reporter.duty.report_every);
+                reporter.report_at = now.uptime + reporter.jitter(reporter.duty.report_every);
                 reporter.take(node);
             }
             Registered::Existing(node) => {
@@ -165,7 +165,7 @@ impl Reporter {
                 Ok(node) => {
                     self.record_all(node_status::happenings(Some(&self.node), &node));
                     let every = self.duty.report_every;
-                    let wait = if is_changed { self.spread(every) } else { every };
+                    let wait = if is_changed { self.jitter(every) } else { every };
                     self.report_at = self.world.clock.now().uptime + wait;
                     self.take(node);
                     return Outcome::Reported;
@@ -178,7 +178,7 @@ impl Reporter {
                 }
                 Err(error) => tracing::warn!(attempt, "the node's status is not reported: {error}"),
             }
-            if let Ok(node) = get_node(&*self.api, &self.duty, Freshness::Newest).await {
+            if let Ok(node) = get_node(&*self.api, &self.duty, ResourceVersion::Newest).await {
                 self.take(node);
             }
         }
@@ -193,7 +193,7 @@ impl Reporter {
     }
 
     /// Until something may have changed.
-    async fn wait(&mut self) -> Cause {
+    async fn wait(&mut self) -> ReportTrigger {
         let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.duty.check_every);
         loop {
             let view = &self.view;
@@ -201,15 +201,15 @@ impl Reporter {
             tokio::select! {
                 biased;
                 // Cancel-safe: waiting for a value takes nothing away.
-                Ok(_) = snapshots.wait_for(|snapshot| snapshot.node != *view) => return Cause::View,
+                Ok(_) = snapshots.wait_for(|snapshot| snapshot.node != *view) => return ReportTrigger::View,
                 // Cancel-safe: a change that was not seen is seen the next time.
                 Ok(()) = sights.changed() => {}
                 // Cancel-safe: the deadline stays the same.
-                () = sleep_until(next_look) => return Cause::Time,
+                () = sleep_until(next_look) => return ReportTrigger::Time,
             }
             let sight = sights.borrow_and_update().clone();
             if self.take_sight(sight) {
-                return Cause::Dispute;
+                return ReportTrigger::Dispute;
             }
         }
     }
@@ -289,7 +289,7 @@ impl Reporter {
     }
 
     /// Between half and one and a half of it, so that nodes that changed together do not report together for ever.
-    fn spread(&mut self, every: Duration) -> Duration {
+    fn jitter(&mut self, every: Duration) -> Duration {
         every.mul_f64(0.5 + self.random.f64())
     }
 

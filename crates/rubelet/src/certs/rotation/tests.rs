@@ -62,7 +62,7 @@ proptest! {
     fn a_renewal_is_due_between_seven_and_nine_tenths_of_a_certificates_life(
         begin in 0_i64..4_000_000_000,
         life in 1_i64..315_360_000,
-        spread in 0.0..=1.0_f64,
+        jitter in 0.0..=1.0_f64,
     ) {
         let not_before = Timestamp::from_second(begin).unwrap();
         let leaf = Leaf {
@@ -73,7 +73,7 @@ proptest! {
             not_before,
             not_after: not_before + SignedDuration::from_secs(life),
         };
-        let part = due_at(&leaf, spread).duration_since(not_before).as_secs_f64() / life as f64;
+        let part = due_at(&leaf, jitter).duration_since(not_before).as_secs_f64() / life as f64;
         prop_assert!((0.699_999..=0.900_001).contains(&part), "{}", part);
     }
 }
@@ -82,7 +82,7 @@ proptest! {
 fn nodes_and_certificates_are_spread_over_the_whole_time() {
     let dir = tempfile::tempdir().unwrap();
     let clock = clock();
-    let spread = |number: i64| {
+    let jitter = |number: i64| {
         let wanted = Wanted::client(&format!("node-{number}"));
         let not_after = start() + SignedDuration::from_secs(number);
         let leaf = Leaf {
@@ -95,11 +95,11 @@ fn nodes_and_certificates_are_spread_over_the_whole_time() {
         };
         let signer = Signer::new(clock.clone(), wanted.clone(), 60);
         let rotation = Rotation { wanted, ..rotation(dir.path(), signer, clock.clone()) };
-        rotation.spread(&leaf)
+        rotation.jitter(&leaf)
     };
-    let mut spreads: Vec<_> = (0..20).map(spread).collect();
-    spreads.sort_by(f64::total_cmp);
-    assert!(spreads[0] < 0.2 && spreads[19] > 0.8, "{spreads:?}");
+    let mut jitters: Vec<_> = (0..20).map(jitter).collect();
+    jitters.sort_by(f64::total_cmp);
+    assert!(jitters[0] < 0.2 && jitters[19] > 0.8, "{jitters:?}");
 }
 
 fn rotating(dir: &Path, life_secs: i64) -> (Arc<Signer>, JoinHandle<()>) {
