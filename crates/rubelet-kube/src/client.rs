@@ -274,8 +274,9 @@ impl Inner {
         freshness: Freshness,
     ) -> Result<Answer, Failed> {
         let unreachable = |cause: String| errors::unreachable(&request.operation, cause);
-        let refused =
-            |wait: Duration| unreachable(format!("its turn comes in {wait:?}, after its time ({:?})", request.timeout));
+        let refused = |wait: Duration| {
+            unreachable(format!("client rate limiter wait {wait:?} exceeds timeout {:?}", request.timeout))
+        };
         let asked = clock::now();
         connections.bucket.turn(request.deadline).await.map_err(|wait| Failed::Answered(refused(wait)))?;
         if connections.bucket.is_limited() {

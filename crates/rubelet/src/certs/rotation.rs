@@ -129,7 +129,7 @@ impl Rotation {
         let signer = self.signer();
         match current {
             Some(leaf) if leaf.not_after <= self.clock.now().wall => {
-                tracing::error!(signer, ended = %leaf.not_after, "the certificate has ended and was not renewed: {error:#}");
+                tracing::error!(signer, ended = %leaf.not_after, "certificate expired, rotation failed: {error:#}");
             }
             Some(leaf) => {
                 tracing::warn!(signer, ends = %leaf.not_after, "the certificate was not renewed; trying again: {error:#}");

@@ -69,7 +69,7 @@ pub(super) async fn obtain(
     tracing::info!(
         csr = name,
         signer = wanted.purpose.signer(),
-        "waiting for a certificate; where nothing approves it by itself: kubectl certificate approve {name}"
+        "CSR pending; unless it is approved automatically, approve with: kubectl certificate approve {name}"
     );
     match timeout(patience, issued(api, &made, &name)).await {
         Ok(answer) => answer,

@@ -36,7 +36,7 @@ const LINE_LIMIT_BYTES: usize = 64 << 20;
 pub(super) enum CliError {
     #[error("nothing listens on {0:?}: is rubelet running? Its --root-dir must be given here too")]
     NotRunning(PathBuf),
-    #[error("may not open {0:?}: it is for root only; try again with sudo")]
+    #[error("permission denied: {0:?}; run as root")]
     Denied(PathBuf),
     #[error("rubelet does not answer on {0:?}: it is stopped, or too many commands are being served")]
     NoAnswer(PathBuf),

@@ -80,7 +80,7 @@ fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> 
 }
 
 fn command() -> Command {
-    client::with_socket_args(Command::new("rubelet explain").about("Tell why a pod is where it is"))
+    client::with_socket_args(Command::new("rubelet explain").about("Explain a pod's current state"))
         .arg(
             Arg::new("pod")
                 .value_name("POD")

@@ -108,7 +108,7 @@ pub const GROUPS: &[Group] = &[
         field("manifest-url", Text, "staticPodURL", "URL of pod manifests"),
         field("manifest-url-header", Headers, "staticPodURLHeader", "headers for that URL, name:value,…"),
         field("http-check-frequency", Duration, "httpCheckFrequency", "how often that URL is read"),
-        field("sync-frequency", Duration, "syncFrequency", "a quiet pod is looked at again after this time"),
+        field("sync-frequency", Duration, "syncFrequency", "longest time between syncs of a pod"),
     ] },
     Group { title: "The cluster", flags: &[
         own("kubeconfig", Text, "how to reach the API server; without it the node stands alone"),
@@ -229,8 +229,8 @@ pub const GROUPS: &[Group] = &[
         field("streaming-connection-idle-timeout", Duration, "streamingConnectionIdleTimeout", "idle streams are closed after this time"),
     ] },
     Group { title: "Logging", flags: &[
-        Flag { name: "v", short: Some('v'), kind: Level, target: Field("logging.verbosity"), help: "how much to say, 0 to 10", deprecated: None },
-        kept("vmodule", VModule, "logging.vmodule", "how much to say per file, pattern=N,…"),
+        Flag { name: "v", short: Some('v'), kind: Level, target: Field("logging.verbosity"), help: "log verbosity, 0 to 10", deprecated: None },
+        kept("vmodule", VModule, "logging.vmodule", "log verbosity per file, pattern=N,…"),
         field("logging-format", Text, "logging.format", "text or json"),
         kept("log-flush-frequency", Duration, "logging.flushFrequency", "how often logs are flushed"),
         field("log-text-split-stream", Bool, "logging.options.text.splitStream", "text: errors to stderr, the rest to stdout"),
@@ -241,7 +241,7 @@ pub const GROUPS: &[Group] = &[
     Group { title: "The process and its host", flags: &[
         own("lock-file", Text, "hold a lock on this file"),
         own("exit-on-lock-contention", Bool, "exit when another wants that lock"),
-        field("oom-score-adj", Int32, "oomScoreAdj", "how readily the kernel kills the agent"),
+        field("oom-score-adj", Int32, "oomScoreAdj", "OOM score adjustment of the agent"),
         field("max-open-files", Int64, "maxOpenFiles", "files the agent may open"),
         field("fail-swap-on", Bool, "failSwapOn", "refuse to start with swap"),
         kept("fail-cgroupv1", Bool, "failCgroupV1", "refuse to start on cgroup v1"),

@@ -92,7 +92,7 @@ fn command() -> Command {
 }
 
 fn secs_since(text: &str) -> Result<i64, String> {
-    let duration: GoDuration = text.parse().map_err(|_| "say it like 30s, 5m or 2h".to_owned())?;
+    let duration: GoDuration = text.parse().map_err(|_| "expected a duration such as 30s, 5m, 2h".to_owned())?;
     i64::try_from(duration.as_std().as_secs()).map_err(|error| error.to_string())
 }
 

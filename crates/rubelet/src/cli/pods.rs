@@ -160,7 +160,7 @@ pub(super) fn notices(node: &NodeView, now: Timestamp) -> Vec<String> {
     }
     if !node.sources_awaited.is_empty() {
         let awaited: Vec<_> = node.sources_awaited.iter().map(|source| source.as_str()).collect();
-        notices.push(format!("! Not heard yet from: {}; nothing is cleaned up before", awaited.join(", ")));
+        notices.push(format!("! Source not ready: {}; cleanup deferred", awaited.join(", ")));
     }
     notices
 }
@@ -299,7 +299,7 @@ mod tests {
         assert_snapshot!(notices(&node, at("2026-11-15T19:00:00Z")).join("\n"), @"
         ! The runtime has a problem since 60s: connection refused
         ! The pod network has a problem since 60m: cni plugin not initialized
-        ! Not heard yet from: http; nothing is cleaned up before
+        ! Source not ready: http; cleanup deferred
         ");
     }
 

@@ -44,7 +44,7 @@ pub(super) fn refused(message: String) -> EffectError {
 /// Ends an effect that was recalled before it begins another step.
 pub(super) fn unless(recalled: &Recalled) -> Result<(), EffectError> {
     if recalled.is_cancelled() {
-        return Err(EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() });
+        return Err(EffectError { kind: ErrorKind::Retry, message: "pod is terminating".to_owned() });
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl LeaseController {
                     self.lease = Some(lease);
                     return;
                 }
-                Err(error) => tracing::warn!("the node's lease is not renewed, looking it up: {error}"),
+                Err(error) => tracing::warn!("failed to update lease, reading it again: {error}"),
             }
         }
         self.lease = match self.backoff_ensure_lease().await {
@@ -58,7 +58,7 @@ impl LeaseController {
             Found::Existing(lease) => match self.retry_update_lease(lease).await {
                 Ok(lease) => Some(lease),
                 Err(error) => {
-                    tracing::warn!("the node's lease is not renewed: {error}");
+                    tracing::warn!("failed to update lease: {error}");
                     None
                 }
             },
@@ -91,7 +91,7 @@ impl LeaseController {
         loop {
             match self.ensure_lease().await {
                 Ok(found) => return found,
-                Err(error) => tracing::warn!("the node's lease cannot be had, next try in {wait:?}: {error}"),
+                Err(error) => tracing::warn!("failed to ensure lease, will retry in {wait:?}: {error}"),
             }
             sleep(wait).await;
             wait = (wait * 2).min(BACK_OFF_MAX);

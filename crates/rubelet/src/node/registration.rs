@@ -32,7 +32,7 @@ pub async fn register<'a>(api: &dyn ApiServer, duty: &Duty, report: impl Fn() ->
             Ok(registered) => return registered,
             Err(error) => {
                 let node = &duty.setup.name;
-                tracing::warn!(node, "the node is not registered, next try in {wait:?}: {error}");
+                tracing::warn!(node, "failed to register node, will retry in {wait:?}: {error}");
             }
         }
         sleep(wait).await;

@@ -133,13 +133,13 @@ impl Reporter {
         let now = reporter.world.clock.now();
         match registered {
             Registered::Created(node) => {
-                tracing::info!(node = reporter.duty.setup.name, "the node is registered");
+                tracing::info!(node = reporter.duty.setup.name, "node registered");
                 reporter.record_all(node_status::happenings(None, &node));
                 reporter.report_at = now.uptime + reporter.jitter(reporter.duty.report_every);
                 reporter.take(node);
             }
             Registered::Existing(node) => {
-                tracing::info!(node = reporter.duty.setup.name, "the node was registered before");
+                tracing::info!(node = reporter.duty.setup.name, "node was previously registered");
                 // The agent before this one may have reported a moment ago.
                 let since = node_status::last_report(&node).map(|reported| now.wall_since(reported));
                 let left = since.map_or(Duration::ZERO, |since| reporter.duty.report_every.saturating_sub(since));
@@ -171,12 +171,10 @@ impl Reporter {
                     return Outcome::Reported;
                 }
                 Err(error) if error.kind == ApiErrorKind::NotFound => {
-                    tracing::warn!(
-                        "the Node object is gone; the node registers anew when the agent starts anew: {error}"
-                    );
+                    tracing::warn!("Node object deleted; restart to register again: {error}");
                     return Outcome::Failed;
                 }
-                Err(error) => tracing::warn!(attempt, "the node's status is not reported: {error}"),
+                Err(error) => tracing::warn!(attempt, "failed to update node status: {error}"),
             }
             if let Ok(node) = get_node(&*self.api, &self.duty, ResourceVersion::Newest).await {
                 self.take(node);
@@ -220,10 +218,7 @@ impl Reporter {
             Sight::Unseen | Sight::Absent => false,
             Sight::Gone => {
                 // As upstream: whoever deletes a node may be about to take its machine away.
-                tracing::warn!(
-                    node = self.duty.setup.name,
-                    "the Node object is gone; it is made anew when the agent starts anew"
-                );
+                tracing::warn!(node = self.duty.setup.name, "Node object deleted; restart to register again");
                 self.uid.send_replace(None);
                 false
             }
@@ -270,11 +265,11 @@ impl Reporter {
         }
         match host_ips(node_ip, &setup.name, Ask::ResolverAndRoutes).await {
             Ok(found) if !found.is_empty() && found != setup.internal_ips => {
-                tracing::info!(before = ?setup.internal_ips, now = ?found, "the node's addresses have changed");
+                tracing::info!(before = ?setup.internal_ips, now = ?found, "node addresses changed");
                 Arc::make_mut(&mut self.duty).setup.internal_ips = found;
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!("the node's addresses: {error:#}"),
+            Err(error) => tracing::warn!("failed to find the node's addresses: {error:#}"),
         }
     }
 
@@ -305,7 +300,7 @@ async fn list_images(world: &World) -> Option<Vec<ImageFacts>> {
     match timeout(IMAGES_TIMEOUT, world.runtime.list_images()).await {
         Ok(Ok(images)) => Some(images.into_iter().map(image_facts).collect()),
         Ok(Err(error)) => {
-            tracing::debug!("the images cannot be listed: {error}");
+            tracing::debug!("failed to list images: {error}");
             None
         }
         Err(_elapsed) => None,

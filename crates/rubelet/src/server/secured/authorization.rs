@@ -99,7 +99,7 @@ impl Rights {
                     .map_err(|error| format!("cannot ask for a right: {error}"))?;
             let SubjectAccessReviewStatus { allowed, evaluation_error, .. } = answer.status.unwrap_or_default();
             if let Some(error) = evaluation_error.filter(|error| !error.is_empty()) {
-                tracing::debug!(error, "a right was judged with errors");
+                tracing::debug!(error, "SubjectAccessReview evaluation error");
             }
             Ok((allowed, if allowed { self.keep_allowed } else { self.keep_denied }))
         };

@@ -67,7 +67,7 @@ fn authentication(options: &Options, world: &World, tls: &Arc<Tls>) -> Authentic
     let told = &options.config.authentication;
     let cluster = world.cluster.clone().filter(|_| told.webhook.enabled);
     if told.webhook.enabled && cluster.is_none() {
-        tracing::info!("there is no API server to ask about bearer tokens: nobody comes in with one");
+        tracing::info!("no API server, token authentication disabled");
     }
     Authentication {
         tls: tls.clone(),
@@ -82,7 +82,7 @@ fn authorization(options: &Options, world: &World) -> Authorization {
     match (&world.cluster, told.mode.as_str()) {
         (_, "AlwaysAllow") => Authorization::AlwaysAllow,
         (None, _) => {
-            tracing::info!("there is no API server to ask for rights: nobody may use the kubelet's port");
+            tracing::info!("no API server, all requests to the kubelet's port forbidden");
             Authorization::NobodyToAsk
         }
         (Some(cluster), _) => {
