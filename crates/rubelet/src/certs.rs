@@ -5,8 +5,8 @@
 //! Upstream: `buildKubeletClientConfig` and `InitializeTLS` of `cmd/kubelet/app`, `pkg/kubelet/certificate`.
 
 pub(crate) mod bootstrap;
-mod joining;
 pub(crate) mod leaf;
+mod pending_bootstrap;
 mod pending_key;
 mod request;
 mod rotation;
@@ -34,8 +34,8 @@ use tokio::{sync::watch, task::JoinSet};
 
 use self::{
     bootstrap::Bootstrap,
-    joining::Joining,
-    request::{Purpose, Wanted},
+    pending_bootstrap::PendingBootstrap,
+    request::{CertificateTemplate, Purpose},
     rotation::Rotation,
     store::Store,
 };
@@ -51,22 +51,22 @@ pub(crate) use self::serving::self_signed;
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
-/// How the node is part of a cluster.
+/// The client of the node's API server, as far as there is one.
 #[derive(Debug)]
-pub(crate) enum Membership {
+pub(crate) enum ClusterClient {
     /// Without `--kubeconfig` it stands alone.
     None,
-    Member(Client),
+    Ready(Client),
     /// It has no good certificate yet.
-    Joining(Box<Joining>),
+    Pending(Box<PendingBootstrap>),
 }
 
-impl Membership {
+impl ClusterClient {
     pub(crate) fn api(&self) -> Option<Arc<dyn ApiServer>> {
         match self {
-            Membership::None => None,
-            Membership::Member(client) => Some(Arc::new(client.clone())),
-            Membership::Joining(joining) => Some(joining.api()),
+            ClusterClient::None => None,
+            ClusterClient::Ready(client) => Some(Arc::new(client.clone())),
+            ClusterClient::Pending(pending) => Some(pending.api()),
         }
     }
 }
@@ -74,15 +74,15 @@ impl Membership {
 /// The server need not be there yet; its address and our credentials must. A node that has yet to join does so beside
 /// everything else where `rotateCertificates` is on, and before everything else where it is not, as upstream: that may take
 /// as long as a person needs to approve it.
-pub(crate) async fn membership(
+pub(crate) async fn cluster_client(
     options: &Options,
     node_name: &str,
     host: &Arc<dyn Host>,
     clock: &Clock,
     metrics: &Arc<Metrics>,
-) -> anyhow::Result<Membership> {
+) -> anyhow::Result<ClusterClient> {
     if options.flags.kubeconfig.is_empty() {
-        return Ok(Membership::None);
+        return Ok(ClusterClient::None);
     }
     if let Some(bootstrap_kubeconfig) = bootstrap_kubeconfig(options)? {
         let bootstrap = Bootstrap {
@@ -96,12 +96,12 @@ pub(crate) async fn membership(
         if options.config.rotate_certificates && bootstrap.is_needed().await? {
             let (options, host, clock, metrics) = (options.clone(), host.clone(), clock.clone(), metrics.clone());
             let joined = watch::Sender::new(None);
-            let joining = Joining { options, bootstrap, host, clock, metrics, joined };
-            return Ok(Membership::Joining(Box::new(joining)));
+            let pending = PendingBootstrap { options, bootstrap, host, clock, metrics, joined };
+            return Ok(ClusterClient::Pending(Box::new(pending)));
         }
         bootstrap.run().await?;
     }
-    client(options, &own_kubeconfig(options, host, clock).await?, metrics).map(Membership::Member)
+    client(options, &own_kubeconfig(options, host, clock).await?, metrics).map(ClusterClient::Ready)
 }
 
 /// Of a node that has joined.
@@ -123,29 +123,29 @@ fn client(options: &Options, kubeconfig: &Kubeconfig, metrics: &Arc<Metrics>) ->
 pub(crate) async fn start(
     options: &Options,
     world: &World,
-    membership: Membership,
+    client: ClusterClient,
     tasks: &mut JoinSet<()>,
 ) -> anyhow::Result<()> {
     let config = &options.config;
     let World { host, clock, metrics, .. } = world;
-    let api = membership.api();
-    match membership {
-        Membership::Member(client) if config.rotate_certificates => {
-            let wanted = Wanted::client(&world.settings.node_name);
+    let api = client.api();
+    match client {
+        ClusterClient::Ready(client) if config.rotate_certificates => {
+            let template = CertificateTemplate::client(&world.settings.node_name);
             let place = Place { host, clock, metrics };
-            let rotation = rotation(options, place, Arc::new(client.clone()), wanted)?;
+            let rotation = rotation(options, place, Arc::new(client.clone()), template)?;
             tasks.spawn(rotation.renewing_for(client).run());
         }
-        Membership::Joining(joining) => {
-            tasks.spawn(joining.run());
+        ClusterClient::Pending(pending) => {
+            tasks.spawn(pending.run());
         }
-        Membership::None | Membership::Member(_) => {}
+        ClusterClient::None | ClusterClient::Ready(_) => {}
     }
     if is_serving_requested(options) {
         match api {
             Some(api) => {
                 let place = Place { host, clock, metrics };
-                tasks.spawn(rotation(options, place, api, serving_wanted(world))?.run());
+                tasks.spawn(rotation(options, place, api, serving_template(world))?.run());
             }
             None => tracing::warn!("serverTLSBootstrap needs an API server to ask, and there is no --kubeconfig"),
         }
@@ -224,26 +224,31 @@ struct Place<'a> {
     metrics: &'a Arc<Metrics>,
 }
 
-fn rotation(options: &Options, place: Place<'_>, api: Arc<dyn ApiServer>, wanted: Wanted) -> anyhow::Result<Rotation> {
-    let is_clients = wanted.purpose == Purpose::Client;
+fn rotation(
+    options: &Options,
+    place: Place<'_>,
+    api: Arc<dyn ApiServer>,
+    template: CertificateTemplate,
+) -> anyhow::Result<Rotation> {
+    let is_clients = template.purpose == Purpose::Client;
     Ok(Rotation {
         api,
-        store: Store::new(place.host.clone(), &cert_dir(options)?, wanted.purpose.prefix()),
+        store: Store::new(place.host.clone(), &cert_dir(options)?, template.purpose.prefix()),
         clock: place.clock.clone(),
         metrics: place.metrics.clone(),
         user: None,
         bootstrap_kubeconfig: if is_clients { bootstrap_kubeconfig(options)? } else { None },
-        wanted,
+        template,
     })
 }
 
 /// The names and addresses under which the node is registered.
-fn serving_wanted(world: &World) -> Wanted {
-    Wanted {
+fn serving_template(world: &World) -> CertificateTemplate {
+    CertificateTemplate {
         purpose: Purpose::Serving,
         dns_names: vec![world.settings.node_name.clone()],
         ips: node_ips(world),
-        ..Wanted::client(&world.settings.node_name)
+        ..CertificateTemplate::client(&world.settings.node_name)
     }
 }
 

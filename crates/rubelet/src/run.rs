@@ -74,8 +74,8 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let clock = Clock::system();
     let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
     let metrics = Arc::new(Metrics::new(options.gates.clone()));
-    let membership = certs::membership(options, &node_name(options)?, &host, &clock, &metrics).await?;
-    let (world, duty) = world(options, membership.api(), host, clock, metrics).await?;
+    let cluster_client = certs::cluster_client(options, &node_name(options)?, &host, &clock, &metrics).await?;
+    let (world, duty) = world(options, cluster_client.api(), host, clock, metrics).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
     let (sync_loop, handles) = SyncLoop::new(world.clone());
@@ -100,7 +100,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
         inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone(), sights));
     }
-    certs::start(options, &world, membership, &mut inputs).await?;
+    certs::start(options, &world, cluster_client, &mut inputs).await?;
     started(&world);
 
     wait_for_signal().await?;

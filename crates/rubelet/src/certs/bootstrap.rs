@@ -21,7 +21,7 @@ use rubelet_kube::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Purpose, Wanted, leaf, pending_key,
+    CertificateTemplate, Purpose, leaf, pending_key,
     signing::{self, Name, SigningError},
     store::{Store, make_missing_dir},
 };
@@ -110,13 +110,13 @@ impl Bootstrap {
 
     /// Asks until there is an answer; a server that is away is waited for.
     async fn ask(&self, api: &dyn ApiServer) -> anyhow::Result<(String, KeyPair)> {
-        let wanted = Wanted::client(&self.node_name);
+        let template = CertificateTemplate::client(&self.node_name);
         let mut pause = FIRST_PAUSE;
         loop {
             let key = pending_key::load_or_make(self.host.as_ref(), &self.cert_dir)
                 .await
                 .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
-            match signing::obtain(api, &wanted, &key, Name::Digested, PATIENCE).await {
+            match signing::request_certificate(api, &template, &key, Name::Digested, PATIENCE).await {
                 Ok(chain) if leaf::first_end(chain.as_bytes()).is_ok_and(|ends| ends <= self.clock.now().wall) => {
                     tracing::info!("an earlier request's certificate has ended meanwhile; asking with a new key");
                     self.forget_key().await?;

@@ -47,7 +47,7 @@ impl Purpose {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct CertificateTemplate {
     pub purpose: Purpose,
     pub node_name: String,
     /// By which the node is called; a client needs none.
@@ -55,9 +55,14 @@ pub(super) struct Wanted {
     pub ips: Vec<IpAddr>,
 }
 
-impl Wanted {
+impl CertificateTemplate {
     pub(super) fn client(node_name: &str) -> Self {
-        Wanted { purpose: Purpose::Client, node_name: node_name.to_owned(), dns_names: Vec::new(), ips: Vec::new() }
+        CertificateTemplate {
+            purpose: Purpose::Client,
+            node_name: node_name.to_owned(),
+            dns_names: Vec::new(),
+            ips: Vec::new(),
+        }
     }
 
     /// More than is wanted does no harm.
@@ -108,37 +113,37 @@ mod tests {
     #[test]
     fn a_request_names_the_node_as_upstream_does() {
         let key = KeyPair::generate().unwrap();
-        let wanted = Wanted {
+        let template = CertificateTemplate {
             purpose: Purpose::Serving,
             dns_names: vec!["n1".to_owned()],
             ips: vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()],
-            ..Wanted::client("n1")
+            ..CertificateTemplate::client("n1")
         };
-        let pair = authority().pair(&wanted, &key, Validity::hours(1));
+        let pair = authority().pair(&template, &key, Validity::hours(1));
         let leaf = Leaf::of_pair(pair.as_bytes()).unwrap();
         assert_eq!(
             (leaf.common_name.as_str(), &*leaf.organizations),
             ("system:node:n1", &["system:nodes".to_owned()][..])
         );
-        assert!(wanted.is_met_by(&leaf));
-        let missing = Wanted { ips: vec!["10.0.0.8".parse().unwrap()], ..wanted.clone() };
+        assert!(template.is_met_by(&leaf));
+        let missing = CertificateTemplate { ips: vec!["10.0.0.8".parse().unwrap()], ..template.clone() };
         assert!(!missing.is_met_by(&leaf));
-        assert!(!Wanted { node_name: "n2".to_owned(), ..wanted }.is_met_by(&leaf));
-        assert!(Wanted::client("n1").is_met_by(&leaf));
+        assert!(!CertificateTemplate { node_name: "n2".to_owned(), ..template }.is_met_by(&leaf));
+        assert!(CertificateTemplate::client("n1").is_met_by(&leaf));
     }
 
     #[test]
     fn a_requests_name_is_upstreams_for_the_same_key_and_node() {
         let (key, expected) = (include_str!("testdata/key.pem"), include_str!("testdata/name.txt"));
         let key = KeyPair::from_pem(key).unwrap();
-        assert_eq!(Wanted::client("node-1").digested_name(&key), expected.trim());
-        assert_ne!(Wanted::client("node-2").digested_name(&key), expected.trim());
+        assert_eq!(CertificateTemplate::client("node-1").digested_name(&key), expected.trim());
+        assert_ne!(CertificateTemplate::client("node-2").digested_name(&key), expected.trim());
     }
 
     #[test]
     fn a_key_of_another_certificate_is_found_out() {
         let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-        let certificate = authority().certificate(&Wanted::client("n1"), &key, Validity::hours(1));
+        let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, Validity::hours(1));
         let mixed = format!("{certificate}{}", other.serialize_pem());
         assert_eq!(
             Leaf::of_pair(mixed.as_bytes()).unwrap_err(),

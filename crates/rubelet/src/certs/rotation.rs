@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::sleep;
 
 use super::{
-    Purpose, Wanted, bootstrap,
+    CertificateTemplate, Purpose, bootstrap,
     leaf::Leaf,
     signing::{self, Name},
     store::Store,
@@ -35,7 +35,7 @@ const BETWEEN_ROTATIONS: Duration = Duration::from_secs(1);
 pub(super) struct Rotation {
     pub api: Arc<dyn ApiServer>,
     pub store: Store,
-    pub wanted: Wanted,
+    pub template: CertificateTemplate,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
     /// Who uses the certificate and is told of a new one.
@@ -46,7 +46,7 @@ pub(super) struct Rotation {
 
 impl std::fmt::Debug for Rotation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rotation").field("store", &self.store).field("wanted", &self.wanted).finish_non_exhaustive()
+        f.debug_struct("Rotation").field("store", &self.store).field("template", &self.template).finish_non_exhaustive()
     }
 }
 
@@ -92,7 +92,7 @@ impl Rotation {
     /// The pair in use, if it is what we want.
     async fn current(&self) -> Option<Leaf> {
         match self.store.current().await {
-            Ok(Some(leaf)) if self.wanted.is_met_by(&leaf) => Some(leaf),
+            Ok(Some(leaf)) if self.template.is_met_by(&leaf) => Some(leaf),
             Ok(Some(_)) => {
                 tracing::info!(signer = self.signer(), "the certificate names other addresses than the node has");
                 None
@@ -108,7 +108,7 @@ impl Rotation {
     async fn rotate(&self, current: Option<&Leaf>) -> anyhow::Result<Leaf> {
         let key = KeyPair::generate().context("make a key")?;
         let api = self.api(current)?;
-        let chain = signing::obtain(api.as_ref(), &self.wanted, &key, Name::Generated, PATIENCE).await?;
+        let chain = signing::request_certificate(api.as_ref(), &self.template, &key, Name::Generated, PATIENCE).await?;
         let leaf = self.store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;
         if let Some(user) = &self.user {
             user.credentials_changed().await;
@@ -151,20 +151,20 @@ impl Rotation {
 
     /// Differs from node to node and from certificate to certificate, and is the same after a restart.
     fn jitter(&self, leaf: &Leaf) -> f64 {
-        let seed = format!("{} {} {}", self.wanted.node_name, self.signer(), leaf.not_after);
+        let seed = format!("{} {} {}", self.template.node_name, self.signer(), leaf.not_after);
         let [a, b, ..] = Sha256::digest(seed).0;
         f64::from(u16::from_be_bytes([a, b])) / f64::from(u16::MAX)
     }
 
     fn counted(&self) -> &Certificate {
-        match self.wanted.purpose {
+        match self.template.purpose {
             Purpose::Client => &self.metrics.certificates.client,
             Purpose::Serving => &self.metrics.certificates.serving,
         }
     }
 
     fn signer(&self) -> &'static str {
-        self.wanted.purpose.signer()
+        self.template.purpose.signer()
     }
 }
 

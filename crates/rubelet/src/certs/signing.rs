@@ -18,7 +18,7 @@ use rubelet_kube::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::Wanted;
+use super::CertificateTemplate;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// A watch is opened anew after this long, with a fresh look in between: a lost change costs no more.
@@ -57,18 +57,18 @@ pub(super) enum Name {
 }
 
 /// The chain in PEM. Waits at most `patience` once the request is made.
-pub(super) async fn obtain(
+pub(super) async fn request_certificate(
     api: &dyn ApiServer,
-    wanted: &Wanted,
+    template: &CertificateTemplate,
     key: &KeyPair,
     name: Name,
     patience: Duration,
 ) -> Result<String, SigningError> {
-    let made = create(api, wanted, key, name).await?;
+    let made = create(api, template, key, name).await?;
     let name = made.metadata.name.clone().unwrap_or_default();
     tracing::info!(
         csr = name,
-        signer = wanted.purpose.signer(),
+        signer = template.purpose.signer(),
         "CSR pending; unless it is approved automatically, approve with: kubectl certificate approve {name}"
     );
     match timeout(patience, issued(api, &made, &name)).await {
@@ -79,18 +79,18 @@ pub(super) async fn obtain(
 
 async fn create(
     api: &dyn ApiServer,
-    wanted: &Wanted,
+    template: &CertificateTemplate,
     key: &KeyPair,
     name: Name,
 ) -> Result<CertificateSigningRequest, SigningError> {
-    let name = (name == Name::Digested).then(|| wanted.digested_name(key));
+    let name = (name == Name::Digested).then(|| template.digested_name(key));
     let generate_name = name.is_none().then(|| "csr-".to_owned());
     let request = CertificateSigningRequest {
         metadata: ObjectMeta { name: name.clone(), generate_name, ..ObjectMeta::default() },
         spec: CertificateSigningRequestSpec {
-            request: ByteString(wanted.request(key)?.into_bytes()),
-            signer_name: wanted.purpose.signer().to_owned(),
-            usages: Some(wanted.purpose.usages().map(str::to_owned).to_vec()),
+            request: ByteString(template.request(key)?.into_bytes()),
+            signer_name: template.purpose.signer().to_owned(),
+            usages: Some(template.purpose.usages().map(str::to_owned).to_vec()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
@@ -128,14 +128,14 @@ async fn look_and_watch(
     is_approved: &mut bool,
 ) -> Result<Option<String>, SigningError> {
     let refused = |message: String| SigningError::Refused { name: name.to_owned(), message };
-    let mut judge = |csr: &CertificateSigningRequest| match verdict(csr, made) {
-        Verdict::Issued(chain) => Ok(Some(chain)),
-        Verdict::Refused(message) => Err(refused(message)),
-        Verdict::Approved if !std::mem::replace(is_approved, true) => {
+    let mut judge = |csr: &CertificateSigningRequest| match state_of(csr, made) {
+        CsrState::Issued(chain) => Ok(Some(chain)),
+        CsrState::Refused(message) => Err(refused(message)),
+        CsrState::Approved if !std::mem::replace(is_approved, true) => {
             tracing::info!(csr = name, "approved; waiting for the certificate");
             Ok(None)
         }
-        Verdict::Approved | Verdict::Undecided => Ok(None),
+        CsrState::Approved | CsrState::Undecided => Ok(None),
     };
     let found = match look(api, name).await {
         Err(error) if error.kind == ApiErrorKind::NotFound => return Err(refused("was deleted".to_owned())),
@@ -172,36 +172,36 @@ async fn look(api: &dyn ApiServer, name: &str) -> Result<CertificateSigningReque
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum CsrState {
     Undecided,
     Approved,
     Issued(String),
     Refused(String),
 }
 
-fn verdict(csr: &CertificateSigningRequest, made: &CertificateSigningRequest) -> Verdict {
+fn state_of(csr: &CertificateSigningRequest, made: &CertificateSigningRequest) -> CsrState {
     if csr.metadata.uid != made.metadata.uid {
-        return Verdict::Refused("was replaced by another of the same name".to_owned());
+        return CsrState::Refused("was replaced by another of the same name".to_owned());
     }
-    let Some(status) = &csr.status else { return Verdict::Undecided };
+    let Some(status) = &csr.status else { return CsrState::Undecided };
     let conditions = status.conditions.iter().flatten();
     let mut is_approved = false;
     for condition in conditions {
         let why = [condition.reason.as_deref(), condition.message.as_deref()];
         let why = why.into_iter().flatten().collect::<Vec<_>>().join(": ");
         match condition.type_.as_str() {
-            "Denied" => return Verdict::Refused(format!("was denied ({why})")),
-            "Failed" => return Verdict::Refused(format!("failed ({why})")),
+            "Denied" => return CsrState::Refused(format!("was denied ({why})")),
+            "Failed" => return CsrState::Refused(format!("failed ({why})")),
             "Approved" => is_approved = true,
             _ => {}
         }
     }
     match &status.certificate {
         Some(ByteString(chain)) if is_approved && !chain.is_empty() => {
-            Verdict::Issued(String::from_utf8_lossy(chain).into_owned())
+            CsrState::Issued(String::from_utf8_lossy(chain).into_owned())
         }
-        _ if is_approved => Verdict::Approved,
-        _ => Verdict::Undecided,
+        _ if is_approved => CsrState::Approved,
+        _ => CsrState::Undecided,
     }
 }
 

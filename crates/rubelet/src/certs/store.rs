@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::certs::{
-        Wanted,
+        CertificateTemplate,
         test_authority::{Validity, authority, start},
     };
 
@@ -182,7 +182,7 @@ mod tests {
         let store = store(dir.path());
         fs::write(store.current_path(), "somebody's").unwrap();
         let key = KeyPair::generate().unwrap();
-        let certificate = authority().certificate(&Wanted::client("n1"), &key, Validity::hours(1));
+        let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, Validity::hours(1));
         let error = store.update(&certificate, &key.serialize_pem(), start()).await.unwrap_err();
         assert!(error.to_string().contains("kubelet-client-current.pem: is not a link"), "{error}");
         assert_eq!(fs::read_to_string(store.current_path()).unwrap(), "somebody's");
@@ -194,7 +194,7 @@ mod tests {
         let store = store(dir.path());
         let leaf = update(&store, start()).await;
         let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
-        let certificate = authority().certificate(&Wanted::client("n1"), &key, Validity::hours(1));
+        let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, Validity::hours(1));
         store.update(&certificate, &other.serialize_pem(), start()).await.unwrap_err();
         assert_eq!(store.current().await.unwrap(), Some(leaf));
     }
@@ -206,7 +206,7 @@ mod tests {
     async fn update(store: &Store, now: Timestamp) -> Leaf {
         let key = KeyPair::generate().unwrap();
         let validity = Validity::secs_from(now, 3600);
-        let certificate = authority().certificate(&Wanted::client("n1"), &key, validity);
+        let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, validity);
         store.update(&certificate, &key.serialize_pem(), now).await.unwrap()
     }
 }

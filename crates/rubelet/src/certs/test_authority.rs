@@ -22,7 +22,7 @@ use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Verb, Watch, W
 use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
 use x509_cert::{der::Decode as _, request::CertReq};
 
-use super::Wanted;
+use super::CertificateTemplate;
 use crate::world::Clock;
 
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -58,19 +58,24 @@ pub(super) fn authority() -> Authority {
 }
 
 impl Authority {
-    pub(super) fn certificate(&self, wanted: &Wanted, key: &impl PublicKeyData, validity: Validity) -> String {
-        let mut params = CertificateParams::new(wanted.dns_names.clone()).unwrap();
-        params.subject_alt_names.extend(wanted.ips.iter().map(|ip| SanType::IpAddress(*ip)));
+    pub(super) fn certificate(
+        &self,
+        template: &CertificateTemplate,
+        key: &impl PublicKeyData,
+        validity: Validity,
+    ) -> String {
+        let mut params = CertificateParams::new(template.dns_names.clone()).unwrap();
+        params.subject_alt_names.extend(template.ips.iter().map(|ip| SanType::IpAddress(*ip)));
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", wanted.node_name));
+        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", template.node_name));
         params.not_before = system_time(validity.not_before).into();
         params.not_after = system_time(validity.not_after).into();
         params.signed_by(key, &self.0).unwrap().pem()
     }
 
-    pub(super) fn pair(&self, wanted: &Wanted, key: &KeyPair, validity: Validity) -> String {
-        format!("{}{}", self.certificate(wanted, key, validity), key.serialize_pem())
+    pub(super) fn pair(&self, template: &CertificateTemplate, key: &KeyPair, validity: Validity) -> String {
+        format!("{}{}", self.certificate(template, key, validity), key.serialize_pem())
     }
 }
 
@@ -82,7 +87,7 @@ fn system_time(at: Timestamp) -> SystemTime {
 pub(super) struct Signer {
     authority: Authority,
     clock: Clock,
-    wanted: Wanted,
+    template: CertificateTemplate,
     life_secs: i64,
     /// How many of the next requests are not taken.
     pub refusals: Mutex<u32>,
@@ -91,17 +96,17 @@ pub(super) struct Signer {
 }
 
 impl Signer {
-    pub(super) fn new(clock: Clock, wanted: Wanted, life_secs: i64) -> Arc<Self> {
+    pub(super) fn new(clock: Clock, template: CertificateTemplate, life_secs: i64) -> Arc<Self> {
         let authority = authority();
         let (refusals, asked_at, issued) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Signer { authority, clock, wanted, life_secs, refusals, asked_at, issued })
+        Arc::new(Signer { authority, clock, template, life_secs, refusals, asked_at, issued })
     }
 
     fn sign(&self, request: &CertificateSigningRequest) -> String {
         let request = CertificateSigningRequestDer::from_pem_slice(&request.spec.request.0).unwrap();
         let request = CertReq::from_der(&request).unwrap();
         let key = PublicKey(request.info.public_key.subject_public_key.raw_bytes().to_vec());
-        self.authority.certificate(&self.wanted, &key, Validity::secs_from(self.clock.now().wall, self.life_secs))
+        self.authority.certificate(&self.template, &key, Validity::secs_from(self.clock.now().wall, self.life_secs))
     }
 }
 

@@ -23,7 +23,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         let matches = command().try_get_matches_from(args)?;
         let client = Client::new(&matches);
         let node: NodeView = client.json("/node").await?;
-        let wanted = Wanted::new(&matches, &node);
+        let wanted = EventFilter::new(&matches, &node);
         let follows = matches.get_flag("follow");
         let mut events = client.stream(if follows { "/events?follow=1" } else { "/events" }).await?;
         let mut printer = Printer { as_json: matches.contains_id("output"), ..Printer::default() };
@@ -107,17 +107,17 @@ fn command() -> Command {
 
 /// Whose events are wanted.
 #[derive(Clone, Debug, Default)]
-struct Wanted {
+struct EventFilter {
     pod: Option<String>,
     static_name: String,
     namespace: Option<String>,
 }
 
-impl Wanted {
-    fn new(matches: &ArgMatches, node: &NodeView) -> Wanted {
+impl EventFilter {
+    fn new(matches: &ArgMatches, node: &NodeView) -> EventFilter {
         let pod = matches.get_one::<String>("pod").cloned();
         let static_name = format!("{}-{}", pod.as_deref().unwrap_or_default(), node.name);
-        Wanted { pod, static_name, namespace: matches.get_one::<String>("namespace").cloned() }
+        EventFilter { pod, static_name, namespace: matches.get_one::<String>("namespace").cloned() }
     }
 
     fn means(&self, about: &About) -> bool {
@@ -188,7 +188,7 @@ mod tests {
         id::{PodRef, PodUid},
     };
 
-    use super::{Wanted, render};
+    use super::{EventFilter, render};
     use crate::{event_log::EventLog, server::views::tests::at};
 
     fn pod() -> PodRef {
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_pods_events_are_found_by_any_of_its_names() {
-        let wanted = |pod: &str, namespace: Option<&str>| Wanted {
+        let wanted = |pod: &str, namespace: Option<&str>| EventFilter {
             pod: Some(pod.to_owned()),
             static_name: format!("{pod}-n1"),
             namespace: namespace.map(str::to_owned),
@@ -237,7 +237,7 @@ mod tests {
             (wanted("web", None), &file, true),
             (wanted("db", None), &file, false),
             (wanted("web", None), &About::Node, false),
-            (Wanted::default(), &About::Node, true),
+            (EventFilter::default(), &About::Node, true),
         ];
         for (wanted, about, expected) in cases {
             assert_eq!(wanted.means(about), expected, "{wanted:?} {about:?}");

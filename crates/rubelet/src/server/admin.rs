@@ -28,7 +28,7 @@ use super::{
     health,
     views::{
         self,
-        find::{NotFound, Wanted, find},
+        find::{NotFound, PodQuery, find},
     },
 };
 
@@ -115,7 +115,7 @@ async fn explain(
     Query(query): Query<ExplainQuery>,
 ) -> Response {
     let snapshot = readers.snapshot();
-    match find(&snapshot, Wanted { name: &pod, namespace: query.namespace.as_deref() }) {
+    match find(&snapshot, PodQuery { name: &pod, namespace: query.namespace.as_deref() }) {
         Ok((uid, view)) => {
             Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }).into_response()
         }

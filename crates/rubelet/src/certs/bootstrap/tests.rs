@@ -16,7 +16,7 @@ use crate::{
 async fn a_certificate_is_stored_and_the_key_that_waited_for_it_goes() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
-    let signer = Signer::new(bootstrap.clock.clone(), Wanted::client("n1"), 3600);
+    let signer = Signer::new(bootstrap.clock.clone(), CertificateTemplate::client("n1"), 3600);
     let store = bootstrap.get_certificate(signer.as_ref()).await.unwrap();
     let leaf = store.current().await.unwrap().unwrap();
     assert_eq!(leaf.common_name, "system:node:n1");
@@ -42,7 +42,7 @@ async fn whoever_starts_again_asks_with_the_same_key_under_the_same_name() {
 async fn a_certificate_of_an_earlier_request_that_has_ended_is_not_taken() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
-    let earlier = Signer::new(bootstrap.clock.clone(), Wanted::client("n1"), -60);
+    let earlier = Signer::new(bootstrap.clock.clone(), CertificateTemplate::client("n1"), -60);
     let key = pending_key::load_or_make(bootstrap.host.as_ref(), &bootstrap.cert_dir).await.unwrap();
     tokio::time::timeout(Duration::from_secs(600), bootstrap.get_certificate(earlier.as_ref())).await.unwrap_err();
     assert!(earlier.asked_at.lock().unwrap().len() > 1);
@@ -89,7 +89,7 @@ async fn a_bootstrap_is_needed_until_the_kubeconfig_has_a_certificate_that_has_n
             Err("its certificate ended at 2026-11-15T23:59:59Z"),
         ),
     ] {
-        let pair = authority().pair(&Wanted::client("n1"), &KeyPair::generate().unwrap(), validity);
+        let pair = authority().pair(&CertificateTemplate::client("n1"), &KeyPair::generate().unwrap(), validity);
         fs::write(&pem, pair).unwrap();
         assert_eq!(bootstrap.is_done().await, expected.map_err(str::to_owned));
     }

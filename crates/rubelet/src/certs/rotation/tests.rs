@@ -50,7 +50,7 @@ async fn a_certificate_that_names_other_addresses_is_replaced_at_once() {
     sleep(Duration::from_secs(10)).await;
     task.abort();
     let mut rotation = rotation(dir.path(), signer.clone(), clock());
-    rotation.wanted.ips = vec!["10.0.0.9".parse().unwrap()];
+    rotation.template.ips = vec!["10.0.0.9".parse().unwrap()];
     let task = tokio::spawn(rotation.run());
     sleep(Duration::from_secs(10)).await;
     task.abort();
@@ -83,7 +83,7 @@ fn nodes_and_certificates_are_spread_over_the_whole_time() {
     let dir = tempfile::tempdir().unwrap();
     let clock = clock();
     let jitter = |number: i64| {
-        let wanted = Wanted::client(&format!("node-{number}"));
+        let template = CertificateTemplate::client(&format!("node-{number}"));
         let not_after = start() + SignedDuration::from_secs(number);
         let leaf = Leaf {
             common_name: String::new(),
@@ -93,8 +93,8 @@ fn nodes_and_certificates_are_spread_over_the_whole_time() {
             not_before: start(),
             not_after,
         };
-        let signer = Signer::new(clock.clone(), wanted.clone(), 60);
-        let rotation = Rotation { wanted, ..rotation(dir.path(), signer, clock.clone()) };
+        let signer = Signer::new(clock.clone(), template.clone(), 60);
+        let rotation = Rotation { template, ..rotation(dir.path(), signer, clock.clone()) };
         rotation.jitter(&leaf)
     };
     let mut jitters: Vec<_> = (0..20).map(jitter).collect();
@@ -104,15 +104,15 @@ fn nodes_and_certificates_are_spread_over_the_whole_time() {
 
 fn rotating(dir: &Path, life_secs: i64) -> (Arc<Signer>, JoinHandle<()>) {
     let clock = clock();
-    let signer = Signer::new(clock.clone(), Wanted::client("n1"), life_secs);
+    let signer = Signer::new(clock.clone(), CertificateTemplate::client("n1"), life_secs);
     let task = tokio::spawn(rotation(dir, signer.clone(), clock).run());
     (signer, task)
 }
 
 fn rotation(dir: &Path, signer: Arc<Signer>, clock: Clock) -> Rotation {
-    let wanted = Wanted::client("n1");
+    let template = CertificateTemplate::client("n1");
     let metrics = Arc::default();
-    Rotation { api: signer, store: store(dir), wanted, clock, metrics, user: None, bootstrap_kubeconfig: None }
+    Rotation { api: signer, store: store(dir), template, clock, metrics, user: None, bootstrap_kubeconfig: None }
 }
 
 fn store(dir: &Path) -> Store {

@@ -79,10 +79,10 @@ async fn a_request_of_an_earlier_run_is_found_by_its_name() {
         Ok(decided("Approved", None)),
         Ok(decided("Approved", Some("CHAIN"))),
     ]);
-    let (wanted, key) = (Wanted::client("n1"), KeyPair::generate().unwrap());
-    let chain = obtain(api.as_ref(), &wanted, &key, Name::Digested, PATIENCE).await.unwrap();
+    let (template, key) = (CertificateTemplate::client("n1"), KeyPair::generate().unwrap());
+    let chain = request_certificate(api.as_ref(), &template, &key, Name::Digested, PATIENCE).await.unwrap();
     assert_eq!(chain, "CHAIN");
-    assert_eq!(api.calls()[1].path.name, Some(wanted.digested_name(&key)));
+    assert_eq!(api.calls()[1].path.name, Some(template.digested_name(&key)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,7 +101,14 @@ async fn whether_asking_again_may_help_depends_on_the_answer() {
 }
 
 async fn obtain_from(api: &Arc<FakeApi>) -> Result<String, SigningError> {
-    obtain(api.as_ref(), &Wanted::client("n1"), &KeyPair::generate().unwrap(), Name::Generated, PATIENCE).await
+    request_certificate(
+        api.as_ref(),
+        &CertificateTemplate::client("n1"),
+        &KeyPair::generate().unwrap(),
+        Name::Generated,
+        PATIENCE,
+    )
+    .await
 }
 
 fn undecided() -> String {

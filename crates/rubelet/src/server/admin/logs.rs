@@ -13,7 +13,7 @@ use crate::server::{
     Readers,
     container_logs::{self, Asked},
     log_file::{Streams, Timestamps, Which},
-    views::find::{Wanted, find},
+    views::find::{PodQuery, find},
 };
 
 #[derive(Debug, Default, Deserialize)]
@@ -35,7 +35,7 @@ pub(super) async fn logs(
     Query(query): Query<LogsQuery>,
 ) -> Response {
     let snapshot = readers.snapshot();
-    let (uid, view) = match find(&snapshot, Wanted { name: &pod, namespace: query.namespace.as_deref() }) {
+    let (uid, view) = match find(&snapshot, PodQuery { name: &pod, namespace: query.namespace.as_deref() }) {
         Ok(found) => found,
         Err(error) => return not_found(error),
     };

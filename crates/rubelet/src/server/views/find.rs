@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// What was typed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct PodQuery<'a> {
     pub name: &'a str,
     /// `None`: in any namespace.
     pub namespace: Option<&'a str>,
@@ -32,13 +32,16 @@ fn suggestions(similar: &[String]) -> String {
 }
 
 /// The pod of this UID, else of this name, else of this name with the node's behind it.
-pub(crate) fn find<'a>(snapshot: &'a Snapshot, wanted: Wanted<'_>) -> Result<(&'a PodUid, &'a Arc<PodView>), NotFound> {
-    let in_namespace = |view: &PodView| wanted.namespace.is_none_or(|wanted| wanted == namespace_of(&view.pod));
-    let static_name = format!("{}-{}", wanted.name, snapshot.node.name);
+pub(crate) fn find<'a>(
+    snapshot: &'a Snapshot,
+    query: PodQuery<'_>,
+) -> Result<(&'a PodUid, &'a Arc<PodView>), NotFound> {
+    let in_namespace = |view: &PodView| query.namespace.is_none_or(|wanted| wanted == namespace_of(&view.pod));
+    let static_name = format!("{}-{}", query.name, snapshot.node.name);
     type Reading<'a> = &'a dyn Fn(&PodUid, &PodView) -> bool;
     let readings: [Reading<'_>; 3] = [
-        &|uid, _| uid.as_str() == wanted.name,
-        &|_, view| name_of(&view.pod) == wanted.name && in_namespace(view),
+        &|uid, _| uid.as_str() == query.name,
+        &|_, view| name_of(&view.pod) == query.name && in_namespace(view),
         &|_, view| name_of(&view.pod) == static_name && in_namespace(view),
     ];
     for meant in readings {
@@ -52,11 +55,11 @@ pub(crate) fn find<'a>(snapshot: &'a Snapshot, wanted: Wanted<'_>) -> Result<(&'
             [only] => return Ok(*only),
             several => {
                 let candidates = several.iter().map(|(uid, view)| format!("{} (UID {uid})", full_name(view))).collect();
-                return Err(NotFound::Ambiguous { wanted: wanted.name.to_owned(), candidates });
+                return Err(NotFound::Ambiguous { wanted: query.name.to_owned(), candidates });
             }
         }
     }
-    Err(NotFound::Unknown { wanted: wanted.name.to_owned(), similar: similar(snapshot, wanted.name) })
+    Err(NotFound::Unknown { wanted: query.name.to_owned(), similar: similar(snapshot, query.name) })
 }
 
 fn is_staying(view: &PodView) -> bool {
@@ -112,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::tests::{snapshot, view};
-    use super::{Wanted, distance, find, full_name};
+    use super::{PodQuery, distance, find, full_name};
 
     #[test]
     fn people_find_pods_by_the_names_they_remember() {
@@ -135,7 +138,7 @@ mod tests {
         ];
         let answers: Vec<String> = cases
             .into_iter()
-            .map(|(name, namespace)| match find(&snapshot, Wanted { name, namespace }) {
+            .map(|(name, namespace)| match find(&snapshot, PodQuery { name, namespace }) {
                 Ok((uid, view)) => format!("{name} {namespace:?} -> {uid} {}", full_name(view)),
                 Err(error) => format!("{name} {namespace:?} -> {error}"),
             })
@@ -158,7 +161,7 @@ mod tests {
         let mut leaving = view("default", "web-n1", &["a"], &[], json!({}));
         leaving.lifecycle = "Terminating".to_owned();
         let snapshot = snapshot("n1", [("old", leaving), ("new", view("default", "web-n1", &["a"], &[], json!({})))]);
-        let (uid, _) = find(&snapshot, Wanted { name: "web", namespace: None }).unwrap();
+        let (uid, _) = find(&snapshot, PodQuery { name: "web", namespace: None }).unwrap();
         assert_eq!(uid.as_str(), "new");
     }
 

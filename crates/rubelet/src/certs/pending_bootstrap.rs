@@ -17,7 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Place, Wanted, bootstrap::Bootstrap, client, own_kubeconfig, rotation};
+use super::{CertificateTemplate, Place, bootstrap::Bootstrap, client, own_kubeconfig, rotation};
 use crate::{cli::Options, metrics::Metrics, world::Clock};
 
 /// As long as a watch may take to open.
@@ -26,7 +26,7 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(4);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-pub(crate) struct Joining {
+pub(crate) struct PendingBootstrap {
     pub options: Options,
     pub bootstrap: Bootstrap,
     pub host: Arc<dyn Host>,
@@ -35,15 +35,15 @@ pub(crate) struct Joining {
     pub joined: watch::Sender<Option<Client>>,
 }
 
-impl std::fmt::Debug for Joining {
+impl std::fmt::Debug for PendingBootstrap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Joining").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+        f.debug_struct("PendingBootstrap").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
     }
 }
 
-impl Joining {
+impl PendingBootstrap {
     pub(crate) fn api(&self) -> Arc<dyn ApiServer> {
-        Arc::new(Awaited { joined: self.joined.subscribe() })
+        Arc::new(DeferredApi { joined: self.joined.subscribe() })
     }
 
     /// Joins, and then renews the certificate for as long as the agent runs.
@@ -52,9 +52,9 @@ impl Joining {
             match self.join().await {
                 Ok(client) => {
                     self.joined.send_replace(Some(client.clone()));
-                    let wanted = Wanted::client(&self.bootstrap.node_name);
+                    let template = CertificateTemplate::client(&self.bootstrap.node_name);
                     let place = Place { host: &self.host, clock: &self.clock, metrics: &self.metrics };
-                    match rotation(&self.options, place, Arc::new(client.clone()), wanted) {
+                    match rotation(&self.options, place, Arc::new(client.clone()), template) {
                         Ok(rotation) => return rotation.renewing_for(client).run().await,
                         Err(error) => return tracing::error!("the certificate will not be renewed: {error:#}"),
                     }
@@ -80,11 +80,11 @@ fn pause_after(refusals: u32) -> Duration {
 }
 
 /// The API server of a node that will have joined.
-struct Awaited {
+struct DeferredApi {
     joined: watch::Receiver<Option<Client>>,
 }
 
-impl Awaited {
+impl DeferredApi {
     async fn client(&self, patience: Duration) -> Result<Client, ApiError> {
         let mut joined = self.joined.clone();
         let client = timeout(patience, joined.wait_for(Option::is_some)).await;
@@ -96,7 +96,7 @@ impl Awaited {
 }
 
 #[async_trait]
-impl ApiServer for Awaited {
+impl ApiServer for DeferredApi {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         self.client(call.timeout).await?.call(call).await
     }
@@ -121,7 +121,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn before_the_node_has_joined_a_question_waits_until_its_own_end() {
         let (_joined, receiver) = watch::channel(None);
-        let api = Awaited { joined: receiver };
+        let api = DeferredApi { joined: receiver };
         let path = ObjectPath::all("v1", "nodes");
         let timeout = Duration::from_secs(10);
         let call = Call { lane: Lane::Heartbeat, verb: Verb::Get, path, query: Vec::new(), body: None, timeout };
