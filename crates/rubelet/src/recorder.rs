@@ -5,7 +5,7 @@
 //! Upstream: `client-go/tools/record/event.go`.
 
 mod correlator;
-mod recent;
+mod lru;
 mod writer;
 
 use std::{collections::VecDeque, sync::Arc};
@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use crate::event_log::{EventLog, LoggedEvent};
 
 use self::{
-    correlator::{Correlator, Happening},
-    recent::Recent,
+    correlator::{Correlator, ObservedEvent},
+    lru::LruCache,
     writer::Writer,
 };
 
@@ -40,7 +40,7 @@ pub async fn run(api: Arc<dyn ApiServer>, events: EventLog, node: String, snapsh
             && let Some((event, times)) = unwritten.pop_front()
         {
             let Some(object) = object_of(&event.record.about, &node, &snapshots.borrow()) else { continue };
-            if let Some(written) = correlator.correlate(happening(event, object, times)) {
+            if let Some(written) = correlator.correlate(observed(event, object, times)) {
                 writer.take(written);
             }
         }
@@ -63,7 +63,7 @@ pub async fn run(api: Arc<dyn ApiServer>, events: EventLog, node: String, snapsh
 struct Reader {
     sequence: u64,
     /// Of each event in the log: when it was entered, and how often it had happened at the last look.
-    counts: Recent<(Timestamp, u32)>,
+    counts: LruCache<(Timestamp, u32)>,
 }
 
 impl Reader {
@@ -92,9 +92,9 @@ impl Reader {
     }
 }
 
-fn happening(event: LoggedEvent, object: ObjectReference, times: u32) -> Happening {
+fn observed(event: LoggedEvent, object: ObjectReference, times: u32) -> ObservedEvent {
     let LoggedEvent { record, first_at, last_at, .. } = event;
-    Happening {
+    ObservedEvent {
         object,
         severity: record.severity,
         reason: record.reason,

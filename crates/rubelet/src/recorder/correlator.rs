@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use rubelet_core::effect::Severity;
 
-use super::recent::Recent;
+use super::lru::LruCache;
 
 /// From this many different messages of one reason on, they are combined.
 const COMBINED_FROM: usize = 10;
@@ -31,7 +31,7 @@ const NAME_MAX: usize = 253;
 
 /// Something that happened to an object, once or several times since the last look.
 #[derive(Clone, Debug)]
-pub(super) struct Happening {
+pub(super) struct ObservedEvent {
     pub object: ObjectReference,
     pub severity: Severity,
     pub reason: String,
@@ -43,7 +43,7 @@ pub(super) struct Happening {
 
 /// What to write of it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Written {
+pub(super) struct CorrelateResult {
     /// Whole, as it is created when it is new or the server has forgotten it.
     pub event: Event,
     /// The server should have it: only its count, time and message change.
@@ -53,29 +53,29 @@ pub(super) struct Written {
 #[derive(Debug)]
 pub(super) struct Correlator {
     host: String,
-    similar: Recent<Similar>,
-    known: Recent<Option<Known>>,
-    budgets: Recent<Budget>,
+    similar: LruCache<AggregateRecord>,
+    known: LruCache<Option<EventLogEntry>>,
+    budgets: LruCache<SpamRecord>,
     /// The last name's number: no two events get the same name.
     last_number: i128,
 }
 
 /// The messages of one reason about one object.
 #[derive(Debug)]
-struct Similar {
+struct AggregateRecord {
     messages: BTreeSet<String>,
     last_at: Timestamp,
 }
 
 #[derive(Debug)]
-struct Known {
+struct EventLogEntry {
     name: String,
     first_at: Timestamp,
     count: u32,
 }
 
 #[derive(Debug)]
-struct Budget {
+struct SpamRecord {
     tokens: f64,
     at: Timestamp,
 }
@@ -84,60 +84,60 @@ impl Correlator {
     pub(super) fn new(host: &str) -> Self {
         Correlator {
             host: host.to_owned(),
-            similar: Recent::default(),
-            known: Recent::default(),
-            budgets: Recent::default(),
+            similar: LruCache::default(),
+            known: LruCache::default(),
+            budgets: LruCache::default(),
             last_number: 0,
         }
     }
 
     /// `None`: there were too many of its kind, it is not written.
-    pub(super) fn correlate(&mut self, happening: Happening) -> Option<Written> {
-        let (happening, key) = self.combined(happening);
-        let written = self.counted(&happening, &key);
-        let budget = self.budgets.entry(&object_key(&happening), || Budget::full(happening.last_at));
-        budget.spend(happening.last_at).then_some(written)
+    pub(super) fn correlate(&mut self, observed: ObservedEvent) -> Option<CorrelateResult> {
+        let (observed, key) = self.combined(observed);
+        let written = self.counted(&observed, &key);
+        let budget = self.budgets.entry(&object_key(&observed), || SpamRecord::full(observed.last_at));
+        budget.spend(observed.last_at).then_some(written)
     }
 
-    /// The happening as it is to be told, and the key under which it is counted.
-    fn combined(&mut self, mut happening: Happening) -> (Happening, String) {
-        let at = happening.last_at;
-        let reason_key = joined(&[&object_key(&happening), &happening.reason]);
-        let similar = self.similar.entry(&reason_key, || Similar { messages: BTreeSet::new(), last_at: at });
+    /// The event as it is to be written, and the key under which it is counted.
+    fn combined(&mut self, mut observed: ObservedEvent) -> (ObservedEvent, String) {
+        let at = observed.last_at;
+        let reason_key = joined(&[&object_key(&observed), &observed.reason]);
+        let similar = self.similar.entry(&reason_key, || AggregateRecord { messages: BTreeSet::new(), last_at: at });
         if at.duration_since(similar.last_at) > SIMILAR_WITHIN {
             similar.messages.clear();
         }
         similar.last_at = at;
-        similar.messages.insert(happening.message.clone());
+        similar.messages.insert(observed.message.clone());
         if similar.messages.len() < COMBINED_FROM {
-            let field = happening.object.field_path.as_deref().unwrap_or_default();
-            let key = joined(&[&reason_key, field, &happening.message]);
-            return (happening, key);
+            let field = observed.object.field_path.as_deref().unwrap_or_default();
+            let key = joined(&[&reason_key, field, &observed.message]);
+            return (observed, key);
         }
         // The set does not grow: whatever is new from now on is told under the one combined event.
-        similar.messages.remove(&happening.message);
-        happening.message = format!("{COMBINED_PREFIX}{}", happening.message);
-        happening.first_at = at;
-        (happening, reason_key)
+        similar.messages.remove(&observed.message);
+        observed.message = format!("{COMBINED_PREFIX}{}", observed.message);
+        observed.first_at = at;
+        (observed, reason_key)
     }
 
-    fn counted(&mut self, happening: &Happening, key: &str) -> Written {
+    fn counted(&mut self, observed: &ObservedEvent, key: &str) -> CorrelateResult {
         let known = self.known.entry(key, || None);
         let is_update = known.is_some();
         let known = known.get_or_insert_with(|| {
-            let number = happening.last_at.as_nanosecond().max(self.last_number + 1);
+            let number = observed.last_at.as_nanosecond().max(self.last_number + 1);
             self.last_number = number;
-            let object_name = happening.object.name.as_deref().unwrap_or_default();
-            Known { name: event_name(object_name, number), first_at: happening.first_at, count: 0 }
+            let object_name = observed.object.name.as_deref().unwrap_or_default();
+            EventLogEntry { name: event_name(object_name, number), first_at: observed.first_at, count: 0 }
         });
-        known.count = known.count.saturating_add(happening.times);
-        Written { event: event(happening, known, &self.host), is_update }
+        known.count = known.count.saturating_add(observed.times);
+        CorrelateResult { event: event(observed, known, &self.host), is_update }
     }
 }
 
-impl Budget {
+impl SpamRecord {
     fn full(at: Timestamp) -> Self {
-        Budget { tokens: SPAM_BURST, at }
+        SpamRecord { tokens: SPAM_BURST, at }
     }
 
     fn spend(&mut self, at: Timestamp) -> bool {
@@ -152,8 +152,8 @@ impl Budget {
     }
 }
 
-fn event(happening: &Happening, known: &Known, host: &str) -> Event {
-    let object = happening.object.clone();
+fn event(observed: &ObservedEvent, known: &EventLogEntry, host: &str) -> Event {
+    let object = observed.object.clone();
     Event {
         metadata: ObjectMeta {
             name: Some(known.name.clone()),
@@ -162,12 +162,12 @@ fn event(happening: &Happening, known: &Known, host: &str) -> Event {
             ..ObjectMeta::default()
         },
         involved_object: object,
-        type_: Some(type_of(happening.severity).to_owned()),
-        reason: Some(happening.reason.clone()),
-        message: Some(happening.message.clone()),
+        type_: Some(type_of(observed.severity).to_owned()),
+        reason: Some(observed.reason.clone()),
+        message: Some(observed.message.clone()),
         count: Some(i32::try_from(known.count).unwrap_or(i32::MAX)),
         first_timestamp: Some(Time(known.first_at)),
-        last_timestamp: Some(Time(happening.last_at)),
+        last_timestamp: Some(Time(observed.last_at)),
         source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(host.to_owned()) }),
         reporting_component: Some(COMPONENT.to_owned()),
         reporting_instance: Some(host.to_owned()),
@@ -184,15 +184,15 @@ fn event_name(object_name: &str, number: i128) -> String {
 }
 
 /// Source and object; the source is always this node.
-fn object_key(happening: &Happening) -> String {
-    let object = &happening.object;
+fn object_key(observed: &ObservedEvent) -> String {
+    let object = &observed.object;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     joined(&[
         &part(&object.kind),
         &part(&object.namespace),
         &part(&object.name),
         &part(&object.uid),
-        type_of(happening.severity),
+        type_of(observed.severity),
     ])
 }
 
@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn what_happens_again_is_counted_under_the_same_name() {
         let mut correlator = Correlator::new("n1");
-        let first = correlator.correlate(happening("Pulled", "a", 0)).unwrap();
-        let second = correlator.correlate(Happening { times: 3, ..happening("Pulled", "a", 700) }).unwrap();
+        let first = correlator.correlate(observed("Pulled", "a", 0)).unwrap();
+        let second = correlator.correlate(ObservedEvent { times: 3, ..observed("Pulled", "a", 700) }).unwrap();
         assert!(!first.is_update && second.is_update);
         assert_eq!(first.event.metadata.name, second.event.metadata.name);
         assert_eq!(second.event.count, Some(4));
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn an_event_says_who_tells_it_of_what() {
         let mut correlator = Correlator::new("n1");
-        let written = correlator.correlate(happening("Pulled", "a", 0)).unwrap();
+        let written = correlator.correlate(observed("Pulled", "a", 0)).unwrap();
         assert_snapshot!(serde_json::to_string_pretty(&written.event).unwrap(), @r#"
         {
           "apiVersion": "v1",
@@ -267,7 +267,7 @@ mod tests {
     fn the_tenth_message_of_one_reason_is_combined_and_the_first_nine_keep_their_own_events() {
         let mut correlator = Correlator::new("n1");
         let told: Vec<_> = (0..12)
-            .map(|number| correlator.correlate(happening("Failed", &format!("m{number}"), number)).unwrap())
+            .map(|number| correlator.correlate(observed("Failed", &format!("m{number}"), number)).unwrap())
             .map(|written| (written.event.message.unwrap(), written.event.count.unwrap(), written.is_update))
             .collect();
         let combined = |text: &str| format!("{COMBINED_PREFIX}{text}");
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(told[9], (combined("m9"), 1, false));
         assert_eq!(told[10], (combined("m10"), 2, true));
         assert_eq!(told[11], (combined("m11"), 3, true));
-        let again = correlator.correlate(happening("Failed", "m3", 20)).unwrap();
+        let again = correlator.correlate(observed("Failed", "m3", 20)).unwrap();
         assert_eq!((again.event.message.as_deref(), again.event.count), (Some("m3"), Some(2)));
     }
 
@@ -283,16 +283,16 @@ mod tests {
     fn messages_more_than_ten_minutes_apart_are_not_combined() {
         let mut correlator = Correlator::new("n1");
         for number in 0..9 {
-            correlator.correlate(happening("Failed", &format!("m{number}"), number));
+            correlator.correlate(observed("Failed", &format!("m{number}"), number));
         }
-        let later = correlator.correlate(happening("Failed", "m9", 8 + 601)).unwrap();
+        let later = correlator.correlate(observed("Failed", "m9", 8 + 601)).unwrap();
         assert_eq!(later.event.message.as_deref(), Some("m9"));
     }
 
     #[test]
     fn an_object_gets_twenty_five_events_at_once_and_then_one_every_five_minutes() {
         let mut correlator = Correlator::new("n1");
-        let mut written = |second| correlator.correlate(happening("Unhealthy", "same", second)).is_some();
+        let mut written = |second| correlator.correlate(observed("Unhealthy", "same", second)).is_some();
         assert_eq!((0..40).filter(|_| written(0)).count(), 25);
         assert!(!written(299));
         assert!(written(301));
@@ -303,9 +303,9 @@ mod tests {
     fn what_was_not_written_for_lack_of_room_is_counted_all_the_same() {
         let mut correlator = Correlator::new("n1");
         for _ in 0..30 {
-            correlator.correlate(happening("Unhealthy", "same", 0));
+            correlator.correlate(observed("Unhealthy", "same", 0));
         }
-        let next = correlator.correlate(happening("Unhealthy", "same", 400)).unwrap();
+        let next = correlator.correlate(observed("Unhealthy", "same", 400)).unwrap();
         assert_eq!(next.event.count, Some(31));
     }
 
@@ -313,24 +313,24 @@ mod tests {
     fn normal_events_do_not_use_up_the_room_of_warnings() {
         let mut correlator = Correlator::new("n1");
         for _ in 0..30 {
-            correlator.correlate(Happening { severity: Severity::Normal, ..happening("Pulled", "same", 0) });
+            correlator.correlate(ObservedEvent { severity: Severity::Normal, ..observed("Pulled", "same", 0) });
         }
-        assert!(correlator.correlate(happening("Failed", "same", 0)).is_some());
+        assert!(correlator.correlate(observed("Failed", "same", 0)).is_some());
     }
 
     #[test]
     fn two_events_of_one_moment_have_two_names_that_the_api_allows() {
         let mut correlator = Correlator::new("n1");
-        let mut long = happening("Pulled", "a", 0);
+        let mut long = observed("Pulled", "a", 0);
         long.object.name = Some(format!("{}-{}", "a".repeat(235), "b".repeat(17)));
-        let names = [long.clone(), Happening { message: "b".to_owned(), ..long }]
-            .map(|happening| correlator.correlate(happening).unwrap().event.metadata.name.unwrap());
+        let names = [long.clone(), ObservedEvent { message: "b".to_owned(), ..long }]
+            .map(|observed| correlator.correlate(observed).unwrap().event.metadata.name.unwrap());
         assert_ne!(names[0], names[1]);
         assert!(names.iter().all(|name| name.len() <= NAME_MAX && !name.contains("-.")), "{names:?}");
     }
 
-    fn happening(reason: &str, message: &str, second: i64) -> Happening {
-        Happening {
+    fn observed(reason: &str, message: &str, second: i64) -> ObservedEvent {
+        ObservedEvent {
             object: ObjectReference {
                 kind: Some("Pod".to_owned()),
                 api_version: Some("v1".to_owned()),

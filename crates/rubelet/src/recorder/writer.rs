@@ -12,7 +12,7 @@ use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPa
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::correlator::Written;
+use super::correlator::CorrelateResult;
 
 pub(super) const TRIES: u32 = 12;
 const BETWEEN_TRIES: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ pub(super) struct Writer {
 }
 
 struct Waiting {
-    written: Written,
+    written: CorrelateResult,
     tries: u32,
     arrival: u64,
     turn: Turn,
@@ -44,7 +44,7 @@ enum Turn {
     /// It failed, and is tried again after a while.
     Pausing,
     /// With what happened meanwhile.
-    UnderWay(Option<Box<Written>>),
+    UnderWay(Option<Box<CorrelateResult>>),
 }
 
 impl Writer {
@@ -57,7 +57,7 @@ impl Writer {
         self.waiting.len() < MAX_WAITING
     }
 
-    pub(super) fn take(&mut self, written: Written) {
+    pub(super) fn take(&mut self, written: CorrelateResult) {
         let name = written.event.metadata.name.clone().unwrap_or_default();
         let Some(waiting) = self.waiting.get_mut(&name) else {
             self.arrivals += 1;
@@ -119,7 +119,7 @@ impl Writer {
         } else if tries < TRIES {
             tracing::warn!(%error, tries, "an event could not be written; trying again");
             let event = newer.map_or(written.event, |newer| newer.event);
-            let written = Written { event, is_update: written.is_update };
+            let written = CorrelateResult { event, is_update: written.is_update };
             let name = name.to_owned();
             self.waiting.insert(name.clone(), Waiting { written, tries, arrival, turn: Turn::Pausing });
             self.pauses.push(Box::pin(async move {
@@ -147,7 +147,7 @@ fn may_succeed_later(kind: ApiErrorKind) -> bool {
     }
 }
 
-async fn write(api: &dyn ApiServer, written: &Written) -> Result<(), ApiError> {
+async fn write(api: &dyn ApiServer, written: &CorrelateResult) -> Result<(), ApiError> {
     if written.is_update {
         match api.call(update(&written.event)).await {
             // Events live for an hour; what happens again after that is told anew.

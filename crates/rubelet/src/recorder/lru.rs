@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 const CAPACITY: usize = 4096;
 
 #[derive(Debug)]
-pub(super) struct Recent<V> {
+pub(super) struct LruCache<V> {
     entries: BTreeMap<String, (u64, V)>,
     /// Who was used when; the first was not used for longest.
     uses: BTreeMap<u64, String>,
     now: u64,
 }
 
-impl<V> Default for Recent<V> {
+impl<V> Default for LruCache<V> {
     fn default() -> Self {
-        Recent { entries: BTreeMap::new(), uses: BTreeMap::new(), now: 0 }
+        LruCache { entries: BTreeMap::new(), uses: BTreeMap::new(), now: 0 }
     }
 }
 
-impl<V> Recent<V> {
+impl<V> LruCache<V> {
     /// What is remembered under the key, or what `make` gives. Either is the most recently used now.
     pub(super) fn entry(&mut self, key: &str, make: impl FnOnce() -> V) -> &mut V {
         self.now += 1;
@@ -52,14 +52,14 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_longest_is_forgotten_first() {
-        let mut recent = Recent::default();
+        let mut lru = LruCache::default();
         for key in 0..CAPACITY {
-            recent.entry(&key.to_string(), || key);
+            lru.entry(&key.to_string(), || key);
         }
-        recent.entry("0", || unreachable!("still known"));
-        recent.entry("new", || 7);
-        assert_eq!(*recent.entry("0", || 99), 0, "was used again");
-        assert_eq!(*recent.entry("1", || 99), 99, "was not");
-        assert_eq!((recent.entries.len(), recent.uses.len()), (CAPACITY, CAPACITY));
+        lru.entry("0", || unreachable!("still known"));
+        lru.entry("new", || 7);
+        assert_eq!(*lru.entry("0", || 99), 0, "was used again");
+        assert_eq!(*lru.entry("1", || 99), 99, "was not");
+        assert_eq!((lru.entries.len(), lru.uses.len()), (CAPACITY, CAPACITY));
     }
 }
