@@ -46,7 +46,7 @@ use crate::{
     objects::Strategy,
     observe, recorder,
     server::{
-        Addresses, Readers, Server, admin,
+        Addresses, Server, ServerContext, admin,
         secured::{self, Secured},
     },
     sources,
@@ -86,10 +86,10 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let (secured, tls) = Secured::new(
         options,
         &world,
-        readers(options, &world, &handles, &duty.machine),
+        server_context(options, &world, &handles, &duty.machine),
         certs::serving_files(options)?,
     );
-    tasks.spawn(server.serve(secured.readers.clone(), stop.clone()));
+    tasks.spawn(server.serve(secured.context.clone(), stop.clone()));
     tasks.spawn(secured::serve(port, tls, secured, stop.clone()));
     let mut inputs = JoinSet::new();
     inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
@@ -187,7 +187,7 @@ fn listen_on(field: &str, address: &str, port: i32) -> anyhow::Result<Option<Soc
     Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
 }
 
-fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machine) -> Readers {
+fn server_context(options: &Options, world: &World, handles: &Handles, machine: &Machine) -> ServerContext {
     let period = options.config.volume_stats_agg_period.as_std();
     let disk = DiskCounter::new(DiskSources {
         runtime: world.runtime.clone(),
@@ -195,7 +195,7 @@ fn readers(options: &Options, world: &World, handles: &Handles, machine: &Machin
         clock: world.clock.clone(),
         volumes_count_for: (!period.is_zero()).then_some(period),
     });
-    Readers {
+    ServerContext {
         snapshots: handles.snapshots.clone(),
         events: world.events.clone(),
         metrics: world.metrics.clone(),

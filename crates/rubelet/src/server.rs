@@ -26,13 +26,13 @@ mod accept;
 pub(crate) mod admin;
 pub(crate) mod connections;
 pub(crate) mod container_logs;
-mod figures;
 pub(crate) mod health;
 pub(crate) mod log_file;
 pub(crate) mod metrics;
+mod metrics_encoding;
 pub(crate) mod read_only;
-mod scrapes;
 pub(crate) mod secured;
+mod stats;
 pub(crate) mod views;
 
 use admin::AdminSocket;
@@ -41,7 +41,7 @@ use health::LoopHealth;
 
 /// All that answers are made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Readers {
+pub(crate) struct ServerContext {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub events: EventLog,
     pub metrics: Arc<Metrics>,
@@ -53,7 +53,7 @@ pub(crate) struct Readers {
     pub log_watches: Watches,
 }
 
-impl Readers {
+impl ServerContext {
     /// The picture after the last turn.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshots.borrow().clone()
@@ -106,16 +106,16 @@ impl Server {
     }
 
     /// Answers until `stop`; open connections are given a moment to finish, then cut.
-    pub(crate) async fn serve(self, readers: Readers, stop: CancellationToken) {
-        let admin = admin::serve(self.admin, readers.clone(), &stop);
+    pub(crate) async fn serve(self, context: ServerContext, stop: CancellationToken) {
+        let admin = admin::serve(self.admin, context.clone(), &stop);
         let health = async {
             if let Some(address) = self.health {
-                health::serve(address, &readers.metrics, &stop).await;
+                health::serve(address, &context.metrics, &stop).await;
             }
         };
         let read_only = async {
             if let Some(listener) = self.read_only {
-                let router = read_only::router(readers.clone());
+                let router = read_only::router(context.clone());
                 connections::serve(&listener, router, Limits::OPEN_PORT, &stop).await;
             }
         };

@@ -244,7 +244,7 @@ mod tests {
         server::{
             Addresses, Server,
             admin::socket_path,
-            tests::readers,
+            tests::context,
             views::{
                 PodTable,
                 tests::{at, snapshot, view},
@@ -263,9 +263,9 @@ mod tests {
     impl Agent {
         async fn start(root: &Path) -> Agent {
             let addresses = Addresses { socket: socket_path(root), health: None, read_only: None };
-            let (snapshots, readers) = readers(picture("Pending"), root);
-            let (events, stop) = (readers.events.clone(), CancellationToken::new());
-            let task = tokio::spawn(Server::bind(&addresses).await.unwrap().serve(readers, stop.clone()));
+            let (snapshots, context) = context(picture("Pending"), root);
+            let (events, stop) = (context.events.clone(), CancellationToken::new());
+            let task = tokio::spawn(Server::bind(&addresses).await.unwrap().serve(context, stop.clone()));
             Agent { client: Client { socket: addresses.socket }, snapshots, events, stop, task }
         }
 

@@ -17,8 +17,8 @@ use serde_json::json;
 use tower::ServiceExt as _;
 
 use crate::server::{
-    Readers, read_only,
-    tests::readers,
+    ServerContext, read_only,
+    tests::context,
     views::tests::{snapshot, view},
 };
 
@@ -35,9 +35,9 @@ fn two_pods() -> Snapshot {
     snapshot("n1", [("u1", web), ("u2", refused)])
 }
 
-async fn ask(readers: &Readers, method: Method, path: &str) -> String {
+async fn ask(context: &ServerContext, method: Method, path: &str) -> String {
     let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
-    let response = read_only::router(readers.clone()).oneshot(request).await.unwrap();
+    let response = read_only::router(context.clone()).oneshot(request).await.unwrap();
     String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
 }
 
@@ -48,8 +48,8 @@ fn lines_of<'a>(page: &'a str, families: &[&str]) -> String {
 
 #[tokio::test]
 async fn pods_and_containers_are_counted_from_the_last_snapshot() {
-    let (_sender, readers) = readers(two_pods(), Path::new("/nonexistent"));
-    let page = ask(&readers, Method::GET, "/metrics").await;
+    let (_sender, context) = context(two_pods(), Path::new("/nonexistent"));
+    let page = ask(&context, Method::GET, "/metrics").await;
     let families = [
         "kubelet_node",
         "kubelet_running",
@@ -78,11 +78,11 @@ async fn pods_and_containers_are_counted_from_the_last_snapshot() {
 
 #[tokio::test]
 async fn health_checks_are_counted_when_all_are_asked_for_until_somebody_resets_them() {
-    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
+    let (_sender, context) = context(Snapshot::default(), Path::new("/nonexistent"));
     for path in ["/healthz", "/healthz", "/healthz/ping"] {
-        assert_eq!(ask(&readers, Method::GET, path).await, "ok");
+        assert_eq!(ask(&context, Method::GET, path).await, "ok");
     }
-    insta::assert_snapshot!(lines_of(&ask(&readers, Method::GET, "/metrics/slis").await, &["kubernetes"]), @r#"
+    insta::assert_snapshot!(lines_of(&ask(&context, Method::GET, "/metrics/slis").await, &["kubernetes"]), @r#"
     kubernetes_healthcheck{name="log",type="healthz"} 1
     kubernetes_healthcheck{name="ping",type="healthz"} 1
     kubernetes_healthcheck{name="syncloop",type="healthz"} 1
@@ -90,18 +90,18 @@ async fn health_checks_are_counted_when_all_are_asked_for_until_somebody_resets_
     kubernetes_healthchecks_total{name="ping",type="healthz",status="success"} 2
     kubernetes_healthchecks_total{name="syncloop",type="healthz",status="success"} 2
     "#);
-    assert_eq!(ask(&readers, Method::DELETE, "/metrics/slis").await, "metrics reset\n");
-    assert_eq!(lines_of(&ask(&readers, Method::GET, "/metrics/slis").await, &["kubernetes"]), "");
+    assert_eq!(ask(&context, Method::DELETE, "/metrics/slis").await, "metrics reset\n");
+    assert_eq!(lines_of(&ask(&context, Method::GET, "/metrics/slis").await, &["kubernetes"]), "");
 }
 
 #[tokio::test]
 async fn a_request_is_in_flight_until_its_answer_is_read() {
-    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
+    let (_sender, context) = context(Snapshot::default(), Path::new("/nonexistent"));
     let request = Request::builder().uri("/pods").body(Body::empty()).unwrap();
-    let answer = read_only::router(readers.clone()).oneshot(request).await.unwrap();
+    let answer = read_only::router(context.clone()).oneshot(request).await.unwrap();
     let shown = || {
         lines_of(
-            &readers.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH),
+            &context.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH),
             &["kubelet_http_inflight", "kubelet_http_requests_duration_seconds_count"],
         )
     };
@@ -119,8 +119,8 @@ async fn a_request_is_in_flight_until_its_answer_is_read() {
 /// CVE-2020-8551: whoever reaches a port must not be able to fill the agent's memory.
 #[tokio::test]
 async fn no_caller_can_make_series() {
-    let (_sender, readers) = readers(Snapshot::default(), Path::new("/nonexistent"));
-    let router = read_only::router(readers.clone());
+    let (_sender, context) = context(Snapshot::default(), Path::new("/nonexistent"));
+    let router = read_only::router(context.clone());
     let mut series = Vec::new();
     for round in 0..3 {
         for number in 0..7_000 {
@@ -134,7 +134,7 @@ async fn no_caller_can_make_series() {
             let request = Request::builder().method(method.as_str()).uri(path).body(Body::empty()).unwrap();
             drop(router.clone().oneshot(request).await.unwrap());
         }
-        series.push(readers.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH).lines().count());
+        series.push(context.metrics.page(&Snapshot::default(), Timestamp::UNIX_EPOCH).lines().count());
     }
     assert_eq!(series[0], series[1]);
     assert_eq!(series[1], series[2]);

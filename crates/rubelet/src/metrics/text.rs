@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 
 use jiff::Timestamp;
 
-/// The content type of a page, but for what `server/scrapes.rs` adds for its reader.
+/// The content type of a page, but for what `server/metrics_encoding.rs` adds for its reader.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A page in the making.

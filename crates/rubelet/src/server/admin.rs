@@ -23,7 +23,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Readers,
+    ServerContext,
     connections::{self, Limits},
     health,
     views::{
@@ -48,11 +48,11 @@ pub(crate) struct Explanation {
     pub view: Arc<PodView>,
 }
 
-pub(super) async fn serve(socket: AdminSocket, readers: Readers, stop: &CancellationToken) {
-    connections::serve(&socket, router(readers), Limits::ROOT_SOCKET, stop).await;
+pub(super) async fn serve(socket: AdminSocket, context: ServerContext, stop: &CancellationToken) {
+    connections::serve(&socket, router(context), Limits::ROOT_SOCKET, stop).await;
 }
 
-pub(super) fn router(readers: Readers) -> Router {
+pub(super) fn router(context: ServerContext) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/node", get(node))
@@ -61,19 +61,19 @@ pub(super) fn router(readers: Readers) -> Router {
         .route("/explain/{pod}", get(explain))
         .route("/events", get(events))
         .route("/logs/{pod}/{container}", get(logs::logs))
-        .with_state(readers)
+        .with_state(context)
 }
 
-async fn healthz(State(readers): State<Readers>) -> Response {
-    health::answer(&[("syncloop", readers.health.check(readers.clock.now().uptime))], Some("verbose"))
+async fn healthz(State(context): State<ServerContext>) -> Response {
+    health::answer(&[("syncloop", context.health.check(context.clock.now().uptime))], Some("verbose"))
 }
 
-async fn node(State(readers): State<Readers>) -> Response {
-    Json(&readers.snapshot().node).into_response()
+async fn node(State(context): State<ServerContext>) -> Response {
+    Json(&context.snapshot().node).into_response()
 }
 
-async fn pod_list(State(readers): State<Readers>) -> Response {
-    Json(views::pod_list(&readers.snapshot())).into_response()
+async fn pod_list(State(context): State<ServerContext>) -> Response {
+    Json(views::pod_list(&context.snapshot())).into_response()
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,11 +82,11 @@ struct PodsQuery {
     watch: u8,
 }
 
-async fn pods(State(readers): State<Readers>, Query(query): Query<PodsQuery>) -> Response {
+async fn pods(State(context): State<ServerContext>, Query(query): Query<PodsQuery>) -> Response {
     if query.watch == 0 {
-        return Json(views::pod_table(&readers.snapshot())).into_response();
+        return Json(views::pod_table(&context.snapshot())).into_response();
     }
-    let mut snapshots = readers.snapshots;
+    let mut snapshots = context.snapshots;
     snapshots.mark_changed();
     let tables = stream::unfold((snapshots, None), |(mut snapshots, last)| async move {
         loop {
@@ -110,11 +110,11 @@ struct ExplainQuery {
 }
 
 async fn explain(
-    State(readers): State<Readers>,
+    State(context): State<ServerContext>,
     Path(pod): Path<String>,
     Query(query): Query<ExplainQuery>,
 ) -> Response {
-    let snapshot = readers.snapshot();
+    let snapshot = context.snapshot();
     match find(&snapshot, PodQuery { name: &pod, namespace: query.namespace.as_deref() }) {
         Ok((uid, view)) => {
             Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }).into_response()
@@ -140,8 +140,8 @@ struct EventsQuery {
     follow: u8,
 }
 
-async fn events(State(readers): State<Readers>, Query(query): Query<EventsQuery>) -> Response {
-    let log = readers.events;
+async fn events(State(context): State<ServerContext>, Query(query): Query<EventsQuery>) -> Response {
+    let log = context.events;
     let mut newest = log.subscribe();
     newest.mark_changed();
     if query.follow == 0 {

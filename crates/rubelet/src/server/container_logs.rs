@@ -16,15 +16,15 @@ use rubelet_core::{
 use rubelet_kube::error_chain;
 
 use super::{
-    Readers,
+    ServerContext,
     health::text,
-    log_file::{self, Follow, LogRequest, Stopped, Streams, Timestamps, Which, choose_attempt},
+    log_file::{self, Follow, LogRequest, LogRun, Stopped, Streams, Timestamps, choose_attempt},
 };
 
 /// What is to be shown of a log.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub which: Which,
+pub(crate) struct LogOptions {
+    pub run: LogRun,
     pub follow: bool,
     pub timestamps: Timestamps,
     pub tail: Option<u64>,
@@ -34,29 +34,29 @@ pub(crate) struct Asked {
 }
 
 pub(crate) async fn answer(
-    readers: &Readers,
+    context: &ServerContext,
     uid: &PodUid,
     view: &PodView,
     container: String,
-    asked: Asked,
+    options: LogOptions,
 ) -> Response {
-    let attempt = match choose_attempt(&view.status, name_of(&view.pod), &container, asked.which) {
+    let attempt = match choose_attempt(&view.status, name_of(&view.pod), &container, options.run) {
         Ok(attempt) => attempt,
         Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
     };
     let run = Run { uid: uid.clone(), container, attempt };
     let follow =
-        asked.follow.then(|| Follow { stopped: run.clone().stopped(readers), watches: readers.log_watches.clone() });
+        options.follow.then(|| Follow { stopped: run.clone().stopped(context), watches: context.log_watches.clone() });
     let request = LogRequest {
-        logs_dir: readers.paths.pod_logs_dir.clone(),
+        logs_dir: context.paths.pod_logs_dir.clone(),
         pod_dir_name: pod_dir_name(namespace_of(&view.pod), name_of(&view.pod), uid),
         container: run.container,
         attempt,
-        tail: asked.tail,
-        since: asked.since,
-        limit_bytes: asked.limit_bytes,
-        timestamps: asked.timestamps,
-        streams: asked.streams,
+        tail: options.tail,
+        since: options.since,
+        limit_bytes: options.limit_bytes,
+        timestamps: options.timestamps,
+        streams: options.streams,
         follow,
     };
     match log_file::read(request).await {
@@ -80,8 +80,8 @@ struct Run {
 
 impl Run {
     /// Completes when this run is over, as the agent sees it, or the agent is.
-    fn stopped(self, readers: &Readers) -> Stopped {
-        let mut snapshots = readers.snapshots.clone();
+    fn stopped(self, context: &ServerContext) -> Stopped {
+        let mut snapshots = context.snapshots.clone();
         Box::pin(async move {
             let _ = snapshots.wait_for(|snapshot| !self.goes_on(snapshot)).await;
         })

@@ -29,12 +29,12 @@ use rubelet_host::{
 
 mod choice;
 mod lines;
-mod older;
+mod rotated;
 
-pub(crate) use choice::{Which, choose_attempt};
+pub(crate) use choice::{LogRun, choose_attempt};
 use lines::{Filter, Lines};
 pub(crate) use lines::{Streams, Timestamps};
-use older::Older;
+use rotated::RotatedLogs;
 
 /// How much of a file is read at a time, and about how much is handed out at a time.
 const BLOCK_BYTES: usize = 64 * 1024;
@@ -125,16 +125,16 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
     let source = blocking(move || {
         let mut file = place.open()?;
         let Tail { start, missing } = tail.map_or(Ok(Tail::WHOLE), |lines| start_of_tail(&mut file, lines))?;
-        let older = match missing {
-            None => Older::all(&place, &file, filter.since)?,
-            Some(0) => Older::default(),
-            Some(lines) => Older::tail(&place, &file, lines)?,
+        let rotated = match missing {
+            None => RotatedLogs::all(&place, &file, filter.since)?,
+            Some(0) => RotatedLogs::default(),
+            Some(lines) => RotatedLogs::tail(&place, &file, lines)?,
         };
         let end = file.metadata()?.len();
         file.seek(SeekFrom::Start(start))?;
         // Without following, the log ends where it ended when it was opened, however fast it grows.
         let left = if to_its_end { end.saturating_sub(start) } else { u64::MAX };
-        Ok::<_, ReadError>(Source { place, older, file, left, lines: Lines::new(filter) })
+        Ok::<_, ReadError>(Source { place, rotated, file, left, lines: Lines::new(filter) })
     })
     .await?;
     Ok(LogReader { source, following, allowed: request.limit_bytes.unwrap_or(u64::MAX) })
@@ -241,7 +241,7 @@ impl Place {
 struct Source {
     place: Place,
     /// To be read before the file.
-    older: Older,
+    rotated: RotatedLogs,
     file: File,
     left: u64,
     lines: Lines,
@@ -262,12 +262,12 @@ enum Reached {
 impl Source {
     fn read_block(&mut self) -> io::Result<Block> {
         let mut buffer = vec![0; BLOCK_BYTES];
-        match self.older.read(&self.place, &mut buffer) {
-            older::Read::Block { bytes, start } => {
+        match self.rotated.read(&self.place, &mut buffer) {
+            rotated::Read::Block { bytes, start } => {
                 return Ok(Block { text: self.lines.take(&buffer[start..bytes]), reached: Reached::More });
             }
-            older::Read::End => return Ok(Block { text: self.lines.take_rest(), reached: Reached::More }),
-            older::Read::Nothing => {}
+            rotated::Read::End => return Ok(Block { text: self.lines.take_rest(), reached: Reached::More }),
+            rotated::Read::Nothing => {}
         }
         let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
         let read = self.file.read(&mut buffer[..wanted])?;

@@ -1,6 +1,6 @@
 //! `/metrics`, `/metrics/probes` and `/metrics/slis`.
 //!
-//! Owns: the routes. How a page is sent is in `scrapes.rs`.
+//! Owns: the routes. How a page is sent is in `metrics_encoding.rs`.
 //! Upstream: `InstallAuthNotRequiredHandlers` of `pkg/kubelet/server`, `slis.SLIMetricsWithReset`.
 
 use axum::{
@@ -12,32 +12,32 @@ use axum::{
     routing::any,
 };
 
-use super::{Readers, health::text, scrapes};
+use super::{ServerContext, health::text, metrics_encoding};
 use crate::metrics::text::CONTENT_TYPE;
 
-pub(crate) fn routes() -> Router<Readers> {
+pub(crate) fn routes() -> Router<ServerContext> {
     Router::new()
         .route("/metrics", any(metrics))
         .route("/metrics/probes", any(probes))
         .route("/metrics/slis", any(slis))
-        .layer(middleware::from_fn(scrapes::send))
+        .layer(middleware::from_fn(metrics_encoding::send))
 }
 
-async fn metrics(State(readers): State<Readers>) -> Response {
-    page(readers.metrics.page(&readers.snapshot(), readers.clock.now().wall))
+async fn metrics(State(context): State<ServerContext>) -> Response {
+    page(context.metrics.page(&context.snapshot(), context.clock.now().wall))
 }
 
-async fn probes(State(readers): State<Readers>) -> Response {
-    page(readers.metrics.probe_page())
+async fn probes(State(context): State<ServerContext>) -> Response {
+    page(context.metrics.probe_page())
 }
 
 /// Upstream begins anew for everybody who may delete.
-async fn slis(State(readers): State<Readers>, method: Method) -> Response {
+async fn slis(State(context): State<ServerContext>, method: Method) -> Response {
     if method == Method::DELETE {
-        readers.metrics.slis.reset();
+        context.metrics.slis.reset();
         return text(StatusCode::OK, "metrics reset\n".to_owned());
     }
-    page(readers.metrics.sli_page())
+    page(context.metrics.sli_page())
 }
 
 fn page(page: String) -> Response {

@@ -15,28 +15,28 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    Readers, figures,
+    ServerContext,
     health::{self, Check, text},
-    metrics, views,
+    metrics, stats, views,
 };
 use crate::metrics::http::{Port, count};
 
-pub(crate) fn router(readers: Readers) -> Router {
-    let counting = readers.counting(Port::ReadOnly);
-    without_debugging(open_routes(readers)).layer(middleware::from_fn_with_state(counting, count))
+pub(crate) fn router(context: ServerContext) -> Router {
+    let counting = context.counting(Port::ReadOnly);
+    without_debugging(open_routes(context)).layer(middleware::from_fn_with_state(counting, count))
 }
 
 /// What this port and the secured one have in common.
-pub(crate) fn open_routes(readers: Readers) -> Router {
+pub(crate) fn open_routes(context: ServerContext) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
         .route("/healthz/{check}", any(one_check))
         .route("/pods", only([Method::GET], pods))
         .route("/pods/", only([Method::GET], pods))
         .merge(metrics::routes())
-        .merge(figures::routes())
+        .merge(stats::routes())
         .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()) })
-        .with_state(readers)
+        .with_state(context)
 }
 
 /// A route of go-restful: for these methods and no others, not even HEAD where GET is one of them.
@@ -67,26 +67,26 @@ pub(crate) fn without_debugging(mut router: Router) -> Router {
     router
 }
 
-async fn healthz(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
-    let checks = checks(&readers);
-    readers.metrics.slis.observe(&checks);
+async fn healthz(State(context): State<ServerContext>, RawQuery(query): RawQuery) -> Response {
+    let checks = checks(&context);
+    context.metrics.slis.observe(&checks);
     health::answer(&checks, query.as_deref())
 }
 
-async fn one_check(State(readers): State<Readers>, Path(wanted): Path<String>) -> Response {
-    match checks(&readers).iter().find(|(name, _)| *name == wanted) {
+async fn one_check(State(context): State<ServerContext>, Path(wanted): Path<String>) -> Response {
+    match checks(&context).iter().find(|(name, _)| *name == wanted) {
         Some(check) => health::answer_one(check),
         None => text(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
     }
 }
 
-fn checks(readers: &Readers) -> [Check; 3] {
-    let now = readers.clock.now().uptime;
-    [("ping", Ok(())), ("log", Ok(())), ("syncloop", readers.health.check(now))]
+fn checks(context: &ServerContext) -> [Check; 3] {
+    let now = context.clock.now().uptime;
+    [("ping", Ok(())), ("log", Ok(())), ("syncloop", context.health.check(now))]
 }
 
-async fn pods(State(readers): State<Readers>) -> Response {
-    json(&views::pod_list(&readers.snapshot()))
+async fn pods(State(context): State<ServerContext>) -> Response {
+    json(&views::pod_list(&context.snapshot()))
 }
 
 async fn debugging_disabled() -> Response {

@@ -39,7 +39,7 @@ use pages::Pages;
 use tls::{Tls, TlsListener};
 
 use super::{
-    Readers,
+    ServerContext,
     admin::Explanation,
     connections::{self, Limits, Peer},
     health::text,
@@ -51,7 +51,7 @@ use crate::metrics::http::{Port, count};
 /// What the port needs beyond what all answers are made of.
 #[derive(Clone)]
 pub(crate) struct Secured {
-    pub readers: Readers,
+    pub context: ServerContext,
     pub runtime: Arc<dyn ContainerRuntime>,
     pub guard: Arc<Guard>,
     /// `KubeletConfiguration` as `/configz` shows it.
@@ -83,8 +83,8 @@ pub(crate) struct Guard {
 }
 
 fn router(secured: Secured) -> Router {
-    let (guard, counting) = (secured.guard.clone(), secured.readers.counting(Port::Secured));
-    let open = read_only::open_routes(secured.readers.clone());
+    let (guard, counting) = (secured.guard.clone(), secured.context.counting(Port::Secured));
+    let open = read_only::open_routes(secured.context.clone());
     let routes =
         if secured.debugging { open.merge(debugging_routes(secured)) } else { read_only::without_debugging(open) };
     routes.layer(middleware::from_fn_with_state(guard, admit)).layer(middleware::from_fn_with_state(counting, count))
@@ -113,7 +113,7 @@ fn debugging_routes(secured: Secured) -> Router {
 }
 
 async fn running_pods(State(secured): State<Secured>) -> Response {
-    read_only::json(&views::running_pods(&secured.readers.snapshot()))
+    read_only::json(&views::running_pods(&secured.context.snapshot()))
 }
 
 /// What `rubelet explain` tells on the node itself.
@@ -121,7 +121,7 @@ async fn explain(
     State(secured): State<Secured>,
     Path((namespace, pod)): Path<(String, String)>,
 ) -> Result<Json<Explanation>, Refusal> {
-    let snapshot = secured.readers.snapshot();
+    let snapshot = secured.context.snapshot();
     let found = target::pod_named(&snapshot, &namespace, &pod);
     let (uid, view) = found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist")))?;
     Ok(Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }))

@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Addresses, Readers, Server, admin,
+    Addresses, Server, ServerContext, admin,
     connections::{self, Limits},
     health::LoopHealth,
     read_only, views,
@@ -34,7 +34,7 @@ use crate::{
 
 pub(crate) mod alone;
 
-pub(crate) fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, Readers) {
+pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Snapshot>>, ServerContext) {
     let (sender, snapshots) = watch::channel(Arc::new(snapshot));
     let clock = Clock::simulated(views::tests::at("2026-11-15T19:00:00Z"), Arc::default());
     let paths =
@@ -56,7 +56,7 @@ pub(crate) fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         sandbox_images: Arc::new(SandboxImages::new(runtime)),
         root_dir: root.to_owned(),
     };
-    let readers = Readers {
+    let context = ServerContext {
         snapshots,
         events: EventLog::default(),
         metrics: Arc::default(),
@@ -66,7 +66,7 @@ pub(crate) fn readers(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         stats: Stats::new(sources),
         log_watches: Watches::new(Interest::Writes),
     };
-    (sender, readers)
+    (sender, context)
 }
 
 /// A server on a free port, ended with the value.
@@ -77,12 +77,12 @@ struct Running {
 }
 
 impl Running {
-    async fn read_only(readers: Readers, limits: Limits) -> Running {
+    async fn read_only(context: ServerContext, limits: Limits) -> Running {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
-            connections::serve(&listener, read_only::router(readers), limits, &stopped).await;
+            connections::serve(&listener, read_only::router(context), limits, &stopped).await;
         });
         Running { address, stop, task }
     }
@@ -115,8 +115,8 @@ fn one_pod() -> Snapshot {
 
 #[tokio::test]
 async fn the_read_only_port_reads_and_nothing_else() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(context, Limits::OPEN_PORT).await;
     let mut matrix = String::new();
     for path in [
         "/healthz",
@@ -211,8 +211,8 @@ async fn the_read_only_port_reads_and_nothing_else() {
 
 #[tokio::test]
 async fn who_asks_with_a_wrong_method_is_told_the_right_ones() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(context, Limits::OPEN_PORT).await;
     for (request, allowed) in [("HEAD /pods", "GET"), ("DELETE /stats/summary", "GET, POST")] {
         let answer = server.raw(&format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")).await;
         assert!(answer.contains(&format!("allow: {allowed}\r\n")), "{request}: {answer}");
@@ -222,7 +222,7 @@ async fn who_asks_with_a_wrong_method_is_told_the_right_ones() {
 
 #[tokio::test]
 async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let health = LoopHealth::new(Duration::from_secs(200));
     assert_eq!(health.check(Uptime::from_secs(9_999)), Ok(()), "a loop that never turned is starting");
     health.turned(Uptime::from_secs(1000));
@@ -230,10 +230,10 @@ async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
     assert_eq!(health.check(Uptime::from_secs(1401)), Err("sync Loop took longer than expected"));
 
     tokio::time::pause();
-    readers.health.turned(Uptime::ZERO);
+    context.health.turned(Uptime::ZERO);
     tokio::time::advance(Duration::from_secs(301)).await;
     tokio::time::resume();
-    let server = Running::read_only(readers, Limits::OPEN_PORT).await;
+    let server = Running::read_only(context, Limits::OPEN_PORT).await;
     let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
     assert!(
@@ -245,9 +245,9 @@ async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
 
 #[tokio::test]
 async fn peers_that_dawdle_lose_their_place_to_others() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let limits = Limits { connections: 2, head_timeout: Duration::from_millis(300), ..Limits::OPEN_PORT };
-    let server = Running::read_only(readers, limits).await;
+    let server = Running::read_only(context, limits).await;
     let mut silent = TcpStream::connect(server.address).await.unwrap();
     let mut dripping = TcpStream::connect(server.address).await.unwrap();
     dripping.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
@@ -263,9 +263,9 @@ async fn peers_that_dawdle_lose_their_place_to_others() {
 
 #[tokio::test]
 async fn a_connection_does_not_outlive_its_lifetime() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let limits = Limits { lifetime: Some(Duration::from_millis(200)), ..Limits::OPEN_PORT };
-    let server = Running::read_only(readers, limits).await;
+    let server = Running::read_only(context, limits).await;
     let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     server.end().await;
@@ -273,8 +273,8 @@ async fn a_connection_does_not_outlive_its_lifetime() {
 
 #[tokio::test]
 async fn an_oversized_head_is_refused() {
-    let (_sender, readers) = readers(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(readers, Limits { head_bytes: 8192, ..Limits::OPEN_PORT }).await;
+    let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
+    let server = Running::read_only(context, Limits { head_bytes: 8192, ..Limits::OPEN_PORT }).await;
     let head = format!("GET /pods HTTP/1.1\r\nHost: n\r\nX-Long: {}", "x".repeat(9000));
     let answer = server.raw(&head).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
@@ -291,9 +291,9 @@ async fn the_health_port_answers_ping_and_comes_when_its_port_is_free() {
     let address = taken.local_addr().unwrap();
     let addresses = Addresses { socket: admin::socket_path(root.path()), health: Some(address), read_only: None };
     let server = Server::bind(&addresses).await.unwrap();
-    let (_sender, readers) = readers(one_pod(), root.path());
+    let (_sender, context) = context(one_pod(), root.path());
     let stop = CancellationToken::new();
-    let task = tokio::spawn(server.serve(readers, stop.clone()));
+    let task = tokio::spawn(server.serve(context, stop.clone()));
     tokio::task::yield_now().await;
     drop(taken);
     tokio::time::pause();

@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::not_found;
 use crate::server::{
-    Readers,
-    container_logs::{self, Asked},
-    log_file::{Streams, Timestamps, Which},
+    ServerContext,
+    container_logs::{self, LogOptions},
+    log_file::{LogRun, Streams, Timestamps},
     views::find::{PodQuery, find},
 };
 
@@ -30,23 +30,23 @@ pub(super) struct LogsQuery {
 }
 
 pub(super) async fn logs(
-    State(readers): State<Readers>,
+    State(context): State<ServerContext>,
     Path((pod, container)): Path<(String, String)>,
     Query(query): Query<LogsQuery>,
 ) -> Response {
-    let snapshot = readers.snapshot();
+    let snapshot = context.snapshot();
     let (uid, view) = match find(&snapshot, PodQuery { name: &pod, namespace: query.namespace.as_deref() }) {
         Ok(found) => found,
         Err(error) => return not_found(error),
     };
-    let asked = Asked {
-        which: if query.previous == 0 { Which::Current } else { Which::Previous },
+    let options = LogOptions {
+        run: if query.previous == 0 { LogRun::Current } else { LogRun::Previous },
         follow: query.follow != 0,
         timestamps: if query.timestamps == 0 { Timestamps::Hidden } else { Timestamps::Shown },
         tail: query.tail,
-        since: query.since_secs.map(|secs| container_logs::earlier(readers.clock.now().wall, secs)),
+        since: query.since_secs.map(|secs| container_logs::earlier(context.clock.now().wall, secs)),
         limit_bytes: None,
         streams: Streams::All,
     };
-    container_logs::answer(&readers, uid, view, container, asked).await
+    container_logs::answer(&context, uid, view, container, options).await
 }

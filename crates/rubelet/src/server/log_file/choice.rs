@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum LogRun {
     /// The run that goes on; else the one that ended last.
     Current,
     /// The run before the current one.
@@ -14,7 +14,7 @@ pub(crate) enum Which {
 }
 
 /// The attempt whose log is meant, or why there is none.
-pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, which: Which) -> Result<u32, String> {
+pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, run: LogRun) -> Result<u32, String> {
     let statuses = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let Some(found) = statuses.into_iter().flatten().flatten().find(|status| status.name == container) else {
         return Err(format!("container {container:?} in pod {pod:?} is not available"));
@@ -24,12 +24,12 @@ pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, whi
     let last_ended = if has_run(found) { newest.checked_sub(1) } else { Some(newest) };
     let last_state = found.last_state.as_ref().and_then(|state| state.terminated.as_ref());
     let last_ended = last_state.filter(|ended| has_container(ended)).and(last_ended);
-    match which {
-        Which::Previous => {
+    match run {
+        LogRun::Previous => {
             last_ended.ok_or_else(|| format!("previous terminated container {container:?} in pod {pod:?} not found"))
         }
-        Which::Current if has_run(found) => Ok(newest),
-        Which::Current => {
+        LogRun::Current if has_run(found) => Ok(newest),
+        LogRun::Current => {
             last_ended.ok_or_else(|| format!("container {container:?} in pod {pod:?} is {}", plight(found)))
         }
     }
@@ -90,8 +90,7 @@ mod tests {
         ];
         let mut table = String::new();
         for (name, state, last, restarts) in cases {
-            let [current, previous] =
-                [Which::Current, Which::Previous].map(|which| shown(state, last, restarts, which));
+            let [current, previous] = [LogRun::Current, LogRun::Previous].map(|run| shown(state, last, restarts, run));
             table += &format!("{name}: {current} | {previous}\n");
         }
         insta::assert_snapshot!(table, @r#"
@@ -110,11 +109,11 @@ mod tests {
         "#);
     }
 
-    fn shown(state: &Value, last: &Value, restarts: i32, which: Which) -> String {
+    fn shown(state: &Value, last: &Value, restarts: i32, run: LogRun) -> String {
         let container = json!({"name": "c", "image": "i", "imageID": "", "ready": true, "restartCount": restarts,
             "state": state, "lastState": last});
         let status: PodStatus = serde_json::from_value(json!({"initContainerStatuses": [container]})).unwrap();
-        match choose_attempt(&status, "p", "c", which) {
+        match choose_attempt(&status, "p", "c", run) {
             Ok(attempt) => attempt.to_string(),
             Err(why) => why,
         }
@@ -122,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_unknown_container_is_named() {
-        let error = choose_attempt(&PodStatus::default(), "p", "c", Which::Current).unwrap_err();
+        let error = choose_attempt(&PodStatus::default(), "p", "c", LogRun::Current).unwrap_err();
         assert_eq!(error, r#"container "c" in pod "p" is not available"#);
     }
 }

@@ -30,7 +30,7 @@ pub(super) async fn checkpoint(
         let message = format!("checkpointing of {namespace}/{pod}/{container} failed ({why})");
         Refusal(StatusCode::INTERNAL_SERVER_ERROR, message)
     };
-    let snapshot = secured.readers.snapshot();
+    let snapshot = secured.context.snapshot();
     let (_, view) = pod_named(&snapshot, &namespace, &pod).ok_or_else(|| missing("pod does not exist".to_owned()))?;
     if !has_container(view, &container) {
         return Err(missing(format!("container {container} does not exist")));
@@ -41,8 +41,8 @@ pub(super) async fn checkpoint(
     if timeout < 0 {
         return Err(failed("CheckpointContainer requires the timeout value to be > 0".to_owned()));
     }
-    let now = secured.readers.clock.now().wall.strftime("%Y-%m-%dT%H:%M:%SZ");
-    let dir = secured.readers.paths.root_dir.join("checkpoints");
+    let now = secured.context.clock.now().wall.strftime("%Y-%m-%dT%H:%M:%SZ");
+    let dir = secured.context.paths.root_dir.join("checkpoints");
     let location = dir.join(format!("checkpoint-{pod}_{namespace}-{container}-{now}.tar"));
     make_private(dir).await.map_err(|error| failed(error.to_string()))?;
     let location = location.display().to_string();

@@ -18,9 +18,9 @@ use super::{
     target::{has_container, pod_named},
 };
 use crate::server::{
-    container_logs::{self, Asked, earlier},
+    container_logs::{self, LogOptions, earlier},
     health::text,
-    log_file::{Streams, Timestamps, Which},
+    log_file::{LogRun, Streams, Timestamps},
 };
 
 pub(super) async fn logs(
@@ -28,8 +28,8 @@ pub(super) async fn logs(
     Path((namespace, pod, container)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let asked = match asked(query.as_deref().unwrap_or_default(), secured.readers.clock.now()) {
-        Ok(asked) => asked,
+    let options = match options(query.as_deref().unwrap_or_default(), secured.context.clock.now()) {
+        Ok(options) => options,
         Err(Wrong::Query) => {
             return text(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#.to_owned());
         }
@@ -37,14 +37,14 @@ pub(super) async fn logs(
             return text(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#.to_owned());
         }
     };
-    let snapshot = secured.readers.snapshot();
+    let snapshot = secured.context.snapshot();
     let Some((uid, view)) = pod_named(&snapshot, &namespace, &pod) else {
         return text(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist"));
     };
     if !has_container(view, &container) {
         return text(StatusCode::NOT_FOUND, format!("container {container:?} not found in pod {pod:?}"));
     }
-    container_logs::answer(&secured.readers, uid, view, container, asked).await
+    container_logs::answer(&secured.context, uid, view, container, options).await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ enum Wrong {
     Options,
 }
 
-fn asked(query: &str, now: Now) -> Result<Asked, Wrong> {
+fn options(query: &str, now: Now) -> Result<LogOptions, Wrong> {
     let pairs: Vec<(Cow<'_, str>, Cow<'_, str>)> = form_urlencoded::parse(query.as_bytes()).collect();
     let value = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_ref());
     let number = |name: &str| value(name).map(|text| text.parse::<i64>().map_err(|_| Wrong::Query)).transpose();
@@ -86,8 +86,8 @@ fn asked(query: &str, now: Now) -> Result<Asked, Wrong> {
     if is_out_of_bounds {
         return Err(Wrong::Options);
     }
-    Ok(Asked {
-        which: if flag("previous") { Which::Previous } else { Which::Current },
+    Ok(LogOptions {
+        run: if flag("previous") { LogRun::Previous } else { LogRun::Current },
         follow: flag("follow"),
         timestamps: if flag("timestamps") { Timestamps::Shown } else { Timestamps::Hidden },
         tail: tail.and_then(|lines| u64::try_from(lines).ok()),
@@ -103,17 +103,17 @@ mod tests {
 
     use super::*;
 
-    fn read(query: &str) -> Result<Asked, Wrong> {
+    fn read(query: &str) -> Result<LogOptions, Wrong> {
         let wall = "2026-11-15T10:00:00Z".parse().unwrap();
-        asked(query, Now { uptime: Uptime::new(std::time::Duration::ZERO), wall })
+        options(query, Now { uptime: Uptime::new(std::time::Duration::ZERO), wall })
     }
 
     #[test]
     fn options_are_read_as_upstream_reads_them() {
         let all = read("follow=true&previous=1&timestamps=x&tailLines=5&limitBytes=9&sinceSeconds=60").unwrap();
         insta::assert_debug_snapshot!(all, @r"
-        Asked {
-            which: Previous,
+        LogOptions {
+            run: Previous,
             follow: true,
             timestamps: Shown,
             tail: Some(
@@ -129,7 +129,7 @@ mod tests {
         }
         ");
         let none = read("follow=false&previous=0&tail=all&sinceTime=2026-11-15T09%3A00%3A00Z&stream=Stderr").unwrap();
-        assert!(!none.follow && none.which == Which::Current && none.tail.is_none());
+        assert!(!none.follow && none.run == LogRun::Current && none.tail.is_none());
         assert_eq!(none.since, Some("2026-11-15T09:00:00Z".parse().unwrap()));
         assert_eq!(none.streams, Streams::Stderr);
     }

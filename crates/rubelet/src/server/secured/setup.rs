@@ -15,10 +15,15 @@ use super::{
     pages::Pages,
     tls::{Tls, TlsSettings},
 };
-use crate::{certs::ServingFiles, cli::Options, server::Readers, world::World};
+use crate::{certs::ServingFiles, cli::Options, server::ServerContext, world::World};
 
 impl Secured {
-    pub(crate) fn new(options: &Options, world: &World, readers: Readers, files: ServingFiles) -> (Self, Arc<Tls>) {
+    pub(crate) fn new(
+        options: &Options,
+        world: &World,
+        context: ServerContext,
+        files: ServingFiles,
+    ) -> (Self, Arc<Tls>) {
         let told = &options.config;
         let client_authority = &told.authentication.x509.client_ca_file;
         let (tls, unknown) = Tls::new(TlsSettings {
@@ -41,7 +46,7 @@ impl Secured {
             authorization: authorization(options, world),
         };
         let secured = Secured {
-            readers,
+            context,
             runtime: world.runtime.clone(),
             guard: Arc::new(guard),
             configuration: Arc::new(shown(told)),

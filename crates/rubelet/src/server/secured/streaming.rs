@@ -80,7 +80,7 @@ pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, r
         Way::Relay | Way::Translate { .. } => Query::of(&request).ports(request.headers()),
     };
     let port = port.map_err(|reason| Refusal(StatusCode::BAD_REQUEST, reason))?;
-    let snapshot = secured.readers.snapshot();
+    let snapshot = secured.context.snapshot();
     let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
     if target.uid.is_some_and(|wanted| !has_uid(uid, view, wanted)) {
         return Err(Refusal(StatusCode::NOT_FOUND, "pod not found".to_owned()));
@@ -135,7 +135,7 @@ fn refused(error: &RpcError) -> Refusal {
 }
 
 fn container_id(secured: &Secured, target: &Target<'_>) -> Result<String, Refusal> {
-    let snapshot = secured.readers.snapshot();
+    let snapshot = secured.context.snapshot();
     let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
     let is_meant = target.uid.is_none_or(|wanted| has_uid(uid, view, wanted));
     let id = view.running.get(target.container).filter(|_| is_meant);

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     objects::Strategy,
-    server::{tests::readers, views},
+    server::{tests::context, views},
     world::{Clock, Cluster},
 };
 
@@ -143,7 +143,7 @@ impl Port {
         let authority = Authority::new();
         fs::write(dir.path().join("ca.crt"), authority.0.pem()).unwrap();
         let web = views::tests::view("default", "web-n1", &["a"], &[], json!({ "phase": "Running" }));
-        let (sender, readers) = readers(views::tests::snapshot("n1", [("u1", web)]), dir.path());
+        let (sender, context) = context(views::tests::snapshot("n1", [("u1", web)]), dir.path());
         let reviewer = Arc::new(Reviewer::default());
         let cluster = Cluster::new(reviewer.clone(), Strategy::Watch, "n1", &clock);
         let (tls, _) = Tls::new(TlsSettings {
@@ -163,7 +163,7 @@ impl Port {
         };
         let endpoint = format!("unix://{}/no.sock", dir.path().display());
         let secured = Secured {
-            readers,
+            context,
             runtime: Arc::new(CriClient::new(&endpoint, &endpoint, Duration::from_secs(1)).unwrap()),
             guard: Arc::new(guard),
             configuration: Arc::new(json!({ "kind": "KubeletConfiguration" })),

@@ -38,11 +38,11 @@ pub(super) async fn flagz(State(secured): State<Secured>, headers: HeaderMap, Ra
     };
     let document = json!({ "flags": flags.clone().collect::<std::collections::BTreeMap<_, _>>() });
     let page = Page { kind: "Flagz", endpoint: "flagz", document };
-    page.answer(&Wish::of(&headers, query.as_deref()), || text(secured.readers.clock.now()))
+    page.answer(&Wish::of(&headers, query.as_deref()), || text(secured.context.clock.now()))
 }
 
 pub(super) async fn statusz(State(secured): State<Secured>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
-    let now = secured.readers.clock.now();
+    let now = secured.context.clock.now();
     let status = Status::new(now, secured.pages.listed());
     let page = Page { kind: "Statusz", endpoint: "statusz", document: &status };
     page.answer(&Wish::of(&headers, query.as_deref()), || status.text(delimiter(now.wall.as_millisecond())))

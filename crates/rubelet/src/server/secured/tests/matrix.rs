@@ -119,9 +119,9 @@ impl OpenPorts {
         let addresses =
             Addresses { socket: admin::socket_path(dir.path()), health: Some(health), read_only: Some(read_only) };
         let web = views::tests::view("default", "web-n1", &["a"], &[], json!({ "phase": "Running" }));
-        let (sender, readers) = readers(views::tests::snapshot("n1", [("u1", web)]), dir.path());
+        let (sender, context) = context(views::tests::snapshot("n1", [("u1", web)]), dir.path());
         let (server, stop) = (Server::bind(&addresses).await.unwrap(), CancellationToken::new());
-        let task = tokio::spawn(server.serve(readers, stop.clone()));
+        let task = tokio::spawn(server.serve(context, stop.clone()));
         while TcpStream::connect(health).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

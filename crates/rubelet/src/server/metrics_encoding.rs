@@ -104,7 +104,7 @@ mod tests {
     use tower::ServiceExt as _;
 
     use super::*;
-    use crate::server::{read_only, tests::readers, views::tests::snapshot};
+    use crate::server::{read_only, tests::context, views::tests::snapshot};
 
     #[test]
     fn a_page_is_compressed_for_those_who_like_that_better() {
@@ -171,11 +171,11 @@ mod tests {
 
     #[tokio::test]
     async fn pages_of_metrics_are_compressed_and_no_others() {
-        let (_sender, readers) = readers(snapshot("n1", []), std::path::Path::new("/nonexistent"));
+        let (_sender, context) = context(snapshot("n1", []), std::path::Path::new("/nonexistent"));
         let ask = async |method: Method, path: &str| {
             let request = Request::builder().method(method).uri(path).header(header::ACCEPT_ENCODING, "gzip");
             let answer =
-                read_only::router(readers.clone()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+                read_only::router(context.clone()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
             let encoding = answer.headers().get(header::CONTENT_ENCODING).cloned();
             let has_start = answer.headers().contains_key(STARTED);
             (encoding, has_start, to_bytes(answer.into_body(), usize::MAX).await.unwrap())

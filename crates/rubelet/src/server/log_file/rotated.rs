@@ -25,16 +25,16 @@ const PACKED: &str = ".gz";
 
 /// The older files that are still to be read, the oldest first.
 #[derive(Default)]
-pub(super) struct Older {
+pub(super) struct RotatedLogs {
     files: VecDeque<PathBuf>,
     /// Lines of the first of them that nobody asked for.
     skip: u64,
     open: Option<Box<dyn io::Read + Send>>,
 }
 
-impl Older {
+impl RotatedLogs {
     /// All of them that may hold something since then.
-    pub(super) fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<Older, ReadError> {
+    pub(super) fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<RotatedLogs, ReadError> {
         let live = live.metadata()?;
         let mut files = VecDeque::new();
         for name in names(place)? {
@@ -49,22 +49,22 @@ impl Older {
                 files.push_back(file);
             }
         }
-        Ok(Older { files, ..Older::default() })
+        Ok(RotatedLogs { files, ..RotatedLogs::default() })
     }
 
     /// Only so many lines of their end.
-    pub(super) fn tail(place: &Place, live: &File, mut lines: u64) -> Result<Older, ReadError> {
-        let mut all = Older::all(place, live, None)?;
-        let mut older = Older::default();
+    pub(super) fn tail(place: &Place, live: &File, mut lines: u64) -> Result<RotatedLogs, ReadError> {
+        let mut all = RotatedLogs::all(place, live, None)?;
+        let mut rotated = RotatedLogs::default();
         while lines > 0
             && let Some(file) = all.files.pop_back()
         {
             let held = count_lines(place, &file);
-            older.skip = held.saturating_sub(lines);
+            rotated.skip = held.saturating_sub(lines);
             lines = lines.saturating_sub(held);
-            older.files.push_front(file);
+            rotated.files.push_front(file);
         }
-        Ok(older)
+        Ok(rotated)
     }
 
     /// The next of them into the buffer.

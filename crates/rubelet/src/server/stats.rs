@@ -12,25 +12,25 @@ use axum::{
     routing::any,
 };
 
-use super::{Readers, health::text, read_only::only, scrapes};
+use super::{ServerContext, health::text, metrics_encoding, read_only::only};
 use crate::stats::{
     cadvisor, resource_metrics,
     sample::{Extent, Rate},
     summary,
 };
 
-pub(super) fn routes() -> Router<Readers> {
+pub(super) fn routes() -> Router<ServerContext> {
     Router::new()
         .route("/metrics/resource", any(resource))
         .route("/metrics/cadvisor", any(cadvisor))
-        .layer(middleware::from_fn(scrapes::send))
+        .layer(middleware::from_fn(metrics_encoding::send))
         .route("/stats/summary", only([Method::GET, Method::POST], stats_summary))
 }
 
-async fn stats_summary(State(readers): State<Readers>, RawQuery(query): RawQuery) -> Response {
+async fn stats_summary(State(context): State<ServerContext>, RawQuery(query): RawQuery) -> Response {
     let only_usage = only_cpu_and_memory(query.as_deref().unwrap_or_default());
     let extent = if only_usage { Extent::Usage } else { Extent::Summary };
-    let sample = match readers.stats.sample(extent, Rate::Wanted).await {
+    let sample = match context.stats.sample(extent, Rate::Wanted).await {
         Ok(sample) => sample,
         Err(error) => {
             tracing::warn!(%error, "/stats/summary cannot be answered");
@@ -40,7 +40,7 @@ async fn stats_summary(State(readers): State<Readers>, RawQuery(query): RawQuery
     if only_usage {
         return Json(summary::usage(&sample)).into_response();
     }
-    let disks = readers.stats.disks(&sample).await;
+    let disks = context.stats.disks(&sample).await;
     Json(summary::summary(&sample, &disks)).into_response()
 }
 
@@ -50,16 +50,16 @@ fn only_cpu_and_memory(query: &str) -> bool {
     said.next().is_some_and(|(_, value)| value == "true") && said.next().is_none()
 }
 
-async fn cadvisor(State(readers): State<Readers>) -> Response {
-    let sample = readers.stats.sample(Extent::Everything, Rate::Unneeded).await;
+async fn cadvisor(State(context): State<ServerContext>) -> Response {
+    let sample = context.stats.sample(Extent::Everything, Rate::Unneeded).await;
     if let Err(error) = &sample {
         tracing::warn!(%error, "/metrics/cadvisor has no figures");
     }
     cadvisor::exposition(sample.as_deref()).into_response()
 }
 
-async fn resource(State(readers): State<Readers>) -> Response {
-    let sample = readers.stats.sample(Extent::Usage, Rate::Unneeded).await;
+async fn resource(State(context): State<ServerContext>) -> Response {
+    let sample = context.stats.sample(Extent::Usage, Rate::Unneeded).await;
     if let Err(error) = &sample {
         tracing::warn!(%error, "/metrics/resource has no figures");
     }
