@@ -87,7 +87,9 @@ fn router(secured: Secured) -> Router {
     let open = read_only::open_routes(secured.context.clone());
     let routes =
         if secured.debugging { open.merge(debugging_routes(secured)) } else { read_only::without_debugging(open) };
-    routes.layer(middleware::from_fn_with_state(guard, admit)).layer(middleware::from_fn_with_state(counting, count))
+    routes
+        .layer(middleware::from_fn_with_state(guard, auth_filter))
+        .layer(middleware::from_fn_with_state(counting, count))
 }
 
 fn debugging_routes(secured: Secured) -> Router {
@@ -120,10 +122,10 @@ async fn running_pods(State(secured): State<Secured>) -> Response {
 async fn explain(
     State(secured): State<Secured>,
     Path((namespace, pod)): Path<(String, String)>,
-) -> Result<Json<Explanation>, Refusal> {
+) -> Result<Json<Explanation>, HttpError> {
     let snapshot = secured.context.snapshot();
     let found = target::pod_named(&snapshot, &namespace, &pod);
-    let (uid, view) = found.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist")))?;
+    let (uid, view) = found.ok_or_else(|| HttpError(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist")))?;
     Ok(Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }))
 }
 
@@ -133,16 +135,16 @@ async fn configz(State(secured): State<Secured>) -> Response {
 
 /// Why there is no answer, in upstream's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Refusal(StatusCode, String);
+struct HttpError(StatusCode, String);
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         text(self.0, self.1)
     }
 }
 
 /// The guard at the door.
-async fn admit(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+async fn auth_filter(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     match guard.judge(&head).await {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
@@ -151,8 +153,8 @@ async fn admit(State(guard): State<Arc<Guard>>, request: Request, next: Next) ->
 }
 
 impl Guard {
-    async fn judge(&self, head: &Parts) -> Result<(), Refusal> {
-        let unauthorized = || Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
+    async fn judge(&self, head: &Parts) -> Result<(), HttpError> {
+        let unauthorized = || HttpError(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
         let peer = head.extensions.get::<Peer>().cloned().unwrap_or_default();
         let who = match self.authentication.identify(&peer, &head.headers).await {
             Ok(Some(who)) => who,
@@ -162,24 +164,24 @@ impl Guard {
                 return Err(unauthorized());
             }
         };
-        self.check_right(&who, &head.method, head.uri.path()).await
+        self.authorize(&who, &head.method, head.uri.path()).await
     }
 
-    async fn check_right(&self, who: &Identity, method: &Method, path: &str) -> Result<(), Refusal> {
+    async fn authorize(&self, who: &Identity, method: &Method, path: &str) -> Result<(), HttpError> {
         let (verb, subresources) = (verb_of(method), subresources_of(path));
         let forbidden = || {
             let (user, subresources) = (&who.user, subresources.join(" "));
             let message =
                 format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])\n");
-            Refusal(StatusCode::FORBIDDEN, message)
+            HttpError(StatusCode::FORBIDDEN, message)
         };
-        let rights = match &self.authorization {
+        let authorizer = match &self.authorization {
             Authorization::AlwaysAllow => return Ok(()),
-            Authorization::NobodyToAsk => return Err(forbidden()),
-            Authorization::Ask(rights) => rights,
+            Authorization::NoApiServer => return Err(forbidden()),
+            Authorization::Webhook(authorizer) => authorizer,
         };
         for subresource in &subresources {
-            match rights.allow(who, verb, subresource).await {
+            match authorizer.allow(who, verb, subresource).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => {
@@ -188,7 +190,7 @@ impl Guard {
                     let message = format!(
                         "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})"
                     );
-                    return Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, message));
+                    return Err(HttpError(StatusCode::INTERNAL_SERVER_ERROR, message));
                 }
             }
         }

@@ -56,7 +56,7 @@ impl Identity {
 pub(crate) struct Authentication {
     pub tls: Arc<Tls>,
     /// Asks the API server about tokens: `authentication.webhook`.
-    pub tokens: Option<Tokens>,
+    pub tokens: Option<TokenReviewer>,
     /// `authentication.anonymous.enabled`.
     pub anonymous: bool,
     pub clock: Clock,
@@ -124,15 +124,15 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 
 /// Bearer tokens, by question to the API server.
 #[derive(Debug)]
-pub(crate) struct Tokens {
+pub(crate) struct TokenReviewer {
     cluster: Cluster,
     keep: Duration,
     known: Reviews<Option<Identity>>,
 }
 
-impl Tokens {
+impl TokenReviewer {
     pub(crate) fn new(cluster: Cluster, keep: Duration, clock: Clock) -> Self {
-        Tokens { cluster, keep, known: Reviews::new(clock) }
+        TokenReviewer { cluster, keep, known: Reviews::new(clock) }
     }
 
     async fn identify(&self, token: &str) -> Result<Option<Identity>, String> {

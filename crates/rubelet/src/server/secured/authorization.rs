@@ -25,9 +25,9 @@ use crate::world::{Clock, Cluster};
 #[derive(Debug)]
 pub(crate) enum Authorization {
     AlwaysAllow,
-    Ask(Rights),
+    Webhook(WebhookAuthorizer),
     /// The API server decides, and this node has none.
-    NobodyToAsk,
+    NoApiServer,
 }
 
 /// The verb of the API for a method; others have none, and no rule of RBAC but `*` allows that.
@@ -69,7 +69,7 @@ pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
 
 /// Rights, by question to the API server.
 #[derive(Debug)]
-pub(crate) struct Rights {
+pub(crate) struct WebhookAuthorizer {
     cluster: Cluster,
     node_name: String,
     keep_allowed: Duration,
@@ -77,7 +77,7 @@ pub(crate) struct Rights {
     known: Reviews<bool>,
 }
 
-impl Rights {
+impl WebhookAuthorizer {
     pub(crate) fn new(
         cluster: Cluster,
         node_name: &str,
@@ -85,7 +85,13 @@ impl Rights {
         keep_denied: Duration,
         clock: Clock,
     ) -> Self {
-        Rights { cluster, node_name: node_name.to_owned(), keep_allowed, keep_denied, known: Reviews::new(clock) }
+        WebhookAuthorizer {
+            cluster,
+            node_name: node_name.to_owned(),
+            keep_allowed,
+            keep_denied,
+            known: Reviews::new(clock),
+        }
     }
 
     pub(crate) async fn allow(&self, who: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {

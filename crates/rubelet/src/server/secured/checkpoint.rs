@@ -15,7 +15,7 @@ use rubelet_host::{fs::make_dir, linux::blocking};
 use serde_json::json;
 
 use super::{
-    Refusal, Secured,
+    HttpError, Secured,
     target::{has_container, pod_named},
 };
 use crate::server::read_only;
@@ -24,11 +24,11 @@ pub(super) async fn checkpoint(
     State(secured): State<Secured>,
     Path((namespace, pod, container)): Path<(String, String, String)>,
     RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
-    let missing = |what: String| Refusal(StatusCode::NOT_FOUND, what);
+) -> Result<Response, HttpError> {
+    let missing = |what: String| HttpError(StatusCode::NOT_FOUND, what);
     let failed = |why: String| {
         let message = format!("checkpointing of {namespace}/{pod}/{container} failed ({why})");
-        Refusal(StatusCode::INTERNAL_SERVER_ERROR, message)
+        HttpError(StatusCode::INTERNAL_SERVER_ERROR, message)
     };
     let snapshot = secured.context.snapshot();
     let (_, view) = pod_named(&snapshot, &namespace, &pod).ok_or_else(|| missing("pod does not exist".to_owned()))?;

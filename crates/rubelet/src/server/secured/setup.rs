@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{
     Guard, Secured,
-    authentication::{Authentication, Tokens},
-    authorization::{Authorization, Rights},
+    authentication::{Authentication, TokenReviewer},
+    authorization::{Authorization, WebhookAuthorizer},
     pages::Pages,
     tls::{Tls, TlsSettings},
 };
@@ -76,7 +76,8 @@ fn authentication(options: &Options, world: &World, tls: &Arc<Tls>) -> Authentic
     }
     Authentication {
         tls: tls.clone(),
-        tokens: cluster.map(|cluster| Tokens::new(cluster, told.webhook.cache_ttl.as_std(), world.clock.clone())),
+        tokens: cluster
+            .map(|cluster| TokenReviewer::new(cluster, told.webhook.cache_ttl.as_std(), world.clock.clone())),
         anonymous: told.anonymous.enabled,
         clock: world.clock.clone(),
     }
@@ -88,13 +89,19 @@ fn authorization(options: &Options, world: &World) -> Authorization {
         (_, "AlwaysAllow") => Authorization::AlwaysAllow,
         (None, _) => {
             tracing::info!("no API server, all requests to the kubelet's port forbidden");
-            Authorization::NobodyToAsk
+            Authorization::NoApiServer
         }
         (Some(cluster), _) => {
             let (allowed, denied) =
                 (told.webhook.cache_authorized_ttl.as_std(), told.webhook.cache_unauthorized_ttl.as_std());
             let node_name = &world.settings.node_name;
-            Authorization::Ask(Rights::new(cluster.clone(), node_name, allowed, denied, world.clock.clone()))
+            Authorization::Webhook(WebhookAuthorizer::new(
+                cluster.clone(),
+                node_name,
+                allowed,
+                denied,
+                world.clock.clone(),
+            ))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `exec`, `attach`, `portForward` and `run`: into a pod and out of it.
 //!
 //! Owns: from a path and a query to what the runtime is asked for, and which way the caller's protocol takes. From there on it is
-//! `agreement.rs`.
+//! `proxy.rs`.
 //! Upstream: `getExec`, `getAttach`, `getPortForward`, `getRun`.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -17,20 +17,20 @@ use rubelet_cri::{
     v1,
 };
 
-mod agreement;
+mod proxy;
 mod spdy;
 mod translation;
 mod tunnel;
 mod websocket;
 
-use agreement::{Way, pass_on};
+use proxy::{ProxyMode, pass_on};
 
 use super::{
-    Refusal, Secured,
+    HttpError, Secured,
     target::{has_uid, pod_named},
 };
 
-type Answer = Result<Response, Refusal>;
+type Answer = Result<Response, HttpError>;
 type Names = Path<BTreeMap<String, String>>;
 
 /// `/…/{namespace}/{pod}/{container}`, or with the UID before the container.
@@ -59,7 +59,7 @@ pub(super) async fn exec(State(secured): State<Secured>, names: Names, request: 
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let asked = v1::ExecRequest { container_id, cmd: query.all("command"), tty, stdin, stdout, stderr };
     let url = secured.runtime.exec(asked).await.map_err(|error| refused(&error))?;
-    pass_on(&url, way_into_container(&secured, streams, &request)?, request).await
+    pass_on(&url, mode_into_container(&secured, streams, &request)?, request).await
 }
 
 pub(super) async fn attach(State(secured): State<Secured>, names: Names, request: Request) -> Answer {
@@ -68,22 +68,22 @@ pub(super) async fn attach(State(secured): State<Secured>, names: Names, request
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let asked = v1::AttachRequest { container_id, stdin, tty, stdout, stderr };
     let url = secured.runtime.attach(asked).await.map_err(|error| refused(&error))?;
-    pass_on(&url, way_into_container(&secured, streams, &request)?, request).await
+    pass_on(&url, mode_into_container(&secured, streams, &request)?, request).await
 }
 
 pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, request: Request) -> Answer {
     let target = Target::of(&names.0);
-    let way = if secured.translates_websockets { Way::to_ports(&request)? } else { Way::Relay };
-    let port = match &way {
+    let mode = if secured.translates_websockets { ProxyMode::to_ports(&request)? } else { ProxyMode::Relay };
+    let port = match &mode {
         // Each stream in the tunnel says its port.
-        Way::Tunnel { .. } => Ok(Vec::new()),
-        Way::Relay | Way::Translate { .. } => Query::of(&request).ports(request.headers()),
+        ProxyMode::Tunnel { .. } => Ok(Vec::new()),
+        ProxyMode::Relay | ProxyMode::Translate { .. } => Query::of(&request).ports(request.headers()),
     };
-    let port = port.map_err(|reason| Refusal(StatusCode::BAD_REQUEST, reason))?;
+    let port = port.map_err(|reason| HttpError(StatusCode::BAD_REQUEST, reason))?;
     let snapshot = secured.context.snapshot();
     let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
     if target.uid.is_some_and(|wanted| !has_uid(uid, view, wanted)) {
-        return Err(Refusal(StatusCode::NOT_FOUND, "pod not found".to_owned()));
+        return Err(HttpError(StatusCode::NOT_FOUND, "pod not found".to_owned()));
     }
     let filter = v1::PodSandboxFilter {
         state: Some(v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() }),
@@ -96,7 +96,7 @@ pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, r
     let pod_sandbox_id = newest.ok_or_else(missing)?.id;
     let asked = v1::PortForwardRequest { pod_sandbox_id, port };
     let url = secured.runtime.port_forward(asked).await.map_err(|error| refused(&error))?;
-    pass_on(&url, way, request).await
+    pass_on(&url, mode, request).await
 }
 
 /// A command without streams: its output is the answer.
@@ -114,27 +114,27 @@ pub(super) async fn run(State(secured): State<Secured>, names: Names, RawQuery(q
     Ok(([(header::CONTENT_TYPE, "application/json")], output).into_response())
 }
 
-fn way_into_container(secured: &Secured, streams: Streams, request: &Request) -> Result<Way, Refusal> {
-    if secured.translates_websockets { Way::into_container(streams, request) } else { Ok(Way::Relay) }
+fn mode_into_container(secured: &Secured, streams: Streams, request: &Request) -> Result<ProxyMode, HttpError> {
+    if secured.translates_websockets { ProxyMode::into_container(streams, request) } else { Ok(ProxyMode::Relay) }
 }
 
-fn no_pod() -> Refusal {
-    Refusal(StatusCode::NOT_FOUND, "pod does not exist".to_owned())
+fn no_pod() -> HttpError {
+    HttpError(StatusCode::NOT_FOUND, "pod does not exist".to_owned())
 }
 
-fn failed(message: String) -> Refusal {
-    Refusal(StatusCode::INTERNAL_SERVER_ERROR, message)
+fn failed(message: String) -> HttpError {
+    HttpError(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-fn refused(error: &RpcError) -> Refusal {
+fn refused(error: &RpcError) -> HttpError {
     let status = match error.kind {
         RpcErrorKind::NotFound => StatusCode::NOT_FOUND,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    Refusal(status, error.grpc_text())
+    HttpError(status, error.grpc_text())
 }
 
-fn container_id(secured: &Secured, target: &Target<'_>) -> Result<String, Refusal> {
+fn container_id(secured: &Secured, target: &Target<'_>) -> Result<String, HttpError> {
     let snapshot = secured.context.snapshot();
     let (uid, view) = pod_named(&snapshot, target.namespace, target.pod).ok_or_else(no_pod)?;
     let is_meant = target.uid.is_none_or(|wanted| has_uid(uid, view, wanted));
@@ -170,7 +170,7 @@ impl Query {
         self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
     }
 
-    fn streams(&self) -> Result<Streams, Refusal> {
+    fn streams(&self) -> Result<Streams, HttpError> {
         let is_on = |name: &str| self.first(name) == Some("1");
         let tty = is_on("tty");
         // A terminal has one output.
@@ -178,7 +178,7 @@ impl Query {
         if streams.stdin || streams.stdout || streams.stderr {
             return Ok(streams);
         }
-        Err(Refusal(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr".to_owned()))
+        Err(HttpError(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr".to_owned()))
     }
 
     /// Only a WebSocket says them beforehand; SPDY says a port with each of its streams.

@@ -25,8 +25,8 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
-    authentication::Tokens,
-    authorization::Rights,
+    authentication::TokenReviewer,
+    authorization::WebhookAuthorizer,
     system_logs::SystemLogs,
     tls::{Tls, TlsSettings},
     *,
@@ -66,7 +66,8 @@ impl ApiServer for Reviewer {
             let question = format!("may {user} {} {subresource}?", right["verb"].as_str().unwrap_or("-"));
             self.asked.lock().unwrap().push(question);
             assert_eq!((&right["resource"], &right["name"]), (&json!("nodes"), &json!("n1")));
-            let missing: Option<Vec<&str>> = user.strip_prefix("all-but-").map(|rights| rights.split('+').collect());
+            let missing: Option<Vec<&str>> =
+                user.strip_prefix("all-but-").map(|authorizer| authorizer.split('+').collect());
             let has_others = missing.is_some_and(|missing| !missing.contains(&subresource));
             json!({ "allowed": user == "root" || user == subresource || has_others })
         };
@@ -155,11 +156,11 @@ impl Port {
             curves,
         });
         let (tls, minute) = (Arc::new(tls), Duration::from_secs(60));
-        let tokens = Some(Tokens::new(cluster.clone(), minute, clock.clone()));
-        let rights = Rights::new(cluster, "n1", minute, minute, clock.clone());
+        let tokens = Some(TokenReviewer::new(cluster.clone(), minute, clock.clone()));
+        let authorizer = WebhookAuthorizer::new(cluster, "n1", minute, minute, clock.clone());
         let guard = Guard {
             authentication: Authentication { tls: tls.clone(), tokens, anonymous, clock },
-            authorization: Authorization::Ask(rights),
+            authorization: Authorization::Webhook(authorizer),
         };
         let endpoint = format!("unix://{}/no.sock", dir.path().display());
         let secured = Secured {

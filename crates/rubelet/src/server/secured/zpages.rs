@@ -15,7 +15,7 @@ use serde_json::json;
 
 mod negotiation;
 
-use negotiation::{Encoding, Form, Refusal, Wish};
+use negotiation::{Encoding, Form, NotAcceptable, Wish};
 
 use super::Secured;
 use crate::cli::KUBERNETES_VERSION;
@@ -162,7 +162,7 @@ struct Failure {
     code: u16,
 }
 
-fn refused(refusal: &Refusal) -> Response {
+fn refused(refusal: &NotAcceptable) -> Response {
     let failure = Failure {
         kind: "Status",
         api_version: "v1",

@@ -50,12 +50,12 @@ impl Stage {
         let runtime = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/exec/token", runtime.local_addr().unwrap());
         let into_container = |url: String| {
-            any(
-                move |request: Request| async move { pass_on(&url, Way::into_container(ALL, &request)?, request).await },
-            )
+            any(move |request: Request| async move {
+                pass_on(&url, ProxyMode::into_container(ALL, &request)?, request).await
+            })
         };
         let to_ports = |url: String| {
-            any(move |request: Request| async move { pass_on(&url, Way::to_ports(&request)?, request).await })
+            any(move |request: Request| async move { pass_on(&url, ProxyMode::to_ports(&request)?, request).await })
         };
         let router = Router::new().route("/exec", into_container(url.clone())).route("/portForward", to_ports(url));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

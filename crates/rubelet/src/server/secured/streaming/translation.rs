@@ -18,7 +18,7 @@ use tokio_util::codec::FramedRead;
 
 use super::{
     Streams,
-    agreement::{BUFFER_BYTES, Stream, part},
+    proxy::{BUFFER_BYTES, Stream, part},
     spdy::{self, Frame},
     tunnel::write,
     websocket::{self, Piece},

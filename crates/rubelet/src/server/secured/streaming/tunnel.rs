@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::codec::FramedRead;
 
 use super::{
-    agreement::{BUFFER_BYTES, Stream, part},
+    proxy::{BUFFER_BYTES, Stream, part},
     websocket::{self, Decoder, Piece},
 };
 

@@ -12,7 +12,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio_util::codec;
 
-use super::super::Refusal;
+use super::super::HttpError;
 
 /// What every server appends to the client's key, to show that it understood it.
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
@@ -35,17 +35,20 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    pub(super) fn of(method: &Method, headers: &HeaderMap) -> Result<Self, Refusal> {
+    pub(super) fn of(method: &Method, headers: &HeaderMap) -> Result<Self, HttpError> {
         if method != Method::GET {
-            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "a WebSocket begins with GET".to_owned()));
+            return Err(HttpError(StatusCode::METHOD_NOT_ALLOWED, "a WebSocket begins with GET".to_owned()));
         }
         if headers.get(header::SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13") {
-            return Err(Refusal(StatusCode::BAD_REQUEST, "the version of WebSockets here is 13".to_owned()));
+            return Err(HttpError(StatusCode::BAD_REQUEST, "the version of WebSockets here is 13".to_owned()));
         }
         let key =
             headers.get(header::SEC_WEBSOCKET_KEY).and_then(|key| key.to_str().ok()).filter(|key| !key.is_empty());
         let Some(key) = key else {
-            return Err(Refusal(StatusCode::BAD_REQUEST, "a WebSocket needs the header Sec-WebSocket-Key".to_owned()));
+            return Err(HttpError(
+                StatusCode::BAD_REQUEST,
+                "a WebSocket needs the header Sec-WebSocket-Key".to_owned(),
+            ));
         };
         let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{GUID}").as_bytes());
         Ok(Handshake { accept: BASE64.encode(hash) })

@@ -11,11 +11,11 @@ use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
 const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Precondition {
     Whole,
     Part(Range<u64>),
     NotModified,
-    PreconditionFailed,
+    Failed,
     /// With Go's words for what is wrong with the range; the length is told when the range is beyond it.
     BadRange(&'static str),
 }
@@ -25,16 +25,16 @@ pub(super) fn http_date(time: Timestamp) -> String {
 }
 
 /// What a file of this length, changed at this time, is to be answered with.
-pub(super) fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Verdict {
+pub(super) fn check_preconditions(headers: &HeaderMap, length: u64, modified: Timestamp) -> Precondition {
     // To the second, as dates in headers are.
     let modified = modified.as_second();
     let said = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let date = |name: HeaderName| said(name).and_then(parse_date);
     match said(header::IF_MATCH) {
-        Some(tags) if tags != "*" => return Verdict::PreconditionFailed,
+        Some(tags) if tags != "*" => return Precondition::Failed,
         Some(_) => {}
         None if date(header::IF_UNMODIFIED_SINCE).is_some_and(|since| modified > since) => {
-            return Verdict::PreconditionFailed;
+            return Precondition::Failed;
         }
         None => {}
     }
@@ -43,7 +43,7 @@ pub(super) fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Ve
         None => is_unchanged(headers, modified),
     };
     if unchanged {
-        return Verdict::NotModified;
+        return Precondition::NotModified;
     }
     let is_for_this_version = match said(header::IF_RANGE) {
         None => true,
@@ -51,7 +51,7 @@ pub(super) fn judge(headers: &HeaderMap, length: u64, modified: Timestamp) -> Ve
     };
     match said(header::RANGE) {
         Some(range) if is_for_this_version => part(range, length),
-        _ => Verdict::Whole,
+        _ => Precondition::Whole,
     }
 }
 
@@ -66,11 +66,11 @@ fn parse_date(text: &str) -> Option<i64> {
     Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second())
 }
 
-fn part(range: &str, length: u64) -> Verdict {
-    const INVALID: Verdict = Verdict::BadRange("invalid range");
+fn part(range: &str, length: u64) -> Precondition {
+    const INVALID: Precondition = Precondition::BadRange("invalid range");
     let Some(ranges) = range.strip_prefix("bytes=") else { return INVALID };
     let mut ranges = ranges.split(',').map(str::trim).filter(|range| !range.is_empty());
-    let (Some(range), None) = (ranges.next(), ranges.next()) else { return Verdict::Whole };
+    let (Some(range), None) = (ranges.next(), ranges.next()) else { return Precondition::Whole };
     let Some((start, end)) = range.split_once('-') else { return INVALID };
     let number = |text: &str| text.trim().bytes().all(|byte| byte.is_ascii_digit()).then(|| text.trim().parse().ok());
     let wanted = match (start.trim(), end.trim()) {
@@ -83,8 +83,8 @@ fn part(range: &str, length: u64) -> Verdict {
     };
     match wanted {
         None => INVALID,
-        Some(wanted) if wanted.start >= length => Verdict::BadRange("invalid range: failed to overlap"),
-        Some(wanted) => Verdict::Part(wanted),
+        Some(wanted) if wanted.start >= length => Precondition::BadRange("invalid range: failed to overlap"),
+        Some(wanted) => Precondition::Part(wanted),
     }
 }
 
@@ -95,31 +95,34 @@ mod tests {
     #[test]
     fn headers_mean_what_go_takes_them_for() {
         let modified = "2026-11-16T06:57:11.5Z".parse().unwrap();
-        let table: [(&[(&str, &str)], Verdict); 20] = [
-            (&[], Verdict::Whole),
-            (&[("range", "bytes=0-0")], Verdict::Part(0..1)),
-            (&[("range", "bytes=1-")], Verdict::Part(1..3)),
-            (&[("range", "bytes=1-99")], Verdict::Part(1..3)),
-            (&[("range", "bytes=-2")], Verdict::Part(1..3)),
-            (&[("range", "bytes=-9")], Verdict::Part(0..3)),
-            (&[("range", "bytes=9-")], Verdict::BadRange("invalid range: failed to overlap")),
-            (&[("range", "bytes=x")], Verdict::BadRange("invalid range")),
-            (&[("range", "bytes=2-1")], Verdict::BadRange("invalid range")),
-            (&[("range", "bytes=+1-2")], Verdict::BadRange("invalid range")),
-            (&[("range", "lines=1-2")], Verdict::BadRange("invalid range")),
-            (&[("range", "bytes=0-0,2-2")], Verdict::Whole),
-            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")], Verdict::NotModified),
-            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::Whole),
-            (&[("if-modified-since", "yesterday")], Verdict::Whole),
-            (&[("if-unmodified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::PreconditionFailed),
-            (&[("if-none-match", "*")], Verdict::NotModified),
-            (&[("if-none-match", "\"x\""), ("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")], Verdict::Whole),
-            (&[("if-match", "\"x\"")], Verdict::PreconditionFailed),
-            (&[("range", "bytes=0-0"), ("if-range", "Mon, 16 Nov 2026 06:57:10 GMT")], Verdict::Whole),
+        let table: [(&[(&str, &str)], Precondition); 20] = [
+            (&[], Precondition::Whole),
+            (&[("range", "bytes=0-0")], Precondition::Part(0..1)),
+            (&[("range", "bytes=1-")], Precondition::Part(1..3)),
+            (&[("range", "bytes=1-99")], Precondition::Part(1..3)),
+            (&[("range", "bytes=-2")], Precondition::Part(1..3)),
+            (&[("range", "bytes=-9")], Precondition::Part(0..3)),
+            (&[("range", "bytes=9-")], Precondition::BadRange("invalid range: failed to overlap")),
+            (&[("range", "bytes=x")], Precondition::BadRange("invalid range")),
+            (&[("range", "bytes=2-1")], Precondition::BadRange("invalid range")),
+            (&[("range", "bytes=+1-2")], Precondition::BadRange("invalid range")),
+            (&[("range", "lines=1-2")], Precondition::BadRange("invalid range")),
+            (&[("range", "bytes=0-0,2-2")], Precondition::Whole),
+            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")], Precondition::NotModified),
+            (&[("if-modified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Precondition::Whole),
+            (&[("if-modified-since", "yesterday")], Precondition::Whole),
+            (&[("if-unmodified-since", "Mon, 16 Nov 2026 06:57:10 GMT")], Precondition::Failed),
+            (&[("if-none-match", "*")], Precondition::NotModified),
+            (
+                &[("if-none-match", "\"x\""), ("if-modified-since", "Mon, 16 Nov 2026 06:57:11 GMT")],
+                Precondition::Whole,
+            ),
+            (&[("if-match", "\"x\"")], Precondition::Failed),
+            (&[("range", "bytes=0-0"), ("if-range", "Mon, 16 Nov 2026 06:57:10 GMT")], Precondition::Whole),
         ];
         for (headers, expected) in table {
             let map = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-            assert_eq!(judge(&map, 3, modified), expected, "{headers:?}");
+            assert_eq!(check_preconditions(&map, 3, modified), expected, "{headers:?}");
         }
         assert_eq!(http_date(modified), "Mon, 16 Nov 2026 06:57:11 GMT");
     }

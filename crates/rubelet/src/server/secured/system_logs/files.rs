@@ -20,7 +20,7 @@ use rubelet_host::{
 
 use super::{
     chunks::chunks,
-    condition::{Verdict, http_date, is_unchanged, judge},
+    condition::{Precondition, check_preconditions, http_date, is_unchanged},
 };
 use crate::server::health::text;
 
@@ -163,15 +163,15 @@ struct Shape {
 fn content(file: File, shape: &Shape, headers: &HeaderMap) -> Response {
     let Shape { modified, length, media_type } = shape;
     let dated = [(header::LAST_MODIFIED, http_date(*modified))];
-    let part = match judge(headers, *length, *modified) {
-        Verdict::NotModified => return (StatusCode::NOT_MODIFIED, dated).into_response(),
-        Verdict::PreconditionFailed => return (StatusCode::PRECONDITION_FAILED, dated).into_response(),
-        Verdict::BadRange(why) => {
+    let part = match check_preconditions(headers, *length, *modified) {
+        Precondition::NotModified => return (StatusCode::NOT_MODIFIED, dated).into_response(),
+        Precondition::Failed => return (StatusCode::PRECONDITION_FAILED, dated).into_response(),
+        Precondition::BadRange(why) => {
             let answer = text(StatusCode::RANGE_NOT_SATISFIABLE, format!("{why}\n"));
             return ([(header::CONTENT_RANGE, format!("bytes */{length}"))], answer).into_response();
         }
-        Verdict::Whole => None,
-        Verdict::Part(part) => Some(part),
+        Precondition::Whole => None,
+        Precondition::Part(part) => Some(part),
     };
     let sent = part.clone().unwrap_or(0..*length);
     let headers = [

@@ -26,7 +26,7 @@ pub(super) enum Encoding {
 
 /// Nothing that is asked for is to be had. With what the caller would understand all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct NotAcceptable {
     pub encoding: Option<Encoding>,
 }
 
@@ -49,7 +49,7 @@ impl Wish {
         Wish { accept: said(header::ACCEPT).to_owned(), pretty: asked.unwrap_or_else(is_person) }
     }
 
-    pub(super) fn form(&self, group: &str, kind: &str) -> Result<Form, Refusal> {
+    pub(super) fn form(&self, group: &str, kind: &str) -> Result<Form, NotAcceptable> {
         if self.accept.trim().is_empty() {
             return Ok(Form::Text);
         }
@@ -69,7 +69,7 @@ impl Wish {
             let mut known = self.encodings(clause).filter(|encoding| clause.covers(encoding.media_type()));
             known.next().filter(|_| !converts(clause) && clause.param("sv").is_none())
         });
-        Err(Refusal { encoding: understood })
+        Err(NotAcceptable { encoding: understood })
     }
 
     fn encodings(&self, clause: &Clause<'_>) -> impl Iterator<Item = Encoding> + use<> {

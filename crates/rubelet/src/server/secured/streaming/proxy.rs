@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    Answer, Refusal, Streams, failed,
+    Answer, HttpError, Streams, failed,
     translation::{self, V4, V5},
     tunnel,
     websocket::{Handshake, is_websocket, protocols},
@@ -42,7 +42,7 @@ const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-v
 
 /// From the caller's protocol to the runtime's.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum ProxyMode {
     /// They speak the same.
     Relay,
     /// The caller's channels in a WebSocket are streams of SPDY for the runtime.
@@ -51,25 +51,25 @@ pub(super) enum Way {
     Tunnel { handshake: Handshake, protocols: Vec<String> },
 }
 
-impl Way {
+impl ProxyMode {
     /// No runtime speaks the WebSocket in which an input can be closed; all but that one they speak themselves.
-    pub(super) fn into_container(streams: Streams, request: &Request) -> Result<Self, Refusal> {
+    pub(super) fn into_container(streams: Streams, request: &Request) -> Result<Self, HttpError> {
         let headers = request.headers();
         let is_v5 = is_websocket(headers) && protocols(headers).any(|protocol| protocol == V5);
         if !is_v5 {
-            return Ok(Way::Relay);
+            return Ok(ProxyMode::Relay);
         }
-        Ok(Way::Translate { handshake: Handshake::of(request.method(), headers)?, streams })
+        Ok(ProxyMode::Translate { handshake: Handshake::of(request.method(), headers)?, streams })
     }
 
-    pub(super) fn to_ports(request: &Request) -> Result<Self, Refusal> {
+    pub(super) fn to_ports(request: &Request) -> Result<Self, HttpError> {
         let headers = request.headers();
         let tunnelled = protocols(headers).filter_map(tunnel::inner).map(str::to_owned);
         let protocols: Vec<String> = tunnelled.filter(|_| is_websocket(headers)).collect();
         if protocols.is_empty() {
-            return Ok(Way::Relay);
+            return Ok(ProxyMode::Relay);
         }
-        Ok(Way::Tunnel { handshake: Handshake::of(request.method(), headers)?, protocols })
+        Ok(ProxyMode::Tunnel { handshake: Handshake::of(request.method(), headers)?, protocols })
     }
 
     /// The request to the runtime: the caller's, or our own.
@@ -82,18 +82,18 @@ impl Way {
             Ok(())
         };
         match self {
-            Way::Relay => {
+            ProxyMode::Relay => {
                 *asked.method_mut() = caller.method().clone();
                 *asked.headers_mut() = std::mem::take(caller.headers_mut());
                 // Our caller's secret is not the runtime's to know.
                 asked.headers_mut().remove(header::AUTHORIZATION);
             }
-            Way::Translate { .. } => {
+            ProxyMode::Translate { .. } => {
                 *asked.method_mut() = Method::POST;
                 upgrade(asked.headers_mut())?;
                 asked.headers_mut().insert(STREAM_PROTOCOL, V4.parse()?);
             }
-            Way::Tunnel { protocols, .. } => {
+            ProxyMode::Tunnel { protocols, .. } => {
                 *asked.method_mut() = Method::POST;
                 upgrade(asked.headers_mut())?;
                 for protocol in protocols {
@@ -114,17 +114,17 @@ impl Way {
             Ok(told(STREAM_PROTOCOL))
         };
         match self {
-            Way::Relay => {
+            ProxyMode::Relay => {
                 let mut answer = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).body(Body::empty())?;
                 *answer.headers_mut() = agreed.clone();
                 Ok(answer)
             }
-            Way::Translate { handshake, .. } => {
+            ProxyMode::Translate { handshake, .. } => {
                 let protocol = speaks_spdy()?;
                 anyhow::ensure!(protocol == V4, "the runtime streams by {protocol:?} instead of {V4}");
                 Ok(handshake.agreed(V5)?.body(Body::empty())?)
             }
-            Way::Tunnel { handshake, .. } => {
+            ProxyMode::Tunnel { handshake, .. } => {
                 Ok(handshake.agreed(&tunnel::outer(speaks_spdy()?))?.body(Body::empty())?)
             }
         }
@@ -135,11 +135,11 @@ type RuntimeRequest = hyper::Request<Empty<bytes::Bytes>>;
 
 /// The caller's request goes to the runtime's server, its answer to the caller; if both agree to change the protocol, bytes go
 /// both ways from then on until one side ends it.
-pub(super) async fn pass_on(url: &str, way: Way, request: Request) -> Answer {
+pub(super) async fn pass_on(url: &str, mode: ProxyMode, request: Request) -> Answer {
     if !is_upgrade(request.headers()) {
-        return Err(Refusal(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
+        return Err(HttpError(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
     }
-    match timeout(AGREE, agree(url, way, request)).await {
+    match timeout(AGREE, agree(url, mode, request)).await {
         Ok(agreed) => agreed.map_err(|error| failed(format!("{error:#}"))),
         Err(_) => Err(failed("the runtime's streaming server does not answer".to_owned())),
     }
@@ -150,7 +150,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
     connection.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"))
 }
 
-async fn agree(url: &str, way: Way, mut request: Request) -> anyhow::Result<Response> {
+async fn agree(url: &str, mode: ProxyMode, mut request: Request) -> anyhow::Result<Response> {
     let uri: Uri = url.parse()?;
     let authority = match (uri.scheme_str(), uri.authority()) {
         (Some("http"), Some(authority)) => authority.clone(),
@@ -158,15 +158,15 @@ async fn agree(url: &str, way: Way, mut request: Request) -> anyhow::Result<Resp
     };
     let after = request.extensions().get::<AfterUpgrade>().cloned();
     let after = after.ok_or_else(|| anyhow::anyhow!("this connection cannot change its protocol"))?;
-    let asked = way.request(&uri, &authority, &mut request)?;
+    let asked = mode.request(&uri, &authority, &mut request)?;
     let agreed = match ask(&authority, asked).await? {
         Said::Yes(agreed) => agreed,
         Said::No(refusal) => return Ok(refusal),
     };
-    let answer = way.answer(agreed.headers())?;
+    let answer = mode.answer(agreed.headers())?;
     let (caller, runtime) = (hyper::upgrade::on(&mut request), hyper::upgrade::on(agreed));
     after.set(async move {
-        if let Err(error) = converse(way, caller, runtime).await {
+        if let Err(error) = converse(mode, caller, runtime).await {
             tracing::debug!(error = %error, "A stream ended early");
         }
     });
@@ -218,13 +218,13 @@ async fn refusal(
     Ok(text(status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-async fn converse(way: Way, caller: OnUpgrade, runtime: OnUpgrade) -> anyhow::Result<()> {
+async fn converse(mode: ProxyMode, caller: OnUpgrade, runtime: OnUpgrade) -> anyhow::Result<()> {
     let (caller, runtime) = tokio::try_join!(caller, runtime)?;
     let (caller, runtime) = (TokioIo::new(caller), TokioIo::new(runtime));
-    match way {
-        Way::Relay => relay(caller, runtime).await?,
-        Way::Translate { streams, .. } => translation::translate(caller, runtime, streams).await?,
-        Way::Tunnel { .. } => tunnel::unwrap(caller, runtime).await?,
+    match mode {
+        ProxyMode::Relay => relay(caller, runtime).await?,
+        ProxyMode::Translate { streams, .. } => translation::translate(caller, runtime, streams).await?,
+        ProxyMode::Tunnel { .. } => tunnel::unwrap(caller, runtime).await?,
     }
     Ok(())
 }
