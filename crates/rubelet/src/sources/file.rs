@@ -205,7 +205,7 @@ struct Known {
     seen: Seen,
     /// Of the last good content; `None` when it could not be read since this process started.
     pods: Option<Vec<Arc<Pod>>>,
-    state: State,
+    state: FileState,
 }
 
 /// What two looks are compared by.
@@ -227,7 +227,7 @@ impl Seen {
 }
 
 #[derive(Debug)]
-enum State {
+enum FileState {
     Good,
     /// Bad since the last look; perhaps somebody is still writing.
     Doubtful(String),
@@ -277,7 +277,7 @@ impl Manifests {
                 match pods {
                     Ok(pods) => {
                         news.extend(remarks.into_iter().map(|remark| News::Remark { path: path.to_owned(), remark }));
-                        return Known { seen, pods: Some(pods), state: State::Good };
+                        return Known { seen, pods: Some(pods), state: FileState::Good };
                     }
                     Err(problem) => (problem, Some(last_good.unwrap_or_default())),
                 }
@@ -286,7 +286,7 @@ impl Manifests {
             Content::Unfit(problem) => (problem, Some(last_good.unwrap_or_default())),
             Content::Dangling => ("it is a link that leads nowhere".to_owned(), Some(Vec::new())),
         };
-        Known { seen, pods, state: State::Doubtful(problem) }
+        Known { seen, pods, state: FileState::Doubtful(problem) }
     }
 
     fn reading(&self, path: &Path, text: &[u8]) -> Reading {
@@ -304,20 +304,20 @@ impl Manifests {
     }
 
     fn has_doubtful(&self) -> bool {
-        self.files.values().any(|known| matches!(known.state, State::Doubtful(_)))
+        self.files.values().any(|known| matches!(known.state, FileState::Doubtful(_)))
     }
 }
 
 impl Known {
     fn seen_again(mut self, path: &Path, news: &mut Vec<News>) -> Known {
-        if let State::Doubtful(problem) = self.state {
+        if let FileState::Doubtful(problem) = self.state {
             let kept = if self.pods.as_ref().is_none_or(Vec::is_empty) {
                 ""
             } else {
                 "; the pod keeps running as it was last good"
             };
             news.push(News::Refused { path: path.to_owned(), problem: format!("{problem}{kept}") });
-            self.state = State::Bad;
+            self.state = FileState::Bad;
         }
         self
     }

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// A cgroup as cAdvisor shows it.
-struct Subject<'a> {
+struct CgroupView<'a> {
     labels: Labels,
     at: Timestamp,
     measured: &'a Measured,
@@ -51,14 +51,14 @@ impl Display for Number {
 pub(crate) fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
     let mut exposition = Exposition::default();
     if let Ok(sample) = sample {
-        let subjects = subjects(sample);
+        let views = views(sample);
         for table in [CPU, MEMORY, PROCESSES, PRESSURE] {
-            plain(&mut exposition, &subjects, table);
+            plain(&mut exposition, &views, table);
         }
-        of_spec(&mut exposition, &subjects);
-        faults(&mut exposition, &subjects);
-        disks::write(&mut exposition, &subjects, &sample.partitions);
-        networks(&mut exposition, &subjects);
+        of_spec(&mut exposition, &views);
+        faults(&mut exposition, &views);
+        disks::write(&mut exposition, &views, &sample.partitions);
+        networks(&mut exposition, &views);
         machine(&mut exposition, sample);
     }
     let help = "1 if there was an error while getting container metrics, 0 otherwise";
@@ -67,8 +67,8 @@ pub(crate) fn exposition(sample: Result<&Sample, &SampleError>) -> Exposition {
     exposition
 }
 
-fn subjects(sample: &Sample) -> Vec<Subject<'_>> {
-    let plain = |measured| Subject {
+fn views(sample: &Sample) -> Vec<CgroupView<'_>> {
+    let plain = |measured| CgroupView {
         labels: labels(measured, ["", "", "", "", ""]),
         at: sample.at,
         measured,
@@ -76,7 +76,7 @@ fn subjects(sample: &Sample) -> Vec<Subject<'_>> {
         processes: None,
         memory_limit_bytes: None,
     };
-    let root = sample.root.iter().map(|root| Subject {
+    let root = sample.root.iter().map(|root| CgroupView {
         interfaces: &sample.interfaces,
         memory_limit_bytes: Some(sample.machine.memory_bytes),
         ..plain(root)
@@ -85,27 +85,27 @@ fn subjects(sample: &Sample) -> Vec<Subject<'_>> {
     let system = sample.system.iter().map(|(_, measured)| measured);
     // An agent in no cgroup of its own is in the root, which is there already.
     let system = system.filter(|measured| pods_root != Some(&measured.cgroup) && measured.cgroup != "/");
-    let mut subjects: Vec<Subject<'_>> = root.chain(system.chain(&sample.tiers).map(plain)).collect();
+    let mut views: Vec<CgroupView<'_>> = root.chain(system.chain(&sample.tiers).map(plain)).collect();
     for pod in &sample.pods {
         let (name, namespace) = (pod.target.name.as_str(), pod.target.namespace.as_str());
         let of = |container: &ContainerSample| {
             let target = &container.target;
             labels(&container.measured, [&target.name, &target.image, &target.id, namespace, name])
         };
-        subjects.extend(
-            pod.own.iter().map(|own| Subject { labels: labels(own, ["", "", "", namespace, name]), ..plain(own) }),
+        views.extend(
+            pod.own.iter().map(|own| CgroupView { labels: labels(own, ["", "", "", namespace, name]), ..plain(own) }),
         );
         // The sandbox is the one with the network, which all of them share.
         let sandbox = pod.sandbox.iter().map(|sandbox| (sandbox, pod.interfaces.as_slice()));
         let containers = pod.containers.iter().map(|container| (container, [].as_slice()));
-        subjects.extend(sandbox.chain(containers).map(|(container, interfaces)| Subject {
+        views.extend(sandbox.chain(containers).map(|(container, interfaces)| CgroupView {
             labels: of(container),
             interfaces,
             processes: Some(container.processes),
             ..plain(&container.measured)
         }));
     }
-    subjects
+    views
 }
 
 fn labels(measured: &Measured, [container, image, name, namespace, pod]: [&str; 5]) -> Labels {
@@ -124,39 +124,39 @@ struct Plain {
     name: &'static str,
     kind: Kind,
     help: &'static str,
-    value: fn(&Subject<'_>) -> Option<Number>,
+    value: fn(&CgroupView<'_>) -> Option<Number>,
 }
 
-const fn counter(name: &'static str, help: &'static str, value: fn(&Subject<'_>) -> Option<Number>) -> Plain {
+const fn counter(name: &'static str, help: &'static str, value: fn(&CgroupView<'_>) -> Option<Number>) -> Plain {
     Plain { name, kind: Kind::Counter, help, value }
 }
 
-const fn gauge(name: &'static str, help: &'static str, value: fn(&Subject<'_>) -> Option<Number>) -> Plain {
+const fn gauge(name: &'static str, help: &'static str, value: fn(&CgroupView<'_>) -> Option<Number>) -> Plain {
     Plain { name, kind: Kind::Gauge, help, value }
 }
 
-fn plain(exposition: &mut Exposition, subjects: &[Subject<'_>], table: &[Plain]) {
+fn plain(exposition: &mut Exposition, views: &[CgroupView<'_>], table: &[Plain]) {
     for metric in table {
         let mut family = exposition.family(metric.name, metric.kind, metric.help);
-        for subject in subjects {
-            if let Some(value) = (metric.value)(subject) {
-                family.add(&subject.labels, value, Some(subject.at));
+        for view in views {
+            if let Some(value) = (metric.value)(view) {
+                family.add(&view.labels, value, Some(view.at));
             }
         }
     }
 }
 
-fn cpu(subject: &Subject<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
-    subject.measured.stats.cpu.as_ref().map(value)
+fn cpu(view: &CgroupView<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
+    view.measured.stats.cpu.as_ref().map(value)
 }
 
 /// Only of a cgroup with a limit.
-fn limited(subject: &Subject<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
-    subject.measured.stats.cpu.as_ref().filter(|cpu| cpu.limits.quota_micros.is_some()).map(value)
+fn limited(view: &CgroupView<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
+    view.measured.stats.cpu.as_ref().filter(|cpu| cpu.limits.quota_micros.is_some()).map(value)
 }
 
-fn memory(subject: &Subject<'_>, value: fn(&Memory) -> u64) -> Option<Number> {
-    subject.measured.stats.memory.as_ref().map(|memory| Number::Whole(value(memory)))
+fn memory(view: &CgroupView<'_>, value: fn(&Memory) -> u64) -> Option<Number> {
+    view.measured.stats.memory.as_ref().map(|memory| Number::Whole(value(memory)))
 }
 
 fn nanos(nanos: u64) -> Number {
@@ -251,11 +251,11 @@ fn pressure(pressure: Option<Pressure>, total_micros: fn(Pressure) -> u64) -> Op
     pressure.map(|pressure| Number::Real(total_micros(pressure) as f64 / 1e6))
 }
 
-fn cpu_pressure(it: &Subject<'_>) -> Option<Pressure> {
+fn cpu_pressure(it: &CgroupView<'_>) -> Option<Pressure> {
     it.measured.stats.cpu.as_ref()?.pressure
 }
 
-fn memory_pressure(it: &Subject<'_>) -> Option<Pressure> {
+fn memory_pressure(it: &CgroupView<'_>) -> Option<Pressure> {
     it.measured.stats.memory.as_ref()?.pressure
 }
 
@@ -319,49 +319,49 @@ const SPEC: &[Plain] = &[
     }),
 ];
 
-fn of_spec(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+fn of_spec(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     for metric in SPEC {
         let mut family = exposition.family(metric.name, metric.kind, metric.help);
-        for subject in subjects {
-            if let Some(value) = (metric.value)(subject) {
-                family.add(&subject.labels, value, None);
+        for view in views {
+            if let Some(value) = (metric.value)(view) {
+                family.add(&view.labels, value, None);
             }
         }
     }
 }
 
 /// Names with labels of their own beside the common ones.
-fn faults(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+fn faults(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     let mut family =
         exposition.counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds.");
-    for subject in subjects {
-        if let Some(cpu) = subject.measured.stats.cpu.as_ref().filter(|cpu| cpu.usage_nanos > 0) {
-            let labels = subject.labels.and([("cpu", "total")]);
-            family.add(&labels, seconds(cpu.usage_nanos), Some(subject.at));
+    for view in views {
+        if let Some(cpu) = view.measured.stats.cpu.as_ref().filter(|cpu| cpu.usage_nanos > 0) {
+            let labels = view.labels.and([("cpu", "total")]);
+            family.add(&labels, seconds(cpu.usage_nanos), Some(view.at));
         }
     }
     let help = "Cumulative count of memory allocation failures.";
     let mut family = exposition.counter("container_memory_failures_total", help);
-    for subject in subjects {
-        let Some(memory) = &subject.measured.stats.memory else { continue };
+    for view in views {
+        let Some(memory) = &view.measured.stats.memory else { continue };
         // Both scopes are the same, as they are upstream.
         for scope in ["container", "hierarchy"] {
             for (kind, value) in [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)] {
-                let labels = subject.labels.and([("failure_type", kind), ("scope", scope)]);
-                family.add(&labels, value, Some(subject.at));
+                let labels = view.labels.and([("failure_type", kind), ("scope", scope)]);
+                family.add(&labels, value, Some(view.at));
             }
         }
     }
     let help = "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice";
     let mut family = exposition.gauge("container_ulimits_soft", help);
-    for subject in subjects {
-        if let Some(limit) = subject.processes.and_then(|processes| processes.open_files_limit) {
-            family.add(&subject.labels.and([("ulimit", "max_open_files")]), limit, Some(subject.at));
+    for view in views {
+        if let Some(limit) = view.processes.and_then(|processes| processes.open_files_limit) {
+            family.add(&view.labels.and([("ulimit", "max_open_files")]), limit, Some(view.at));
         }
     }
 }
 
-fn networks(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+fn networks(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     type Read = fn(&Interface) -> u64;
     fn received(interface: &Interface) -> Traffic {
         interface.received
@@ -395,10 +395,10 @@ fn networks(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
     ];
     for (name, help, value) in metrics {
         let mut family = exposition.counter(name, help);
-        for subject in subjects {
-            for interface in subject.interfaces {
-                let labels = subject.labels.and([("interface", interface.name.as_str())]);
-                family.add(&labels, value(interface), Some(subject.at));
+        for view in views {
+            for interface in view.interfaces {
+                let labels = view.labels.and([("interface", interface.name.as_str())]);
+                family.add(&labels, value(interface), Some(view.at));
             }
         }
     }

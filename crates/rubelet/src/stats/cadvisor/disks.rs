@@ -9,7 +9,7 @@ use rubelet_host::stats::{
     partition::Partition,
 };
 
-use super::{Number, Subject};
+use super::{CgroupView, Number};
 use crate::stats::exposition::{Exposition, Family, Kind};
 
 /// A name with a value for every disk of a cgroup and for every file system of the root.
@@ -21,16 +21,16 @@ struct DiskMetric {
     of_partition: Option<fn(&Partition) -> Number>,
 }
 
-pub(super) fn write(exposition: &mut Exposition, subjects: &[Subject<'_>], partitions: &[Partition]) {
-    operations(exposition, subjects);
+pub(super) fn write(exposition: &mut Exposition, views: &[CgroupView<'_>], partitions: &[Partition]) {
+    operations(exposition, views);
     for metric in METRICS {
         let mut family = exposition.family(metric.name, metric.kind, metric.help);
-        for (index, subject) in subjects.iter().enumerate() {
-            let devices = &subject.measured.stats.devices;
+        for (index, view) in views.iter().enumerate() {
+            let devices = &view.measured.stats.devices;
             let mut seen: Vec<&str> = Vec::new();
             for device in devices {
                 if let Some(value) = metric.of_device.and_then(|value| value(device)) {
-                    add(&mut family, subject, &device.name, value);
+                    add(&mut family, view, &device.name, value);
                     seen.push(&device.name);
                 }
             }
@@ -38,26 +38,26 @@ pub(super) fn write(exposition: &mut Exposition, subjects: &[Subject<'_>], parti
             let own = if index == 0 { partitions } else { &[] };
             for partition in own.iter().filter(|partition| !seen.contains(&partition.device.as_str())) {
                 if let Some(value) = metric.of_partition {
-                    add(&mut family, subject, &partition.device, value(partition));
+                    add(&mut family, view, &partition.device, value(partition));
                 }
             }
         }
     }
 }
 
-fn add(family: &mut Family<'_>, subject: &Subject<'_>, device: &str, value: Number) {
-    family.add(&subject.labels.and([("device", device)]), value, Some(subject.at));
+fn add(family: &mut Family<'_>, view: &CgroupView<'_>, device: &str, value: Number) {
+    family.add(&view.labels.and([("device", device)]), value, Some(view.at));
 }
 
-fn operations(exposition: &mut Exposition, subjects: &[Subject<'_>]) {
+fn operations(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     let mut family = exposition.counter("container_blkio_device_usage_total", "Blkio Device bytes usage");
-    for subject in subjects {
-        for device in &subject.measured.stats.devices {
+    for view in views {
+        for device in &view.measured.stats.devices {
             let (major, minor) = (device.major.to_string(), device.minor.to_string());
             for (operation, bytes) in &device.bytes {
                 let own =
                     [("device", device.name.as_str()), ("major", &major), ("minor", &minor), ("operation", operation)];
-                family.add(&subject.labels.and(own), bytes, Some(subject.at));
+                family.add(&view.labels.and(own), bytes, Some(view.at));
             }
         }
     }
