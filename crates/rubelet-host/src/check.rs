@@ -90,10 +90,10 @@ impl Checker {
         Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")).into())
     }
 
-    async fn get(&self, uri: &Uri, headers: &HeaderMap, has_headers: &AtomicBool) -> Result<Answer, CheckError> {
+    async fn get(&self, uri: &Uri, headers: &HeaderMap, has_headers: &AtomicBool) -> Result<RawResponse, CheckError> {
         let read = async |response| {
             has_headers.store(true, Ordering::Relaxed);
-            Ok(read_answer(response).await)
+            Ok(read_response(response).await)
         };
         let host = uri.host().ok_or_else(|| invalid("the URL names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -133,25 +133,25 @@ impl Checker {
     }
 }
 
-struct Answer {
+struct RawResponse {
     status: u16,
     location: Option<String>,
     /// Or why it broke off.
     body: Result<Vec<u8>, String>,
 }
 
-impl Answer {
+impl RawResponse {
     fn response(self) -> Result<FetchResponse, CheckError> {
         let body = self.body.map_err(CheckError::Body)?;
         Ok(FetchResponse { status: self.status, body })
     }
 }
 
-async fn read_answer(response: Response<Incoming>) -> Answer {
+async fn read_response(response: Response<Incoming>) -> RawResponse {
     let status = response.status().as_u16();
     let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
     let location = location.filter(|_| matches!(status, 301 | 302 | 303 | 307 | 308)).map(str::to_owned);
-    Answer { status, location, body: read_body(response.into_body()).await }
+    RawResponse { status, location, body: read_body(response.into_body()).await }
 }
 
 async fn read_body(mut frames: Incoming) -> Result<Vec<u8>, String> {

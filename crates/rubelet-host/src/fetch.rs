@@ -60,7 +60,7 @@ impl Fetcher {
         Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")))
     }
 
-    async fn get(&self, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<Answer> {
+    async fn get(&self, uri: &Uri, headers: &HeaderMap, limit_bytes: u64) -> io::Result<RawResponse> {
         if is_https(uri) {
             let connection = self.tls().await?.oneshot(uri.clone()).await.map_err(|error| unreachable(uri, &*error))?;
             exchange(connection, request(uri, headers)?, limit_bytes).await
@@ -87,17 +87,17 @@ impl Fetcher {
     }
 }
 
-struct Answer {
+struct RawResponse {
     status: u16,
     redirected_to: Option<String>,
     body: Vec<u8>,
 }
 
-async fn exchange<C>(connection: C, request: Request<Empty<Bytes>>, limit_bytes: u64) -> io::Result<Answer>
+async fn exchange<C>(connection: C, request: Request<Empty<Bytes>>, limit_bytes: u64) -> io::Result<RawResponse>
 where
     C: rt::Read + rt::Write + Unpin,
 {
-    let read = async |response| read_answer(response, limit_bytes).await;
+    let read = async |response| read_response(response, limit_bytes).await;
     converse(connection, request, read).await
 }
 
@@ -124,15 +124,15 @@ where
     }
 }
 
-async fn read_answer(response: Response<Incoming>, limit_bytes: u64) -> io::Result<Answer> {
+async fn read_response(response: Response<Incoming>, limit_bytes: u64) -> io::Result<RawResponse> {
     let status = response.status();
     let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
     if let (301 | 302 | 303 | 307 | 308, Some(location)) = (status.as_u16(), location) {
-        return Ok(Answer { status: status.as_u16(), redirected_to: Some(location.to_owned()), body: Vec::new() });
+        return Ok(RawResponse { status: status.as_u16(), redirected_to: Some(location.to_owned()), body: Vec::new() });
     }
     let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
     let body = Limited::new(response.into_body(), limit).collect().await.map_err(io::Error::other)?;
-    Ok(Answer { status: status.as_u16(), redirected_to: None, body: body.to_bytes().to_vec() })
+    Ok(RawResponse { status: status.as_u16(), redirected_to: None, body: body.to_bytes().to_vec() })
 }
 
 fn request(uri: &Uri, headers: &HeaderMap) -> io::Result<Request<Empty<Bytes>>> {

@@ -32,7 +32,7 @@ pub use crate::client::{
 };
 use crate::{
     client::{
-        credentials::{Credentials, Freshness},
+        credentials::{Credentials, Reload},
         pool::Pool,
         rate_limit::Bucket,
         transport::{Connection, Lease, Lost, Server, Traffic},
@@ -118,7 +118,7 @@ impl Client {
 
     /// For whoever has put a new client certificate in its place: from now on it is the one that is used.
     pub async fn credentials_changed(&self) {
-        self.inner.look_at_credentials(Freshness::Now).await;
+        self.inner.look_at_credentials(Reload::Now).await;
     }
 }
 
@@ -166,7 +166,7 @@ struct Outgoing {
 }
 
 /// The head of a success; its body is still to be read.
-struct Answer {
+struct ResponseHead {
     response: Response<Incoming>,
     lease: Lease,
 }
@@ -240,12 +240,12 @@ impl Inner {
     }
 
     /// Tries until there is an answer that trying again will not improve.
-    async fn answer(&self, request: &Outgoing, connections: &Connections) -> Result<Answer, ApiError> {
-        let mut freshness = Freshness::Recent;
+    async fn answer(&self, request: &Outgoing, connections: &Connections) -> Result<ResponseHead, ApiError> {
+        let mut reload = Reload::IfStale;
         let mut tries = 0;
         loop {
             tries += 1;
-            let error = match self.attempt(request, connections, freshness).await {
+            let error = match self.attempt(request, connections, reload).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failed::Unsent(_)) if tries < MAX_TRIES => continue,
                 // Asking twice does no harm.
@@ -259,8 +259,8 @@ impl Inner {
                     tracing::debug!(wait_secs = wait.as_secs(), "trying again when the server asked to: {error}");
                     tokio::time::sleep(wait).await;
                 }
-                ApiErrorKind::Unauthorized if freshness == Freshness::Recent && self.credentials.can_be_refreshed() => {
-                    freshness = Freshness::Now;
+                ApiErrorKind::Unauthorized if reload == Reload::IfStale && self.credentials.can_be_refreshed() => {
+                    reload = Reload::Now;
                 }
                 _ => return Err(error),
             }
@@ -271,8 +271,8 @@ impl Inner {
         &self,
         request: &Outgoing,
         connections: &Connections,
-        freshness: Freshness,
-    ) -> Result<Answer, Failed> {
+        reload: Reload,
+    ) -> Result<ResponseHead, Failed> {
         let unreachable = |cause: String| errors::unreachable(&request.operation, cause);
         let refused = |wait: Duration| {
             unreachable(format!("client rate limiter wait {wait:?} exceeds timeout {:?}", request.timeout))
@@ -282,10 +282,10 @@ impl Inner {
         if connections.bucket.is_limited() {
             self.tell(request, Occurrence::Waited(clock::now() - asked));
         }
-        let authorization = self.credentials.authorization(freshness).await;
+        let authorization = self.credentials.authorization(reload).await;
         let authorization = authorization.map_err(|error| Failed::Answered(unreachable(error)))?;
         let message = self.message(request, authorization).map_err(Failed::Answered)?;
-        self.look_at_credentials(Freshness::Recent).await;
+        self.look_at_credentials(Reload::IfStale).await;
         let connect = || self.connect(connections.traffic);
         let lease = connections.pool.lease(connect).await.map_err(|error| Failed::Answered(unreachable(error)))?;
         let sent = timeout_at(request.deadline, lease.send(message)).await;
@@ -301,7 +301,7 @@ impl Inner {
             Err(_elapsed) => return Err(Failed::Answered(connections.gave_up(&lease, request))),
         };
         if response.status().is_success() {
-            return Ok(Answer { response, lease });
+            return Ok(ResponseHead { response, lease });
         }
         Err(Failed::Answered(refusal(request, response).await))
     }
@@ -313,13 +313,13 @@ impl Inner {
     }
 
     async fn connect(&self, traffic: Traffic) -> Result<Connection, String> {
-        let (tls, generation) = self.look_at_credentials(Freshness::Now).await;
+        let (tls, generation) = self.look_at_credentials(Reload::Now).await;
         Connection::open(Arc::clone(&self.server), tls, generation, traffic).await
     }
 
     /// Notices new credentials, and lets go of connections made with older ones.
-    async fn look_at_credentials(&self, freshness: Freshness) -> (Option<Arc<rustls::ClientConfig>>, u64) {
-        let (tls, generation) = self.credentials.tls(freshness).await;
+    async fn look_at_credentials(&self, reload: Reload) -> (Option<Arc<rustls::ClientConfig>>, u64) {
+        let (tls, generation) = self.credentials.tls(reload).await;
         for connections in [&self.heartbeat, &self.ordinary, &self.events, &self.reviews, &self.watches] {
             connections.pool.retire_before(generation);
         }

@@ -66,7 +66,7 @@ pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, chang
         biased;
         // Cancel-safe: a request or a watch that is dropped is closed, and nobody is left to miss what it had.
         () = changes.closed() => {}
-        () = follower.keep_up() => {}
+        () = follower.list_and_watch() => {}
     }
 }
 
@@ -90,7 +90,7 @@ struct Listed {
 
 impl Follower<'_> {
     /// Ends with its receiver.
-    async fn keep_up(&mut self) {
+    async fn list_and_watch(&mut self) {
         loop {
             let error = match self.list().await {
                 Ok(Listed { objects, version, watch }) => {

@@ -66,11 +66,11 @@ struct FromProgram {
 /// What differs when a file was written anew, or another was put in its place.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
-/// How sure one must be that nothing has changed.
+/// Whether files and tokens are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freshness {
-    /// As of a few seconds ago.
-    Recent,
+pub(super) enum Reload {
+    /// If they were read more than a few seconds ago.
+    IfStale,
     Now,
 }
 
@@ -95,23 +95,23 @@ impl Credentials {
     }
 
     /// The configuration for a new connection, and its generation: connections of an earlier one are out of date.
-    pub(super) async fn tls(&self, freshness: Freshness) -> (Option<Arc<ClientConfig>>, u64) {
-        if let Some(known) = self.is_time_to_look(freshness) {
+    pub(super) async fn tls(&self, reload: Reload) -> (Option<Arc<ClientConfig>>, u64) {
+        if let Some(known) = self.is_time_to_look(reload) {
             self.look(known).await;
         }
         let state = self.state();
         (state.tls.clone(), state.generation)
     }
 
-    pub(super) async fn authorization(&self, freshness: Freshness) -> Result<Option<HeaderValue>, String> {
+    pub(super) async fn authorization(&self, reload: Reload) -> Result<Option<HeaderValue>, String> {
         match &self.authorization {
             Authorization::None => Ok(None),
             Authorization::Token(token) => secret_header(&format!("Bearer {token}")).map(Some),
             Authorization::Basic { username, password } => {
                 secret_header(&format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))).map(Some)
             }
-            Authorization::TokenFile(path) => self.token_of_file(path, freshness).await.map(Some),
-            Authorization::Exec(plugin) => self.token_of_program(plugin, freshness).await,
+            Authorization::TokenFile(path) => self.token_of_file(path, reload).await.map(Some),
+            Authorization::Exec(plugin) => self.token_of_program(plugin, reload).await,
         }
     }
 
@@ -124,9 +124,9 @@ impl Credentials {
     }
 
     /// The stamps as known, if the files are to be looked at now. Whoever gets them looks; others go on meanwhile.
-    fn is_time_to_look(&self, freshness: Freshness) -> Option<Vec<Stamp>> {
+    fn is_time_to_look(&self, reload: Reload) -> Option<Vec<Stamp>> {
         let mut state = self.state();
-        let is_due = freshness == Freshness::Now || state.looked_at.elapsed() >= LOOK_EVERY;
+        let is_due = reload == Reload::Now || state.looked_at.elapsed() >= LOOK_EVERY;
         if !is_due || state.tls.is_none() || state.stamps.is_empty() {
             return None;
         }
@@ -156,9 +156,9 @@ impl Credentials {
         }
     }
 
-    async fn token_of_file(&self, path: &Path, freshness: Freshness) -> Result<HeaderValue, String> {
+    async fn token_of_file(&self, path: &Path, reload: Reload) -> Result<HeaderValue, String> {
         let known = self.state().token.clone();
-        if let (Freshness::Recent, Some((token, read_at))) = (freshness, &known)
+        if let (Reload::IfStale, Some((token, read_at))) = (reload, &known)
             && read_at.elapsed() < READ_TOKEN_EVERY
         {
             return Ok(token.clone());
@@ -179,12 +179,12 @@ impl Credentials {
     }
 
     /// `None` when the program gave a certificate instead, which `tls` then has.
-    async fn token_of_program(&self, plugin: &ExecPlugin, freshness: Freshness) -> Result<Option<HeaderValue>, String> {
-        if let Some(issued) = self.still_good(freshness) {
+    async fn token_of_program(&self, plugin: &ExecPlugin, reload: Reload) -> Result<Option<HeaderValue>, String> {
+        if let Some(issued) = self.still_good(reload) {
             return Ok(issued.token);
         }
         let _turn = self.asking.acquire().await.expect("the semaphore is never closed");
-        if let Some(issued) = self.still_good(freshness) {
+        if let Some(issued) = self.still_good(reload) {
             return Ok(issued.token);
         }
         let Issued { token, certificate, expires } = exec::run(plugin, &self.cluster).await?;
@@ -203,10 +203,10 @@ impl Credentials {
         Ok(token)
     }
 
-    fn still_good(&self, freshness: Freshness) -> Option<FromProgram> {
+    fn still_good(&self, reload: Reload) -> Option<FromProgram> {
         let issued = self.state().issued.clone()?;
         let is_alive = issued.expires.is_none_or(|expires| clock::wall() < expires);
-        let is_wanted = freshness == Freshness::Recent || issued.asked_at.elapsed() < ASK_EVERY;
+        let is_wanted = reload == Reload::IfStale || issued.asked_at.elapsed() < ASK_EVERY;
         (is_alive && is_wanted).then_some(issued)
     }
 

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    client::{Answer, errors, frames::Frames, transport::Lease},
+    client::{ResponseHead, errors, frames::Frames, transport::Lease},
     clock,
     port::{ApiError, Watch, WatchEvent, WatchStream},
 };
@@ -30,7 +30,7 @@ struct Watching {
     _lease: Lease,
 }
 
-pub(super) fn stream(watch: &Watch, operation: String, answer: Answer) -> WatchStream {
+pub(super) fn stream(watch: &Watch, operation: String, answer: ResponseHead) -> WatchStream {
     let limit = watch.query.iter().find(|(key, _)| *key == "timeoutSeconds");
     let limit_secs: Option<u64> = limit.and_then(|(_, seconds)| seconds.parse().ok());
     let watching = Watching {
