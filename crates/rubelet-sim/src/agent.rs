@@ -1,17 +1,17 @@
 //! The real agent on the stage: its loop, sources, observation and effects over the fakes.
 //!
-//! Owns: wiring, as `rubelet/src/run.rs` does it for the real world, and the witness that writes the agent's turns into
-//! the trace. Never: plays a part of the agent itself.
+//! Owns: the world made of fakes, and the witness that writes the agent's turns into the trace. Never: starts a part of the
+//! agent itself (`rubelet::start` does).
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use rubelet::{
-    event_log::EventLog,
-    node::{self, follow::Sight},
+    node,
     objects::Strategy,
-    observe, recorder, sources,
-    sync_loop::{Handles, SyncLoop, Witness},
-    world::{Cluster, Paths, World},
+    sources::http::Endpoint,
+    start::{Inputs, ManifestDir, ManifestUrl, Running, start},
+    sync_loop::Witness,
+    world::{Cluster, World},
 };
 use rubelet_core::{
     effect::Effect,
@@ -20,11 +20,6 @@ use rubelet_core::{
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::Settings,
 };
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     api::FakeApi,
@@ -37,68 +32,18 @@ use crate::{
 /// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
 
-/// Spreads the retries of one node over time.
-const RETRY_SEED: u64 = 7;
-
-/// One life of the agent.
-#[derive(Debug)]
-pub struct AgentRun {
-    pub events: EventLog,
-    tasks: JoinSet<()>,
-}
-
-impl AgentRun {
-    pub fn launch(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> Self {
-        let world = world(stage, life, sources);
-        let (sync_loop, handles) = SyncLoop::new(world.clone());
-        let sync_loop = sync_loop.with_witness(witness(stage.clone(), life));
-        let mut tasks = JoinSet::new();
-        tasks.spawn(sync_loop.run(CancellationToken::new()));
-        tasks.spawn(follow_events(world.clone(), handles.inbox.clone()));
-        for source in sources {
-            match source {
-                Source::File | Source::Http => start_source(*source, &world, &handles, &mut tasks),
-                Source::Api => join_cluster(&world, &handles, &mut tasks),
-            }
-        }
-        AgentRun { events: world.events, tasks }
-    }
-
-    /// Whether some task of it is over, though each should last as long as the agent. Its panic is passed on.
-    pub fn has_ended(&mut self) -> bool {
-        match self.tasks.try_join_next() {
-            None => false,
-            Some(Ok(())) => true,
-            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Some(Err(_)) => true,
-        }
-    }
-
-    /// Ends its tasks and waits until they are gone.
-    pub async fn end(mut self) {
-        self.tasks.shutdown().await;
-    }
-}
-
-fn start_source(source: Source, world: &World, handles: &Handles, tasks: &mut JoinSet<()>) {
-    let (world, node, inbox) = (world.clone(), NODE.to_owned(), handles.inbox.clone());
-    if source == Source::File {
-        tasks.spawn(sources::file::run(world, PathBuf::from(MANIFESTS), node, CHECK_EVERY, inbox));
-    } else {
-        let endpoint = sources::http::Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
-        tasks.spawn(sources::http::run(world, endpoint, node, CHECK_EVERY, inbox));
-    }
-}
-
-/// Everything a node of a cluster runs beyond a standalone one.
-fn join_cluster(world: &World, handles: &Handles, tasks: &mut JoinSet<()>) {
-    let api = world.cluster.clone().expect("a world with this source has a cluster").api;
-    let (sights, seen) = watch::channel(Sight::Unseen);
-    let node = || NODE.to_owned();
-    tasks.spawn(node::follow::run(api.clone(), node(), RETRY_SEED, sights, handles.inbox.clone()));
-    tasks.spawn(sources::api::run(api.clone(), world.clone(), RETRY_SEED, seen.clone(), handles.inbox.clone()));
-    tasks.spawn(recorder::run(api.clone(), world.events.clone(), node(), handles.snapshots.clone()));
-    tasks.spawn(node::run(world.clone(), api, Arc::new(duty()), handles.snapshots.clone(), seen));
+/// One life of the agent: what `rubelet::start` makes of the fakes.
+pub fn launch(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> Running {
+    let has = |source| sources.contains(&source);
+    let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
+    let inputs = Inputs {
+        manifest_dir: has(Source::File)
+            .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
+        manifest_url: has(Source::Http).then(|| ManifestUrl { endpoint: endpoint(), check_every: CHECK_EVERY }),
+        duty: Arc::new(duty()),
+        witness: Some(witness(stage.clone(), life)),
+    };
+    start(&world(stage, life, sources), inputs)
 }
 
 /// Upstream's frequencies.
@@ -122,12 +67,6 @@ fn duty() -> node::Duty {
     }
 }
 
-/// Following may rightly end, where the runtime has no events; the agent goes on.
-async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
-    observe::events::follow(&world, &inbox).await;
-    std::future::pending().await
-}
-
 fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
     let settings = Settings { sources: sources.to_vec(), ..Settings::for_node(NODE) };
     let clock = stage.clock_of_a_new_process();
@@ -135,21 +74,9 @@ fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
         let api = Arc::new(FakeApi::new(stage.clone(), life));
         Cluster::new(api, Strategy::Watch, NODE, &clock)
     });
-    World {
-        runtime: Arc::new(FakeRuntime::new(stage.clone(), life)),
-        host: Arc::new(FakeHost::new(stage.clone(), life)),
-        paths: Paths {
-            root_dir: settings.root_dir.clone(),
-            pod_logs_dir: settings.pod_logs_dir.clone(),
-            container_links_dir: PathBuf::from("/var/log/containers"),
-        },
-        clock,
-        events: EventLog::default(),
-        metrics: Arc::default(),
-        settings: Arc::new(settings),
-        cluster,
-        has_runtime_events: Arc::default(),
-    }
+    let runtime = Arc::new(FakeRuntime::new(stage.clone(), life));
+    let host = Arc::new(FakeHost::new(stage.clone(), life));
+    World { cluster, ..World::new(runtime, host, clock, settings) }
 }
 
 /// Tells the rules of every turn, and the trace of those that changed something.

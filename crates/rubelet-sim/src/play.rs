@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use fastrand::Rng;
 use jiff::SignedDuration;
+use rubelet::start::Running;
 use rubelet_core::{
     event::Source,
     snapshot::{PodView, StepState},
@@ -21,7 +22,7 @@ use rubelet_host::port::FetchResponse;
 use tokio::{task::JoinHandle, time::Instant};
 
 use crate::{
-    agent::AgentRun,
+    agent,
     faults::Knobs,
     invariants::Violation,
     play::moments::Moment,
@@ -69,7 +70,7 @@ impl fmt::Display for Failure {
 #[derive(Debug)]
 pub struct Play {
     // Declared before the runtime that runs it.
-    agent: Option<AgentRun>,
+    agent: Option<Running>,
     stage: Arc<Stage>,
     cues: JoinHandle<()>,
     seed: u64,
@@ -237,7 +238,7 @@ impl Play {
             scene.rules.agent_begins(scene.now);
             scene.log("play", format!("the agent starts, life {}", life.0));
         });
-        let agent = AgentRun::launch(&self.stage, life, &self.sources);
+        let agent = agent::launch(&self.stage, life, &self.sources);
         drop(_entered);
         self.agent = Some(agent);
         self
@@ -397,7 +398,7 @@ impl Play {
         if self.look(|scene| matches!(scene.agent, AgentState::Dying(_))) {
             self.bury_agent();
         }
-        if self.agent.as_mut().is_some_and(AgentRun::has_ended) {
+        if self.agent.as_mut().is_some_and(Running::has_ended) {
             return Err(Box::new(self.failure("the agent never ends by itself", "its task is over")));
         }
         self.revive_agent();
@@ -426,7 +427,7 @@ impl Play {
     /// Clears away the tasks of an agent that is dead; none of them could touch anything any more.
     fn bury_agent(&mut self) {
         if let Some(agent) = self.agent.take() {
-            self.tokio.block_on(agent.end());
+            self.tokio.block_on(agent.kill());
         }
         self.change(|scene| {
             if let AgentState::Alive(life) | AgentState::Dying(life) = scene.agent {

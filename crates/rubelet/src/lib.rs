@@ -20,6 +20,7 @@ pub mod recorder;
 pub mod run;
 mod server;
 pub mod sources;
+pub mod start;
 mod stats;
 pub mod sync_loop;
 pub mod world;

@@ -53,7 +53,7 @@ impl Duty {
     }
 
     /// The same on every start, another one on every node: it spreads the nodes of a cluster over time.
-    fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         fnv32a(self.setup.name.as_bytes()).into()
     }
 

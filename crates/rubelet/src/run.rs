@@ -1,18 +1,17 @@
-//! The agent from its options to its end: what is made, in which order, and who owns it.
+//! The real agent from its options to its end: its ports, its sockets, and the signal that ends it.
 //!
-//! Owns: the start order and the tasks. Nothing outside the agent is touched before the options were found good.
+//! Owns: the servers and what renews certificates; `start.rs` starts the agent itself. Nothing outside the agent is touched
+//! before the options were found good.
 //! Upstream: `run` and `RunKubelet` of `cmd/kubelet/app/server.go`.
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
 use anyhow::{Context as _, bail};
 use rubelet_core::{
-    effect::{About, EventRecord, Severity},
-    event::Event,
     node_object::NodeObject,
     node_status::Machine,
     settings::{NodeProfile, Settings},
@@ -27,7 +26,6 @@ use rubelet_kube::port::ApiServer;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
@@ -36,31 +34,27 @@ use crate::{
     certs,
     cli::{self, Options},
     data_dirs,
-    event_log::EventLog,
     metrics::{Metrics, runtime::InstrumentedRuntime},
     node::{
         self,
         addresses::{Ask, host_ips},
-        follow::Sight,
     },
     objects::Strategy,
-    observe, recorder,
+    observe,
     server::{
         Addresses, Server, ServerContext, admin,
         secured::{self, Secured},
     },
-    sources,
+    sources::http::Endpoint,
+    start::{Inputs, ManifestDir, ManifestUrl, start},
     stats::{
         disk::{DiskCounter, DiskSources},
         sample::{NamedCgroups, Sources, Stats},
         sandbox_images::SandboxImages,
     },
-    sync_loop::{Handles, SyncLoop},
-    world::{Clock, Cluster, Paths, World},
+    sync_loop::Handles,
+    world::{Clock, Cluster, World},
 };
-
-/// Where upstream and log collectors look for links to container logs.
-const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
 
 /// Runs until SIGTERM or SIGINT. Pods go on running after it.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
@@ -78,36 +72,28 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let (world, duty) = world(options, cluster_client.api(), host, clock, metrics).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
-    let (sync_loop, handles) = SyncLoop::new(world.clone());
+    let running = start(&world, inputs(options, duty.clone())?);
     let stop = CancellationToken::new();
-    let mut tasks = JoinSet::new();
-
-    tasks.spawn(sync_loop.run(stop.clone()));
+    let mut servers = JoinSet::new();
     let (secured, tls) = Secured::new(
         options,
         &world,
-        server_context(options, &world, &handles, &duty.machine),
+        server_context(options, &world, &running.handles, &duty.machine),
         certs::serving_files(options)?,
     );
-    tasks.spawn(server.serve(secured.context.clone(), stop.clone()));
-    tasks.spawn(secured::serve(port, tls, secured, stop.clone()));
-    let mut inputs = JoinSet::new();
-    inputs.spawn(follow_events(world.clone(), handles.inbox.clone()));
-    let sights = follow_node(&world, &handles, &mut inputs);
-    start_sources(options, &world, &handles, sights.clone(), &mut inputs)?;
-    if let Some(cluster) = &world.cluster {
-        let node_name = world.settings.node_name.clone();
-        inputs.spawn(recorder::run(cluster.api.clone(), world.events.clone(), node_name, handles.snapshots.clone()));
-        inputs.spawn(node::run(world.clone(), cluster.api.clone(), duty, handles.snapshots.clone(), sights));
-    }
-    certs::start(options, &world, cluster_client, &mut inputs).await?;
-    started(&world);
+    servers.spawn(server.serve(secured.context.clone(), stop.clone()));
+    servers.spawn(secured::serve(port, tls, secured, stop.clone()));
+    let mut rotations = JoinSet::new();
+    certs::start(options, &world, cluster_client, &mut rotations).await?;
+    let settings = &world.settings;
+    tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
 
     wait_for_signal().await?;
     tracing::info!("stopping; pods keep running");
-    inputs.shutdown().await;
+    rotations.shutdown().await;
+    running.stop().await;
     stop.cancel();
-    while tasks.join_next().await.is_some() {}
+    while servers.join_next().await.is_some() {}
     Ok(())
 }
 
@@ -137,7 +123,7 @@ async fn world(
         page_bytes: rustix::param::page_size(),
         ..observe::node::profile(&*host, told.node.clone(), &machine).await
     };
-    let mut settings = Settings { root_dir: root_dir.clone(), pod_logs_dir: pod_logs_dir.clone(), node, ..told };
+    let mut settings = Settings { root_dir, pod_logs_dir, node, ..told };
     settings.own_node = NodeObject::initial(&setup, node::setup::allocatable_list(&machine, &setup));
     if let Some(cgroups) = &mut settings.cgroups {
         cgroups.room = node::setup::room_for_pods(options, &machine, &setup);
@@ -150,17 +136,9 @@ async fn world(
     )
     .context("containerRuntimeEndpoint")?;
     let strategy = Strategy::of(&config.config_map_and_secret_change_detection_strategy);
-    let world = World {
-        runtime: Arc::new(InstrumentedRuntime::new(Arc::new(runtime), metrics.clone(), clock.clone())),
-        host,
-        paths: Paths { root_dir, pod_logs_dir, container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR) },
-        events: EventLog::default(),
-        metrics,
-        settings: Arc::new(settings),
-        cluster: api.map(|api| Cluster::new(api, strategy, &node_name, &clock)),
-        clock,
-        has_runtime_events: Arc::default(),
-    };
+    let runtime = Arc::new(InstrumentedRuntime::new(Arc::new(runtime), metrics.clone(), clock.clone()));
+    let cluster = api.map(|api| Cluster::new(api, strategy, &node_name, &clock));
+    let world = World { cluster, metrics, ..World::new(runtime, host, clock, settings) };
     Ok((world, node::setup::duty(options, setup, machine)))
 }
 
@@ -219,66 +197,25 @@ fn server_context(options: &Options, world: &World, handles: &Handles, machine: 
     }
 }
 
-fn follow_node(world: &World, handles: &Handles, inputs: &mut JoinSet<()>) -> watch::Receiver<Sight> {
-    let (sights, seen) = watch::channel(Sight::Unseen);
-    if let Some(cluster) = &world.cluster {
-        let node_name = world.settings.node_name.clone();
-        let seed = spread(&node_name);
-        inputs.spawn(node::follow::run(cluster.api.clone(), node_name, seed, sights, handles.inbox.clone()));
-    }
-    seen
-}
-
-fn start_sources(
-    options: &Options,
-    world: &World,
-    handles: &Handles,
-    sights: watch::Receiver<Sight>,
-    inputs: &mut JoinSet<()>,
-) -> anyhow::Result<()> {
+fn inputs(options: &Options, duty: Arc<node::Duty>) -> anyhow::Result<Inputs> {
     let config = &options.config;
-    let node_name = world.settings.node_name.clone();
-    if let Some(cluster) = &world.cluster {
-        let seed = spread(&node_name);
-        let api = cluster.api.clone();
-        inputs.spawn(sources::api::run(api, world.clone(), seed, sights, handles.inbox.clone()));
-    }
-    if !config.static_pod_path.is_empty() {
+    let manifest_dir = if config.static_pod_path.is_empty() {
+        None
+    } else {
         let path = std::path::absolute(&config.static_pod_path).context("staticPodPath")?;
-        let every = config.file_check_frequency.as_std();
-        inputs.spawn(sources::file::run(world.clone(), path, node_name.clone(), every, handles.inbox.clone()));
-    }
-    if !config.static_pod_url.is_empty() {
-        let headers = config.static_pod_url_header.iter();
-        let endpoint = sources::http::Endpoint {
+        Some(ManifestDir { path, check_every: config.file_check_frequency.as_std() })
+    };
+    let headers = config.static_pod_url_header.iter();
+    let manifest_url = (!config.static_pod_url.is_empty()).then(|| ManifestUrl {
+        endpoint: Endpoint {
             url: config.static_pod_url.clone(),
             headers: headers
                 .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
                 .collect(),
-        };
-        let every = config.http_check_frequency.as_std();
-        inputs.spawn(sources::http::run(world.clone(), endpoint, node_name, every, handles.inbox.clone()));
-    }
-    Ok(())
-}
-
-/// Another number for every node, so that nodes that lose their API server together come back one after the other.
-fn spread(node_name: &str) -> u64 {
-    node_name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
-    if observe::events::follow(&world, &inbox).await == observe::events::Ended::Unsupported {
-        tracing::info!("the runtime has no container events; it is listed every second instead");
-    }
-}
-
-fn started(world: &World) {
-    let settings = &world.settings;
-    tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
-    let message = "Starting kubelet.".to_owned();
-    let record = EventRecord { about: About::Node, severity: Severity::Normal, reason: "Starting".to_owned(), message };
-    world.events.record(record, world.clock.now().wall);
+        },
+        check_every: config.http_check_frequency.as_std(),
+    });
+    Ok(Inputs { manifest_dir, manifest_url, duty, witness: None })
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

@@ -47,7 +47,7 @@ pub struct Handles {
 }
 
 impl SyncLoop {
-    pub fn new(world: World) -> (SyncLoop, Handles) {
+    pub fn new(world: World, witness: Option<Witness>) -> (SyncLoop, Handles) {
         let (sender, inbox) = mpsc::channel(INBOX_CAPACITY);
         let agent = Agent::new(world.settings.as_ref().clone(), world.clock.now());
         let (snapshots, receiver) = watch::channel(agent.snapshot());
@@ -57,13 +57,7 @@ impl SyncLoop {
         }
         let effects = Effects::new(world.clone(), sender.clone());
         let handles = Handles { inbox: sender, snapshots: receiver, health: health.clone() };
-        (SyncLoop { agent, world, inbox, effects, snapshots, health, witness: None }, handles)
-    }
-
-    #[must_use]
-    pub fn with_witness(mut self, witness: Witness) -> Self {
-        self.witness = Some(witness);
-        self
+        (SyncLoop { agent, world, inbox, effects, snapshots, health, witness }, handles)
     }
 
     /// Runs until told to stop. What the node runs goes on without the agent.

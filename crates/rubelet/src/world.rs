@@ -18,6 +18,9 @@ use crate::{
     objects::{Objects, Strategy},
 };
 
+/// Where upstream and log collectors look for links to container logs.
+const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
+
 #[derive(Clone)]
 pub struct World {
     pub runtime: Arc<dyn ContainerRuntime>,
@@ -31,6 +34,27 @@ pub struct World {
     pub settings: Arc<Settings>,
     /// The runtime's stream of container events is up. `observe::events` writes it, `observe::check_runtime` reports it.
     pub has_runtime_events: Arc<AtomicBool>,
+}
+
+impl World {
+    /// A standalone node's, with nothing recorded yet and upstream's paths.
+    pub fn new(runtime: Arc<dyn ContainerRuntime>, host: Arc<dyn Host>, clock: Clock, settings: Settings) -> Self {
+        World {
+            runtime,
+            host,
+            cluster: None,
+            paths: Paths {
+                root_dir: settings.root_dir.clone(),
+                pod_logs_dir: settings.pod_logs_dir.clone(),
+                container_links_dir: PathBuf::from(CONTAINER_LINKS_DIR),
+            },
+            clock,
+            events: EventLog::default(),
+            metrics: Arc::default(),
+            settings: Arc::new(settings),
+            has_runtime_events: Arc::default(),
+        }
+    }
 }
 
 impl std::fmt::Debug for World {
@@ -126,5 +150,27 @@ impl Paths {
 
     pub fn volumes_dir(&self, uid: &PodUid) -> PathBuf {
         self.pod_dir(uid).join("volumes")
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    use std::{path::Path, sync::Arc, time::Duration};
+
+    use rubelet_core::settings::Settings;
+    use rubelet_cri::client::CriClient;
+    use rubelet_host::linux::LinuxHost;
+
+    use super::{Clock, World};
+
+    /// The real host, below a directory of the test's own; a runtime that never answers.
+    pub fn world_in(dir: &Path) -> World {
+        let dir = dir.canonicalize().unwrap();
+        let runtime = CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap();
+        let settings =
+            Settings { root_dir: dir.join("root"), pod_logs_dir: dir.join("pods"), ..Settings::for_node("n1") };
+        let mut world = World::new(Arc::new(runtime), Arc::new(LinuxHost::default()), Clock::system(), settings);
+        world.paths.container_links_dir = dir.join("containers");
+        world
     }
 }

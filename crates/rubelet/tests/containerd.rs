@@ -8,18 +8,13 @@
     reason = "a test fails by panicking; clippy knows helpers of tests only inside of a test module"
 )]
 
-use std::{
-    path::Path,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet::{
     effects::{Recalled, container, image, sandbox},
-    event_log::EventLog,
     observe,
-    world::{Clock, Paths, World},
+    world::{Clock, World},
 };
 use rubelet_core::{
     container::hash,
@@ -52,22 +47,9 @@ impl Bed {
         settings.root_dir = dir.path().join("root");
         settings.pod_logs_dir = dir.path().join("logs");
         settings.node.memory_capacity_bytes = 1 << 30;
-        let paths = Paths {
-            root_dir: settings.root_dir.clone(),
-            pod_logs_dir: settings.pod_logs_dir.clone(),
-            container_links_dir: dir.path().join("links"),
-        };
-        let world = World {
-            runtime: Arc::new(client()),
-            host: Arc::new(LinuxHost::default()),
-            paths,
-            clock: Clock::system(),
-            events: EventLog::default(),
-            metrics: Arc::default(),
-            settings: Arc::new(settings),
-            cluster: None,
-            has_runtime_events: Arc::new(AtomicBool::new(false)),
-        };
+        let host = Arc::new(LinuxHost::default());
+        let mut world = World::new(Arc::new(client()), host, Clock::system(), settings);
+        world.paths.container_links_dir = dir.path().join("links");
         // The process id keeps two runs at one containerd apart.
         let uid = format!("{name}-{}", std::process::id());
         let json = format!(r#"{{"metadata":{{"name":"{name}","namespace":"test","uid":"{uid}"}},"spec":{spec}}}"#);

@@ -97,37 +97,10 @@ pub(super) fn component(name: &str) -> Result<&str, EffectError> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{fs, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc, time::Duration};
-
-    use rubelet_core::settings::Settings;
-    use rubelet_cri::client::CriClient;
-    use rubelet_host::linux::LinuxHost;
+    use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
     use super::*;
-    use crate::{
-        event_log::EventLog,
-        world::{Clock, Paths},
-    };
-
-    /// The real host, below a directory of the test's own. These effects never speak to a runtime.
-    pub(crate) fn world_in(dir: &Path) -> World {
-        let dir = dir.canonicalize().unwrap();
-        World {
-            runtime: Arc::new(CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap()),
-            host: Arc::new(LinuxHost::default()),
-            paths: Paths {
-                root_dir: dir.join("root"),
-                pod_logs_dir: dir.join("pods"),
-                container_links_dir: dir.join("containers"),
-            },
-            clock: Clock::system(),
-            events: EventLog::default(),
-            metrics: Arc::default(),
-            settings: Arc::new(Settings::for_node("node")),
-            cluster: None,
-            has_runtime_events: Arc::default(),
-        }
-    }
+    use crate::world::testing::world_in;
 
     pub(crate) fn pod_ref(uid: &str) -> PodRef {
         PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: "web".into() }

@@ -84,7 +84,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::effects::directories::tests::{pod_ref, world_in};
+    use crate::{effects::directories::tests::pod_ref, world::testing::world_in};
 
     #[tokio::test]
     async fn a_container_without_the_tls_it_promises_is_told_in_plain_text_and_no_secret() {

@@ -173,9 +173,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::effects::directories::{
-        make_pod_dirs, remove_pod_dir,
-        tests::{pod_ref, world_in},
+    use crate::{
+        effects::directories::{make_pod_dirs, remove_pod_dir, tests::pod_ref},
+        world::testing::world_in,
     };
 
     const UID: &str = "0001";

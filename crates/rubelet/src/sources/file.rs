@@ -44,8 +44,8 @@ const MAX_SETTLE_ROUNDS: u32 = 10;
 const BAD_FOR: Duration = Duration::from_millis(50);
 
 /// Sends the whole set of pods whenever it changed, and once at the start. Ends when nobody listens any more.
-pub async fn run(world: World, path: PathBuf, node_name: String, check_every: Duration, events: mpsc::Sender<Event>) {
-    let mut manifests = Manifests { node_name, files: BTreeMap::new() };
+pub async fn run(world: World, path: PathBuf, check_every: Duration, events: mpsc::Sender<Event>) {
+    let mut manifests = Manifests { node_name: world.settings.node_name.clone(), files: BTreeMap::new() };
     let mut hints = None;
     let mut sent: Option<Event> = None;
     let mut unreadable: Option<String> = None;
@@ -335,4 +335,4 @@ fn same(a: &Event, b: &Event) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

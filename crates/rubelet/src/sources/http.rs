@@ -40,13 +40,7 @@ impl std::fmt::Debug for Endpoint {
 }
 
 /// Sends the whole set of pods whenever it changed, and once when the first good answer came. Ends when nobody listens.
-pub async fn run(
-    world: World,
-    endpoint: Endpoint,
-    node_name: String,
-    check_every: Duration,
-    events: mpsc::Sender<Event>,
-) {
+pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events: mpsc::Sender<Event>) {
     let shown_url = without_secrets(&endpoint.url);
     let request = FetchRequest {
         url: endpoint.url.clone(),
@@ -54,7 +48,7 @@ pub async fn run(
         limit_bytes: MAX_MANIFEST_BYTES,
         timeout: FETCH_TIMEOUT,
     };
-    let mut answers = Answers::new(endpoint.url, node_name);
+    let mut answers = Answers::new(endpoint.url, world.settings.node_name.clone());
     loop {
         // The host keeps the timeout too; this one holds should it not.
         let answer = match timeout(FETCH_TIMEOUT * 2, world.host.fetch(&request)).await {
@@ -193,7 +187,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::sources::file::tests::world;
+    use crate::world::testing::world_in;
 
     fn pod(name: &str) -> String {
         format!(
@@ -298,14 +292,14 @@ mod tests {
     #[tokio::test]
     async fn pods_come_from_a_real_server_and_stay_when_it_is_gone() {
         let dir = tempfile::TempDir::new().unwrap();
-        let world = world(dir.path());
+        let world = world_in(dir.path());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/pods?token=secret", listener.local_addr().unwrap());
         let server = tokio::spawn(serve(listener, vec![pod("a"), pod("a"), pod("b")]));
         let endpoint = Endpoint { url, headers: vec![("X-Manifest".to_owned(), "yes".to_owned())] };
         let (sender, mut events) = mpsc::channel(8);
         let every = Duration::from_millis(20);
-        let source = tokio::spawn(run(world.clone(), endpoint, "n1".to_owned(), every, sender));
+        let source = tokio::spawn(run(world.clone(), endpoint, every, sender));
 
         for name in ["a-n1", "b-n1"] {
             match timeout(Duration::from_secs(10), events.recv()).await.unwrap() {

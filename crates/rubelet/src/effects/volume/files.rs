@@ -100,11 +100,11 @@ mod tests {
     use super::*;
     use crate::{
         effects::{
-            directories::tests::{pod_ref, world_in},
+            directories::tests::pod_ref,
             volume::{refresh_volumes, set_up_volumes, tear_down_volumes},
         },
         objects::{Strategy, tests::Scripted},
-        world::Cluster,
+        world::{Cluster, testing::world_in},
     };
 
     const UID: &str = "0001";

@@ -9,8 +9,7 @@ use tokio::task::JoinSet;
 use super::*;
 use crate::{
     node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty, report, view},
-    sources::file::tests::world,
-    world::Clock,
+    world::{Clock, testing::world_in},
 };
 
 const CACHED: &str = "Get nodes/n1?resourceVersion=0";
@@ -54,7 +53,7 @@ impl Stand {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
         let settings = Arc::new(Settings::for_node("n1"));
-        let world = World { clock, settings, ..world(dir.path()) };
+        let world = World { clock, settings, ..world_in(dir.path()) };
         let api = Scripted::new(answers);
         let (snapshots, receiver) = watch::channel(snapshot(readiness));
         let (sights, seen) = watch::channel(Sight::Unseen);

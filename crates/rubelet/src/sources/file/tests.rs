@@ -3,17 +3,11 @@
 use std::{fs, os::unix::fs::symlink, process::Command};
 
 use insta::assert_snapshot;
-use rubelet_core::settings::Settings;
-use rubelet_cri::client::CriClient;
-use rubelet_host::linux::LinuxHost;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::{
-    event_log::EventLog,
-    world::{Clock, Paths},
-};
+use crate::world::testing::world_in;
 
 fn manifest(name: &str, image: &str) -> String {
     format!(
@@ -148,11 +142,11 @@ struct Running {
 impl Running {
     fn on(path: &str) -> Self {
         let dir = TempDir::new().unwrap();
-        let world = world(dir.path());
+        let world = world_in(dir.path());
         let (sender, events) = mpsc::channel(8);
         // So slow a poll that only hints can explain what the tests see.
         let slow = Duration::from_secs(3600);
-        let task = tokio::spawn(run(world.clone(), dir.path().join(path), "n1".to_owned(), slow, sender));
+        let task = tokio::spawn(run(world.clone(), dir.path().join(path), slow, sender));
         Running { dir, world, task, events }
     }
 
@@ -190,24 +184,6 @@ impl Running {
     async fn end(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
-    }
-}
-
-pub(crate) fn world(dir: &Path) -> World {
-    World {
-        runtime: Arc::new(CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap()),
-        host: Arc::new(LinuxHost::default()),
-        paths: Paths {
-            root_dir: dir.join("root"),
-            pod_logs_dir: dir.join("pods"),
-            container_links_dir: dir.join("containers"),
-        },
-        clock: Clock::system(),
-        events: EventLog::default(),
-        metrics: Arc::default(),
-        settings: Arc::new(Settings::for_node("n1")),
-        cluster: None,
-        has_runtime_events: Arc::default(),
     }
 }
 

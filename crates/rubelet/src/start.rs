@@ -1,0 +1,137 @@
+//! The agent over its ports: the tasks it is made of, and the order they are started in.
+//!
+//! Owns: those tasks, from their start to their end. Never: makes a port, reads an option, binds a socket; `run.rs` does for
+//! the real agent, `rubelet-sim` for the simulated one.
+//! Upstream: `startKubelet`, `Kubelet.Run`.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use rubelet_core::{
+    effect::{About, EventRecord, Severity},
+    event::Event,
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    node::{self, follow::Sight},
+    observe, recorder,
+    sources::{self, http::Endpoint},
+    sync_loop::{Handles, SyncLoop, Witness},
+    world::{Cluster, World},
+};
+
+/// What the agent is started with, besides its world.
+pub struct Inputs {
+    pub manifest_dir: Option<ManifestDir>,
+    pub manifest_url: Option<ManifestUrl>,
+    /// Used on a node of a cluster only.
+    pub duty: Arc<node::Duty>,
+    pub witness: Option<Witness>,
+}
+
+impl std::fmt::Debug for Inputs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inputs").field("manifest_dir", &self.manifest_dir).finish_non_exhaustive()
+    }
+}
+
+/// `staticPodPath` and `fileCheckFrequency`.
+#[derive(Debug)]
+pub struct ManifestDir {
+    pub path: PathBuf,
+    pub check_every: Duration,
+}
+
+/// `staticPodURL`, `staticPodURLHeader` and `httpCheckFrequency`.
+#[derive(Debug)]
+pub struct ManifestUrl {
+    pub endpoint: Endpoint,
+    pub check_every: Duration,
+}
+
+/// A started agent. Dropping it aborts its tasks.
+#[derive(Debug)]
+pub struct Running {
+    pub handles: Handles,
+    /// Each lasts as long as the agent.
+    inputs: JoinSet<()>,
+    /// One task. It ends when `stop` is cancelled.
+    sync_loop: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+/// Must be called inside of a tokio runtime.
+pub fn start(world: &World, inputs: Inputs) -> Running {
+    let (sync_loop, handles) = SyncLoop::new(world.clone(), inputs.witness);
+    let stop = CancellationToken::new();
+    let mut running = Running { handles, inputs: JoinSet::new(), sync_loop: JoinSet::new(), stop: stop.clone() };
+    running.sync_loop.spawn(sync_loop.run(stop));
+    let inbox = || running.handles.inbox.clone();
+    let tasks = &mut running.inputs;
+    tasks.spawn(follow_events(world.clone(), inbox()));
+    if let Some(ManifestDir { path, check_every }) = inputs.manifest_dir {
+        tasks.spawn(sources::file::run(world.clone(), path, check_every, inbox()));
+    }
+    if let Some(ManifestUrl { endpoint, check_every }) = inputs.manifest_url {
+        tasks.spawn(sources::http::run(world.clone(), endpoint, check_every, inbox()));
+    }
+    if let Some(cluster) = &world.cluster {
+        join_cluster(world, cluster, inputs.duty, &running.handles, tasks);
+    }
+    record_start(world);
+    running
+}
+
+/// What a node of a cluster runs beyond a standalone one.
+fn join_cluster(world: &World, cluster: &Cluster, duty: Arc<node::Duty>, handles: &Handles, tasks: &mut JoinSet<()>) {
+    let Handles { inbox, snapshots, .. } = handles;
+    let (api, node_name, seed) = (&cluster.api, &world.settings.node_name, duty.seed());
+    let (sights, seen) = watch::channel(Sight::Unseen);
+    tasks.spawn(node::follow::run(api.clone(), node_name.clone(), seed, sights, inbox.clone()));
+    tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
+    tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
+    tasks.spawn(node::run(world.clone(), api.clone(), duty, snapshots.clone(), seen));
+}
+
+/// Lasts as long as the agent, though the runtime may have no events to follow.
+async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
+    if observe::events::follow(&world, &inbox).await == observe::events::Ended::Unsupported {
+        tracing::info!("the runtime has no container events; it is listed every second instead");
+    }
+    std::future::pending().await
+}
+
+fn record_start(world: &World) {
+    let message = "Starting kubelet.".to_owned();
+    let record = EventRecord { about: About::Node, severity: Severity::Normal, reason: "Starting".to_owned(), message };
+    world.events.record(record, world.clock.now().wall);
+}
+
+impl Running {
+    /// Ends what feeds the loop, then the loop. What the node runs goes on.
+    pub async fn stop(mut self) {
+        self.inputs.shutdown().await;
+        self.stop.cancel();
+        while self.sync_loop.join_next().await.is_some() {}
+    }
+
+    /// Ends everything at once and in the middle, as `kill -9` does.
+    pub async fn kill(mut self) {
+        self.inputs.abort_all();
+        self.sync_loop.shutdown().await;
+        self.inputs.shutdown().await;
+    }
+
+    /// Whether some task is over, though each should last as long as the agent. Its panic is passed on.
+    pub fn has_ended(&mut self) -> bool {
+        match self.sync_loop.try_join_next().or_else(|| self.inputs.try_join_next()) {
+            None => false,
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(_) => true,
+        }
+    }
+}
