@@ -28,6 +28,8 @@ pub enum Event {
     Unreadable { pods: BTreeSet<PodUid> },
     /// Something says this pod changed in the runtime. A hint: it only causes a look.
     Hint { pod: PodUid },
+    /// The runtime's stream of container events came up or went down.
+    RuntimeEvents(EventStream),
     /// An object changed that the pod's volumes or environment are made of.
     Refresh { pod: PodUid },
     /// The Node object, each time the API server shows another one.
@@ -36,6 +38,12 @@ pub enum Event {
     Due,
     /// An effect is over.
     Done { id: EffectId, result: Result<Facts, EffectError> },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EventStream {
+    Up,
+    Down,
 }
 
 /// Where a pod was asked for.

@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::{
     cgroups::Cgroup,
     effect::{EffectError, ErrorKind},
+    event::EventStream,
     id::PodUid,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
@@ -52,6 +53,8 @@ pub struct Node {
     /// When all pods are next synced and dead containers counted.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
+    /// While the runtime streams container events, a slow audit is enough.
+    pub event_stream: EventStream,
     /// `None` is ready. It starts as a problem: nothing is known before the first answer.
     pub runtime_problem: Option<Problem>,
     pub network_problem: Option<Problem>,
@@ -88,6 +91,7 @@ impl Node {
             qos: QosCgroups { tiers: Vec::new(), outcome: None, pods_changed: false },
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
+            event_stream: EventStream::Down,
             runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
             network_problem: None,
             answered_at: None,
@@ -187,7 +191,10 @@ impl Node {
 
     /// A relist has ended, well or not.
     pub fn relisted(&mut self, now: Now) {
-        let next = if self.status.has_events { AUDIT } else { RELIST };
+        let next = match self.event_stream {
+            EventStream::Up => AUDIT,
+            EventStream::Down => RELIST,
+        };
         self.schedule(Routine::Relist, next, now);
     }
 
@@ -337,6 +344,16 @@ mod tests {
         node.checked(&Ok(RuntimeStatus::default()), at(260));
         let problem = "PLEG is not healthy: pleg was last seen active 4m0s ago; threshold is 3m0s";
         assert_eq!(node.readiness(at(260)), not_ready(&[problem]));
+    }
+
+    #[test]
+    fn relists_are_slow_only_while_the_event_stream_is_up() {
+        let mut node = listed();
+        for (stream, next) in [(EventStream::Down, 101), (EventStream::Up, 130), (EventStream::Down, 101)] {
+            node.event_stream = stream;
+            node.relisted(at(100));
+            assert_eq!(node.due_at[&Routine::Relist], at(next).uptime);
+        }
     }
 
     #[test]

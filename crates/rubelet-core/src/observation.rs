@@ -149,8 +149,6 @@ pub struct RuntimeStatus {
     pub network_problem: Option<String>,
     /// Who makes cgroups; `None` where the runtime does not say.
     pub cgroup_driver: Option<CgroupDriver>,
-    /// The runtime streams container events, so a slow audit is enough.
-    pub has_events: bool,
     /// In the order of their names.
     pub handlers: Vec<RuntimeHandler>,
     /// Whether `supplementalGroupsPolicy` is obeyed; `None` when the runtime says nothing of its features.

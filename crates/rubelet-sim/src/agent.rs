@@ -99,7 +99,12 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                     scene.log("agent", format!("{source:?} has {} pods and more", pods.len()));
                 }
                 Event::Unreadable { pods } => scene.log("agent", format!("cannot read {} pods", pods.len())),
-                Event::Done { .. } | Event::Hint { .. } | Event::Refresh { .. } | Event::Node(_) | Event::Due => {}
+                Event::RuntimeEvents(_)
+                | Event::Done { .. }
+                | Event::Hint { .. }
+                | Event::Refresh { .. }
+                | Event::Node(_)
+                | Event::Due => {}
             }
             scene.count_turn();
             scene.stale_entries = agent.entries_of_gone_pods();

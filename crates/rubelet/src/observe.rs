@@ -11,8 +11,6 @@ pub mod termination_message;
 
 pub use self::{inspect::inspect, relist::relist};
 
-use std::sync::atomic::Ordering;
-
 use rubelet_core::{
     cgroups::CgroupDriver,
     effect::{EffectError, ErrorKind, Facts},
@@ -39,7 +37,6 @@ pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
         runtime_problem: problem(&conditions, "RuntimeReady", "container runtime not ready"),
         network_problem: problem(&conditions, "NetworkReady", "container runtime network not ready"),
         cgroup_driver,
-        has_events: world.has_runtime_events.load(Ordering::Relaxed),
         handlers,
         supplemental_groups_policy: status.features.map(|features| features.supplemental_groups_policy),
     }))

@@ -1,10 +1,6 @@
 //! The world the agent acts on: the ports, and where things lie on disk.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use rubelet_core::{id::PodUid, settings::Settings, time::Now};
 use rubelet_cri::port::ContainerRuntime;
@@ -32,8 +28,6 @@ pub struct World {
     pub events: EventLog,
     pub metrics: Arc<Metrics>,
     pub settings: Arc<Settings>,
-    /// The runtime's stream of container events is up. `observe::events` writes it, `observe::check_runtime` reports it.
-    pub has_runtime_events: Arc<AtomicBool>,
 }
 
 impl World {
@@ -52,7 +46,6 @@ impl World {
             events: EventLog::default(),
             metrics: Arc::default(),
             settings: Arc::new(settings),
-            has_runtime_events: Arc::default(),
         }
     }
 }

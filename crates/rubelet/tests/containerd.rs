@@ -19,7 +19,7 @@ use rubelet::{
 use rubelet_core::{
     container::hash,
     effect::{EffectError, ErrorKind, Facts, ImageFacts, Reason},
-    event::Event,
+    event::{Event, EventStream},
     id::{ContainerId, PodRef, SandboxId},
     observation::{ContainerState, Exit, ListedState, PodFacts, SandboxState},
     op::{RunSandbox, StartContainer},
@@ -341,7 +341,8 @@ async fn runtime_says_what_it_is_and_its_events_are_hints_where_it_has_them() {
     let Ok(Facts::Runtime(status)) = observe::check_runtime(&bed.world).await else { panic!("no answer") };
     assert_eq!((status.name.as_str(), &status.runtime_problem, &status.network_problem), ("containerd", &None, &None));
     let is_old = status.version.trim_start_matches('v').starts_with("1.");
-    assert_eq!(status.has_events, !is_old, "{status:?}");
+    let is_up = hints.try_recv() == Ok(Event::RuntimeEvents(EventStream::Up));
+    assert_eq!(is_up, !is_old, "{status:?}");
     if is_old {
         assert_eq!(following.await.unwrap(), observe::events::Ended::Unsupported);
     } else {

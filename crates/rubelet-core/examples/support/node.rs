@@ -8,7 +8,7 @@ use rubelet_core::{
     agent::Agent,
     api_pod, container,
     effect::{Effect, Facts},
-    event::{Event, Source},
+    event::{Event, EventStream, Source},
     id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{
         ContainerFacts, ContainerResources, ContainerState, ContainerUser, ListedPod, ListedState, Listing, PodFacts,
@@ -52,6 +52,7 @@ impl TestNode {
 
     /// The first list of the API server: so many pods, all of which run already.
     pub fn lists(&mut self, pods: usize) {
+        self.happens(Event::RuntimeEvents(EventStream::Up));
         for number in 0..pods {
             self.decoded(&document(&uid(number), number));
         }
@@ -84,7 +85,7 @@ impl TestNode {
         match op {
             Op::Node(NodeOp::CheckRuntime) => {
                 let name = "containerd".to_owned();
-                Facts::Runtime(RuntimeStatus { name, has_events: true, ..RuntimeStatus::default() })
+                Facts::Runtime(RuntimeStatus { name, ..RuntimeStatus::default() })
             }
             Op::Node(NodeOp::Relist) => {
                 let pods = self.source.iter().map(|(uid, pod)| (uid.clone(), listed(pod))).collect();

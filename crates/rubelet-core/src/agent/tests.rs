@@ -13,7 +13,7 @@ use k8s_openapi::{
 use crate::{
     agent::Agent,
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts},
-    event::{Event, Source},
+    event::{Event, EventStream, Source},
     id::{PodRef, PodUid},
     observation::{ListedPod, Listing, PodFacts, RuntimeStatus, SandboxState},
     op::{ContainerOp, NodeOp, Op, PodOp},
@@ -97,7 +97,8 @@ impl Turns {
 
     /// A runtime that answers, with this much in it.
     fn runtime_is_up(&mut self, listed: &[ListedPod]) {
-        let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
+        self.happens(Event::RuntimeEvents(EventStream::Up));
+        let status = RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() };
         self.answer("CheckRuntime", Ok(Facts::Runtime(status)));
         self.relisted(listed);
     }

@@ -1,11 +1,14 @@
 //! The runtime's container events, as hints.
 //!
-//! Owns: the stream, its reconnection, `World::has_runtime_events`. Never: trusts an event beyond "look at this pod".
+//! Owns: the stream, its reconnection, telling the loop whether it is up. Never: trusts an event beyond "look at this pod".
 //! Upstream: `EventedPLEG`.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
-use rubelet_core::{event::Event, id::PodUid};
+use rubelet_core::{
+    event::{Event, EventStream},
+    id::PodUid,
+};
 use rubelet_cri::{port::RpcErrorKind, v1};
 use tokio::sync::mpsc;
 
@@ -20,12 +23,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 pub enum Ended {
     /// The runtime has no such call (containerd before 2.0): relists have to do.
     Unsupported,
-    /// Nobody listens to the hints.
+    /// The loop is gone.
     Unwanted,
 }
 
-/// Runs until there is nobody to tell, or nobody to listen to. Dropping it ends the stream.
-pub async fn follow(world: &World, hints: &mpsc::Sender<Event>) -> Ended {
+/// Runs until the loop is gone, or the runtime turns out to have no events. Dropping it ends the stream.
+pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
     let mut wait = FIRST_WAIT;
     loop {
         let opened = world.runtime.container_events().await;
@@ -33,8 +36,7 @@ pub async fn follow(world: &World, hints: &mpsc::Sender<Event>) -> Ended {
         match opened {
             Ok(events) => {
                 wait = FIRST_WAIT;
-                let _up = Up::new(world);
-                if pass_on(events, hints).await.is_err() {
+                if pass_on(events, inbox).await.is_err() {
                     return Ended::Unwanted;
                 }
             }
@@ -44,7 +46,7 @@ pub async fn follow(world: &World, hints: &mpsc::Sender<Event>) -> Ended {
         // Cancel-safe: neither of the two holds anything.
         tokio::select! {
             biased;
-            () = hints.closed() => return Ended::Unwanted,
+            () = inbox.closed() => return Ended::Unwanted,
             () = tokio::time::sleep(wait) => {}
         }
         wait = (wait * 2).min(LONGEST_WAIT);
@@ -56,38 +58,24 @@ struct Unwanted;
 /// Until the stream ends.
 async fn pass_on(
     mut events: mpsc::Receiver<v1::ContainerEventResponse>,
-    hints: &mpsc::Sender<Event>,
+    inbox: &mpsc::Sender<Event>,
 ) -> Result<(), Unwanted> {
+    let send = async |event| inbox.send(event).await.map_err(|_| Unwanted);
+    send(Event::RuntimeEvents(EventStream::Up)).await?;
     loop {
         // Cancel-safe: `recv` is; an event lost with the last listener has nobody to reach.
         let event = tokio::select! {
             biased;
-            () = hints.closed() => return Err(Unwanted),
+            () = inbox.closed() => return Err(Unwanted),
             event = events.recv() => event,
         };
-        let Some(event) = event else { return Ok(()) };
+        let Some(event) = event else { return send(Event::RuntimeEvents(EventStream::Down)).await };
         let Some(pod) = pod_of(event) else { continue };
-        hints.send(Event::Hint { pod }).await.map_err(|_| Unwanted)?;
+        send(Event::Hint { pod }).await?;
     }
 }
 
 fn pod_of(event: v1::ContainerEventResponse) -> Option<PodUid> {
     let metadata = event.pod_sandbox_status?.metadata?;
     (!metadata.uid.is_empty()).then(|| PodUid::new(metadata.uid))
-}
-
-/// The stream is up for as long as this lives, however it ends.
-struct Up<'a>(&'a World);
-
-impl<'a> Up<'a> {
-    fn new(world: &'a World) -> Self {
-        world.has_runtime_events.store(true, Ordering::Relaxed);
-        Up(world)
-    }
-}
-
-impl Drop for Up<'_> {
-    fn drop(&mut self) {
-        self.0.has_runtime_events.store(false, Ordering::Relaxed);
-    }
 }

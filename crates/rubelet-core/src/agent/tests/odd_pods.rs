@@ -227,6 +227,7 @@ impl Odd {
         settings.node.cluster_dns = vec!["10.0.0.10".to_owned()];
         let mut turns = Turns::with_cgroups(settings.clone());
         turns.happens(Event::Node(node_object()));
+        turns.happens(Event::RuntimeEvents(EventStream::Up));
         Odd { turns, settings, pods: BTreeMap::new(), fate: fate.into(), stored: Vec::new() }
     }
 
@@ -270,11 +271,9 @@ impl Odd {
             _ => {}
         }
         Ok(match op {
-            Op::Node(NodeOp::CheckRuntime) => Facts::Runtime(RuntimeStatus {
-                name: "containerd".to_owned(),
-                has_events: true,
-                ..RuntimeStatus::default()
-            }),
+            Op::Node(NodeOp::CheckRuntime) => {
+                Facts::Runtime(RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() })
+            }
             Op::Api(ApiOp::GetNode) => Facts::Node(node_object()),
             Op::Node(NodeOp::Relist) => {
                 Facts::Listing(Listing { looked_at: self.turns.now().uptime, pods: BTreeMap::new() })

@@ -60,7 +60,7 @@ fn every_pod_is_looked_at_when_the_runtime_returns() {
     turns.after(10);
     turns.answer("CheckRuntime", unavailable());
     turns.after(1);
-    let status = RuntimeStatus { name: "containerd".to_owned(), has_events: true, ..RuntimeStatus::default() };
+    let status = RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() };
     turns.answer("CheckRuntime", Ok(Facts::Runtime(status)));
     assert!(turns.pending().contains(&"InspectPod"), "before it is listed: {:?}", turns.pending());
 }
