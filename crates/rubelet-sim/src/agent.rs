@@ -1,4 +1,4 @@
-//! The real agent on the stage: its loop, sources, observation and effects over the fakes.
+//! The real agent in the simulation: its loop, sources, observation and effects over the fakes.
 //!
 //! Owns: the world made of fakes, and the witness that writes the agent's turns into the trace. Never: starts a part of the
 //! agent itself (`rubelet::start` does).
@@ -24,16 +24,16 @@ use rubelet_core::{
 use crate::{
     api::FakeApi,
     host::FakeHost,
-    play::{MANIFEST_URL, MANIFESTS, moments::NODE},
+    play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
     runtime::FakeRuntime,
-    stage::{Life, Stage},
+    simulation::{Incarnation, Simulation},
 };
 
 /// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
 
-/// One life of the agent: what `rubelet::start` makes of the fakes.
-pub fn launch(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> Running {
+/// One incarnation of the agent: what `rubelet::start` makes of the fakes.
+pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
     let has = |source| sources.contains(&source);
     let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
     let inputs = Inputs {
@@ -41,9 +41,9 @@ pub fn launch(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> Running {
             .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
         manifest_url: has(Source::Http).then(|| ManifestUrl { endpoint: endpoint(), check_every: CHECK_EVERY }),
         duty: Arc::new(duty()),
-        witness: Some(witness(stage.clone(), life)),
+        witness: Some(witness(simulation.clone(), incarnation)),
     };
-    start(&world(stage, life, sources), inputs)
+    start(&world(simulation, incarnation, sources), inputs)
 }
 
 /// Upstream's frequencies.
@@ -67,38 +67,36 @@ fn duty() -> node::Duty {
     }
 }
 
-fn world(stage: &Arc<Stage>, life: Life, sources: &[Source]) -> World {
+fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> World {
     let settings = Settings { sources: sources.to_vec(), ..Settings::for_node(NODE) };
-    let clock = stage.clock_of_a_new_process();
+    let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
-        let api = Arc::new(FakeApi::new(stage.clone(), life));
+        let api = Arc::new(FakeApi::new(simulation.clone(), incarnation));
         Cluster::new(api, Strategy::Watch, NODE, &clock)
     });
-    let runtime = Arc::new(FakeRuntime::new(stage.clone(), life));
-    let host = Arc::new(FakeHost::new(stage.clone(), life));
+    let runtime = Arc::new(FakeRuntime::new(simulation.clone(), incarnation));
+    let host = Arc::new(FakeHost::new(simulation.clone(), incarnation));
     World { cluster, ..World::new(runtime, host, clock, settings) }
 }
 
 /// Tells the rules of every turn, and the trace of those that changed something.
-fn witness(stage: Arc<Stage>, life: Life) -> Witness {
+fn witness(simulation: Arc<Simulation>, incarnation: Incarnation) -> Witness {
     Box::new(move |_now, event, effects, agent| {
-        stage.with(|scene| {
-            if !scene.is_alive(life) {
+        simulation.with(|sim| {
+            if !sim.is_alive(incarnation) {
                 return;
             }
             match event {
-                Event::Done { result: Err(error), .. } => {
-                    scene.log("agent", format!("failed: {:?} {error}", error.kind))
-                }
-                Event::Config { source, pods } => scene.log("agent", format!("{source:?} has {} pods", pods.len())),
+                Event::Done { result: Err(error), .. } => sim.log("agent", format!("failed: {:?} {error}", error.kind)),
+                Event::Config { source, pods } => sim.log("agent", format!("{source:?} has {} pods", pods.len())),
                 Event::ConfigChange { source, pods, removed } => {
                     let (changed, removed) = (pods.len(), removed.len());
-                    scene.log("agent", format!("{source:?} changed {changed} pods and removed {removed}"));
+                    sim.log("agent", format!("{source:?} changed {changed} pods and removed {removed}"));
                 }
                 Event::PartialConfig { source, pods } => {
-                    scene.log("agent", format!("{source:?} has {} pods and more", pods.len()));
+                    sim.log("agent", format!("{source:?} has {} pods and more", pods.len()));
                 }
-                Event::Unreadable { pods } => scene.log("agent", format!("cannot read {} pods", pods.len())),
+                Event::Unreadable { pods } => sim.log("agent", format!("cannot read {} pods", pods.len())),
                 Event::RuntimeEvents(_)
                 | Event::Done { .. }
                 | Event::Hint { .. }
@@ -106,27 +104,27 @@ fn witness(stage: Arc<Stage>, life: Life) -> Witness {
                 | Event::Node(_)
                 | Event::Due => {}
             }
-            scene.count_turn();
-            scene.stale_entries = agent.entries_of_gone_pods();
+            sim.count_turn();
+            sim.stale_entries = agent.entries_of_gone_pods();
             let snapshot = agent.snapshot();
-            if !Arc::ptr_eq(&snapshot, &scene.snapshot) {
-                scene.rules.told(scene.now, scene.wall, &snapshot);
-                scene.snapshot = snapshot;
+            if !Arc::ptr_eq(&snapshot, &sim.snapshot) {
+                sim.rules.told(sim.now, sim.wall, &snapshot);
+                sim.snapshot = snapshot;
             }
             for effect in effects {
                 match effect {
                     Effect::Do { op, reason, .. } if op.kind() != OpKind::Look => {
-                        scene.log("agent", format!("{op}: {reason}"));
+                        sim.log("agent", format!("{op}: {reason}"));
                         if let Some(uid) = starts_something_for(op) {
-                            scene.rules.ordered(scene.now, uid, &op.to_string());
+                            sim.rules.ordered(sim.now, uid, &op.to_string());
                         }
                     }
                     Effect::Do { .. } => {}
-                    Effect::Cancel(id) => scene.log("agent", format!("cancel {}", id.0)),
-                    Effect::Recall(id) => scene.log("agent", format!("recall {}", id.0)),
+                    Effect::Cancel(id) => sim.log("agent", format!("cancel {}", id.0)),
+                    Effect::Recall(id) => sim.log("agent", format!("recall {}", id.0)),
                     Effect::Record(record) => {
-                        scene.rules.event_recorded();
-                        scene.log("agent", format!("event {}: {}", record.reason, record.message))
+                        sim.rules.event_recorded();
+                        sim.log("agent", format!("event {}: {}", record.reason, record.message))
                     }
                 }
             }

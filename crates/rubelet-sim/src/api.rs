@@ -1,4 +1,4 @@
-//! The ApiServer port over the scene: requests take time and can fail in every way, watches fall behind, are cut and expire.
+//! The ApiServer port over the simulated state: requests take time and can fail in every way, watches fall behind, are cut and expire.
 //!
 //! Owns: the course of a request and of a watch. Never: what a request does (`act.rs`), what there is (`store.rs`).
 
@@ -19,76 +19,76 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     api::{act::Request, store::Reach},
-    faults::{ApiCourse, ApiFate},
+    faults::{ApiCallOutcome, ApiCourse},
     invariants::trouble::Touched,
-    stage::{Cue, Life, Scene, Stage},
+    simulation::{Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
-/// The API server as one life of the agent reaches it.
+/// The API server as one incarnation of the agent reaches it.
 #[derive(Debug)]
 pub struct FakeApi {
-    stage: Arc<Stage>,
-    life: Life,
+    simulation: Arc<Simulation>,
+    incarnation: Incarnation,
 }
 
 impl FakeApi {
-    pub fn new(stage: Arc<Stage>, life: Life) -> Self {
-        FakeApi { stage, life }
+    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
+        FakeApi { simulation, incarnation }
     }
 
     async fn carry_out(&self, request: Request) -> Result<Bytes, ApiError> {
         let mut flight = self.begin(request)?;
-        let ApiCourse { fate, before, after, .. } = flight.course;
+        let ApiCourse { outcome, before, after, .. } = flight.course;
         self.pass(&flight, before).await?;
-        match fate {
-            ApiFate::ErrorBefore(kind) => return Err(flight.request.error(kind, "injected")),
-            ApiFate::HangBefore => return pending().await,
-            ApiFate::HangAfter | ApiFate::DoneButError(_) | ApiFate::Answered => {}
+        match outcome {
+            ApiCallOutcome::ErrorBefore(kind) => return Err(flight.request.error(kind, "injected")),
+            ApiCallOutcome::HangBefore => return pending().await,
+            ApiCallOutcome::HangAfter | ApiCallOutcome::DoneButError(_) | ApiCallOutcome::Answered => {}
         }
         let answer = flight.perform();
-        if fate == ApiFate::HangAfter {
+        if outcome == ApiCallOutcome::HangAfter {
             return pending().await;
         }
         self.pass(&flight, after).await?;
-        if let ApiFate::DoneButError(kind) = fate {
+        if let ApiCallOutcome::DoneButError(kind) = outcome {
             return Err(flight.request.error(kind, "injected, though it was done"));
         }
         let answer = answer?;
-        self.stage.with(|scene| scene.rules.api_answered(scene.now, &flight.request));
+        self.simulation.with(|sim| sim.rules.api_answered(sim.now, &flight.request));
         Ok(Bytes::from(answer.to_string()))
     }
 
     fn note_failure<T>(&self, request: &Request, answer: &Result<T, ApiError>) {
         if let Err(error) = answer {
-            self.stage.with(|scene| scene.rules.read_failed(request, request.is_list(), error.kind));
+            self.simulation.with(|sim| sim.rules.read_failed(request, request.is_list(), error.kind));
         }
     }
 
     fn begin(&self, request: Request) -> Result<Flight, ApiError> {
-        self.stage.with(|scene| {
-            match scene.api.reach {
+        self.simulation.with(|sim| {
+            match sim.api.reach {
                 Reach::Refused => return Err(request.error(ApiErrorKind::Unreachable, "connection refused")),
                 Reach::Unauthorized => return Err(request.error(ApiErrorKind::Unauthorized, "credentials expired")),
                 Reach::Open | Reach::Silent => {}
             }
-            let course = scene.faults.api_course(&mut scene.rng, request.is_change());
-            if scene.is_alive(self.life) {
-                scene.rules.api_called(scene.now, &request);
+            let course = sim.faults.api_course(&mut sim.rng, request.is_change());
+            if sim.is_alive(self.incarnation) {
+                sim.rules.api_called(sim.now, &request);
             }
             if course.is_faulty() {
-                scene.rules.trouble.enter(Touched::Api);
+                sim.rules.trouble.enter(Touched::Api);
             }
-            let epoch = scene.api.epoch;
-            Ok(Flight { stage: self.stage.clone(), request, course, epoch, is_performed: false })
+            let epoch = sim.api.epoch;
+            Ok(Flight { simulation: self.simulation.clone(), request, course, epoch, is_performed: false })
         })
     }
 
     /// Waits; then the request is cut if its connection was, and reaches nobody if packets get lost or the caller is dead.
     async fn pass(&self, flight: &Flight, wait: Duration) -> Result<(), ApiError> {
-        self.stage.with(|scene| scene.may_kill_agent(self.life));
+        self.simulation.with(|sim| sim.may_kill_agent(self.incarnation));
         sleep(wait).await;
         let (is_alive, reach, epoch) =
-            self.stage.look(|scene| (scene.is_alive(self.life), scene.api.reach, scene.api.epoch));
+            self.simulation.look(|sim| (sim.is_alive(self.incarnation), sim.api.reach, sim.api.epoch));
         if !is_alive || reach == Reach::Silent {
             return pending().await;
         }
@@ -122,7 +122,7 @@ impl ApiServer for FakeApi {
 
 /// A request under way. When its client goes away the server never hears of it, or carries it out alone.
 struct Flight {
-    stage: Arc<Stage>,
+    simulation: Arc<Simulation>,
     request: Request,
     course: ApiCourse,
     epoch: u32,
@@ -132,22 +132,22 @@ struct Flight {
 impl Flight {
     fn perform(&mut self) -> Result<Arc<Value>, ApiError> {
         self.is_performed = true;
-        self.stage.with(|scene| scene.serve_agent(&self.request))
+        self.simulation.with(|sim| sim.serve_agent(&self.request))
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.stage.with(|scene| {
-            scene.rules.api_returned(&self.request);
+        self.simulation.with(|sim| {
+            sim.rules.api_returned(&self.request);
             if self.course.is_faulty() {
-                scene.rules.trouble.leave(Touched::Api, scene.now);
+                sim.rules.trouble.leave(Touched::Api, sim.now);
             }
-            let goes_on = self.course.goes_on_without_client && self.course.fate == ApiFate::Answered;
-            if goes_on && !self.is_performed && self.request.is_change() && scene.api.epoch == self.epoch {
-                let wait = Duration::from_millis(scene.rng.u64(1..3_000));
+            let goes_on = self.course.goes_on_without_client && self.course.outcome == ApiCallOutcome::Answered;
+            if goes_on && !self.is_performed && self.request.is_change() && sim.api.epoch == self.epoch {
+                let wait = Duration::from_millis(sim.rng.u64(1..3_000));
                 let late = LateRequest { request: self.request.clone(), epoch: self.epoch };
-                scene.cue_in(wait, Cue::Request(Box::new(late)));
+                sim.schedule_in(wait, ScheduledEvent::Request(Box::new(late)));
             }
         });
     }
@@ -161,22 +161,22 @@ pub struct LateRequest {
 }
 
 impl LateRequest {
-    pub fn finish(&self, scene: &mut Scene) {
+    pub fn finish(&self, sim: &mut SimState) {
         // It was cut off with its connection.
-        if self.epoch == scene.api.epoch {
-            scene.log("api", format!("without a client goes on: {}", self.request));
-            // Of an agent that may be dead by now: to the one that lives, somebody else.
-            if let Ok(object) = scene.serve(&self.request)
+        if self.epoch == sim.api.epoch {
+            sim.log("api", format!("without a client goes on: {}", self.request));
+            // Of an agent that may be dead by now: to the current one, somebody else.
+            if let Ok(object) = sim.serve(&self.request)
                 && let (Some(name), Some(uid)) =
                     (object["metadata"]["name"].as_str(), object["metadata"]["uid"].as_str())
             {
-                scene.rules.pod_edited(name, uid);
+                sim.rules.pod_edited(name, uid);
             }
         }
     }
 }
 
-impl Scene {
+impl SimState {
     /// A request of the agent's: the rules hear of it, and so does the trace.
     pub(crate) fn serve_agent(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
         let key = request.key();

@@ -21,7 +21,7 @@ pub struct Disk {
     mounts: BTreeSet<PathBuf>,
     watches: Vec<Watch>,
     /// Directories in which something changed since the watchers were told.
-    stirred: BTreeSet<PathBuf>,
+    changed: BTreeSet<PathBuf>,
     /// No byte and no name can be added.
     pub full: bool,
 }
@@ -46,7 +46,7 @@ impl Default for Disk {
             nodes: BTreeMap::from([(PathBuf::from("/"), Node::Directory { mode: 0o755 })]),
             mounts: BTreeSet::new(),
             watches: Vec::new(),
-            stirred: BTreeSet::new(),
+            changed: BTreeSet::new(),
             full: false,
         }
     }
@@ -212,8 +212,8 @@ impl Disk {
     }
 
     /// The directories in which something changed since the last call, for `tell`.
-    pub fn take_stirred(&mut self) -> BTreeSet<PathBuf> {
-        std::mem::take(&mut self.stirred)
+    pub fn take_changed(&mut self) -> BTreeSet<PathBuf> {
+        std::mem::take(&mut self.changed)
     }
 
     pub fn tell(&mut self, dir: &Path) {
@@ -236,7 +236,7 @@ impl Disk {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if let Some(parent) = path.parent() {
-            self.stirred.insert(parent.to_path_buf());
+            self.changed.insert(parent.to_path_buf());
         }
         self.nodes.insert(path, node);
         Ok(())
@@ -245,7 +245,7 @@ impl Disk {
     fn take(&mut self, path: &Path) {
         if self.nodes.remove(path).is_some() {
             if let Some(parent) = path.parent() {
-                self.stirred.insert(parent.to_path_buf());
+                self.changed.insert(parent.to_path_buf());
             }
             self.watches.retain(|watch| watch.dir != path);
         }
@@ -367,7 +367,7 @@ mod tests {
         disk.make_dir(Path::new("/m"), 0o755).unwrap();
         let mut hints = disk.watch(Path::new("/m")).unwrap();
         disk.write_file(Path::new("/m/a"), b"", 0o644).unwrap();
-        assert_eq!(disk.take_stirred(), BTreeSet::from([PathBuf::from("/"), PathBuf::from("/m")]));
+        assert_eq!(disk.take_changed(), BTreeSet::from([PathBuf::from("/"), PathBuf::from("/m")]));
         disk.tell(Path::new("/m"));
         assert_eq!(hints.try_recv(), Ok(()));
         disk.remove_tree(Path::new("/m")).unwrap();

@@ -1,6 +1,6 @@
 //! What can go wrong, and how likely it is.
 //!
-//! Owns: the knobs and the rolls of the dice. Never: acts; the fakes ask and do.
+//! Owns: the rates and the rolls of the dice. Never: acts; the fakes ask and do.
 
 mod host;
 
@@ -9,11 +9,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use rubelet_kube::port::ApiErrorKind;
 
-pub use self::host::{HostCall, HostCourse, HostKnobs};
+pub use self::host::{HostCall, HostCourse, HostFaultRates};
 
 /// Chances per opportunity: a call, an event, a hint. All zero is a world in which nothing fails.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Knobs {
+pub struct FaultRates {
     /// The call fails and nothing was done.
     pub error_before: f64,
     /// The call never answers; half the time it was done.
@@ -37,13 +37,13 @@ pub struct Knobs {
     pub goes_on_without_client: f64,
     /// RunPodSandbox fails and leaves its sandbox behind, not ready.
     pub sandbox_left: f64,
-    pub host: HostKnobs,
-    pub api: ApiKnobs,
+    pub host: HostFaultRates,
+    pub api: ApiFaultRates,
 }
 
 /// Chances per request to the API server, and per event of a watch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ApiKnobs {
+pub struct ApiFaultRates {
     /// No connection, and nothing was done.
     pub refused: f64,
     /// 409 to a write, and nothing was done.
@@ -70,12 +70,12 @@ pub struct ApiKnobs {
 /// Whether faults happen at all: a run has a stormy part and then a calm one.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    pub storm: Option<Knobs>,
+    pub storm: Option<FaultRates>,
 }
 
 /// How one call will go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum CallOutcome {
     Answered,
     ErrorBefore,
     HangBefore,
@@ -88,7 +88,7 @@ pub enum Fate {
 /// How one call will go, and how long its parts take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Course {
-    pub fate: Fate,
+    pub outcome: CallOutcome,
     pub before: Duration,
     pub after: Duration,
     pub goes_on_without_client: bool,
@@ -97,14 +97,14 @@ pub struct Course {
 impl Course {
     /// It fails, hangs or is late.
     pub fn is_faulty(&self) -> bool {
-        self.fate != Fate::Answered || self.after >= LATE
+        self.outcome != CallOutcome::Answered || self.after >= LATE
     }
 }
 
 impl ApiCourse {
     /// It fails, hangs or is late.
     pub fn is_faulty(&self) -> bool {
-        self.fate != ApiFate::Answered || self.after >= LATE
+        self.outcome != ApiCallOutcome::Answered || self.after >= LATE
     }
 }
 
@@ -114,14 +114,14 @@ const LATE: Duration = Duration::from_millis(500);
 /// How a request to the API server will go, and how long its parts take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiCourse {
-    pub fate: ApiFate,
+    pub outcome: ApiCallOutcome,
     pub before: Duration,
     pub after: Duration,
     pub goes_on_without_client: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiFate {
+pub enum ApiCallOutcome {
     Answered,
     ErrorBefore(ApiErrorKind),
     HangBefore,
@@ -131,7 +131,7 @@ pub enum ApiFate {
 
 /// What happens to a watch that has something to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Telling {
+pub enum WatchDelivery {
     Once,
     Twice,
     Late(Duration),
@@ -154,7 +154,7 @@ impl Scope {
 
 /// How an event reaches its listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub enum EventDelivery {
     Once,
     Twice,
     Lost,
@@ -168,114 +168,114 @@ impl Faults {
         let micros = u64::try_from(usual.as_micros()).unwrap_or(u64::MAX);
         let before = Duration::from_micros(rng.u64(micros / 10..=micros));
         let mut after = Duration::from_micros(rng.u64(0..=micros));
-        let Some(knobs) = &self.storm else {
-            return Course { fate: Fate::Answered, before, after, goes_on_without_client: rng.bool() };
+        let Some(rates) = &self.storm else {
+            return Course { outcome: CallOutcome::Answered, before, after, goes_on_without_client: rng.bool() };
         };
-        if roll(rng, knobs.late_answer) {
+        if roll(rng, rates.late_answer) {
             after += Duration::from_millis(rng.u64(1_000..30_000));
         }
-        let fate = if roll(rng, knobs.error_before) {
-            Fate::ErrorBefore
-        } else if roll(rng, knobs.sandbox_left) {
-            Fate::HalfDone
-        } else if roll(rng, knobs.hang) {
-            if rng.bool() { Fate::HangBefore } else { Fate::HangAfter }
-        } else if roll(rng, knobs.done_but_error) {
-            Fate::DoneButError
+        let outcome = if roll(rng, rates.error_before) {
+            CallOutcome::ErrorBefore
+        } else if roll(rng, rates.sandbox_left) {
+            CallOutcome::HalfDone
+        } else if roll(rng, rates.hang) {
+            if rng.bool() { CallOutcome::HangBefore } else { CallOutcome::HangAfter }
+        } else if roll(rng, rates.done_but_error) {
+            CallOutcome::DoneButError
         } else {
-            Fate::Answered
+            CallOutcome::Answered
         };
-        let goes_on_without_client = roll(rng, knobs.goes_on_without_client);
-        Course { fate, before, after, goes_on_without_client }
+        let goes_on_without_client = roll(rng, rates.goes_on_without_client);
+        Course { outcome, before, after, goes_on_without_client }
     }
 
     /// `is_change`: only who writes meets a conflict.
     pub fn api_course(&self, rng: &mut Rng, is_change: bool) -> ApiCourse {
         let before = Duration::from_micros(rng.u64(300..4_000));
         let mut after = Duration::from_micros(rng.u64(100..4_000));
-        let Some(knobs) = &self.storm else {
-            return ApiCourse { fate: ApiFate::Answered, before, after, goes_on_without_client: rng.bool() };
+        let Some(rates) = &self.storm else {
+            return ApiCourse { outcome: ApiCallOutcome::Answered, before, after, goes_on_without_client: rng.bool() };
         };
-        let api = &knobs.api;
+        let api = &rates.api;
         if roll(rng, api.late_answer) {
             after += Duration::from_millis(rng.u64(500..20_000));
         }
-        let fate = if roll(rng, api.refused) {
-            ApiFate::ErrorBefore(ApiErrorKind::Unreachable)
+        let outcome = if roll(rng, api.refused) {
+            ApiCallOutcome::ErrorBefore(ApiErrorKind::Unreachable)
         } else if is_change && roll(rng, api.conflict) {
-            ApiFate::ErrorBefore(ApiErrorKind::Conflict)
+            ApiCallOutcome::ErrorBefore(ApiErrorKind::Conflict)
         } else if roll(rng, api.throttled) {
             let retry_after = Some(Duration::from_secs(rng.u64(1..10)));
-            ApiFate::ErrorBefore(ApiErrorKind::TooManyRequests { retry_after })
+            ApiCallOutcome::ErrorBefore(ApiErrorKind::TooManyRequests { retry_after })
         } else if roll(rng, api.server_error) {
-            ApiFate::ErrorBefore(ApiErrorKind::Server)
+            ApiCallOutcome::ErrorBefore(ApiErrorKind::Server)
         } else if roll(rng, api.rejected) {
             let kinds = [ApiErrorKind::Unauthorized, ApiErrorKind::Forbidden, ApiErrorKind::Invalid];
-            ApiFate::ErrorBefore(kinds[rng.usize(..kinds.len())])
+            ApiCallOutcome::ErrorBefore(kinds[rng.usize(..kinds.len())])
         } else if roll(rng, api.done_but_error) {
-            ApiFate::DoneButError(if rng.bool() { ApiErrorKind::Server } else { ApiErrorKind::Unreachable })
+            ApiCallOutcome::DoneButError(if rng.bool() { ApiErrorKind::Server } else { ApiErrorKind::Unreachable })
         } else if roll(rng, api.hang) {
-            if rng.bool() { ApiFate::HangBefore } else { ApiFate::HangAfter }
+            if rng.bool() { ApiCallOutcome::HangBefore } else { ApiCallOutcome::HangAfter }
         } else {
-            ApiFate::Answered
+            ApiCallOutcome::Answered
         };
-        let goes_on_without_client = roll(rng, knobs.goes_on_without_client);
-        ApiCourse { fate, before, after, goes_on_without_client }
+        let goes_on_without_client = roll(rng, rates.goes_on_without_client);
+        ApiCourse { outcome, before, after, goes_on_without_client }
     }
 
-    pub fn telling(&self, rng: &mut Rng) -> Telling {
-        let Some(Knobs { api, .. }) = &self.storm else { return Telling::Once };
+    pub fn watch_delivery(&self, rng: &mut Rng) -> WatchDelivery {
+        let Some(FaultRates { api, .. }) = &self.storm else { return WatchDelivery::Once };
         if roll(rng, api.watch_cut) {
-            Telling::Cut
+            WatchDelivery::Cut
         } else if roll(rng, api.gone) {
-            Telling::Gone
+            WatchDelivery::Gone
         } else if roll(rng, api.event_doubled) {
-            Telling::Twice
+            WatchDelivery::Twice
         } else if roll(rng, api.event_late) {
-            Telling::Late(Duration::from_millis(rng.u64(100..20_000)))
+            WatchDelivery::Late(Duration::from_millis(rng.u64(100..20_000)))
         } else {
-            Telling::Once
+            WatchDelivery::Once
         }
     }
 
-    pub fn delivery(&self, rng: &mut Rng) -> Delivery {
-        let Some(knobs) = &self.storm else { return Delivery::Once };
-        if roll(rng, knobs.event_lost) {
-            Delivery::Lost
-        } else if roll(rng, knobs.event_doubled) {
-            Delivery::Twice
-        } else if roll(rng, knobs.event_late) {
-            Delivery::Late(Duration::from_millis(rng.u64(100..20_000)))
+    pub fn delivery(&self, rng: &mut Rng) -> EventDelivery {
+        let Some(rates) = &self.storm else { return EventDelivery::Once };
+        if roll(rng, rates.event_lost) {
+            EventDelivery::Lost
+        } else if roll(rng, rates.event_doubled) {
+            EventDelivery::Twice
+        } else if roll(rng, rates.event_late) {
+            EventDelivery::Late(Duration::from_millis(rng.u64(100..20_000)))
         } else {
-            Delivery::Once
+            EventDelivery::Once
         }
     }
 
     /// How old the list is that the next listing shows.
     pub fn list_age(&self, rng: &mut Rng, scope: Scope) -> Duration {
-        let Some(knobs) = &self.storm else { return Duration::ZERO };
+        let Some(rates) = &self.storm else { return Duration::ZERO };
         let chance = match scope {
-            Scope::Everything => knobs.stale_list,
-            Scope::OnePod => knobs.stale_look,
+            Scope::Everything => rates.stale_list,
+            Scope::OnePod => rates.stale_look,
         };
         if roll(rng, chance) { Duration::from_millis(rng.u64(100..3_000)) } else { Duration::ZERO }
     }
 
     /// A runtime that goes on with a stop although its client went away.
     pub fn stop_goes_on(&self, rng: &mut Rng) -> bool {
-        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.goes_on_without_client))
+        self.storm.as_ref().is_some_and(|rates| roll(rng, rates.goes_on_without_client))
     }
 
     pub fn loses_hint(&self, rng: &mut Rng) -> bool {
-        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.hint_lost))
+        self.storm.as_ref().is_some_and(|rates| roll(rng, rates.hint_lost))
     }
 
     pub fn kills_agent(&self, rng: &mut Rng) -> bool {
-        self.storm.as_ref().is_some_and(|knobs| roll(rng, knobs.agent_death))
+        self.storm.as_ref().is_some_and(|rates| roll(rng, rates.agent_death))
     }
 }
 
-/// A chance of zero leaves the generator alone, so that a knob nobody turned changes no other roll.
+/// A chance of zero leaves the generator alone, so that a rate nobody set changes no other roll.
 fn roll(rng: &mut Rng, chance: f64) -> bool {
     chance > 0.0 && rng.f64() < chance
 }

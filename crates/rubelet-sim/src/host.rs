@@ -1,4 +1,4 @@
-//! The Host port over the scene's disk and web.
+//! The Host port over the simulated disk and web.
 
 use std::{
     future::pending,
@@ -25,71 +25,76 @@ use crate::{
     invariants::trouble::{Faulty, Touched},
     play::MANIFESTS,
     script::Page,
-    stage::{Life, Scene, Stage},
+    simulation::{Incarnation, SimState, Simulation},
 };
 
-/// The host as one life of the agent sees it.
+/// The host as one incarnation of the agent sees it.
 #[derive(Debug)]
 pub struct FakeHost {
-    stage: Arc<Stage>,
-    life: Life,
+    simulation: Arc<Simulation>,
+    incarnation: Incarnation,
 }
 
 impl FakeHost {
-    pub fn new(stage: Arc<Stage>, life: Life) -> Self {
-        FakeHost { stage, life }
+    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
+        FakeHost { simulation, incarnation }
     }
 
     async fn look<T, E: From<io::Error>>(
         &self,
         path: &Path,
-        view: impl FnOnce(&mut Scene) -> Result<T, E>,
+        view: impl FnOnce(&mut SimState) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut course = self.stage.with(|scene| scene.faults.host_course(&mut scene.rng, HostCall::Look));
+        let mut course = self.simulation.with(|sim| sim.faults.host_course(&mut sim.rng, HostCall::Look));
         // As upstream, the agent takes a manifest that it cannot read for one that is gone.
         course.error.take_if(|_| path.starts_with(MANIFESTS));
-        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched_by(path)));
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.simulation, touched_by(path)));
         self.take(course.before).await;
         if let Some(error) = course.error {
             return Err(error.into());
         }
-        let answer = self.stage.with(view);
+        let answer = self.simulation.with(view);
         self.take(course.after).await;
         answer
     }
 
     /// A question over the network, which no disk holds up.
-    async fn ask<T>(&self, view: impl FnOnce(&mut Scene) -> T) -> T {
-        self.take(self.stage.with(|scene| Duration::from_micros(scene.rng.u64(0..500)))).await;
-        self.stage.with(view)
+    async fn ask<T>(&self, view: impl FnOnce(&mut SimState) -> T) -> T {
+        self.take(self.simulation.with(|sim| Duration::from_micros(sim.rng.u64(0..500)))).await;
+        self.simulation.with(view)
     }
 
     /// Time passes; who died meanwhile goes no further.
     async fn take(&self, time: Duration) {
         sleep(time).await;
-        if !self.stage.look(|scene| scene.is_alive(self.life)) {
+        if !self.simulation.look(|sim| sim.is_alive(self.incarnation)) {
             pending().await
         }
     }
 
     /// A change of the disk: a line in the trace, and before and after it a chance to die.
-    async fn change<T>(&self, verb: &str, path: &Path, act: impl FnOnce(&mut Scene) -> io::Result<T>) -> io::Result<T> {
-        let course = self.stage.with(|scene| {
-            scene.may_kill_agent(self.life);
-            scene.faults.host_course(&mut scene.rng, HostCall::Change)
+    async fn change<T>(
+        &self,
+        verb: &str,
+        path: &Path,
+        act: impl FnOnce(&mut SimState) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let course = self.simulation.with(|sim| {
+            sim.may_kill_agent(self.incarnation);
+            sim.faults.host_course(&mut sim.rng, HostCall::Change)
         });
-        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched_by(path)));
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.simulation, touched_by(path)));
         self.take(course.before).await;
-        let answer = self.stage.with(|scene| {
+        let answer = self.simulation.with(|sim| {
             let answer = match course.error {
                 Some(error) => Err(error),
-                None => act(scene),
+                None => act(sim),
             };
             match &answer {
-                Ok(_) => scene.log("disk", format!("{verb} {}", path.display())),
-                Err(error) => scene.log("disk", format!("{verb} {}: {error}", path.display())),
+                Ok(_) => sim.log("disk", format!("{verb} {}", path.display())),
+                Err(error) => sim.log("disk", format!("{verb} {}: {error}", path.display())),
             }
-            scene.may_kill_agent(self.life);
+            sim.may_kill_agent(self.incarnation);
             answer
         });
         self.take(course.after).await;
@@ -111,11 +116,11 @@ fn touched_by(path: &Path) -> Touched {
 #[async_trait]
 impl Host for FakeHost {
     async fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
-        self.look(path, |scene| scene.disk.list_dir(path)).await
+        self.look(path, |sim| sim.disk.list_dir(path)).await
     }
 
     async fn read_file(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-        self.look(path, |scene| match scene.disk.node(path)? {
+        self.look(path, |sim| match sim.disk.node(path)? {
             None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
             Some(Node::File { content, .. }) if content.len() as u64 > limit_bytes => {
                 Err(ReadError::TooLarge { limit_bytes })
@@ -133,7 +138,7 @@ impl Host for FakeHost {
     }
 
     async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-        self.look(path, |scene| match scene.disk.node(path)? {
+        self.look(path, |sim| match sim.disk.node(path)? {
             None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
             Some(Node::File { content, .. }) => {
                 let length = usize::try_from(limit_bytes).unwrap_or(usize::MAX).min(content.len());
@@ -145,102 +150,102 @@ impl Host for FakeHost {
     }
 
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
-        self.look(path, |scene| Ok(scene.disk.node(path)?.map(Node::kind))).await
+        self.look(path, |sim| Ok(sim.disk.node(path)?.map(Node::kind))).await
     }
 
     async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.look(path, |scene| scene.disk.list_dir(path).map(|_| 1 << 37)).await
+        self.look(path, |sim| sim.disk.list_dir(path).map(|_| 1 << 37)).await
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change("mkdir", path, |scene| scene.disk.make_dir(path, mode)).await
+        self.change("mkdir", path, |sim| sim.disk.make_dir(path, mode)).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
-        self.change(&format!("chgrp {group}"), path, |scene| scene.disk.list_dir(path).map(drop)).await
+        self.change(&format!("chgrp {group}"), path, |sim| sim.disk.list_dir(path).map(drop)).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change("touch", path, |scene| match scene.disk.node(path)? {
+        self.change("touch", path, |sim| match sim.disk.node(path)? {
             Some(_) => Ok(()),
-            None => scene.disk.write_file(path, b"", mode),
+            None => sim.disk.write_file(path, b"", mode),
         })
         .await
     }
 
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.change("write", path, |scene| scene.disk.write_file(path, content, mode)).await
+        self.change("write", path, |sim| sim.disk.write_file(path, content, mode)).await
     }
 
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
-        self.change("link", link, |scene| scene.disk.make_link(target, link)).await
+        self.change("link", link, |sim| sim.disk.make_link(target, link)).await
     }
 
     async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected> {
-        self.change("project", dir, |scene| scene.disk.project(dir, &projection)).await
+        self.change("project", dir, |sim| sim.disk.project(dir, &projection)).await
     }
 
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
-        self.look(path, |scene| scene.disk.read_link(path)).await
+        self.look(path, |sim| sim.disk.read_link(path)).await
     }
 
     async fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.change("rm", path, |scene| scene.disk.remove_file(path)).await
+        self.change("rm", path, |sim| sim.disk.remove_file(path)).await
     }
 
     async fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        self.change("rm -r", path, |scene| scene.disk.remove_tree(path)).await
+        self.change("rm -r", path, |sim| sim.disk.remove_tree(path)).await
     }
 
     async fn mount_tmpfs(&self, path: &Path, _size_bytes: Option<u64>, _mode: u32) -> io::Result<()> {
-        self.change("mount", path, |scene| scene.disk.mount_tmpfs(path)).await
+        self.change("mount", path, |sim| sim.disk.mount_tmpfs(path)).await
     }
 
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
-        self.change("bind", target, |scene| {
-            scene.disk.make_dir(&volume.join(sub_path), 0o755)?;
-            scene.disk.make_dir(target, 0o750)?;
-            scene.disk.mount_tmpfs(target)
+        self.change("bind", target, |sim| {
+            sim.disk.make_dir(&volume.join(sub_path), 0o755)?;
+            sim.disk.make_dir(target, 0o750)?;
+            sim.disk.mount_tmpfs(target)
         })
         .await
     }
 
     async fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.look(path, |scene| scene.disk.mounts_below(path)).await
+        self.look(path, |sim| sim.disk.mounts_below(path)).await
     }
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {
-        self.change("umount", path, |scene| scene.disk.unmount(path)).await
+        self.change("umount", path, |sim| sim.disk.unmount(path)).await
     }
 
     async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
         let path = Path::new(&cgroup.path);
-        self.change("cgroup", path, |scene| {
-            scene.cgroups.extend(path.ancestors().map(Path::to_path_buf));
+        self.change("cgroup", path, |sim| {
+            sim.cgroups.extend(path.ancestors().map(Path::to_path_buf));
             Ok(Vec::new())
         })
         .await
     }
 
     async fn remove_cgroup(&self, path: &Path) -> io::Result<()> {
-        self.change("remove cgroup", path, |scene| {
-            scene.rules.cgroup_removed(scene.now, path, &scene.runtime.picture);
-            scene.cgroups.retain(|cgroup| !cgroup.starts_with(path));
+        self.change("remove cgroup", path, |sim| {
+            sim.rules.cgroup_removed(sim.now, path, &sim.runtime.picture);
+            sim.cgroups.retain(|cgroup| !cgroup.starts_with(path));
             Ok(())
         })
         .await
     }
 
     async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.look(path, |scene| {
-            let children = scene.cgroups.iter().filter(|cgroup| cgroup.parent() == Some(path));
+        self.look(path, |sim| {
+            let children = sim.cgroups.iter().filter(|cgroup| cgroup.parent() == Some(path));
             Ok(children.filter_map(|cgroup| Some(cgroup.file_name()?.to_str()?.to_owned())).collect())
         })
         .await
     }
 
     async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
-        self.look(path, |scene| scene.disk.watch(path)).await.map(Hints::from)
+        self.look(path, |sim| sim.disk.watch(path)).await.map(Hints::from)
     }
 
     /// A container does what the path says.
@@ -269,7 +274,7 @@ impl Host for FakeHost {
     }
 
     async fn fetch(&self, request: &FetchRequest) -> io::Result<FetchResponse> {
-        let answer = self.ask(|scene| scene.pages.get(&request.url).cloned()).await;
+        let answer = self.ask(|sim| sim.pages.get(&request.url).cloned()).await;
         match answer {
             None => Err(io::ErrorKind::ConnectionRefused.into()),
             Some(page) if page.body.len() as u64 > request.limit_bytes => Err(io::ErrorKind::FileTooLarge.into()),

@@ -13,7 +13,7 @@ pub mod trouble;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-pub use history::{Actor, PodHistory};
+pub use history::{ContainerHistory, PodHistory};
 
 use crate::{
     invariants::trouble::{Touched, Trouble},
@@ -21,7 +21,7 @@ use crate::{
         act::{Act, KilledBy},
         store::{Container, Picture, Sandbox},
     },
-    script::{Hook, LABEL_POD, LABEL_VERSION, Policy, Role, Script},
+    script::{ContainerScript, Hook, LABEL_POD, LABEL_VERSION, PodScript, Policy},
 };
 
 /// Upstream's crash-loop back-off.
@@ -43,20 +43,20 @@ pub struct Violation {
 
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// Every script that was ever on stage, by pod name and version.
-    scripts: BTreeMap<(String, u32), Script>,
+    /// Every script that was ever applied, by pod name and version.
+    scripts: BTreeMap<(String, u32), PodScript>,
     /// By pod uid.
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
     api: api::ApiSeen,
-    /// When the agent that lives now began.
+    /// When the current agent began.
     agent_began: Duration,
     /// When the wall clock jumped last.
     clock_jumped: Option<Duration>,
     /// Changing calls under way, by what they change.
     busy: BTreeMap<String, u32>,
     known: patrol::Known,
-    /// How often an instance's hook ran in this life of the agent; what its last probe said.
+    /// How often an instance's hook ran since the agent began; what its last probe said.
     hooks: BTreeMap<(String, Hook), u32>,
     probes: BTreeMap<String, bool>,
     pub trouble: Trouble,
@@ -64,7 +64,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    pub fn learn(&mut self, script: &Script) {
+    pub fn learn(&mut self, script: &PodScript) {
         self.scripts.insert((script.name.clone(), script.version), script.clone());
         // The same pod asked for again after it was taken away may begin a new history.
         let same = |pod: &PodHistory| pod.script == (script.name.clone(), script.version);
@@ -83,27 +83,27 @@ impl Rules {
     }
 
     /// A user changed the image of a container.
-    pub fn image_edited(&mut self, uid: &str, role: &str, image: &str) {
+    pub fn image_edited(&mut self, uid: &str, container: &str, image: &str) {
         let pod = self.pods.entry(uid.to_owned()).or_default();
-        pod.actors.entry(role.to_owned()).or_default().edited_image = Some(image.to_owned());
+        pod.containers.entry(container.to_owned()).or_default().edited_image = Some(image.to_owned());
     }
 
-    /// The agent that lives now began the postStart hook of the instance.
+    /// The current agent began the postStart hook of the instance.
     pub fn has_run_hook(&self, container: &Container) -> bool {
-        let actor = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role()));
-        let is_of_this_life = actor.is_some_and(|actor| actor.last_start >= self.agent_began);
-        is_of_this_life && self.hooks.contains_key(&(container.id.clone(), Hook::PostStart))
+        let history = self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()));
+        let is_since_agent_start = history.is_some_and(|history| history.last_start >= self.agent_began);
+        is_since_agent_start && self.hooks.contains_key(&(container.id.clone(), Hook::PostStart))
     }
 
     pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
         self.pods.iter().filter(move |(_, pod)| pod.script.0 == pod_name)
     }
 
-    pub fn pod(&self, uid: &str) -> Option<(&Script, &PodHistory)> {
+    pub fn pod(&self, uid: &str) -> Option<(&PodScript, &PodHistory)> {
         Some((self.script_of(uid)?, self.pods.get(uid)?))
     }
 
-    /// A new life of the agent remembers no back-off, and no snapshot of the old one counts.
+    /// A new incarnation of the agent remembers no back-off, and no snapshot of the old one counts.
     pub fn agent_begins(&mut self, now: Duration) {
         self.agent_began = now;
         self.trouble.strike(Touched::Node, now);
@@ -112,8 +112,8 @@ impl Rules {
         self.hooks.retain(|(_, hook), _| *hook == Hook::PostStart);
         self.seen.agent_begins();
         self.api.agent_begins();
-        for actor in self.pods.values_mut().flat_map(|pod| pod.actors.values_mut()) {
-            actor.restarts_in_this_life = 0;
+        for history in self.pods.values_mut().flat_map(|pod| pod.containers.values_mut()) {
+            history.restarts_since_agent_start = 0;
         }
     }
 
@@ -182,16 +182,16 @@ impl Rules {
     pub fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
         self.check_company(now, container, picture);
         self.check_order(now, container);
-        let actor = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role()));
-        let is_made_again = actor.is_some_and(|actor| actor.is_made_again(container));
+        let history = self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()));
+        let is_made_again = history.is_some_and(|history| history.is_made_again(container));
         if !is_made_again {
             self.check_policy(now, container);
             self.check_backoff(now, container);
         }
         let pod = self.pods.entry(container.pod.uid.clone()).or_default();
-        let actor = pod.actors.entry(container.role().to_owned()).or_default();
-        let earlier = actor.highest_attempt.filter(|highest| !is_made_again && container.attempt() <= *highest);
-        actor.start(now, container);
+        let history = pod.containers.entry(container.name_in_pod().to_owned()).or_default();
+        let earlier = history.highest_attempt.filter(|highest| !is_made_again && container.attempt() <= *highest);
+        history.start(now, container);
         if let Some(highest) = earlier {
             self.broken("attempts only grow", now, format!("{container} after attempt {highest}"));
         }
@@ -199,14 +199,15 @@ impl Rules {
 
     pub fn exited(&mut self, now: Duration, container: &Container, code: i32) {
         let pod = self.pods.entry(container.pod.uid.clone()).or_default();
-        pod.actors.entry(container.role().to_owned()).or_default().exit(now, container, code);
+        pod.containers.entry(container.name_in_pod().to_owned()).or_default().exit(now, container, code);
     }
 
     pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
         // A sidecar's turn and a hook take their time off the grace period; upstream's two seconds are left in any case.
-        let has_less = script.role(container.role()).is_some_and(|role| role.is_sidecar() || role.has_pre_stop());
+        let has_less =
+            script.find_container(container.name_in_pod()).is_some_and(|spec| spec.is_sidecar() || spec.has_pre_stop());
         // So they are of a pod that only the runtime knows.
         let has_less = has_less || self.seen.was_orphan(&container.pod.uid);
         let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
@@ -247,7 +248,7 @@ impl Rules {
         self.violations.push(Violation { rule, at, detail });
     }
 
-    pub fn script_of(&self, uid: &str) -> Option<&Script> {
+    pub fn script_of(&self, uid: &str) -> Option<&PodScript> {
         self.scripts.get(&self.pods.get(uid)?.script)
     }
 
@@ -264,7 +265,7 @@ impl Rules {
         for other in others {
             let same_pod = other.pod.uid == container.pod.uid;
             let same_name = (&other.pod.namespace, &other.pod.name) == (&container.pod.namespace, &container.pod.name);
-            let rule = if same_pod && other.role() == container.role() {
+            let rule = if same_pod && other.name_in_pod() == container.name_in_pod() {
                 "a container runs once"
             } else if same_pod && other.sandbox != container.sandbox {
                 "a pod runs in one sandbox"
@@ -279,20 +280,22 @@ impl Rules {
 
     /// Init containers one after the other, then the rest. Ephemeral containers, which are in no script, wait for none.
     fn check_order(&mut self, now: Duration, container: &Container) {
-        let script = self.script_of(&container.pod.uid).filter(|script| script.role(container.role()).is_some());
+        let script = self
+            .script_of(&container.pod.uid)
+            .filter(|script| script.find_container(container.name_in_pod()).is_some());
         let Some(script) = script.cloned() else { return };
-        let before = script.init.iter().take_while(|role| role.name != container.role());
-        for role in before {
+        let before = script.init.iter().take_while(|spec| spec.name != container.name_in_pod());
+        for spec in before {
             let pod = &self.pods[&container.pod.uid];
-            let is_done = |actor: &Actor| {
-                if role.is_sidecar() {
-                    actor.last_sandbox == container.sandbox
+            let is_done = |history: &ContainerHistory| {
+                if spec.is_sidecar() {
+                    history.last_sandbox == container.sandbox
                 } else {
-                    actor.succeeded_in(&container.sandbox)
+                    history.succeeded_in(&container.sandbox)
                 }
             };
-            if !pod.actors.get(&role.name).is_some_and(is_done) {
-                let detail = format!("{container} starts before init container {} is done", role.name);
+            if !pod.containers.get(&spec.name).is_some_and(is_done) {
+                let detail = format!("{container} starts before init container {} is done", spec.name);
                 self.broken("init containers come first, in order", now, detail);
             }
         }
@@ -300,29 +303,35 @@ impl Rules {
 
     fn check_policy(&mut self, now: Duration, container: &Container) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
-        let Some(actor) = self.pods[&container.pod.uid].actors.get(container.role()) else { return };
+        let Some(history) = self.pods[&container.pod.uid].containers.get(container.name_in_pod()) else { return };
         let main_ran = || {
-            let actors = &self.pods[&container.pod.uid].actors;
-            script.containers.iter().any(|main| actors.get(&main.name).is_some_and(|actor| actor.has_run))
+            let containers = &self.pods[&container.pod.uid].containers;
+            script.containers.iter().any(|main| containers.get(&main.name).is_some_and(|history| history.has_run))
         };
-        let is_sidecar = script.role(container.role()).is_some_and(Role::is_sidecar);
+        let is_sidecar = script.find_container(container.name_in_pod()).is_some_and(ContainerScript::is_sidecar);
         let forbidden = match script.policy {
             // An ephemeral container is in no script.
-            _ if script.role(container.role()).is_none() => actor.starts > 0,
+            _ if script.find_container(container.name_in_pod()).is_none() => history.starts > 0,
             Policy::Always => false,
-            Policy::OnFailure | Policy::Never if actor.is_for_new_image(container) => false,
-            Policy::OnFailure | Policy::Never if actor.last_exit.as_ref().is_some_and(|exit| exit.is_unknown) => false,
+            Policy::OnFailure | Policy::Never if history.is_for_new_image(container) => false,
+            Policy::OnFailure | Policy::Never if history.last_exit.as_ref().is_some_and(|exit| exit.is_unknown) => {
+                false
+            }
             Policy::OnFailure | Policy::Never if is_sidecar => false,
             // A sandbox lost before any main container ran may be replaced, and runs its init containers anew.
-            Policy::Never if script.is_init(container.role()) => {
-                actor.starts > 0 && (main_ran() || actor.last_sandbox == container.sandbox)
+            Policy::Never if script.is_init(container.name_in_pod()) => {
+                history.starts > 0 && (main_ran() || history.last_sandbox == container.sandbox)
             }
-            Policy::Never => actor.starts > 0,
+            Policy::Never => history.starts > 0,
             // A new sandbox runs its init containers anew.
-            Policy::OnFailure if script.is_init(container.role()) => actor.succeeded_in(&container.sandbox),
+            Policy::OnFailure if script.is_init(container.name_in_pod()) => history.succeeded_in(&container.sandbox),
             // Whoever is stopped for a failed probe runs again, however it ends.
-            Policy::OnFailure if script.role(container.role()).is_some_and(Role::may_be_unhealthy) => false,
-            Policy::OnFailure => actor.last_exit.as_ref().is_some_and(|exit| exit.code == 0),
+            Policy::OnFailure
+                if script.find_container(container.name_in_pod()).is_some_and(ContainerScript::may_be_unhealthy) =>
+            {
+                false
+            }
+            Policy::OnFailure => history.last_exit.as_ref().is_some_and(|exit| exit.code == 0),
         };
         if forbidden {
             let detail = format!("{container} with restartPolicy {:?} starts again", script.policy);
@@ -331,19 +340,21 @@ impl Rules {
     }
 
     fn check_backoff(&mut self, now: Duration, container: &Container) {
-        let Some(actor) = self.pods.get(&container.pod.uid).and_then(|pod| pod.actors.get(container.role())) else {
+        let Some(history) =
+            self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()))
+        else {
             return;
         };
-        let Some(exit) = &actor.last_exit else { return };
+        let Some(exit) = &history.last_exit else { return };
         // An exit that nobody saw before the clock jumped has no true time; the stories check what was seen.
         if self.clock_jumped.is_some_and(|jumped| jumped >= exit.at) {
             return;
         }
-        let forgiven = exit.at.saturating_sub(actor.last_start) > 2 * MAX_BACKOFF;
-        if forgiven || actor.restarts_in_this_life == 0 || actor.is_for_new_image(container) {
+        let forgiven = exit.at.saturating_sub(history.last_start) > 2 * MAX_BACKOFF;
+        if forgiven || history.restarts_since_agent_start == 0 || history.is_for_new_image(container) {
             return;
         }
-        let doublings = actor.restarts_in_this_life.saturating_sub(1).min(10);
+        let doublings = history.restarts_since_agent_start.saturating_sub(1).min(10);
         let wait = (FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF);
         let waited = now.saturating_sub(exit.at);
         if waited + SLACK < wait {

@@ -1,4 +1,4 @@
-//! The second world: the real agent on a stage of fakes, in virtual time, with seeded faults.
+//! The second world: the real agent over fakes, in virtual time, with seeded faults.
 //!
 //! Owns: a container runtime, an API server and a host that behave as the real ones do (`runtime`, `api`, `host`), what can go wrong (`faults`),
 //! what must never be (`invariants`), and how to tell a story with them (`play`, `swarm`).
@@ -13,7 +13,7 @@ pub mod invariants;
 pub mod play;
 pub mod runtime;
 pub mod script;
-pub mod stage;
+pub mod simulation;
 pub mod swarm;
 pub mod trace;
 

@@ -1,13 +1,13 @@
 //! How to tell a story: manifests come and go, things break, and at the end everything is as it should be.
 //!
-//! Owns: the director's loop, which moves virtual time, clears away a dead agent and stops at the first broken rule.
+//! Owns: the main loop, which moves virtual time, clears away a dead agent and stops at the first broken rule.
 //! A play is written as a chain of sentences and panics with its seed, the rule and the last lines of the trace.
 
 mod agreement;
 mod cluster;
 mod ending;
 mod memory;
-pub mod moments;
+pub mod predicates;
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,12 +23,12 @@ use tokio::{task::JoinHandle, time::Instant};
 
 use crate::{
     agent,
-    faults::Knobs,
+    faults::FaultRates,
     invariants::Violation,
-    play::moments::Moment,
+    play::predicates::Predicate,
     runtime::store::{Ailment, Container, Pull},
-    script::Script,
-    stage::{AgentState, Cue, Life, Scene, Stage},
+    script::PodScript,
+    simulation::{AgentState, Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
 pub use self::cluster::Within;
@@ -71,14 +71,14 @@ impl fmt::Display for Failure {
 pub struct Play {
     // Declared before the runtime that runs it.
     agent: Option<Running>,
-    stage: Arc<Stage>,
-    cues: JoinHandle<()>,
+    simulation: Arc<Simulation>,
+    scheduled: JoinHandle<()>,
     seed: u64,
-    lives: u32,
+    incarnations: u32,
     sources: Vec<Source>,
     revival: Revival,
     /// What the manifests say now, by pod name.
-    wanted: BTreeMap<String, Script>,
+    wanted: BTreeMap<String, PodScript>,
     tokio: tokio::runtime::Runtime,
 }
 
@@ -107,25 +107,25 @@ impl Play {
             .build()
             .expect("a runtime without I/O needs nothing that could be missing");
         let _entered = tokio.enter();
-        let stage = Stage::new(seed);
-        let cues = tokio.spawn(stage.clone().play_cues());
-        stage.with(|scene| {
+        let simulation = Simulation::new(seed);
+        let scheduled = tokio.spawn(simulation.clone().run_scheduled_events());
+        simulation.with(|sim| {
             for dir in [MANIFESTS, "/var/lib/kubelet", "/var/log/pods", "/var/log/containers"] {
-                scene.disk.make_dir(&PathBuf::from(dir), 0o755).expect("an empty disk takes directories");
+                sim.disk.make_dir(&PathBuf::from(dir), 0o755).expect("an empty disk takes directories");
             }
             let resolv = b"nameserver 10.0.0.1\n";
-            scene.disk.make_dir(&PathBuf::from("/etc"), 0o755).expect("an empty disk takes directories");
+            sim.disk.make_dir(&PathBuf::from("/etc"), 0o755).expect("an empty disk takes directories");
             for (path, text) in [("/etc/resolv.conf", &resolv[..]), ("/etc/hosts", b"127.0.0.1 localhost\n")] {
-                scene.disk.write_file(&PathBuf::from(path), text, 0o644).expect("an empty disk has room");
+                sim.disk.write_file(&PathBuf::from(path), text, 0o644).expect("an empty disk has room");
             }
         });
         drop(_entered);
         Play {
             agent: None,
-            stage,
-            cues,
+            simulation,
+            scheduled,
             seed,
-            lives: 0,
+            incarnations: 0,
             sources: vec![Source::File],
             revival: Revival::ByPlay,
             wanted: BTreeMap::new(),
@@ -137,59 +137,59 @@ impl Play {
         self.seed
     }
 
-    /// A generator for the plot, so that what happens on stage does not change it.
+    /// A generator for the plot, so that what happens in the simulation does not change it.
     pub fn fork_rng(&mut self) -> Rng {
         let _entered = self.tokio.enter();
-        self.stage.with(|scene| scene.rng.fork())
+        self.simulation.with(|sim| sim.rng.fork())
     }
 
     pub fn trace(&self) -> Vec<String> {
-        self.stage.look(|scene| scene.trace.lines().to_vec())
+        self.simulation.look(|sim| sim.trace.lines().to_vec())
     }
 
-    pub fn look<T>(&self, view: impl FnOnce(&Scene) -> T) -> T {
-        self.stage.look(view)
+    pub fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
+        self.simulation.look(view)
     }
 
     /// Changes the world directly: for what no sentence below says.
-    pub fn change(&mut self, change: impl FnOnce(&mut Scene)) -> &mut Self {
+    pub fn change(&mut self, change: impl FnOnce(&mut SimState)) -> &mut Self {
         let _entered = self.tokio.enter();
-        self.stage.with(change);
+        self.simulation.with(change);
         drop(_entered);
         self
     }
 
-    pub fn wanted(&self) -> &BTreeMap<String, Script> {
+    pub fn wanted(&self) -> &BTreeMap<String, PodScript> {
         &self.wanted
     }
 
     // --- manifests
 
     /// Writes or replaces a manifest. A name alone is the plainest pod.
-    pub fn apply(&mut self, script: impl Into<Script>) -> &mut Self {
+    pub fn apply(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         let text = script.manifest().to_string();
         self.wanted.insert(script.name.clone(), script.clone());
-        self.change(|scene| {
-            scene.rules.learn(&script);
-            scene.log("play", format!("apply {} v{}", script.name, script.version));
-            scene.write_as_user(&manifest_path(&script.name), text.as_bytes());
+        self.change(|sim| {
+            sim.rules.learn(&script);
+            sim.log("play", format!("apply {} v{}", script.name, script.version));
+            sim.write_as_user(&manifest_path(&script.name), text.as_bytes());
         })
     }
 
     pub fn remove(&mut self, name: &str) -> &mut Self {
         self.wanted.remove(name);
-        self.change(|scene| {
-            scene.log("play", format!("remove {name}"));
-            scene.disk.remove_file(&manifest_path(name)).expect("a manifest is a file");
+        self.change(|sim| {
+            sim.log("play", format!("remove {name}"));
+            sim.disk.remove_file(&manifest_path(name)).expect("a manifest is a file");
         })
     }
 
     /// A file that is not, or not yet, a manifest.
     pub fn write_manifest(&mut self, file: &str, text: &[u8]) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", format!("write {file}"));
-            scene.write_as_user(&PathBuf::from(MANIFESTS).join(file), text);
+        self.change(|sim| {
+            sim.log("play", format!("write {file}"));
+            sim.write_as_user(&PathBuf::from(MANIFESTS).join(file), text);
         })
     }
 
@@ -206,19 +206,18 @@ impl Play {
     }
 
     /// What the manifest URL answers from now on: pods, or nothing at all.
-    pub fn serve(&mut self, scripts: &[Script]) -> &mut Self {
-        let items: Vec<_> = scripts.iter().map(Script::manifest).collect();
+    pub fn serve(&mut self, scripts: &[PodScript]) -> &mut Self {
+        let items: Vec<_> = scripts.iter().map(PodScript::manifest).collect();
         let list = serde_json::json!({ "apiVersion": "v1", "kind": "PodList", "items": items });
-        let news: Vec<&Script> =
+        let news: Vec<&PodScript> =
             scripts.iter().filter(|script| self.wanted.get(&script.name) != Some(*script)).collect();
         for script in &news {
             self.wanted.insert(script.name.clone(), (*script).clone());
         }
-        self.change(|scene| {
-            news.iter().for_each(|script| scene.rules.learn(script));
-            scene.log("play", format!("the URL serves {} pods", scripts.len()));
-            scene
-                .pages
+        self.change(|sim| {
+            news.iter().for_each(|script| sim.rules.learn(script));
+            sim.log("play", format!("the URL serves {} pods", scripts.len()));
+            sim.pages
                 .insert(MANIFEST_URL.to_owned(), FetchResponse { status: 200, body: list.to_string().into_bytes() });
         })
     }
@@ -230,15 +229,15 @@ impl Play {
         if let Revival::BySupervisor { at } = &mut self.revival {
             *at = None;
         }
-        self.lives += 1;
-        let life = Life(self.lives);
+        self.incarnations += 1;
+        let incarnation = Incarnation(self.incarnations);
         let _entered = self.tokio.enter();
-        self.stage.with(|scene| {
-            scene.agent = AgentState::Alive(life);
-            scene.rules.agent_begins(scene.now);
-            scene.log("play", format!("the agent starts, life {}", life.0));
+        self.simulation.with(|sim| {
+            sim.agent = AgentState::Alive(incarnation);
+            sim.rules.agent_begins(sim.now);
+            sim.log("play", format!("the agent starts, incarnation {}", incarnation.0));
         });
-        let agent = agent::launch(&self.stage, life, &self.sources);
+        let agent = agent::launch(&self.simulation, incarnation, &self.sources);
         drop(_entered);
         self.agent = Some(agent);
         self
@@ -246,10 +245,10 @@ impl Play {
 
     /// `kill -9`.
     pub fn crash_agent(&mut self) -> &mut Self {
-        self.change(|scene| {
-            if let AgentState::Alive(life) = scene.agent {
-                scene.log("play", "kill -9");
-                scene.agent = AgentState::Dying(life);
+        self.change(|sim| {
+            if let AgentState::Alive(incarnation) = sim.agent {
+                sim.log("play", "kill -9");
+                sim.agent = AgentState::Dying(incarnation);
             }
         });
         self.bury_agent();
@@ -265,83 +264,83 @@ impl Play {
     // --- the runtime, the disk, the clock
 
     pub fn runtime_down(&mut self) -> &mut Self {
-        self.change(Scene::take_runtime_down)
+        self.change(SimState::take_runtime_down)
     }
 
     pub fn runtime_up(&mut self) -> &mut Self {
-        self.change(Scene::bring_runtime_up)
+        self.change(SimState::bring_runtime_up)
     }
 
     pub fn runtime_down_for(&mut self, time: Duration) -> &mut Self {
-        self.change(|scene| {
-            scene.take_runtime_down();
-            scene.cue_in(time, Cue::RuntimeReturns);
+        self.change(|sim| {
+            sim.take_runtime_down();
+            sim.schedule_in(time, ScheduledEvent::RuntimeReturns);
         })
     }
 
     /// The runtime has this for a while.
     pub fn runtime_ails_for(&mut self, ailment: Ailment, time: Duration) -> &mut Self {
-        self.change(|scene| {
-            scene.ail(ailment);
-            scene.cue_in(time, Cue::Heals(ailment));
+        self.change(|sim| {
+            sim.ail(ailment);
+            sim.schedule_in(time, ScheduledEvent::Heals(ailment));
         })
     }
 
     /// Power is lost and comes back; who watches over the agent starts it again.
     pub fn reboot(&mut self) -> &mut Self {
-        self.crash_agent().change(Scene::reboot)
+        self.crash_agent().change(SimState::reboot)
     }
 
     pub fn disk_full_for(&mut self, time: Duration) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", "the disk is full");
-            scene.disk.full = true;
-            scene.cue_in(time, Cue::DiskHasRoom);
+        self.change(|sim| {
+            sim.log("play", "the disk is full");
+            sim.disk.full = true;
+            sim.schedule_in(time, ScheduledEvent::DiskHasRoom);
         })
     }
 
     /// From now on the registry has the image, and gives it as `pull` says.
     pub fn publish(&mut self, image: &str, pull: Pull) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", format!("the registry has {image}"));
-            scene.runtime.registry.insert(image.to_owned(), pull);
+        self.change(|sim| {
+            sim.log("play", format!("the registry has {image}"));
+            sim.runtime.registry.insert(image.to_owned(), pull);
         })
     }
 
-    pub fn storm(&mut self, knobs: Knobs) -> &mut Self {
-        self.change(|scene| scene.faults.storm = Some(knobs))
+    pub fn storm(&mut self, rates: FaultRates) -> &mut Self {
+        self.change(|sim| sim.faults.storm = Some(rates))
     }
 
     pub fn calm(&mut self) -> &mut Self {
-        self.change(|scene| scene.faults.storm = None)
+        self.change(|sim| sim.faults.storm = None)
     }
 
     pub fn jump_wall_clock(&mut self, by: SignedDuration) -> &mut Self {
         let _entered = self.tokio.enter();
-        self.stage.jump_wall_clock(by);
+        self.simulation.jump_wall_clock(by);
         drop(_entered);
         self
     }
 
     /// Ends a container's process, if it runs.
     pub fn exit_container(&mut self, pod: &str, container: &str, code: i32) -> &mut Self {
-        self.change(|scene| {
-            let is_meant = |it: &Container| moments::is_called(&it.pod.name, pod) && it.role() == container;
-            let found = scene.runtime.running().find(|it| is_meant(it));
+        self.change(|sim| {
+            let is_meant = |it: &Container| predicates::is_called(&it.pod.name, pod) && it.name_in_pod() == container;
+            let found = sim.runtime.running().find(|it| is_meant(it));
             if let Some(id) = found.map(|found| found.id.clone()) {
-                scene.exit_container(&id, code, "Error");
+                sim.exit_container(&id, code, "Error");
             }
         })
     }
 
     // --- time
 
-    /// Lets time pass until this moment has come.
+    /// Lets time pass until this holds.
     #[track_caller]
-    pub fn until(&mut self, moment: &Moment) -> &mut Self {
-        match self.run_until(PATIENCE, moment) {
+    pub fn until(&mut self, predicate: &Predicate) -> &mut Self {
+        match self.run_until(PATIENCE, predicate) {
             Ok(true) => self,
-            Ok(false) => panic!("{}", self.failure("until", &format!("{} never came", moment.name))),
+            Ok(false) => panic!("{}", self.failure("until", &format!("{} never came", predicate.name))),
             Err(failure) => panic!("{failure}"),
         }
     }
@@ -355,19 +354,19 @@ impl Play {
     }
 
     pub fn run_for(&mut self, time: Duration) -> Result<(), Box<Failure>> {
-        self.run_until(time, &Moment::new("never", |_| false)).map(drop)
+        self.run_until(time, &Predicate::new("never", |_| false)).map(drop)
     }
 
-    /// Whether the moment came within `limit`.
-    pub fn run_until(&mut self, limit: Duration, moment: &Moment) -> Result<bool, Box<Failure>> {
-        let stage = self.stage.clone();
+    /// Whether the predicate held within `limit`.
+    pub fn run_until(&mut self, limit: Duration, predicate: &Predicate) -> Result<bool, Box<Failure>> {
+        let simulation = self.simulation.clone();
         let deadline = {
             let _entered = self.tokio.enter();
             Instant::now() + limit
         };
         loop {
             self.attend()?;
-            if stage.look(|scene| moment.has_come(scene)) {
+            if simulation.look(|sim| predicate.holds(sim)) {
                 return Ok(true);
             }
             let revival = match self.revival {
@@ -379,23 +378,23 @@ impl Play {
                 tokio::select! {
                     // Cancel safe: both are only reasons to look again.
                     biased;
-                    () = stage.stirred.notified() => false,
+                    () = simulation.changed.notified() => false,
                     () = tokio::time::sleep_until(wake) => wake == deadline,
                 }
             });
             if late {
                 self.attend()?;
-                return Ok(stage.look(|scene| moment.has_come(scene)));
+                return Ok(simulation.look(|sim| predicate.holds(sim)));
             }
         }
     }
 
-    /// What the director does between two steps: checks, buries, revives.
+    /// Between two steps: checks the rules, clears away a dead agent, starts it again.
     fn attend(&mut self) -> Result<(), Box<Failure>> {
-        if let Some(Violation { rule, at, detail }) = self.look(|scene| scene.rules.violations.first().cloned()) {
+        if let Some(Violation { rule, at, detail }) = self.look(|sim| sim.rules.violations.first().cloned()) {
             return Err(Box::new(self.failure(rule, &format!("at {at:?}: {detail}"))));
         }
-        if self.look(|scene| matches!(scene.agent, AgentState::Dying(_))) {
+        if self.look(|sim| matches!(sim.agent, AgentState::Dying(_))) {
             self.bury_agent();
         }
         if self.agent.as_mut().is_some_and(Running::has_ended) {
@@ -416,7 +415,7 @@ impl Play {
         };
         let at = match at {
             Some(at) => at,
-            None => now + self.stage.with(|scene| Duration::from_millis(scene.rng.u64(10..20_000))),
+            None => now + self.simulation.with(|sim| Duration::from_millis(sim.rng.u64(10..20_000))),
         };
         self.revival = Revival::BySupervisor { at: Some(at) };
         if at <= now {
@@ -429,29 +428,29 @@ impl Play {
         if let Some(agent) = self.agent.take() {
             self.tokio.block_on(agent.kill());
         }
-        self.change(|scene| {
-            if let AgentState::Alive(life) | AgentState::Dying(life) = scene.agent {
-                scene.agent = AgentState::Dead(life);
+        self.change(|sim| {
+            if let AgentState::Alive(incarnation) | AgentState::Dying(incarnation) = sim.agent {
+                sim.agent = AgentState::Dead(incarnation);
             }
-            scene.snapshot = Arc::default();
-            scene.stale_entries.clear();
+            sim.snapshot = Arc::default();
+            sim.stale_entries.clear();
         });
     }
 
     pub(crate) fn failure(&self, rule: &str, detail: &str) -> Failure {
-        let detail = self.look(|scene| format!("{detail}\n{}", agents_words(scene)));
+        let detail = self.look(|sim| format!("{detail}\n{}", agents_words(sim)));
         Failure { seed: self.seed, rule: rule.to_owned(), detail, trace: self.trace() }
     }
 }
 
 impl Drop for Play {
     fn drop(&mut self) {
-        self.cues.abort();
+        self.scheduled.abort();
     }
 }
 
 /// What the agent itself has to say about each pod.
-fn agents_words(scene: &Scene) -> String {
+fn agents_words(sim: &SimState) -> String {
     let about = |view: &PodView| {
         let name = view.pod.metadata.name.as_deref().unwrap_or_default();
         let undone = view.steps.iter().filter(|step| step.state != StepState::Done);
@@ -459,14 +458,14 @@ fn agents_words(scene: &Scene) -> String {
             undone.map(|step| format!("{} {:?}: {}", step.name, step.state, step.detail)).collect();
         format!("  the agent says: {name} {} wanted by {:?}; {}", view.lifecycle, view.source, undone.join("; "))
     };
-    scene.snapshot.pods.values().map(|view| about(view)).collect::<Vec<_>>().join("\n")
+    sim.snapshot.pods.values().map(|view| about(view)).collect::<Vec<_>>().join("\n")
 }
 
 fn manifest_path(name: &str) -> PathBuf {
     PathBuf::from(MANIFESTS).join(format!("{name}.yaml"))
 }
 
-impl Scene {
+impl SimState {
     /// A full disk is the agent's trouble; whoever plays the user has room.
     fn write_as_user(&mut self, path: &std::path::Path, text: &[u8]) {
         let full = std::mem::take(&mut self.disk.full);

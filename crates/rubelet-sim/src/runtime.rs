@@ -1,4 +1,4 @@
-//! The ContainerRuntime port over the scene: calls take time, can fail in every way, and outlive their client or not.
+//! The ContainerRuntime port over the simulated state: calls take time, can fail in every way, and outlive their client or not.
 //!
 //! Owns: the course of a call. Never: what the call does (`act.rs`), what there is (`store.rs`).
 
@@ -22,14 +22,14 @@ use tokio::{
 };
 
 use crate::{
-    faults::{Course, Fate, Scope},
+    faults::{CallOutcome, Course, Scope},
     invariants::trouble::{Faulty, Touched},
     runtime::{
         act::Act,
         store::{Ailment, image_id},
     },
     script::{Command, Exec},
-    stage::{Cue, Life, Scene, Stage},
+    simulation::{Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
 const CHANGE_MS: u64 = 40;
@@ -40,16 +40,16 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// containerd gives up a pull that makes no progress for this long.
 const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The runtime as one life of the agent reaches it.
+/// The runtime as one incarnation of the agent reaches it.
 #[derive(Debug)]
 pub struct FakeRuntime {
-    stage: Arc<Stage>,
-    life: Life,
+    simulation: Arc<Simulation>,
+    incarnation: Incarnation,
 }
 
 impl FakeRuntime {
-    pub fn new(stage: Arc<Stage>, life: Life) -> Self {
-        FakeRuntime { stage, life }
+    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
+        FakeRuntime { simulation, incarnation }
     }
 
     /// A call that only looks, at a pod or at everything.
@@ -57,79 +57,81 @@ impl FakeRuntime {
         &self,
         method: &'static str,
         touched: Touched,
-        view: impl FnOnce(&mut Scene) -> RpcResult<T>,
+        view: impl FnOnce(&mut SimState) -> RpcResult<T>,
     ) -> RpcResult<T> {
-        let (course, epoch) = self.stage.with(|scene| {
-            let course = scene.look_course(method, &touched);
-            (course, scene.runtime.epoch)
+        let (course, epoch) = self.simulation.with(|sim| {
+            let course = sim.look_course(method, &touched);
+            (course, sim.runtime.epoch)
         });
-        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.stage, touched));
+        let _trouble = course.is_faulty().then(|| Faulty::enter(&self.simulation, touched));
         self.pass(method, epoch, course.before).await?;
-        match course.fate {
-            Fate::ErrorBefore => return Err(injected(method)),
-            Fate::HangBefore | Fate::HangAfter => {
+        match course.outcome {
+            CallOutcome::ErrorBefore => return Err(injected(method)),
+            CallOutcome::HangBefore | CallOutcome::HangAfter => {
                 self.pass(method, epoch, REQUEST_TIMEOUT).await?;
                 let message = "context deadline exceeded".to_owned();
                 return Err(RpcError { method, kind: RpcErrorKind::DeadlineExceeded, message });
             }
-            Fate::DoneButError | Fate::HalfDone | Fate::Answered => {}
+            CallOutcome::DoneButError | CallOutcome::HalfDone | CallOutcome::Answered => {}
         }
-        let answer = self.stage.with(view);
+        let answer = self.simulation.with(view);
         self.pass(method, epoch, course.after).await?;
-        match course.fate {
-            Fate::DoneButError | Fate::HalfDone => Err(injected(method)),
-            Fate::ErrorBefore | Fate::HangBefore | Fate::HangAfter | Fate::Answered => answer,
+        match course.outcome {
+            CallOutcome::DoneButError | CallOutcome::HalfDone => Err(injected(method)),
+            CallOutcome::ErrorBefore | CallOutcome::HangBefore | CallOutcome::HangAfter | CallOutcome::Answered => {
+                answer
+            }
         }
     }
 
     /// A call that changes something.
     async fn change(&self, act: Act, usual: Duration) -> RpcResult<String> {
         let method = act.method();
-        if !self.stage.look(|scene| scene.is_alive(self.life)) {
+        if !self.simulation.look(|sim| sim.is_alive(self.incarnation)) {
             return pending().await;
         }
         let mut call = self.begin(act, usual)?;
-        let Course { fate, before, after, .. } = call.course;
+        let Course { outcome, before, after, .. } = call.course;
         self.pass(method, call.epoch, before).await?;
-        match fate {
-            Fate::ErrorBefore => return Err(injected(method)),
-            Fate::HangBefore => return pending().await,
-            Fate::HangAfter | Fate::DoneButError | Fate::HalfDone | Fate::Answered => {}
+        match outcome {
+            CallOutcome::ErrorBefore => return Err(injected(method)),
+            CallOutcome::HangBefore => return pending().await,
+            CallOutcome::HangAfter | CallOutcome::DoneButError | CallOutcome::HalfDone | CallOutcome::Answered => {}
         }
         let answer = call.perform();
         // A runtime that waits for a process no signal ends waits as long as its client.
         let waits = answer.as_ref().is_err_and(|error| error.kind == RpcErrorKind::DeadlineExceeded);
-        if fate == Fate::HangAfter || waits {
+        if outcome == CallOutcome::HangAfter || waits {
             call.trouble();
             return pending().await;
         }
         self.pass(method, call.epoch, after).await?;
-        if fate == Fate::DoneButError { Err(injected(method)) } else { answer }
+        if outcome == CallOutcome::DoneButError { Err(injected(method)) } else { answer }
     }
 
     /// Takes the name that the call needs.
     fn begin(&self, act: Act, usual: Duration) -> RpcResult<Call> {
-        self.stage.with(|scene| {
-            if scene.runtime.down {
+        self.simulation.with(|sim| {
+            if sim.runtime.down {
                 return Err(unreachable_runtime(act.method()));
             }
-            let name = act.reserves(scene);
+            let name = act.reserves(sim);
             if let Some(name) = &name {
-                if scene.runtime.name_is_taken(name) {
+                if sim.runtime.name_is_taken(name) {
                     let message = format!("failed to reserve name {name:?}: name {name:?} is reserved");
-                    scene.log("cri", format!("{} {}", act.method(), message));
+                    sim.log("cri", format!("{} {}", act.method(), message));
                     return Err(act.error(RpcErrorKind::Other, message));
                 }
-                scene.runtime.reserved.insert(name.clone());
+                sim.runtime.reserved.insert(name.clone());
             }
-            let busy = scene.rules.called(scene.now, &act, &scene.runtime.picture);
-            let (act, course, touched) = scene.change_course(act, usual);
-            let epoch = scene.runtime.epoch;
-            let subject = act.subject(scene);
-            let id = scene.runtime.enter_call(act.method(), subject);
-            let trouble = course.is_faulty().then(|| Faulty::enter_in(scene, &self.stage, touched.clone()));
+            let busy = sim.rules.called(sim.now, &act, &sim.runtime.picture);
+            let (act, course, touched) = sim.change_course(act, usual);
+            let epoch = sim.runtime.epoch;
+            let subject = act.subject(sim);
+            let id = sim.runtime.enter_call(act.method(), subject);
+            let trouble = course.is_faulty().then(|| Faulty::enter_in(sim, &self.simulation, touched.clone()));
             Ok(Call {
-                stage: self.stage.clone(),
+                simulation: self.simulation.clone(),
                 id,
                 act,
                 name,
@@ -145,10 +147,11 @@ impl FakeRuntime {
 
     /// Waits; then the call is cut if the runtime went down, and reaches nobody if the caller is dead.
     async fn pass(&self, method: &'static str, epoch: u32, wait: Duration) -> RpcResult<()> {
-        self.stage.with(|scene| scene.may_kill_agent(self.life));
+        self.simulation.with(|sim| sim.may_kill_agent(self.incarnation));
         sleep(wait).await;
-        let (alive, cut) =
-            self.stage.look(|scene| (scene.is_alive(self.life), scene.runtime.down || scene.runtime.epoch != epoch));
+        let (alive, cut) = self
+            .simulation
+            .look(|sim| (sim.is_alive(self.incarnation), sim.runtime.down || sim.runtime.epoch != epoch));
         if !alive {
             return pending().await;
         }
@@ -168,22 +171,22 @@ pub struct LateCall {
 }
 
 impl LateCall {
-    pub fn finish(&self, scene: &mut Scene) {
+    pub fn finish(&self, sim: &mut SimState) {
         // A server that was restarted meanwhile knows nothing of it.
-        if self.epoch != scene.runtime.epoch {
+        if self.epoch != sim.runtime.epoch {
             return;
         }
         if let Some(name) = &self.name {
-            scene.runtime.reserved.remove(name);
+            sim.runtime.reserved.remove(name);
         }
-        scene.log("cri", "a call without a client goes on");
-        drop(scene.perform(&self.act));
+        sim.log("cri", "a call without a client goes on");
+        drop(sim.perform(&self.act));
     }
 }
 
 /// A changing call under way. When its client goes away the server drops it, or goes on with it alone.
 struct Call {
-    stage: Arc<Stage>,
+    simulation: Arc<Simulation>,
     id: u64,
     act: Act,
     name: Option<String>,
@@ -199,36 +202,36 @@ struct Call {
 impl Call {
     /// It turns out to be one that hangs.
     fn trouble(&mut self) {
-        self.trouble.get_or_insert_with(|| Faulty::enter(&self.stage, self.touched.clone()));
+        self.trouble.get_or_insert_with(|| Faulty::enter(&self.simulation, self.touched.clone()));
     }
 
     fn perform(&mut self) -> RpcResult<String> {
         self.performed = true;
-        self.stage.with(|scene| {
+        self.simulation.with(|sim| {
             if let Some(name) = &self.name {
-                scene.runtime.reserved.remove(name);
+                sim.runtime.reserved.remove(name);
             }
-            scene.perform(&self.act)
+            sim.perform(&self.act)
         })
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.stage.with(|scene| {
-            scene.rules.returned(self.busy.as_deref());
-            scene.runtime.calls.remove(&self.id);
-            if self.performed || scene.runtime.epoch != self.epoch {
+        self.simulation.with(|sim| {
+            sim.rules.returned(self.busy.as_deref());
+            sim.runtime.calls.remove(&self.id);
+            if self.performed || sim.runtime.epoch != self.epoch {
                 return;
             }
-            if self.course.goes_on_without_client && self.course.fate == Fate::Answered {
-                let wait = Duration::from_millis(scene.rng.u64(1..3_000));
+            if self.course.goes_on_without_client && self.course.outcome == CallOutcome::Answered {
+                let wait = Duration::from_millis(sim.rng.u64(1..3_000));
                 let late = LateCall { act: self.act.clone(), name: self.name.clone(), epoch: self.epoch };
-                scene.cue_in(wait, Cue::Finish(Box::new(late)));
+                sim.schedule_in(wait, ScheduledEvent::Finish(Box::new(late)));
             } else if let Some(name) = &self.name {
-                scene.runtime.reserved.remove(name);
-            } else if let (Act::Start(id), Fate::Answered) = (&self.act, self.course.fate) {
-                scene.cancel_start(id);
+                sim.runtime.reserved.remove(name);
+            } else if let (Act::Start(id), CallOutcome::Answered) = (&self.act, self.course.outcome) {
+                sim.cancel_start(id);
             }
         });
     }
@@ -271,17 +274,17 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn status(&self) -> RpcResult<v1::StatusResponse> {
-        self.look("Status", Touched::Node, |scene| {
+        self.look("Status", Touched::Node, |sim| {
             let condition = |kind: &str, status: bool, reason: &str, message: &str| v1::RuntimeCondition {
                 r#type: kind.to_owned(),
                 status,
                 reason: if status { String::new() } else { reason.to_owned() },
                 message: if status { String::new() } else { message.to_owned() },
             };
-            let is_ready = !scene.runtime.ailments.contains(&Ailment::NotReady);
+            let is_ready = !sim.runtime.ailments.contains(&Ailment::NotReady);
             let runtime = condition("RuntimeReady", is_ready, "Injected", "the runtime is not ready");
             let (reason, message) = ("NetworkPluginNotReady", "cni plugin not initialized");
-            let network = condition("NetworkReady", scene.runtime.network_ready, reason, message);
+            let network = condition("NetworkReady", sim.runtime.network_ready, reason, message);
             let conditions = vec![runtime, network];
             Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), ..Default::default() })
         })
@@ -311,8 +314,8 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus> {
         let touched = self.touched_by(sandbox_id);
-        self.look("PodSandboxStatus", touched, |scene| {
-            let sandbox = scene.runtime.picture.sandboxes.get(sandbox_id);
+        self.look("PodSandboxStatus", touched, |sim| {
+            let sandbox = sim.runtime.picture.sandboxes.get(sandbox_id);
             sandbox.map(|sandbox| sandbox.status()).ok_or_else(|| not_found("PodSandboxStatus", sandbox_id))
         })
         .await
@@ -324,9 +327,9 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>> {
         let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
-        self.look("ListPodSandbox", touched, |scene| {
-            let age = scene.list_age(Scope::of(filter.as_ref()));
-            Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_sandboxes(filter.as_ref()))
+        self.look("ListPodSandbox", touched, |sim| {
+            let age = sim.list_age(Scope::of(filter.as_ref()));
+            Ok(sim.runtime.picture_at(sim.now.saturating_sub(age)).list_sandboxes(filter.as_ref()))
         })
         .await
     }
@@ -351,7 +354,7 @@ impl ContainerRuntime for FakeRuntime {
         let id = container_id.to_owned();
         if !timeout.is_zero() {
             self.change(Act::Term(id.clone()), Duration::from_millis(CHANGE_MS / 4)).await?;
-            let epoch = self.stage.look(|scene| scene.runtime.epoch);
+            let epoch = self.simulation.look(|sim| sim.runtime.epoch);
             let _kill = self.kill_without_client(&id, timeout);
             if tokio::time::timeout(timeout, self.exit_of(&id, epoch)).await.is_ok() {
                 return self.pass("StopContainer", epoch, Duration::ZERO).await;
@@ -366,21 +369,21 @@ impl ContainerRuntime for FakeRuntime {
 
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
         let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
-        let answer = self.look("ListContainers", touched, |scene| {
-            let age = scene.list_age(Scope::of(filter.as_ref()));
-            Ok(scene.runtime.picture_at(scene.now.saturating_sub(age)).list_containers(filter.as_ref()))
+        let answer = self.look("ListContainers", touched, |sim| {
+            let age = sim.list_age(Scope::of(filter.as_ref()));
+            Ok(sim.runtime.picture_at(sim.now.saturating_sub(age)).list_containers(filter.as_ref()))
         });
         let answer = answer.await?;
         if filter.is_none() {
-            self.stage.with(|scene| scene.rules.listed(scene.now));
+            self.simulation.with(|sim| sim.rules.listed(sim.now));
         }
         Ok(answer)
     }
 
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus> {
         let touched = self.touched_by(container_id);
-        self.look("ContainerStatus", touched, |scene| {
-            let container = scene.runtime.picture.containers.get(container_id);
+        self.look("ContainerStatus", touched, |sim| {
+            let container = sim.runtime.picture.containers.get(container_id);
             container.map(|container| container.status()).ok_or_else(|| not_found("ContainerStatus", container_id))
         })
         .await
@@ -395,8 +398,8 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
-        self.look("ListImages", Touched::Node, |scene| {
-            Ok(scene.runtime.images.iter().map(|name| image_called(name)).collect())
+        self.look("ListImages", Touched::Node, |sim| {
+            Ok(sim.runtime.images.iter().map(|name| image_called(name)).collect())
         })
         .await
     }
@@ -408,11 +411,11 @@ impl ContainerRuntime for FakeRuntime {
         timeout: Duration,
     ) -> RpcResult<v1::ExecSyncResponse> {
         let Exec { hook, command } = command.join(" ").parse().expect("a script is written in the words of Exec");
-        let epoch = self.stage.with(|scene| {
+        let epoch = self.simulation.with(|sim| {
             if let Some(hook) = hook {
-                scene.hook_begins(container_id, hook);
+                sim.hook_begins(container_id, hook);
             }
-            scene.runtime.epoch
+            sim.runtime.epoch
         });
         if let Command::Sleep { secs } = command {
             let takes = Duration::from_secs(secs);
@@ -424,14 +427,14 @@ impl ContainerRuntime for FakeRuntime {
             }
         }
         let touched = self.touched_by(container_id);
-        self.look("ExecSync", touched, |scene| {
-            let container = scene.runtime.picture.containers.get(container_id);
+        self.look("ExecSync", touched, |sim| {
+            let container = sim.runtime.picture.containers.get(container_id);
             let running = container.filter(|container| container.is_running());
             let attempt = running.ok_or_else(|| not_found("ExecSync", container_id))?.attempt();
-            scene.log("cri", format!("ExecSync {container_id} {command}"));
+            sim.log("cri", format!("ExecSync {container_id} {command}"));
             let exit_code = i32::from(command.fails(attempt));
             if hook.is_none() {
-                scene.rules.probed(container_id, exit_code == 0);
+                sim.rules.probed(container_id, exit_code == 0);
             }
             let stdout = if exit_code == 0 { Vec::new() } else { b"it does not work".to_vec() };
             Ok(v1::ExecSyncResponse { stdout, exit_code, ..Default::default() })
@@ -456,8 +459,8 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {
-        let found = |scene: &mut Scene| scene.runtime.find_image(&image.image).map(|name| image_called(name));
-        self.look("ImageStatus", Touched::Node, |scene| Ok(found(scene))).await
+        let found = |sim: &mut SimState| sim.runtime.find_image(&image.image).map(|name| image_called(name));
+        self.look("ImageStatus", Touched::Node, |sim| Ok(found(sim))).await
     }
 
     async fn pull_image(
@@ -466,9 +469,9 @@ impl ContainerRuntime for FakeRuntime {
         _auth: Option<v1::AuthConfig>,
         _sandbox_config: &v1::PodSandboxConfig,
     ) -> RpcResult<String> {
-        let takes = self.stage.with(|scene| {
-            scene.log("cri", format!("pulling {}", image.image));
-            scene.pull_takes(&image.image)
+        let takes = self.simulation.with(|sim| {
+            sim.log("cri", format!("pulling {}", image.image));
+            sim.pull_takes(&image.image)
         });
         // For ever is as good as longer than any deadline.
         let pull = self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER));
@@ -480,9 +483,9 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {
-        self.look("GetContainerEvents", Touched::Node, |scene| {
-            if scene.runtime.has_events {
-                return Ok(scene.runtime.listen());
+        self.look("GetContainerEvents", Touched::Node, |sim| {
+            if sim.runtime.has_events {
+                return Ok(sim.runtime.listen());
             }
             let message = "unknown method GetContainerEvents".to_owned();
             Err(RpcError { method: "GetContainerEvents", kind: RpcErrorKind::Unimplemented, message })
@@ -502,7 +505,7 @@ fn image_called(name: &str) -> v1::Image {
 
 /// A stop whose client goes away is a stop that sends no SIGKILL, or one that the runtime finishes alone.
 struct Stop {
-    stage: Arc<Stage>,
+    simulation: Arc<Simulation>,
     container: String,
     kill_at: Instant,
     goes_on: bool,
@@ -512,22 +515,22 @@ impl Drop for Stop {
     fn drop(&mut self) {
         let left = self.kill_at.saturating_duration_since(Instant::now());
         if self.goes_on && !left.is_zero() {
-            self.stage.with(|scene| scene.cue_in(left, Cue::Kill(self.container.clone())));
+            self.simulation.with(|sim| sim.schedule_in(left, ScheduledEvent::Kill(self.container.clone())));
         }
     }
 }
 
 impl FakeRuntime {
     fn kill_without_client(&self, container: &str, timeout: Duration) -> Stop {
-        let goes_on = self.stage.with(|scene| scene.faults.stop_goes_on(&mut scene.rng));
+        let goes_on = self.simulation.with(|sim| sim.faults.stop_goes_on(&mut sim.rng));
         let kill_at = Instant::now() + timeout;
-        Stop { stage: self.stage.clone(), container: container.to_owned(), kill_at, goes_on }
+        Stop { simulation: self.simulation.clone(), container: container.to_owned(), kill_at, goes_on }
     }
 
     /// The pod whose sandbox or container this is.
     fn touched_by(&self, id: &str) -> Touched {
-        self.stage.look(|scene| {
-            let picture = &scene.runtime.picture;
+        self.simulation.look(|sim| {
+            let picture = &sim.runtime.picture;
             let container = picture.containers.get(id).map(|container| container.pod.uid.clone());
             Touched::pod(container.or_else(|| picture.sandboxes.get(id).map(|sandbox| sandbox.identity().uid)))
         })
@@ -536,15 +539,15 @@ impl FakeRuntime {
     /// Returns when the container does not run, or when the runtime was cut off from its clients.
     async fn exit_of(&self, container_id: &str, epoch: u32) {
         loop {
-            let stirred = self.stage.stirred.notified();
-            let waits = self.stage.look(|scene| {
-                let container = scene.runtime.picture.containers.get(container_id);
-                container.is_some_and(|container| container.is_running()) && scene.runtime.epoch == epoch
+            let changed = self.simulation.changed.notified();
+            let waits = self.simulation.look(|sim| {
+                let container = sim.runtime.picture.containers.get(container_id);
+                container.is_some_and(|container| container.is_running()) && sim.runtime.epoch == epoch
             });
             if !waits {
                 return;
             }
-            stirred.await;
+            changed.await;
         }
     }
 }

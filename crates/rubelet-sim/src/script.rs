@@ -15,13 +15,13 @@ pub const LABEL_VERSION: &str = "sim/version";
 pub const IMAGE: &str = "sim.test/app:v1";
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Script {
+pub struct PodScript {
     pub name: String,
     pub version: u32,
     pub policy: Policy,
     pub grace_secs: i64,
-    pub init: Vec<Role>,
-    pub containers: Vec<Role>,
+    pub init: Vec<ContainerScript>,
+    pub containers: Vec<ContainerScript>,
     pub empty_dir: Option<EmptyDir>,
     pub host_network: bool,
     /// Conditions without which the pod is not ready.
@@ -45,7 +45,7 @@ pub enum EmptyDir {
 
 /// One container of a script.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Role {
+pub struct ContainerScript {
     pub name: String,
     pub program: Program,
     pub image: String,
@@ -80,10 +80,10 @@ pub enum Program {
     Missing,
 }
 
-impl Script {
+impl PodScript {
     /// A pod with no containers yet; restarts always, with a short grace period.
     pub fn pod(name: &str) -> Self {
-        Script {
+        PodScript {
             name: name.to_owned(),
             version: 1,
             policy: Policy::Always,
@@ -129,7 +129,7 @@ impl Script {
 
     /// `program` in the words of `Program::from_str`.
     pub fn init(mut self, name: &str, program: &str) -> Self {
-        self.init.push(Role::new(name, program));
+        self.init.push(ContainerScript::new(name, program));
         self
     }
 
@@ -140,52 +140,52 @@ impl Script {
     }
 
     pub fn container(mut self, name: &str, program: &str) -> Self {
-        self.containers.push(Role::new(name, program));
+        self.containers.push(ContainerScript::new(name, program));
         self
     }
 
     /// The image of the container added last.
     pub fn image(mut self, image: &str) -> Self {
-        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
-            role.image = image.to_owned();
+        if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
+            container.image = image.to_owned();
         }
         self
     }
 
     /// The pull policy of the container added last.
     pub fn pull(mut self, policy: &'static str) -> Self {
-        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
-            role.pull = Some(policy);
+        if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
+            container.pull = Some(policy);
         }
         self
     }
 
     /// A field of the container added last: its probes, hooks and mounts. Commands are in the words of `Command`.
     pub fn field(mut self, name: &'static str, value: Value) -> Self {
-        if let Some(role) = self.containers.last_mut().or(self.init.last_mut()) {
-            role.fields.push((name, value));
+        if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
+            container.fields.push((name, value));
         }
         self
     }
 
-    pub fn role(&self, name: &str) -> Option<&Role> {
-        self.init.iter().chain(&self.containers).find(|role| role.name == name)
+    pub fn find_container(&self, name: &str) -> Option<&ContainerScript> {
+        self.init.iter().chain(&self.containers).find(|container| container.name == name)
     }
 
     /// The image of a container that is part of the script already.
-    pub fn set_image(&mut self, container: &str, image: &str) {
-        let mut roles = self.init.iter_mut().chain(&mut self.containers);
-        let role = roles.find(|role| role.name == container).expect("the script has the container");
-        image.clone_into(&mut role.image);
+    pub fn set_image(&mut self, name: &str, image: &str) {
+        let mut containers = self.init.iter_mut().chain(&mut self.containers);
+        let container = containers.find(|container| container.name == name).expect("the script has the container");
+        image.clone_into(&mut container.image);
     }
 
     /// The policy by which this container starts again.
-    pub fn policy_of(&self, role: &Role) -> Policy {
-        if role.is_sidecar() { Policy::Always } else { self.policy }
+    pub fn policy_of(&self, container: &ContainerScript) -> Policy {
+        if container.is_sidecar() { Policy::Always } else { self.policy }
     }
 
     pub fn is_init(&self, name: &str) -> bool {
-        self.init.iter().any(|role| role.name == name)
+        self.init.iter().any(|container| container.name == name)
     }
 
     /// The manifest as a user would write it.
@@ -197,10 +197,10 @@ impl Script {
                 Policy::Never => "Never",
             },
             "terminationGracePeriodSeconds": self.grace_secs,
-            "containers": self.containers.iter().map(|role| self.container_of(role)).collect::<Vec<_>>(),
+            "containers": self.containers.iter().map(|container| self.container_of(container)).collect::<Vec<_>>(),
         });
         if !self.init.is_empty() {
-            spec["initContainers"] = self.init.iter().map(|role| self.container_of(role)).collect();
+            spec["initContainers"] = self.init.iter().map(|container| self.container_of(container)).collect();
         }
         if let Some(kind) = self.empty_dir {
             let source = match kind {
@@ -227,33 +227,33 @@ impl Script {
         })
     }
 
-    fn container_of(&self, role: &Role) -> Value {
-        let mut container = json!({
-            "name": role.name,
-            "image": role.image,
-            "command": ["sim", role.program.to_string()],
+    fn container_of(&self, container: &ContainerScript) -> Value {
+        let mut manifest = json!({
+            "name": container.name,
+            "image": container.image,
+            "command": ["sim", container.program.to_string()],
         });
         if self.empty_dir.is_some() {
-            container["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+            manifest["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
         }
-        for (field, value) in &role.fields {
-            container[field] = value.clone();
+        for (field, value) in &container.fields {
+            manifest[field] = value.clone();
         }
-        if let Some(policy) = role.pull {
-            container["imagePullPolicy"] = policy.into();
+        if let Some(policy) = container.pull {
+            manifest["imagePullPolicy"] = policy.into();
         }
-        container
+        manifest
     }
 }
 
-impl From<&str> for Script {
+impl From<&str> for PodScript {
     /// The plainest pod there is: one container that runs.
     fn from(name: &str) -> Self {
-        Script::pod(name).container("app", "run")
+        PodScript::pod(name).container("app", "run")
     }
 }
 
-impl Role {
+impl ContainerScript {
     /// It has a probe for whose sake it may be stopped.
     pub fn may_be_unhealthy(&self) -> bool {
         self.fields.iter().any(|(name, _)| matches!(*name, "livenessProbe" | "startupProbe"))
@@ -298,7 +298,7 @@ impl Role {
 
     fn new(name: &str, program: &str) -> Self {
         let program = program.parse().expect("a script is written in the words of Program");
-        Role { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None, fields: Vec::new() }
+        ContainerScript { name: name.to_owned(), program, image: IMAGE.to_owned(), pull: None, fields: Vec::new() }
     }
 }
 

@@ -13,7 +13,7 @@ use fastrand::Rng;
 use jiff::SignedDuration;
 
 use crate::{
-    faults::{ApiKnobs, HostKnobs, Knobs},
+    faults::{ApiFaultRates, FaultRates, HostFaultRates},
     play::{Failure, Play, minutes},
     runtime::store::Pull,
 };
@@ -34,21 +34,21 @@ pub struct Story {
 pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
     let mut play = Play::before_start(seed);
     let mut rng = play.fork_rng();
-    let mut knobs = knobs(&mut rng);
+    let mut rates = rates(&mut rng);
     // Half of the nodes belong to a cluster.
     let is_clustered = seed.is_multiple_of(2);
     if is_clustered {
         play.in_cluster();
-        knobs.api = cluster::knobs(&mut rng);
+        rates.api = cluster::rates(&mut rng);
     }
     play.supervised().publish(IMAGES[0], Pull::After(Duration::from_millis(500)));
     play.publish(IMAGES[1], Pull::After(Duration::from_secs(20)));
     let has_events = rng.bool();
-    play.change(|scene| {
-        scene.log("play", format!("has_events={has_events} {knobs:?}"));
-        scene.runtime.has_events = has_events;
+    play.change(|sim| {
+        sim.log("play", format!("has_events={has_events} {rates:?}"));
+        sim.runtime.has_events = has_events;
     });
-    play.start_agent().storm(knobs);
+    play.start_agent().storm(rates);
     let mut version = 0;
     let mut left = minutes(storm_minutes);
     while left > Duration::ZERO {
@@ -117,13 +117,13 @@ fn remove_and_add(play: &mut Play, name: &str) {
 }
 
 /// A few faults, each as strong as this seed likes.
-fn knobs(rng: &mut Rng) -> Knobs {
+fn rates(rng: &mut Rng) -> FaultRates {
     // In some plays nothing fails by chance: only there can one see what a single mishap delays.
     if rng.u32(0..4) == 0 {
-        return Knobs::default();
+        return FaultRates::default();
     }
     let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
-    Knobs {
+    FaultRates {
         error_before: some(0.2),
         hang: some(0.02),
         done_but_error: some(0.2),
@@ -137,7 +137,7 @@ fn knobs(rng: &mut Rng) -> Knobs {
         agent_death: some(0.01),
         goes_on_without_client: some(1.0),
         sandbox_left: some(0.2),
-        host: HostKnobs { io_error: some(0.05), busy: some(0.1), slow: some(0.05), hang: some(0.003) },
-        api: ApiKnobs::default(),
+        host: HostFaultRates { io_error: some(0.05), busy: some(0.1), slow: some(0.05), hang: some(0.003) },
+        api: ApiFaultRates::default(),
     }
 }

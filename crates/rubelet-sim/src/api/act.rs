@@ -14,7 +14,7 @@ use crate::{
         merge,
         store::{Key, Selection},
     },
-    stage::Scene,
+    simulation::SimState,
 };
 
 /// Of an object's metadata, what no writer may change.
@@ -93,7 +93,7 @@ impl std::fmt::Display for Request {
     }
 }
 
-impl Scene {
+impl SimState {
     pub fn serve(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
         let name = request.key().name;
         let is_failing = |(resource, prefix): &(&str, String)| request.is_of(resource) && name.starts_with(prefix);

@@ -244,7 +244,7 @@ impl Store {
         self.is_stirred = true;
     }
 
-    pub fn take_stirred(&mut self) -> bool {
+    pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_stirred)
     }
 

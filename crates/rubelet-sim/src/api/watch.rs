@@ -1,4 +1,4 @@
-//! A watch as one life of the agent has it open.
+//! A watch as one incarnation of the agent has it open.
 //!
 //! Owns: where it got to, bookmarks, its end in peace or not. Events come in the server's order, some of them late or twice.
 
@@ -15,8 +15,8 @@ use crate::{
         act::Request,
         store::{Reach, Selection, Streaming},
     },
-    faults::{ApiFate, Telling},
-    stage::{Life, Scene, Stage},
+    faults::{ApiCallOutcome, WatchDelivery},
+    simulation::{Incarnation, SimState, Simulation},
 };
 
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -27,8 +27,8 @@ const OPENING: Duration = Duration::from_secs(30);
 const FRESHNESS_WAIT: Duration = Duration::from_secs(3);
 
 struct Watcher {
-    stage: Arc<Stage>,
-    life: Life,
+    simulation: Arc<Simulation>,
+    incarnation: Incarnation,
     epoch: u32,
     request: Request,
     selection: Selection,
@@ -45,7 +45,7 @@ struct Watcher {
 /// What a look at the server shows a watcher.
 enum Sight {
     Nothing,
-    Event(WatchEvent, Telling),
+    Event(WatchEvent, WatchDelivery),
     Cut,
     Gone,
     /// Whoever watched is dead.
@@ -57,7 +57,7 @@ impl FakeApi {
         let selection = Selection::new(&request.path, &request.query);
         let late = request.error(ApiErrorKind::Unreachable, "no answer in time");
         let epoch = timeout(OPENING, self.opened(&request)).await.unwrap_or(Err(late))?;
-        let begun = self.stage.look(|scene| scene.begin_watch(&request));
+        let begun = self.simulation.look(|sim| sim.begin_watch(&request));
         if let Err(ApiError { kind: ApiErrorKind::Expired, .. }) = &begun
             && request.is_streamed_list()
         {
@@ -65,11 +65,11 @@ impl FakeApi {
         }
         let (position, first) = begun?;
         let collection = &request.path;
-        self.stage.with(|scene| scene.log("api", format!("WATCH {collection} from {position}")));
+        self.simulation.with(|sim| sim.log("api", format!("WATCH {collection} from {position}")));
         let lasts = request.option("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
         let watcher = Watcher {
-            stage: self.stage.clone(),
-            life: self.life,
+            simulation: self.simulation.clone(),
+            incarnation: self.incarnation,
             epoch,
             is_listing: request.is_streamed_list(),
             request,
@@ -87,15 +87,17 @@ impl FakeApi {
     async fn opened(&self, request: &Request) -> Result<u32, ApiError> {
         let flight = self.begin(request.clone())?;
         self.pass(&flight, flight.course.before).await?;
-        match flight.course.fate {
-            ApiFate::Answered => Ok(flight.epoch),
-            ApiFate::ErrorBefore(kind) | ApiFate::DoneButError(kind) => Err(request.error(kind, "injected")),
-            ApiFate::HangBefore | ApiFate::HangAfter => pending().await,
+        match flight.course.outcome {
+            ApiCallOutcome::Answered => Ok(flight.epoch),
+            ApiCallOutcome::ErrorBefore(kind) | ApiCallOutcome::DoneButError(kind) => {
+                Err(request.error(kind, "injected"))
+            }
+            ApiCallOutcome::HangBefore | ApiCallOutcome::HangAfter => pending().await,
         }
     }
 }
 
-impl Scene {
+impl SimState {
     /// Where a watch begins, and what it tells before the first change.
     fn begin_watch(&self, request: &Request) -> Result<(u64, VecDeque<WatchEvent>), ApiError> {
         if !request.is_streamed_list() {
@@ -132,7 +134,7 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         if self.is_listing && !self.is_over {
             let request = &self.request;
-            self.stage.with(|scene| scene.rules.read_failed(request, true, ApiErrorKind::Unreachable));
+            self.simulation.with(|sim| sim.rules.read_failed(request, true, ApiErrorKind::Unreachable));
         }
     }
 }
@@ -140,10 +142,10 @@ impl Drop for Watcher {
 impl Watcher {
     /// What was there when the watch began comes late or is cut like any other event; its end is the answer to a list.
     async fn tell_first(mut self, event: WatchEvent) -> (Result<WatchEvent, ApiError>, Self) {
-        match self.stage.with(|scene| scene.faults.telling(&mut scene.rng)) {
-            Telling::Cut => return self.ended(ApiErrorKind::Unreachable, "watch cut"),
-            Telling::Late(wait) => sleep(wait).await,
-            Telling::Once | Telling::Twice | Telling::Gone => {}
+        match self.simulation.with(|sim| sim.faults.watch_delivery(&mut sim.rng)) {
+            WatchDelivery::Cut => return self.ended(ApiErrorKind::Unreachable, "watch cut"),
+            WatchDelivery::Late(wait) => sleep(wait).await,
+            WatchDelivery::Once | WatchDelivery::Twice | WatchDelivery::Gone => {}
         }
         match self.look_at_connection() {
             Some(Sight::Dead) => return pending().await,
@@ -151,7 +153,7 @@ impl Watcher {
             None => {}
         }
         if matches!(event, WatchEvent::Bookmark(_)) {
-            self.stage.with(|scene| scene.rules.api_answered(scene.now, &self.request));
+            self.simulation.with(|sim| sim.rules.api_answered(sim.now, &self.request));
             self.is_listing = false;
         }
         (Ok(event), self)
@@ -159,10 +161,10 @@ impl Watcher {
 
     /// Why nothing comes over it any more.
     fn look_at_connection(&self) -> Option<Sight> {
-        self.stage.look(|scene| {
-            if !scene.is_alive(self.life) {
+        self.simulation.look(|sim| {
+            if !sim.is_alive(self.incarnation) {
                 Some(Sight::Dead)
-            } else if scene.api.epoch != self.epoch {
+            } else if sim.api.epoch != self.epoch {
                 Some(Sight::Cut)
             } else {
                 None
@@ -177,22 +179,22 @@ impl Watcher {
         if let Some(event) = self.first.pop_front() {
             return Some(self.tell_first(event).await);
         }
-        let stage = self.stage.clone();
+        let simulation = self.simulation.clone();
         loop {
             // Registered before the look, so that a change made meanwhile is not missed.
-            let stirred = stage.api_stirred.notified();
+            let changed = simulation.api_changed.notified();
             match self.look() {
                 Sight::Dead => return pending().await,
                 Sight::Cut => return Some(self.ended(ApiErrorKind::Unreachable, "connection reset")),
                 Sight::Gone => return Some(self.ended(ApiErrorKind::Expired, "too old resource version")),
-                Sight::Event(_, Telling::Cut) => return Some(self.ended(ApiErrorKind::Unreachable, "watch cut")),
-                Sight::Event(_, Telling::Gone) => return Some(self.ended(ApiErrorKind::Expired, "injected")),
-                Sight::Event(event, Telling::Once) => return Some((Ok(event), self)),
-                Sight::Event(event, Telling::Twice) => {
+                Sight::Event(_, WatchDelivery::Cut) => return Some(self.ended(ApiErrorKind::Unreachable, "watch cut")),
+                Sight::Event(_, WatchDelivery::Gone) => return Some(self.ended(ApiErrorKind::Expired, "injected")),
+                Sight::Event(event, WatchDelivery::Once) => return Some((Ok(event), self)),
+                Sight::Event(event, WatchDelivery::Twice) => {
                     self.first.push_back(event.clone());
                     return Some((Ok(event), self));
                 }
-                Sight::Event(event, Telling::Late(wait)) => {
+                Sight::Event(event, WatchDelivery::Late(wait)) => {
                     sleep(wait).await;
                     return Some((Ok(event), self));
                 }
@@ -201,11 +203,11 @@ impl Watcher {
             tokio::select! {
                 // Cancel safe: all are only reasons to look again.
                 biased;
-                () = stirred => {}
+                () = changed => {}
                 () = sleep_until(self.ends_at) => return None,
                 () = sleep_until(self.bookmark_at) => {
                     self.bookmark_at = Instant::now() + BOOKMARK_EVERY;
-                    if stage.look(|scene| scene.api.reach == Reach::Open) {
+                    if simulation.look(|sim| sim.api.reach == Reach::Open) {
                         return Some((Ok(self.bookmark()), self));
                     }
                 }
@@ -214,23 +216,23 @@ impl Watcher {
     }
 
     fn look(&mut self) -> Sight {
-        let stage = self.stage.clone();
+        let simulation = self.simulation.clone();
         if let Some(sight) = self.look_at_connection() {
             return sight;
         }
-        let sight = stage.look(|scene| {
-            match scene.api.reach {
+        let sight = simulation.look(|sim| {
+            match sim.api.reach {
                 Reach::Refused | Reach::Silent => return Sight::Nothing,
                 Reach::Open | Reach::Unauthorized => {}
             }
-            match scene.api.next_change(&self.selection, &mut self.position) {
+            match sim.api.next_change(&self.selection, &mut self.position) {
                 Ok(None) => Sight::Nothing,
-                Ok(Some(event)) => Sight::Event(event, Telling::Once),
+                Ok(Some(event)) => Sight::Event(event, WatchDelivery::Once),
                 Err(_forgotten) => Sight::Gone,
             }
         });
         match sight {
-            Sight::Event(event, _) => Sight::Event(event, stage.with(Scene::telling)),
+            Sight::Event(event, _) => Sight::Event(event, simulation.with(SimState::watch_delivery)),
             other => other,
         }
     }
@@ -238,7 +240,7 @@ impl Watcher {
     fn ended(mut self, kind: ApiErrorKind, what: &str) -> (Result<WatchEvent, ApiError>, Self) {
         self.is_over = true;
         let is_list = self.is_listing;
-        self.stage.with(|scene| scene.rules.read_failed(&self.request, is_list, kind));
+        self.simulation.with(|sim| sim.rules.read_failed(&self.request, is_list, kind));
         (Err(self.request.error(kind, what)), self)
     }
 

@@ -11,7 +11,7 @@ const EBUSY: i32 = 16;
 
 /// Chances per call of the host.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct HostKnobs {
+pub struct HostFaultRates {
     /// EIO, and nothing was done.
     pub io_error: f64,
     /// EBUSY to a change, and nothing was done.
@@ -56,19 +56,19 @@ impl Faults {
     pub fn host_course(&self, rng: &mut Rng, call: HostCall) -> HostCourse {
         let mut before = Duration::from_micros(rng.u64(0..call.usual_micros()));
         let mut after = Duration::ZERO;
-        let Some(knobs) = self.storm.as_ref().map(|storm| &storm.host) else {
+        let Some(rates) = self.storm.as_ref().map(|storm| &storm.host) else {
             return HostCourse { before, error: None, after };
         };
-        if roll(rng, knobs.slow) {
+        if roll(rng, rates.slow) {
             before += Duration::from_millis(rng.u64(1_000..20_000));
         }
-        if roll(rng, knobs.hang) {
+        if roll(rng, rates.hang) {
             let time = Duration::from_secs(rng.u64(60..400));
             *if rng.bool() { &mut before } else { &mut after } += time;
         }
-        let error = if roll(rng, knobs.io_error) {
+        let error = if roll(rng, rates.io_error) {
             Some(io::Error::from_raw_os_error(EIO))
-        } else if call == HostCall::Change && roll(rng, knobs.busy) {
+        } else if call == HostCall::Change && roll(rng, rates.busy) {
             Some(io::Error::from_raw_os_error(EBUSY))
         } else {
             None

@@ -16,9 +16,9 @@ use serde_json::Value;
 use super::Rules;
 use crate::{
     api::act::Request,
-    play::moments::NODE,
+    play::predicates::NODE,
     runtime::{act::Act, store::Picture},
-    stage::Scene,
+    simulation::SimState,
 };
 
 /// Writes of a pod's status beyond one per change of it: its end may be told in two, its beginning too.
@@ -38,14 +38,14 @@ pub(super) struct ApiSeen {
     busy: BTreeMap<String, u32>,
     /// By pod name, because a static pod and its mirror share nothing else.
     traffic: BTreeMap<String, Traffic>,
-    /// The agent that lives now has seen all its pods once, as they were then and not as some cache had them.
+    /// The current agent has seen all its pods once, as they were then and not as some cache had them.
     is_listed: bool,
     /// By the collection that is followed.
     lists: BTreeMap<String, Lists>,
     events: EventWrites,
 }
 
-/// How often the agent that lives now listed a collection, and how many reasons there were.
+/// How often the current agent listed a collection, and how many reasons there were.
 #[derive(Debug, Default)]
 struct Lists {
     made: u32,
@@ -54,7 +54,7 @@ struct Lists {
     refused: u32,
 }
 
-/// What became of the events of the agent that lives now.
+/// What became of the events of the current agent.
 #[derive(Debug, Default)]
 struct EventWrites {
     recorded: u32,
@@ -268,7 +268,7 @@ impl Rules {
     }
 }
 
-impl Scene {
+impl SimState {
     /// A write of the agent's went through.
     pub fn check_write(&mut self, request: &Request, before: Option<&Value>, after: &Value) {
         if !request.is_of("pods") {
@@ -323,7 +323,7 @@ impl Scene {
     }
 }
 
-/// What is followed for as long as the agent lives. Objects that pods need are followed anew with each pod.
+/// What is followed for as long as the agent runs. Objects that pods need are followed anew with each pod.
 fn is_followed(request: &Request) -> bool {
     request.path.name.is_none() && ["pods", "nodes", "services"].iter().any(|resource| request.is_of(resource))
 }

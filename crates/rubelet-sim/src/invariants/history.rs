@@ -17,11 +17,11 @@ pub struct PodHistory {
     /// The runtime lost what it knew of it: what was told of it may change.
     pub was_forgotten: bool,
     /// By container name.
-    pub actors: BTreeMap<String, Actor>,
+    pub containers: BTreeMap<String, ContainerHistory>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Actor {
+pub struct ContainerHistory {
     pub starts: u32,
     pub highest_attempt: Option<u32>,
     pub last_start: Duration,
@@ -31,8 +31,8 @@ pub struct Actor {
     never_ran: bool,
     /// Some start of it did run.
     pub has_run: bool,
-    /// Starts after an exit, made by the agent that lives now.
-    pub restarts_in_this_life: u32,
+    /// Starts after an exit, made by the current agent.
+    pub restarts_since_agent_start: u32,
     /// The image a user gave it that it has not started with yet.
     pub edited_image: Option<String>,
     /// Sandboxes in which it ended with code 0.
@@ -49,13 +49,13 @@ pub struct LastExit {
 
 impl PodHistory {
     pub fn begin_anew(&mut self) {
-        self.actors.clear();
+        self.containers.clear();
         self.sandboxes.clear();
         self.may_begin_anew = false;
     }
 }
 
-impl Actor {
+impl ContainerHistory {
     pub fn succeeded_in(&self, sandbox: &str) -> bool {
         self.succeeded.contains(sandbox)
     }
@@ -79,11 +79,11 @@ impl Actor {
         if let Some(exit) = self.last_exit.as_ref().filter(|_| !is_made_again) {
             // A long healthy run forgives what was before it.
             let forgiven = exit.at.saturating_sub(self.last_start) > 2 * super::MAX_BACKOFF;
-            self.restarts_in_this_life = if forgiven { 1 } else { self.restarts_in_this_life + 1 };
+            self.restarts_since_agent_start = if forgiven { 1 } else { self.restarts_since_agent_start + 1 };
         }
         if self.is_for_new_image(container) {
             self.edited_image = None;
-            self.restarts_in_this_life = 0;
+            self.restarts_since_agent_start = 0;
         }
         self.last_start = now;
         self.last_sandbox.clone_from(&container.sandbox);

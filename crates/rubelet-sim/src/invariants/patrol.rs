@@ -9,7 +9,7 @@ use rubelet_core::snapshot::{PodView, Readiness, Snapshot};
 use super::{Rules, snapshot::rank, trouble::Touched};
 use crate::{
     api::store::Reach,
-    stage::{AgentState, Scene},
+    simulation::{AgentState, SimState},
 };
 
 /// Looks, stops and retries take this long beyond a grace period.
@@ -21,7 +21,7 @@ const FIRST_STATUS: Duration = Duration::from_secs(30);
 /// Upstream's relist threshold, and the time between two looks at it.
 const LAST_LIST: Duration = Duration::from_secs(3 * 60 + 60);
 
-/// Since when the agent that lives now knows what.
+/// Since when the current agent knows what.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// By pod uid.
@@ -73,7 +73,7 @@ impl Rules {
     }
 }
 
-impl Scene {
+impl SimState {
     /// One round of the rules about time.
     pub fn patrol(&mut self) {
         let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };

@@ -1,4 +1,4 @@
-//! Rules over what the agent tells: a life only moves forward, a count never falls, an end is an end.
+//! Rules over what the agent tells: a lifecycle only moves forward, a count never falls, an end is an end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
-    faults::{Delivery, Scope, Telling},
-    stage::{Scene, Stage},
+    faults::{EventDelivery, Scope, WatchDelivery},
+    simulation::{SimState, Simulation},
 };
 
 /// What a fault touches.
@@ -71,45 +71,47 @@ impl Trouble {
 /// A call under way that fails, hangs or is late.
 #[derive(Debug)]
 pub struct Faulty {
-    stage: Arc<Stage>,
+    simulation: Arc<Simulation>,
     touched: Touched,
 }
 
 impl Faulty {
-    pub fn enter(stage: &Arc<Stage>, touched: Touched) -> Self {
-        stage.with(|scene| Faulty::enter_in(scene, stage, touched))
+    pub fn enter(simulation: &Arc<Simulation>, touched: Touched) -> Self {
+        simulation.with(|sim| Faulty::enter_in(sim, simulation, touched))
     }
 
-    pub fn enter_in(scene: &mut Scene, stage: &Arc<Stage>, touched: Touched) -> Self {
-        scene.rules.trouble.enter(touched.clone());
-        Faulty { stage: stage.clone(), touched }
+    pub fn enter_in(sim: &mut SimState, simulation: &Arc<Simulation>, touched: Touched) -> Self {
+        sim.rules.trouble.enter(touched.clone());
+        Faulty { simulation: simulation.clone(), touched }
     }
 }
 
 impl Drop for Faulty {
     fn drop(&mut self) {
-        self.stage.with(|scene| scene.rules.trouble.leave(self.touched.clone(), scene.now));
+        self.simulation.with(|sim| sim.rules.trouble.leave(self.touched.clone(), sim.now));
     }
 }
 
-impl Scene {
+impl SimState {
     /// How the next event of a watch is told.
-    pub fn telling(&mut self) -> Telling {
-        let telling = self.faults.telling(&mut self.rng);
-        match telling {
-            Telling::Once | Telling::Twice => {}
-            Telling::Late(wait) => self.rules.trouble.strike(Touched::Api, self.now + wait),
-            Telling::Cut | Telling::Gone => self.rules.trouble.strike(Touched::Api, self.now),
+    pub fn watch_delivery(&mut self) -> WatchDelivery {
+        let delivery = self.faults.watch_delivery(&mut self.rng);
+        match delivery {
+            WatchDelivery::Once | WatchDelivery::Twice => {}
+            WatchDelivery::Late(wait) => self.rules.trouble.strike(Touched::Api, self.now + wait),
+            WatchDelivery::Cut | WatchDelivery::Gone => self.rules.trouble.strike(Touched::Api, self.now),
         }
-        telling
+        delivery
     }
 
     /// How the next event about this pod is delivered.
-    pub fn delivery(&mut self, uid: &str) -> Delivery {
+    pub fn delivery(&mut self, uid: &str) -> EventDelivery {
         let delivery = self.faults.delivery(&mut self.rng);
         match delivery {
-            Delivery::Once | Delivery::Twice => {}
-            Delivery::Late(_) | Delivery::Lost => self.rules.trouble.strike(Touched::Pod(uid.to_owned()), self.now),
+            EventDelivery::Once | EventDelivery::Twice => {}
+            EventDelivery::Late(_) | EventDelivery::Lost => {
+                self.rules.trouble.strike(Touched::Pod(uid.to_owned()), self.now)
+            }
         }
         delivery
     }

@@ -15,7 +15,7 @@ use rubelet_core::{
 };
 use serde_json::Value;
 
-use crate::{api::store::Key, play::Play, stage::Scene};
+use crate::{api::store::Key, play::Play, simulation::SimState};
 
 /// What the agent tells is in the API after this long.
 const LAG: Duration = Duration::from_secs(5);
@@ -36,24 +36,24 @@ impl Play {
     }
 
     fn disagreement(&self) -> Option<String> {
-        self.look(|scene| {
-            let told: Vec<String> = scene.snapshot.pods.keys().map(|uid| uid.as_str().to_owned()).collect();
-            complaint(scene, &told)
+        self.look(|sim| {
+            let told: Vec<String> = sim.snapshot.pods.keys().map(|uid| uid.as_str().to_owned()).collect();
+            complaint(sim, &told)
         })
     }
 }
 
 /// The first difference. `wanted` are uids as the agent knows them.
-pub(super) fn complaint(scene: &Scene, wanted: &[String]) -> Option<String> {
+pub(super) fn complaint(sim: &SimState, wanted: &[String]) -> Option<String> {
     // The node is the first thing of a cluster that an agent makes.
-    scene.api.of("nodes").next()?;
-    let pods: Vec<Pod> = scene.api.of("pods").map(|(_, object)| read(object)).collect();
-    let views = || wanted.iter().filter_map(|uid| Some((uid, scene.snapshot.pods.get(&PodUid::new(uid))?)));
+    sim.api.of("nodes").next()?;
+    let pods: Vec<Pod> = sim.api.of("pods").map(|(_, object)| read(object)).collect();
+    let views = || wanted.iter().filter_map(|uid| Some((uid, sim.snapshot.pods.get(&PodUid::new(uid))?)));
     let surplus = pods.iter().find(|pod| !views().any(|(_, view)| stands_for(pod, view)));
     if let Some(surplus) = surplus {
         return Some(format!("{:?} is left in the API", surplus.metadata.name));
     }
-    views().find_map(|(uid, view)| disagreement(scene, uid, view))
+    views().find_map(|(uid, view)| disagreement(sim, uid, view))
 }
 
 /// Is it the pod itself, or the copy of a static pod as it is now?
@@ -65,12 +65,12 @@ fn stands_for(pod: &Pod, view: &PodView) -> bool {
     }
 }
 
-fn disagreement(scene: &Scene, uid: &str, view: &PodView) -> Option<String> {
+fn disagreement(sim: &SimState, uid: &str, view: &PodView) -> Option<String> {
     let name = view.pod.metadata.name.clone().unwrap_or_default();
-    let Some(pod) = scene.api.object(&Key::pod(&name)).map(|object| read(object)) else {
+    let Some(pod) = sim.api.object(&Key::pod(&name)).map(|object| read(object)) else {
         return Some(format!("the API does not have {name}"));
     };
-    if scene.rules.told_since(uid).is_some_and(|since| scene.now.saturating_sub(since) < LAG) {
+    if sim.rules.told_since(uid).is_some_and(|since| sim.now.saturating_sub(since) < LAG) {
         return None;
     }
     let mut stored = pod.status.clone().unwrap_or_default();

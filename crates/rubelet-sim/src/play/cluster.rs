@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{act::Request, store::Key},
-    play::{Play, moments::NODE},
-    script::{IMAGE, Script},
-    stage::{Cue, Scene},
+    play::{Play, predicates::NODE},
+    script::{IMAGE, PodScript},
+    simulation::{ScheduledEvent, SimState},
 };
 
 /// How much time a pod gets to end.
@@ -39,32 +39,32 @@ impl Play {
 
     /// Makes a pod in the API, bound to this node.
     #[track_caller]
-    pub fn create(&mut self, script: impl Into<Script>) -> &mut Self {
+    pub fn create(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         self.wanted.insert(script.name.clone(), script.clone());
-        self.change(|scene| {
-            scene.rules.learn(&script);
-            let pod = scene.ask(Verb::Create, pods(), bound(&script)).expect("the name is free");
+        self.change(|sim| {
+            sim.rules.learn(&script);
+            let pod = sim.ask(Verb::Create, pods(), bound(&script)).expect("the name is free");
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            scene.log("play", format!("create {} v{} {uid}", script.name, script.version));
-            scene.rules.pod_made(uid);
+            sim.log("play", format!("create {} v{} {uid}", script.name, script.version));
+            sim.rules.pod_made(uid);
         })
     }
 
     /// Deletes a pod of the API; it ends in its time.
     pub fn delete(&mut self, name: &str, within: Within) -> &mut Self {
         self.wanted.remove(name);
-        self.change(|scene| {
+        self.change(|sim| {
             let options = match within {
                 Within::ItsOwnTime => json!({}),
                 Within::Secs(secs) => json!({ "gracePeriodSeconds": secs }),
             };
-            scene.log("play", format!("delete {name} {options}"));
-            let Ok(before) = scene.ask(Verb::Delete, pods().named(name), options) else { return };
+            sim.log("play", format!("delete {name} {options}"));
+            let Ok(before) = sim.ask(Verb::Delete, pods().named(name), options) else { return };
             let uid = before["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            let now = scene.ask(Verb::Get, pods().named(name), Value::Null);
+            let now = sim.ask(Verb::Get, pods().named(name), Value::Null);
             if let Some(secs) = now.ok().and_then(|pod| pod["metadata"]["deletionGracePeriodSeconds"].as_i64()) {
-                scene.rules.end_asked(&uid, secs);
+                sim.rules.end_asked(&uid, secs);
             }
         })
     }
@@ -75,7 +75,7 @@ impl Play {
     }
 
     /// Another pod takes the name at once.
-    pub fn recreate(&mut self, script: impl Into<Script>) -> &mut Self {
+    pub fn recreate(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         self.force_delete(&script.name).create(script)
     }
@@ -95,10 +95,10 @@ impl Play {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         let list = if script.is_init(container) { "initContainers" } else { "containers" };
         script.set_image(container, image);
-        self.change(|scene| {
-            let uid = scene.api.object(&Key::pod(pod)).and_then(|pod| pod["metadata"]["uid"].as_str());
+        self.change(|sim| {
+            let uid = sim.api.object(&Key::pod(pod)).and_then(|pod| pod["metadata"]["uid"].as_str());
             if let Some(uid) = uid.map(str::to_owned) {
-                scene.rules.image_edited(&uid, container, image);
+                sim.rules.image_edited(&uid, container, image);
             }
         });
         self.edit(pod, pods().named(pod), json!({ "spec": { list: [{ "name": container, "image": image }] } }))
@@ -126,47 +126,47 @@ impl Play {
     }
 
     fn edit(&mut self, name: &str, path: ObjectPath, patch: Value) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", format!("edit {name} {patch}"));
-            if let Ok(pod) = scene.ask(Verb::Patch(PatchKind::StrategicMerge), path, patch) {
-                scene.rules.pod_edited(name, pod["metadata"]["uid"].as_str().unwrap_or_default());
+        self.change(|sim| {
+            sim.log("play", format!("edit {name} {patch}"));
+            if let Ok(pod) = sim.ask(Verb::Patch(PatchKind::StrategicMerge), path, patch) {
+                sim.rules.pod_edited(name, pod["metadata"]["uid"].as_str().unwrap_or_default());
             }
         })
     }
 
     /// A config map of the pods' namespace, made or replaced.
     pub fn put_config_map(&mut self, name: &str, data: &Value) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", format!("config map {name} {data}"));
+        self.change(|sim| {
+            sim.log("play", format!("config map {name} {data}"));
             let path = ObjectPath::all("v1", "configmaps").within("default");
             let body = json!({ "metadata": { "name": name, "namespace": "default" }, "data": data });
-            let made = scene.ask(Verb::Create, path.clone(), body.clone());
-            made.or_else(|_| scene.ask(Verb::Update, path.named(name), body)).expect("there is one to replace");
+            let made = sim.ask(Verb::Create, path.clone(), body.clone());
+            made.or_else(|_| sim.ask(Verb::Update, path.named(name), body)).expect("there is one to replace");
         })
     }
 
     /// The API server is not reachable: connections are refused.
     pub fn partition(&mut self) -> &mut Self {
-        self.change(Scene::take_api_down)
+        self.change(SimState::take_api_down)
     }
 
     pub fn partition_for(&mut self, time: Duration) -> &mut Self {
-        self.partition().change(|scene| scene.cue_in(time, Cue::ApiReturns))
+        self.partition().change(|sim| sim.schedule_in(time, ScheduledEvent::ApiReturns))
     }
 
     /// Packets to the API server get lost for a while.
     pub fn silence_for(&mut self, time: Duration) -> &mut Self {
-        self.change(|scene| {
-            scene.silence_api();
-            scene.cue_in(time, Cue::ApiReturns);
+        self.change(|sim| {
+            sim.silence_api();
+            sim.schedule_in(time, ScheduledEvent::ApiReturns);
         })
     }
 
     /// The agent's credentials expire, and are renewed after a while.
     pub fn expire_credentials_for(&mut self, time: Duration) -> &mut Self {
-        self.change(|scene| {
-            scene.expire_credentials();
-            scene.cue_in(time, Cue::ApiReturns);
+        self.change(|sim| {
+            sim.expire_credentials();
+            sim.schedule_in(time, ScheduledEvent::ApiReturns);
         })
     }
 
@@ -189,51 +189,51 @@ impl Play {
     /// Puts the pod's object in another form, past all that a server would check.
     #[track_caller]
     pub fn rewrite(&mut self, name: &str, change: impl FnOnce(&mut Value)) -> &mut Self {
-        self.change(|scene| {
-            scene.log("play", format!("rewrite {name}"));
+        self.change(|sim| {
+            sim.log("play", format!("rewrite {name}"));
             let key = Key::pod(name);
-            let mut object = Value::clone(scene.api.object(&key).expect("the pod is there"));
+            let mut object = Value::clone(sim.api.object(&key).expect("the pod is there"));
             change(&mut object);
-            let object = scene.api.put(key, object);
-            scene.rules.pod_edited(name, object["metadata"]["uid"].as_str().unwrap_or_default());
+            let object = sim.api.put(key, object);
+            sim.rules.pod_edited(name, object["metadata"]["uid"].as_str().unwrap_or_default());
         })
     }
 
     /// A second server of the cluster falls behind; nobody notices before somebody is connected to it.
     pub fn lag(&mut self) -> &mut Self {
-        self.change(|scene| {
-            scene.log("world", "the second API server falls behind");
-            scene.api.fall_behind();
+        self.change(|sim| {
+            sim.log("world", "the second API server falls behind");
+            sim.api.fall_behind();
         })
     }
 
     /// From now on the agent is connected to the second server.
     pub fn fail_over(&mut self) -> &mut Self {
-        self.change(|scene| {
-            scene.log("world", "the agent's connections go to the second API server");
-            scene.api.fail_over();
+        self.change(|sim| {
+            sim.log("world", "the agent's connections go to the second API server");
+            sim.api.fail_over();
         })
     }
 
     /// The second server is as new as the first.
     pub fn catch_up(&mut self) -> &mut Self {
-        self.change(Scene::catch_up)
+        self.change(SimState::catch_up)
     }
 
     pub fn catch_up_in(&mut self, time: Duration) -> &mut Self {
-        self.change(|scene| scene.cue_in(time, Cue::ApiCatchesUp))
+        self.change(|sim| sim.schedule_in(time, ScheduledEvent::ApiCatchesUp))
     }
 
     pub fn heal(&mut self) -> &mut Self {
-        self.change(Scene::heal_api)
+        self.change(SimState::heal_api)
     }
 
     pub fn restart_api(&mut self) -> &mut Self {
-        self.change(Scene::restart_api)
+        self.change(SimState::restart_api)
     }
 }
 
-impl Scene {
+impl SimState {
     /// A request of somebody who is not the agent, on a connection that never fails.
     pub fn ask(&mut self, verb: Verb, path: ObjectPath, body: Value) -> Result<Value, ApiError> {
         let request = Request { verb, path, query: Vec::new(), body };
@@ -246,7 +246,7 @@ fn pods() -> ObjectPath {
 }
 
 /// The script's pod as the API server would hold it, with its defaults.
-fn bound(script: &Script) -> Value {
+fn bound(script: &PodScript) -> Value {
     let mut pod: Pod = serde_json::from_value(script.manifest()).expect("a script is a pod");
     manifest::set_defaults(&mut pod);
     pod.spec.get_or_insert_default().node_name = Some(NODE.to_owned());

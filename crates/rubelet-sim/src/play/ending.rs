@@ -8,18 +8,18 @@ use rubelet_core::{event::Source, id::PodUid, pod::status::is_terminal};
 use serde_json::Value;
 
 use crate::{
-    invariants::Actor,
+    invariants::ContainerHistory,
     play::{
         Failure, Play, agreement, memory,
-        moments::{self, Moment},
+        predicates::{self, Predicate},
     },
     runtime::store::{Container, Pull, State},
-    script::{Command, Policy, Program, Role, Script},
-    stage::Scene,
+    script::{Command, ContainerScript, PodScript, Policy, Program},
+    simulation::SimState,
 };
 
 /// After all is well it must stay well for this long: longer than any resync.
-const ENCORE: Duration = Duration::from_secs(150);
+const STAYS_WELL: Duration = Duration::from_secs(150);
 /// Longer than any round of the agent's.
 const RESTART: Duration = Duration::from_secs(90);
 /// How often to see whether all is well.
@@ -27,7 +27,7 @@ const GLANCE: Duration = Duration::from_secs(1);
 
 /// What a container comes to when nothing disturbs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fortune {
+enum Expected {
     Runs,
     Ends,
     /// Ends and is started again, without end; or never starts at all.
@@ -45,16 +45,16 @@ impl Play {
     }
 
     pub fn try_settle(&mut self, limit: Duration) -> Result<(), Box<Failure>> {
-        self.calm().change(|scene| {
-            scene.log("play", "calm");
-            scene.disk.full = false;
-            if scene.runtime.down {
-                scene.bring_runtime_up();
+        self.calm().change(|sim| {
+            sim.log("play", "calm");
+            sim.disk.full = false;
+            if sim.runtime.down {
+                sim.bring_runtime_up();
             }
-            scene.runtime.ailments.clear();
-            scene.runtime.bad_pods.clear();
-            scene.free_stuck();
-            scene.heal_api();
+            sim.runtime.ailments.clear();
+            sim.runtime.bad_pods.clear();
+            sim.free_stuck();
+            sim.heal_api();
         });
         if self.agent.is_none() {
             self.start_agent();
@@ -65,7 +65,7 @@ impl Play {
             left = left.saturating_sub(GLANCE);
         }
         self.complain("everything converges when faults cease")?;
-        self.run_for(ENCORE)?;
+        self.run_for(STAYS_WELL)?;
         self.complain("what has converged stays so")
     }
 
@@ -82,10 +82,10 @@ impl Play {
 
     /// Name and version in the API of every pod that has come to rest.
     fn quiet_versions(&self) -> Vec<(String, String)> {
-        self.look(|scene| {
-            let is_quiet = |script: &&Script| uid_of(scene, script).is_some_and(|uid| is_at_rest(scene, script, &uid));
+        self.look(|sim| {
+            let is_quiet = |script: &&PodScript| uid_of(sim, script).is_some_and(|uid| is_at_rest(sim, script, &uid));
             let stored =
-                self.wanted.values().filter(is_quiet).filter_map(|script| moments::stored(scene, &script.name));
+                self.wanted.values().filter(is_quiet).filter_map(|script| predicates::stored(sim, &script.name));
             let text = |pod: &Value, field: &str| pod["metadata"][field].as_str().unwrap_or_default().to_owned();
             // A pod that was edited after its end is told anew by an agent that starts anew, as by upstream's.
             let is_observed = |pod: &&Arc<Value>| {
@@ -104,38 +104,38 @@ impl Play {
     }
 
     fn complaint(&self) -> Option<String> {
-        let scripts: Vec<Script> = self.wanted.values().cloned().collect();
-        self.look(|scene| complaint(scene, &scripts))
+        let scripts: Vec<PodScript> = self.wanted.values().cloned().collect();
+        self.look(|sim| complaint(sim, &scripts))
     }
 
     #[track_caller]
-    pub fn expect(&mut self, moment: &Moment) -> &mut Self {
-        let holds = self.look(|scene| moment.has_come(scene));
-        assert!(holds, "{}", self.failure("expect", &moment.name));
+    pub fn expect(&mut self, predicate: &Predicate) -> &mut Self {
+        let holds = self.look(|sim| predicate.holds(sim));
+        assert!(holds, "{}", self.failure("expect", &predicate.name));
         self
     }
 
     #[track_caller]
-    pub fn expect_not(&mut self, moment: &Moment) -> &mut Self {
-        let holds = self.look(|scene| moment.has_come(scene));
-        assert!(!holds, "{}", self.failure("expect not", &moment.name));
+    pub fn expect_not(&mut self, predicate: &Predicate) -> &mut Self {
+        let holds = self.look(|sim| predicate.holds(sim));
+        assert!(!holds, "{}", self.failure("expect not", &predicate.name));
         self
     }
 
     #[track_caller]
     pub fn expect_running(&mut self, pod: &str) -> &mut Self {
-        self.expect(&moments::running(pod)).expect(&moments::phase(pod, "Running"))
+        self.expect(&predicates::running(pod)).expect(&predicates::phase(pod, "Running"))
     }
 
     #[track_caller]
     pub fn expect_gone(&mut self, pod: &str) -> &mut Self {
-        self.expect(&moments::gone(pod))
+        self.expect(&predicates::gone(pod))
     }
 
     /// Containers of the pod were started exactly so often, over all its versions.
     #[track_caller]
     pub fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
-        let starts = self.look(|scene| moments::starts(scene, pod));
+        let starts = self.look(|sim| predicates::starts(sim, pod));
         assert!(starts == times, "{}", self.failure("expect", &format!("{pod}: {starts} starts, not {times}")));
         self
     }
@@ -143,9 +143,9 @@ impl Play {
     /// The highest restart count the agent tells of the pod's containers.
     #[track_caller]
     pub fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
-        let told = self.look(|scene| {
-            let views = moments::views(scene, pod);
-            views.iter().flat_map(|view| moments::statuses(view).map(|status| status.restart_count)).max()
+        let told = self.look(|sim| {
+            let views = predicates::views(sim, pod);
+            views.iter().flat_map(|view| predicates::statuses(view).map(|status| status.restart_count)).max()
         });
         assert!(told == Some(count), "{}", self.failure("expect", &format!("{pod}: {told:?} restarts, not {count}")));
         self
@@ -153,22 +153,22 @@ impl Play {
 }
 
 /// The first thing that is not as it should be.
-fn complaint(scene: &Scene, wanted: &[Script]) -> Option<String> {
-    if let Some(script) = wanted.iter().find(|script| uid_of(scene, script).is_none()) {
+fn complaint(sim: &SimState, wanted: &[PodScript]) -> Option<String> {
+    if let Some(script) = wanted.iter().find(|script| uid_of(sim, script).is_none()) {
         return Some(format!("nobody tells of {} v{}", script.name, script.version));
     }
-    let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(scene, script)).collect();
-    leftover(scene, &uids).or_else(|| {
+    let uids: Vec<String> = wanted.iter().filter_map(|script| uid_of(sim, script)).collect();
+    leftover(sim, &uids).or_else(|| {
         let mut pods = wanted.iter().zip(&uids);
-        pods.find_map(|(script, uid)| pod_complaint(scene, script, uid))
-            .or_else(|| agreement::complaint(scene, &uids))
-            .or_else(|| memory::complaint(scene))
+        pods.find_map(|(script, uid)| pod_complaint(sim, script, uid))
+            .or_else(|| agreement::complaint(sim, &uids))
+            .or_else(|| memory::complaint(sim))
     })
 }
 
-fn uid_of(scene: &Scene, script: &Script) -> Option<String> {
+fn uid_of(sim: &SimState, script: &PodScript) -> Option<String> {
     use crate::script::{LABEL_POD, LABEL_VERSION};
-    let snapshot = &scene.snapshot;
+    let snapshot = &sim.snapshot;
     let version = script.version.to_string();
     let found = snapshot.pods.iter().find(|(_, view)| {
         let labels = view.pod.metadata.labels.as_ref();
@@ -179,20 +179,20 @@ fn uid_of(scene: &Scene, script: &Script) -> Option<String> {
 }
 
 /// Something of a pod that nobody wants.
-fn leftover(scene: &Scene, wanted: &[String]) -> Option<String> {
+fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
     let is_wanted = |uid: &str| wanted.iter().any(|known| known == uid);
-    let picture = &scene.runtime.picture;
+    let picture = &sim.runtime.picture;
     if let Some(sandbox) = picture.sandboxes.values().find(|sandbox| !is_wanted(&sandbox.identity().uid)) {
         return Some(format!("sandbox {} of {} is left", sandbox.id, sandbox.identity().name));
     }
     if let Some(container) = picture.containers.values().find(|container| !is_wanted(&container.pod.uid)) {
         return Some(format!("container {container} is left"));
     }
-    let told = &scene.snapshot;
+    let told = &sim.snapshot;
     if let Some((uid, view)) = told.pods.iter().find(|(uid, _)| !is_wanted(uid.as_str())) {
         return Some(format!("the agent still tells of pod {uid}, {}", view.lifecycle));
     }
-    let unwanted_cgroup = scene.cgroups.iter().find(|cgroup| {
+    let unwanted_cgroup = sim.cgroups.iter().find(|cgroup| {
         let uid = cgroup.file_name().and_then(|name| name.to_str()?.strip_prefix("pod"));
         uid.is_some_and(|uid| !is_wanted(uid))
     });
@@ -200,79 +200,81 @@ fn leftover(scene: &Scene, wanted: &[String]) -> Option<String> {
         return Some(format!("cgroup {} is left", cgroup.display()));
     }
     let dirs = ["/var/lib/kubelet/pods", "/var/log/pods", "/var/log/containers"];
-    let left = dirs.iter().flat_map(|dir| scene.disk.leftovers(Path::new(dir)));
+    let left = dirs.iter().flat_map(|dir| sim.disk.leftovers(Path::new(dir)));
     let mut unwanted = left.filter(|path| {
         // A link is named for a container; where it leads is named for the pod.
-        let target = scene.disk.read_link(path).ok().flatten();
+        let target = sim.disk.read_link(path).ok().flatten();
         let text = target.as_ref().unwrap_or(path).to_string_lossy();
         !wanted.iter().any(|uid| text.contains(uid.as_str()))
     });
     unwanted.next().map(|path| format!("{} is left on disk", path.display()))
 }
 
-fn pod_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
+fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
     if script.deadline_secs.is_some() {
-        return deadline_complaint(scene, script, uid);
+        return deadline_complaint(sim, script, uid);
     }
-    let fortunes: Vec<Fortune> = script.containers.iter().map(|role| fortune(scene, script, role, uid)).collect();
-    let init_fails = script.init.iter().any(|role| fortune(scene, script, role, uid) == Fortune::Tries);
+    let expected: Vec<Expected> = script.containers.iter().map(|spec| expectation(sim, script, spec, uid)).collect();
+    let init_fails = script.init.iter().any(|spec| expectation(sim, script, spec, uid) == Expected::Tries);
     let init_failed = script.policy == Policy::Never
-        && script.init.iter().any(|role| !role.is_sidecar() && failed_for_good(scene, role, uid));
-    if init_fails || init_failed || stays_down(scene, script, uid) || ended_before_a_loss(scene, script, uid) {
+        && script.init.iter().any(|spec| !spec.is_sidecar() && failed_for_good(sim, spec, uid));
+    if init_fails || init_failed || stays_down(sim, script, uid) || ended_before_a_loss(sim, script, uid) {
         return None;
     }
-    for (role, fortune) in script.containers.iter().zip(&fortunes) {
-        if is_told_done(scene, script, role, uid) && *fortune == Fortune::Ends {
+    for (spec, expected) in script.containers.iter().zip(&expected) {
+        if is_told_done(sim, script, spec, uid) && *expected == Expected::Ends {
             continue;
         }
-        let runs = scene.runtime.running().find(|found| found.pod.uid == uid && found.role() == role.name);
-        match (fortune, runs) {
-            (Fortune::Runs, None) => return Some(format!("{}/{} does not run", script.name, role.name)),
-            (Fortune::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
-            (Fortune::Runs, Some(found)) if has_yet_to_fail(scene, role, found) => {
+        let runs = sim.runtime.running().find(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
+        match (expected, runs) {
+            (Expected::Runs, None) => return Some(format!("{}/{} does not run", script.name, spec.name)),
+            (Expected::Ends, Some(found)) => return Some(format!("{found} runs after its end")),
+            (Expected::Runs, Some(found)) if has_yet_to_fail(sim, spec, found) => {
                 return Some(format!("{found} has yet to fail"));
             }
-            (Fortune::Runs, Some(found)) if found.image != role.image => {
-                return Some(format!("{found} runs {}, not {}", found.image, role.image));
+            (Expected::Runs, Some(found)) if found.image != spec.image => {
+                return Some(format!("{found} runs {}, not {}", found.image, spec.image));
             }
-            (Fortune::Runs, Some(found)) => {
-                let told = told_restarts(scene, script, &role.name);
+            (Expected::Runs, Some(found)) => {
+                let told = told_restarts(sim, script, &spec.name);
                 // A runtime that lost its state may count from zero again; what was told before is not taken back.
-                let may_tell_more = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+                let may_tell_more = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
                 let attempt = i64::from(found.attempt());
                 if told.is_some_and(|told| told < attempt || told > attempt && !may_tell_more) {
                     return Some(format!("{found}: the agent tells restartCount {told:?}"));
                 }
-                if let Some(complaint) = truth_complaint(scene, script, role, found) {
+                if let Some(complaint) = truth_complaint(sim, script, spec, found) {
                     return Some(complaint);
                 }
             }
             // Its image, or its turn, is yet to come.
-            (Fortune::Ends, None) if actor(scene, role, uid).is_none_or(|actor| actor.last_exit.is_none()) => {
-                return Some(format!("{}/{} has yet to run", script.name, role.name));
+            (Expected::Ends, None)
+                if container_history(sim, spec, uid).is_none_or(|history| history.last_exit.is_none()) =>
+            {
+                return Some(format!("{}/{} has yet to run", script.name, spec.name));
             }
-            (Fortune::Ends, None) | (Fortune::Tries, _) => {}
+            (Expected::Ends, None) | (Expected::Tries, _) => {}
         }
     }
-    phase_complaint(scene, script, &fortunes).or_else(|| hoard(scene, script, uid))
+    phase_complaint(sim, script, &expected).or_else(|| hoard(sim, script, uid))
 }
 
 /// A pod past its deadline has ended. The clock by which it began may lag behind the one that jumped.
-fn deadline_complaint(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
-    let views = moments::views(scene, &script.name);
+fn deadline_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
+    let views = predicates::views(sim, &script.name);
     let has_ended = views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal));
-    let runs = scene.runtime.running().find(|found| found.pod.uid == uid);
-    if scene.rules.has_clock_jumped() || has_ended && runs.is_none() {
+    let runs = sim.runtime.running().find(|found| found.pod.uid == uid);
+    if sim.rules.has_clock_jumped() || has_ended && runs.is_none() {
         return None;
     }
     Some(format!("{} is past its deadline of {:?} s", script.name, script.deadline_secs))
 }
 
 /// A status shows what the probes say and what the runtime was given.
-fn truth_complaint(scene: &Scene, script: &Script, role: &Role, found: &Container) -> Option<String> {
-    let views = moments::views(scene, &script.name);
-    let told = views.iter().flat_map(|view| moments::statuses(view)).find(|status| status.name == role.name)?;
-    let probe = role.probe("readinessProbe");
+fn truth_complaint(sim: &SimState, script: &PodScript, spec: &ContainerScript, found: &Container) -> Option<String> {
+    let views = predicates::views(sim, &script.name);
+    let told = views.iter().flat_map(|view| predicates::statuses(view)).find(|status| status.name == spec.name)?;
+    let probe = spec.probe("readinessProbe");
     let is_well = probe.is_none_or(|probe| !probe.fails(found.attempt()) && probe != Command::NoVerdict);
     if told.ready != is_well {
         return Some(format!("{found}: the agent tells ready {}", told.ready));
@@ -291,64 +293,66 @@ fn bytes(quantity: &str) -> Option<i64> {
 }
 
 /// What has settled before then would not stay so.
-fn has_yet_to_fail(scene: &Scene, role: &Role, found: &Container) -> bool {
+fn has_yet_to_fail(sim: &SimState, spec: &ContainerScript, found: &Container) -> bool {
     let attempt = found.attempt();
     // It runs for a second only.
-    let is_flaky = matches!(role.program, Program::Flaky { times } if attempt < times);
-    is_flaky || is_ended_by_checks(scene, role, Some(found))
+    let is_flaky = matches!(spec.program, Program::Flaky { times } if attempt < times);
+    is_flaky || is_ended_by_checks(sim, spec, Some(found))
 }
 
 /// A probe or a hook ends this instance, or the first one that comes.
-fn is_ended_by_checks(scene: &Scene, role: &Role, found: Option<&Container>) -> bool {
+fn is_ended_by_checks(sim: &SimState, spec: &ContainerScript, found: Option<&Container>) -> bool {
     let attempt = found.map_or(0, |found| found.attempt());
     // As with upstream, a hook is not run when the answer to the start got lost, and nobody knows what it came to when an
     // earlier agent began it.
-    let is_hook_lost = found.is_some_and(|found| !scene.rules.has_run_hook(found));
-    role.is_ended_by_probes(attempt) || role.is_ended_by_hook(attempt) && !is_hook_lost
+    let is_hook_lost = found.is_some_and(|found| !sim.rules.has_run_hook(found));
+    spec.is_ended_by_probes(attempt) || spec.is_ended_by_hook(attempt) && !is_hook_lost
 }
 
 /// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
 /// upstream's: its dates follow the clock by which it started, and what was before its last restart may be forgotten.
-fn is_at_rest(scene: &Scene, script: &Script, uid: &str) -> bool {
-    let is_static = scene.snapshot.pods.get(&PodUid::new(uid)).is_some_and(|view| view.source != Some(Source::Api));
+fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
+    let is_static = sim.snapshot.pods.get(&PodUid::new(uid)).is_some_and(|view| view.source != Some(Source::Api));
     let has_restarted = || {
-        let (_, history) = scene.rules.pod(uid).unzip();
-        history.is_some_and(|history| history.was_forgotten || history.actors.values().any(|actor| actor.starts > 1))
+        let (_, history) = sim.rules.pod(uid).unzip();
+        history.is_some_and(|history| {
+            history.was_forgotten || history.containers.values().any(|container| container.starts > 1)
+        })
     };
     // What its probes said before is known only of pods of the API.
     let probes = ["readinessProbe", "startupProbe"];
     let is_probed = || {
-        script.init.iter().chain(&script.containers).any(|role| probes.iter().any(|probe| role.field(probe).is_some()))
+        script.init.iter().chain(&script.containers).any(|spec| probes.iter().any(|probe| spec.field(probe).is_some()))
     };
     // A termination message that could not be read is read again.
-    let view = scene.snapshot.pods.get(&PodUid::new(uid));
+    let view = sim.snapshot.pods.get(&PodUid::new(uid));
     let told = view.map(|view| serde_json::to_string(&*view.status).expect("a status is JSON"));
     if told.is_some_and(|told| told.contains("Error on reading termination")) {
         return false;
     }
-    let has_lost_dates = is_static && (scene.rules.has_clock_jumped() || has_restarted() || is_probed());
+    let has_lost_dates = is_static && (sim.rules.has_clock_jumped() || has_restarted() || is_probed());
     // Who opened a gate put it behind the agent's conditions; the next write puts it before them, as upstream's.
     if !script.gates.is_empty() || has_lost_dates {
         return false;
     }
-    let mut roles = script.init.iter().chain(&script.containers);
-    roles.all(|role| fortune(scene, script, role, uid) != Fortune::Tries)
+    let mut specs = script.init.iter().chain(&script.containers);
+    specs.all(|spec| expectation(sim, script, spec, uid) != Expected::Tries)
 }
 
 /// It had ended when the runtime lost what it knew: the API remembers, and it stays so.
-fn ended_before_a_loss(scene: &Scene, script: &Script, uid: &str) -> bool {
-    let was_forgotten = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
-    let views = moments::views(scene, &script.name);
+fn ended_before_a_loss(sim: &SimState, script: &PodScript, uid: &str) -> bool {
+    let was_forgotten = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+    let views = predicates::views(sim, &script.name);
     was_forgotten && views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal))
 }
 
 /// The container had ended for good when the runtime lost what it knew: what was told of it stays.
-fn is_told_done(scene: &Scene, script: &Script, role: &Role, uid: &str) -> bool {
-    let was_forgotten = scene.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
-    let runs = scene.runtime.running().any(|found| found.pod.uid == uid && found.role() == role.name);
-    let views = moments::views(scene, &script.name);
+fn is_told_done(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: &str) -> bool {
+    let was_forgotten = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
+    let runs = sim.runtime.running().any(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
+    let views = predicates::views(sim, &script.name);
     let mut told = views.iter().flat_map(|view| view.status.container_statuses.iter().flatten());
-    let told = told.find(|status| status.name == role.name);
+    let told = told.find(|status| status.name == spec.name);
     let end = told.and_then(|told| told.state.as_ref()?.terminated.as_ref());
     let is_done = |code: i32| match script.policy {
         Policy::Always => false,
@@ -359,58 +363,63 @@ fn is_told_done(scene: &Scene, script: &Script, role: &Role, uid: &str) -> bool 
 }
 
 /// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
-fn stays_down(scene: &Scene, script: &Script, uid: &str) -> bool {
-    let picture = &scene.runtime.picture;
+fn stays_down(sim: &SimState, script: &PodScript, uid: &str) -> bool {
+    let picture = &sim.runtime.picture;
     let has_home = picture.sandboxes.values().any(|sandbox| sandbox.ready && sandbox.identity().uid == uid);
-    let ran = script.containers.iter().any(|role| actor(scene, role, uid).is_some_and(|actor| actor.starts > 0));
+    let ran = script
+        .containers
+        .iter()
+        .any(|spec| container_history(sim, spec, uid).is_some_and(|history| history.starts > 0));
     script.policy == Policy::Never && ran && !has_home
 }
 
-fn phase_complaint(scene: &Scene, script: &Script, fortunes: &[Fortune]) -> Option<String> {
-    let all = |wanted: Fortune| fortunes.iter().all(|fortune| *fortune == wanted);
-    let phases: &[&str] = if all(Fortune::Runs) {
+fn phase_complaint(sim: &SimState, script: &PodScript, expected: &[Expected]) -> Option<String> {
+    let all = |wanted: Expected| expected.iter().all(|expected| *expected == wanted);
+    let phases: &[&str] = if all(Expected::Runs) {
         &["Running"]
-    } else if all(Fortune::Ends) {
+    } else if all(Expected::Ends) {
         &["Succeeded", "Failed"]
     } else {
         return None;
     };
-    let told = moments::views(scene, &script.name);
+    let told = predicates::views(sim, &script.name);
     let told = told.iter().filter_map(|view| view.status.phase.clone()).next_back().unwrap_or_default();
     (!phases.contains(&told.as_str())).then(|| format!("{} is {told}, not {phases:?}", script.name))
 }
 
 /// More dead containers than upstream keeps: the newest of each name, and one more while it is being replaced.
-fn hoard(scene: &Scene, script: &Script, uid: &str) -> Option<String> {
-    let roles = script.init.iter().chain(&script.containers);
-    roles.map(|role| role.name.as_str()).find_map(|role| {
-        let dead = scene.runtime.picture.containers.values().filter(|container| {
-            container.pod.uid == uid && container.role() == role && matches!(container.state, State::Exited { .. })
+fn hoard(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
+    let specs = script.init.iter().chain(&script.containers);
+    specs.map(|spec| spec.name.as_str()).find_map(|name| {
+        let dead = sim.runtime.picture.containers.values().filter(|container| {
+            container.pod.uid == uid
+                && container.name_in_pod() == name
+                && matches!(container.state, State::Exited { .. })
         });
         let count = dead.count();
-        (count > 2).then(|| format!("{count} dead containers of {}/{role} are kept", script.name))
+        (count > 2).then(|| format!("{count} dead containers of {}/{name} are kept", script.name))
     })
 }
 
-fn told_restarts(scene: &Scene, script: &Script, role: &str) -> Option<i64> {
-    let views = moments::views(scene, &script.name);
-    let statuses = views.iter().flat_map(|view| moments::statuses(view).cloned().collect::<Vec<_>>());
-    statuses.filter(|status| status.name == role).map(|status| i64::from(status.restart_count)).max()
+fn told_restarts(sim: &SimState, script: &PodScript, name: &str) -> Option<i64> {
+    let views = predicates::views(sim, &script.name);
+    let statuses = views.iter().flat_map(|view| predicates::statuses(view).cloned().collect::<Vec<_>>());
+    statuses.filter(|status| status.name == name).map(|status| i64::from(status.restart_count)).max()
 }
 
-fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
-    let has_image = scene.runtime.images.contains(&role.image)
-        || matches!(scene.runtime.registry.get(&role.image), Some(Pull::After(_)));
+fn expectation(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: &str) -> Expected {
+    let has_image = sim.runtime.images.contains(&spec.image)
+        || matches!(sim.runtime.registry.get(&spec.image), Some(Pull::After(_)));
     if !has_image {
-        return Fortune::Tries;
+        return Expected::Tries;
     }
-    if has_ended_for_good(scene, script, role, uid) || is_told_done(scene, script, role, uid) {
-        return Fortune::Ends;
+    if has_ended_for_good(sim, script, spec, uid) || is_told_done(sim, script, spec, uid) {
+        return Expected::Ends;
     }
-    let running = scene.runtime.running().find(|found| found.pod.uid == uid && found.role() == role.name);
+    let running = sim.runtime.running().find(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
     // Attempts count on where the runtime lost its state.
     let attempt = running.map_or(0, |running| running.attempt());
-    let (ends, code) = match role.program {
+    let (ends, code) = match spec.program {
         Program::Run | Program::Slow { .. } | Program::Stubborn => (false, 0),
         Program::Flaky { times } => (times > attempt && script.policy == Policy::Never, 1),
         Program::Exit { code, .. } => (true, code),
@@ -418,44 +427,44 @@ fn fortune(scene: &Scene, script: &Script, role: &Role, uid: &str) -> Fortune {
         Program::Missing => (true, 128),
     };
     // A probe or a hook ends it, over and over or once; what it says then counts as little as who asked.
-    match script.policy_of(role) {
-        Policy::Never if is_ended_by_checks(scene, role, running.map(|found| &**found)) => return Fortune::Ends,
-        Policy::Always | Policy::OnFailure if role.is_ended_by_checks(1) => return Fortune::Tries,
+    match script.policy_of(spec) {
+        Policy::Never if is_ended_by_checks(sim, spec, running.map(|found| &**found)) => return Expected::Ends,
+        Policy::Always | Policy::OnFailure if spec.is_ended_by_checks(1) => return Expected::Tries,
         Policy::Never | Policy::Always | Policy::OnFailure => {}
     }
-    let is_init = script.is_init(&role.name);
-    let again = match script.policy_of(role) {
-        Policy::Always => !is_init || role.is_sidecar() || code != 0,
+    let is_init = script.is_init(&spec.name);
+    let again = match script.policy_of(spec) {
+        Policy::Always => !is_init || spec.is_sidecar() || code != 0,
         Policy::OnFailure => code != 0,
         Policy::Never => false,
     };
     match (ends, again) {
-        (false, _) => Fortune::Runs,
-        (true, true) => Fortune::Tries,
-        (true, false) => Fortune::Ends,
+        (false, _) => Expected::Runs,
+        (true, true) => Expected::Tries,
+        (true, false) => Expected::Ends,
     }
 }
 
 /// Whatever its program would do, something ended it and its policy lets it rest.
-fn has_ended_for_good(scene: &Scene, script: &Script, role: &Role, uid: &str) -> bool {
-    let Some(actor) = actor(scene, role, uid) else { return false };
-    let runs = scene.runtime.running().any(|found| found.pod.uid == uid && found.role() == role.name);
-    let Some(exit) = actor.last_exit.as_ref().filter(|_| !runs) else { return false };
-    match script.policy_of(role) {
+fn has_ended_for_good(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: &str) -> bool {
+    let Some(history) = container_history(sim, spec, uid) else { return false };
+    let runs = sim.runtime.running().any(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
+    let Some(exit) = history.last_exit.as_ref().filter(|_| !runs) else { return false };
+    match script.policy_of(spec) {
         Policy::Always => false,
         // Whoever is stopped for a failed check runs again, however it ends.
-        Policy::OnFailure => exit.code == 0 && !role.is_ended_by_checks(1),
+        Policy::OnFailure => exit.code == 0 && !spec.is_ended_by_checks(1),
         Policy::Never => true,
     }
 }
 
-fn failed_for_good(scene: &Scene, role: &Role, uid: &str) -> bool {
-    actor(scene, role, uid).and_then(|actor| actor.last_exit.as_ref()).is_some_and(|exit| exit.code != 0)
+fn failed_for_good(sim: &SimState, spec: &ContainerScript, uid: &str) -> bool {
+    container_history(sim, spec, uid).and_then(|history| history.last_exit.as_ref()).is_some_and(|exit| exit.code != 0)
 }
 
-fn actor<'a>(scene: &'a Scene, role: &Role, uid: &str) -> Option<&'a Actor> {
-    let (_, history) = scene.rules.pod(uid)?;
-    history.actors.get(&role.name)
+fn container_history<'a>(sim: &'a SimState, spec: &ContainerScript, uid: &str) -> Option<&'a ContainerHistory> {
+    let (_, history) = sim.rules.pod(uid)?;
+    history.containers.get(&spec.name)
 }
 
 #[cfg(test)]
@@ -467,16 +476,16 @@ mod tests {
 
     use crate::{
         play::{Play, minutes},
-        script::Script,
+        script::PodScript,
     };
 
     /// What is complained of when the agent tells this of the only container of a pod with limits that is ready.
     fn complaint_about(lie: impl FnOnce(&mut ContainerStatus)) -> Option<String> {
         let mut play = Play::seeded(1);
         let limits = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });
-        play.apply(Script::from("web").field("resources", limits)).settle(minutes(1));
-        play.change(|scene| {
-            let pods = &mut Arc::make_mut(&mut scene.snapshot).pods;
+        play.apply(PodScript::from("web").field("resources", limits)).settle(minutes(1));
+        play.change(|sim| {
+            let pods = &mut Arc::make_mut(&mut sim.snapshot).pods;
             let uid = pods.keys().next().expect("one pod").clone();
             let view = pods.get_mut(&uid).expect("it is there");
             let status = Arc::make_mut(&mut Arc::make_mut(view).status);

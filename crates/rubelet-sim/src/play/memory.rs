@@ -2,10 +2,10 @@
 //!
 //! Owns: the sentence that checks it. What counts is the agent's own list (`Agent::entries_of_gone_pods`).
 
-use crate::stage::Scene;
+use crate::simulation::SimState;
 
-pub fn complaint(scene: &Scene) -> Option<String> {
-    scene.stale_entries.first().map(|entry| format!("the agent still keeps something of a pod that is gone: {entry}"))
+pub fn complaint(sim: &SimState) -> Option<String> {
+    sim.stale_entries.first().map(|entry| format!("the agent still keeps something of a pod that is gone: {entry}"))
 }
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ mod tests {
     fn entry_of_a_pod_that_is_gone_is_a_complaint() {
         let play = Play::seeded(1);
         assert_eq!(play.look(super::complaint), None);
-        play.stage.with(|scene| scene.stale_entries.push("images: u1".to_owned()));
+        play.simulation.with(|sim| sim.stale_entries.push("images: u1".to_owned()));
         let complaint = "the agent still keeps something of a pod that is gone: images: u1";
         assert_eq!(play.look(super::complaint).as_deref(), Some(complaint));
     }

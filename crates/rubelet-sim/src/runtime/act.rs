@@ -16,10 +16,10 @@ use rubelet_cri::{
 };
 
 use crate::{
-    faults::Delivery,
+    faults::EventDelivery,
     runtime::store::{Container, Picture, PodIdentity, Pull, Sandbox, State},
     script::Program,
-    stage::{Cue, Scene},
+    simulation::{ScheduledEvent, SimState},
 };
 
 /// How soon a well-behaved program ends after SIGTERM.
@@ -67,11 +67,11 @@ impl Act {
     }
 
     /// The name that must be free, and stays taken while the call is under way.
-    pub fn reserves(&self, scene: &Scene) -> Option<String> {
+    pub fn reserves(&self, sim: &SimState) -> Option<String> {
         match self {
             Act::RunSandbox(config) | Act::LeaveSandbox(config) => Some(sandbox_name(config)),
             Act::Create { sandbox, config } => {
-                let sandbox = scene.runtime.picture.sandboxes.get(sandbox)?;
+                let sandbox = sim.runtime.picture.sandboxes.get(sandbox)?;
                 Some(container_name(sandbox, config))
             }
             Act::StopSandbox(_)
@@ -105,11 +105,11 @@ impl Act {
     }
 
     /// What a trace line calls it.
-    pub fn subject(&self, scene: &Scene) -> String {
+    pub fn subject(&self, sim: &SimState) -> String {
         let container = |id: &String| {
-            scene.runtime.picture.containers.get(id).map_or_else(|| id.clone(), |container| container.to_string())
+            sim.runtime.picture.containers.get(id).map_or_else(|| id.clone(), |container| container.to_string())
         };
-        let sandbox = |id: &String| match scene.runtime.picture.sandboxes.get(id) {
+        let sandbox = |id: &String| match sim.runtime.picture.sandboxes.get(id) {
             Some(sandbox) => format!("{} ({id})", sandbox.identity().name),
             None => id.clone(),
         };
@@ -126,7 +126,7 @@ impl Act {
     }
 }
 
-impl Scene {
+impl SimState {
     /// Does it. The answer is the id of what was made, or nothing.
     pub fn perform(&mut self, act: &Act) -> RpcResult<String> {
         self.runtime.remember(self.now);
@@ -307,7 +307,7 @@ impl Scene {
             }
         };
         let jitter = Duration::from_millis(self.rng.u64(1..50));
-        self.cue_in(after + jitter, Cue::Exit { container: container.id.clone(), code, reason });
+        self.schedule_in(after + jitter, ScheduledEvent::Exit { container: container.id.clone(), code, reason });
     }
 
     fn terminate(&mut self, id: &str) -> RpcResult<String> {
@@ -328,7 +328,7 @@ impl Scene {
                 Duration::from_millis(self.rng.u64(PROMPT_MS))
             }
         };
-        self.cue_in(wait, Cue::Exit { container: container.id, code: 0, reason: "Completed" });
+        self.schedule_in(wait, ScheduledEvent::Exit { container: container.id, code: 0, reason: "Completed" });
         Ok(String::new())
     }
 
@@ -399,13 +399,13 @@ impl Scene {
             containers_statuses: Vec::new(),
         };
         match self.delivery(&container.pod.uid) {
-            Delivery::Once => self.runtime.deliver(&event),
-            Delivery::Twice => {
+            EventDelivery::Once => self.runtime.deliver(&event),
+            EventDelivery::Twice => {
                 self.runtime.deliver(&event);
                 self.runtime.deliver(&event);
             }
-            Delivery::Lost => self.log("world", format!("an event about {container} is lost")),
-            Delivery::Late(wait) => self.cue_in(wait, Cue::Event(Box::new(event))),
+            EventDelivery::Lost => self.log("world", format!("an event about {container} is lost")),
+            EventDelivery::Late(wait) => self.schedule_in(wait, ScheduledEvent::Event(Box::new(event))),
         }
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::{
     runtime::store::{Ailment, Picture, State, Stuck},
     script::Hook,
-    stage::Scene,
+    simulation::SimState,
 };
 
-impl Scene {
+impl SimState {
     /// The sandbox's own process dies, and with its namespaces everything in it.
     pub fn kill_sandbox(&mut self, id: &str) {
         self.runtime.remember(self.now);

@@ -15,7 +15,7 @@ use rubelet_cri::v1;
 use tokio::sync::mpsc;
 
 use crate::{
-    faults::Fate,
+    faults::CallOutcome,
     script::{IMAGE, Program},
 };
 
@@ -28,7 +28,7 @@ const MEMORY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Store {
     pub picture: Picture,
-    /// Earlier pictures with the moment until which each was true, oldest first.
+    /// Earlier pictures with the time until which each was true, oldest first.
     past: VecDeque<(Duration, Picture)>,
     /// Names of sandboxes and containers that are being made.
     pub reserved: BTreeSet<String>,
@@ -42,7 +42,7 @@ pub struct Store {
     pub network_ready: bool,
     pub ailments: BTreeSet<Ailment>,
     /// How every changing call for a pod of this name goes, until the calm.
-    pub bad_pods: BTreeMap<String, Fate>,
+    pub bad_pods: BTreeMap<String, CallOutcome>,
     pub ids_given: u32,
     /// Changing calls under way: the method and what it is about.
     pub calls: BTreeMap<u64, (&'static str, String)>,
@@ -185,9 +185,9 @@ impl Store {
         }
     }
 
-    /// The picture as it was at `moment`, as far as it is remembered.
-    pub fn picture_at(&self, moment: Duration) -> &Picture {
-        self.past.iter().find(|(until, _)| *until > moment).map_or(&self.picture, |(_, picture)| picture)
+    /// The picture as it was `at` this time, as far as it is remembered.
+    pub fn picture_at(&self, at: Duration) -> &Picture {
+        self.past.iter().find(|(until, _)| *until > at).map_or(&self.picture, |(_, picture)| picture)
     }
 
     pub fn listen(&mut self) -> mpsc::Receiver<v1::ContainerEventResponse> {
@@ -301,7 +301,7 @@ impl Container {
     }
 
     /// The container's name in its pod.
-    pub fn role(&self) -> &str {
+    pub fn name_in_pod(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |metadata| &metadata.name)
     }
 
@@ -373,7 +373,7 @@ impl Container {
 
 impl std::fmt::Display for Container {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}#{} ({})", self.pod.name, self.role(), self.attempt(), self.id)
+        write!(f, "{}/{}#{} ({})", self.pod.name, self.name_in_pod(), self.attempt(), self.id)
     }
 }
 

@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout};
 
 use super::FakeRuntime;
 use crate::{
-    faults::Knobs,
+    faults::FaultRates,
     script::IMAGE,
-    stage::{AgentState, Life, Stage},
+    simulation::{AgentState, Incarnation, Simulation},
 };
 
 struct Fixture {
-    stage: Arc<Stage>,
+    simulation: Arc<Simulation>,
     runtime: FakeRuntime,
 }
 
@@ -24,11 +24,11 @@ struct Fixture {
 fn play<F: Future<Output = ()>>(story: impl FnOnce(Fixture) -> F) {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     tokio.block_on(async {
-        let stage = Stage::new(1);
-        let cues = tokio::spawn(stage.clone().play_cues());
-        stage.with(|scene| scene.agent = AgentState::Alive(Life(1)));
-        story(Fixture { runtime: FakeRuntime::new(stage.clone(), Life(1)), stage }).await;
-        cues.abort();
+        let simulation = Simulation::new(1);
+        let scheduled = tokio::spawn(simulation.clone().run_scheduled_events());
+        simulation.with(|sim| sim.agent = AgentState::Alive(Incarnation(1)));
+        story(Fixture { runtime: FakeRuntime::new(simulation.clone(), Incarnation(1)), simulation }).await;
+        scheduled.abort();
     });
 }
 
@@ -117,7 +117,7 @@ fn a_stop_whose_client_went_away_has_sent_sigterm_only() {
 fn stopping_a_sandbox_kills_what_runs_in_it() {
     play(|on| async move {
         let container = on.running("run").await;
-        let sandbox = on.stage.look(|scene| scene.runtime.picture.containers[&container].sandbox.clone());
+        let sandbox = on.simulation.look(|sim| sim.runtime.picture.containers[&container].sandbox.clone());
         on.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
         assert_eq!(on.state(&container).await, (EXITED, 137, "Error".into()));
         on.runtime.remove_pod_sandbox(&sandbox).await.unwrap();
@@ -148,7 +148,7 @@ fn a_container_starts_once_and_only_in_a_living_sandbox() {
         let container = on.running("run").await;
         assert!(on.runtime.start_container(&container).await.is_err());
         let (sandbox, next) = {
-            let sandbox = on.stage.look(|scene| scene.runtime.picture.containers[&container].sandbox.clone());
+            let sandbox = on.simulation.look(|sim| sim.runtime.picture.containers[&container].sandbox.clone());
             (sandbox.clone(), on.container(&sandbox, 1, "run").await.unwrap())
         };
         on.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
@@ -160,10 +160,10 @@ fn a_container_starts_once_and_only_in_a_living_sandbox() {
 fn while_it_is_down_nobody_answers_and_containers_go_on() {
     play(|on| async move {
         let container = on.running("run").await;
-        on.stage.with(super::Scene::take_runtime_down);
+        on.simulation.with(super::SimState::take_runtime_down);
         let answer = on.runtime.container_status(&container).await;
         assert_eq!(answer.unwrap_err().kind, RpcErrorKind::Unavailable);
-        on.stage.with(super::Scene::bring_runtime_up);
+        on.simulation.with(super::SimState::bring_runtime_up);
         assert_eq!(on.state(&container).await.0, RUNNING);
     });
 }
@@ -171,9 +171,9 @@ fn while_it_is_down_nobody_answers_and_containers_go_on() {
 #[test]
 fn a_call_done_but_answered_with_an_error_was_done() {
     play(|on| async move {
-        on.stage.with(|scene| scene.faults.storm = Some(Knobs { done_but_error: 1.0, ..Knobs::default() }));
+        on.simulation.with(|sim| sim.faults.storm = Some(FaultRates { done_but_error: 1.0, ..FaultRates::default() }));
         assert!(on.sandbox(0).await.is_err());
-        on.stage.with(|scene| scene.faults.storm = None);
+        on.simulation.with(|sim| sim.faults.storm = None);
         assert_eq!(on.runtime.list_pod_sandbox(None).await.unwrap().len(), 1);
     });
 }
@@ -182,12 +182,12 @@ fn a_call_done_but_answered_with_an_error_was_done() {
 fn a_stale_list_shows_the_world_of_some_seconds_ago() {
     play(|on| async move {
         on.running("run").await;
-        let then = on.stage.look(|scene| scene.now);
+        let then = on.simulation.look(|sim| sim.now);
         tokio::time::sleep(Duration::from_secs(2)).await;
-        on.stage.with(|scene| scene.exit_container("c00002", 1, "Error"));
-        let (old, new) = on.stage.look(|scene| {
+        on.simulation.with(|sim| sim.exit_container("c00002", 1, "Error"));
+        let (old, new) = on.simulation.look(|sim| {
             let states = |picture: &super::store::Picture| picture.list_containers(None)[0].state;
-            (states(scene.runtime.picture_at(then)), states(scene.runtime.picture_at(scene.now)))
+            (states(sim.runtime.picture_at(then)), states(sim.runtime.picture_at(sim.now)))
         });
         assert_eq!((old, new), (RUNNING, EXITED));
     });
@@ -202,9 +202,9 @@ fn events_tell_of_the_pod_and_can_be_lost() {
         let uid = event.pod_sandbox_status.and_then(|status| status.metadata).map(|metadata| metadata.uid);
         assert_eq!((event.container_id, uid), (container, Some("u1".into())));
         assert!(events.try_recv().is_ok());
-        on.stage.with(|scene| {
-            scene.faults.storm = Some(Knobs { event_lost: 1.0, ..Knobs::default() });
-            scene.exit_container("c00002", 1, "Error");
+        on.simulation.with(|sim| {
+            sim.faults.storm = Some(FaultRates { event_lost: 1.0, ..FaultRates::default() });
+            sim.exit_container("c00002", 1, "Error");
         });
         assert!(events.try_recv().is_err());
     });
@@ -213,8 +213,8 @@ fn events_tell_of_the_pod_and_can_be_lost() {
 #[test]
 fn a_dead_agent_reaches_nothing() {
     play(|on| async move {
-        on.stage.with(|scene| scene.agent = AgentState::Dead(Life(1)));
+        on.simulation.with(|sim| sim.agent = AgentState::Dead(Incarnation(1)));
         assert!(timeout(Duration::from_secs(3600), on.sandbox(0)).await.is_err());
-        assert!(on.stage.look(|scene| scene.runtime.picture.sandboxes.is_empty()));
+        assert!(on.simulation.look(|sim| sim.runtime.picture.sandboxes.is_empty()));
     });
 }

@@ -1,24 +1,24 @@
-//! `kill -9` of the agent, at every bad moment.
+//! `kill -9` of the agent, at every bad point of time.
 
 use serde_json::json;
 
 use crate::{
     play::{
         Play, minutes,
-        moments::{self, Moment, calling, gone, running, sandboxed, started, stopping},
+        predicates::{self, Predicate, calling, gone, running, sandboxed, started, stopping},
         seconds,
     },
     runtime::store::Pull,
-    script::{EmptyDir, Policy, Script},
+    script::{EmptyDir, PodScript, Policy},
 };
 
-/// Dies at `moment` on the way up, comes back, and the pod was started once all the same.
+/// Dies when `predicate` holds on the way up, comes back, and the pod was started once all the same.
 #[track_caller]
-fn dies_on_the_way_up(seeds: std::ops::Range<u64>, moment: fn() -> Moment) {
+fn dies_on_the_way_up(seeds: std::ops::Range<u64>, predicate: fn() -> Predicate) {
     for seed in seeds {
         let mut play = Play::seeded(seed);
         play.publish("reg.test/web:v1", Pull::After(seconds(5)));
-        play.apply(Script::from("web").image("reg.test/web:v1")).until(&moment()).crash_agent().wait(seconds(3));
+        play.apply(PodScript::from("web").image("reg.test/web:v1")).until(&predicate()).crash_agent().wait(seconds(3));
         play.start_agent().settle(minutes(3));
         play.expect_running("web").expect_starts("web", 1).expect_restart_count("web", 0);
     }
@@ -68,7 +68,7 @@ fn starts_expected(play: &Play, otherwise: u32) -> u32 {
 fn during_a_stop_the_stop_goes_on_to_its_end() {
     for seed in 60..64 {
         let mut play = Play::seeded(seed);
-        play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+        play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
         play.remove("web").until(&stopping("web")).wait(seconds(5)).crash_agent().wait(seconds(5)).start_agent();
         play.settle(minutes(3)).expect_gone("web").expect_starts("web", 1);
     }
@@ -103,25 +103,25 @@ fn a_manifest_removed_meanwhile_takes_its_pod_along_after_the_start() {
 #[test]
 fn a_manifest_edited_meanwhile_replaces_its_pod_after_the_start() {
     let mut play = Play::seeded(69);
-    play.apply(Script::pod("web").grace_secs(30).container("app", "slow 20s")).until(&running("web")).crash_agent();
-    play.apply(Script::from("web").version(2)).wait(minutes(1)).start_agent().settle(minutes(3));
+    play.apply(PodScript::pod("web").grace_secs(30).container("app", "slow 20s")).until(&running("web")).crash_agent();
+    play.apply(PodScript::from("web").version(2)).wait(minutes(1)).start_agent().settle(minutes(3));
     play.expect_running("web").expect_starts("web", 2);
 }
 
 #[test]
 fn what_an_earlier_life_mounted_is_unmounted_by_the_next() {
     let mut play = Play::seeded(72);
-    play.apply(Script::from("web").empty_dir(EmptyDir::Memory)).until(&running("web")).crash_agent().runtime_down();
+    play.apply(PodScript::from("web").empty_dir(EmptyDir::Memory)).until(&running("web")).crash_agent().runtime_down();
     play.start_agent().wait(seconds(5)).remove("web").wait(seconds(5)).runtime_up().settle(minutes(2));
 }
 
 #[test]
 fn a_part_of_a_volume_is_mounted_and_goes_with_its_pod_whenever_the_agent_dies() {
     let part = json!([{ "name": "scratch", "mountPath": "/scratch", "subPath": "a/b" }]);
-    let pod = Script::from("web").empty_dir(EmptyDir::Disk).field("volumeMounts", part);
+    let pod = PodScript::from("web").empty_dir(EmptyDir::Disk).field("volumeMounts", part);
     for nth in 0..40 {
         let mut play = Play::seeded(7_300 + nth);
-        play.supervised().change(|scene| scene.agent_dies_after = Some(nth));
+        play.supervised().change(|sim| sim.agent_dies_after = Some(nth));
         play.apply(pod.clone()).until(&running("web")).wait(seconds(2)).remove("web").settle(minutes(3));
         let bound =
             play.trace().iter().any(|line| line.contains("bind ") && line.ends_with("/volume-subpaths/scratch/app/0"));
@@ -133,14 +133,14 @@ fn a_part_of_a_volume_is_mounted_and_goes_with_its_pod_whenever_the_agent_dies()
 #[test]
 fn restart_counts_outlive_the_agent() {
     let mut play = Play::seeded(70);
-    play.apply(Script::pod("web").container("app", "flaky 4")).until(&started("web", 3)).crash_agent();
+    play.apply(PodScript::pod("web").container("app", "flaky 4")).until(&started("web", 3)).crash_agent();
     play.start_agent().settle(minutes(5)).expect_running("web").expect_starts("web", 5).expect_restart_count("web", 4);
 }
 
 #[test]
 fn a_job_that_ended_meanwhile_is_not_run_again() {
     let mut play = Play::seeded(71);
-    play.apply(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 20s")).until(&running("job"));
+    play.apply(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 20s")).until(&running("job"));
     play.crash_agent().wait(minutes(1)).start_agent().settle(minutes(2)).expect_starts("job", 1);
 }
 
@@ -149,11 +149,12 @@ fn killed_at_any_call_of_a_pods_life_it_still_starts_once_and_leaves_nothing() {
     for nth in 0..70 {
         let mut play = Play::seeded(7_000 + nth);
         play.supervised().publish("reg.test/web:v1", Pull::After(seconds(2)));
-        play.change(|scene| scene.agent_dies_after = Some(nth));
-        let pod = Script::pod("web").init("setup", "exit 0 after 1s").container("app", "run").image("reg.test/web:v1");
+        play.change(|sim| sim.agent_dies_after = Some(nth));
+        let pod =
+            PodScript::pod("web").init("setup", "exit 0 after 1s").container("app", "run").image("reg.test/web:v1");
         play.apply(pod).until(&started("web", 2)).wait(seconds(2)).remove("web").settle(minutes(3));
         // One that was cut off may have begun or not.
-        let (starts, most) = (play.look(|scene| moments::starts(scene, "web")), starts_expected(&play, 2));
+        let (starts, most) = (play.look(|sim| predicates::starts(sim, "web")), starts_expected(&play, 2));
         assert!(
             (2..=most).contains(&starts),
             "{}",

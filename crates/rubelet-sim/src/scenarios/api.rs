@@ -5,31 +5,31 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::{
-    faults::{ApiKnobs, Knobs},
+    faults::{ApiFaultRates, FaultRates},
     play::{
         Play, Within, minutes,
-        moments::{
-            Moment, calling, forgotten, gone, known, phase, ready, running, started, stopping, stored, stored_phase,
+        predicates::{
+            Predicate, calling, forgotten, gone, known, phase, ready, running, started, stopping, stored, stored_phase,
         },
         seconds,
     },
     runtime::store::{Pull, Sandbox},
-    script::{EmptyDir, Policy, Script},
-    stage::Scene,
+    script::{EmptyDir, PodScript, Policy},
+    simulation::SimState,
 };
 
-fn api_storm(api: ApiKnobs) -> Knobs {
-    Knobs { api, ..Knobs::default() }
+fn api_storm(api: ApiFaultRates) -> FaultRates {
+    FaultRates { api, ..FaultRates::default() }
 }
 
 /// The versions of all pods in the API: they grow with every write.
-fn versions(scene: &Scene) -> Vec<(String, String)> {
-    let pods = scene.api.of("pods");
+fn versions(sim: &SimState) -> Vec<(String, String)> {
+    let pods = sim.api.of("pods");
     pods.map(|(key, object)| (key.name.clone(), object["metadata"]["resourceVersion"].to_string())).collect()
 }
 
-fn slow(name: &str) -> Script {
-    Script::pod(name).grace_secs(30).container("app", "slow 8s")
+fn slow(name: &str) -> PodScript {
+    PodScript::pod(name).grace_secs(30).container("app", "slow 8s")
 }
 
 #[test]
@@ -43,8 +43,8 @@ fn a_pod_of_the_api_runs_is_told_of_and_goes_when_deleted() {
 fn answers_that_get_lost_leave_every_status_right() {
     for seed in 2..6 {
         let mut play = Play::clustered(seed);
-        play.storm(api_storm(ApiKnobs { done_but_error: 0.5, hang: 0.1, ..ApiKnobs::default() }));
-        play.create("web").create(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
+        play.storm(api_storm(ApiFaultRates { done_but_error: 0.5, hang: 0.1, ..ApiFaultRates::default() }));
+        play.create("web").create(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
         play.apply("static").wait(minutes(2)).delete("web", Within::ItsOwnTime).wait(minutes(1));
         play.settle(minutes(3)).expect_starts("web", 1).expect_starts("job", 1).expect_starts("static", 1);
     }
@@ -54,7 +54,7 @@ fn answers_that_get_lost_leave_every_status_right() {
 fn events_that_come_twice_or_late_start_and_stop_nothing_twice() {
     for seed in 6..10 {
         let mut play = Play::clustered(seed);
-        play.storm(api_storm(ApiKnobs { event_doubled: 0.5, event_late: 0.5, ..ApiKnobs::default() }));
+        play.storm(api_storm(ApiFaultRates { event_doubled: 0.5, event_late: 0.5, ..ApiFaultRates::default() }));
         play.create(slow("web")).until(&stored_phase("web", "Running")).label("web", "once").wait(seconds(30));
         play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(2)).expect_starts("web", 1);
     }
@@ -63,8 +63,8 @@ fn events_that_come_twice_or_late_start_and_stop_nothing_twice() {
 #[test]
 fn a_pod_made_anew_starts_while_the_old_one_of_its_name_still_ends() {
     let mut play = Play::clustered(10);
-    play.create(Script::pod("web").grace_secs(600).container("app", "stubborn"));
-    play.until(&stored_phase("web", "Running")).recreate(Script::from("web").version(2)).until(&stopping("web"));
+    play.create(PodScript::pod("web").grace_secs(600).container("app", "stubborn"));
+    play.until(&stored_phase("web", "Running")).recreate(PodScript::from("web").version(2)).until(&stopping("web"));
     play.wait(seconds(5)).expect(&stopping("web")).expect_starts("web", 2).expect(&stored_phase("web", "Running"));
     play.settle(minutes(12)).expect_running("web").expect_starts("web", 2);
 }
@@ -72,8 +72,8 @@ fn a_pod_made_anew_starts_while_the_old_one_of_its_name_still_ends() {
 #[test]
 fn a_pod_made_anew_while_the_agent_was_down_starts_beside_what_is_left() {
     let mut play = Play::clustered(42);
-    play.create(Script::pod("web").grace_secs(600).container("app", "stubborn"));
-    play.until(&stored_phase("web", "Running")).crash_agent().recreate(Script::from("web").version(2)).start_agent();
+    play.create(PodScript::pod("web").grace_secs(600).container("app", "stubborn"));
+    play.until(&stored_phase("web", "Running")).crash_agent().recreate(PodScript::from("web").version(2)).start_agent();
     play.until(&stored_phase("web", "Running")).expect(&stopping("web")).settle(minutes(12)).expect_starts("web", 2);
 }
 
@@ -100,7 +100,7 @@ fn a_status_somebody_overwrote_is_put_right() {
 fn a_server_that_forgets_what_it_told_is_listed_again_and_loses_no_pod() {
     for seed in 13..17 {
         let mut play = Play::clustered(seed);
-        play.storm(api_storm(ApiKnobs { gone: 0.3, watch_cut: 0.2, ..ApiKnobs::default() }));
+        play.storm(api_storm(ApiFaultRates { gone: 0.3, watch_cut: 0.2, ..ApiFaultRates::default() }));
         for number in 0..6 {
             play.create(format!("pod{number}").as_str()).wait(seconds(3));
         }
@@ -145,8 +145,8 @@ fn an_agent_killed_between_the_last_status_and_the_deletion_deletes_after_its_re
     for seed in 19..23 {
         let mut play = Play::clustered(seed);
         play.create("web").until(&stored_phase("web", "Running")).delete("web", Within::ItsOwnTime);
-        let ended = Moment::new("web ended in the API", |scene| {
-            stored(scene, "web").is_some_and(|pod| pod["status"]["phase"] == "Succeeded")
+        let ended = Predicate::new("web ended in the API", |sim| {
+            stored(sim, "web").is_some_and(|pod| pod["status"]["phase"] == "Succeeded")
         });
         play.until(&ended).crash_agent().wait(seconds(5)).expect(&known("web")).start_agent();
         play.until(&forgotten("web")).settle(minutes(1)).expect_starts("web", 1);
@@ -157,11 +157,11 @@ fn an_agent_killed_between_the_last_status_and_the_deletion_deletes_after_its_re
 fn a_pod_deleted_while_it_starts_ends_without_having_run() {
     let mut play = Play::clustered(23);
     play.publish("reg.test/web:v1", Pull::After(seconds(60)));
-    play.create(Script::from("web").image("reg.test/web:v1")).until(&calling("PullImage", "web"));
+    play.create(PodScript::from("web").image("reg.test/web:v1")).until(&calling("PullImage", "web"));
     play.delete("web", Within::Secs(20)).until(&forgotten("web")).settle(minutes(1)).expect_starts("web", 0);
     for (seed, method) in [(24, "RunPodSandbox"), (25, "CreateContainer"), (26, "StartContainer")] {
         let mut play = Play::clustered(seed);
-        play.create(Script::from("web").empty_dir(EmptyDir::Memory)).until(&calling(method, "web"));
+        play.create(PodScript::from("web").empty_dir(EmptyDir::Memory)).until(&calling(method, "web"));
         play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(1)).expect_gone("web");
     }
 }
@@ -169,15 +169,15 @@ fn a_pod_deleted_while_it_starts_ends_without_having_run() {
 #[test]
 fn a_deletion_that_is_hastened_ends_the_pod_sooner() {
     let mut play = Play::clustered(27);
-    let pod = Script::pod("web").grace_secs(120).container("app", "stubborn");
+    let pod = PodScript::pod("web").grace_secs(120).container("app", "stubborn");
     play.create(pod).until(&stored_phase("web", "Running")).delete("web", Within::ItsOwnTime).until(&stopping("web"));
     play.wait(seconds(20)).delete("web", Within::Secs(5)).wait(seconds(8)).expect(&gone_or_ended("web"));
     play.until(&forgotten("web")).settle(minutes(1));
 }
 
-fn gone_or_ended(pod: &'static str) -> Moment {
+fn gone_or_ended(pod: &'static str) -> Predicate {
     let runs = running(pod);
-    Moment::new(format!("{pod} runs no more"), move |scene| !runs.has_come(scene))
+    Predicate::new(format!("{pod} runs no more"), move |sim| !runs.holds(sim))
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_pod_deleted_by_force_is_stopped_in_its_time_and_leaves_nothing() {
 #[test]
 fn a_pod_that_ended_stays_told_of_until_it_is_deleted() {
     let mut play = Play::clustered(29);
-    play.create(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
+    play.create(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
     play.until(&stored_phase("job", "Succeeded")).settle(minutes(2)).crash_agent().start_agent().wait(minutes(2));
     play.expect(&stored_phase("job", "Succeeded")).expect_starts("job", 1);
     play.delete("job", Within::ItsOwnTime).expect(&forgotten("job")).settle(minutes(1)).expect_gone("job");
@@ -208,7 +208,7 @@ fn a_static_pod_runs_while_the_api_is_away_and_gets_its_mirror_afterwards() {
 fn a_static_pod_that_ended_while_the_api_was_away_gets_its_mirror_all_the_same() {
     let mut play = Play::clustered(40);
     play.wait(seconds(5)).partition();
-    play.apply(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
+    play.apply(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
     play.until(&phase("job", "Succeeded")).wait(seconds(30)).expect(&forgotten("job")).heal();
     play.until(&stored_phase("job", "Succeeded")).settle(minutes(1)).expect_starts("job", 1);
 }
@@ -216,8 +216,8 @@ fn a_static_pod_that_ended_while_the_api_was_away_gets_its_mirror_all_the_same()
 #[test]
 fn a_start_whose_failure_was_told_is_not_made_again_by_the_next_agent() {
     let mut play = Play::clustered(41);
-    let pod = Script::pod("job").policy(Policy::Never).container("app", "run").container("broken", "missing");
-    play.create(pod).create(Script::pod("gone").policy(Policy::Never).container("broken", "missing"));
+    let pod = PodScript::pod("job").policy(Policy::Never).container("app", "run").container("broken", "missing");
+    play.create(pod).create(PodScript::pod("gone").policy(Policy::Never).container("broken", "missing"));
     play.until(&stored_phase("gone", "Failed")).settle(minutes(1));
     let before = play.look(versions);
     play.crash_agent().wait(seconds(3)).start_agent().wait(minutes(2)).expect_starts("job", 2).expect_starts("gone", 1);
@@ -229,7 +229,7 @@ fn a_mirror_pod_that_a_user_deletes_comes_back_and_its_pod_runs_on() {
     for (seed, within) in [(31, Within::ItsOwnTime), (32, Within::Secs(0))] {
         let mut play = Play::clustered(seed);
         play.apply("web").until(&stored_phase("web", "Running")).settle(minutes(1));
-        let uid = |scene: &Scene| stored(scene, "web").map(|pod| pod["metadata"]["uid"].to_string());
+        let uid = |sim: &SimState| stored(sim, "web").map(|pod| pod["metadata"]["uid"].to_string());
         let before = play.look(uid);
         play.delete("web-node", within).wait(seconds(10)).settle(minutes(1)).expect_starts("web", 1);
         assert_ne!(play.look(uid), before);
@@ -239,17 +239,21 @@ fn a_mirror_pod_that_a_user_deletes_comes_back_and_its_pod_runs_on() {
 #[test]
 fn a_mirror_pod_goes_with_its_static_pod_and_changes_with_it() {
     let mut play = Play::clustered(33);
-    play.apply("web").until(&stored_phase("web", "Running")).apply(Script::from("web").version(2)).settle(minutes(2));
+    play.apply("web")
+        .until(&stored_phase("web", "Running"))
+        .apply(PodScript::from("web").version(2))
+        .settle(minutes(2));
     play.remove("web").until(&forgotten("web")).settle(minutes(2)).expect_gone("web");
 }
 
 #[test]
 fn a_changed_manifest_keeps_its_mirror_until_the_old_pod_has_ended() {
     let mut play = Play::clustered(42);
-    play.apply(Script::pod("web").grace_secs(60).container("app", "slow 45s")).until(&stored_phase("web", "Running"));
-    let uid = |scene: &Scene| stored(scene, "web").map(|pod| pod["metadata"]["uid"].to_string());
+    play.apply(PodScript::pod("web").grace_secs(60).container("app", "slow 45s"))
+        .until(&stored_phase("web", "Running"));
+    let uid = |sim: &SimState| stored(sim, "web").map(|pod| pod["metadata"]["uid"].to_string());
     let before = play.look(uid);
-    play.apply(Script::from("web").version(2)).until(&stopping("web")).wait(seconds(40));
+    play.apply(PodScript::from("web").version(2)).until(&stopping("web")).wait(seconds(40));
     assert_eq!(play.look(uid), before);
     play.expect(&stored_phase("web", "Running")).wait(seconds(10)).settle(minutes(2)).expect_running("web");
     assert_ne!(play.look(uid), before);
@@ -267,15 +271,15 @@ fn nothing_ends_while_an_agent_that_restarted_cannot_reach_the_api() {
 fn an_agent_that_restarts_writes_no_status_of_pods_that_did_not_change() {
     let mut play = Play::clustered(35);
     let probe = json!({ "exec": { "command": ["ok"] }, "periodSeconds": 5 });
-    play.create("web").create(Script::pod("probed").container("app", "run").field("readinessProbe", probe));
-    play.create(Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
-    play.create(Script::pod("flaky").container("app", "flaky 2")).apply("static");
-    play.apply(Script::pod("ended").policy(Policy::Never).container("app", "exit 1 after 3s"))
+    play.create("web").create(PodScript::pod("probed").container("app", "run").field("readinessProbe", probe));
+    play.create(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
+    play.create(PodScript::pod("flaky").container("app", "flaky 2")).apply("static");
+    play.apply(PodScript::pod("ended").policy(Policy::Never).container("app", "exit 1 after 3s"))
         .until(&running("static"));
-    play.change(|scene| {
+    play.change(|sim| {
         let of_static = |sandbox: &&Arc<Sandbox>| sandbox.identity().name == "static-node";
-        let id = scene.runtime.picture.sandboxes.values().find(of_static).map(|sandbox| sandbox.id.clone());
-        scene.kill_sandbox(&id.expect("the pod runs in one"));
+        let id = sim.runtime.picture.sandboxes.values().find(of_static).map(|sandbox| sandbox.id.clone());
+        sim.kill_sandbox(&id.expect("the pod runs in one"));
     });
     play.wait(seconds(5)).settle(minutes(3)).expect(&ready("probed"));
     let before = play.look(versions);
@@ -299,7 +303,7 @@ fn an_api_server_that_restarts_disturbs_no_pod() {
 fn a_failed_post_start_hook_counts_one_restart_per_failure() {
     let hook = json!({ "postStart": { "exec": { "command": ["fail", "first"] } } });
     let mut play = Play::clustered(37);
-    let pod = |name: &str| Script::pod(name).container("app", "run").field("lifecycle", hook.clone());
+    let pod = |name: &str| PodScript::pod(name).container("app", "run").field("lifecycle", hook.clone());
     play.create(pod("web")).apply(pod("static")).until(&started("web", 2)).until(&started("static", 2));
     play.settle(minutes(3)).expect_starts("web", 2).expect_restart_count("web", 1);
     play.expect_starts("static", 2).expect_restart_count("static", 1);
@@ -309,7 +313,7 @@ fn a_failed_post_start_hook_counts_one_restart_per_failure() {
 fn a_pod_waits_for_its_config_map_and_starts_when_it_comes() {
     let mut play = Play::clustered(38);
     let from = json!([{ "configMapRef": { "name": "settings" } }]);
-    play.create(Script::pod("web").container("app", "run").field("envFrom", from)).wait(minutes(1));
+    play.create(PodScript::pod("web").container("app", "run").field("envFrom", from)).wait(minutes(1));
     play.expect_starts("web", 0).expect(&phase("web", "Pending"));
     play.put_config_map("settings", &json!({ "COLOR": "blue" })).until(&stored_phase("web", "Running"));
     play.settle(minutes(1)).expect_starts("web", 1);
@@ -321,10 +325,10 @@ fn the_lease_is_renewed_whatever_keeps_the_runtime_busy() {
     play.create("web").settle(minutes(1)).runtime_down();
     for _ in 0..10 {
         play.wait(seconds(60));
-        let renewed = play.look(|scene| {
-            let (_, lease) = scene.api.of("leases").next().expect("the node has a lease");
+        let renewed = play.look(|sim| {
+            let (_, lease) = sim.api.of("leases").next().expect("the node has a lease");
             let at: jiff::Timestamp = lease["spec"]["renewTime"].as_str().unwrap().parse().unwrap();
-            scene.wall.duration_since(at)
+            sim.wall.duration_since(at)
         });
         assert!(renewed.as_secs() <= 12, "renewed {renewed:?} ago");
     }
@@ -335,7 +339,7 @@ fn killed_at_any_call_of_an_api_pods_life_it_starts_once_and_is_deleted() {
     for nth in 0..90 {
         let mut play = Play::before_start(8_000 + nth);
         play.in_cluster().supervised().start_agent();
-        play.change(|scene| scene.agent_dies_after = Some(nth));
+        play.change(|sim| sim.agent_dies_after = Some(nth));
         play.create("web").until(&stored_phase("web", "Running")).wait(seconds(2)).delete("web", Within::ItsOwnTime);
         play.until(&forgotten("web")).settle(minutes(3)).expect_gone("web").expect_starts("web", 1);
     }

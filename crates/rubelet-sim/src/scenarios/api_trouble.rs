@@ -2,14 +2,14 @@
 
 use crate::{
     api::store::Streaming,
-    faults::{ApiKnobs, Knobs},
+    faults::{ApiFaultRates, FaultRates},
     play::{
         Play, Within, minutes,
-        moments::{forgotten, known, phase, running, stored, stored_phase},
+        predicates::{forgotten, known, phase, running, stored, stored_phase},
         seconds,
     },
-    script::Script,
-    stage::Scene,
+    script::PodScript,
+    simulation::SimState,
 };
 
 /// Of a mirror that cannot be made, in ten minutes: none is more than a try every five seconds.
@@ -20,16 +20,16 @@ fn count(play: &Play, what: &str) -> usize {
     play.trace().iter().filter(|line| line.contains(what)).count()
 }
 
-fn has_event(scene: &Scene, pod: &str, reason: &str) -> bool {
+fn has_event(sim: &SimState, pod: &str, reason: &str) -> bool {
     let is_it = |event: &serde_json::Value| event["involvedObject"]["name"] == pod && event["reason"] == reason;
-    scene.api.of("events").any(|(_, event)| is_it(event))
+    sim.api.of("events").any(|(_, event)| is_it(event))
 }
 
 #[test]
 fn a_restart_against_a_lagging_server_ends_no_pod_and_revives_none() {
     for (seed, streaming) in [(1, Streaming::Served), (2, Streaming::Refused), (3, Streaming::Ignored)] {
         let mut play = Play::before_start(seed);
-        play.change(|scene| scene.api.streaming = streaming).in_cluster().start_agent();
+        play.change(|sim| sim.api.streaming = streaming).in_cluster().start_agent();
         play.create("old").until(&stored_phase("old", "Running")).lag().create("web");
         play.until(&stored_phase("web", "Running")).delete("old", Within::ItsOwnTime).until(&forgotten("old"));
         play.settle(minutes(1)).crash_agent().fail_over().start_agent().wait(minutes(5));
@@ -43,7 +43,7 @@ fn a_server_that_lags_behind_a_living_agent_tells_it_nothing_old() {
     let mut play = Play::clustered(4);
     play.create("old").until(&stored_phase("old", "Running")).lag().create("web");
     play.until(&stored_phase("web", "Running")).delete("old", Within::ItsOwnTime).until(&forgotten("old"));
-    play.fail_over().change(|scene| scene.api.forget_history()).wait(minutes(5)).expect(&running("web"));
+    play.fail_over().change(|sim| sim.api.forget_history()).wait(minutes(5)).expect(&running("web"));
     play.catch_up().settle(minutes(2)).expect_starts("web", 1).expect_starts("old", 1);
 }
 
@@ -52,9 +52,9 @@ fn watches_that_fail_are_resumed_without_a_list() {
     for seed in 5..9 {
         let mut play = Play::clustered(seed);
         play.create("web").settle(minutes(1));
-        play.storm(Knobs {
-            api: ApiKnobs { server_error: 0.3, watch_cut: 0.3, ..ApiKnobs::default() },
-            ..Knobs::default()
+        play.storm(FaultRates {
+            api: ApiFaultRates { server_error: 0.3, watch_cut: 0.3, ..ApiFaultRates::default() },
+            ..FaultRates::default()
         });
         for number in 0..20 {
             play.label("web", &number.to_string()).wait(seconds(20));
@@ -67,7 +67,7 @@ fn watches_that_fail_are_resumed_without_a_list() {
 fn a_pod_that_cannot_be_read_runs_on_over_the_agents_death() {
     let mut play = Play::clustered(10);
     play.create("web").create("other").settle(minutes(1)).crash_agent();
-    let before = play.look(|scene| stored(scene, "web").cloned()).expect("it is there");
+    let before = play.look(|sim| stored(sim, "web").cloned()).expect("it is there");
     play.garble("web").start_agent().wait(minutes(10)).expect(&running("web")).expect_starts("other", 1);
     play.create("new").until(&stored_phase("new", "Running"));
     play.rewrite("web", |pod| pod["spec"] = before["spec"].clone()).settle(minutes(2)).expect_starts("web", 1);
@@ -83,27 +83,27 @@ fn a_pod_that_cannot_be_read_and_is_deleted_ends() {
 #[test]
 fn an_object_the_server_fails_on_for_ever_delays_no_other() {
     let mut play = Play::clustered(12);
-    play.change(|scene| {
-        scene.api.failing.insert(("pods", "bad".to_owned()));
-        scene.api.failing.insert(("events", "bad".to_owned()));
+    play.change(|sim| {
+        sim.api.failing.insert(("pods", "bad".to_owned()));
+        sim.api.failing.insert(("events", "bad".to_owned()));
     });
     play.apply("bad").until(&running("bad")).wait(seconds(1)).create("web").wait(seconds(5));
     play.expect(&stored_phase("web", "Running"));
-    assert!(play.look(|scene| has_event(scene, "web", "Started")), "its events are written meanwhile");
+    assert!(play.look(|sim| has_event(sim, "web", "Started")), "its events are written meanwhile");
     play.wait(minutes(10));
     let tries = count(&play, "CREATE pods");
     assert!(tries < MIRROR_TRIES, "{tries} tries in ten minutes");
-    play.change(|scene| scene.api.failing.clear()).settle(minutes(3)).expect_starts("bad", 1);
+    play.change(|sim| sim.api.failing.clear()).settle(minutes(3)).expect_starts("bad", 1);
 }
 
 #[test]
 fn a_static_pod_in_a_namespace_that_ends_runs_without_a_mirror() {
     let mut play = Play::clustered(13);
-    play.change(|scene| scene.api.ending_namespaces = ["default".to_owned()].into());
+    play.change(|sim| sim.api.ending_namespaces = ["default".to_owned()].into());
     play.apply("web").until(&running("web")).wait(minutes(10)).expect(&forgotten("web")).expect_starts("web", 1);
     let tries = count(&play, "CREATE pods");
     assert!(tries < MIRROR_TRIES, "{tries} tries in ten minutes");
-    play.change(|scene| scene.api.ending_namespaces.clear()).settle(minutes(3)).expect_starts("web", 1);
+    play.change(|sim| sim.api.ending_namespaces.clear()).settle(minutes(3)).expect_starts("web", 1);
 }
 
 #[test]
@@ -130,8 +130,11 @@ fn credentials_that_expire_end_nothing_and_all_is_told_afterwards() {
 fn refusals_of_every_kind_leave_every_status_right() {
     for seed in 16..20 {
         let mut play = Play::clustered(seed);
-        play.storm(Knobs { api: ApiKnobs { rejected: 0.4, ..ApiKnobs::default() }, ..Knobs::default() });
-        play.create("web").create(Script::pod("job").container("app", "flaky 1")).apply("static").wait(minutes(3));
+        play.storm(FaultRates {
+            api: ApiFaultRates { rejected: 0.4, ..ApiFaultRates::default() },
+            ..FaultRates::default()
+        });
+        play.create("web").create(PodScript::pod("job").container("app", "flaky 1")).apply("static").wait(minutes(3));
         play.delete("web", Within::ItsOwnTime).wait(minutes(1)).settle(minutes(3)).expect(&phase("static", "Running"));
     }
 }

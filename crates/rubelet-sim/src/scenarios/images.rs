@@ -3,15 +3,15 @@
 use crate::{
     play::{
         Play, minutes,
-        moments::{calling, running, waiting},
+        predicates::{calling, running, waiting},
         seconds,
     },
     runtime::store::Pull,
-    script::Script,
+    script::PodScript,
 };
 
-fn with_image(name: &str, image: &str) -> Script {
-    Script::from(name).image(image)
+fn with_image(name: &str, image: &str) -> PodScript {
+    PodScript::from(name).image(image)
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn pods_that_want_one_image_all_get_it() {
 fn a_pod_that_may_not_pull_waits_for_an_image_that_is_not_there() {
     let mut play = Play::seeded(33);
     play.apply(with_image("web", "reg.test/absent:v1").pull("Never")).until(&waiting("web", "ErrImageNeverPull"));
-    play.change(|scene| {
-        scene.runtime.images.insert("reg.test/absent:v1".to_owned());
+    play.change(|sim| {
+        sim.runtime.images.insert("reg.test/absent:v1".to_owned());
     });
     play.settle(minutes(6)).expect_running("web");
 }

@@ -3,15 +3,15 @@
 use crate::{
     play::{
         Play, minutes,
-        moments::{gone, phase, running, stopping},
+        predicates::{gone, phase, running, stopping},
         seconds,
     },
-    script::{EmptyDir, Policy, Script},
+    script::{EmptyDir, PodScript, Policy},
 };
 
 #[test]
 fn a_pod_with_two_init_containers_and_two_containers_runs() {
-    let pod = Script::pod("web")
+    let pod = PodScript::pod("web")
         .init("first", "exit 0 after 2s")
         .init("second", "exit 0 after 1s")
         .container("app", "run")
@@ -22,14 +22,14 @@ fn a_pod_with_two_init_containers_and_two_containers_runs() {
 
 #[test]
 fn a_failing_init_container_of_a_pod_that_never_restarts_fails_the_pod() {
-    let pod = Script::pod("job").policy(Policy::Never).init("setup", "exit 3 after 1s").container("app", "run");
+    let pod = PodScript::pod("job").policy(Policy::Never).init("setup", "exit 3 after 1s").container("app", "run");
     let mut play = Play::seeded(2);
     play.apply(pod).until(&phase("job", "Failed")).settle(minutes(2)).expect_starts("job", 1);
 }
 
 #[test]
 fn a_pod_that_never_restarts_runs_once_and_stays_completed() {
-    let pod = Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 5s");
+    let pod = PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 5s");
     let mut play = Play::seeded(3);
     play.apply(pod).until(&phase("job", "Succeeded")).wait(minutes(10)).settle(minutes(2));
     play.expect(&phase("job", "Succeeded")).expect_starts("job", 1);
@@ -37,15 +37,17 @@ fn a_pod_that_never_restarts_runs_once_and_stays_completed() {
 
 #[test]
 fn on_failure_restarts_what_failed_and_leaves_what_succeeded() {
-    let pod =
-        Script::pod("job").policy(Policy::OnFailure).container("good", "exit 0 after 1s").container("flaky", "flaky 2");
+    let pod = PodScript::pod("job")
+        .policy(Policy::OnFailure)
+        .container("good", "exit 0 after 1s")
+        .container("flaky", "flaky 2");
     let mut play = Play::seeded(4);
     play.apply(pod).settle(minutes(5)).expect_starts("job", 1 + 3);
 }
 
 #[test]
 fn a_completed_pod_goes_with_its_manifest() {
-    let pod = Script::pod("job").policy(Policy::Never).container("app", "exit 0 after 1s");
+    let pod = PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 1s");
     let mut play = Play::seeded(5);
     play.apply(pod).until(&phase("job", "Succeeded")).remove("job").settle(minutes(2)).expect_gone("job");
 }
@@ -54,14 +56,14 @@ fn a_completed_pod_goes_with_its_manifest() {
 fn editing_a_manifest_replaces_the_pod() {
     let mut play = Play::seeded(6);
     play.apply("web").until(&running("web"));
-    play.apply(Script::from("web").version(2)).settle(minutes(2)).expect_running("web").expect_starts("web", 2);
+    play.apply(PodScript::from("web").version(2)).settle(minutes(2)).expect_running("web").expect_starts("web", 2);
 }
 
 #[test]
 fn the_replacement_waits_for_an_old_pod_that_ends_slowly() {
-    let old = Script::pod("web").grace_secs(60).container("app", "slow 45s");
+    let old = PodScript::pod("web").grace_secs(60).container("app", "slow 45s");
     let mut play = Play::seeded(7);
-    play.apply(old).until(&running("web")).apply(Script::from("web").version(2)).until(&stopping("web"));
+    play.apply(old).until(&running("web")).apply(PodScript::from("web").version(2)).until(&stopping("web"));
     play.wait(seconds(30)).expect_starts("web", 1);
     play.settle(minutes(3)).expect_running("web").expect_starts("web", 2);
 }
@@ -69,9 +71,9 @@ fn the_replacement_waits_for_an_old_pod_that_ends_slowly() {
 #[test]
 fn only_the_last_of_many_quick_edits_runs_in_the_end() {
     let mut play = Play::seeded(8);
-    play.apply(Script::pod("web").grace_secs(20).container("app", "slow 10s")).until(&running("web"));
+    play.apply(PodScript::pod("web").grace_secs(20).container("app", "slow 10s")).until(&running("web"));
     for version in 2..8 {
-        play.apply(Script::from("web").version(version)).wait(seconds(2));
+        play.apply(PodScript::from("web").version(version)).wait(seconds(2));
     }
     play.settle(minutes(5)).expect_running("web");
 }
@@ -79,21 +81,21 @@ fn only_the_last_of_many_quick_edits_runs_in_the_end() {
 #[test]
 fn removing_a_manifest_stops_the_pod_and_leaves_nothing() {
     let mut play = Play::seeded(9);
-    play.apply(Script::from("web").empty_dir(EmptyDir::Memory)).until(&running("web"));
+    play.apply(PodScript::from("web").empty_dir(EmptyDir::Memory)).until(&running("web"));
     play.remove("web").until(&gone("web")).settle(minutes(1)).expect_gone("web");
 }
 
 #[test]
 fn a_container_that_ignores_sigterm_dies_when_its_grace_period_is_over() {
     let mut play = Play::seeded(10);
-    play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+    play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.remove("web").until(&stopping("web")).wait(seconds(19)).expect(&stopping("web"));
     play.wait(seconds(3)).until(&gone("web")).settle(minutes(1));
 }
 
 #[test]
 fn a_pod_removed_and_added_again_within_its_grace_period_comes_back_after_its_end() {
-    let pod = Script::pod("web").grace_secs(30).container("app", "slow 10s");
+    let pod = PodScript::pod("web").grace_secs(30).container("app", "slow 10s");
     let mut play = Play::seeded(11);
     play.apply(pod.clone()).until(&running("web")).remove("web").until(&stopping("web"));
     play.apply(pod).settle(minutes(3)).expect_running("web");
@@ -111,10 +113,10 @@ fn a_manifest_written_again_unchanged_counts_its_pod_on() {
 #[test]
 fn a_dead_sandbox_is_replaced_and_the_pod_runs_again() {
     let mut play = Play::seeded(12);
-    play.apply(Script::pod("web").init("setup", "exit 0 after 1s").container("app", "run")).until(&running("web"));
-    play.change(|scene| {
-        let id = scene.runtime.picture.sandboxes.keys().next().cloned().expect("the pod has a sandbox");
-        scene.kill_sandbox(&id);
+    play.apply(PodScript::pod("web").init("setup", "exit 0 after 1s").container("app", "run")).until(&running("web"));
+    play.change(|sim| {
+        let id = sim.runtime.picture.sandboxes.keys().next().cloned().expect("the pod has a sandbox");
+        sim.kill_sandbox(&id);
     });
     play.settle(minutes(3)).expect_running("web").expect_restart_count("web", 1);
 }
@@ -130,5 +132,5 @@ fn a_hundred_pods_at_once_all_run_and_all_vanish() {
         play.expect_starts(&format!("pod{number}"), 1).remove(&format!("pod{number}"));
     }
     play.settle(minutes(5));
-    assert!(play.look(|scene| scene.runtime.picture.sandboxes.is_empty()));
+    assert!(play.look(|sim| sim.runtime.picture.sandboxes.is_empty()));
 }

@@ -5,16 +5,16 @@ use std::path::Path;
 use crate::{
     play::{
         MANIFESTS, Play, minutes,
-        moments::{gone, running},
+        predicates::{gone, running},
     },
-    script::Script,
+    script::PodScript,
 };
 
 #[test]
 fn a_half_written_manifest_kills_no_pod_and_counts_when_it_is_complete() {
     let mut play = Play::seeded(110);
     play.apply("web").until(&running("web"));
-    let next = Script::from("web").version(2);
+    let next = PodScript::from("web").version(2);
     let text = next.manifest().to_string();
     play.write_manifest("web.yaml", &text.as_bytes()[..text.len() / 2]).wait(minutes(2)).expect(&running("web"));
     play.expect_starts("web", 1).apply(next).settle(minutes(2)).expect_starts("web", 2);
@@ -25,11 +25,11 @@ fn files_that_are_no_manifests_disturb_no_pod() {
     let mut play = Play::seeded(111);
     play.write_manifest("a-invalid.yaml", b"{{{").write_manifest(".hidden.yaml", b"junk");
     play.write_manifest("b-huge.yaml", &vec![b' '; 20 << 20]).write_manifest("c-list.yaml", b"[1, 2, 3]");
-    play.change(|scene| {
+    play.change(|sim| {
         let dir = Path::new(MANIFESTS);
-        scene.disk.make_fifo(&dir.join("d-fifo.yaml")).expect("there is room");
-        scene.disk.make_dir(&dir.join("e-dir.yaml"), 0o755).expect("there is room");
-        scene.disk.make_link(Path::new("/nowhere"), &dir.join("f-dangling.yaml")).expect("there is room");
+        sim.disk.make_fifo(&dir.join("d-fifo.yaml")).expect("there is room");
+        sim.disk.make_dir(&dir.join("e-dir.yaml"), 0o755).expect("there is room");
+        sim.disk.make_link(Path::new("/nowhere"), &dir.join("f-dangling.yaml")).expect("there is room");
     });
     play.apply("web").settle(minutes(2)).expect_running("web").expect_starts("web", 1);
 }
@@ -37,22 +37,22 @@ fn files_that_are_no_manifests_disturb_no_pod() {
 #[test]
 fn a_directory_that_comes_later_is_found() {
     let mut play = Play::before_start(112);
-    play.change(|scene| scene.disk.remove_tree(Path::new(MANIFESTS)).expect("nothing is mounted there"));
+    play.change(|sim| sim.disk.remove_tree(Path::new(MANIFESTS)).expect("nothing is mounted there"));
     play.start_agent().wait(minutes(1));
-    play.change(|scene| scene.disk.make_dir(Path::new(MANIFESTS), 0o755).expect("there is room"));
+    play.change(|sim| sim.disk.make_dir(Path::new(MANIFESTS), 0o755).expect("there is room"));
     play.apply("web").settle(minutes(2)).expect_running("web");
 }
 
 #[test]
 fn a_symlinked_manifest_is_a_manifest() {
     let mut play = Play::seeded(113);
-    let script = Script::from("web");
+    let script = PodScript::from("web");
     let text = script.manifest().to_string();
-    play.change(|scene| {
-        scene.rules.learn(&script);
-        scene.disk.make_dir(Path::new("/srv"), 0o755).expect("there is room");
-        scene.disk.write_file(Path::new("/srv/web"), text.as_bytes(), 0o644).expect("there is room");
-        scene.disk.make_link(Path::new("/srv/web"), &Path::new(MANIFESTS).join("web.yaml")).expect("there is room");
+    play.change(|sim| {
+        sim.rules.learn(&script);
+        sim.disk.make_dir(Path::new("/srv"), 0o755).expect("there is room");
+        sim.disk.write_file(Path::new("/srv/web"), text.as_bytes(), 0o644).expect("there is room");
+        sim.disk.make_link(Path::new("/srv/web"), &Path::new(MANIFESTS).join("web.yaml")).expect("there is room");
     });
     play.until(&running("web")).remove("web").settle(minutes(2)).expect_gone("web");
 }
@@ -60,17 +60,17 @@ fn a_symlinked_manifest_is_a_manifest() {
 #[test]
 fn a_change_nobody_was_told_of_is_found_by_the_slow_look() {
     let mut play = Play::seeded(114);
-    play.storm(crate::faults::Knobs { hint_lost: 1.0, ..Default::default() }).apply("web").calm();
+    play.storm(crate::faults::FaultRates { hint_lost: 1.0, ..Default::default() }).apply("web").calm();
     play.until(&running("web")).settle(minutes(1));
 }
 
 #[test]
 fn pods_from_a_url_stay_while_its_server_is_away() {
     let mut play = Play::before_start(115);
-    play.with_url_source().serve(&[Script::from("web"), Script::from("db")]).start_agent();
+    play.with_url_source().serve(&[PodScript::from("web"), PodScript::from("db")]).start_agent();
     play.until(&running("web")).until(&running("db"));
-    play.change(|scene| scene.pages.clear()).wait(minutes(5));
-    play.expect(&running("web")).expect_starts("web", 1).serve(&[Script::from("db")]).forget("web");
+    play.change(|sim| sim.pages.clear()).wait(minutes(5));
+    play.expect(&running("web")).expect_starts("web", 1).serve(&[PodScript::from("db")]).forget("web");
     play.until(&gone("web")).settle(minutes(2)).expect_running("db").expect_starts("db", 1);
 }
 
@@ -78,6 +78,6 @@ fn pods_from_a_url_stay_while_its_server_is_away() {
 fn two_manifests_with_one_pod_name_run_one_pod() {
     let mut play = Play::seeded(116);
     play.apply("web").until(&running("web"));
-    let twin = Script::from("web").version(2).manifest().to_string();
+    let twin = PodScript::from("web").version(2).manifest().to_string();
     play.write_manifest("zz-twin.yaml", twin.as_bytes()).wait(minutes(2)).settle(minutes(2)).expect_starts("web", 1);
 }

@@ -5,16 +5,16 @@ use serde_json::json;
 use crate::{
     play::{
         Play, minutes,
-        moments::{gone, phase, ready, running, started, stopping},
+        predicates::{gone, phase, ready, running, started, stopping},
         seconds,
     },
-    script::{Policy, Script},
+    script::{PodScript, Policy},
 };
 
 #[test]
 fn a_container_that_fails_its_liveness_probe_is_started_again() {
     let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 5, "failureThreshold": 2 });
-    let pod = Script::pod("web").container("app", "run").field("livenessProbe", probe);
+    let pod = PodScript::pod("web").container("app", "run").field("livenessProbe", probe);
     let mut play = Play::seeded(1);
     play.apply(pod).until(&running("web")).wait(seconds(4)).expect_starts("web", 1);
     play.until(&started("web", 2)).settle(minutes(2)).expect_running("web").expect_starts("web", 2);
@@ -24,7 +24,7 @@ fn a_container_that_fails_its_liveness_probe_is_started_again() {
 #[test]
 fn a_job_that_fails_its_liveness_probe_and_ends_politely_runs_again() {
     let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 1, "failureThreshold": 1 });
-    let pod = Script::pod("job").policy(Policy::OnFailure).container("app", "run").field("livenessProbe", probe);
+    let pod = PodScript::pod("job").policy(Policy::OnFailure).container("app", "run").field("livenessProbe", probe);
     let mut play = Play::seeded(2);
     play.apply(pod).until(&started("job", 2)).settle(minutes(2)).expect(&phase("job", "Running"));
 }
@@ -32,7 +32,7 @@ fn a_job_that_fails_its_liveness_probe_and_ends_politely_runs_again() {
 #[test]
 fn a_pod_is_ready_when_its_probe_says_so_and_stays_so_over_the_agents_death() {
     let probe = json!({ "exec": { "command": ["sleep", "2s"] }, "timeoutSeconds": 5, "periodSeconds": 5 });
-    let pod = Script::pod("web").container("app", "run").field("readinessProbe", probe);
+    let pod = PodScript::pod("web").container("app", "run").field("readinessProbe", probe);
     let mut play = Play::seeded(3);
     play.apply(pod).until(&running("web")).wait(seconds(1)).expect_not(&ready("web"));
     play.until(&ready("web")).crash_agent().start_agent().until(&ready("web")).settle(minutes(1));
@@ -42,7 +42,7 @@ fn a_pod_is_ready_when_its_probe_says_so_and_stays_so_over_the_agents_death() {
 #[test]
 fn a_probe_that_takes_too_long_has_failed() {
     let probe = json!({ "exec": { "command": ["sleep", "20s"] }, "timeoutSeconds": 1, "periodSeconds": 5 });
-    let pod = Script::pod("web").container("app", "run").field("readinessProbe", probe);
+    let pod = PodScript::pod("web").container("app", "run").field("readinessProbe", probe);
     let mut play = Play::seeded(4);
     play.apply(pod).until(&running("web")).wait(minutes(2)).expect_not(&ready("web"));
 }
@@ -50,7 +50,7 @@ fn a_probe_that_takes_too_long_has_failed() {
 #[test]
 fn a_pre_stop_hook_comes_before_the_signal_and_off_the_grace_period() {
     let hook = json!({ "preStop": { "exec": { "command": ["sleep", "6s"] } } });
-    let pod = Script::pod("web").grace_secs(20).container("app", "run").field("lifecycle", hook);
+    let pod = PodScript::pod("web").grace_secs(20).container("app", "run").field("lifecycle", hook);
     let mut play = Play::seeded(5);
     play.apply(pod).until(&running("web")).remove("web").wait(seconds(4)).expect(&running("web"));
     play.expect_not(&stopping("web")).until(&gone("web")).settle(minutes(1));

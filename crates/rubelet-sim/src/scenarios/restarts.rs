@@ -5,14 +5,14 @@ use jiff::SignedDuration;
 use crate::{
     play::{
         Play, minutes,
-        moments::{running, started, waiting},
+        predicates::{running, started, waiting},
         seconds,
     },
-    script::Script,
+    script::PodScript,
 };
 
-fn crashing() -> Script {
-    Script::pod("web").container("app", "exit 1 after 1s")
+fn crashing() -> PodScript {
+    PodScript::pod("web").container("app", "exit 1 after 1s")
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_jump_of_the_wall_clock_ends_no_back_off() {
 #[test]
 fn a_flaky_container_runs_in_the_end_and_its_count_is_right() {
     let mut play = Play::seeded(23);
-    play.apply(Script::pod("web").container("app", "flaky 3")).settle(minutes(5));
+    play.apply(PodScript::pod("web").container("app", "flaky 3")).settle(minutes(5));
     play.expect_running("web").expect_starts("web", 4).expect_restart_count("web", 3);
 }
 
@@ -44,9 +44,9 @@ fn a_flaky_container_runs_in_the_end_and_its_count_is_right() {
 fn a_container_killed_for_memory_is_started_again() {
     let mut play = Play::seeded(24);
     play.apply("web").until(&running("web"));
-    play.change(|scene| {
-        let id = scene.runtime.running().next().map(|found| found.id.clone()).expect("the pod runs");
-        scene.exit_container(&id, 137, "OOMKilled");
+    play.change(|sim| {
+        let id = sim.runtime.running().next().map(|found| found.id.clone()).expect("the pod runs");
+        sim.exit_container(&id, 137, "OOMKilled");
     });
     play.settle(minutes(2)).expect_running("web").expect_starts("web", 2).expect_restart_count("web", 1);
 }
@@ -54,16 +54,16 @@ fn a_container_killed_for_memory_is_started_again() {
 #[test]
 fn a_program_that_is_not_there_keeps_its_pod_waiting_and_disturbs_no_other() {
     let mut play = Play::seeded(25);
-    play.apply(Script::pod("broken").container("app", "missing")).apply("web");
+    play.apply(PodScript::pod("broken").container("app", "missing")).apply("web");
     play.until(&waiting("broken", "CrashLoopBackOff")).settle(minutes(2)).expect_running("web");
 }
 
 #[test]
 fn one_crashing_container_leaves_its_neighbour_alone() {
     let mut play = Play::seeded(26);
-    play.apply(Script::pod("web").container("good", "run").container("bad", "exit 1 after 1s"));
+    play.apply(PodScript::pod("web").container("good", "run").container("bad", "exit 1 after 1s"));
     play.until(&started("web", 5)).settle(minutes(2));
     let (_, history) =
-        play.look(|scene| scene.rules.history("web").next().map(|(uid, pod)| (uid.clone(), pod.clone()))).unwrap();
-    assert_eq!(history.actors["good"].starts, 1);
+        play.look(|sim| sim.rules.history("web").next().map(|(uid, pod)| (uid.clone(), pod.clone()))).unwrap();
+    assert_eq!(history.containers["good"].starts, 1);
 }

@@ -1,13 +1,13 @@
 //! A runtime that dies, hangs, lies or stays silent.
 
 use crate::{
-    faults::Knobs,
+    faults::FaultRates,
     play::{
         Play, minutes,
-        moments::{gone, running, sandboxed, stopping},
+        predicates::{gone, running, sandboxed, stopping},
         seconds,
     },
-    script::Script,
+    script::PodScript,
 };
 
 #[test]
@@ -35,14 +35,14 @@ fn a_runtime_that_dies_while_a_sandbox_is_made_gets_no_second_one_running() {
 #[test]
 fn a_stop_that_the_runtimes_death_cut_off_is_done_after_its_return() {
     let mut play = Play::seeded(83);
-    play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+    play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.remove("web").until(&stopping("web")).runtime_down_for(seconds(60)).until(&gone("web")).settle(minutes(1));
 }
 
 #[test]
 fn a_stop_that_comes_late_gives_the_whole_grace_period_all_the_same() {
     let mut play = Play::seeded(99);
-    play.apply(Script::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
+    play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.runtime_down_for(seconds(60)).remove("web").until(&stopping("web")).wait(seconds(18));
     play.expect(&stopping("web")).until(&gone("web")).settle(minutes(1));
 }
@@ -57,7 +57,7 @@ fn a_container_that_died_while_the_runtime_was_down_is_started_again() {
 #[test]
 fn without_an_event_stream_a_dead_container_is_found_by_the_relist() {
     let mut play = Play::before_start(85);
-    play.change(|scene| scene.runtime.has_events = false).start_agent().apply("web").until(&running("web"));
+    play.change(|sim| sim.runtime.has_events = false).start_agent().apply("web").until(&running("web"));
     play.wait(seconds(30)).exit_container("web", "app", 1).wait(seconds(3)).expect_starts("web", 2).settle(minutes(1));
 }
 
@@ -65,7 +65,7 @@ fn without_an_event_stream_a_dead_container_is_found_by_the_relist() {
 fn an_event_that_is_lost_is_made_up_for_by_the_audit() {
     let mut play = Play::seeded(86);
     play.apply("web").until(&running("web")).wait(seconds(30));
-    play.storm(Knobs { event_lost: 1.0, ..Knobs::default() }).exit_container("web", "app", 1).calm();
+    play.storm(FaultRates { event_lost: 1.0, ..FaultRates::default() }).exit_container("web", "app", 1).calm();
     play.settle(minutes(3)).expect_running("web").expect_starts("web", 2);
 }
 
@@ -73,8 +73,8 @@ fn an_event_that_is_lost_is_made_up_for_by_the_audit() {
 fn stale_lists_double_no_container() {
     for seed in 87..91 {
         let mut play = Play::seeded(seed);
-        play.storm(Knobs { stale_list: 0.3, ..Knobs::default() });
-        play.apply("a").apply(Script::pod("b").container("app", "flaky 3")).wait(minutes(3));
+        play.storm(FaultRates { stale_list: 0.3, ..FaultRates::default() });
+        play.apply("a").apply(PodScript::pod("b").container("app", "flaky 3")).wait(minutes(3));
         play.settle(minutes(3)).expect_starts("a", 1).expect_starts("b", 4);
     }
 }
@@ -83,7 +83,7 @@ fn stale_lists_double_no_container() {
 fn calls_that_were_done_but_answered_with_an_error_double_nothing() {
     for seed in 91..95 {
         let mut play = Play::seeded(seed);
-        play.storm(Knobs { done_but_error: 0.4, ..Knobs::default() }).apply("a").apply("b").wait(minutes(3));
+        play.storm(FaultRates { done_but_error: 0.4, ..FaultRates::default() }).apply("a").apply("b").wait(minutes(3));
         play.settle(minutes(3)).expect_running("a").expect_running("b");
         play.expect_starts("a", 1).expect_starts("b", 1);
     }
@@ -92,15 +92,15 @@ fn calls_that_were_done_but_answered_with_an_error_double_nothing() {
 #[test]
 fn a_call_that_hangs_for_one_pod_holds_up_no_other() {
     let mut play = Play::seeded(95);
-    play.apply("first").storm(Knobs { hang: 1.0, ..Knobs::default() }).wait(seconds(5)).calm();
+    play.apply("first").storm(FaultRates { hang: 1.0, ..FaultRates::default() }).wait(seconds(5)).calm();
     play.apply("second").until(&running("second")).settle(minutes(12)).expect_running("first");
 }
 
 #[test]
 fn a_network_that_is_not_ready_holds_up_pods_until_it_is() {
     let mut play = Play::before_start(96);
-    play.change(|scene| scene.runtime.network_ready = false).start_agent().apply("web").wait(minutes(2));
-    play.expect_starts("web", 0).change(|scene| scene.runtime.network_ready = true);
+    play.change(|sim| sim.runtime.network_ready = false).start_agent().apply("web").wait(minutes(2));
+    play.expect_starts("web", 0).change(|sim| sim.runtime.network_ready = true);
     play.settle(minutes(2)).expect_running("web");
 }
 

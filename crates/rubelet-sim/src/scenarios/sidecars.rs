@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use crate::{
     play::{
         Play, Within, minutes,
-        moments::{Moment, forgotten, gone, is_called, phase, running, started, stopping, stored_phase},
+        predicates::{Predicate, forgotten, gone, is_called, phase, running, started, stopping, stored_phase},
         seconds,
     },
-    script::{Policy, Script},
+    script::{PodScript, Policy},
 };
 
 fn endless_hook() -> Value {
@@ -16,16 +16,16 @@ fn endless_hook() -> Value {
 }
 
 /// So many containers of the pod run.
-fn running_containers(pod: &'static str, count: usize) -> Moment {
-    Moment::new(format!("{count} containers of {pod} run"), move |scene| {
-        scene.runtime.running().filter(|found| is_called(&found.pod.name, pod)).count() == count
+fn running_containers(pod: &'static str, count: usize) -> Predicate {
+    Predicate::new(format!("{count} containers of {pod} run"), move |sim| {
+        sim.runtime.running().filter(|found| is_called(&found.pod.name, pod)).count() == count
     })
 }
 
 #[test]
 fn sidecars_run_beside_the_others_and_end_with_the_pod() {
     let mut play = Play::clustered(1);
-    let pod = Script::pod("web").sidecar("first", "run").sidecar("second", "flaky 1").container("app", "run");
+    let pod = PodScript::pod("web").sidecar("first", "run").sidecar("second", "flaky 1").container("app", "run");
     play.create(pod).until(&started("web", 4)).settle(minutes(2)).expect(&running_containers("web", 3));
     play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(1));
 }
@@ -33,7 +33,7 @@ fn sidecars_run_beside_the_others_and_end_with_the_pod() {
 #[test]
 fn hooks_of_sidecars_run_side_by_side_at_a_pods_natural_end() {
     let mut play = Play::clustered(2);
-    let pod = Script::pod("job").policy(Policy::Never).grace_secs(20);
+    let pod = PodScript::pod("job").policy(Policy::Never).grace_secs(20);
     let pod = pod.sidecar("first", "run").field("lifecycle", endless_hook());
     let pod = pod.sidecar("second", "run").field("lifecycle", endless_hook()).container("app", "exit 0 after 5s");
     play.create(pod).until(&running_containers("job", 3)).until(&running_containers("job", 2)).wait(seconds(18));
@@ -46,7 +46,7 @@ fn hooks_of_sidecars_run_side_by_side_at_a_pods_natural_end() {
 fn stubborn_sidecars_end_together_when_the_grace_period_is_over() {
     for (seed, app) in [(3, "exit 0 after 5s"), (4, "run")] {
         let mut play = Play::clustered(seed);
-        let pod = Script::pod("job").policy(Policy::Never).grace_secs(20).sidecar("first", "stubborn");
+        let pod = PodScript::pod("job").policy(Policy::Never).grace_secs(20).sidecar("first", "stubborn");
         let pod = pod.sidecar("second", "stubborn").sidecar("third", "stubborn").container("app", app);
         play.create(pod).until(&running_containers("job", 4));
         if app == "run" {
@@ -67,7 +67,7 @@ fn a_sidecar_is_not_restarted_while_its_pod_ends() {
     };
     let hook = json!({ "preStop": { "exec": { "command": ["sleep", "30s"] } } });
     let mut play = Play::clustered(5);
-    let pod = Script::pod("job").policy(Policy::Never).grace_secs(60);
+    let pod = PodScript::pod("job").policy(Policy::Never).grace_secs(60);
     let pod = pod.sidecar("side", "run").field("livenessProbe", probe(20)).container("app", "run");
     play.create(pod.field("livenessProbe", probe(10)).field("lifecycle", hook)).until(&running_containers("job", 2));
     play.wait(seconds(35)).expect(&running_containers("job", 2)).expect_starts("job", 2);
@@ -77,7 +77,7 @@ fn a_sidecar_is_not_restarted_while_its_pod_ends() {
 #[test]
 fn a_sidecar_that_exits_while_its_pod_ends_stays_down() {
     let mut play = Play::clustered(6);
-    let pod = Script::pod("job").policy(Policy::Never).grace_secs(30).sidecar("first", "run");
+    let pod = PodScript::pod("job").policy(Policy::Never).grace_secs(30).sidecar("first", "run");
     let pod = pod.sidecar("second", "run").field("lifecycle", endless_hook()).container("app", "exit 0 after 5s");
     play.create(pod).until(&running_containers("job", 3)).until(&running_containers("job", 2));
     play.wait(seconds(2)).exit_container("job", "first", 1).wait(seconds(10)).expect_starts("job", 3);

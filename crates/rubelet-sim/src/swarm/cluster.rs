@@ -12,10 +12,10 @@ use super::{
     scripts::{GATE, script},
 };
 use crate::{
-    faults::ApiKnobs,
+    faults::ApiFaultRates,
     play::{
         Play, Within,
-        moments::{node_name_of, stored},
+        predicates::{node_name_of, stored},
     },
 };
 
@@ -24,7 +24,7 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 /// One thing happens.
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
-    let is_there = play.look(|scene| stored(scene, name).is_some());
+    let is_there = play.look(|sim| stored(sim, name).is_some());
     match rng.u32(0..116) {
         0..35 if !is_there => play.create(script(rng, name, version)),
         0..25 if is_there => play.delete(name, within(rng)),
@@ -35,7 +35,7 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
         65..75 => play.partition_for(Duration::from_millis(rng.u64(100..180_000))),
         75..80 => play.silence_for(Duration::from_millis(rng.u64(100..120_000))),
         80..86 => play.restart_api(),
-        86..92 => play.change(|scene| scene.api.forget_history()),
+        86..92 => play.change(|sim| sim.api.forget_history()),
         92..95 => play.delete(&node_name_of(NAMES[rng.usize(..NAMES.len())]), within(rng)),
         95..97 => play.lag(),
         97..99 => play.fail_over().catch_up_in(Duration::from_millis(rng.u64(1_000..180_000))),
@@ -53,7 +53,8 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
 fn edit<'a>(play: &'a mut Play, rng: &mut Rng, name: &str, version: u32) -> &'a mut Play {
     match rng.u32(0..8) {
         0..4 => {
-            let containers: Vec<_> = play.wanted()[name].containers.iter().map(|role| role.name.clone()).collect();
+            let containers: Vec<_> =
+                play.wanted()[name].containers.iter().map(|container| container.name.clone()).collect();
             play.edit_image(name, &containers[rng.usize(..containers.len())], IMAGES[rng.usize(..2)])
         }
         4 => play.set_deadline(name, rng.i64(1..300)),
@@ -85,9 +86,9 @@ fn lie<'a>(play: &'a mut Play, rng: &mut Rng, name: &str) -> &'a mut Play {
 }
 
 /// A few faults, each as strong as this seed likes.
-pub(super) fn knobs(rng: &mut Rng) -> ApiKnobs {
+pub(super) fn rates(rng: &mut Rng) -> ApiFaultRates {
     let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
-    ApiKnobs {
+    ApiFaultRates {
         refused: some(0.3),
         conflict: some(0.3),
         throttled: some(0.2),

@@ -6,10 +6,10 @@ use fastrand::Rng;
 
 use super::NAMES;
 use crate::{
-    faults::Fate,
-    play::{Play, moments::node_name_of},
+    faults::CallOutcome,
+    play::{Play, predicates::node_name_of},
     runtime::store::Ailment,
-    stage::Scene,
+    simulation::SimState,
 };
 
 /// One thing goes wrong.
@@ -22,7 +22,7 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng) {
         11..13 => spoil_some_pod(play, rng),
         13..15 => drop(play.reboot()),
         15..17 => lose_track_of_some(play, rng),
-        _ => drop(play.change(Scene::lose_runtime_state)),
+        _ => drop(play.change(SimState::lose_runtime_state)),
     }
 }
 
@@ -32,18 +32,18 @@ fn ail(play: &mut Play, rng: &mut Rng, ailment: Ailment) {
 
 fn make_some_unkillable(play: &mut Play, rng: &mut Rng) {
     let pick = rng.usize(..);
-    play.change(|scene| {
-        if let Some(id) = some_running(scene, pick) {
-            scene.make_unkillable(&id);
+    play.change(|sim| {
+        if let Some(id) = some_running(sim, pick) {
+            sim.make_unkillable(&id);
         }
     });
 }
 
 fn lose_track_of_some(play: &mut Play, rng: &mut Rng) {
     let pick = rng.usize(..);
-    play.change(|scene| {
-        if let Some(id) = some_running(scene, pick) {
-            scene.lose_track_of(&id);
+    play.change(|sim| {
+        if let Some(id) = some_running(sim, pick) {
+            sim.lose_track_of(&id);
         }
     });
 }
@@ -51,35 +51,35 @@ fn lose_track_of_some(play: &mut Play, rng: &mut Rng) {
 /// From now on every call that changes something for the pod fails, or hangs.
 fn spoil_some_pod(play: &mut Play, rng: &mut Rng) {
     let name = node_name_of(NAMES[rng.usize(..NAMES.len())]);
-    let fate = if rng.bool() { Fate::ErrorBefore } else { Fate::HangBefore };
-    play.change(|scene| {
-        scene.log("world", format!("calls for {name}: {fate:?}"));
-        scene.runtime.bad_pods.insert(name, fate);
+    let outcome = if rng.bool() { CallOutcome::ErrorBefore } else { CallOutcome::HangBefore };
+    play.change(|sim| {
+        sim.log("world", format!("calls for {name}: {outcome:?}"));
+        sim.runtime.bad_pods.insert(name, outcome);
     });
 }
 
 pub(super) fn end_some_container(play: &mut Play, rng: &mut Rng) {
     let pick = rng.usize(..);
     let (code, reason) = if rng.bool() { (1, "Error") } else { (137, "OOMKilled") };
-    play.change(|scene| {
-        if let Some(id) = some_running(scene, pick) {
-            scene.exit_container(&id, code, reason);
+    play.change(|sim| {
+        if let Some(id) = some_running(sim, pick) {
+            sim.exit_container(&id, code, reason);
         }
     });
 }
 
 pub(super) fn end_some_sandbox(play: &mut Play, rng: &mut Rng) {
     let pick = rng.usize(..);
-    play.change(|scene| {
-        let ready = scene.runtime.picture.sandboxes.values().filter(|sandbox| sandbox.ready);
+    play.change(|sim| {
+        let ready = sim.runtime.picture.sandboxes.values().filter(|sandbox| sandbox.ready);
         let ready: Vec<String> = ready.map(|sandbox| sandbox.id.clone()).collect();
         if !ready.is_empty() {
-            scene.kill_sandbox(&ready[pick % ready.len()]);
+            sim.kill_sandbox(&ready[pick % ready.len()]);
         }
     });
 }
 
-fn some_running(scene: &Scene, pick: usize) -> Option<String> {
-    let running: Vec<&str> = scene.runtime.running().map(|found| found.id.as_str()).collect();
+fn some_running(sim: &SimState, pick: usize) -> Option<String> {
+    let running: Vec<&str> = sim.runtime.running().map(|found| found.id.as_str()).collect();
     (!running.is_empty()).then(|| running[pick % running.len()].to_owned())
 }

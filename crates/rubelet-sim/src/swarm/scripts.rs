@@ -4,14 +4,14 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::IMAGES;
-use crate::script::{EmptyDir, Policy, Script};
+use crate::script::{EmptyDir, PodScript, Policy};
 
 /// The condition that pods with a readiness gate wait for.
 pub(super) const GATE: &str = "sim/gate";
 
-pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> Script {
+pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
-    let mut script = Script::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
+    let mut script = PodScript::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
     for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
         let program = ["exit 0 after 0s", "exit 0 after 3s", "flaky 1", "exit 1 after 1s"][rng.usize(..4)];
         // A flaky init container would never end; it is one that fails.
@@ -61,7 +61,7 @@ fn program(rng: &mut Rng) -> String {
 }
 
 /// Probes of the container added last.
-fn checked(rng: &mut Rng, script: Script) -> Script {
+fn checked(rng: &mut Rng, script: PodScript) -> PodScript {
     match rng.u32(0..12) {
         0 => script.field("livenessProbe", probe(rng, &["ok", "ok", "fail first", "fail", "/ok", "/stall", "/half"])),
         1..3 => script.field(
@@ -74,7 +74,7 @@ fn checked(rng: &mut Rng, script: Script) -> Script {
 }
 
 /// Hooks of the container added last.
-fn hooked(rng: &mut Rng, script: Script) -> Script {
+fn hooked(rng: &mut Rng, script: PodScript) -> PodScript {
     let hook = |rng: &mut Rng, name: &str, commands: &[&str]| {
         let command = format!("{name} {}", commands[rng.usize(..commands.len())]);
         json!({ "exec": { "command": command.split(' ').collect::<Vec<_>>() } })

@@ -9,40 +9,40 @@ use serde_json::json;
 use super::{broken_by, pass, sandbox, start, told};
 use crate::{
     invariants::trouble::Touched,
-    script::Script,
-    stage::{AgentState, Life, Scene},
+    script::PodScript,
+    simulation::{AgentState, Incarnation, SimState},
 };
 
 /// The rules broken so many seconds after the story's last word.
-fn broken_after(secs: u64, story: impl FnOnce(&mut Scene)) -> Vec<&'static str> {
-    broken_by(&Script::pod("web").grace_secs(5).container("app", "stubborn"), |scene| {
-        scene.agent = AgentState::Alive(Life(1));
-        scene.now = Duration::from_secs(1_000);
-        story(scene);
-        pass(scene, secs);
-        scene.patrol();
+fn broken_after(secs: u64, story: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
+    broken_by(&PodScript::pod("web").grace_secs(5).container("app", "stubborn"), |sim| {
+        sim.agent = AgentState::Alive(Incarnation(1));
+        sim.now = Duration::from_secs(1_000);
+        story(sim);
+        pass(sim, secs);
+        sim.patrol();
     })
 }
 
-fn tells(scene: &mut Scene, snapshot: Snapshot) {
-    scene.rules.told(scene.now, scene.wall, &snapshot);
-    scene.snapshot = Arc::new(snapshot);
+fn tells(sim: &mut SimState, snapshot: Snapshot) {
+    sim.rules.told(sim.now, sim.wall, &snapshot);
+    sim.snapshot = Arc::new(snapshot);
 }
 
 #[test]
 fn a_pod_that_outlives_its_grace_period_is_noticed() {
     const RULE: &str = "a pod is gone within its grace period";
-    let ends = |scene: &mut Scene| {
-        let home = sandbox(scene, "u1", 0);
-        start(scene, &home, "app", 0);
-        tells(scene, told("Terminating", "Running", 0));
+    let ends = |sim: &mut SimState| {
+        let home = sandbox(sim, "u1", 0);
+        start(sim, &home, "app", 0);
+        tells(sim, told("Terminating", "Running", 0));
     };
     assert_eq!(broken_after(26, ends), [RULE]);
     assert_eq!(broken_after(24, ends), Vec::<&str>::new());
     let disturbed = |touched: Touched| {
-        broken_after(26, |scene| {
-            ends(scene);
-            scene.rules.trouble.enter(touched);
+        broken_after(26, |sim| {
+            ends(sim);
+            sim.rules.trouble.enter(touched);
         })
     };
     assert_eq!(disturbed(Touched::Pod("u1".to_owned())), Vec::<&str>::new());
@@ -59,11 +59,11 @@ fn a_shorter_grace_period_asked_for_later_counts() {
         metadata.deletion_grace_period_seconds = Some(grace);
         snapshot
     };
-    let broken = broken_after(22, |scene| {
-        let home = sandbox(scene, "u1", 0);
-        start(scene, &home, "app", 0);
-        tells(scene, with_grace(4));
-        tells(scene, with_grace(1));
+    let broken = broken_after(22, |sim| {
+        let home = sandbox(sim, "u1", 0);
+        start(sim, &home, "app", 0);
+        tells(sim, with_grace(4));
+        tells(sim, with_grace(1));
     });
     assert_eq!(broken, ["a pod is gone within its grace period"]);
 }
@@ -71,27 +71,27 @@ fn a_shorter_grace_period_asked_for_later_counts() {
 #[test]
 fn a_pod_that_gets_no_sandbox_is_noticed() {
     const RULE: &str = "a pod waits for no other pod's faults";
-    let waits = |scene: &mut Scene| tells(scene, told("Syncing", "Pending", 0));
+    let waits = |sim: &mut SimState| tells(sim, told("Syncing", "Pending", 0));
     assert_eq!(broken_after(31, waits), [RULE]);
     assert_eq!(broken_after(29, waits), Vec::<&str>::new());
-    let other = broken_after(31, |scene| {
-        waits(scene);
-        scene.rules.trouble.enter(Touched::Pod("u2".to_owned()));
+    let other = broken_after(31, |sim| {
+        waits(sim);
+        sim.rules.trouble.enter(Touched::Pod("u2".to_owned()));
     });
     assert_eq!(other, [RULE]);
 }
 
 #[test]
 fn a_bound_pod_without_a_status_is_noticed() {
-    let made = |scene: &mut Scene| {
+    let made = |sim: &mut SimState| {
         let body = json!({ "metadata": { "name": "web", "namespace": "default" }, "spec": { "containers": [] } });
-        scene.ask(Verb::Create, ObjectPath::all("v1", "pods").within("default"), body).unwrap();
-        scene.patrol();
+        sim.ask(Verb::Create, ObjectPath::all("v1", "pods").within("default"), body).unwrap();
+        sim.patrol();
     };
     assert_eq!(broken_after(31, made), ["every bound pod has a status"]);
-    let silent = broken_after(31, |scene| {
-        made(scene);
-        scene.silence_api();
+    let silent = broken_after(31, |sim| {
+        made(sim);
+        sim.silence_api();
     });
     assert_eq!(silent, Vec::<&str>::new());
 }
@@ -100,9 +100,9 @@ fn a_bound_pod_without_a_status_is_noticed() {
 fn a_ready_node_without_lists_is_noticed() {
     let mut ready = Snapshot::default();
     ready.node.readiness = Readiness::Ready;
-    let listed = |scene: &mut Scene| {
-        scene.rules.listed(scene.now);
-        tells(scene, ready.clone());
+    let listed = |sim: &mut SimState| {
+        sim.rules.listed(sim.now);
+        tells(sim, ready.clone());
     };
     assert_eq!(broken_after(239, listed), Vec::<&str>::new());
     assert_eq!(broken_after(241, listed), ["a ready node was listed lately"]);

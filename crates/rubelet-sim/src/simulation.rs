@@ -1,7 +1,7 @@
-//! What all fakes share: the scene as it is now, the clock, and what will happen by itself.
+//! What all fakes share: the state of the simulated node, the clock, and the events that are scheduled.
 //!
-//! Owns: the lock around the scene (one thread, never held over an await), the queue of cues. Never: decides what a
-//! runtime or a disk does.
+//! Owns: the lock around the state (one thread, never held over an await), the queue of scheduled events. Never: decides
+//! what a runtime or a disk does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,8 +34,8 @@ use crate::{
     trace::Trace,
 };
 
-/// The wall clock's time when the curtain rises: 2026-01-01T00:00:00Z.
-const OPENING_SECS: i64 = 1_767_225_600;
+/// The wall clock's time when a simulation begins: 2026-01-01T00:00:00Z.
+const START_SECS: i64 = 1_767_225_600;
 
 /// Between two rounds of the rules about time.
 const PATROL: Duration = Duration::from_secs(1);
@@ -43,22 +43,22 @@ const PATROL: Duration = Duration::from_secs(1);
 /// No burst of events takes the agent so many turns: 100 pods at once take some hundreds.
 const TURNS_PER_INSTANT: u32 = 20_000;
 
-/// A handle on the scene. The play and every fake hold one.
+/// A handle on the state. The play and every fake hold one.
 #[derive(Debug)]
-pub struct Stage {
-    scene: Mutex<Scene>,
-    /// Something changed: conditions may hold, cues may be due.
-    pub stirred: Notify,
+pub struct Simulation {
+    state: Mutex<SimState>,
+    /// The state changed: predicates may hold, an event may be due earlier.
+    pub changed: Notify,
     /// Something changed in the API, or in who can reach it.
-    pub api_stirred: Notify,
+    pub api_changed: Notify,
     clock: Clock,
     wall_offset_ms: Arc<AtomicI64>,
 }
 
 /// Everything that is, apart from the agent itself.
 #[derive(Debug)]
-pub struct Scene {
-    /// Time since the curtain rose; no jump of the wall clock touches it.
+pub struct SimState {
+    /// Time since the simulation began; no jump of the wall clock touches it.
     pub now: Duration,
     pub wall: Timestamp,
     pub rng: Rng,
@@ -73,7 +73,7 @@ pub struct Scene {
     pub pages: BTreeMap<String, FetchResponse>,
     pub rules: Rules,
     pub agent: AgentState,
-    /// The agent's last word, empty between its lives.
+    /// The agent's last snapshot, empty while no agent runs.
     pub snapshot: Arc<Snapshot>,
     /// What the agent still keeps of pods that are gone.
     pub stale_entries: Vec<String>,
@@ -81,25 +81,25 @@ pub struct Scene {
     pub agent_dies_after: Option<u64>,
     /// Turns of the agent's loop within one instant: one that never rests would stop time itself.
     turns: (Duration, u32),
-    cues: BTreeMap<(Duration, u64), Cue>,
-    cues_given: u64,
+    scheduled: BTreeMap<(Duration, u64), ScheduledEvent>,
+    scheduled_count: u64,
 }
 
-/// Calls of an earlier life reach nothing: the process that made them is dead.
+/// One process of the agent, counted from 1. Calls of an earlier one reach nothing: the process that made them is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life(pub u32);
+pub struct Incarnation(pub u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentState {
-    Alive(Life),
+    Alive(Incarnation),
     /// It died by itself; the play has yet to clear away its tasks.
-    Dying(Life),
-    Dead(Life),
+    Dying(Incarnation),
+    Dead(Incarnation),
 }
 
 /// Something that happens by itself at its time.
 #[derive(Clone, Debug)]
-pub enum Cue {
+pub enum ScheduledEvent {
     /// A container's process ends, if it still runs then.
     Exit {
         container: String,
@@ -121,15 +121,15 @@ pub enum Cue {
     DiskHasRoom,
 }
 
-impl Stage {
+impl Simulation {
     /// Needs a tokio runtime with its clock paused.
     pub fn new(seed: u64) -> Arc<Self> {
         let wall_offset_ms = Arc::new(AtomicI64::new(0));
-        let opening = Timestamp::from_second(OPENING_SECS).expect("a constant within jiff's range");
-        let clock = Clock::simulated(opening, wall_offset_ms.clone());
-        let scene = Scene {
+        let start = Timestamp::from_second(START_SECS).expect("a constant within jiff's range");
+        let clock = Clock::simulated(start, wall_offset_ms.clone());
+        let sim = SimState {
             now: Duration::ZERO,
-            wall: opening,
+            wall: start,
             rng: Rng::with_seed(seed),
             trace: Trace::default(),
             faults: Faults::default(),
@@ -139,43 +139,43 @@ impl Stage {
             cgroups: BTreeSet::new(),
             pages: BTreeMap::new(),
             rules: Rules::default(),
-            agent: AgentState::Dead(Life(0)),
+            agent: AgentState::Dead(Incarnation(0)),
             snapshot: Arc::default(),
             stale_entries: Vec::new(),
             agent_dies_after: None,
             turns: (Duration::ZERO, 0),
-            cues: BTreeMap::new(),
-            cues_given: 0,
+            scheduled: BTreeMap::new(),
+            scheduled_count: 0,
         };
-        Arc::new(Stage {
-            scene: Mutex::new(scene),
-            stirred: Notify::new(),
-            api_stirred: Notify::new(),
+        Arc::new(Simulation {
+            state: Mutex::new(sim),
+            changed: Notify::new(),
+            api_changed: Notify::new(),
             clock,
             wall_offset_ms,
         })
     }
 
-    /// Looks at the scene or changes it; then tells whoever waits for a change.
-    pub fn with<T>(&self, change: impl FnOnce(&mut Scene) -> T) -> T {
-        let mut scene = self.scene.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Reads or changes the state; then wakes all who wait for a change.
+    pub fn with<T>(&self, change: impl FnOnce(&mut SimState) -> T) -> T {
+        let mut sim = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
-        scene.now = now.uptime.as_duration();
-        scene.wall = now.wall;
-        let answer = change(&mut scene);
-        scene.tell_watchers();
-        let is_api_stirred = scene.api.take_stirred();
-        drop(scene);
-        self.stirred.notify_waiters();
-        if is_api_stirred {
-            self.api_stirred.notify_waiters();
+        sim.now = now.uptime.as_duration();
+        sim.wall = now.wall;
+        let answer = change(&mut sim);
+        sim.tell_watchers();
+        let is_api_changed = sim.api.take_changed();
+        drop(sim);
+        self.changed.notify_waiters();
+        if is_api_changed {
+            self.api_changed.notify_waiters();
         }
         answer
     }
 
     /// Only looks, and wakes nobody.
-    pub fn look<T>(&self, view: impl FnOnce(&Scene) -> T) -> T {
-        view(&self.scene.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
+        view(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A clock as a process that starts now would have it.
@@ -188,26 +188,26 @@ impl Stage {
     pub fn jump_wall_clock(&self, by: SignedDuration) {
         let by_ms = i64::try_from(by.as_millis()).unwrap_or(0);
         self.wall_offset_ms.fetch_add(by_ms, Ordering::Relaxed);
-        self.with(|scene| {
-            scene.rules.clock_jumps(scene.now);
-            scene.log("world", format!("wall clock jumps by {}s", by.as_secs()));
+        self.with(|sim| {
+            sim.rules.clock_jumps(sim.now);
+            sim.log("world", format!("wall clock jumps by {}s", by.as_secs()));
         });
     }
 
     /// Lets happen what happens by itself. Runs until it is aborted.
-    pub async fn play_cues(self: Arc<Self>) {
+    pub async fn run_scheduled_events(self: Arc<Self>) {
         let mut patrol = tokio::time::interval(PATROL);
         loop {
-            // Registered before the look, so that a cue given meanwhile is not missed.
-            let stirred = self.stirred.notified();
-            let next = self.look(|scene| scene.cues.keys().next().map(|(at, _)| *at));
+            // Registered before the look, so that an event scheduled meanwhile is not missed.
+            let changed = self.changed.notified();
+            let next = self.look(|sim| sim.scheduled.keys().next().map(|(at, _)| *at));
             let due = next.map(|at| self.clock.instant(Uptime::new(at)));
             tokio::select! {
                 // Cancel safe: no arm holds anything but a wish to look again.
                 biased;
-                () = sleep_until(due) => self.with(Scene::play_due),
-                _ = patrol.tick() => self.with(Scene::patrol),
-                () = stirred => {}
+                () = sleep_until(due) => self.with(SimState::run_due),
+                _ = patrol.tick() => self.with(SimState::patrol),
+                () = changed => {}
             }
         }
     }
@@ -220,30 +220,30 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
     }
 }
 
-impl Scene {
+impl SimState {
     pub fn log(&mut self, actor: &str, what: impl std::fmt::Display) {
         self.trace.push(self.now, actor, what);
     }
 
-    pub fn cue_in(&mut self, wait: Duration, cue: Cue) {
-        self.cues_given += 1;
-        self.cues.insert((self.now + wait, self.cues_given), cue);
+    pub fn schedule_in(&mut self, wait: Duration, event: ScheduledEvent) {
+        self.scheduled_count += 1;
+        self.scheduled.insert((self.now + wait, self.scheduled_count), event);
     }
 
-    pub fn is_alive(&self, life: Life) -> bool {
-        self.agent == AgentState::Alive(life)
+    pub fn is_alive(&self, incarnation: Incarnation) -> bool {
+        self.agent == AgentState::Alive(incarnation)
     }
 
     /// An opportunity to die, at the border of a call.
-    pub fn may_kill_agent(&mut self, life: Life) {
-        if !self.is_alive(life) {
+    pub fn may_kill_agent(&mut self, incarnation: Incarnation) {
+        if !self.is_alive(incarnation) {
             return;
         }
         let counted = self.agent_dies_after.is_some_and(|left| left == 0);
         self.agent_dies_after = self.agent_dies_after.and_then(|left| left.checked_sub(1));
         if counted || self.faults.kills_agent(&mut self.rng) {
             self.log("world", "the agent is killed");
-            self.agent = AgentState::Dying(life);
+            self.agent = AgentState::Dying(incarnation);
         }
     }
 
@@ -256,22 +256,22 @@ impl Scene {
         }
     }
 
-    fn play_due(&mut self) {
-        while let Some(entry) = self.cues.first_entry() {
+    fn run_due(&mut self) {
+        while let Some(entry) = self.scheduled.first_entry() {
             if entry.key().0 > self.now {
                 return;
             }
             match entry.remove() {
-                Cue::Exit { container, code, reason } => self.exit_container(&container, code, reason),
-                Cue::Finish(call) => call.finish(self),
-                Cue::Event(event) => self.runtime.deliver(&event),
-                Cue::Request(request) => request.finish(self),
-                Cue::ApiReturns => self.heal_api(),
-                Cue::ApiCatchesUp => self.catch_up(),
-                Cue::RuntimeReturns => self.bring_runtime_up(),
-                Cue::Heals(ailment) => self.heal(ailment),
-                Cue::Kill(container) => drop(self.perform(&Act::Kill(container))),
-                Cue::DiskHasRoom => {
+                ScheduledEvent::Exit { container, code, reason } => self.exit_container(&container, code, reason),
+                ScheduledEvent::Finish(call) => call.finish(self),
+                ScheduledEvent::Event(event) => self.runtime.deliver(&event),
+                ScheduledEvent::Request(request) => request.finish(self),
+                ScheduledEvent::ApiReturns => self.heal_api(),
+                ScheduledEvent::ApiCatchesUp => self.catch_up(),
+                ScheduledEvent::RuntimeReturns => self.bring_runtime_up(),
+                ScheduledEvent::Heals(ailment) => self.heal(ailment),
+                ScheduledEvent::Kill(container) => drop(self.perform(&Act::Kill(container))),
+                ScheduledEvent::DiskHasRoom => {
                     self.log("world", "the disk has room again");
                     self.disk.full = false;
                 }
@@ -280,7 +280,7 @@ impl Scene {
     }
 
     fn tell_watchers(&mut self) {
-        for dir in self.disk.take_stirred() {
+        for dir in self.disk.take_changed() {
             if !self.faults.loses_hint(&mut self.rng) {
                 self.disk.tell(&dir);
             }

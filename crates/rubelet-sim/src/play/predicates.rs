@@ -1,0 +1,162 @@
+//! Predicates over the simulated state: what a play waits for before it goes on.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use rubelet_core::snapshot::PodView;
+use serde_json::Value;
+
+use crate::simulation::SimState;
+
+/// The node of every play; static pods carry it in their names.
+pub const NODE: &str = "node";
+
+pub struct Predicate {
+    pub name: String,
+    holds: Box<dyn Fn(&SimState) -> bool>,
+}
+
+impl std::fmt::Debug for Predicate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Predicate {
+    pub fn new(name: impl Into<String>, holds: impl Fn(&SimState) -> bool + 'static) -> Self {
+        Predicate { name: name.into(), holds: Box::new(holds) }
+    }
+
+    pub fn holds(&self, sim: &SimState) -> bool {
+        (self.holds)(sim)
+    }
+}
+
+pub fn node_name_of(pod: &str) -> String {
+    format!("{pod}-{NODE}")
+}
+
+/// A pod of the API has its name as it is, a static one with the node's behind it.
+pub fn is_called(name: &str, pod: &str) -> bool {
+    name == pod || name.strip_suffix(NODE).and_then(|name| name.strip_suffix('-')) == Some(pod)
+}
+
+/// A call of this CRI method is under way for something whose name contains `about`.
+pub fn calling(method: &'static str, about: &str) -> Predicate {
+    let wanted = about.to_owned();
+    Predicate::new(format!("a call of {method} about {about}"), move |sim| {
+        sim.runtime.calls.values().any(|(name, subject)| *name == method && subject.contains(&wanted))
+    })
+}
+
+/// A container of the pod runs.
+pub fn running(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} running"), move |sim| {
+        sim.runtime.running().any(|found| is_called(&found.pod.name, &name))
+    })
+}
+
+/// A container of the pod was sent SIGTERM and runs still.
+pub fn stopping(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} stopping"), move |sim| {
+        sim.runtime.running().any(|found| is_called(&found.pod.name, &name) && found.term_at.is_some())
+    })
+}
+
+/// The runtime knows nothing of the pod any more.
+pub fn gone(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} gone"), move |sim| {
+        let picture = &sim.runtime.picture;
+        !picture.sandboxes.values().any(|sandbox| is_called(&sandbox.identity().name, &name))
+            && !picture.containers.values().any(|container| is_called(&container.pod.name, &name))
+    })
+}
+
+/// The runtime has a ready sandbox of the pod.
+pub fn sandboxed(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} with a sandbox"), move |sim| {
+        sim.runtime
+            .picture
+            .sandboxes
+            .values()
+            .any(|sandbox| sandbox.ready && is_called(&sandbox.identity().name, &name))
+    })
+}
+
+/// The agent says that a container of the pod waits for this reason.
+pub fn waiting(pod: &str, reason: &str) -> Predicate {
+    let (name, wanted) = (pod.to_owned(), reason.to_owned());
+    Predicate::new(format!("{pod} waiting: {reason}"), move |sim| {
+        views(sim, &name).iter().any(|view| {
+            statuses(view).any(|status| {
+                let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref());
+                waiting.and_then(|waiting| waiting.reason.as_deref()) == Some(wanted.as_str())
+            })
+        })
+    })
+}
+
+/// Containers of the pod were started so many times, over all its versions.
+pub fn started(pod: &str, times: u32) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{times} starts of {pod}"), move |sim| starts(sim, &name) >= times)
+}
+
+pub fn starts(sim: &SimState, pod: &str) -> u32 {
+    sim.rules.history(pod).flat_map(|(_, history)| history.containers.values()).map(|container| container.starts).sum()
+}
+
+/// The agent says this phase of the pod.
+pub fn phase(pod: &str, phase: &str) -> Predicate {
+    let (name, wanted) = (pod.to_owned(), phase.to_owned());
+    Predicate::new(format!("{pod} {phase}"), move |sim| {
+        views(sim, &name).iter().any(|view| view.status.phase.as_deref() == Some(wanted.as_str()))
+    })
+}
+
+/// The API server holds this phase of the pod.
+pub fn stored_phase(pod: &str, phase: &str) -> Predicate {
+    let (name, wanted) = (pod.to_owned(), phase.to_owned());
+    Predicate::new(format!("{pod} {phase} in the API"), move |sim| {
+        stored(sim, &name).is_some_and(|object| object["status"]["phase"] == wanted)
+    })
+}
+
+/// The API server has the pod, or a static pod's mirror.
+pub fn known(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} in the API"), move |sim| stored(sim, &name).is_some())
+}
+
+/// Nobody has the pod any more, nor its mirror.
+pub fn forgotten(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
+}
+
+pub fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {
+    sim.api.of("pods").find(|(key, _)| is_called(&key.name, pod)).map(|(_, object)| object)
+}
+
+/// The agent says that the pod is ready.
+pub fn ready(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} ready"), move |sim| {
+        let views = views(sim, &name);
+        let mut conditions = views.iter().flat_map(|view| view.status.conditions.iter().flatten());
+        conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    })
+}
+
+pub(super) fn views(sim: &SimState, pod: &str) -> Vec<Arc<PodView>> {
+    let name_of = |view: &PodView| view.pod.metadata.name.clone().unwrap_or_default();
+    sim.snapshot.pods.values().filter(|view| is_called(&name_of(view), pod)).cloned().collect()
+}
+
+pub(super) fn statuses(view: &PodView) -> impl Iterator<Item = &ContainerStatus> {
+    view.status.container_statuses.iter().chain(&view.status.init_container_statuses).flatten()
+}
