@@ -100,7 +100,7 @@ fn join_cluster(world: &World, cluster: &Cluster, duty: Arc<node::Duty>, handles
 /// Lasts as long as the agent, though the runtime may have no events to follow.
 async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
     if observe::events::follow(&world, &inbox).await == observe::events::Ended::Unsupported {
-        tracing::info!("the runtime has no container events; it is listed every second instead");
+        tracing::info!("the runtime has no GetContainerEvents, relisting every second");
     }
     std::future::pending().await
 }
