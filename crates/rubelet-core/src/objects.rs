@@ -56,14 +56,14 @@ impl ObjectKey {
     }
 
     /// What people are told when it is not there.
-    pub fn not_found(&self) -> Missing {
+    pub fn not_found(&self) -> ObjectError {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass => "runtimeclass.node.k8s.io",
             ObjectKind::CsiDriver => "csidriver.storage.k8s.io",
         };
-        Missing { why: Why::NotFound, message: format!("{kind} {:?} not found", self.name) }
+        ObjectError { kind: ObjectErrorKind::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
 
     /// What people are told when a volume wants a key of it that it does not have.
@@ -78,14 +78,14 @@ impl ObjectKey {
     }
 
     /// What people are told on a node that belongs to no cluster.
-    pub fn standalone(&self) -> Missing {
+    pub fn standalone(&self) -> ObjectError {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configMap",
             ObjectKind::Secret => "secret",
             ObjectKind::RuntimeClass | ObjectKind::CsiDriver => self.kind.word(),
         };
         let message = format!("couldn't get {kind} {}/{}, no kubeClient defined", self.namespace, self.name);
-        Missing { why: Why::Unreadable, message }
+        ObjectError { kind: ObjectErrorKind::Unreadable, message }
     }
 }
 
@@ -162,20 +162,20 @@ impl From<CSIDriver> for Object {
 
 /// Why an object cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
-    pub why: Why,
+pub struct ObjectError {
+    pub kind: ObjectErrorKind,
     pub message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ObjectErrorKind {
     /// Who refers to it as optional can do without.
     NotFound,
     /// It may be there or not.
     Unreadable,
 }
 
-pub type Lookup = Result<Arc<Object>, Missing>;
+pub type Lookup = Result<Arc<Object>, ObjectError>;
 
 /// What was gathered, good and bad.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -184,20 +184,20 @@ pub struct Objects(pub BTreeMap<ObjectKey, Lookup>);
 impl Objects {
     /// What a node without a cluster has of them.
     pub fn standalone(keys: impl IntoIterator<Item = ObjectKey>) -> Self {
-        let missing = |key: ObjectKey| {
-            let why = key.standalone();
-            (key, Err(why))
+        let unreadable = |key: ObjectKey| {
+            let error = key.standalone();
+            (key, Err(error))
         };
-        Objects(keys.into_iter().map(missing).collect())
+        Objects(keys.into_iter().map(unreadable).collect())
     }
 
     /// `None`: it is not there, and optional.
-    pub fn find(&self, key: &ObjectKey, presence: Presence) -> Result<Option<&Object>, Missing> {
+    pub fn find(&self, key: &ObjectKey, presence: Presence) -> Result<Option<&Object>, ObjectError> {
         match self.0.get(key) {
             Some(Ok(object)) => Ok(Some(object)),
-            Some(Err(missing)) if missing.why == Why::NotFound && presence == Presence::Optional => Ok(None),
-            Some(Err(missing)) => Err(missing.clone()),
-            None => Err(Missing { why: Why::Unreadable, message: format!("{key} was not gathered") }),
+            Some(Err(error)) if error.kind == ObjectErrorKind::NotFound && presence == Presence::Optional => Ok(None),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(ObjectError { kind: ObjectErrorKind::Unreadable, message: format!("{key} was not gathered") }),
         }
     }
 }
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn only_what_is_optional_may_be_missing_and_only_if_it_is_not_there() {
         let (gone, hidden) = (ObjectKey::config_map("n", "gone"), ObjectKey::secret("n", "hidden"));
-        let unreadable = Missing { why: Why::Unreadable, message: "forbidden".to_owned() };
+        let unreadable = ObjectError { kind: ObjectErrorKind::Unreadable, message: "forbidden".to_owned() };
         let objects =
             Objects(BTreeMap::from([(gone.clone(), Err(gone.not_found())), (hidden.clone(), Err(unreadable.clone()))]));
         assert_eq!(objects.find(&gone, Presence::Optional), Ok(None));

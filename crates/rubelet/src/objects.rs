@@ -21,7 +21,7 @@ use rubelet_core::{
     event::Event,
     fnv::fnv32a,
     id::PodUid,
-    objects::{self, Lookup, Missing, Object, ObjectKey, ObjectKind, Why},
+    objects::{self, Lookup, Object, ObjectError, ObjectErrorKind, ObjectKey, ObjectKind},
     time::Uptime,
     volumes::files::{self, Gathered},
 };
@@ -36,7 +36,7 @@ use tokio::{
 };
 
 pub use self::services::{KnownServices, Patience};
-use self::tokens::Tokens;
+use self::tokens::TokenCache;
 use crate::world::Clock;
 
 mod follow;
@@ -76,14 +76,14 @@ impl Strategy {
 
 /// Dropping the last clone ends all watches.
 #[derive(Clone)]
-pub struct Objects {
+pub struct ObjectCache {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<JoinSet<()>>>,
 }
 
-impl fmt::Debug for Objects {
+impl fmt::Debug for ObjectCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Objects").field("strategy", &self.shared.strategy).finish_non_exhaustive()
+        f.debug_struct("ObjectCache").field("strategy", &self.shared.strategy).finish_non_exhaustive()
     }
 }
 
@@ -97,20 +97,20 @@ struct Shared {
     inbox: OnceLock<mpsc::Sender<Event>>,
     entries: Mutex<BTreeMap<ObjectKey, Entry>>,
     services: KnownServices,
-    tokens: Tokens,
+    tokens: TokenCache,
 }
 
 struct Entry {
     /// Who needs it.
     pods: BTreeSet<PodUid>,
-    known: watch::Sender<Known>,
+    cached: watch::Sender<CachedObject>,
     watching: Option<AbortHandle>,
     /// Somebody asked, and went away without an answer.
     was_missed: bool,
 }
 
 #[derive(Clone)]
-enum Known {
+enum CachedObject {
     Unread,
     Read {
         /// `None`: it is not there.
@@ -119,7 +119,7 @@ enum Known {
     },
 }
 
-impl Objects {
+impl ObjectCache {
     pub fn new(api: Arc<dyn ApiServer>, strategy: Strategy, node_name: &str, clock: Clock) -> Self {
         let shared = Shared {
             api,
@@ -129,9 +129,9 @@ impl Objects {
             inbox: OnceLock::new(),
             entries: Mutex::default(),
             services: KnownServices::default(),
-            tokens: Tokens::default(),
+            tokens: TokenCache::default(),
         };
-        Objects { shared: Arc::new(shared), tasks: Arc::default() }
+        ObjectCache { shared: Arc::new(shared), tasks: Arc::default() }
     }
 
     /// Begins to follow the services, and tells the loop of changes from now on.
@@ -178,17 +178,18 @@ impl Objects {
     }
 
     async fn look_up(&self, pod: &PodUid, key: &ObjectKey) -> Lookup {
-        let mut known = self.register(pod, key);
+        let mut cached = self.register(pod, key);
         match self.shared.strategy {
             Strategy::Watch => {
-                let read = timeout(FIRST_LIST, known.wait_for(|known| matches!(known, Known::Read { .. }))).await;
+                let read =
+                    timeout(FIRST_LIST, cached.wait_for(|cached| matches!(cached, CachedObject::Read { .. }))).await;
                 match read.ok().and_then(Result::ok).as_deref() {
-                    Some(Known::Read { object, .. }) => object.clone().ok_or_else(|| key.not_found()),
-                    Some(Known::Unread) | None => Err(self.shared.missed(key)),
+                    Some(CachedObject::Read { object, .. }) => object.clone().ok_or_else(|| key.not_found()),
+                    Some(CachedObject::Unread) | None => Err(self.shared.missed(key)),
                 }
             }
             Strategy::Cache => {
-                let last = known.borrow().clone();
+                let last = cached.borrow().clone();
                 self.shared.look_up_cached(key, last).await
             }
             Strategy::Get => match self.shared.fetch(key).await? {
@@ -199,11 +200,11 @@ impl Objects {
     }
 
     /// Notes that the pod needs it, and begins to watch it if it is the first.
-    fn register(&self, pod: &PodUid, key: &ObjectKey) -> watch::Receiver<Known> {
+    fn register(&self, pod: &PodUid, key: &ObjectKey) -> watch::Receiver<CachedObject> {
         let mut entries = locked(&self.shared.entries);
         let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
             pods: BTreeSet::new(),
-            known: watch::Sender::new(Known::Unread),
+            cached: watch::Sender::new(CachedObject::Unread),
             watching: None,
             was_missed: false,
         });
@@ -211,7 +212,7 @@ impl Objects {
         if entry.watching.is_none() && self.shared.strategy == Strategy::Watch {
             entry.watching = Some(self.spawn(follow::follow(self.shared.clone(), key.clone())));
         }
-        entry.known.subscribe()
+        entry.cached.subscribe()
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
@@ -229,7 +230,7 @@ impl Objects {
 
 impl Shared {
     /// In upstream's words. When the list comes after all, its pods are told.
-    fn missed(&self, key: &ObjectKey) -> Missing {
+    fn missed(&self, key: &ObjectKey) -> ObjectError {
         if let Some(entry) = locked(&self.entries).get_mut(key) {
             entry.was_missed = true;
         }
@@ -240,12 +241,12 @@ impl Shared {
             ObjectKind::CsiDriver => "csidriver",
         };
         let message = format!("failed to sync {kind} cache: timed out waiting for the condition");
-        Missing { why: Why::Unreadable, message }
+        ObjectError { kind: ObjectErrorKind::Unreadable, message }
     }
 
-    async fn look_up_cached(&self, key: &ObjectKey, last: Known) -> Lookup {
+    async fn look_up_cached(&self, key: &ObjectKey, last: CachedObject) -> Lookup {
         let now = self.clock.now().uptime;
-        if let Known::Read { object: Some(object), at } = &last
+        if let CachedObject::Read { object: Some(object), at } = &last
             && now.since(*at) < CACHE_TTL
         {
             return Ok(object.clone());
@@ -254,19 +255,19 @@ impl Shared {
             (Ok(found), _) => {
                 let object = found.map(Arc::new);
                 if let Some(entry) = locked(&self.entries).get(key) {
-                    entry.known.send_replace(Known::Read { object: object.clone(), at: now });
+                    entry.cached.send_replace(CachedObject::Read { object: object.clone(), at: now });
                 }
                 object
             }
             // Better an old value than none, as upstream.
-            (Err(_), Known::Read { object, .. }) => object,
-            (Err(missing), Known::Unread) => return Err(missing),
+            (Err(_), CachedObject::Read { object, .. }) => object,
+            (Err(error), CachedObject::Unread) => return Err(error),
         };
         object.ok_or_else(|| key.not_found())
     }
 
     /// `None`: it is not there.
-    async fn fetch(&self, key: &ObjectKey) -> Result<Option<Object>, Missing> {
+    async fn fetch(&self, key: &ObjectKey) -> Result<Option<Object>, ObjectError> {
         let path = collection(key).named(&key.name);
         let read = match key.kind {
             ObjectKind::ConfigMap => {
@@ -285,7 +286,7 @@ impl Shared {
         match read {
             Ok(object) => Ok(Some(object)),
             Err(error) if error.kind == ApiErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Missing { why: Why::Unreadable, message: error.message }),
+            Err(error) => Err(ObjectError { kind: ObjectErrorKind::Unreadable, message: error.message }),
         }
     }
 

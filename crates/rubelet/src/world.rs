@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::{
     event_log::EventLog,
     metrics::Metrics,
-    objects::{Objects, Strategy},
+    objects::{ObjectCache, Strategy},
 };
 
 /// Where upstream and log collectors look for links to container logs.
@@ -60,12 +60,12 @@ impl std::fmt::Debug for World {
 #[derive(Clone)]
 pub struct Cluster {
     pub api: Arc<dyn ApiServer>,
-    pub objects: Objects,
+    pub objects: ObjectCache,
 }
 
 impl Cluster {
     pub fn new(api: Arc<dyn ApiServer>, strategy: Strategy, node_name: &str, clock: &Clock) -> Self {
-        Cluster { objects: Objects::new(api.clone(), strategy, node_name, clock.clone()), api }
+        Cluster { objects: ObjectCache::new(api.clone(), strategy, node_name, clock.clone()), api }
     }
 }
 

@@ -250,7 +250,7 @@ fn value_of(
 }
 
 fn found<'a>(objects: &'a Objects, key: &ObjectKey, presence: Presence) -> Result<Option<&'a Object>, ConfigError> {
-    objects.find(key, presence).map_err(|missing| ConfigError(missing.message))
+    objects.find(key, presence).map_err(|error| ConfigError(error.message))
 }
 
 fn field_value(

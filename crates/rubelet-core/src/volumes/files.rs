@@ -218,7 +218,7 @@ impl FileVolume {
         made: &mut Content,
     ) -> Result<(), ConfigError> {
         let none = Object::default();
-        let object = objects.find(key, presence).map_err(|missing| ConfigError(missing.message))?.unwrap_or(&none);
+        let object = objects.find(key, presence).map_err(|error| ConfigError(error.message))?.unwrap_or(&none);
         if items.is_empty() {
             for (name, content) in object.data.iter().chain(&object.binary_data) {
                 made.insert(name, content, self.mode(None), None)?;

@@ -46,7 +46,7 @@ async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, Ef
     let found = cluster.objects.gather(&order.uid, BTreeSet::from([key.clone()])).await;
     let class = found
         .find(&key, Presence::Required)
-        .map_err(|missing| EffectError { kind: ErrorKind::MissingObject, message: missing.message })?;
+        .map_err(|error| EffectError { kind: ErrorKind::MissingObject, message: error.message })?;
     let handler =
         class.and_then(|class| class.data.get(HANDLER)).map(|name| String::from_utf8_lossy(name).into_owned());
     Ok(handler.unwrap_or_default())

@@ -18,7 +18,7 @@ use rubelet_core::{
 use rubelet_kube::reflector::{self, Change, Selection};
 use tokio::sync::mpsc;
 
-use super::{Known, Shared, collection, locked};
+use super::{CachedObject, Shared, collection, locked};
 
 /// Changes of one object are rare, and each is taken in at once.
 const BACKLOG: usize = 1;
@@ -91,9 +91,9 @@ impl Shared {
         let mut entries = locked(&self.entries);
         let entry = entries.get_mut(key)?;
         let at = self.clock.now().uptime;
-        let is_news = match entry.known.send_replace(Known::Read { object: object.cloned(), at }) {
-            Known::Unread => std::mem::take(&mut entry.was_missed),
-            Known::Read { object: last, .. } => last.as_ref() != object,
+        let is_news = match entry.cached.send_replace(CachedObject::Read { object: object.cloned(), at }) {
+            CachedObject::Unread => std::mem::take(&mut entry.was_missed),
+            CachedObject::Read { object: last, .. } => last.as_ref() != object,
         };
         Some(if is_news { entry.pods.iter().cloned().collect() } else { Vec::new() })
     }

@@ -1,4 +1,4 @@
-//! Objects against an API server that says what the test wants.
+//! The object cache against an API server that says what the test wants.
 
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ const MAP: &str = "/api/v1/namespaces/prod/configmaps/m";
 
 struct Bed {
     api: Scripted,
-    objects: Objects,
+    objects: ObjectCache,
     hints: mpsc::Receiver<Event>,
 }
 
@@ -123,7 +123,7 @@ impl Bed {
     fn new(strategy: Strategy) -> Self {
         let api = Scripted::default();
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap(), Arc::default());
-        let objects = Objects::new(Arc::new(api.clone()), strategy, "node", clock);
+        let objects = ObjectCache::new(Arc::new(api.clone()), strategy, "node", clock);
         let (sender, hints) = mpsc::channel(16);
         objects.connect(sender);
         Bed { api, objects, hints }
@@ -135,7 +135,7 @@ impl Bed {
         let found = self.objects.gather(&PodUid::new(pod), BTreeSet::from([key.clone()])).await;
         match &found.0[&key] {
             Ok(object) => String::from_utf8(object.data["k"].clone()).unwrap(),
-            Err(missing) => format!("{:?}: {}", missing.why, missing.message),
+            Err(error) => format!("{:?}: {}", error.kind, error.message),
         }
     }
 
@@ -213,8 +213,8 @@ async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
     let spec = serde_json::from_value(json!({"containers": [], "runtimeClassName": "sandboxed"})).unwrap();
     let key = ObjectKey::runtime_class(&spec).unwrap();
     let read = async |bed: &Bed| bed.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone();
-    let missing = read(&bed).await.unwrap_err();
-    assert_eq!(missing.message, r#"runtimeclass.node.k8s.io "sandboxed" not found"#);
+    let error = read(&bed).await.unwrap_err();
+    assert_eq!(error.message, r#"runtimeclass.node.k8s.io "sandboxed" not found"#);
     bed.hinted().await;
     bed.api.put(path, json!({"metadata": {"name": "sandboxed"}, "handler": "gvisor"})).await;
     assert_eq!(bed.hinted().await, ["a"]);

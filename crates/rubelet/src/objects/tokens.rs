@@ -23,7 +23,7 @@ const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
 const JITTER_SECS: u32 = 10;
 
 #[derive(Default)]
-pub(super) struct Tokens(Mutex<BTreeMap<TokenKey, Token>>);
+pub(super) struct TokenCache(Mutex<BTreeMap<TokenKey, Token>>);
 
 #[derive(Clone)]
 struct Token {
@@ -32,7 +32,7 @@ struct Token {
     lifetime: SignedDuration,
 }
 
-impl Tokens {
+impl TokenCache {
     /// From the cache while it is young; an older one as long as no newer one can be had.
     pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<String, String> {
         let known = locked(&self.0).get(key).cloned();
@@ -77,30 +77,30 @@ fn jitter(key: &TokenKey) -> SignedDuration {
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    spec: AnswerSpec,
-    status: AnswerStatus,
+struct TokenResponse {
+    spec: TokenResponseSpec,
+    status: TokenResponseStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AnswerSpec {
+struct TokenResponseSpec {
     expiration_seconds: Option<i64>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AnswerStatus {
+struct TokenResponseStatus {
     token: String,
     expiration_timestamp: Timestamp,
 }
 
 async fn request(api: &dyn ApiServer, key: &TokenKey) -> Result<Token, ApiError> {
     let path = ObjectPath::all("v1", "serviceaccounts").within(&key.namespace).named(&key.service_account).sub("token");
-    let answer: Answer = calls::create(api, Lane::Ordinary, path, &body(key), CALL_TIMEOUT).await?;
+    let response: TokenResponse = calls::create(api, Lane::Ordinary, path, &body(key), CALL_TIMEOUT).await?;
     // The server may give another lifetime than was asked for.
-    let lifetime = SignedDuration::from_secs(answer.spec.expiration_seconds.unwrap_or(key.expiration_secs));
-    Ok(Token { token: answer.status.token, expires_at: answer.status.expiration_timestamp, lifetime })
+    let lifetime = SignedDuration::from_secs(response.spec.expiration_seconds.unwrap_or(key.expiration_secs));
+    Ok(Token { token: response.status.token, expires_at: response.status.expiration_timestamp, lifetime })
 }
 
 fn body(key: &TokenKey) -> Value {

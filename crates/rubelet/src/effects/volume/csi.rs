@@ -26,7 +26,7 @@ pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> Effect
     };
     let unfit = match objects.find(&key, Presence::Optional) {
         Ok(object) => unfit(driver, object),
-        Err(missing) => Some(missing.message),
+        Err(error) => Some(error.message),
     };
     let unregistered = format!(
         "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {driver} not found in the list of registered CSI drivers"
