@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use k8s_openapi::api::{core::v1 as api, node::v1::RuntimeClass, storage::v1::CSIDriver};
+use k8s_openapi::api::{core::v1 as api, node::v1 as node_api, storage::v1 as storage_api};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
@@ -96,67 +96,116 @@ impl fmt::Display for ObjectKey {
 }
 
 /// What of an object is kept.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Object {
-    /// What an environment and a volume can have.
-    pub data: BTreeMap<String, Vec<u8>>,
-    /// What only a volume can have.
-    pub binary_data: BTreeMap<String, Vec<u8>>,
-    pub is_immutable: bool,
-    /// Of a secret: what it says it holds.
-    pub secret_type: String,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    ConfigMap(ConfigMap),
+    Secret(Secret),
+    RuntimeClass(RuntimeClass),
+    CsiDriver(CsiDriver),
 }
 
-/// Values are secrets: never in a log.
-impl fmt::Debug for Object {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigMap {
+    pub data: Data,
+    /// In volumes only, not in environments.
+    pub binary_data: Data,
+    pub is_immutable: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Secret {
+    pub secret_type: String,
+    pub data: Data,
+    pub is_immutable: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeClass {
+    pub handler: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsiDriver {
+    pub volume_lifecycle_modes: Vec<String>,
+}
+
+/// Values by key.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Data(pub BTreeMap<String, Vec<u8>>);
+
+static NO_DATA: Data = Data(BTreeMap::new());
+
+/// Keys only: values are secrets, and never in a log.
+impl fmt::Debug for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keys: Vec<_> = self.data.keys().chain(self.binary_data.keys()).collect();
-        f.debug_struct("Object").field("keys", &keys).field("is_immutable", &self.is_immutable).finish()
+        f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
-impl From<api::ConfigMap> for Object {
+impl Object {
+    /// From the body of a response or a watch event.
+    pub fn read(kind: ObjectKind, body: &[u8]) -> Result<Self, serde_json::Error> {
+        Ok(match kind {
+            ObjectKind::ConfigMap => Object::ConfigMap(serde_json::from_slice::<api::ConfigMap>(body)?.into()),
+            ObjectKind::Secret => Object::Secret(serde_json::from_slice::<api::Secret>(body)?.into()),
+            ObjectKind::RuntimeClass => {
+                let class: node_api::RuntimeClass = serde_json::from_slice(body)?;
+                Object::RuntimeClass(RuntimeClass { handler: class.handler })
+            }
+            ObjectKind::CsiDriver => {
+                let spec = serde_json::from_slice::<storage_api::CSIDriver>(body)?.spec;
+                let volume_lifecycle_modes = spec.volume_lifecycle_modes.unwrap_or_default();
+                Object::CsiDriver(CsiDriver { volume_lifecycle_modes })
+            }
+        })
+    }
+
+    /// What a volume or an environment can have of it, by key. A runtime class and a CSI driver have none.
+    pub fn data(&self) -> &BTreeMap<String, Vec<u8>> {
+        match self {
+            Object::ConfigMap(ConfigMap { data, .. }) | Object::Secret(Secret { data, .. }) => &data.0,
+            Object::RuntimeClass(_) | Object::CsiDriver(_) => &NO_DATA.0,
+        }
+    }
+
+    /// What only a volume can have of it, by key.
+    pub fn binary_data(&self) -> &BTreeMap<String, Vec<u8>> {
+        match self {
+            Object::ConfigMap(config_map) => &config_map.binary_data.0,
+            Object::Secret(_) | Object::RuntimeClass(_) | Object::CsiDriver(_) => &NO_DATA.0,
+        }
+    }
+
+    /// A runtime class's handler cannot change either; but one that was deleted may come back with another.
+    pub fn is_immutable(&self) -> bool {
+        match self {
+            Object::ConfigMap(ConfigMap { is_immutable, .. }) | Object::Secret(Secret { is_immutable, .. }) => {
+                *is_immutable
+            }
+            Object::RuntimeClass(_) | Object::CsiDriver(_) => false,
+        }
+    }
+}
+
+impl From<api::ConfigMap> for ConfigMap {
     fn from(config_map: api::ConfigMap) -> Self {
         let data = config_map.data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
         let binary_data = config_map.binary_data.into_iter().flatten().map(|(key, value)| (key, value.0));
-        Object {
-            data: data.collect(),
-            binary_data: binary_data.collect(),
+        ConfigMap {
+            data: Data(data.collect()),
+            binary_data: Data(binary_data.collect()),
             is_immutable: config_map.immutable.unwrap_or(false),
-            ..Object::default()
         }
     }
 }
 
-impl From<api::Secret> for Object {
+impl From<api::Secret> for Secret {
     fn from(secret: api::Secret) -> Self {
-        Object {
-            data: secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect(),
-            is_immutable: secret.immutable.unwrap_or(false),
+        Secret {
             secret_type: secret.type_.unwrap_or_default(),
-            ..Object::default()
+            data: Data(secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect()),
+            is_immutable: secret.immutable.unwrap_or(false),
         }
-    }
-}
-
-/// The key under which a runtime class has the name of its handler.
-pub const HANDLER: &str = "handler";
-
-impl From<RuntimeClass> for Object {
-    fn from(class: RuntimeClass) -> Self {
-        let data = BTreeMap::from([(HANDLER.to_owned(), class.handler.into_bytes())]);
-        // Its handler cannot change; but one that was deleted may come back with another.
-        Object { data, ..Object::default() }
-    }
-}
-
-/// The key under which a CSI driver has the kinds of volumes it is for, with a comma between them.
-pub const LIFECYCLE_MODES: &str = "volumeLifecycleModes";
-
-impl From<CSIDriver> for Object {
-    fn from(driver: CSIDriver) -> Self {
-        let modes = driver.spec.volume_lifecycle_modes.unwrap_or_default().join(",");
-        Object { data: BTreeMap::from([(LIFECYCLE_MODES.to_owned(), modes.into_bytes())]), ..Object::default() }
     }
 }
 
@@ -252,19 +301,33 @@ mod tests {
 
     use super::*;
 
+    fn read(kind: ObjectKind, body: &serde_json::Value) -> Object {
+        Object::read(kind, body.to_string().as_bytes()).unwrap()
+    }
+
     #[test]
-    fn only_data_is_kept_and_never_shown() {
-        let secret: api::Secret = serde_json::from_value(
-            json!({"metadata": {"name": "s", "labels": {"a": "b"}}, "data": {"k": "c2VjcmV0"}, "immutable": true}),
-        )
-        .unwrap();
-        let object = Object::from(secret);
-        assert_eq!(object.data["k"], b"secret");
-        assert_eq!(format!("{object:?}"), r#"Object { keys: ["k"], is_immutable: true }"#);
-        let config_map: api::ConfigMap =
-            serde_json::from_value(json!({"data": {"a": "1"}, "binaryData": {"b": "/w=="}})).unwrap();
-        let object = Object::from(config_map);
-        assert_eq!((&object.data["a"][..], &object.binary_data["b"][..]), (&b"1"[..], &[0xff][..]));
+    fn each_kind_keeps_what_counts_of_it_and_debug_shows_no_value() {
+        let secret = json!({"metadata": {"name": "s", "labels": {"a": "b"}}, "data": {"k": "c2VjcmV0"}, "immutable": true, "type": "t"});
+        let config_map = json!({"data": {"a": "value"}, "binaryData": {"b": "/w=="}});
+        let class = json!({"metadata": {"name": "c"}, "handler": "gvisor"});
+        let driver = json!({"metadata": {"name": "d"}, "spec": {"volumeLifecycleModes": ["Persistent", "Ephemeral"]}});
+        let objects = [
+            (ObjectKind::Secret, secret),
+            (ObjectKind::ConfigMap, config_map),
+            (ObjectKind::RuntimeClass, class),
+            (ObjectKind::CsiDriver, driver),
+        ]
+        .map(|(kind, body)| read(kind, &body));
+        insta::assert_snapshot!(objects.each_ref().map(|object| format!("{object:?}")).join("\n"), @r#"
+        Secret(Secret { secret_type: "t", data: {"k"}, is_immutable: true })
+        ConfigMap(ConfigMap { data: {"a"}, binary_data: {"b"}, is_immutable: false })
+        RuntimeClass(RuntimeClass { handler: "gvisor" })
+        CsiDriver(CsiDriver { volume_lifecycle_modes: ["Persistent", "Ephemeral"] })
+        "#);
+        assert_eq!(objects[0].data()["k"], b"secret");
+        assert_eq!(objects[1].data()["a"], b"value");
+        assert_eq!(objects[1].binary_data()["b"], [0xff]);
+        assert_eq!(objects.map(|object| object.is_immutable()), [true, false, false, false]);
     }
 
     #[test]

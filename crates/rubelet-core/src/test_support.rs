@@ -22,6 +22,7 @@ use crate::{
     effect::ImageFacts,
     id::{ContainerId, PodUid, SandboxId},
     manifest::{HASH_ANNOTATION, SOURCE_ANNOTATION},
+    objects::{ConfigMap, Data, Object, ObjectKind, Secret},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit, PodFacts, SandboxFacts, SandboxState},
     op::StartContainer,
     time::{Now, Uptime},
@@ -77,6 +78,16 @@ pub fn mk_pod(text: &str) -> Pod {
         }
     }
     Pod { metadata, spec: Some(spec), status: None }
+}
+
+/// A config map or secret with these values.
+pub fn object_of(kind: ObjectKind, data: &[(&str, impl AsRef<[u8]>)]) -> Object {
+    let data = Data(data.iter().map(|(key, value)| ((*key).to_owned(), value.as_ref().to_vec())).collect());
+    match kind {
+        ObjectKind::ConfigMap => Object::ConfigMap(ConfigMap { data, ..ConfigMap::default() }),
+        ObjectKind::Secret => Object::Secret(Secret { data, ..Secret::default() }),
+        ObjectKind::RuntimeClass | ObjectKind::CsiDriver => panic!("{kind:?} has no data"),
+    }
 }
 
 /// The first start of the container `a`.

@@ -12,11 +12,6 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use k8s_openapi::api::{
-    core::v1::{ConfigMap, Secret},
-    node::v1::RuntimeClass,
-    storage::v1::CSIDriver,
-};
 use rubelet_core::{
     event::Event,
     fnv::fnv32a,
@@ -25,10 +20,7 @@ use rubelet_core::{
     time::Uptime,
     volumes::files::{self, Gathered},
 };
-use rubelet_kube::{
-    calls,
-    port::{ApiErrorKind, ApiServer, Lane, ObjectPath},
-};
+use rubelet_kube::port::{ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
 use tokio::{
     sync::{mpsc, watch},
     task::{AbortHandle, JoinSet},
@@ -269,24 +261,16 @@ impl Shared {
     /// `None`: it is not there.
     async fn fetch(&self, key: &ObjectKey) -> Result<Option<Object>, ObjectError> {
         let path = collection(key).named(&key.name);
-        let read = match key.kind {
-            ObjectKind::ConfigMap => {
-                calls::get::<ConfigMap>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
-            }
-            ObjectKind::Secret => {
-                calls::get::<Secret>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
-            }
-            ObjectKind::RuntimeClass => {
-                calls::get::<RuntimeClass>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
-            }
-            ObjectKind::CsiDriver => {
-                calls::get::<CSIDriver>(&*self.api, Lane::Ordinary, path, CALL_TIMEOUT).await.map(Object::from)
-            }
-        };
-        match read {
-            Ok(object) => Ok(Some(object)),
+        let (lane, verb, timeout) = (Lane::Ordinary, Verb::Get, CALL_TIMEOUT);
+        let call = Call { lane, verb, path, query: Vec::new(), body: None, timeout };
+        let unreadable = |message| ObjectError { kind: ObjectErrorKind::Unreadable, message };
+        match self.api.call(call).await {
+            // The error's own text may quote a value.
+            Ok(body) => Object::read(key.kind, &body).map(Some).map_err(|error| {
+                unreadable(format!("{key} cannot be read: line {}, column {}", error.line(), error.column()))
+            }),
             Err(error) if error.kind == ApiErrorKind::NotFound => Ok(None),
-            Err(error) => Err(ObjectError { kind: ObjectErrorKind::Unreadable, message: error.message }),
+            Err(error) => Err(unreadable(error.message)),
         }
     }
 

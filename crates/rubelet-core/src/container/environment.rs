@@ -144,7 +144,7 @@ pub fn environment(
         let Some((key, presence)) = env_from_key(namespace_of(&order.pod), source) else { continue };
         let Some(object) = found(&sources.objects, &key, presence)? else { continue };
         let prefix = source.prefix.as_deref().unwrap_or_default();
-        for (name, value) in &object.data {
+        for (name, value) in object.data() {
             environment.set(format!("{prefix}{name}"), value.clone())?;
         }
     }
@@ -243,7 +243,7 @@ fn value_of(
     presence: Presence,
 ) -> Result<Option<Vec<u8>>, ConfigError> {
     let Some(found) = found(objects, object, presence)? else { return Ok(None) };
-    match found.data.get(key) {
+    match found.data().get(key) {
         None if presence == Presence::Required => Err(ConfigError(format!("couldn't find key {key} in {object}"))),
         value => Ok(value.cloned()),
     }
@@ -284,7 +284,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{effect::ImageFacts, settings::Allocatable};
+    use crate::{effect::ImageFacts, settings::Allocatable, test_support::object_of};
 
     fn order(container: &str) -> StartContainer {
         let pod: Pod = serde_json::from_str(&format!(
@@ -331,10 +331,7 @@ mod tests {
     /// Objects of the pod's namespace; what is `None` is not there.
     fn objects(known: &[(ObjectKey, Option<Data<'_>>)]) -> Objects {
         let lookup = |(key, data): &(ObjectKey, Option<Data<'_>>)| {
-            let object = data.map(|data| {
-                let data = data.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
-                Arc::new(Object { data, ..Object::default() })
-            });
+            let object = data.map(|data| Arc::new(object_of(key.kind, data)));
             (key.clone(), object.ok_or_else(|| key.not_found()))
         };
         Objects(known.iter().map(lookup).collect())

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt};
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 
-use crate::{container::image_name::repository, objects::Object};
+use crate::{container::image_name::repository, objects::Secret};
 
 const CONFIG_JSON: &str = ".dockerconfigjson";
 const CONFIG: &str = ".dockercfg";
@@ -46,7 +46,7 @@ struct Entry {
 }
 
 /// Those that fit the image, the most specific first. A secret of another type, or one that cannot be read, has none.
-pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Object>) -> Vec<Credentials> {
+pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Secret>) -> Vec<Credentials> {
     let mut by_place: BTreeMap<String, Vec<Credentials>> = BTreeMap::new();
     for (place, entry) in secrets.into_iter().flat_map(entries) {
         if let Some(credentials) = entry.credentials() {
@@ -62,14 +62,14 @@ pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Object
     found
 }
 
-fn entries(secret: &Object) -> BTreeMap<String, Entry> {
+fn entries(secret: &Secret) -> BTreeMap<String, Entry> {
+    let data = &secret.data.0;
     let read = match secret.secret_type.as_str() {
-        CONFIG_JSON_TYPE => secret
-            .data
+        CONFIG_JSON_TYPE => data
             .get(CONFIG_JSON)
             .and_then(|config| serde_json::from_slice::<ConfigFile>(config).ok())
             .map(|file| file.auths),
-        CONFIG_TYPE => secret.data.get(CONFIG).and_then(|config| serde_json::from_slice(config).ok()),
+        CONFIG_TYPE => data.get(CONFIG).and_then(|config| serde_json::from_slice(config).ok()),
         _ => None,
     };
     read.unwrap_or_default()
@@ -139,10 +139,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::objects::Data;
 
-    fn secret(secret_type: &str, key: &str, content: &serde_json::Value) -> Object {
-        let data = BTreeMap::from([(key.to_owned(), content.to_string().into_bytes())]);
-        Object { data, secret_type: secret_type.to_owned(), ..Object::default() }
+    fn secret(secret_type: &str, key: &str, content: &serde_json::Value) -> Secret {
+        let data = Data(BTreeMap::from([(key.to_owned(), content.to_string().into_bytes())]));
+        Secret { data, secret_type: secret_type.to_owned(), is_immutable: false }
     }
 
     /// Users whose credentials are tried, in their order. Every entry's user is named like its place.

@@ -18,7 +18,7 @@ use crate::{
     container::{ConfigError, find},
     downward_api::{metadata_value, resource_value},
     id::{PodUid, name_of, namespace_of},
-    objects::{Object, ObjectKey, Objects, Presence},
+    objects::{ObjectKey, Objects, Presence},
     settings::Allocatable,
     volumes::fs_group,
 };
@@ -217,15 +217,15 @@ impl FileVolume {
         objects: &Objects,
         made: &mut Content,
     ) -> Result<(), ConfigError> {
-        let none = Object::default();
-        let object = objects.find(key, presence).map_err(|error| ConfigError(error.message))?.unwrap_or(&none);
+        let found = objects.find(key, presence).map_err(|error| ConfigError(error.message))?;
+        let Some(object) = found else { return Ok(()) };
         if items.is_empty() {
-            for (name, content) in object.data.iter().chain(&object.binary_data) {
+            for (name, content) in object.data().iter().chain(object.binary_data()) {
                 made.insert(name, content, self.mode(None), None)?;
             }
         }
         for item in items {
-            match object.data.get(&item.key).or_else(|| object.binary_data.get(&item.key)) {
+            match object.data().get(&item.key).or_else(|| object.binary_data().get(&item.key)) {
                 Some(content) => made.insert(&item.path, content, self.mode(item.mode), None)?,
                 None if presence == Presence::Optional => {}
                 None => return Err(ConfigError(key.no_such_key(&item.key))),

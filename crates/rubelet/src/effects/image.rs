@@ -9,7 +9,7 @@ use rubelet_core::{
     event_reasons,
     id::PodRef,
     images::keyring::{self, Credentials},
-    objects::ObjectKey,
+    objects::{Object, ObjectKey},
 };
 use rubelet_cri::{
     port::{RpcError, RpcErrorKind, RpcResult},
@@ -60,8 +60,11 @@ async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String
     let Some(cluster) = world.cluster.as_ref().filter(|_| !secrets.is_empty()) else { return Vec::new() };
     let keys: Vec<_> = secrets.iter().map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
     let gathered = cluster.objects.gather(&pod.uid, keys.iter().cloned().collect()).await;
-    let is_missing = |key: &&ObjectKey| !matches!(gathered.0.get(*key), Some(Ok(_)));
-    let missing: Vec<_> = keys.iter().filter(is_missing).map(|key| key.name.as_str()).collect();
+    let secret = |key: &ObjectKey| match gathered.0.get(key)?.as_deref() {
+        Ok(Object::Secret(secret)) => Some(secret),
+        _ => None,
+    };
+    let missing: Vec<_> = keys.iter().filter(|key| secret(key).is_none()).map(|key| key.name.as_str()).collect();
     if !missing.is_empty() {
         let record = EventRecord {
             about: About::Pod(pod.clone()),
@@ -74,8 +77,7 @@ async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String
         };
         world.events.record(record, world.clock.now().wall);
     }
-    let found = keys.iter().filter_map(|key| gathered.0.get(key)?.as_ref().ok());
-    keyring::credentials(image, found.map(AsRef::as_ref))
+    keyring::credentials(image, keys.iter().filter_map(secret))
 }
 
 fn spec_of(image: &str) -> Result<v1::ImageSpec, EffectError> {

@@ -9,7 +9,7 @@ use rubelet_core::{
     container,
     effect::{EffectError, ErrorKind, Facts},
     id::SandboxId,
-    objects::{HANDLER, ObjectKey, Presence},
+    objects::{Object, ObjectKey, Presence},
     op::RunSandbox,
 };
 
@@ -44,12 +44,11 @@ async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, Ef
     let key = order.pod.spec.as_ref().and_then(ObjectKey::runtime_class);
     let Some((key, cluster)) = key.zip(world.cluster.as_ref()) else { return Ok(String::new()) };
     let found = cluster.objects.gather(&order.uid, BTreeSet::from([key.clone()])).await;
-    let class = found
-        .find(&key, Presence::Required)
-        .map_err(|error| EffectError { kind: ErrorKind::MissingObject, message: error.message })?;
-    let handler =
-        class.and_then(|class| class.data.get(HANDLER)).map(|name| String::from_utf8_lossy(name).into_owned());
-    Ok(handler.unwrap_or_default())
+    match found.find(&key, Presence::Required) {
+        Ok(Some(Object::RuntimeClass(class))) => Ok(class.handler.clone()),
+        Ok(_) => Ok(String::new()),
+        Err(error) => Err(EffectError { kind: ErrorKind::MissingObject, message: error.message }),
+    }
 }
 
 pub async fn stop_sandbox(world: &World, id: &SandboxId) -> Result<Facts, EffectError> {

@@ -5,15 +5,10 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::{
-    core::v1::{ConfigMap, Secret},
-    node::v1::RuntimeClass,
-    storage::v1::CSIDriver,
-};
 use rubelet_core::{
     event::Event,
     id::PodUid,
-    objects::{Object, ObjectKey, ObjectKind},
+    objects::{Object, ObjectKey},
 };
 use rubelet_kube::reflector::{self, Change, Selection};
 use tokio::sync::mpsc;
@@ -54,7 +49,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
         Change::Applied(object) => Some(object),
         Change::Deleted(_) => None,
     };
-    let object = match body.map(|body| read(key, &body)).transpose() {
+    let object = match body.map(|body| Object::read(key.kind, &body)).transpose() {
         Ok(object) => object.map(Arc::new),
         Err(error) => {
             // What it says of the place is safe to tell; what is there may not be.
@@ -62,7 +57,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
             return Next::GoOn;
         }
     };
-    let is_immutable = object.as_ref().is_some_and(|object| object.is_immutable);
+    let is_immutable = object.as_ref().is_some_and(|object| object.is_immutable());
     let Some(pods) = shared.enter(key, object.as_ref()) else { return Next::Stop };
     if !pods.is_empty() {
         tracing::debug!(object = %key, pods = pods.len(), "changed");
@@ -74,15 +69,6 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
         }
     }
     if is_immutable { Next::Stop } else { Next::GoOn }
-}
-
-fn read(key: &ObjectKey, body: &[u8]) -> Result<Object, serde_json::Error> {
-    match key.kind {
-        ObjectKind::ConfigMap => serde_json::from_slice::<ConfigMap>(body).map(Object::from),
-        ObjectKind::Secret => serde_json::from_slice::<Secret>(body).map(Object::from),
-        ObjectKind::RuntimeClass => serde_json::from_slice::<RuntimeClass>(body).map(Object::from),
-        ObjectKind::CsiDriver => serde_json::from_slice::<CSIDriver>(body).map(Object::from),
-    }
 }
 
 impl Shared {

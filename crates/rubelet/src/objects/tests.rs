@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rubelet_core::volumes::files::{Needs, TokenKey};
-use rubelet_kube::port::{ApiError, Call, Verb, Watch, WatchEvent, WatchStream};
+use rubelet_core::{
+    objects::RuntimeClass,
+    volumes::files::{Needs, TokenKey},
+};
+use rubelet_kube::port::{ApiError, Watch, WatchEvent, WatchStream};
 use serde_json::{Value, json};
 
 use super::*;
@@ -134,7 +137,7 @@ impl Bed {
         let key = ObjectKey::config_map("prod", "m");
         let found = self.objects.gather(&PodUid::new(pod), BTreeSet::from([key.clone()])).await;
         match &found.0[&key] {
-            Ok(object) => String::from_utf8(object.data["k"].clone()).unwrap(),
+            Ok(object) => String::from_utf8(object.data()["k"].clone()).unwrap(),
             Err(error) => format!("{:?}: {}", error.kind, error.message),
         }
     }
@@ -218,7 +221,8 @@ async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
     bed.hinted().await;
     bed.api.put(path, json!({"metadata": {"name": "sandboxed"}, "handler": "gvisor"})).await;
     assert_eq!(bed.hinted().await, ["a"]);
-    assert_eq!(read(&bed).await.unwrap().data[objects::HANDLER], b"gvisor");
+    let class = Object::RuntimeClass(RuntimeClass { handler: "gvisor".to_owned() });
+    assert_eq!(*read(&bed).await.unwrap(), class);
     bed.objects.release(&"a".into());
     bed.hinted().await;
     assert!(!bed.api.is_watched(path));

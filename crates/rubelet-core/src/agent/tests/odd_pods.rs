@@ -16,13 +16,13 @@ use crate::{
     effect::{ImageUser, Reason},
     id::{ContainerId, SandboxId},
     node_object::NodeObject,
-    objects::{Object, Objects},
+    objects::{ObjectKey, Objects},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit, SandboxFacts},
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::restart_policy::is_sidecar,
     probes::ProbeOutcome,
     settings::{Allocatable, SwapController},
-    test_support::ago,
+    test_support::{ago, object_of},
     volumes::{self, VolumeSource, files::Gathered},
 };
 
@@ -442,10 +442,9 @@ fn ended(code: i32) -> ContainerState {
     })
 }
 
-fn found(keys: impl IntoIterator<Item = crate::objects::ObjectKey>) -> Objects {
-    let data = BTreeMap::from([("a".to_owned(), b"1".to_vec()), ("ca.crt".to_owned(), vec![0xff])]);
-    let object = Arc::new(Object { data, ..Object::default() });
-    Objects(keys.into_iter().map(|key| (key, Ok(object.clone()))).collect())
+fn found(keys: impl IntoIterator<Item = ObjectKey>) -> Objects {
+    let object = |key: &ObjectKey| Arc::new(object_of(key.kind, &[("a", &b"1"[..]), ("ca.crt", &[0xff])]));
+    Objects(keys.into_iter().map(|key| (key.clone(), Ok(object(&key)))).collect())
 }
 
 fn subject(op: &Op) -> Option<PodUid> {

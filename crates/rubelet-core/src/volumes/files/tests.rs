@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::test_support::object_of;
 
 fn pod(volume: &Value, more: &Value) -> Pod {
     let mut spec = json!({
@@ -18,12 +19,9 @@ fn pod(volume: &Value, more: &Value) -> Pod {
 }
 
 fn gathered(volume: &FileVolume) -> Gathered {
-    let object = |data: &[(&str, &str)]| {
-        let data = data.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
-        Ok(Arc::new(Object { data, ..Object::default() }))
-    };
     let needs = volume.needs();
     let objects = needs.objects.into_iter().map(|key| {
+        let object = |data: &[(&str, &str)]| Ok(Arc::new(object_of(key.kind, data)));
         let lookup = match key.name.as_str() {
             "map" => object(&[("a", "1"), ("b", "2")]),
             "creds" => object(&[("user", "me")]),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use rubelet_core::{
     effect::EffectError,
     id::PodUid,
-    objects::{LIFECYCLE_MODES, Object, ObjectKey, Objects, Presence},
+    objects::{CsiDriver, Object, ObjectKey, Objects, Presence},
 };
 
 use crate::{effects::failure, world::World};
@@ -40,31 +40,29 @@ pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> Effect
 /// Why the driver would not make such a volume, if it were there.
 fn unfit(driver: &str, object: Option<&Object>) -> Option<String> {
     let refusal = format!("volume mode {EPHEMERAL:?} not supported by driver {driver}");
-    let Some(object) = object else { return Some(format!("{refusal} (no CSIDriver object)")) };
-    let modes = object.data.get(LIFECYCLE_MODES).map(|modes| String::from_utf8_lossy(modes)).unwrap_or_default();
-    if modes.split(',').any(|mode| mode == EPHEMERAL) {
+    let Some(Object::CsiDriver(CsiDriver { volume_lifecycle_modes: modes })) = object else {
+        return Some(format!("{refusal} (no CSIDriver object)"));
+    };
+    if modes.iter().any(|mode| mode == EPHEMERAL) {
         return None;
     }
-    let quoted: Vec<_> = modes.split(',').filter(|mode| !mode.is_empty()).map(|mode| format!("{mode:?}")).collect();
+    let quoted: Vec<_> = modes.iter().map(|mode| format!("{mode:?}")).collect();
     Some(format!("{refusal} (only supports [{}])", quoted.join(" ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::storage::v1::CSIDriver;
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn a_driver_must_say_that_it_makes_volumes_for_one_pod() {
-        let of = |modes: serde_json::Value| {
-            let driver = json!({"metadata": {"name": "d"}, "spec": {"volumeLifecycleModes": modes}});
-            unfit("d", Some(&Object::from(serde_json::from_value::<CSIDriver>(driver).unwrap())))
+        let of = |modes: &[&str]| {
+            let volume_lifecycle_modes = modes.iter().map(|mode| (*mode).to_owned()).collect();
+            unfit("d", Some(&Object::CsiDriver(CsiDriver { volume_lifecycle_modes })))
         };
-        assert_eq!(of(json!(["Persistent", "Ephemeral"])), None);
+        assert_eq!(of(&["Persistent", "Ephemeral"]), None);
         let refusal = r#"volume mode "Ephemeral" not supported by driver d"#;
-        assert_eq!(of(json!(["Persistent"])), Some(format!(r#"{refusal} (only supports ["Persistent"])"#)));
+        assert_eq!(of(&["Persistent"]), Some(format!(r#"{refusal} (only supports ["Persistent"])"#)));
         assert_eq!(unfit("d", None), Some(format!("{refusal} (no CSIDriver object)")));
     }
 }
