@@ -47,6 +47,7 @@ pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, n
         running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
         census: census(record, images),
         facts: record.facts.clone(),
+        needs: Arc::default(),
         steps: vec![
             desired(&record),
             admitted(&record),

@@ -22,6 +22,7 @@ pub mod gc;
 pub mod id;
 pub mod images;
 pub mod manifest;
+pub mod needs;
 pub mod node;
 pub mod node_object;
 pub mod node_status;

@@ -15,6 +15,7 @@ use crate::{
     cgroups::CgroupDriver,
     event::Source,
     id::PodUid,
+    needs::Needs,
     observation::{ListedState, RuntimeHandler, SharedFacts},
 };
 
@@ -87,6 +88,9 @@ pub struct PodView {
     /// The last look at it; for readers in this process alone.
     #[serde(skip)]
     pub facts: Option<SharedFacts>,
+    /// The objects and tokens to be kept for it.
+    #[serde(skip)]
+    pub needs: Arc<Needs>,
     /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
     pub steps: Vec<Step>,
 }

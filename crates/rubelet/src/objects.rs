@@ -16,9 +16,10 @@ use rubelet_core::{
     event::Event,
     fnv::fnv32a,
     id::PodUid,
+    needs::Needs,
     objects::{self, Lookup, Object, ObjectError, ObjectErrorKind, ObjectKey, ObjectKind},
     time::Uptime,
-    volumes::files::{self, Gathered},
+    volumes::files::Gathered,
 };
 use rubelet_kube::port::{ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
 use tokio::{
@@ -143,7 +144,7 @@ impl ObjectCache {
     }
 
     /// Everything a volume is made of.
-    pub async fn gather_for_volume(&self, pod: &PodUid, needs: files::Needs) -> Gathered {
+    pub async fn gather_for_volume(&self, pod: &PodUid, needs: Needs) -> Gathered {
         let tokens = needs.tokens.into_iter().map(|key| async {
             let token = self.shared.tokens.token(&*self.shared.api, &key, &self.shared.clock).await;
             (key, token)

@@ -13,7 +13,7 @@ use crate::{
     flights::{PodSubject, Subject},
     id::PodUid,
     images::ImageSteps,
-    manifest,
+    manifest, needs,
     node::Routine,
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
@@ -319,7 +319,8 @@ impl Agent {
                     let status = self.statuses.pod_status(uid, &self.pods).cloned().unwrap_or_default();
                     let mirror = self.pods.mirror_pod_by_full_name(&record.id.full_name());
                     let mirror_uid = mirror.filter(|_| is_static_pod(&record.pod)).map(|mirror| PodUid::of(mirror));
-                    let view = PodView { mirror_uid, ..explain::pod_view(state, status, &self.images, now) };
+                    let needs = needs::published(record, pods.get(uid).map(AsRef::as_ref));
+                    let view = PodView { mirror_uid, needs, ..explain::pod_view(state, status, &self.images, now) };
                     pods.insert_mut(uid.clone(), Arc::new(view));
                 }
                 None => {

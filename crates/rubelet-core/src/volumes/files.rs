@@ -4,11 +4,7 @@
 //! writes them.
 //! Upstream: `pkg/volume/{configmap,secret,downwardapi,projected}`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, KeyToPath, Pod, PodSpec, ServiceAccountTokenProjection, Volume, VolumeProjection,
@@ -18,6 +14,7 @@ use crate::{
     container::{ConfigError, find},
     downward_api::{metadata_value, resource_value},
     id::{PodUid, name_of, namespace_of},
+    needs::Needs,
     objects::{ObjectKey, Objects, Presence},
     settings::Allocatable,
     volumes::fs_group,
@@ -103,13 +100,6 @@ pub struct TokenKey {
     pub expiration_secs: i64,
 }
 
-/// What must be gathered before the files can be made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
-    pub objects: BTreeSet<ObjectKey>,
-    pub tokens: BTreeSet<TokenKey>,
-}
-
 #[derive(Clone, Default)]
 pub struct Gathered {
     pub objects: Objects,
@@ -165,6 +155,7 @@ impl FileVolume {
         })
     }
 
+    /// What must be gathered before the files can be made.
     pub fn needs(&self) -> Needs {
         let mut needs = Needs::default();
         for part in &self.parts {

@@ -176,6 +176,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         running: BTreeMap::new(),
         census: Default::default(),
         facts: None,
+        needs: Arc::default(),
         steps: Vec::new(),
     };
     Snapshot { pods: [(PodUid::new("u1"), Arc::new(view))].into_iter().collect(), ..Default::default() }

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rubelet_core::{
-    objects::RuntimeClass,
-    volumes::files::{Needs, TokenKey},
-};
+use rubelet_core::{objects::RuntimeClass, volumes::files::TokenKey};
 use rubelet_kube::port::{ApiError, Watch, WatchEvent, WatchStream};
 use serde_json::{Value, json};
 

@@ -187,6 +187,7 @@ fn snapshot() -> Snapshot {
         running: BTreeMap::new(),
         census: Default::default(),
         facts: None,
+        needs: Arc::default(),
         steps: Vec::new(),
     };
     Snapshot { pods: [("u1".into(), Arc::new(view))].into_iter().collect(), ..Snapshot::default() }

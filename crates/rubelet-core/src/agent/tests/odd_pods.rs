@@ -303,10 +303,11 @@ impl Odd {
             Op::Pod(PodOp::RunSandbox(RunSandbox { uid, pod, attempt, cgroup_parent })) => {
                 let identity = Identity { uid, attempt: *attempt, cgroup_parent };
                 sandbox_config(pod, identity, &self.settings, RESOLV_CONF).map_err(reject)?;
+                self.assert_published(uid, pod.spec.as_ref().and_then(ObjectKey::runtime_class).iter());
             }
             Op::Container(ContainerOp::Start(order)) => {
                 let container = crate::container::find(&order.pod, &order.container).map_err(reject)?;
-                let objects = found(environment::needs(&order.pod, &container));
+                let objects = self.found(&order.uid, environment::needs(&order.pod, &container));
                 let sources = environment::Sources { objects, ..environment::Sources::default() };
                 container_config(order, &sources, &self.settings).map_err(reject)?;
                 hosts::content(&order.pod, &order.pod_ips, "cluster.local", "127.0.0.1 localhost\n").map_err(reject)?;
@@ -315,9 +316,27 @@ impl Odd {
             Op::Volume(VolumeOp::SetUp { pod, uid }) | Op::Volume(VolumeOp::Refresh { pod, uid }) => {
                 self.make_files(pod, uid).map_err(reject)?
             }
+            Op::Image(ImageOp::Pull { pod, secrets, .. }) => {
+                let keys: Vec<_> = secrets.iter().map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
+                self.assert_published(&pod.uid, &keys);
+            }
             _ => {}
         }
         Ok(())
+    }
+
+    /// The shell has only what the snapshot said a pod needs.
+    fn assert_published<'a>(&self, uid: &PodUid, keys: impl IntoIterator<Item = &'a ObjectKey>) {
+        let snapshot = self.turns.agent.snapshot();
+        for key in keys.into_iter().filter(|key| !key.name.is_empty()) {
+            assert!(snapshot.pods[uid].needs.objects.contains(key), "{key} was not published as a need of {uid}");
+        }
+    }
+
+    fn found(&self, uid: &PodUid, keys: BTreeSet<ObjectKey>) -> Objects {
+        self.assert_published(uid, &keys);
+        let object = |key: &ObjectKey| Arc::new(object_of(key.kind, &[("a", &b"1"[..]), ("ca.crt", &[0xff])]));
+        Objects(keys.into_iter().map(|key| (key.clone(), Ok(object(&key)))).collect())
     }
 
     fn make_files(&self, pod: &Pod, uid: &PodUid) -> Result<(), crate::container::ConfigError> {
@@ -326,7 +345,7 @@ impl Odd {
             if let VolumeSource::Files(volume) = need.source {
                 let needs = volume.needs();
                 let tokens = needs.tokens.into_iter().map(|key| (key, Ok("token".to_owned()))).collect();
-                let gathered = Gathered { objects: found(needs.objects), tokens };
+                let gathered = Gathered { objects: self.found(uid, needs.objects), tokens };
                 volume.files(pod, uid, &gathered, self.settings.node.allocatable)?;
             }
         }
@@ -440,11 +459,6 @@ fn ended(code: i32) -> ContainerState {
         reason: "Error".to_owned(),
         message: String::new(),
     })
-}
-
-fn found(keys: impl IntoIterator<Item = ObjectKey>) -> Objects {
-    let object = |key: &ObjectKey| Arc::new(object_of(key.kind, &[("a", &b"1"[..]), ("ca.crt", &[0xff])]));
-    Objects(keys.into_iter().map(|key| (key.clone(), Ok(object(&key)))).collect())
 }
 
 fn subject(op: &Op) -> Option<PodUid> {

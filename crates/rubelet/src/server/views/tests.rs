@@ -36,6 +36,7 @@ pub(crate) fn view(namespace: &str, name: &str, containers: &[&str], init: &[&st
         running: BTreeMap::new(),
         census: Default::default(),
         facts: None,
+        needs: Arc::default(),
         steps: Vec::new(),
     }
 }
