@@ -77,6 +77,12 @@ impl ObjectKey {
         }
     }
 
+    /// The pod's needs do not have it. In upstream's words.
+    pub fn not_registered(&self) -> ObjectError {
+        let message = format!("object {:?}/{:?} not registered", self.namespace, self.name);
+        ObjectError { kind: ObjectErrorKind::Unreadable, message }
+    }
+
     /// What people are told on a node that belongs to no cluster.
     pub fn standalone(&self) -> ObjectError {
         let kind = match self.kind {

@@ -1,7 +1,7 @@
 //! The config maps, secrets, runtime classes, CSI drivers, services and tokens that pods of this node need, kept no longer than they need them.
 //!
-//! Owns: who needs which object, one watch per object that is needed, the hint to the loop when one changes. Never: lists a
-//! whole kind (but services), keeps more of an object than its data, logs a value.
+//! Owns: one watch per object that is needed, the hint to the loop when one changes. Never: decides who needs what (snapshots
+//! say it), lists a whole kind (but services), keeps more of an object than what counts of it, logs a value.
 //! Upstream: `pkg/kubelet/util/manager`, `pkg/kubelet/{configmap,secret,token}`.
 
 use std::{
@@ -18,6 +18,7 @@ use rubelet_core::{
     id::PodUid,
     needs::Needs,
     objects::{self, Lookup, Object, ObjectError, ObjectErrorKind, ObjectKey, ObjectKind},
+    snapshot::Snapshot,
     time::Uptime,
     volumes::files::Gathered,
 };
@@ -93,8 +94,9 @@ struct Shared {
     tokens: TokenCache,
 }
 
+/// An object that some pod needs.
 struct Entry {
-    /// Who needs it.
+    /// Who needs it; never empty.
     pods: BTreeSet<PodUid>,
     cached: watch::Sender<CachedObject>,
     watching: Option<AbortHandle>,
@@ -134,7 +136,38 @@ impl ObjectCache {
         }
     }
 
-    /// The objects, each read or with the reason why not. From now on the pod is told when one of them changes.
+    /// Makes the entries, their watches and the tokens equal to what pods need now. Between two snapshots only pods that
+    /// changed are looked at; who needs an object that another pod gives up in the same turn keeps its watch.
+    pub fn update_needs(&self, before: &Snapshot, newest: &Snapshot) {
+        let nothing = Arc::default();
+        let mut entries = locked(&self.shared.entries);
+        let mut given_up = BTreeSet::new();
+        for pod in &newest.changed {
+            let [before, now] =
+                [before, newest].map(|snapshot| snapshot.pods.get(pod).map_or(&nothing, |view| &view.needs));
+            if before == now {
+                continue;
+            }
+            for key in now.objects.difference(&before.objects) {
+                let entry = entries.entry(key.clone()).or_insert_with(|| self.begin(key));
+                entry.pods.insert(pod.clone());
+            }
+            for key in before.objects.difference(&now.objects) {
+                if let Some(entry) = entries.get_mut(key) {
+                    entry.pods.remove(pod);
+                    given_up.insert(key);
+                }
+            }
+            self.shared.tokens.update_needs(&before.tokens, &now.tokens);
+        }
+        for key in given_up {
+            if entries.get(key).is_some_and(|entry| entry.pods.is_empty()) {
+                entries.remove(key);
+            }
+        }
+    }
+
+    /// The objects, each read or with the reason why not. An object that the pod's published needs do not have is an error.
     pub async fn gather(&self, pod: &PodUid, keys: BTreeSet<ObjectKey>) -> objects::Objects {
         let lookups = keys.into_iter().map(|key| async {
             let lookup = self.look_up(pod, &key).await;
@@ -157,21 +190,8 @@ impl ObjectCache {
         &self.shared.services
     }
 
-    /// The pod needs nothing any more.
-    pub fn release(&self, pod: &PodUid) {
-        self.shared.tokens.forget(pod);
-        locked(&self.shared.entries).retain(|_, entry| {
-            entry.pods.remove(pod);
-            let is_needed = !entry.pods.is_empty();
-            if let Some(task) = entry.watching.as_ref().filter(|_| !is_needed) {
-                task.abort();
-            }
-            is_needed
-        });
-    }
-
     async fn look_up(&self, pod: &PodUid, key: &ObjectKey) -> Lookup {
-        let mut cached = self.register(pod, key);
+        let Some(mut cached) = self.shared.subscribe(pod, key) else { return Err(key.not_registered()) };
         match self.shared.strategy {
             Strategy::Watch => {
                 let read =
@@ -192,20 +212,13 @@ impl ObjectCache {
         }
     }
 
-    /// Notes that the pod needs it, and begins to watch it if it is the first.
-    fn register(&self, pod: &PodUid, key: &ObjectKey) -> watch::Receiver<CachedObject> {
-        let mut entries = locked(&self.shared.entries);
-        let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
-            pods: BTreeSet::new(),
-            cached: watch::Sender::new(CachedObject::Unread),
-            watching: None,
-            was_missed: false,
-        });
-        entry.pods.insert(pod.clone());
-        if entry.watching.is_none() && self.shared.strategy == Strategy::Watch {
-            entry.watching = Some(self.spawn(follow::follow(self.shared.clone(), key.clone())));
-        }
-        entry.cached.subscribe()
+    fn begin(&self, key: &ObjectKey) -> Entry {
+        let watching = match self.shared.strategy {
+            Strategy::Watch => Some(self.spawn(follow::follow(self.shared.clone(), key.clone()))),
+            Strategy::Cache | Strategy::Get => None,
+        };
+        let cached = watch::Sender::new(CachedObject::Unread);
+        Entry { pods: BTreeSet::new(), cached, watching, was_missed: false }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
@@ -221,7 +234,22 @@ impl ObjectCache {
     }
 }
 
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(task) = &self.watching {
+            task.abort();
+        }
+    }
+}
+
 impl Shared {
+    /// `None`: it is not among what the pod needs.
+    fn subscribe(&self, pod: &PodUid, key: &ObjectKey) -> Option<watch::Receiver<CachedObject>> {
+        let entries = locked(&self.entries);
+        let entry = entries.get(key).filter(|entry| entry.pods.contains(pod))?;
+        Some(entry.cached.subscribe())
+    }
+
     /// In upstream's words. When the list comes after all, its pods are told.
     fn missed(&self, key: &ObjectKey) -> ObjectError {
         if let Some(entry) = locked(&self.entries).get_mut(key) {

@@ -91,6 +91,7 @@ impl SyncLoop {
                 effects
             }
         };
+        // Before the effects: they read objects that the newest snapshot says are needed.
         self.publish(now);
         for effect in effects {
             self.effects.start(effect);
@@ -105,6 +106,9 @@ impl SyncLoop {
             let is_new = !Arc::ptr_eq(known, &newest);
             if is_new {
                 self.world.metrics.turned(known, &newest, now);
+                if let Some(cluster) = &self.world.cluster {
+                    cluster.objects.update_needs(known, &newest);
+                }
                 *known = newest;
             }
             is_new

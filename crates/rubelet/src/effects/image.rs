@@ -58,7 +58,9 @@ async fn pull(world: &World, pod: &PodRef, spec: &v1::ImageSpec, secrets: &[Stri
 /// A secret that is missing is told; the image may be for everybody.
 async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String]) -> Vec<Credentials> {
     let Some(cluster) = world.cluster.as_ref().filter(|_| !secrets.is_empty()) else { return Vec::new() };
-    let keys: Vec<_> = secrets.iter().map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
+    // The API lets a reference have no name; upstream ignores it.
+    let names = secrets.iter().filter(|name| !name.is_empty());
+    let keys: Vec<_> = names.map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
     let gathered = cluster.objects.gather(&pod.uid, keys.iter().cloned().collect()).await;
     let secret = |key: &ObjectKey| match gathered.0.get(key)?.as_deref() {
         Ok(Object::Secret(secret)) => Some(secret),

@@ -38,8 +38,8 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled)
     Ok(Facts::Sandbox { id: SandboxId::new(id) })
 }
 
-/// By the pod's RuntimeClass; empty is the runtime's default. The class is followed from now on, so that a pod that waits for
-/// one is told when it is there. A node that stands alone knows no classes, and takes the default, as upstream.
+/// By the pod's RuntimeClass; empty is the runtime's default. A standalone node knows no classes and takes the default, as
+/// upstream.
 async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, EffectError> {
     let key = order.pod.spec.as_ref().and_then(ObjectKey::runtime_class);
     let Some((key, cluster)) = key.zip(world.cluster.as_ref()) else { return Ok(String::new()) };

@@ -62,9 +62,6 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -
 
 pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
     component(pod.uid.as_str())?;
-    if let Some(cluster) = &world.cluster {
-        cluster.objects.release(&pod.uid);
-    }
     let pod_dir = world.paths.pod_dir(&pod.uid);
     // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rubelet_core::{objects::RuntimeClass, volumes::files::TokenKey};
+use rubelet_core::{objects::RuntimeClass, snapshot::PodView, volumes::files::TokenKey};
 use rubelet_kube::port::{ApiError, Watch, WatchEvent, WatchStream};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::server::views::tests::view;
 
 /// Holds objects by their path, and lets watches hear of changes.
 #[derive(Default)]
@@ -113,9 +114,23 @@ impl ApiServer for Scripted {
 
 const MAP: &str = "/api/v1/namespaces/prod/configmaps/m";
 
+/// The snapshot after `last` in which this pod needs this, and nothing if it is gone.
+pub(crate) fn next_snapshot(last: &Snapshot, pod: &PodUid, needs: Option<Needs>) -> Snapshot {
+    let mut next = Snapshot { changed: BTreeSet::from([pod.clone()]), ..last.clone() };
+    match needs {
+        Some(needs) => {
+            let view = view("prod", "web", &[], &[], json!({}));
+            next.pods.insert_mut(pod.clone(), Arc::new(PodView { needs: Arc::new(needs), ..view }));
+        }
+        None => drop(next.pods.remove_mut(pod)),
+    }
+    next
+}
+
 struct Bed {
     api: Scripted,
     objects: ObjectCache,
+    snapshot: Snapshot,
     hints: mpsc::Receiver<Event>,
 }
 
@@ -126,7 +141,22 @@ impl Bed {
         let objects = ObjectCache::new(Arc::new(api.clone()), strategy, "node", clock);
         let (sender, hints) = mpsc::channel(16);
         objects.connect(sender);
-        Bed { api, objects, hints }
+        Bed { api, objects, snapshot: Snapshot::default(), hints }
+    }
+
+    /// Publishes what the pod needs from now on; `None` when it is gone.
+    fn publish(&mut self, pod: &str, needs: Option<Needs>) {
+        let next = next_snapshot(&self.snapshot, &pod.into(), needs);
+        self.objects.update_needs(&self.snapshot, &next);
+        self.snapshot = next;
+    }
+
+    /// With these pods, each of which needs config map `m`.
+    fn with_pods(mut self, pods: &[&str]) -> Self {
+        for pod in pods {
+            self.publish(pod, Some(config_map_m()));
+        }
+        self
     }
 
     /// The value of key `k` of config map `m`, as one pod sees it.
@@ -153,6 +183,10 @@ impl Bed {
     }
 }
 
+fn config_map_m() -> Needs {
+    Needs { objects: BTreeSet::from([ObjectKey::config_map("prod", "m")]), ..Needs::default() }
+}
+
 fn map(value: &str) -> Value {
     json!({"metadata": {"name": "m", "namespace": "prod"}, "data": {"k": value}})
 }
@@ -161,6 +195,7 @@ fn map(value: &str) -> Value {
 async fn a_pod_is_told_when_an_object_it_needs_changes_and_others_are_not() {
     let mut bed = Bed::new(Strategy::Watch);
     bed.api.put(MAP, map("1")).await;
+    bed.publish("a", Some(config_map_m()));
     assert_eq!(bed.read("a").await, "1");
     assert_eq!(bed.hinted().await, Vec::<String>::new());
     bed.api.put(MAP, map("2")).await;
@@ -170,6 +205,7 @@ async fn a_pod_is_told_when_an_object_it_needs_changes_and_others_are_not() {
     labelled["metadata"]["labels"] = json!({"x": "y"});
     bed.api.put(MAP, labelled).await;
     assert_eq!(bed.hinted().await, Vec::<String>::new());
+    bed.publish("b", Some(config_map_m()));
     assert_eq!(bed.read("b").await, "2");
     bed.api.put(MAP, map("3")).await;
     assert_eq!(bed.hinted().await, ["a", "b"]);
@@ -178,24 +214,44 @@ async fn a_pod_is_told_when_an_object_it_needs_changes_and_others_are_not() {
 #[tokio::test(start_paused = true)]
 async fn one_watch_serves_all_pods_and_ends_with_the_last() {
     let mut bed = Bed::new(Strategy::Watch);
-    bed.api.put(MAP, map("1")).await;
-    bed.read("a").await;
-    bed.read("b").await;
+    bed.publish("a", Some(Needs::default()));
     bed.hinted().await;
-    let watches = bed.api.heard().into_iter().filter(|line| *line == format!("Watch {MAP}")).count();
-    assert_eq!(watches, 1);
-    bed.objects.release(&PodUid::new("a"));
+    assert!(!bed.api.is_watched(MAP));
+    bed.publish("a", Some(config_map_m()));
+    bed.hinted().await;
+    assert!(bed.api.is_watched(MAP), "it begins before anybody reads");
+    bed.publish("b", Some(config_map_m()));
+    bed.publish("a", Some(Needs::default()));
     bed.hinted().await;
     assert!(bed.api.is_watched(MAP));
-    bed.objects.release(&PodUid::new("b"));
+    let (with_c, mut both) = (next_snapshot(&bed.snapshot, &"c".into(), Some(config_map_m())), BTreeSet::new());
+    both.extend(["b".into(), "c".into()]);
+    let replaced = Snapshot { changed: both, ..next_snapshot(&with_c, &"b".into(), None) };
+    bed.objects.update_needs(&bed.snapshot, &replaced);
+    bed.snapshot = replaced;
+    bed.hinted().await;
+    assert!(bed.api.is_watched(MAP), "one pod goes and another comes in the same turn");
+    let watches = bed.api.heard().into_iter().filter(|line| *line == format!("Watch {MAP}")).count();
+    assert_eq!(watches, 1);
+    bed.publish("c", None);
     bed.hinted().await;
     assert!(!bed.api.is_watched(MAP));
     assert!(locked(&bed.objects.shared.entries).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_that_is_not_among_a_pods_needs_is_an_error() {
+    for strategy in [Strategy::Watch, Strategy::Cache, Strategy::Get] {
+        let bed = Bed::new(strategy).with_pods(&["a"]);
+        bed.api.put(MAP, map("1")).await;
+        assert_eq!(bed.read("a").await, "1");
+        assert_eq!(bed.read("b").await, r#"Unreadable: object "prod"/"m" not registered"#, "{strategy:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_not_there_is_not_found_until_it_appears_and_again_when_it_goes() {
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
     assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
     bed.hinted().await;
     bed.api.put(MAP, map("1")).await;
@@ -212,6 +268,7 @@ async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
     let path = "/apis/node.k8s.io/v1/runtimeclasses/sandboxed";
     let spec = serde_json::from_value(json!({"containers": [], "runtimeClassName": "sandboxed"})).unwrap();
     let key = ObjectKey::runtime_class(&spec).unwrap();
+    bed.publish("a", Some(Needs { objects: BTreeSet::from([key.clone()]), ..Needs::default() }));
     let read = async |bed: &Bed| bed.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone();
     let error = read(&bed).await.unwrap_err();
     assert_eq!(error.message, r#"runtimeclass.node.k8s.io "sandboxed" not found"#);
@@ -220,14 +277,14 @@ async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
     assert_eq!(bed.hinted().await, ["a"]);
     let class = Object::RuntimeClass(RuntimeClass { handler: "gvisor".to_owned() });
     assert_eq!(*read(&bed).await.unwrap(), class);
-    bed.objects.release(&"a".into());
+    bed.publish("a", None);
     bed.hinted().await;
     assert!(!bed.api.is_watched(path));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_immutable_object_is_read_and_not_watched() {
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a", "b"]);
     let mut object = map("1");
     object["immutable"] = json!(true);
     bed.api.put(MAP, object).await;
@@ -240,7 +297,7 @@ async fn an_immutable_object_is_read_and_not_watched() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_went_without_an_answer_is_told_when_there_is_one() {
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
     bed.api.put(MAP, map("1")).await;
     bed.api.with(|script| script.is_away = true);
     let waited = "Unreadable: failed to sync configmap cache: timed out waiting for the condition";
@@ -253,7 +310,7 @@ async fn a_pod_that_went_without_an_answer_is_told_when_there_is_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cached_object_is_read_again_after_a_minute_and_outlives_the_server() {
-    let bed = Bed::new(Strategy::Cache);
+    let bed = Bed::new(Strategy::Cache).with_pods(&["a"]);
     bed.api.put(MAP, map("1")).await;
     assert_eq!(bed.read("a").await, "1");
     bed.api.put(MAP, map("2")).await;
@@ -268,7 +325,7 @@ async fn a_cached_object_is_read_again_after_a_minute_and_outlives_the_server() 
 
 #[tokio::test(start_paused = true)]
 async fn without_a_cache_every_look_is_a_read() {
-    let bed = Bed::new(Strategy::Get);
+    let bed = Bed::new(Strategy::Get).with_pods(&["a"]);
     bed.api.put(MAP, map("1")).await;
     assert_eq!(bed.read("a").await, "1");
     bed.api.put(MAP, map("2")).await;
@@ -279,7 +336,7 @@ async fn without_a_cache_every_look_is_a_read() {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_is_asked_for_once_renewed_when_old_and_forgotten_with_its_pod() {
-    let bed = Bed::new(Strategy::Watch);
+    let mut bed = Bed::new(Strategy::Watch);
     let key = TokenKey {
         namespace: "prod".to_owned(),
         service_account: "sa".to_owned(),
@@ -288,22 +345,25 @@ async fn a_token_is_asked_for_once_renewed_when_old_and_forgotten_with_its_pod()
         audience: None,
         expiration_secs: 3600,
     };
-    let token = async || {
-        let needs = Needs { tokens: BTreeSet::from([key.clone()]), ..Needs::default() };
-        bed.objects.gather_for_volume(&key.pod_uid, needs).await.tokens.remove(&key).unwrap()
-    };
-    let requests = || bed.api.heard().into_iter().filter(|line| line.starts_with("Create")).collect::<Vec<_>>();
-    let first = token().await.unwrap();
-    assert_eq!(token().await.unwrap(), first);
-    assert_eq!(requests(), ["Create /api/v1/namespaces/prod/serviceaccounts/sa/token"]);
+    let needs = Needs { tokens: BTreeSet::from([key.clone()]), ..Needs::default() };
+    bed.publish("a", Some(needs.clone()));
+    let token =
+        async |bed: &Bed| bed.objects.gather_for_volume(&key.pod_uid, needs.clone()).await.tokens.remove(&key).unwrap();
+    let requests =
+        |bed: &Bed| bed.api.heard().into_iter().filter(|line| line.starts_with("Create")).collect::<Vec<_>>();
+    let first = token(&bed).await.unwrap();
+    assert_eq!(token(&bed).await.unwrap(), first);
+    assert_eq!(requests(&bed), ["Create /api/v1/namespaces/prod/serviceaccounts/sa/token"]);
     tokio::time::sleep(Duration::from_secs(2_900)).await;
     bed.api.with(|script| script.is_away = true);
-    assert_eq!(token().await.unwrap(), first);
-    assert_eq!(requests().len(), 1);
+    assert_eq!(token(&bed).await.unwrap(), first);
+    assert_eq!(requests(&bed).len(), 1);
     tokio::time::sleep(Duration::from_secs(800)).await;
-    assert_eq!(token().await.unwrap_err(), "token expired and refresh failed: connection refused");
-    bed.objects.release(&key.pod_uid);
-    assert_eq!(token().await.unwrap_err(), "failed to fetch token: connection refused");
+    assert_eq!(token(&bed).await.unwrap_err(), "token expired and refresh failed: connection refused");
+    bed.publish("a", None);
+    assert_eq!(token(&bed).await.unwrap_err(), "token of prod/sa for pod web not registered");
+    bed.publish("a", Some(needs.clone()));
+    assert_eq!(token(&bed).await.unwrap_err(), "failed to fetch token: connection refused");
 }
 
 #[tokio::test(start_paused = true)]

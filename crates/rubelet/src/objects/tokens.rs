@@ -3,10 +3,13 @@
 //! Owns: the request, the cache, and when a token is too old. Never: logs a token.
 //! Upstream: `pkg/kubelet/token/token_manager.go`.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+};
 
 use jiff::{SignedDuration, Timestamp};
-use rubelet_core::{fnv::fnv32a, id::PodUid, volumes::files::TokenKey};
+use rubelet_core::{fnv::fnv32a, volumes::files::TokenKey};
 use rubelet_kube::{
     calls,
     port::{ApiError, ApiServer, Lane, ObjectPath},
@@ -22,8 +25,9 @@ const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
 /// Renewals of many pods that started together are spread over this long.
 const JITTER_SECS: u32 = 10;
 
+/// The tokens that pods need; `None` until they are requested.
 #[derive(Default)]
-pub(super) struct TokenCache(Mutex<BTreeMap<TokenKey, Token>>);
+pub(super) struct TokenCache(Mutex<BTreeMap<TokenKey, Option<Token>>>);
 
 #[derive(Clone)]
 struct Token {
@@ -35,17 +39,20 @@ struct Token {
 impl TokenCache {
     /// From the cache while it is young; an older one as long as no newer one can be had.
     pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<String, String> {
-        let known = locked(&self.0).get(key).cloned();
+        let Some(known) = locked(&self.0).get(key).cloned() else {
+            let TokenKey { namespace, service_account, pod_name, .. } = key;
+            return Err(format!("token of {namespace}/{service_account} for pod {pod_name} not registered"));
+        };
         if let Some(token) = known.as_ref().filter(|token| !token.is_old(jitter(key), clock.now().wall)) {
             return Ok(token.token.clone());
         }
         match (request(api, key).await, known) {
             (Ok(fresh), _) => {
                 let token = fresh.token.clone();
-                let now = clock.now().wall;
-                let mut tokens = locked(&self.0);
-                tokens.retain(|_, known| known.expires_at > now);
-                tokens.insert(key.clone(), fresh);
+                // A pod that has ended meanwhile needs none.
+                if let Some(known) = locked(&self.0).get_mut(key) {
+                    *known = Some(fresh);
+                }
                 Ok(token)
             }
             (Err(error), Some(known)) if known.expires_at > clock.now().wall => {
@@ -58,8 +65,13 @@ impl TokenCache {
         }
     }
 
-    pub(super) fn forget(&self, pod: &PodUid) {
-        locked(&self.0).retain(|key, _| key.pod_uid != *pod);
+    /// One pod's needs have changed; a token is one pod's alone.
+    pub(super) fn update_needs(&self, before: &BTreeSet<TokenKey>, now: &BTreeSet<TokenKey>) {
+        let mut tokens = locked(&self.0);
+        tokens.extend(now.difference(before).map(|key| (key.clone(), None)));
+        for key in before.difference(now) {
+            tokens.remove(key);
+        }
     }
 }
 

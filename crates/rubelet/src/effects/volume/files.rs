@@ -95,6 +95,7 @@ fn stamp(world: &World) -> String {
 mod tests {
     use std::{fs, os::unix::fs::MetadataExt, sync::Arc};
 
+    use rubelet_core::{needs::Needs, snapshot::Snapshot};
     use serde_json::{Value, json};
 
     use super::*;
@@ -103,7 +104,10 @@ mod tests {
             directories::tests::pod_ref,
             volume::{refresh_volumes, set_up_volumes, tear_down_volumes},
         },
-        objects::{Strategy, tests::Scripted},
+        objects::{
+            Strategy,
+            tests::{Scripted, next_snapshot},
+        },
         world::{Cluster, testing::world_in},
     };
 
@@ -122,10 +126,15 @@ mod tests {
         serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
     }
 
-    fn in_cluster(dir: &Path) -> (World, Scripted) {
+    /// A node whose cluster has this pod.
+    fn in_cluster(dir: &Path, pod: &Pod) -> (World, Scripted) {
         let api = Scripted::default();
         let mut world = world_in(dir);
-        world.cluster = Some(Cluster::new(Arc::new(api.clone()), Strategy::Get, "node", &world.clock));
+        let cluster = Cluster::new(Arc::new(api.clone()), Strategy::Get, "node", &world.clock);
+        let before = Snapshot::default();
+        let with_pod = next_snapshot(&before, &PodUid::new(UID), Some(Needs::of(pod)));
+        cluster.objects.update_needs(&before, &with_pod);
+        world.cluster = Some(cluster);
         (world, api)
     }
 
@@ -142,9 +151,6 @@ mod tests {
     #[tokio::test]
     async fn volumes_lie_where_upstream_puts_them_belong_to_the_group_and_leave_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let (world, api) = in_cluster(dir.path());
-        api.put("/api/v1/namespaces/prod/configmaps/m", json!({"metadata": {}, "data": {"k": "map"}})).await;
-        api.put("/api/v1/namespaces/prod/secrets/s", json!({"metadata": {}, "data": {"k": "c2VjcmV0"}})).await;
         let labels = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
         let pod = pod(&json!([
             {"name": "a", "configMap": {"name": "m"}},
@@ -152,6 +158,9 @@ mod tests {
             {"name": "c", "downwardAPI": {"items": labels}},
             {"name": "d", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
         ]));
+        let (world, api) = in_cluster(dir.path(), &pod);
+        api.put("/api/v1/namespaces/prod/configmaps/m", json!({"metadata": {}, "data": {"k": "map"}})).await;
+        api.put("/api/v1/namespaces/prod/secrets/s", json!({"metadata": {}, "data": {"k": "c2VjcmV0"}})).await;
         let uid = PodUid::new(UID);
         for _ in 0..2 {
             set_up_volumes(&world, &pod, &uid).await.unwrap();
@@ -173,12 +182,12 @@ mod tests {
     #[tokio::test]
     async fn a_refresh_brings_what_changed_and_a_failed_one_leaves_what_was() {
         let dir = tempfile::tempdir().unwrap();
-        let (world, api) = in_cluster(dir.path());
         let object = |value: &str| json!({"metadata": {}, "data": {"k": value}});
-        api.put("/api/v1/namespaces/prod/configmaps/m", object("1")).await;
         let items = json!([{"key": "k", "path": "sub/file"}]);
         let pod =
             pod(&json!([{"name": "a", "configMap": {"name": "m", "items": items}}, {"name": "e", "emptyDir": {}}]));
+        let (world, api) = in_cluster(dir.path(), &pod);
+        api.put("/api/v1/namespaces/prod/configmaps/m", object("1")).await;
         let uid = PodUid::new(UID);
         set_up_volumes(&world, &pod, &uid).await.unwrap();
         let file = volume_dir(&world, "kubernetes.io~configmap", "a").join("sub/file");
