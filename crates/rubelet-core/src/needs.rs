@@ -86,7 +86,7 @@ mod tests {
         id::PodRef,
         images::Images,
         observation::PodFacts,
-        pod::{Cause, Grace, Wanted, plan::PodState},
+        pod::{Desired, Grace, TerminationCause, plan::PodState},
         test_support::now,
     };
 
@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn needs_last_from_the_first_look_until_the_containers_have_ended() {
         let pod = pod(&json!({"containers": [], "runtimeClassName": "x"}));
-        let record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Wanted::By(Source::Api), 1, now());
-        let (cause, grace) = (Cause::Removed, Grace::starting(30, now()));
+        let record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Desired::By(Source::Api), 1, now());
+        let (cause, grace) = (TerminationCause::Removed, Grace::starting(30, now()));
         let life = [
             (Lifecycle::Waiting, false, ""),
             (Lifecycle::Syncing, false, ""),
