@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     id::{ContainerId, PodRef, PodUid, SandboxId},
     node_object::NodeObject,
-    observation::{Listing, PodFacts, RuntimeStatus},
+    observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
 };
@@ -76,6 +76,8 @@ pub enum Facts {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,
     },
+    /// What is left of an ended pod after something of it was removed.
+    Remains(Remains),
     /// Names of the cgroups below the tiers, pods' or not.
     Cgroups {
         names: Vec<String>,

@@ -11,6 +11,7 @@ use crate::{
     images::Images,
     node::Node,
     node_status,
+    observation::Remains,
     pod::{Desired, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
     pod_config::PodConfig,
     settings::Settings,
@@ -116,24 +117,24 @@ fn admitted(record: &PodRecord) -> Step {
 }
 
 fn volumes(record: &PodRecord, now: Now) -> Step {
-    let (state, detail) = match record.prepared {
-        Preparation::Volumes => (StepState::Done, "directories and volumes are there"),
-        Preparation::Directories => (StepState::Working, "directories are there, volumes are being set up"),
-        Preparation::Cgroup => (StepState::Working, "the cgroup is there, directories are being made"),
-        Preparation::TornDown => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
-        Preparation::Unknown | Preparation::Nothing if record.lifecycle != Lifecycle::Syncing => {
+    let uses_volumes = record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some());
+    let has_ended = matches!(record.lifecycle, Lifecycle::Terminated { .. } | Lifecycle::Finished { .. });
+    let (state, detail) = match (record.prepared, record.remains) {
+        (_, Some(Remains::Volumes)) => (StepState::Working, "volumes are being torn down"),
+        (_, Some(Remains::Cgroup)) => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
+        (_, Some(Remains::PodDir | Remains::Logs | Remains::Nothing)) => (StepState::Done, "volumes are torn down"),
+        (_, None) if has_ended => (StepState::Working, "volumes are being torn down"),
+        (Preparation::Volumes, None) => {
+            return step("volumes", StepState::Done, "directories and volumes are there".to_owned());
+        }
+        (Preparation::Directories, None) => (StepState::Working, "directories are there, volumes are being set up"),
+        (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is there, directories are being made"),
+        (Preparation::Nothing, None) if record.lifecycle != Lifecycle::Syncing => {
             (StepState::Pending, "nothing is set up")
         }
-        Preparation::Unknown | Preparation::Nothing
-            if record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some()) =>
-        {
-            (StepState::Done, "in use since before the agent started")
-        }
-        Preparation::Unknown | Preparation::Nothing => (StepState::Pending, "nothing is set up yet"),
+        (Preparation::Nothing, None) if uses_volumes => (StepState::Done, "in use since before the agent started"),
+        (Preparation::Nothing, None) => (StepState::Pending, "nothing is set up yet"),
     };
-    if record.prepared == Preparation::Volumes {
-        return step("volumes", state, detail.to_owned());
-    }
     failing(record, &PodSubject::Pod, step("volumes", state, detail.to_owned()), now)
 }
 

@@ -29,6 +29,17 @@ pub struct PodFacts {
     pub logged_attempts: BTreeMap<String, u32>,
 }
 
+/// What is left on the node of a pod that has ended, beside its containers and sandboxes: the first of it, in the order in
+/// which it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Remains {
+    Volumes,
+    Cgroup,
+    PodDir,
+    Logs,
+    Nothing,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SandboxFacts {
     pub id: SandboxId,

@@ -52,22 +52,16 @@ pub enum PodOp {
         pod: PodRef,
         cgroup: Cgroup,
     },
-    /// Kills what is left in the pod's cgroup and removes it, wherever it is of these.
-    RemoveCgroup {
-        pod: PodRef,
-        paths: Vec<String>,
-    },
+    /// Kills what is left in the pod's cgroup and removes it, wherever it is. The operations that release what a pod held
+    /// answer with what remains of it (`Facts::Remains`).
+    RemoveCgroup(PodPlace),
     MakeDirs {
         pod: PodRef,
     },
     /// Removes the pod's directory under the root directory; refuses while something is mounted below it.
-    RemoveDir {
-        uid: PodUid,
-    },
-    /// Removes `<namespace>_<name>_<uid>` under the pod log directory, and links to it that lead nowhere.
-    RemoveLogDir {
-        dir_name: String,
-    },
+    RemoveDir(PodPlace),
+    /// Removes the pod's log directory, and the links into it.
+    RemoveLogDir(PodPlace),
     RunSandbox(RunSandbox),
     StopSandbox {
         pod: PodRef,
@@ -119,9 +113,7 @@ pub enum VolumeOp {
         uid: PodUid,
     },
     /// Unmounts and removes the pod's volumes.
-    TearDown {
-        pod: PodRef,
-    },
+    TearDown(PodPlace),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,6 +154,22 @@ pub enum ApiOp {
     DeleteMirrorPod {
         pod: PodRef,
     },
+}
+
+/// Where a pod may have left something on the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodPlace {
+    pub pod: PodRef,
+    /// Its cgroup is at one of these, if it has one.
+    pub cgroup_paths: Vec<String>,
+}
+
+impl PodPlace {
+    /// The name of its log directory.
+    pub fn log_dir_name(&self) -> String {
+        let PodRef { uid, namespace, name } = &self.pod;
+        format!("{namespace}_{name}_{uid}")
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -430,10 +438,10 @@ impl PodOp {
         match self {
             PodOp::Inspect { .. } => Properties::look("InspectPod"),
             PodOp::SetUpCgroup { .. } => Properties::disk("SetUpPodCgroup").aborted(),
-            PodOp::RemoveCgroup { .. } => Properties::disk("RemovePodCgroup"),
+            PodOp::RemoveCgroup(_) => Properties::disk("RemovePodCgroup"),
             PodOp::MakeDirs { .. } => Properties::disk("MakePodDirs").aborted(),
-            PodOp::RemoveDir { .. } => Properties::disk("RemovePodDir"),
-            PodOp::RemoveLogDir { .. } => Properties::disk("RemoveLogDir"),
+            PodOp::RemoveDir(_) => Properties::disk("RemovePodDir"),
+            PodOp::RemoveLogDir(_) => Properties::disk("RemoveLogDir"),
             // As upstream: a sandbox may need its image and a network first.
             PodOp::RunSandbox(_) => Properties::runtime("RunSandbox", OpKind::Start).lasting(TWO_CALLS),
             PodOp::StopSandbox { .. } => Properties::runtime("StopSandbox", OpKind::End),
@@ -445,12 +453,10 @@ impl PodOp {
         match self {
             PodOp::Inspect { pod }
             | PodOp::SetUpCgroup { pod, .. }
-            | PodOp::RemoveCgroup { pod, .. }
             | PodOp::MakeDirs { pod }
             | PodOp::StopSandbox { pod, .. }
             | PodOp::RemoveSandbox { pod, .. } => pod.to_string(),
-            PodOp::RemoveDir { uid } => uid.to_string(),
-            PodOp::RemoveLogDir { dir_name } => dir_name.clone(),
+            PodOp::RemoveCgroup(place) | PodOp::RemoveDir(place) | PodOp::RemoveLogDir(place) => place.pod.to_string(),
             PodOp::RunSandbox(order) => PodRef::of(&order.pod).to_string(),
         }
     }
@@ -497,14 +503,14 @@ impl VolumeOp {
         match self {
             VolumeOp::SetUp { .. } => Properties::disk("SetUpVolumes").aborted(),
             VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
-            VolumeOp::TearDown { .. } => Properties::disk("TearDownVolumes"),
+            VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes"),
         }
     }
 
     fn about(&self) -> String {
         match self {
             VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
-            VolumeOp::TearDown { pod } => pod.to_string(),
+            VolumeOp::TearDown(place) => place.pod.to_string(),
         }
     }
 }

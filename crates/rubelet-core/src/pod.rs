@@ -19,7 +19,7 @@ use crate::{
     event::Source,
     flights::PodSubject,
     id::{ContainerId, PodRef, SandboxId},
-    observation::SharedFacts,
+    observation::{Remains, SharedFacts},
     pod::{
         hooks::PreStop,
         plan::WaitsFor,
@@ -174,27 +174,14 @@ impl Failure {
     }
 }
 
-/// How far a pod's place on the node is prepared. Not remembered over a restart: every step is safe to repeat.
+/// How far this process has prepared a pod's place on the node. Not remembered over a restart: every step is safe to repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preparation {
-    /// Not in this life of the agent; an earlier one may have left anything.
-    Unknown,
-    /// What there was is torn down.
+    /// A previous process may have left anything.
     Nothing,
-    /// Its volumes are torn down; its cgroup may be left.
-    TornDown,
-    /// Its cgroup is there. On disk there may be what an earlier life of the agent left.
     Cgroup,
     Directories,
     Volumes,
-}
-
-/// How far the traces of a pod nobody wants are removed from disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleared {
-    Nothing,
-    PodDir,
-    All,
 }
 
 /// Looking at the pod in the runtime: one look at a time, and never a wish forgotten.
@@ -267,7 +254,8 @@ pub struct PodRecord {
     pub prepared: Preparation,
     /// When the volumes that change with time are to be brought up to date; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
-    pub cleared: Cleared,
+    /// What the last release of something found to be left of the pod; `None` before the first.
+    pub remains: Option<Remains>,
     /// Why the node did not admit it; such a pod has failed and never starts.
     pub rejected: Option<PodFailure>,
     /// Sandboxes that were stopped, and so have given their network back.
@@ -294,9 +282,9 @@ impl PodRecord {
             instances: BTreeMap::new(),
             probes: Probes::default(),
             failure: None,
-            prepared: Preparation::Unknown,
+            prepared: Preparation::Nothing,
             refresh_at: None,
-            cleared: Cleared::Nothing,
+            remains: None,
             rejected: None,
             stopped_sandboxes: BTreeSet::new(),
             wake_at: None,
@@ -344,6 +332,11 @@ impl PodRecord {
     pub fn restarting(&self) -> BTreeSet<ContainerId> {
         let instances = self.instances.iter().filter(|(_, instance)| instance.is_restarting);
         instances.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The pod has given back what other pods may need: its volumes and its cgroup.
+    pub fn is_released(&self) -> bool {
+        self.remains.is_some_and(|remains| remains > Remains::Cgroup)
     }
 
     pub fn is_desired(&self) -> bool {

@@ -97,6 +97,16 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// Whether any tree has it.
+    pub(crate) fn contains(&self, path: &Path) -> io::Result<bool> {
+        for hierarchy in &self.0 {
+            if below(&hierarchy.mount, path)?.try_exists()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The names of the cgroups right below this one, in whichever tree.
     pub(crate) fn children(&self, path: &Path) -> io::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();

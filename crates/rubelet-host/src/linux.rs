@@ -162,6 +162,11 @@ impl Host for LinuxHost {
         blocking(move || Ok(Hierarchies::mounted()?.children(&path)?.into_iter().collect())).await
     }
 
+    async fn has_cgroup(&self, path: &Path) -> io::Result<bool> {
+        let path = path.to_owned();
+        blocking(move || Hierarchies::mounted()?.contains(&path)).await
+    }
+
     async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
         self.watches.watch_dir(path).await
     }

@@ -208,6 +208,9 @@ pub trait Host: Send + Sync + 'static {
     /// The names of the cgroups right below this one; none when it is not there.
     async fn list_cgroups(&self, path: &Path) -> io::Result<Vec<String>>;
 
+    /// Whether there is a cgroup of this path, in whichever hierarchy.
+    async fn has_cgroup(&self, path: &Path) -> io::Result<bool>;
+
     /// Sends a hint whenever something in the directory may have changed. `Err` when it cannot be watched (it does not
     /// exist, or the node is out of watches); the channel closes when the directory itself goes away.
     /// Hints are coalesced: the channel holds one.

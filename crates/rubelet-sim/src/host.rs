@@ -244,6 +244,10 @@ impl Host for FakeHost {
         .await
     }
 
+    async fn has_cgroup(&self, path: &Path) -> io::Result<bool> {
+        self.look(path, |sim| Ok(sim.cgroups.contains(path))).await
+    }
+
     async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
         self.look(path, |sim| sim.disk.watch(path)).await.map(Hints::from)
     }

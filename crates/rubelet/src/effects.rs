@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use rubelet_core::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts},
     event::Event,
+    observation::Remains,
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
 };
 use tokio::{
@@ -26,6 +27,7 @@ mod failure;
 mod hook;
 pub mod image;
 mod probe;
+mod remains;
 pub mod sandbox;
 pub mod status;
 pub mod volume;
@@ -110,10 +112,19 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::Pod(op) => match op {
             PodOp::Inspect { pod } => observe::inspect::inspect(world, pod).await,
             PodOp::SetUpCgroup { cgroup, .. } => cgroup::set_up_pod_cgroup(world, cgroup).await,
-            PodOp::RemoveCgroup { paths, .. } => cgroup::remove_pod_cgroup(world, paths).await,
+            PodOp::RemoveCgroup(place) => {
+                let removal = cgroup::remove_pod_cgroup(world, &place.cgroup_paths);
+                remains::after(world, place, Remains::Cgroup, removal).await
+            }
             PodOp::MakeDirs { pod } => directories::make_pod_dirs(world, pod).await,
-            PodOp::RemoveDir { uid } => directories::remove_pod_dir(world, uid).await,
-            PodOp::RemoveLogDir { dir_name } => directories::remove_log_dir(world, dir_name).await,
+            PodOp::RemoveDir(place) => {
+                let removal = directories::remove_pod_dir(world, &place.pod.uid);
+                remains::after(world, place, Remains::PodDir, removal).await
+            }
+            PodOp::RemoveLogDir(place) => {
+                let dir_name = place.log_dir_name();
+                remains::after(world, place, Remains::Logs, directories::remove_log_dir(world, &dir_name)).await
+            }
             PodOp::RunSandbox(order) => sandbox::run_sandbox(world, order, recalled).await,
             PodOp::StopSandbox { id, .. } => sandbox::stop_sandbox(world, id).await,
             PodOp::RemoveSandbox { id, .. } => sandbox::remove_sandbox(world, id).await,
@@ -129,7 +140,10 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::Volume(op) => match op {
             VolumeOp::SetUp { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
             VolumeOp::Refresh { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
-            VolumeOp::TearDown { pod } => volume::tear_down_volumes(world, pod).await,
+            VolumeOp::TearDown(place) => {
+                let removal = volume::tear_down_volumes(world, &place.pod);
+                remains::after(world, place, Remains::Volumes, removal).await
+            }
         },
         Op::Image(op) => match op {
             ImageOp::Inspect { image, .. } => image::inspect_image(world, image).await,

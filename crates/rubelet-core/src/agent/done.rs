@@ -14,7 +14,7 @@ use crate::{
     observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
-        Cleared, Cure, DuringLook, Failure, Lifecycle, Look, PodRecord, Preparation,
+        Cure, DuringLook, Failure, Lifecycle, Look, PodRecord, Preparation,
         hooks::{Hook, HookRequest, POST_START_LIMIT},
         plan::Planned,
         sandbox::{SandboxAction, sandbox_action},
@@ -186,6 +186,7 @@ impl Agent {
         now: Now,
     ) {
         let Some(record) = self.records.get_mut(uid) else { return };
+        let was_released = record.is_released();
         let started = started(&flight.op, &result);
         for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);
@@ -198,6 +199,7 @@ impl Agent {
             record.is_fresh = false;
             record.request_look(DuringLook::Change);
         }
+        let becomes_released = !was_released && record.is_released();
         let post_start = started
             .filter(|_| record.lifecycle == Lifecycle::Syncing)
             .and_then(|(name, id)| HookRequest::of(record, &name, &id, Hook::PostStart, POST_START_LIMIT));
@@ -205,8 +207,8 @@ impl Agent {
             let reason = "the container has started".to_owned();
             self.send_planned(uid, Planned { subject, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
         }
-        if let Op::Pod(PodOp::RemoveCgroup { .. }) = flight.op {
-            // The pod holds nothing any more, so its name is free, even while its traces stay.
+        if becomes_released {
+            // Its name is free, even while its traces stay.
             self.touch_waiting_pods();
         }
     }
@@ -350,6 +352,12 @@ fn apply_result(
         // It is done again when it is due, and holds up nothing until then.
         return result.err().map(|error| failed_mount(record, &error)).into_iter().collect();
     }
+    if let Ok(Facts::Remains(remains)) = &result {
+        record.remains = Some(*remains);
+    } else if let Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) = flight.op {
+        // What ran until now may have left something that was not there before.
+        record.remains = None;
+    }
     let error = match result {
         Ok(_) => None,
         // What was to be stopped or removed is not there: that is what was wanted.
@@ -405,8 +413,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         // What came to be mounted meanwhile is not there yet.
         Op::Volume(VolumeOp::SetUp { pod, .. }) if volumes::mounts_more(&record.pod, pod) => {}
         Op::Volume(VolumeOp::SetUp { .. }) => record.prepared = Preparation::Volumes,
-        Op::Volume(VolumeOp::TearDown { .. }) => record.prepared = Preparation::TornDown,
-        Op::Volume(VolumeOp::Refresh { .. }) | Op::Node(_) | Op::Image(_) | Op::Api(_) => {}
+        Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_)) | Op::Node(_) | Op::Image(_) | Op::Api(_) => {}
     }
     Vec::new()
 }
@@ -414,14 +421,16 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
 fn pod_succeeded(record: &mut PodRecord, op: &PodOp) {
     match op {
         PodOp::SetUpCgroup { .. } => record.prepared = Preparation::Cgroup,
-        PodOp::RemoveCgroup { .. } => record.prepared = Preparation::Nothing,
         PodOp::MakeDirs { .. } => record.prepared = Preparation::Directories,
-        PodOp::RemoveDir { .. } => record.cleared = Cleared::PodDir,
-        PodOp::RemoveLogDir { .. } => record.cleared = Cleared::All,
         PodOp::StopSandbox { id, .. } => {
             record.stopped_sandboxes.insert(id.clone());
         }
-        PodOp::Inspect { .. } | PodOp::RunSandbox(_) | PodOp::RemoveSandbox { .. } => {}
+        PodOp::Inspect { .. }
+        | PodOp::RunSandbox(_)
+        | PodOp::RemoveSandbox { .. }
+        | PodOp::RemoveCgroup(_)
+        | PodOp::RemoveDir(_)
+        | PodOp::RemoveLogDir(_) => {}
     }
 }
 
@@ -471,13 +480,13 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod("FailedKillPod", format!("error killing pod: {}", error.message))]
         }
-        Op::Volume(VolumeOp::TearDown { .. }) => vec![about_pod("FailedUnMount", error.message.clone())],
+        Op::Volume(VolumeOp::TearDown(_)) => vec![about_pod("FailedUnMount", error.message.clone())],
         // Tried again until it works; the log has every try.
         Op::Pod(
             PodOp::Inspect { .. }
-            | PodOp::RemoveCgroup { .. }
-            | PodOp::RemoveDir { .. }
-            | PodOp::RemoveLogDir { .. }
+            | PodOp::RemoveCgroup(_)
+            | PodOp::RemoveDir(_)
+            | PodOp::RemoveLogDir(_)
             | PodOp::RemoveSandbox { .. },
         )
         | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))

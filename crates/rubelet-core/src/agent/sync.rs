@@ -18,7 +18,7 @@ use crate::{
     observation::PodFacts,
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     pod::{
-        Desired, DuringLook, Lifecycle, Look, PodRecord, Preparation, TerminationCause,
+        Desired, DuringLook, Lifecycle, Look, PodRecord, TerminationCause,
         allocation::update_pod_from_allocation,
         hooks::{Hook, HookRequest, PreStop},
         plan::{Plan, Planned, PodState, WaitsFor},
@@ -135,7 +135,7 @@ impl Agent {
                 && match other.lifecycle {
                     Lifecycle::Waiting => other.arrival < record.arrival,
                     Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
-                    Lifecycle::Terminated { .. } => other.prepared != Preparation::Nothing,
+                    Lifecycle::Terminated { .. } => !other.is_released(),
                     Lifecycle::Finished { .. } => false,
                 }
         })

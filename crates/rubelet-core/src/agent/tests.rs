@@ -15,8 +15,8 @@ use crate::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts},
     event::{Event, EventStream, Source},
     id::{PodRef, PodUid},
-    observation::{ListedPod, Listing, PodFacts, RuntimeStatus, SandboxState},
-    op::{ContainerOp, NodeOp, Op, PodOp},
+    observation::{ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState},
+    op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     settings::Settings,
     snapshot::Readiness,
     test_support::{facts, later, mk_pod},
@@ -41,6 +41,17 @@ struct Turns {
     recalled: Vec<EffectId>,
     /// The reasons of events.
     told: Vec<String>,
+}
+
+/// What an operation that succeeded has to say, if nothing is said of it: what it was to remove is gone.
+fn nothing_else(op: &Op) -> Facts {
+    match op {
+        Op::Volume(VolumeOp::TearDown(_)) => Facts::Remains(Remains::Cgroup),
+        Op::Pod(PodOp::RemoveCgroup(_)) => Facts::Remains(Remains::PodDir),
+        Op::Pod(PodOp::RemoveDir(_)) => Facts::Remains(Remains::Logs),
+        Op::Pod(PodOp::RemoveLogDir(_)) => Facts::Remains(Remains::Nothing),
+        _ => Facts::Nothing,
+    }
 }
 
 impl Turns {
@@ -87,7 +98,8 @@ impl Turns {
     fn answer(&mut self, name: &str, result: Result<Facts, EffectError>) {
         let position = self.asked.iter().position(|(_, op)| op.name() == name);
         let position = position.unwrap_or_else(|| panic!("nobody asked for {name}: {:?}", self.pending()));
-        let (id, _) = self.asked.remove(position);
+        let (id, op) = self.asked.remove(position);
+        let result = result.map(|facts| if facts == Facts::Nothing { nothing_else(&op) } else { facts });
         self.happens(Event::Done { id, result });
     }
 

@@ -312,7 +312,7 @@ fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now:
 fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, WaitsFor)> {
     let pod = record.id.clone();
     match record.prepared {
-        Preparation::Unknown | Preparation::Nothing | Preparation::TornDown => {
+        Preparation::Nothing => {
             let cgroup = context.cgroups.and_then(|tree| tree.pod(&record.pod, &record.id.uid));
             Some(match cgroup {
                 Some(cgroup) => (Op::Pod(PodOp::SetUpCgroup { pod, cgroup }), WaitsFor::PodCgroup),

@@ -10,11 +10,10 @@ use crate::{
     cgroups::CgroupTree,
     effect::Severity,
     flights::PodSubject,
-    id::PodRef,
-    observation::{ContainerFacts, PodFacts, SandboxState, SharedFacts},
-    op::{ContainerOp, Op, OpKind, PodOp, VolumeOp},
+    observation::{ContainerFacts, PodFacts, Remains, SandboxState, SharedFacts},
+    op::{ContainerOp, Op, OpKind, PodOp, PodPlace, VolumeOp},
     pod::{
-        Cleared, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
+        Grace, Lifecycle, PodRecord, TerminationCause,
         hooks::{Hook, HookRequest},
         plan::{Plan, PodState, WaitsFor},
         restart_policy::is_sidecar,
@@ -58,7 +57,7 @@ pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: 
 }
 
 /// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
-/// containers, for their logs and exit codes, until nobody wants it any more.
+/// containers, for their logs and exit codes, until it is no longer desired.
 pub fn ended(
     record: PodState<'_>,
     facts: &PodFacts,
@@ -67,21 +66,24 @@ pub fn ended(
     now: Now,
 ) -> Plan {
     let mut plan = Plan::default();
+    let cgroup_paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
+    let place = PodPlace { pod: record.id.clone(), cgroup_paths };
     if facts.is_active() {
         // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
         stop_everything(record, facts, None, &mut plan, now);
-    } else if let Some((op, waits_for)) = next_release(record, cgroups) {
+    } else if !record.is_released() {
+        let (op, waits_for) = next_release(record.remains, place);
         pod_step(record, op, waits_for, &mut plan, now);
     } else {
         match cause {
             TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
-            // The API server has it until it hears that all is given back; so long its traces can be read.
+            // The API server has it until it is told that all is given back; so long its traces can be read.
             TerminationCause::Removed if record.is_desired() && record.pod.metadata.deletion_timestamp.is_some() => {
                 plan.next = Some(Lifecycle::Finished { cause });
             }
             // Asked for again: it starts over, and its attempts count on from those of before.
             TerminationCause::Removed | TerminationCause::Orphaned if record.is_desired() => {
-                let_go(record, cause, &mut plan)
+                drop_record(record, cause, &mut plan);
             }
             TerminationCause::Removed
                 if is_static_pod(&record.pod) && now.uptime < record.since.uptime + STATIC_POD_RETENTION =>
@@ -90,30 +92,41 @@ pub fn ended(
                 plan.wait_for(WaitsFor::ManifestToReturn);
             }
             TerminationCause::Removed | TerminationCause::Orphaned => {
-                remove_traces(record, facts, cause, &mut plan, now)
+                if remove_dead(record, facts, &mut plan, now) {
+                    match next_removal(record.remains, place) {
+                        Some((op, waits_for)) => pod_step(record, op, waits_for, &mut plan, now),
+                        None => drop_record(record, cause, &mut plan),
+                    }
+                }
             }
         }
     }
     plan
 }
 
-/// What the pod still holds of the node, in the order it is given back.
-fn next_release(record: PodState<'_>, cgroups: Option<CgroupTree<'_>>) -> Option<(Op, WaitsFor)> {
-    let pod = record.id.clone();
-    match record.prepared {
-        Preparation::Unknown | Preparation::Cgroup | Preparation::Directories | Preparation::Volumes => {
-            Some((Op::Volume(VolumeOp::TearDown { pod }), WaitsFor::VolumesToTearDown))
+/// What the pod still holds of the node. Before anything is known of it, volumes are torn down: that is safe to repeat.
+fn next_release(remains: Option<Remains>, place: PodPlace) -> (Op, WaitsFor) {
+    match remains {
+        Some(Remains::Cgroup) => (Op::Pod(PodOp::RemoveCgroup(place)), WaitsFor::CgroupToRemove),
+        None | Some(Remains::Volumes | Remains::PodDir | Remains::Logs | Remains::Nothing) => {
+            (Op::Volume(VolumeOp::TearDown(place)), WaitsFor::VolumesToTearDown)
         }
-        Preparation::TornDown => {
-            let paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
-            Some((Op::Pod(PodOp::RemoveCgroup { pod, paths }), WaitsFor::CgroupToRemove))
-        }
-        Preparation::Nothing => None,
     }
 }
 
-/// Dead containers, then sandboxes, then directories.
-fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: TerminationCause, plan: &mut Plan, now: Now) {
+/// What is left on disk of a pod that has given back all it held; `None` when nothing is.
+fn next_removal(remains: Option<Remains>, place: PodPlace) -> Option<(Op, WaitsFor)> {
+    match remains {
+        Some(Remains::Nothing) => None,
+        Some(Remains::Logs) => Some((Op::Pod(PodOp::RemoveLogDir(place)), WaitsFor::LogsToRemove)),
+        None | Some(Remains::Volumes | Remains::Cgroup | Remains::PodDir) => {
+            Some((Op::Pod(PodOp::RemoveDir(place)), WaitsFor::PodDirToRemove))
+        }
+    }
+}
+
+/// Dead containers, then sandboxes; says whether none is left.
+fn remove_dead(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan, now: Now) -> bool {
     for container in &facts.containers {
         let subject = PodSubject::Container(container.name.clone());
         let is_planned = plan.steps.iter().any(|step| step.subject == subject);
@@ -123,32 +136,21 @@ fn remove_traces(record: PodState<'_>, facts: &PodFacts, cause: TerminationCause
         }
     }
     if !facts.containers.is_empty() {
-        return plan.wait_for(WaitsFor::DeadContainersToRemove);
-    }
-    if let Some(sandbox) = facts.sandboxes.first() {
+        plan.wait_for(WaitsFor::DeadContainersToRemove);
+    } else if let Some(sandbox) = facts.sandboxes.first() {
         let op = PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
-        return pod_step(record, op, WaitsFor::SandboxToRemove, plan, now);
+        pod_step(record, op, WaitsFor::SandboxToRemove, plan, now);
     }
-    match record.cleared {
-        Cleared::Nothing => {
-            let op = PodOp::RemoveDir { uid: record.id.uid.clone() };
-            pod_step(record, op, WaitsFor::PodDirToRemove, plan, now);
-        }
-        Cleared::PodDir => {
-            let PodRef { uid, namespace, name } = &record.id;
-            let op = PodOp::RemoveLogDir { dir_name: format!("{namespace}_{name}_{uid}") };
-            pod_step(record, op, WaitsFor::LogsToRemove, plan, now);
-        }
-        Cleared::All => let_go(record, cause, plan),
-    }
+    facts.containers.is_empty() && facts.sandboxes.is_empty()
 }
 
-fn let_go(record: PodState<'_>, cause: TerminationCause, plan: &mut Plan) {
-    if !record.flights.has_changes() {
+/// Nothing is left; the record may go when nothing is under way for it.
+fn drop_record(record: PodState<'_>, cause: TerminationCause, plan: &mut Plan) {
+    if record.flights.has_changes() {
+        plan.wait_for(WaitsFor::StepUnderWay);
+    } else {
         plan.next = Some(Lifecycle::Finished { cause });
         plan.is_gone = true;
-    } else {
-        plan.wait_for(WaitsFor::StepUnderWay);
     }
 }
 

@@ -18,10 +18,10 @@ use crate::{
     flights::{Flights, PodSubject, Subject},
     id::{ContainerId, PodRef},
     images::Images,
-    observation::{PodFacts, RuntimeStatus},
+    observation::{PodFacts, Remains, RuntimeStatus},
     op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
-        Cleared, Desired, Failure, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
+        Desired, Failure, Grace, Lifecycle, PodRecord, Preparation, TerminationCause,
         hooks::{Hook, HookAction, HookRequest, PreStop},
         plan::{Plan, PodState},
         restart::CrashLoop,
@@ -154,13 +154,13 @@ fn show(plan: &Plan) -> String {
 fn show_op(op: &Op) -> String {
     match op {
         Op::Pod(PodOp::SetUpCgroup { cgroup, .. }) => format!("set up cgroup {}", cgroup.path),
-        Op::Pod(PodOp::RemoveCgroup { paths, .. }) => format!("remove cgroup {}", paths.join(" or ")),
+        Op::Pod(PodOp::RemoveCgroup(place)) => format!("remove cgroup {}", place.cgroup_paths.join(" or ")),
         Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
         Op::Volume(VolumeOp::SetUp { .. }) => "set up volumes".to_owned(),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
-        Op::Volume(VolumeOp::TearDown { .. }) => "tear down volumes".to_owned(),
-        Op::Pod(PodOp::RemoveDir { .. }) => "remove pod directory".to_owned(),
-        Op::Pod(PodOp::RemoveLogDir { dir_name }) => format!("remove logs {dir_name}"),
+        Op::Volume(VolumeOp::TearDown(_)) => "tear down volumes".to_owned(),
+        Op::Pod(PodOp::RemoveDir(_)) => "remove pod directory".to_owned(),
+        Op::Pod(PodOp::RemoveLogDir(place)) => format!("remove logs {}", place.log_dir_name()),
         Op::Pod(PodOp::RunSandbox(order)) => format!("run sandbox #{}", order.attempt),
         Op::Pod(PodOp::StopSandbox { id, .. }) => format!("stop sandbox {id}"),
         Op::Pod(PodOp::RemoveSandbox { id, .. }) => format!("remove sandbox {id}"),
@@ -673,7 +673,7 @@ fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
 fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | static | main a", lifecycle), "sandbox gone");
-    (record.desired, record.prepared) = (Desired::No, Preparation::Nothing);
+    (record.desired, record.remains) = (Desired::No, Some(Remains::PodDir));
     let plan = |now| {
         let plan = termination::ended(record.state(), &facts, TerminationCause::Removed, None, now);
         (show(&plan), plan.wake_at)
@@ -724,23 +724,24 @@ fn what_a_removed_pod_leaves_goes_in_order() {
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
     record.desired = Desired::No;
     let mut steps = vec![ended(&record, &facts, TerminationCause::Removed)];
-    record.prepared = Preparation::TornDown;
-    steps.push(ended(&record, &facts, TerminationCause::Removed));
-    record.prepared = Preparation::Nothing;
-    steps.push(ended(&record, &facts, TerminationCause::Removed));
-    for (state, cleared) in [
-        ("sandbox notready", Cleared::Nothing),
-        ("sandbox gone", Cleared::Nothing),
-        ("sandbox gone", Cleared::PodDir),
-        ("sandbox gone", Cleared::All),
+    for remains in [Remains::Volumes, Remains::Cgroup, Remains::PodDir] {
+        record.remains = Some(remains);
+        steps.push(ended(&record, &facts, TerminationCause::Removed));
+    }
+    for (state, remains) in [
+        ("sandbox notready", Remains::PodDir),
+        ("sandbox gone", Remains::PodDir),
+        ("sandbox gone", Remains::Logs),
+        ("sandbox gone", Remains::Nothing),
     ] {
-        record.cleared = cleared;
+        record.remains = Some(remains);
         let facts = crate::test_support::facts(state);
         steps.push(ended(&record, &facts, TerminationCause::Removed));
     }
     assert_eq!(
         steps,
         [
+            "tear down volumes",
             "tear down volumes",
             "remove cgroup /kubepods/podu1 or /kubepods/burstable/podu1 or /kubepods/besteffort/podu1",
             "remove a1",
@@ -756,7 +757,7 @@ fn what_a_removed_pod_leaves_goes_in_order() {
 fn what_an_earlier_life_of_the_agent_mounted_is_torn_down_however_far_this_one_came() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox gone");
-    for prepared in [Preparation::Unknown, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
+    for prepared in [Preparation::Nothing, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
         record.prepared = prepared;
         assert_eq!(ended(&record, &facts, TerminationCause::Removed), "tear down volumes", "{prepared:?}");
     }
@@ -766,8 +767,10 @@ fn what_an_earlier_life_of_the_agent_mounted_is_torn_down_however_far_this_one_c
 fn a_completed_pod_keeps_its_dead_containers() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Completed };
     let (mut record, facts) = observed(record("never | main a", lifecycle), "sandbox notready; a: exit(0) 5s");
-    record.prepared = Preparation::Nothing;
-    assert_eq!(ended(&record, &facts, TerminationCause::Completed), "to Finished");
+    for remains in [Remains::PodDir, Remains::Logs, Remains::Nothing] {
+        record.remains = Some(remains);
+        assert_eq!(ended(&record, &facts, TerminationCause::Completed), "to Finished");
+    }
 }
 
 #[test]
@@ -830,7 +833,7 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
         let shown = format!("{failures:?} {flights:?}");
         record.failures = failures.into_iter().map(|(subject, secs)| (subject, failing(secs))).collect();
         for subject in flights {
-            record.send(subject, PodOp::RemoveDir { uid: "u1".into() });
+            record.send(subject, PodOp::MakeDirs { pod: record.id.clone() });
         }
         assert_eq!(record.state().next_retry(now()), expected.map(at), "{shown}");
     }

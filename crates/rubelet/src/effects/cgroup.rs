@@ -29,11 +29,11 @@ pub(super) async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<
     Ok(Facts::Cgroups { names })
 }
 
-pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<Facts, EffectError> {
+pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<(), EffectError> {
     for path in paths {
         world.host.remove_cgroup(Path::new(path)).await.map_err(|error| failed("remove", path, &error))?;
     }
-    Ok(Facts::Nothing)
+    Ok(())
 }
 
 async fn apply(world: &World, cgroup: &Cgroup) -> Result<(), EffectError> {

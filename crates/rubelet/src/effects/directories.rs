@@ -3,7 +3,10 @@
 //! Owns: making, listing and removing them. Never: removes what is mounted, or anything outside them.
 //! Upstream: `makePodDataDirs`, `cleanupOrphanedPodDirs`, `kuberuntime_gc.evictPodLogsDirectories`.
 
-use std::{io, path::Path};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
@@ -30,7 +33,7 @@ pub async fn list_pod_dirs(world: &World) -> Result<Facts, EffectError> {
     Ok(Facts::PodDirs { uids, log_dirs })
 }
 
-pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<Facts, EffectError> {
+pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<(), EffectError> {
     component(uid.as_str())?;
     let dir = world.paths.pod_dir(uid);
     let mounts =
@@ -40,20 +43,23 @@ pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<Facts, Effect
         let message = format!("pod directory {} stays: still mounted: {}", dir.display(), points.join(", "));
         return Err(EffectError { kind: ErrorKind::Retry, message });
     }
-    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove pod directory", &dir, &error))?;
-    Ok(Facts::Nothing)
+    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove pod directory", &dir, &error))
 }
 
-/// The links into it go first: what fails half way is tried again for as long as the directory is there.
-pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<Facts, EffectError> {
+/// With the links into it.
+pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<(), EffectError> {
     let dir = world.paths.pod_logs_dir.join(component(dir_name)?);
-    for entry in entries_of(world, &world.paths.container_links_dir).await? {
-        if entry.kind == FileKind::Symlink && may_belong_to(&entry.name, dir_name) {
-            remove_link_into(world, &entry.name, dir_name).await?;
-        }
+    for link in links_into(world, dir_name).await? {
+        world.host.remove_file(&link).await.map_err(|error| failure::io("remove link", &link, &error))?;
     }
-    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove log directory", &dir, &error))?;
-    Ok(Facts::Nothing)
+    world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove log directory", &dir, &error))
+}
+
+/// The log directory of this name is there, or a link into it.
+pub(super) async fn has_logs(world: &World, dir_name: &str) -> Result<bool, EffectError> {
+    let dir = world.paths.pod_logs_dir.join(component(dir_name)?);
+    let kind = world.host.file_kind(&dir).await.map_err(|error| failure::io("look for", &dir, &error))?;
+    Ok(kind.is_some() || !links_into(world, dir_name).await?.is_empty())
 }
 
 /// Links are named `<pod>_<namespace>_<container>-<id>.log`, log directories `<namespace>_<pod>_<uid>`.
@@ -65,13 +71,19 @@ fn may_belong_to(link_name: &str, dir_name: &str) -> bool {
     }
 }
 
-async fn remove_link_into(world: &World, link_name: &str, dir_name: &str) -> Result<(), EffectError> {
-    let link = world.paths.container_links_dir.join(link_name);
-    let target = world.host.read_link(&link).await.map_err(|error| failure::io("read link", &link, &error))?;
-    if target.is_some_and(|target| target.components().any(|part| part.as_os_str() == dir_name)) {
-        world.host.remove_file(&link).await.map_err(|error| failure::io("remove link", &link, &error))?;
+async fn links_into(world: &World, dir_name: &str) -> Result<Vec<PathBuf>, EffectError> {
+    let mut links = Vec::new();
+    for entry in entries_of(world, &world.paths.container_links_dir).await? {
+        if entry.kind != FileKind::Symlink || !may_belong_to(&entry.name, dir_name) {
+            continue;
+        }
+        let link = world.paths.container_links_dir.join(&entry.name);
+        let target = world.host.read_link(&link).await.map_err(|error| failure::io("read link", &link, &error))?;
+        if target.is_some_and(|target| target.components().any(|part| part.as_os_str() == dir_name)) {
+            links.push(link);
+        }
     }
-    Ok(())
+    Ok(links)
 }
 
 async fn directories_in(world: &World, dir: &Path) -> Result<Vec<String>, EffectError> {
@@ -97,7 +109,7 @@ pub(super) fn component(name: &str) -> Result<&str, EffectError> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
+    use std::{fs, os::unix::fs::MetadataExt};
 
     use super::*;
     use crate::world::testing::world_in;

@@ -60,7 +60,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -
     Err(EffectError { kind, message: messages.join("; ") })
 }
 
-pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
+pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), EffectError> {
     component(pod.uid.as_str())?;
     let pod_dir = world.paths.pod_dir(&pod.uid);
     // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
@@ -74,7 +74,7 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<Facts, Eff
         }
         world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove volumes", &dir, &error))?;
     }
-    Ok(Facts::Nothing)
+    Ok(())
 }
 
 async fn set_up(world: &World, owner: &Owner<'_>, need: &VolumeNeed) -> Result<(), EffectError> {

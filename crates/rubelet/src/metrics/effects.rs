@@ -160,7 +160,7 @@ impl EffectMetrics {
             }
             (Op::Pod(PodOp::SetUpCgroup { .. }), _) => self.cgroups.observe(["create"], took),
             (Op::Node(NodeOp::SyncQosCgroups { .. }), _) => self.cgroups.observe(["update"], took),
-            (Op::Pod(PodOp::RemoveCgroup { .. }), _) => self.cgroups.observe(["destroy"], took),
+            (Op::Pod(PodOp::RemoveCgroup(_)), _) => self.cgroups.observe(["destroy"], took),
             (Op::Container(ContainerOp::RunHook(_)), Ok(Facts::HookFellBack { .. })) => self.http_fallbacks.inc([]),
             (Op::Container(ContainerOp::RunHook(HookRequest { action: HookAction::Sleep { secs }, .. })), _)
                 if now.uptime.since(began) < Duration::from_secs(*secs) =>

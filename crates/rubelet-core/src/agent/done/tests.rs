@@ -6,6 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     id::PodRef,
+    op::PodPlace,
     pod::{Desired, InstanceRecord, hooks::PreStop},
     test_support::{facts, later, mk_pod, now, start_order},
 };
@@ -160,7 +161,7 @@ fn what_is_gone_needs_no_end_and_cannot_start() {
         (Op::Pod(PodOp::StopSandbox { pod: pod(), id: "sb0".into() }), ErrorKind::Gone, false),
         (Op::Pod(PodOp::RemoveSandbox { pod: pod(), id: "sb0".into() }), ErrorKind::Gone, false),
         (Op::Container(ContainerOp::Resume { pod: pod(), name: name(), id: id() }), ErrorKind::Gone, true),
-        (Op::Volume(VolumeOp::TearDown { pod: pod() }), ErrorKind::Gone, true),
+        (Op::Volume(VolumeOp::TearDown(PodPlace { pod: pod(), cgroup_paths: Vec::new() })), ErrorKind::Gone, true),
     ] {
         let mut record = record("always | main a");
         let shown = format!("{op:?} {kind:?}");

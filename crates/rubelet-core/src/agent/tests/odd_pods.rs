@@ -288,7 +288,7 @@ impl Odd {
             Op::Api(ApiOp::PatchStatus { pod, patch, .. }) => self.patched(&pod.uid, patch),
             other => {
                 self.change(other);
-                Facts::Nothing
+                nothing_else(op)
             }
         })
     }
@@ -467,16 +467,11 @@ fn subject(op: &Op) -> Option<PodUid> {
         | Op::Node(NodeOp::Relist)
         | Op::Api(ApiOp::GetNode)
         | Op::Node(NodeOp::ListPodDirs)
-        | Op::Node(NodeOp::SyncQosCgroups { .. })
-        | Op::Pod(PodOp::RemoveLogDir { .. }) => {
-            return None;
-        }
+        | Op::Node(NodeOp::SyncQosCgroups { .. }) => return None,
         Op::Pod(PodOp::Inspect { pod })
         | Op::Image(ImageOp::Inspect { pod, .. })
         | Op::Pod(PodOp::SetUpCgroup { pod, .. })
-        | Op::Pod(PodOp::RemoveCgroup { pod, .. })
         | Op::Pod(PodOp::MakeDirs { pod })
-        | Op::Volume(VolumeOp::TearDown { pod })
         | Op::Image(ImageOp::Pull { pod, .. })
         | Op::Pod(PodOp::StopSandbox { pod, .. })
         | Op::Pod(PodOp::RemoveSandbox { pod, .. })
@@ -488,9 +483,9 @@ fn subject(op: &Op) -> Option<PodUid> {
         | Op::Api(ApiOp::DeleteMirrorPod { pod }) => pod.uid.clone(),
         Op::Container(ContainerOp::Probe(order)) => order.pod.uid.clone(),
         Op::Container(ContainerOp::RunHook(order)) => order.pod.uid.clone(),
-        Op::Volume(VolumeOp::SetUp { uid, .. })
-        | Op::Volume(VolumeOp::Refresh { uid, .. })
-        | Op::Pod(PodOp::RemoveDir { uid }) => uid.clone(),
+        Op::Pod(PodOp::RemoveCgroup(place) | PodOp::RemoveDir(place) | PodOp::RemoveLogDir(place))
+        | Op::Volume(VolumeOp::TearDown(place)) => place.pod.uid.clone(),
+        Op::Volume(VolumeOp::SetUp { uid, .. } | VolumeOp::Refresh { uid, .. }) => uid.clone(),
         Op::Pod(PodOp::RunSandbox(order)) => order.uid.clone(),
         Op::Container(ContainerOp::Start(order)) => order.uid.clone(),
         Op::Api(ApiOp::CreateMirrorPod { pod }) => PodUid::of(pod),
