@@ -8,7 +8,7 @@ mod certs;
 pub mod cli;
 mod data_dirs;
 pub mod effects;
-pub mod event_log;
+mod event_log;
 #[cfg(test)]
 mod fake_api;
 pub mod logging;
@@ -16,7 +16,7 @@ mod metrics;
 pub mod node;
 pub mod objects;
 pub mod observe;
-pub mod recorder;
+mod recorder;
 pub mod run;
 mod server;
 pub mod sources;

@@ -25,7 +25,12 @@ use self::{
 };
 
 /// Follows the log until the task is ended. What the snapshots say of a pod is part of what its events refer to.
-pub async fn run(api: Arc<dyn ApiServer>, events: EventLog, node: String, snapshots: watch::Receiver<Arc<Snapshot>>) {
+pub(crate) async fn run(
+    api: Arc<dyn ApiServer>,
+    events: EventLog,
+    node: String,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+) {
     let mut newest = events.subscribe();
     let mut reader = Reader::default();
     let mut correlator = Correlator::new(&node);
