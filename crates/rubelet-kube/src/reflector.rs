@@ -31,7 +31,7 @@ pub struct Selection {
 
 /// Objects are JSON as the server sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum Delta {
     /// This is all there is.
     Replaced(Vec<Bytes>),
     /// New, or changed.
@@ -59,7 +59,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// Guarantees: the first change is `Replaced`, and is consistent: whatever was in the collection when it was asked for is in it.
 /// After it, every change between two lists is told in the server's order, or a new `Replaced` stands for it, which is never
 /// older than what was told before.
-pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, changes: &mpsc::Sender<Change>) {
+pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, changes: &mpsc::Sender<Delta>) {
     let retry = Retry { random: fastrand::Rng::with_seed(seed), delay: RETRY_FIRST, was_unreachable: false };
     let mut follower = Follower { api, selection, changes, version: None, may_stream: true, retry };
     tokio::select! {
@@ -73,7 +73,7 @@ pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, chang
 struct Follower<'a> {
     api: &'a dyn ApiServer,
     selection: &'a Selection,
-    changes: &'a mpsc::Sender<Change>,
+    changes: &'a mpsc::Sender<Delta>,
     /// What was heard last: the next watch goes on from it, and no list may be older. Without it a list is consistent.
     version: Option<String>,
     /// The server has not shown that it has no streamed lists.
@@ -95,7 +95,7 @@ impl Follower<'_> {
             let error = match self.list().await {
                 Ok(Listed { objects, version, watch }) => {
                     self.version = Some(version);
-                    if self.changes.send(Change::Replaced(objects)).await.is_err() {
+                    if self.changes.send(Delta::Replaced(objects)).await.is_err() {
                         return;
                     }
                     self.watch_on(watch).await
@@ -247,8 +247,8 @@ impl Follower<'_> {
             self.version = Some(meta.resource_version);
             self.retry.reset();
             let change = match event {
-                WatchEvent::Added(_) | WatchEvent::Modified(_) => Change::Applied(object),
-                WatchEvent::Deleted(_) => Change::Deleted(object),
+                WatchEvent::Added(_) | WatchEvent::Modified(_) => Delta::Applied(object),
+                WatchEvent::Deleted(_) => Delta::Deleted(object),
                 WatchEvent::Bookmark(_) => continue,
             };
             // Nobody there to hear it: `follow` ends.

@@ -13,7 +13,7 @@ use rubelet_kube::{
     client::{Client, RateLimit, RateLimits},
     kubeconfig::Kubeconfig,
     port::{ApiErrorKind, ApiServer, Lane, ObjectPath, PatchKind, Watch, WatchEvent},
-    reflector::{Change, Selection, follow},
+    reflector::{Delta, Selection, follow},
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinSet};
@@ -83,13 +83,13 @@ async fn a_follower_hears_of_every_change() {
     let mut tasks = JoinSet::new();
     let api = Arc::clone(&client);
     tasks.spawn(async move { follow(&*api, &named(name), 1, &sender).await });
-    assert_eq!(changes.recv().await.unwrap(), Change::Replaced(Vec::new()));
+    assert_eq!(changes.recv().await.unwrap(), Delta::Replaced(Vec::new()));
 
     let _: Value = calls::create(&*client, Lane::Ordinary, config_maps(), &config_map(name, "a"), SOON).await.unwrap();
-    let Change::Applied(object) = changes.recv().await.unwrap() else { panic!("it was made") };
+    let Delta::Applied(object) = changes.recv().await.unwrap() else { panic!("it was made") };
     assert_eq!(serde_json::from_slice::<Value>(&object).unwrap()["data"]["key"], "a");
     delete(&*client, name).await;
-    assert!(matches!(changes.recv().await.unwrap(), Change::Deleted(_)));
+    assert!(matches!(changes.recv().await.unwrap(), Delta::Deleted(_)));
     drop(changes);
     tasks.join_all().await;
 }

@@ -40,15 +40,15 @@ pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &
         manifest_dir: has(Source::File)
             .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
         manifest_url: has(Source::Http).then(|| ManifestUrl { endpoint: endpoint(), check_every: CHECK_EVERY }),
-        duty: Arc::new(duty()),
+        reporting: Arc::new(reporting()),
         witness: Some(witness(simulation.clone(), incarnation)),
     };
     start(&world(simulation, incarnation, sources), inputs)
 }
 
 /// Upstream's frequencies.
-fn duty() -> node::Duty {
-    node::Duty {
+fn reporting() -> node::NodeReporting {
+    node::NodeReporting {
         setup: NodeSetup {
             name: NODE.to_owned(),
             // Told, so that no resolver of this machine is asked: nothing here may come from outside.

@@ -5,7 +5,7 @@
 //! Upstream: `syncNodeStatus`, `fastStatusUpdateOnce`, the node lease controller.
 
 pub mod addresses;
-pub mod follow;
+pub mod informer;
 pub mod lease;
 pub mod registration;
 pub mod setup;
@@ -22,12 +22,12 @@ use rubelet_core::{
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
 use tokio::{sync::watch, task::JoinSet};
 
-use self::follow::Sight;
+use self::informer::NodeWatchState;
 use crate::world::World;
 
-/// What the node owes its cluster, and how often.
+/// What the node reports to its API server, and how often.
 #[derive(Clone, Debug)]
-pub struct Duty {
+pub struct NodeReporting {
     pub setup: NodeSetup,
     pub machine: Machine,
     /// `--node-ip`, as told.
@@ -42,7 +42,7 @@ pub struct Duty {
     pub lease_secs: i32,
 }
 
-impl Duty {
+impl NodeReporting {
     /// A call that takes longer has missed its heartbeat.
     fn timeout(&self) -> Duration {
         self.check_every.min(self.lease_duration())
@@ -66,14 +66,14 @@ impl Duty {
 pub async fn run(
     world: World,
     api: Arc<dyn ApiServer>,
-    duty: Arc<Duty>,
+    reporting: Arc<NodeReporting>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
-    sights: watch::Receiver<Sight>,
+    node_states: watch::Receiver<NodeWatchState>,
 ) {
     let (uid, known_uid) = watch::channel(None);
     let mut tasks = JoinSet::new();
-    tasks.spawn(lease::run(api.clone(), world.clock.clone(), duty.clone(), known_uid));
-    tasks.spawn(status::run(world, api, duty, status::Inputs { snapshots, sights }, uid));
+    tasks.spawn(lease::run(api.clone(), world.clock.clone(), reporting.clone(), known_uid));
+    tasks.spawn(status::run(world, api, reporting, status::Inputs { snapshots, node_states }, uid));
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended
             && error.is_panic()
@@ -91,14 +91,20 @@ enum ResourceVersion {
     Newest,
 }
 
-async fn get_node(api: &dyn ApiServer, duty: &Duty, version: ResourceVersion) -> Result<Node, ApiError> {
+async fn get_node(api: &dyn ApiServer, reporting: &NodeReporting, version: ResourceVersion) -> Result<Node, ApiError> {
     let query = match version {
         ResourceVersion::Cached => vec![("resourceVersion", "0".to_owned())],
         ResourceVersion::Newest => Vec::new(),
     };
-    let path = duty.path();
-    let call =
-        Call { lane: Lane::Heartbeat, verb: Verb::Get, path: path.clone(), query, body: None, timeout: duty.timeout() };
+    let path = reporting.path();
+    let call = Call {
+        lane: Lane::Heartbeat,
+        verb: Verb::Get,
+        path: path.clone(),
+        query,
+        body: None,
+        timeout: reporting.timeout(),
+    };
     let answer = api.call(call).await?;
     serde_json::from_slice(&answer).map(without_managed_fields).map_err(|error| ApiError {
         kind: ApiErrorKind::Unreadable,

@@ -69,16 +69,16 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
     let metrics = Arc::new(Metrics::new(options.gates.clone()));
     let cluster_client = certs::cluster_client(options, &node_name(options)?, &host, &clock, &metrics).await?;
-    let (world, duty) = world(options, cluster_client.api(), host, clock, metrics).await?;
+    let (world, reporting) = world(options, cluster_client.api(), host, clock, metrics).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
-    let running = start(&world, inputs(options, duty.clone())?);
+    let running = start(&world, inputs(options, reporting.clone())?);
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     let (secured, tls) = Secured::new(
         options,
         &world,
-        server_context(options, &world, &running.handles, &duty.machine),
+        server_context(options, &world, &running.handles, &reporting.machine),
         certs::serving_files(options)?,
     );
     servers.spawn(server.serve(secured.context.clone(), stop.clone()));
@@ -108,7 +108,7 @@ async fn world(
     host: Arc<dyn Host>,
     clock: Clock,
     metrics: Arc<Metrics>,
-) -> anyhow::Result<(World, Arc<node::Duty>)> {
+) -> anyhow::Result<(World, Arc<node::NodeReporting>)> {
     let node_name = node_name(options)?;
     let root_dir = data_dirs::make_root(&options.flags.root_dir).context("--root-dir")?;
     let pod_logs_dir =
@@ -139,7 +139,7 @@ async fn world(
     let runtime = Arc::new(InstrumentedRuntime::new(Arc::new(runtime), metrics.clone(), clock.clone()));
     let cluster = api.map(|api| Cluster::new(api, strategy, &node_name, &clock));
     let world = World { cluster, metrics, ..World::new(runtime, host, clock, settings) };
-    Ok((world, node::setup::duty(options, setup, machine)))
+    Ok((world, node::setup::reporting(options, setup, machine)))
 }
 
 async fn bind_port(options: &Options) -> anyhow::Result<TcpListener> {
@@ -197,7 +197,7 @@ fn server_context(options: &Options, world: &World, handles: &Handles, machine: 
     }
 }
 
-fn inputs(options: &Options, duty: Arc<node::Duty>) -> anyhow::Result<Inputs> {
+fn inputs(options: &Options, reporting: Arc<node::NodeReporting>) -> anyhow::Result<Inputs> {
     let config = &options.config;
     let manifest_dir = if config.static_pod_path.is_empty() {
         None
@@ -215,7 +215,7 @@ fn inputs(options: &Options, duty: Arc<node::Duty>) -> anyhow::Result<Inputs> {
         },
         check_every: config.http_check_frequency.as_std(),
     });
-    Ok(Inputs { manifest_dir, manifest_url, duty, witness: None })
+    Ok(Inputs { manifest_dir, manifest_url, reporting, witness: None })
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

@@ -9,6 +9,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use rubelet_core::{
     effect::{About, EventRecord, Severity},
     event::Event,
+    event_reasons,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -17,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    node::{self, follow::Sight},
+    node::{self, informer::NodeWatchState},
     observe, recorder,
     sources::{self, http::Endpoint},
     sync_loop::{Handles, SyncLoop, Witness},
@@ -29,7 +30,7 @@ pub struct Inputs {
     pub manifest_dir: Option<ManifestDir>,
     pub manifest_url: Option<ManifestUrl>,
     /// Used on a node of a cluster only.
-    pub duty: Arc<node::Duty>,
+    pub reporting: Arc<node::NodeReporting>,
     pub witness: Option<Witness>,
 }
 
@@ -80,21 +81,27 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
         tasks.spawn(sources::http::run(world.clone(), endpoint, check_every, inbox()));
     }
     if let Some(cluster) = &world.cluster {
-        join_cluster(world, cluster, inputs.duty, &running.handles, tasks);
+        join_cluster(world, cluster, inputs.reporting, &running.handles, tasks);
     }
     record_start(world);
     running
 }
 
 /// What a node of a cluster runs beyond a standalone one.
-fn join_cluster(world: &World, cluster: &Cluster, duty: Arc<node::Duty>, handles: &Handles, tasks: &mut JoinSet<()>) {
+fn join_cluster(
+    world: &World,
+    cluster: &Cluster,
+    reporting: Arc<node::NodeReporting>,
+    handles: &Handles,
+    tasks: &mut JoinSet<()>,
+) {
     let Handles { inbox, snapshots, .. } = handles;
-    let (api, node_name, seed) = (&cluster.api, &world.settings.node_name, duty.seed());
-    let (sights, seen) = watch::channel(Sight::Unseen);
-    tasks.spawn(node::follow::run(api.clone(), node_name.clone(), seed, sights, inbox.clone()));
+    let (api, node_name, seed) = (&cluster.api, &world.settings.node_name, reporting.seed());
+    let (node_states, seen) = watch::channel(NodeWatchState::Unseen);
+    tasks.spawn(node::informer::run(api.clone(), node_name.clone(), seed, node_states, inbox.clone()));
     tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
     tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
-    tasks.spawn(node::run(world.clone(), api.clone(), duty, snapshots.clone(), seen));
+    tasks.spawn(node::run(world.clone(), api.clone(), reporting, snapshots.clone(), seen));
 }
 
 /// Lasts as long as the agent, though the runtime may have no events to follow.
@@ -107,7 +114,12 @@ async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
 
 fn record_start(world: &World) {
     let message = "Starting kubelet.".to_owned();
-    let record = EventRecord { about: About::Node, severity: Severity::Normal, reason: "Starting".to_owned(), message };
+    let record = EventRecord {
+        about: About::Node,
+        severity: Severity::Normal,
+        reason: event_reasons::STARTING_KUBELET.to_owned(),
+        message,
+    };
     world.events.record(record, world.clock.now().wall);
 }
 

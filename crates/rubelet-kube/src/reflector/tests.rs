@@ -101,14 +101,14 @@ fn streamed(then: Vec<Result<WatchEvent, ApiError>>, seconds: u64) -> Step {
     Step::Watch(list.into_iter().chain(then).collect(), seconds)
 }
 
-fn told(change: &Change) -> String {
+fn told(change: &Delta) -> String {
     let text = |object: &Bytes| String::from_utf8_lossy(object).into_owned();
     match change {
-        Change::Replaced(objects) => {
+        Delta::Replaced(objects) => {
             objects.iter().fold("=".to_owned(), |all, object| format!("{all} {}", text(object)))
         }
-        Change::Applied(object) => format!("+ {}", text(object)),
-        Change::Deleted(object) => format!("- {}", text(object)),
+        Delta::Applied(object) => format!("+ {}", text(object)),
+        Delta::Deleted(object) => format!("- {}", text(object)),
     }
 }
 

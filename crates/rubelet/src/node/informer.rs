@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use rubelet_core::{event::Event, node_object::NodeObject};
 use rubelet_kube::{
     port::{ApiServer, ObjectPath},
-    reflector::{self, Change, Selection},
+    reflector::{self, Delta, Selection},
 };
 use tokio::sync::{mpsc, watch};
 
@@ -20,7 +20,7 @@ const CHANGES_BOUND: usize = 4;
 
 /// What the API server last showed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Sight {
+pub enum NodeWatchState {
     #[default]
     Unseen,
     /// It answered, and has not had one yet.
@@ -30,18 +30,18 @@ pub enum Sight {
     Gone,
 }
 
-impl Sight {
+impl NodeWatchState {
     pub fn is_unseen(&self) -> bool {
-        *self == Sight::Unseen
+        *self == NodeWatchState::Unseen
     }
 }
 
-/// Follows until the loop is gone. What the loop is told, it is told before `sights` says so.
+/// Follows until the loop is gone. What the loop is told, it is told before `node_states` says so.
 pub async fn run(
     api: Arc<dyn ApiServer>,
     node_name: String,
     seed: u64,
-    sights: watch::Sender<Sight>,
+    node_states: watch::Sender<NodeWatchState>,
     inbox: mpsc::Sender<Event>,
 ) {
     let selection =
@@ -49,13 +49,13 @@ pub async fn run(
     let (sender, mut changes) = mpsc::channel(CHANGES_BOUND);
     let telling = async {
         while let Some(change) = changes.recv().await {
-            let Some(sight) = sight_after(change, &sights.borrow()) else { continue };
-            if let Sight::Seen(node) = &sight
+            let Some(state) = state_after(change, &node_states.borrow()) else { continue };
+            if let NodeWatchState::Seen(node) = &state
                 && inbox.send(Event::Node(NodeObject::of(node))).await.is_err()
             {
                 return;
             }
-            sights.send_replace(sight);
+            node_states.send_replace(state);
         }
     };
     tokio::select! {
@@ -67,20 +67,20 @@ pub async fn run(
 }
 
 /// `None` when it cannot be read, and what was seen before stays.
-fn sight_after(change: Change, before: &Sight) -> Option<Sight> {
+fn state_after(change: Delta, before: &NodeWatchState) -> Option<NodeWatchState> {
     let body = match change {
-        Change::Replaced(nodes) => nodes.into_iter().next(),
-        Change::Applied(node) => Some(node),
-        Change::Deleted(_) => None,
+        Delta::Replaced(nodes) => nodes.into_iter().next(),
+        Delta::Applied(node) => Some(node),
+        Delta::Deleted(_) => None,
     };
     let Some(body) = body else {
         return Some(match before {
-            Sight::Unseen | Sight::Absent => Sight::Absent,
-            Sight::Seen(_) | Sight::Gone => Sight::Gone,
+            NodeWatchState::Unseen | NodeWatchState::Absent => NodeWatchState::Absent,
+            NodeWatchState::Seen(_) | NodeWatchState::Gone => NodeWatchState::Gone,
         });
     };
     match serde_json::from_slice(&body) {
-        Ok(node) => Some(Sight::Seen(Arc::new(without_managed_fields(node)))),
+        Ok(node) => Some(NodeWatchState::Seen(Arc::new(without_managed_fields(node)))),
         Err(error) => {
             tracing::warn!("the Node object cannot be read: {error}");
             None
@@ -110,19 +110,19 @@ mod tests {
                 WatchEvent::Modified(body(node("3", "b"))),
                 WatchEvent::Deleted(body(node("4", "b"))),
             ]);
-        let (sights, mut seen) = watch::channel(Sight::Unseen);
+        let (node_states, mut seen) = watch::channel(NodeWatchState::Unseen);
         let (inbox, mut told) = mpsc::channel(8);
         let mut tasks = JoinSet::new();
-        tasks.spawn(run(api, "n1".to_owned(), 1, sights, inbox));
+        tasks.spawn(run(api, "n1".to_owned(), 1, node_states, inbox));
         for zone in ["a", "b"] {
             let Some(Event::Node(object)) = told.recv().await else { panic!("the loop hears of the node") };
             assert_eq!(object.labels["zone"], zone);
         }
-        let gone = seen.wait_for(|sight| *sight == Sight::Gone);
+        let gone = seen.wait_for(|state| *state == NodeWatchState::Gone);
         tokio::time::timeout(std::time::Duration::from_secs(60), gone).await.expect("it goes").unwrap();
-        let empty = || Change::Replaced(Vec::new());
-        assert_eq!(sight_after(empty(), &Sight::Unseen), Some(Sight::Absent));
-        assert_eq!(sight_after(empty(), &Sight::Gone), Some(Sight::Gone));
-        assert_eq!(sight_after(Change::Applied(bytes::Bytes::from_static(b"{")), &Sight::Absent), None);
+        let empty = || Delta::Replaced(Vec::new());
+        assert_eq!(state_after(empty(), &NodeWatchState::Unseen), Some(NodeWatchState::Absent));
+        assert_eq!(state_after(empty(), &NodeWatchState::Gone), Some(NodeWatchState::Gone));
+        assert_eq!(state_after(Delta::Applied(bytes::Bytes::from_static(b"{")), &NodeWatchState::Absent), None);
     }
 }

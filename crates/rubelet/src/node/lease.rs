@@ -13,7 +13,7 @@ use rubelet_kube::{
 };
 use tokio::{sync::watch, time::sleep};
 
-use super::Duty;
+use super::NodeReporting;
 use crate::world::Clock;
 
 /// Quick tries of one renewal before the lease is read again.
@@ -22,11 +22,16 @@ const BACK_OFF_FIRST: Duration = Duration::from_millis(200);
 const BACK_OFF_MAX: Duration = Duration::from_secs(7);
 
 /// Renews until it is dropped. `node_uid` is known once the node is registered.
-pub async fn run(api: Arc<dyn ApiServer>, clock: Clock, duty: Arc<Duty>, node_uid: watch::Receiver<Option<String>>) {
+pub async fn run(
+    api: Arc<dyn ApiServer>,
+    clock: Clock,
+    reporting: Arc<NodeReporting>,
+    node_uid: watch::Receiver<Option<String>>,
+) {
     // Up to a twenty-fifth longer, so that the nodes of a cluster do not renew in step.
-    let stretch = fastrand::Rng::with_seed(duty.seed()).f64() * 0.04;
-    let every = (duty.lease_duration() / 4).mul_f64(1.0 + stretch);
-    let mut controller = LeaseController { api, clock, duty, node_uid, lease: None };
+    let stretch = fastrand::Rng::with_seed(reporting.seed()).f64() * 0.04;
+    let every = (reporting.lease_duration() / 4).mul_f64(1.0 + stretch);
+    let mut controller = LeaseController { api, clock, reporting, node_uid, lease: None };
     loop {
         controller.sync().await;
         sleep(every).await;
@@ -36,7 +41,7 @@ pub async fn run(api: Arc<dyn ApiServer>, clock: Clock, duty: Arc<Duty>, node_ui
 struct LeaseController {
     api: Arc<dyn ApiServer>,
     clock: Clock,
-    duty: Arc<Duty>,
+    reporting: Arc<NodeReporting>,
     node_uid: watch::Receiver<Option<String>>,
     /// As of the last renewal: as long as nobody else writes it, it need not be read.
     lease: Option<Lease>,
@@ -66,11 +71,12 @@ impl LeaseController {
     }
 
     async fn retry_update_lease(&self, mut lease: Lease) -> Result<Lease, ApiError> {
-        let path = leases().named(self.duty.setup.name.clone());
+        let path = leases().named(self.reporting.setup.name.clone());
         let mut tries = 0;
         loop {
             let next = self.next(Some(&lease));
-            let renewed = calls::update(&*self.api, Lane::Heartbeat, path.clone(), &next, self.duty.timeout()).await;
+            let renewed =
+                calls::update(&*self.api, Lane::Heartbeat, path.clone(), &next, self.reporting.timeout()).await;
             let Err(error) = renewed else { return renewed };
             tries += 1;
             if tries == TRIES || error.kind == ApiErrorKind::NotFound {
@@ -99,8 +105,8 @@ impl LeaseController {
     }
 
     async fn ensure_lease(&self) -> Result<Found, ApiError> {
-        let timeout = self.duty.timeout();
-        let path = leases().named(self.duty.setup.name.clone());
+        let timeout = self.reporting.timeout();
+        let path = leases().named(self.reporting.setup.name.clone());
         match calls::get(&*self.api, Lane::Heartbeat, path, timeout).await {
             Ok(lease) => return Ok(Found::Existing(lease)),
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
@@ -116,7 +122,7 @@ impl LeaseController {
 
     fn next(&self, known: Option<&Lease>) -> Lease {
         let node_uid = self.node_uid.borrow().clone();
-        let Duty { setup, lease_secs, .. } = &*self.duty;
+        let NodeReporting { setup, lease_secs, .. } = &*self.reporting;
         renewed(known, &setup.name, node_uid.as_deref(), *lease_secs, self.clock.now().wall)
     }
 }
@@ -136,7 +142,7 @@ mod tests {
     use tokio::{task::JoinSet, time::advance};
 
     use super::*;
-    use crate::node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty};
+    use crate::node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, reporting};
 
     fn lease(version: &str) -> Answer {
         Ok(json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"holderIdentity": "n1"}}))
@@ -154,7 +160,7 @@ mod tests {
             let api = Scripted::new(answers);
             let (node_uid, known_uid) = watch::channel(None);
             let mut controller = JoinSet::new();
-            controller.spawn(run(api.clone(), Clock::system(), Arc::new(duty()), known_uid));
+            controller.spawn(run(api.clone(), Clock::system(), Arc::new(reporting()), known_uid));
             Patient { api, node_uid, _controller: controller }
         }
 

@@ -13,7 +13,7 @@ use rubelet_kube::{
 };
 use tokio::time::sleep;
 
-use super::{Duty, ResourceVersion, get_node, without_managed_fields};
+use super::{NodeReporting, ResourceVersion, get_node, without_managed_fields};
 
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(7);
@@ -25,13 +25,17 @@ pub enum Registered {
 }
 
 /// Tries until the node is known. The report is made anew for each try.
-pub async fn register<'a>(api: &dyn ApiServer, duty: &Duty, report: impl Fn() -> Report<'a>) -> Registered {
+pub async fn register<'a>(
+    api: &dyn ApiServer,
+    reporting: &NodeReporting,
+    report: impl Fn() -> Report<'a>,
+) -> Registered {
     let mut wait = BACK_OFF_FIRST;
     loop {
-        match try_register(api, duty, report()).await {
+        match try_register(api, reporting, report()).await {
             Ok(registered) => return registered,
             Err(error) => {
-                let node = &duty.setup.name;
+                let node = &reporting.setup.name;
                 tracing::warn!(node, "failed to register node, will retry in {wait:?}: {error}");
             }
         }
@@ -40,18 +44,22 @@ pub async fn register<'a>(api: &dyn ApiServer, duty: &Duty, report: impl Fn() ->
     }
 }
 
-pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Report<'_>) -> Result<Registered, ApiError> {
+pub(super) async fn try_register(
+    api: &dyn ApiServer,
+    reporting: &NodeReporting,
+    report: Report<'_>,
+) -> Result<Registered, ApiError> {
     // Upstream creates first; a node that restarts is known, and looking costs the server less than a refused write.
-    let error = match get_node(api, duty, ResourceVersion::Cached).await {
-        Ok(known) => return reconcile(api, duty, known, report).await,
+    let error = match get_node(api, reporting, ResourceVersion::Cached).await {
+        Ok(known) => return reconcile(api, reporting, known, report).await,
         Err(error) => error,
     };
-    if error.kind != ApiErrorKind::NotFound || !duty.registers {
+    if error.kind != ApiErrorKind::NotFound || !reporting.registers {
         return Err(error);
     }
     let node = node_status::initial(report);
     let nodes = ObjectPath::all("v1", "nodes");
-    let created: Result<Node, _> = calls::create(api, Lane::Heartbeat, nodes, &node, duty.timeout()).await;
+    let created: Result<Node, _> = calls::create(api, Lane::Heartbeat, nodes, &node, reporting.timeout()).await;
     let error = match created {
         Ok(node) => return Ok(Registered::Created(without_managed_fields(node))),
         Err(error) => error,
@@ -59,8 +67,8 @@ pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Repor
     match error.kind {
         // Who may not create a node may still have one.
         ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden => {
-            match get_node(api, duty, ResourceVersion::Newest).await {
-                Ok(known) => reconcile(api, duty, known, report).await,
+            match get_node(api, reporting, ResourceVersion::Newest).await {
+                Ok(known) => reconcile(api, reporting, known, report).await,
                 Err(_) => Err(error),
             }
         }
@@ -68,13 +76,18 @@ pub(super) async fn try_register(api: &dyn ApiServer, duty: &Duty, report: Repor
     }
 }
 
-async fn reconcile(api: &dyn ApiServer, duty: &Duty, known: Node, report: Report<'_>) -> Result<Registered, ApiError> {
-    if !duty.registers {
+async fn reconcile(
+    api: &dyn ApiServer,
+    reporting: &NodeReporting,
+    known: Node,
+    report: Report<'_>,
+) -> Result<Registered, ApiError> {
+    if !reporting.registers {
         return Ok(Registered::Existing(known));
     }
     let node = match node_status::patch(&known, &node_status::reconciled(&known, report)) {
         None => known,
-        Some(patch) => patch_status(api, duty, &patch).await?,
+        Some(patch) => patch_status(api, reporting, &patch).await?,
     };
     Ok(Registered::Existing(node))
 }
@@ -82,11 +95,11 @@ async fn reconcile(api: &dyn ApiServer, duty: &Duty, known: Node, report: Report
 /// The answer is the node after the patch.
 pub(super) async fn patch_status(
     api: &dyn ApiServer,
-    duty: &Duty,
+    reporting: &NodeReporting,
     patch: &serde_json::Value,
 ) -> Result<Node, ApiError> {
-    let path = duty.path().sub("status");
-    calls::patch(api, Lane::Heartbeat, PatchKind::StrategicMerge, path, patch, duty.timeout())
+    let path = reporting.path().sub("status");
+    calls::patch(api, Lane::Heartbeat, PatchKind::StrategicMerge, path, patch, reporting.timeout())
         .await
         .map(without_managed_fields)
 }
@@ -97,28 +110,28 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::node::testing::{NOT_FOUND, Scripted, UNREACHABLE, duty, node, report, view};
+    use crate::node::testing::{NOT_FOUND, Scripted, UNREACHABLE, node, report, reporting, view};
 
     /// Registers at a server that gives these answers; shows what was asked, and what came of it.
     async fn registered(
-        duty: &Duty,
+        reporting: &NodeReporting,
         answers: impl IntoIterator<Item = Result<serde_json::Value, ApiErrorKind>>,
     ) -> (Vec<String>, Registered) {
         let (api, view) = (Scripted::new(answers), view());
-        let registered = register(&*api, duty, || report(duty, &view)).await;
+        let registered = register(&*api, reporting, || report(reporting, &view)).await;
         (api.heard(), registered)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_is_known_and_right_is_not_written() {
-        let (heard, registered) = registered(&duty(), [Ok(node())]).await;
+        let (heard, registered) = registered(&reporting(), [Ok(node())]).await;
         assert_eq!(heard, ["Get nodes/n1?resourceVersion=0"]);
         assert!(matches!(registered, Registered::Existing(_)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_is_not_known_is_created() {
-        let (heard, registered) = registered(&duty(), [NOT_FOUND, Ok(node())]).await;
+        let (heard, registered) = registered(&reporting(), [NOT_FOUND, Ok(node())]).await;
         assert_eq!(heard, ["Get nodes/n1?resourceVersion=0", "Create nodes"]);
         assert!(matches!(registered, Registered::Created(_)));
     }
@@ -128,7 +141,7 @@ mod tests {
         let mut other = node();
         other["metadata"]["labels"]["kubernetes.io/hostname"] = json!("elsewhere");
         let answers = [NOT_FOUND, Err(ApiErrorKind::AlreadyExists), Ok(other), Ok(node())];
-        let (heard, registered) = registered(&duty(), answers).await;
+        let (heard, registered) = registered(&reporting(), answers).await;
         assert_eq!(
             heard,
             ["Get nodes/n1?resourceVersion=0", "Create nodes", "Get nodes/n1", "Patch(StrategicMerge) nodes/n1/status"]
@@ -141,7 +154,7 @@ mod tests {
         let forbidden = || Err(ApiErrorKind::Forbidden);
         let answers = [NOT_FOUND, forbidden(), NOT_FOUND, UNREACHABLE, NOT_FOUND, Ok(node())];
         let started = Instant::now();
-        let (heard, _) = registered(&duty(), answers).await;
+        let (heard, _) = registered(&reporting(), answers).await;
         assert_eq!(heard.last().unwrap(), "Create nodes");
         assert_eq!(started.elapsed(), Duration::from_millis(100 + 200));
     }
@@ -150,8 +163,8 @@ mod tests {
     async fn a_node_that_is_not_to_register_waits_for_its_object_and_leaves_it_alone() {
         let mut known = node();
         known["metadata"]["labels"] = json!({});
-        let duty = Duty { registers: false, ..duty() };
-        let (heard, registered) = registered(&duty, [NOT_FOUND, NOT_FOUND, Ok(known)]).await;
+        let reporting = NodeReporting { registers: false, ..reporting() };
+        let (heard, registered) = registered(&reporting, [NOT_FOUND, NOT_FOUND, Ok(known)]).await;
         assert_eq!(heard, ["Get nodes/n1?resourceVersion=0"; 3]);
         assert!(matches!(registered, Registered::Existing(_)));
     }

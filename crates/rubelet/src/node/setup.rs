@@ -1,6 +1,6 @@
 //! What the options say of the node and its duties.
 //!
-//! Owns: from flags and configuration to `NodeSetup` and `Duty`. Never: asks anybody.
+//! Owns: from flags and configuration to `NodeSetup` and `NodeReporting`. Never: asks anybody.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rubelet_core::{
     settings::Allocatable,
 };
 
-use super::Duty;
+use super::NodeReporting;
 use crate::{
     cli::{KUBERNETES_VERSION, Options},
     observe::node::cpu_list_len,
@@ -56,9 +56,9 @@ fn declared_features(gates: &Gates) -> Vec<String> {
     done.into_iter().filter(is_declared).map(|gate| gate.name().to_owned()).collect()
 }
 
-pub fn duty(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<Duty> {
+pub fn reporting(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<NodeReporting> {
     let config = &options.config;
-    Arc::new(Duty {
+    Arc::new(NodeReporting {
         setup,
         machine,
         node_ip: options.flags.node_ip.clone(),

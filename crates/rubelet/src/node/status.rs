@@ -22,10 +22,10 @@ use tokio::{
 };
 
 use super::{
-    Duty, ResourceVersion,
+    NodeReporting, ResourceVersion,
     addresses::{Ask, host_ips},
-    follow::Sight,
     get_node,
+    informer::NodeWatchState,
     registration::{self, Registered, patch_status},
 };
 use crate::world::World;
@@ -42,7 +42,7 @@ const PAUSE_AFTER_DISPUTE: Duration = Duration::from_secs(1);
 pub async fn run(
     world: World,
     api: Arc<dyn ApiServer>,
-    duty: Arc<Duty>,
+    reporting: Arc<NodeReporting>,
     mut inputs: Inputs,
     uid: watch::Sender<Option<String>>,
 ) {
@@ -52,7 +52,7 @@ pub async fn run(
     if !is_checked {
         return;
     }
-    let mut reporter = Reporter::register(world, api, duty, inputs, uid).await;
+    let mut reporter = Reporter::register(world, api, reporting, inputs, uid).await;
     let mut trigger = ReportTrigger::Time;
     loop {
         let outcome = reporter.check().await;
@@ -67,7 +67,7 @@ pub async fn run(
 #[derive(Debug)]
 pub struct Inputs {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
-    pub sights: watch::Receiver<Sight>,
+    pub node_states: watch::Receiver<NodeWatchState>,
 }
 
 /// Why the reporter looks again.
@@ -88,7 +88,7 @@ enum Outcome {
 struct Reporter {
     world: World,
     api: Arc<dyn ApiServer>,
-    duty: Arc<Duty>,
+    reporting: Arc<NodeReporting>,
     inputs: Inputs,
     uid: watch::Sender<Option<String>>,
     random: fastrand::Rng,
@@ -108,7 +108,7 @@ impl Reporter {
     async fn register(
         world: World,
         api: Arc<dyn ApiServer>,
-        duty: Arc<Duty>,
+        reporting: Arc<NodeReporting>,
         inputs: Inputs,
         uid: watch::Sender<Option<String>>,
     ) -> Reporter {
@@ -116,7 +116,7 @@ impl Reporter {
         let now = world.clock.now();
         let view = inputs.snapshots.borrow().node.clone();
         let mut reporter = Reporter {
-            random: fastrand::Rng::with_seed(duty.seed()),
+            random: fastrand::Rng::with_seed(reporting.seed()),
             view,
             images,
             images_at: now.uptime,
@@ -125,24 +125,24 @@ impl Reporter {
             is_unschedulable: false,
             world,
             api,
-            duty,
+            reporting,
             inputs,
             uid,
         };
-        let registered = registration::register(&*reporter.api, &reporter.duty, || reporter.report()).await;
+        let registered = registration::register(&*reporter.api, &reporter.reporting, || reporter.report()).await;
         let now = reporter.world.clock.now();
         match registered {
             Registered::Created(node) => {
-                tracing::info!(node = reporter.duty.setup.name, "node registered");
+                tracing::info!(node = reporter.reporting.setup.name, "node registered");
                 reporter.record_all(node_status::happenings(None, &node));
-                reporter.report_at = now.uptime + reporter.jitter(reporter.duty.report_every);
+                reporter.report_at = now.uptime + reporter.jitter(reporter.reporting.report_every);
                 reporter.take(node);
             }
             Registered::Existing(node) => {
-                tracing::info!(node = reporter.duty.setup.name, "node was previously registered");
+                tracing::info!(node = reporter.reporting.setup.name, "node was previously registered");
                 // The agent before this one may have reported a moment ago.
                 let since = node_status::last_report(&node).map(|reported| now.wall_since(reported));
-                let left = since.map_or(Duration::ZERO, |since| reporter.duty.report_every.saturating_sub(since));
+                let left = since.map_or(Duration::ZERO, |since| reporter.reporting.report_every.saturating_sub(since));
                 reporter.report_at = now.uptime + left;
                 reporter.take(node);
             }
@@ -164,7 +164,7 @@ impl Reporter {
             match self.send(&updated).await {
                 Ok(node) => {
                     self.record_all(node_status::happenings(Some(&self.node), &node));
-                    let every = self.duty.report_every;
+                    let every = self.reporting.report_every;
                     let wait = if is_changed { self.jitter(every) } else { every };
                     self.report_at = self.world.clock.now().uptime + wait;
                     self.take(node);
@@ -176,7 +176,7 @@ impl Reporter {
                 }
                 Err(error) => tracing::warn!(attempt, "failed to update node status: {error}"),
             }
-            if let Ok(node) = get_node(&*self.api, &self.duty, ResourceVersion::Newest).await {
+            if let Ok(node) = get_node(&*self.api, &self.reporting, ResourceVersion::Newest).await {
                 self.take(node);
             }
         }
@@ -185,45 +185,45 @@ impl Reporter {
 
     async fn send(&self, updated: &Node) -> Result<Node, ApiError> {
         match node_status::patch(&self.node, updated) {
-            Some(patch) => patch_status(&*self.api, &self.duty, &patch).await,
+            Some(patch) => patch_status(&*self.api, &self.reporting, &patch).await,
             None => Ok(updated.clone()),
         }
     }
 
     /// Until something may have changed.
     async fn wait(&mut self) -> ReportTrigger {
-        let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.duty.check_every);
+        let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.reporting.check_every);
         loop {
             let view = &self.view;
-            let Inputs { snapshots, sights } = &mut self.inputs;
+            let Inputs { snapshots, node_states } = &mut self.inputs;
             tokio::select! {
                 biased;
                 // Cancel-safe: waiting for a value takes nothing away.
                 Ok(_) = snapshots.wait_for(|snapshot| snapshot.node != *view) => return ReportTrigger::View,
                 // Cancel-safe: a change that was not seen is seen the next time.
-                Ok(()) = sights.changed() => {}
+                Ok(()) = node_states.changed() => {}
                 // Cancel-safe: the deadline stays the same.
                 () = sleep_until(next_look) => return ReportTrigger::Time,
             }
-            let sight = sights.borrow_and_update().clone();
-            if self.take_sight(sight) {
+            let state = node_states.borrow_and_update().clone();
+            if self.take_state(state) {
                 return ReportTrigger::Dispute;
             }
         }
     }
 
     /// Whether it is another node than the one that was known.
-    fn take_sight(&mut self, sight: Sight) -> bool {
-        match sight {
-            Sight::Unseen | Sight::Absent => false,
-            Sight::Gone => {
+    fn take_state(&mut self, state: NodeWatchState) -> bool {
+        match state {
+            NodeWatchState::Unseen | NodeWatchState::Absent => false,
+            NodeWatchState::Gone => {
                 // As upstream: whoever deletes a node may be about to take its machine away.
-                tracing::warn!(node = self.duty.setup.name, "Node object deleted; restart to register again");
+                tracing::warn!(node = self.reporting.setup.name, "Node object deleted; restart to register again");
                 self.uid.send_replace(None);
                 false
             }
-            Sight::Seen(node) if !is_newer(&node, &self.node) => false,
-            Sight::Seen(node) => {
+            NodeWatchState::Seen(node) if !is_newer(&node, &self.node) => false,
+            NodeWatchState::Seen(node) => {
                 self.take(Arc::unwrap_or_clone(node));
                 true
             }
@@ -236,7 +236,7 @@ impl Reporter {
             self.is_unschedulable = is_unschedulable;
             let reason =
                 if is_unschedulable { event_reasons::NODE_NOT_SCHEDULABLE } else { event_reasons::NODE_SCHEDULABLE };
-            self.record_all(vec![status_event(&self.duty.setup.name, reason)]);
+            self.record_all(vec![status_event(&self.reporting.setup.name, reason)]);
         }
         self.uid.send_if_modified(|known| {
             let is_new = *known != node.metadata.uid;
@@ -259,14 +259,14 @@ impl Reporter {
 
     /// Those that were told stay. A node that loses its network for a while keeps what it had.
     async fn refresh_addresses(&mut self) {
-        let Duty { setup, node_ip, .. } = &*self.duty;
+        let NodeReporting { setup, node_ip, .. } = &*self.reporting;
         if setup.has_told_ips {
             return;
         }
         match host_ips(node_ip, &setup.name, Ask::ResolverAndRoutes).await {
             Ok(found) if !found.is_empty() && found != setup.internal_ips => {
                 tracing::info!(before = ?setup.internal_ips, now = ?found, "node addresses changed");
-                Arc::make_mut(&mut self.duty).setup.internal_ips = found;
+                Arc::make_mut(&mut self.reporting).setup.internal_ips = found;
             }
             Ok(_) => {}
             Err(error) => tracing::warn!("failed to find the node's addresses: {error:#}"),
@@ -275,8 +275,8 @@ impl Reporter {
 
     fn report(&self) -> Report<'_> {
         Report {
-            setup: &self.duty.setup,
-            machine: &self.duty.machine,
+            setup: &self.reporting.setup,
+            machine: &self.reporting.machine,
             view: &self.view,
             images: self.images.as_deref(),
             at: self.world.clock.now().wall,

@@ -65,8 +65,8 @@ impl ApiServer for Scripted {
     }
 }
 
-pub(super) fn duty() -> Duty {
-    Duty {
+pub(super) fn reporting() -> NodeReporting {
+    NodeReporting {
         setup: NodeSetup {
             name: "n1".to_owned(),
             internal_ips: vec!["10.0.0.7".to_owned()],
@@ -86,9 +86,9 @@ pub(super) fn view() -> NodeView {
     NodeView { readiness: Readiness::Ready, ..NodeView::default() }
 }
 
-pub(super) fn report<'a>(duty: &'a Duty, view: &'a NodeView) -> Report<'a> {
+pub(super) fn report<'a>(reporting: &'a NodeReporting, view: &'a NodeView) -> Report<'a> {
     let at = "2026-06-01T12:00:00Z".parse().unwrap();
-    Report { setup: &duty.setup, machine: &duty.machine, view, images: None, at }
+    Report { setup: &reporting.setup, machine: &reporting.machine, view, images: None, at }
 }
 
 /// A node with the labels the agent wants, and a `role` of somebody else's.

@@ -10,7 +10,7 @@ use rubelet_core::{
     id::PodUid,
     objects::{Object, ObjectKey},
 };
-use rubelet_kube::reflector::{self, Change, Selection};
+use rubelet_kube::reflector::{self, Delta, Selection};
 use tokio::sync::mpsc;
 
 use super::{CachedObject, Shared, collection, locked};
@@ -43,11 +43,11 @@ enum Next {
     Stop,
 }
 
-async fn take_in(shared: &Shared, key: &ObjectKey, change: Change) -> Next {
+async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
     let body = match change {
-        Change::Replaced(objects) => objects.into_iter().next(),
-        Change::Applied(object) => Some(object),
-        Change::Deleted(_) => None,
+        Delta::Replaced(objects) => objects.into_iter().next(),
+        Delta::Applied(object) => Some(object),
+        Delta::Deleted(_) => None,
     };
     let object = match body.map(|body| Object::read(key.kind, &body)).transpose() {
         Ok(object) => object.map(Arc::new),

@@ -18,7 +18,7 @@ use rubelet_core::{
 };
 use rubelet_kube::{
     port::ObjectPath,
-    reflector::{self, Change, Selection},
+    reflector::{self, Delta, Selection},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -58,11 +58,11 @@ impl KnownServices {
         Services::Read(variables(&locked(&self.services), namespace, links))
     }
 
-    fn take_in(&self, change: Change) {
+    fn take_in(&self, change: Delta) {
         let mut services = locked(&self.services);
         match change {
-            Change::Replaced(all) => *services = all.iter().filter_map(|body| kept(&read(body)?)).collect(),
-            Change::Applied(body) => {
+            Delta::Replaced(all) => *services = all.iter().filter_map(|body| kept(&read(body)?)).collect(),
+            Delta::Applied(body) => {
                 if let Some(service) = read(&body) {
                     match kept(&service) {
                         Some((name, kept)) => drop(services.insert(name, kept)),
@@ -70,7 +70,7 @@ impl KnownServices {
                     }
                 }
             }
-            Change::Deleted(body) => {
+            Delta::Deleted(body) => {
                 if let Some(service) = read(&body) {
                     services.remove(&name_of(&service));
                 }

@@ -19,12 +19,12 @@ use rubelet_core::{
 };
 use rubelet_kube::{
     port::{ApiServer, ObjectPath},
-    reflector::{self, Change, Selection},
+    reflector::{self, Delta, Selection},
 };
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 
-use crate::{node::follow::Sight, world::World};
+use crate::{node::informer::NodeWatchState, world::World};
 
 /// Who follows is faster than any server; what is beyond this waits in the connection.
 const CHANGES_CAPACITY: usize = 64;
@@ -36,7 +36,7 @@ pub async fn run(
     api: Arc<dyn ApiServer>,
     world: World,
     seed: u64,
-    mut sights: watch::Receiver<Sight>,
+    mut node_states: watch::Receiver<NodeWatchState>,
     inbox: mpsc::Sender<Event>,
 ) {
     let fields = Some(format!("spec.nodeName={}", world.settings.node_name));
@@ -44,7 +44,7 @@ pub async fn run(
     let (sender, mut changes) = mpsc::channel(CHANGES_CAPACITY);
     let following = reflector::follow(api.as_ref(), &selection, seed, &sender);
     let telling = async {
-        if sights.wait_for(|sight| !sight.is_unseen()).await.is_err() {
+        if node_states.wait_for(|state| !state.is_unseen()).await.is_err() {
             return;
         }
         let mut pods = Pods::default();
@@ -93,22 +93,22 @@ struct News {
 }
 
 impl Pods {
-    fn apply(&mut self, change: Change, now: Timestamp) {
+    fn apply(&mut self, change: Delta, now: Timestamp) {
         match change {
-            Change::Replaced(objects) => {
+            Delta::Replaced(objects) => {
                 let before = std::mem::take(self).readable;
                 self.news.is_whole = true;
                 for object in &objects {
                     self.put(object, &before, now);
                 }
             }
-            Change::Applied(object) => {
+            Delta::Applied(object) => {
                 let uid = uid_of(&object);
                 self.news.changed.extend(uid.clone());
                 let before = uid.as_ref().and_then(|uid| self.forget(uid)).map(|pod| (PodUid::of(&pod), pod));
                 self.put(&object, &BTreeMap::from_iter(before), now);
             }
-            Change::Deleted(object) => {
+            Delta::Deleted(object) => {
                 if let Some(uid) = uid_of(&object) {
                     self.forget(&uid);
                     self.news.changed.insert(uid);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     impl Pods {
-        fn hear(&mut self, change: Change) {
+        fn hear(&mut self, change: Delta) {
             self.apply(change, Timestamp::UNIX_EPOCH);
         }
     }
@@ -204,19 +204,19 @@ mod tests {
     #[test]
     fn a_list_replaces_all_and_changes_go_on_from_it() {
         let mut pods = Pods::default();
-        pods.hear(Change::Replaced(vec![object("a", "Pending"), object("b", "Running")]));
-        pods.hear(Change::Applied(object("a", "Running")));
-        pods.hear(Change::Deleted(object("b", "Running")));
+        pods.hear(Delta::Replaced(vec![object("a", "Pending"), object("b", "Running")]));
+        pods.hear(Delta::Applied(object("a", "Running")));
+        pods.hear(Delta::Deleted(object("b", "Running")));
         assert_eq!(shown(&pods), "a Running");
         assert!(pods.all()[0].metadata.managed_fields.is_none());
-        pods.hear(Change::Replaced(vec![object("c", "Pending")]));
+        pods.hear(Delta::Replaced(vec![object("c", "Pending")]));
         assert_eq!(shown(&pods), "c Pending");
     }
 
     #[test]
     fn after_a_list_only_what_changed_is_told() {
         let mut pods = Pods::default();
-        let mut told = |changes: Vec<Change>| {
+        let mut told = |changes: Vec<Delta>| {
             changes.into_iter().for_each(|change| pods.hear(change));
             let uids =
                 |pods: &[Arc<Pod>]| pods.iter().map(|pod| PodUid::of(pod).to_string()).collect::<Vec<_>>().join(" ");
@@ -226,11 +226,11 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(told(vec![Change::Replaced(vec![object("a", "Pending"), object("b", "Running")])]), "all: a b");
-        assert_eq!(told(vec![Change::Applied(object("a", "Running"))]), "changed: a; removed: []");
-        let gone = vec![Change::Applied(object("c", "Pending")), Change::Deleted(object("b", "Running"))];
+        assert_eq!(told(vec![Delta::Replaced(vec![object("a", "Pending"), object("b", "Running")])]), "all: a b");
+        assert_eq!(told(vec![Delta::Applied(object("a", "Running"))]), "changed: a; removed: []");
+        let gone = vec![Delta::Applied(object("c", "Pending")), Delta::Deleted(object("b", "Running"))];
         assert_eq!(told(gone), "changed: c; removed: [b]");
-        let again = vec![Change::Deleted(object("a", "Running")), Change::Replaced(vec![object("c", "Running")])];
+        let again = vec![Delta::Deleted(object("a", "Running")), Delta::Replaced(vec![object("c", "Running")])];
         assert_eq!(told(again), "all: c");
     }
 
@@ -238,26 +238,26 @@ mod tests {
     fn a_pod_that_cannot_be_read_stays_as_it_was() {
         let odd = |uid: &str| Bytes::from(format!(r#"{{"metadata":{{"uid":"{uid}"}},"spec":{{"containers":7}}}}"#));
         let mut pods = Pods::default();
-        pods.hear(Change::Replaced(vec![object("a", "Running")]));
-        pods.hear(Change::Applied(odd("a")));
+        pods.hear(Delta::Replaced(vec![object("a", "Running")]));
+        pods.hear(Delta::Applied(odd("a")));
         assert_eq!(shown(&pods), "a Running");
-        pods.hear(Change::Replaced(vec![odd("a"), odd("b"), odd("c"), Bytes::from_static(b"{")]));
+        pods.hear(Delta::Replaced(vec![odd("a"), odd("b"), odd("c"), Bytes::from_static(b"{")]));
         assert_eq!(shown(&pods), "a Running");
         // Those that were never read are there all the same, until they are read or gone.
         assert_eq!(pods.unreadable, BTreeSet::from([PodUid::new("b"), PodUid::new("c")]));
-        pods.hear(Change::Applied(object("b", "Pending")));
-        pods.hear(Change::Deleted(odd("c")));
+        pods.hear(Delta::Applied(object("b", "Pending")));
+        pods.hear(Delta::Deleted(odd("c")));
         assert_eq!((shown(&pods).as_str(), pods.unreadable.len()), ("a Running, b Pending", 0));
     }
 
     #[test]
     fn a_list_of_what_is_known_changes_nothing_and_what_was_first_seen_stays() {
         let mut pods = Pods::default();
-        pods.apply(Change::Applied(object("a", "Pending")), Timestamp::UNIX_EPOCH);
+        pods.apply(Delta::Applied(object("a", "Pending")), Timestamp::UNIX_EPOCH);
         let before = pods.all();
-        pods.apply(Change::Replaced(vec![object("a", "Pending")]), Timestamp::MAX);
+        pods.apply(Delta::Replaced(vec![object("a", "Pending")]), Timestamp::MAX);
         assert!(Arc::ptr_eq(&before[0], &pods.all()[0]));
-        pods.apply(Change::Applied(object("a", "Running")), Timestamp::MAX);
+        pods.apply(Delta::Applied(object("a", "Running")), Timestamp::MAX);
         assert_eq!((shown(&pods).as_str(), seen(&pods.all()[0])), ("a Running", Some("1970-01-01T00:00:00Z")));
     }
 }

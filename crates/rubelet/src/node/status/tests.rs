@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::{
-    node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, duty, report, view},
+    node::testing::{Answer, CONFLICT, NOT_FOUND, Scripted, UNREACHABLE, report, reporting, view},
     world::{Clock, testing::world_in},
 };
 
@@ -19,8 +19,8 @@ const CREATE: &str = "Create nodes";
 
 /// The node as this very agent reported it at the moment the tests begin.
 fn reported(version: u64) -> Value {
-    let duty = duty();
-    let mut node = serde_json::to_value(initial(report(&duty, &view()))).unwrap();
+    let reporting = reporting();
+    let mut node = serde_json::to_value(initial(report(&reporting, &view()))).unwrap();
     node["metadata"]["resourceVersion"] = json!(version.to_string());
     node["metadata"]["uid"] = json!("u1");
     node
@@ -38,7 +38,7 @@ struct Stand {
     api: Arc<Scripted>,
     world: World,
     snapshots: watch::Sender<Arc<Snapshot>>,
-    sights: watch::Sender<Sight>,
+    node_states: watch::Sender<NodeWatchState>,
     uid: watch::Receiver<Option<String>>,
     _tasks: JoinSet<()>,
     _dir: TempDir,
@@ -46,22 +46,22 @@ struct Stand {
 
 impl Stand {
     fn new(readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
-        Stand::with(duty(), readiness, answers)
+        Stand::with(reporting(), readiness, answers)
     }
 
-    fn with(duty: Duty, readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+    fn with(reporting: NodeReporting, readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
         let settings = Arc::new(Settings::for_node("n1"));
         let world = World { clock, settings, ..world_in(dir.path()) };
         let api = Scripted::new(answers);
         let (snapshots, receiver) = watch::channel(snapshot(readiness));
-        let (sights, seen) = watch::channel(Sight::Unseen);
+        let (node_states, seen) = watch::channel(NodeWatchState::Unseen);
         let (sender, uid) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        let inputs = Inputs { snapshots: receiver, sights: seen };
-        tasks.spawn(run(world.clone(), api.clone(), Arc::new(duty), inputs, sender));
-        Stand { api, world, snapshots, sights, uid, _tasks: tasks, _dir: dir }
+        let inputs = Inputs { snapshots: receiver, node_states: seen };
+        tasks.spawn(run(world.clone(), api.clone(), Arc::new(reporting), inputs, sender));
+        Stand { api, world, snapshots, node_states, uid, _tasks: tasks, _dir: dir }
     }
 
     fn turn(&self, readiness: Readiness) {
@@ -150,10 +150,12 @@ async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
 async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone_is_left_alone() {
     let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
     stand.after(1).await;
-    stand.sights.send_replace(Sight::Seen(Arc::new(serde_json::from_value(reported_not_ready(6)).unwrap())));
+    stand
+        .node_states
+        .send_replace(NodeWatchState::Seen(Arc::new(serde_json::from_value(reported_not_ready(6)).unwrap())));
     assert_eq!(stand.after(1).await, [CACHED, PATCH]);
     assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
-    stand.sights.send_replace(Sight::Gone);
+    stand.node_states.send_replace(NodeWatchState::Gone);
     assert_eq!(stand.after(60).await, [CACHED, PATCH]);
     assert_eq!(*stand.uid.borrow(), None);
 }
@@ -161,12 +163,12 @@ async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone
 #[tokio::test(start_paused = true)]
 async fn an_address_that_changes_while_the_agent_runs_is_reported_unless_it_was_told() {
     for (is_told, address) in [(false, "192.0.2.77"), (true, "10.0.0.7")] {
-        let mut duty = duty();
+        let mut reporting = reporting();
         // A node named by its address has that address, whatever was found at the start.
-        duty.setup.name = "192.0.2.77".to_owned();
-        duty.setup.has_told_ips = is_told;
-        duty.node_ip = String::new();
-        let stand = Stand::with(duty, Readiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
+        reporting.setup.name = "192.0.2.77".to_owned();
+        reporting.setup.has_told_ips = is_told;
+        reporting.node_ip = String::new();
+        let stand = Stand::with(reporting, Readiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
         stand.after(30).await;
         let reports = stand.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
         let addresses: Vec<_> = reports.map(|body| body["status"]["addresses"][0]["address"].clone()).collect();
