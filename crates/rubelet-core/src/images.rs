@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use crate::{
     config::GoDuration,
     effect::{About, EffectError, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
+    event_reasons,
     id::{PodRef, PodUid},
     op::{ImageOp, Op},
     pod::status::Waiting,
@@ -264,7 +265,11 @@ impl Images {
                 ensure.state = PullState::Pulling { since: now.uptime, queued_at: since };
             }
             let image = ensure.want.image.clone();
-            steps.events.push(ensure.event(Severity::Normal, "Pulling", format!("Pulling image \"{image}\"")));
+            steps.events.push(ensure.event(
+                Severity::Normal,
+                event_reasons::PULLING_IMAGE,
+                format!("Pulling image \"{image}\""),
+            ));
             let op =
                 Op::Image(ImageOp::Pull { pod: ensure.pod.clone(), image, secrets: ensure.want.pull_secrets.clone() });
             steps.ops.push((key.0.clone(), key.1.clone(), op));
@@ -290,8 +295,12 @@ impl Images {
             let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason);
             if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
                 let said = format!("Back-off pulling image \"{}\"", ensure.want.image);
-                events.push(ensure.event(Severity::Normal, "BackOff", said.clone()));
-                events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {}", reason.as_str())));
+                events.push(ensure.event(Severity::Normal, event_reasons::BACK_OFF_PULL_IMAGE, said.clone()));
+                events.push(ensure.event(
+                    Severity::Warning,
+                    event_reasons::FAILED_TO_PULL_IMAGE,
+                    format!("Error: {}", reason.as_str()),
+                ));
                 let message = format!("{said}: {}", backoff.error);
                 ensure.waiting = Some(Waiting { reason, message });
                 touched.push(uid.clone());
@@ -331,20 +340,28 @@ impl Images {
                     | ErrorKind::Gone => Reason::ImageInspectError,
                 };
                 let message = format!("Failed to inspect image \"{image}\": {}", error.message);
-                steps.events.push(ensure.event(Severity::Warning, "InspectFailed", message.clone()));
+                steps.events.push(ensure.event(
+                    Severity::Warning,
+                    event_reasons::FAILED_TO_INSPECT_IMAGE,
+                    message.clone(),
+                ));
                 ensure.set_back(reason, message, now.uptime + RECHECK);
             }
             (Ok(Some(facts)), PullPolicy::IfNotPresent | PullPolicy::Never) => {
                 let message =
                     format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
-                steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
+                steps.events.push(ensure.event(Severity::Normal, event_reasons::PULLED_IMAGE, message));
                 ensure.state = PullState::Ready(facts.clone());
                 ensure.waiting = None;
             }
             (Ok(None), PullPolicy::Never) => {
                 let message = format!("Container image \"{image}\" is not present with pull policy of Never");
                 if ensure.waiting.is_none() {
-                    steps.events.push(ensure.event(Severity::Warning, "ErrImageNeverPull", message.clone()));
+                    steps.events.push(ensure.event(
+                        Severity::Warning,
+                        event_reasons::ERR_IMAGE_NEVER_PULL_POLICY,
+                        message.clone(),
+                    ));
                 }
                 ensure.set_back(Reason::ErrImageNeverPull, message, now.uptime + RECHECK);
             }
@@ -368,8 +385,12 @@ impl Images {
             | ErrorKind::Gone => Reason::ErrImagePull,
         };
         let said = format!("Failed to pull image \"{image}\": {}", error.message);
-        steps.events.push(ensure.event(Severity::Warning, "Failed", said));
-        steps.events.push(ensure.event(Severity::Warning, "Failed", format!("Error: {}", reason.as_str())));
+        steps.events.push(ensure.event(Severity::Warning, event_reasons::FAILED_TO_PULL_IMAGE, said));
+        steps.events.push(ensure.event(
+            Severity::Warning,
+            event_reasons::FAILED_TO_PULL_IMAGE,
+            format!("Error: {}", reason.as_str()),
+        ));
         let backoff_key = (key.0.clone(), image);
         let delay = match self.backoffs.get(&backoff_key) {
             Some(known) if now.uptime.since(known.failed_at) <= 2 * BACKOFF_MAX => (known.delay * 2).min(BACKOFF_MAX),
@@ -401,7 +422,7 @@ impl Images {
             GoDuration::from(whole_millis(pulled.with_wait)),
             facts.size_bytes,
         );
-        steps.events.push(ensure.event(Severity::Normal, "Pulled", message));
+        steps.events.push(ensure.event(Severity::Normal, event_reasons::PULLED_IMAGE, message));
         ensure.state = PullState::Ready(facts.clone());
         ensure.waiting = None;
         self.backoffs.remove(&(key.0.clone(), ensure.want.image.clone()));

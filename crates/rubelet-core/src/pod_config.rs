@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     effect::{About, EventRecord, Severity},
     event::Source,
+    event_reasons,
     id::{PodRef, PodUid},
     manifest::SOURCE_ANNOTATION,
 };
@@ -171,7 +172,7 @@ fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
     EventRecord {
         about: About::Pod(pod.clone()),
         severity: Severity::Warning,
-        reason: "FailedValidation".to_owned(),
+        reason: event_reasons::FAILED_VALIDATION.to_owned(),
         message: format!(
             "Error validating pod {name}_{namespace}({uid}) from {} due to duplicate {cause}, ignoring",
             source.as_str()

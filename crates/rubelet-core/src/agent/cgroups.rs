@@ -7,6 +7,7 @@ use crate::{
     agent::Agent,
     cgroups::CgroupTree,
     effect::{About, EffectError, EventRecord, Facts, Severity},
+    event_reasons,
     id::{PodRef, PodUid},
     node::Routine,
     op::NodeOp,
@@ -42,12 +43,12 @@ impl Agent {
             let (severity, reason, message) = match outcome {
                 Ok(()) => (
                     Severity::Normal,
-                    "NodeAllocatableEnforced",
+                    event_reasons::SUCCESSFUL_NODE_ALLOCATABLE_ENFORCEMENT,
                     "Updated Node Allocatable limit across pods".to_owned(),
                 ),
                 Err(problem) => (
                     Severity::Warning,
-                    "FailedNodeAllocatableEnforcement",
+                    event_reasons::FAILED_NODE_ALLOCATABLE_ENFORCEMENT,
                     format!("Failed to update Node Allocatable Limits: {problem}"),
                 ),
             };

@@ -8,6 +8,7 @@ use crate::{
     agent::Agent,
     effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Reason, Severity},
     event::Source,
+    event_reasons,
     flights::{Flight, PodSubject, Subject},
     id::{ContainerId, PodUid},
     node::Routine,
@@ -103,12 +104,14 @@ impl Agent {
             return;
         }
         let (severity, reason, message) = match &self.node.runtime_problem {
-            Some(problem) => {
-                (Severity::Warning, "NodeNotReady", format!("container runtime is down: {}", problem.message))
-            }
+            Some(problem) => (
+                Severity::Warning,
+                event_reasons::NODE_NOT_READY,
+                format!("container runtime is down: {}", problem.message),
+            ),
             None => {
                 let name = format!("{} {}", self.node.status.name, self.node.status.version);
-                (Severity::Normal, "NodeReady", format!("container runtime is up: {name}"))
+                (Severity::Normal, event_reasons::NODE_READY, format!("container runtime is up: {name}"))
             }
         };
         self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
@@ -442,13 +445,13 @@ fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRec
         ContainerOp::Start(order) => {
             record.container_mut(&order.container).has_unseen_start = true;
             vec![
-                said(record, &order.container, "Created", "Container created"),
-                said(record, &order.container, "Started", "Container started"),
+                said(record, &order.container, event_reasons::CREATED_CONTAINER, "Container created"),
+                said(record, &order.container, event_reasons::STARTED_CONTAINER, "Container started"),
             ]
         }
         ContainerOp::Resume { name, .. } => {
             record.container_mut(name).has_unseen_start = true;
-            vec![said(record, name, "Started", "Container started")]
+            vec![said(record, name, event_reasons::STARTED_CONTAINER, "Container started")]
         }
         ContainerOp::Stop { .. } | ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_) => {
             Vec::new()
@@ -467,20 +470,28 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::Container(ContainerOp::Start(order)) => start_failed(record, &order.container, error),
         Op::Container(ContainerOp::Resume { name, .. }) => start_failed(record, name, error),
         Op::Pod(PodOp::RunSandbox(_)) => {
-            vec![about_pod("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {}", error.message))]
+            vec![about_pod(
+                event_reasons::FAILED_CREATE_POD_SANDBOX,
+                format!("Failed to create pod sandbox: {}", error.message),
+            )]
         }
         Op::Pod(PodOp::SetUpCgroup { .. }) => {
             let message = format!("unable to ensure pod container exists: {}", error.message);
-            vec![about_pod("FailedCreatePodContainer", message)]
+            vec![about_pod(event_reasons::FAILED_TO_CREATE_POD_CONTAINER, message)]
         }
         Op::Pod(PodOp::MakeDirs { .. }) => {
-            vec![about_pod("Failed", format!("error making pod data directories: {}", error.message))]
+            vec![about_pod(
+                event_reasons::FAILED_TO_MAKE_POD_DATA_DIRECTORIES,
+                format!("error making pod data directories: {}", error.message),
+            )]
         }
         Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => vec![failed_mount(record, error)],
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
-            vec![about_pod("FailedKillPod", format!("error killing pod: {}", error.message))]
+            vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]
         }
-        Op::Volume(VolumeOp::TearDown(_)) => vec![about_pod("FailedUnMount", error.message.clone())],
+        Op::Volume(VolumeOp::TearDown(_)) => {
+            vec![about_pod(event_reasons::FAILED_UNMOUNT_VOLUME, error.message.clone())]
+        }
         // Tried again until it works; the log has every try.
         Op::Pod(
             PodOp::Inspect { .. }
@@ -500,7 +511,7 @@ fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
     EventRecord {
         about: About::Pod(record.id.clone()),
         severity: Severity::Warning,
-        reason: "FailedMount".to_owned(),
+        reason: event_reasons::FAILED_MOUNT_VOLUME.to_owned(),
         message: error.message.clone(),
     }
 }
@@ -516,7 +527,13 @@ fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<
         | ErrorKind::Gone => Reason::RunContainerError,
     };
     record.container_mut(name).waiting = Some(Waiting { reason, message: error.message.clone() });
-    vec![event(record, name, Severity::Warning, "Failed", format!("Error: {}", error.message))]
+    vec![event(
+        record,
+        name,
+        Severity::Warning,
+        event_reasons::FAILED_TO_START_CONTAINER,
+        format!("Error: {}", error.message),
+    )]
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use crate::{
     agent::Agent,
     effect::{EffectError, EventRecord, Facts, Severity},
+    event_reasons,
     flights::{PodSubject, Subject},
     id::{ContainerId, PodUid},
     observation::PodFacts,
@@ -122,13 +123,15 @@ fn tell(record: &PodRecord, container: &str, kind: ProbeKind, outcome: &ProbeOut
     let kind = kind.as_str();
     let (reason, message) = match outcome {
         ProbeOutcome::Success => return None,
-        ProbeOutcome::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
-        ProbeOutcome::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        ProbeOutcome::Warning(text) => {
+            (event_reasons::CONTAINER_PROBE_WARNING, format!("{kind} probe warning: {text}"))
+        }
+        ProbeOutcome::Failure(text) => (event_reasons::CONTAINER_UNHEALTHY, format!("{kind} probe failed: {text}")),
         ProbeOutcome::Discarded(text) => {
-            ("Unhealthy", format!("{kind} probe errored and resulted in failure state: {text}"))
+            (event_reasons::CONTAINER_UNHEALTHY, format!("{kind} probe errored and resulted in failure state: {text}"))
         }
         ProbeOutcome::Unknown(text) => {
-            ("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {text}"))
+            (event_reasons::CONTAINER_UNHEALTHY, format!("{kind} probe errored and resulted in unknown state: {text}"))
         }
     };
     Some(event(record, container, Severity::Warning, reason, message))

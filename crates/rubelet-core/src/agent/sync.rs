@@ -9,7 +9,7 @@ use crate::{
     agent::Agent,
     api_requests::ApiRequest,
     effect::{About, EventRecord, Severity},
-    explain,
+    event_reasons, explain,
     flights::{PodSubject, Subject},
     id::PodUid,
     images::ImageSteps,
@@ -153,7 +153,7 @@ impl Agent {
             self.outbox.record(EventRecord {
                 about: About::Pod(record.id.clone()),
                 severity: Severity::Warning,
-                reason: "UnsupportedFields".to_owned(),
+                reason: event_reasons::UNSUPPORTED_FIELDS.to_owned(),
                 message: format!("unsupported fields ignored: {}", fields.join(", ")),
             });
         }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     effect::{About, EffectError, EventRecord, Facts, Reason, Severity},
+    event_reasons,
     flights::{Flight, PodSubject},
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
@@ -74,7 +75,7 @@ impl HookRequest {
     pub fn fell_back(&self, facts: &Facts) -> Option<EventRecord> {
         let Facts::HookFellBack { address } = facts else { return None };
         let message = format!("request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded");
-        let (about, reason) = (About::Pod(self.pod.clone()), "LifecycleHTTPFallback".to_owned());
+        let (about, reason) = (About::Pod(self.pod.clone()), event_reasons::LIFECYCLE_HTTP_FALLBACK.to_owned());
         Some(EventRecord { about, severity: Severity::Warning, reason, message })
     }
 }
@@ -150,7 +151,7 @@ impl PodRecord {
         let warning = |reason: &str, message: &str| event(self, &order.container, Severity::Warning, reason, message);
         match order.hook {
             Hook::PreStop => {
-                let said = error.map(|_| warning("FailedPreStopHook", "PreStopHook failed"));
+                let said = error.map(|_| warning(event_reasons::FAILED_PRE_STOP_HOOK, "PreStopHook failed"));
                 if let Some(PreStop::Began(began)) = self.instance(&order.id).pre_stop {
                     self.instance_mut(&order.id).pre_stop = Some(PreStop::Took(now.uptime.since(began)));
                 }
@@ -158,7 +159,7 @@ impl PodRecord {
             }
             Hook::PostStart => {
                 let error = error?;
-                let said = warning("FailedPostStartHook", "PostStartHook failed");
+                let said = warning(event_reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
                 self.instance_mut(&order.id).has_post_start_failed = true;
                 let waiting = Waiting { reason: Reason::PostStartHookError, message: error.message };
                 self.container_mut(&order.container).waiting = Some(waiting);

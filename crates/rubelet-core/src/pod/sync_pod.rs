@@ -13,6 +13,7 @@ use crate::{
     config::GoDuration,
     container::{find_ephemeral, of_ephemeral, recursive_read_only},
     effect::{About, EventRecord, Reason, Severity},
+    event_reasons,
     flights::PodSubject,
     gc,
     id::ContainerId,
@@ -134,7 +135,7 @@ fn stop_one(record: PodState<'_>, stop: &ContainerToKill<'_>, plan: &mut Plan, n
         return;
     }
     if !record.failures.contains_key(&subject) && record.pre_stop_secs(stop.running).is_none() {
-        plan.events.push(event(&record, name, Severity::Normal, "Killing", stop.why.clone()));
+        plan.events.push(event(&record, name, Severity::Normal, event_reasons::KILLING_CONTAINER, stop.why.clone()));
     }
     if stop.then == AfterStop::Restart {
         plan.restarting.insert(stop.running.id.clone());
@@ -270,7 +271,13 @@ impl Start<'_> {
         let message = format!("back-off {delay} restarting failed container={} pod={pod}", container.name);
         if known.waiting.as_ref().is_none_or(|waiting| waiting.reason != Reason::CrashLoopBackOff) {
             let said = format!("Back-off restarting failed container {} in pod {pod}", container.name);
-            plan.events.push(event(&self.record, &container.name, Severity::Warning, "BackOff", said));
+            plan.events.push(event(
+                &self.record,
+                &container.name,
+                Severity::Warning,
+                event_reasons::BACK_OFF_START_CONTAINER,
+                said,
+            ));
         }
         plan.waiting.insert(container.name.clone(), Waiting { reason: Reason::CrashLoopBackOff, message });
         plan.wake_by(not_before);
@@ -295,7 +302,7 @@ fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now:
             plan.events.push(EventRecord {
                 about: About::Pod(record.id.clone()),
                 severity: Severity::Warning,
-                reason: "NetworkNotReady".to_owned(),
+                reason: event_reasons::NETWORK_NOT_READY.to_owned(),
                 message: format!("network is not ready: {problem}"),
             });
         }
@@ -363,7 +370,7 @@ fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
         plan.events.push(EventRecord {
             about: About::Pod(record.id.clone()),
             severity: Severity::Normal,
-            reason: "SandboxChanged".to_owned(),
+            reason: event_reasons::SANDBOX_CHANGED.to_owned(),
             message: "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         });
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::{
     cgroups::CgroupTree,
     effect::Severity,
+    event_reasons,
     flights::PodSubject,
     observation::{ContainerFacts, PodFacts, Remains, SandboxState, SharedFacts},
     op::{ContainerOp, Op, OpKind, PodOp, PodPlace, VolumeOp},
@@ -219,7 +220,7 @@ fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) 
     let subject = PodSubject::Container(container.name.clone());
     if !record.failures.contains_key(&subject) && record.pre_stop_secs(container).is_none() {
         let said = format!("Stopping container {}", container.name);
-        plan.events.push(event(record, &container.name, Severity::Normal, "Killing", said));
+        plan.events.push(event(record, &container.name, Severity::Normal, event_reasons::KILLING_CONTAINER, said));
     }
 }
 
