@@ -12,6 +12,7 @@ use crate::{
     id::PodUid,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
+    op::NodeOp,
     settings::Settings,
     snapshot::{Problem, Readiness},
     time::{Now, Uptime},
@@ -107,7 +108,23 @@ impl Node {
         self.runtime_problem.is_none()
     }
 
-    /// The routines to begin now. While the runtime is away only its check is done.
+    /// The operations to send now, each with its reason. They count as under way.
+    pub fn plan(&mut self, now: Now) -> Vec<(Routine, NodeOp, &'static str)> {
+        let due = self.due(now).into_iter().filter_map(|routine| match routine {
+            Routine::CheckRuntime => Some((routine, NodeOp::CheckRuntime, "runtime check is due")),
+            Routine::Relist => Some((routine, NodeOp::Relist, "relist is due")),
+            Routine::ListPodDirs => Some((routine, NodeOp::ListPodDirs, "orphan scan is due")),
+            // At the end of the turn, when it is known which pods there are.
+            Routine::SyncQosCgroups => None,
+        });
+        let due: Vec<_> = due.collect();
+        for (routine, ..) in &due {
+            self.begin(*routine);
+        }
+        due
+    }
+
+    /// While the runtime is away only its check is done.
     pub fn due(&self, now: Now) -> Vec<Routine> {
         let due = self.possible_routines().filter(|(_, moment)| *moment <= now.uptime);
         due.map(|(routine, _)| routine).collect()

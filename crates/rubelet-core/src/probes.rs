@@ -11,18 +11,19 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus,
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    effect::EventRecord,
     fnv::Fnv128,
-    id::ContainerId,
+    id::{ContainerId, PodRef},
     observation::{ContainerState, PodFacts},
     pod::restart_policy::is_sidecar,
     time::{Now, Uptime},
 };
 
-pub mod order;
+pub mod request;
 #[cfg(test)]
 mod tests;
 
-pub use order::{HttpGet, ProbeAction, ProbeOutcome, ProbeRequest};
+pub use request::{HttpGet, ProbeAction, ProbeOutcome, ProbeRequest};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ProbeKind {
@@ -95,6 +96,7 @@ enum ProberState {
 /// What of a pod its probes depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Probed<'a> {
+    pub id: &'a PodRef,
     pub spec: &'a PodSpec,
     pub facts: &'a PodFacts,
     /// The status made from these facts: what was known of a container before the agent began, and the pod's address.
@@ -117,19 +119,47 @@ pub struct Due<'a> {
     pub kind: ProbeKind,
 }
 
+/// What the agent has to do for the probes of a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProbeSteps {
+    /// Under way, and no longer of use.
+    pub cancelled: Vec<(ContainerId, ProbeKind)>,
+    pub requests: Vec<ProbeRequest>,
+    pub events: Vec<EventRecord>,
+}
+
 /// What the result of a probe means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeDone {
-    pub container: String,
+    pub event: Option<EventRecord>,
     /// The verdict, if the result changed it.
     pub changed: Option<Health>,
 }
 
 impl Probes {
+    /// The probes to be sent and those to be cancelled now.
+    pub fn plan(&mut self, pod: &Probed<'_>, now: Now) -> ProbeSteps {
+        let mut steps = ProbeSteps { cancelled: self.observe(pod, now), ..ProbeSteps::default() };
+        for due in self.due(pod, now) {
+            match ProbeRequest::of(pod, &due) {
+                Some(Ok(request)) => {
+                    self.sent(&due.id, due.kind, now);
+                    steps.requests.push(request);
+                }
+                Some(Err(outcome)) => {
+                    self.skipped(&due.id, due.kind, now);
+                    steps.events.extend(outcome.event(pod.id, &due.container.name, due.kind));
+                }
+                // Its address is not known yet; the look that shows it brings us back here.
+                None => {}
+            }
+        }
+        steps
+    }
+
     /// Takes in what runs now: new instances get their probers, what ended is not probed any more. Returns the probes
     /// under way that nobody waits for any longer.
-    #[must_use]
-    pub fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<(ContainerId, ProbeKind)> {
+    fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<(ContainerId, ProbeKind)> {
         let targets = targets(pod);
         for target in &targets {
             let key = (target.id.clone(), target.kind);
@@ -152,7 +182,7 @@ impl Probes {
     }
 
     /// The probes to be sent now. Those of a container that has not started wait for its startup probe.
-    pub fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
+    fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
         let is_due = |target: &ProbeTarget<'a>| {
             let prober = &self.probers.get(&(target.id.clone(), target.kind));
             let is_time =
@@ -164,7 +194,7 @@ impl Probes {
     }
 
     /// The probe is under way; the next one follows a period after this one began.
-    pub fn sent(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
+    fn sent(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             let next = now.uptime + prober.period;
             prober.state = ProberState::UnderWay { next };
@@ -172,14 +202,20 @@ impl Probes {
     }
 
     /// The probe cannot be made as it is written; it is looked at again when the next one is due.
-    pub fn skipped(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
+    fn skipped(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             prober.state = ProberState::Waiting { due: now.uptime + prober.period };
         }
     }
 
     /// `None`: this probe is not waited for. An outcome that says nothing counts for nothing.
-    pub fn done(&mut self, id: &ContainerId, kind: ProbeKind, outcome: &ProbeOutcome) -> Option<ProbeDone> {
+    pub fn done(
+        &mut self,
+        pod: &PodRef,
+        id: &ContainerId,
+        kind: ProbeKind,
+        outcome: &ProbeOutcome,
+    ) -> Option<ProbeDone> {
         let prober = self.probers.get_mut(&(id.clone(), kind))?;
         let ProberState::UnderWay { next } = prober.state else { return None };
         prober.state = ProberState::Waiting { due: next };
@@ -188,7 +224,7 @@ impl Probes {
             ProbeOutcome::Failure(_) => prober.take(Health::Failing, kind),
             ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_) => None,
         };
-        Some(ProbeDone { container: prober.container.clone(), changed })
+        Some(ProbeDone { event: outcome.event(pod, &prober.container, kind), changed })
     }
 
     /// When the next probe is due. One that is held back by a startup probe is not waited for: that probe's end is an event.

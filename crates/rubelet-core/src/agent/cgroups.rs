@@ -8,6 +8,7 @@ use crate::{
     cgroups::CgroupTree,
     effect::{About, EffectError, EventRecord, Facts, Severity},
     event_reasons,
+    flights::Subject,
     id::{PodRef, PodUid},
     node::Routine,
     op::NodeOp,
@@ -34,7 +35,9 @@ impl Agent {
         }
         self.node.qos.tiers.clone_from(&tiers);
         let op = NodeOp::SyncQosCgroups { tiers };
-        self.begin_routine(Routine::SyncQosCgroups, op, "the share of each class must be right", now);
+        self.node.begin(Routine::SyncQosCgroups);
+        let reason = "the share of each class must be right".to_owned();
+        self.outbox.send(Subject::Node(Routine::SyncQosCgroups), op, reason, &self.settings, now);
     }
 
     pub(super) fn qos_cgroups_synced(&mut self, result: Result<Facts, EffectError>, now: Now) {

@@ -14,9 +14,8 @@ use crate::{
     id::PodUid,
     images::ImageSteps,
     manifest, needs,
-    node::Routine,
     observation::PodFacts,
-    op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
+    op::{ContainerOp, Op, PodOp, VolumeOp},
     pod::{
         Desired, DuringLook, Lifecycle, Look, PodRecord, TerminationCause,
         allocation::update_pod_from_allocation,
@@ -40,25 +39,12 @@ impl Agent {
         for event in events {
             self.outbox.record(event);
         }
-        for routine in self.node.due(now) {
-            match routine {
-                Routine::CheckRuntime => {
-                    self.begin_routine(routine, NodeOp::CheckRuntime, "runtime check is due", now);
-                }
-                Routine::Relist => self.begin_routine(routine, NodeOp::Relist, "relist is due", now),
-                Routine::ListPodDirs => self.begin_routine(routine, NodeOp::ListPodDirs, "orphan scan is due", now),
-                // At the end of the turn, when it is known which pods there are.
-                Routine::SyncQosCgroups => {}
-            }
+        for (routine, op, reason) in self.node.plan(now) {
+            self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
         }
         if self.node.is_ready() && self.node.housekeeping_at <= now.uptime {
             self.handle_housekeeping(now);
         }
-    }
-
-    pub(super) fn begin_routine(&mut self, routine: Routine, op: NodeOp, reason: &str, now: Now) {
-        self.node.begin(routine);
-        self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
     }
 
     /// Plans every touched pod; one pod's end may let another start, so it goes on until nobody is left.

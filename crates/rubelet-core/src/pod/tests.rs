@@ -8,7 +8,7 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateTerminated, ContainerStatus, PodStatus, Probe,
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction, PodStatus, Probe,
 };
 
 use crate::{
@@ -378,7 +378,8 @@ fn a_container_created_and_not_started_is_started_not_doubled() {
 /// A record whose container `a` has failed this probe.
 fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut Probe)) -> (TestPod, PodFacts) {
     let (mut record, facts) = observed(record(pod, Lifecycle::Syncing), state);
-    let mut probe = Probe { failure_threshold: Some(1), ..Probe::default() };
+    let exec = Some(ExecAction { command: Some(vec!["check".to_owned()]) });
+    let mut probe = Probe { exec, failure_threshold: Some(1), ..Probe::default() };
     change(&mut probe);
     let container = container_of(&mut record, "a");
     match kind {
@@ -388,10 +389,10 @@ fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut P
     }
     let (spec, status) = (record.spec().clone(), PodStatus::default());
     let running = crate::test_support::facts("a: running 5s");
-    let probed = Probed { spec: &spec, facts: &running, status: &status, stage: ProbedStage::Running };
-    assert!(record.probes.observe(&probed, now()).is_empty());
-    record.probes.sent(&"a0".into(), kind, now());
-    record.probes.done(&"a0".into(), kind, &ProbeOutcome::Failure("no".to_owned()));
+    let id = record.id.clone();
+    let probed = Probed { id: &id, spec: &spec, facts: &running, status: &status, stage: ProbedStage::Running };
+    assert_eq!(record.probes.plan(&probed, now()).requests.len(), 1);
+    record.probes.done(&id, &"a0".into(), kind, &ProbeOutcome::Failure("no".to_owned()));
     (record, facts)
 }
 

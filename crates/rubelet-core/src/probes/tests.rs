@@ -23,6 +23,7 @@ fn probe(period: i32, failure_threshold: i32) -> Probe {
 
 /// A pod of one container, its probes, and what was answered so far.
 struct Ward {
+    id: PodRef,
     pod: Pod,
     facts: PodFacts,
     status: PodStatus,
@@ -36,12 +37,12 @@ impl Ward {
         let mut pod = mk_pod("always | main a");
         change(&mut pod.spec.as_mut().expect("a spec").containers[0]);
         let (stage, probes) = (ProbedStage::Running, Probes::default());
-        Ward { pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0 }
+        Ward { id: PodRef::of(&pod), pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0 }
     }
 
     fn probed(&self) -> Probed<'_> {
         let spec = self.pod.spec.as_ref().expect("a spec");
-        Probed { spec, facts: &self.facts, status: &self.status, stage: self.stage }
+        Probed { id: &self.id, spec, facts: &self.facts, status: &self.status, stage: self.stage }
     }
 
     fn now(&self) -> Now {
@@ -67,7 +68,7 @@ impl Ward {
         let end = self.at_secs + secs;
         while self.at_secs < end {
             for (id, kind) in self.due() {
-                let done = self.probes.done(&id, kind, &outcome(kind, self.at_secs)).expect("it was sent");
+                let done = self.probes.done(&self.id, &id, kind, &outcome(kind, self.at_secs)).expect("it was sent");
                 let changed = done.changed.map_or(String::new(), |health| format!(" -> {health:?}"));
                 lines.push(format!("{}s {id} {}{changed}", self.at_secs, kind.as_str()));
             }
@@ -212,8 +213,8 @@ fn of_a_pod_that_ends_only_readiness_is_asked() {
         [("a0".into(), ProbeKind::Liveness)],
         "the liveness probe under way is called off"
     );
-    assert!(probes.done(&"a0".into(), ProbeKind::Readiness, &ProbeOutcome::Success).is_some());
-    assert_eq!(probes.done(&"a0".into(), ProbeKind::Liveness, &ProbeOutcome::Success), None);
+    assert!(probes.done(&ward.id, &"a0".into(), ProbeKind::Readiness, &ProbeOutcome::Success).is_some());
+    assert_eq!(probes.done(&ward.id, &"a0".into(), ProbeKind::Liveness, &ProbeOutcome::Success), None);
     ward.probes = probes;
     ward.at_secs = 1;
     assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);

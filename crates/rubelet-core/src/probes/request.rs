@@ -11,9 +11,11 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::ProbeKind;
+use super::{Due, ProbeKind, Probed};
 use crate::{
-    container::expansion::ExecSpace,
+    container::{expansion::ExecSpace, is_host_network},
+    effect::{About, EventRecord, Severity},
+    event_reasons,
     id::{ContainerId, PodRef},
 };
 
@@ -58,6 +60,56 @@ pub enum ProbeOutcome {
     Unknown(String),
 }
 
+impl ProbeRequest {
+    /// `None` while the pod has no address and the probe needs it.
+    pub fn of(pod: &Probed<'_>, due: &Due<'_>) -> Option<Result<Self, ProbeOutcome>> {
+        let probe = due.kind.of(due.container)?;
+        let pod_ip = match pod.status.pod_ip.as_deref().filter(|ip| !ip.is_empty()) {
+            Some(ip) => ip,
+            // The node does not know its own address, and is its own host all the same.
+            None if is_host_network(pod.spec) => "127.0.0.1",
+            None if needs_pod_ip(probe) => return None,
+            None => "",
+        };
+        let action = match ProbeAction::of(probe, due.container, pod_ip) {
+            Ok(action) => action,
+            Err(error) => return Some(Err(ProbeOutcome::Unknown(error.to_string()))),
+        };
+        Some(Ok(ProbeRequest {
+            pod: pod.id.clone(),
+            container: due.container.name.clone(),
+            id: due.id.clone(),
+            kind: due.kind,
+            action,
+            timeout: timeout(probe),
+        }))
+    }
+}
+
+impl ProbeOutcome {
+    /// `None` when all is well.
+    pub fn event(&self, pod: &PodRef, container: &str, kind: ProbeKind) -> Option<EventRecord> {
+        let kind = kind.as_str();
+        let (reason, message) = match self {
+            ProbeOutcome::Success => return None,
+            ProbeOutcome::Warning(text) => {
+                (event_reasons::CONTAINER_PROBE_WARNING, format!("{kind} probe warning: {text}"))
+            }
+            ProbeOutcome::Failure(text) => (event_reasons::CONTAINER_UNHEALTHY, format!("{kind} probe failed: {text}")),
+            ProbeOutcome::Discarded(text) => (
+                event_reasons::CONTAINER_UNHEALTHY,
+                format!("{kind} probe errored and resulted in failure state: {text}"),
+            ),
+            ProbeOutcome::Unknown(text) => (
+                event_reasons::CONTAINER_UNHEALTHY,
+                format!("{kind} probe errored and resulted in unknown state: {text}"),
+            ),
+        };
+        let about = About::Container { pod: pod.clone(), container: container.to_owned() };
+        Some(EventRecord { about, severity: Severity::Warning, reason: reason.to_owned(), message })
+    }
+}
+
 /// Why a probe or a hook cannot be made as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -86,14 +138,14 @@ impl ProbeAction {
 }
 
 /// The action goes to the pod's own address.
-pub fn needs_pod_ip(probe: &Probe) -> bool {
+fn needs_pod_ip(probe: &Probe) -> bool {
     let names_host = |host: Option<&String>| host.is_some_and(|host| !host.is_empty());
     probe.grpc.is_some()
         || probe.http_get.as_ref().is_some_and(|get| !names_host(get.host.as_ref()))
         || probe.tcp_socket.as_ref().is_some_and(|tcp| !names_host(tcp.host.as_ref()))
 }
 
-pub fn timeout(probe: &Probe) -> Duration {
+fn timeout(probe: &Probe) -> Duration {
     let secs = probe.timeout_seconds.and_then(|secs| u64::try_from(secs).ok()).filter(|secs| *secs > 0);
     Duration::from_secs(secs.unwrap_or(1))
 }
