@@ -100,6 +100,11 @@ impl Rules {
         self.api.overwritten.insert(uid.to_owned());
     }
 
+    /// Somebody else wrote the statuses of the pod's containers: an attempt that the runtime does not show is forgotten.
+    pub fn restart_counts_overwritten(&mut self, uid: &str) {
+        self.seen.forget_counts(uid);
+    }
+
     /// A user wants the pod to end, within this time.
     pub fn end_asked(&mut self, uid: &str, grace_secs: i64) {
         if let Some(known) = self.api.users.get_mut(uid) {

@@ -265,3 +265,13 @@ fn restart_counts_are_remembered_over_a_death_of_the_agent() {
     });
     assert_eq!(broken, ["restartCount never falls"]);
 }
+
+#[test]
+fn restart_counts_that_somebody_erased_may_fall() {
+    let broken = broken_by(&"web".into(), |sim| {
+        sim.rules.told(sim.now, sim.wall, &told("Syncing", "Running", 3));
+        sim.rules.restart_counts_overwritten("u1");
+        sim.rules.told(sim.now, sim.wall, &told("Syncing", "Running", 0));
+    });
+    assert_eq!(broken, [""; 0]);
+}

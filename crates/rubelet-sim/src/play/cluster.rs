@@ -82,6 +82,14 @@ impl Play {
 
     /// Somebody writes into a pod's status who should not; for a static pod, its mirror's name.
     pub fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
+        if status.get("containerStatuses").is_some() {
+            self.change(|sim| {
+                let uid = sim.api.object(&Key::pod(name)).and_then(|pod| pod["metadata"]["uid"].as_str());
+                if let Some(uid) = uid.map(str::to_owned) {
+                    sim.rules.restart_counts_overwritten(&uid);
+                }
+            });
+        }
         self.edit(name, pods().named(name).sub("status"), json!({ "status": status }))
     }
 
