@@ -34,12 +34,12 @@ pub struct CgroupSettings {
     /// `podPidsLimit`; `None` is no limit.
     pub pod_pids_limit: Option<i64>,
     /// What all pods may use together.
-    pub room: Room,
+    pub kubepods_limits: KubepodsLimits,
 }
 
 /// Zero is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct KubepodsLimits {
     pub cpu_millis: i64,
     pub memory_bytes: i64,
 }
@@ -119,15 +119,15 @@ impl<'a> CgroupTree<'a> {
     }
 
     /// The cgroup above all pods and those of the QoS classes, for these pods.
-    pub fn tiers<'p>(self, pods: impl Iterator<Item = &'p PodSpec>) -> Vec<Cgroup> {
+    pub fn qos_cgroups<'p>(self, pods: impl Iterator<Item = &'p PodSpec>) -> Vec<Cgroup> {
         let burstable = pods.filter(|spec| qos_class(spec) == QosClass::Burstable);
         let burstable_millis = burstable
             .map(|spec| resources::pod_requests(spec, "cpu").unwrap_or_default().millis())
             .fold(0_i64, i64::saturating_add);
-        let room = self.settings.room;
+        let kubepods_limits = self.settings.kubepods_limits;
         let whole_node = Limits {
-            cpu_shares: positive(room.cpu_millis).and_then(|_| positive(shares(room.cpu_millis))),
-            memory_bytes: positive(room.memory_bytes),
+            cpu_shares: positive(kubepods_limits.cpu_millis).and_then(|_| positive(shares(kubepods_limits.cpu_millis))),
+            memory_bytes: positive(kubepods_limits.memory_bytes),
             ..Limits::default()
         };
         let huge_pages: BTreeMap<_, _> =
@@ -137,7 +137,7 @@ impl<'a> CgroupTree<'a> {
             huge_pages: huge_pages.clone(),
             ..Limits::default()
         };
-        let cgroup = |class, limits| Cgroup { path: self.path(&self.tier(class)), limits };
+        let cgroup = |class, limits| Cgroup { path: self.path(&self.qos_cgroup_parts(class)), limits };
         vec![
             cgroup(QosClass::Guaranteed, whole_node),
             cgroup(QosClass::Burstable, tier(burstable_millis)),
@@ -163,12 +163,12 @@ impl<'a> CgroupTree<'a> {
     }
 
     fn path_of_pod(self, class: QosClass, uid: &PodUid) -> String {
-        let mut parts = self.tier(class);
+        let mut parts = self.qos_cgroup_parts(class);
         parts.push(format!("{POD_PREFIX}{uid}"));
         self.path(&parts)
     }
 
-    fn tier(self, class: QosClass) -> Vec<String> {
+    fn qos_cgroup_parts(self, class: QosClass) -> Vec<String> {
         let mut parts = self.settings.root.clone();
         parts.push(PODS.to_owned());
         match class {
@@ -258,9 +258,13 @@ mod tests {
 
     fn settings(root: &str, driver: CgroupDriver) -> Settings {
         let mut settings = Settings::for_node("node");
-        let room = Room { cpu_millis: 2000, memory_bytes: 1 << 30 };
-        settings.cgroups =
-            Some(CgroupSettings { root: CgroupSettings::parse_root(root), driver, pod_pids_limit: Some(100), room });
+        let kubepods_limits = KubepodsLimits { cpu_millis: 2000, memory_bytes: 1 << 30 };
+        settings.cgroups = Some(CgroupSettings {
+            root: CgroupSettings::parse_root(root),
+            driver,
+            pod_pids_limit: Some(100),
+            kubepods_limits,
+        });
         settings.node.huge_page_sizes = vec!["2MB".to_owned()];
         settings
     }
@@ -313,7 +317,7 @@ mod tests {
     fn the_runtimes_driver_counts_more_than_the_configurations() {
         let settings = settings("/", CgroupDriver::Cgroupfs);
         let tree = CgroupTree::new(&settings, Some(CgroupDriver::Systemd)).unwrap();
-        assert_eq!(tree.tiers(std::iter::empty())[0].path, "/kubepods.slice");
+        assert_eq!(tree.qos_cgroups(std::iter::empty())[0].path, "/kubepods.slice");
         let off = Settings { cgroups: None, ..settings.clone() };
         assert!(CgroupTree::new(&off, Some(CgroupDriver::Systemd)).is_none());
     }
@@ -362,8 +366,8 @@ mod tests {
             one("{}"),
             one(r#"{"requests":{"cpu":"1","memory":"1"},"limits":{"cpu":"1","memory":"1"}}"#),
         ];
-        let tiers = tree.tiers(pods.iter());
-        let shown: Vec<_> = tiers
+        let cgroups = tree.qos_cgroups(pods.iter());
+        let shown: Vec<_> = cgroups
             .iter()
             .map(|tier| {
                 (

@@ -13,7 +13,7 @@ mod types;
 mod validate;
 
 pub use self::{
-    complete::{API_VERSION, Checked, Draft, FlagValue, KIND, Origin, Problem},
+    complete::{API_VERSION, Checked, ConfigProblem, Draft, FlagValue, KIND, Origin},
     document::{Mismatch, at, shown},
     duration::{FlushForm, FlushFrequency, GoDuration},
     names::node_labels,

@@ -158,14 +158,14 @@ impl fmt::Display for Reason {
 /// One line of `rubelet events`; on a cluster, a core/v1 Event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    pub about: About,
+    pub about: InvolvedObject,
     pub severity: Severity,
     pub reason: String,
     pub message: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum About {
+pub enum InvolvedObject {
     Node,
     Pod(PodRef),
     Container {
@@ -176,13 +176,13 @@ pub enum About {
     Manifest(String),
 }
 
-impl fmt::Display for About {
+impl fmt::Display for InvolvedObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            About::Node => f.write_str("node"),
-            About::Pod(pod) => write!(f, "pod/{pod}"),
-            About::Container { pod, container } => write!(f, "pod/{pod}{{{container}}}"),
-            About::Manifest(origin) => f.write_str(origin),
+            InvolvedObject::Node => f.write_str("node"),
+            InvolvedObject::Pod(pod) => write!(f, "pod/{pod}"),
+            InvolvedObject::Container { pod, container } => write!(f, "pod/{pod}{{{container}}}"),
+            InvolvedObject::Manifest(origin) => f.write_str(origin),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     pod::{Desired, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
     pod_config::PodConfig,
     settings::Settings,
-    snapshot::{NodeView, PodCounts, PodView, Stage, Step, StepState},
+    snapshot::{LifecycleStage, NodeView, PodCounts, PodView, Step, StepState},
     time::{Now, Uptime},
 };
 
@@ -30,7 +30,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         runtime_handlers: node.status.handlers.clone(),
         supplemental_groups_policy: node.status.supplemental_groups_policy,
         cgroup_driver: node.status.cgroup_driver,
-        sources_awaited: config.sources_not_ready(&settings.sources),
+        sources_not_ready: config.sources_not_ready(&settings.sources),
     }
 }
 
@@ -46,7 +46,7 @@ pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, n
         lifecycle: record.lifecycle.name().to_owned(),
         lifecycle_since: record.since.wall,
         running: running.map(|container| (container.name.clone(), container.id.to_string())).collect(),
-        census: census(record, images),
+        counts: counts(record, images),
         facts: record.facts.clone(),
         needs: Arc::default(),
         steps: vec![
@@ -62,25 +62,25 @@ pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, n
     }
 }
 
-fn census(record: PodState<'_>, images: &Images) -> PodCounts {
-    let mut census = PodCounts {
+fn counts(record: PodState<'_>, images: &Images) -> PodCounts {
+    let mut counts = PodCounts {
         stage: match record.lifecycle {
-            Lifecycle::Waiting => Stage::Waiting,
-            Lifecycle::Syncing => Stage::Syncing,
-            Lifecycle::Terminating { .. } => Stage::Terminating,
-            Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
+            Lifecycle::Waiting => LifecycleStage::Waiting,
+            Lifecycle::Syncing => LifecycleStage::Syncing,
+            Lifecycle::Terminating { .. } => LifecycleStage::Terminating,
+            Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => LifecycleStage::Terminated,
         },
         rejected: record.rejected.as_ref().map(|refusal| refusal.reason.to_string()),
         is_working: record.flights.has_changes() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..PodCounts::default()
     };
     if let Some(facts) = &record.facts {
-        census.has_ready_sandbox = facts.ready_sandbox().is_some();
+        counts.has_ready_sandbox = facts.ready_sandbox().is_some();
         for container in &facts.containers {
-            *census.containers.entry(container.listed_state()).or_default() += 1;
+            *counts.containers.entry(container.listed_state()).or_default() += 1;
         }
     }
-    census
+    counts
 }
 
 fn desired(record: &PodRecord) -> Step {

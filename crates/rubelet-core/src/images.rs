@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{
     config::GoDuration,
-    effect::{About, EffectError, ErrorKind, EventRecord, ImageFacts, Reason, Severity},
+    effect::{EffectError, ErrorKind, EventRecord, ImageFacts, InvolvedObject, Reason, Severity},
     event_reasons,
     id::{PodRef, PodUid},
     op::{ImageOp, Op},
@@ -74,7 +74,7 @@ pub enum ImageAvailability<'a> {
 /// The images containers are waiting for; one entry from the wish to start until the start.
 #[derive(Clone, Debug, Default)]
 pub struct Images {
-    wants: BTreeMap<(PodUid, String), Ensure>,
+    requests: BTreeMap<(PodUid, String), Ensure>,
     queue: VecDeque<(PodUid, String)>,
     backoffs: BTreeMap<(PodUid, String), Backoff>,
     tokens: PullRateLimiter,
@@ -85,7 +85,7 @@ pub struct Images {
 #[derive(Clone, Debug)]
 struct Ensure {
     pod: PodRef,
-    want: ImageRequest,
+    request: ImageRequest,
     state: PullState,
     /// What the container's status says meanwhile.
     waiting: Option<Waiting>,
@@ -134,8 +134,9 @@ pub struct ImageSteps {
 
 impl Images {
     /// Of the very image that is asked for: one that got ready before an edit of the pod is another.
-    pub fn readiness(&self, uid: &PodUid, want: &ImageRequest) -> ImageAvailability<'_> {
-        let known = self.wants.get(&(uid.clone(), want.container.clone())).filter(|known| known.want == *want);
+    pub fn readiness(&self, uid: &PodUid, request: &ImageRequest) -> ImageAvailability<'_> {
+        let known =
+            self.requests.get(&(uid.clone(), request.container.clone())).filter(|known| known.request == *request);
         match known.map(|ensure| &ensure.state) {
             Some(PullState::Ready(facts)) => ImageAvailability::Ready(facts),
             Some(
@@ -151,7 +152,7 @@ impl Images {
 
     /// Why the container does not run yet, if it is for its image.
     pub fn waiting(&self, uid: &PodUid, container: &str) -> Option<&Waiting> {
-        self.wants.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())
+        self.requests.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())
     }
 
     /// One sentence per image that is not there yet, with its next try.
@@ -165,32 +166,32 @@ impl Images {
     }
 
     fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = (&str, &Ensure)> {
-        let from = self.wants.range((uid.clone(), String::new())..).take_while(move |((owner, _), _)| owner == uid);
+        let from = self.requests.range((uid.clone(), String::new())..).take_while(move |((owner, _), _)| owner == uid);
         from.map(|((_, container), ensure)| (container.as_str(), ensure))
     }
 
     /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns
     /// whether there was an old one.
-    pub fn supersede(&mut self, uid: &PodUid, want: &ImageRequest) -> bool {
-        let known = self.wants.get(&(uid.clone(), want.container.clone()));
-        let is_superseded = known.is_some_and(|known| known.want != *want);
+    pub fn supersede(&mut self, uid: &PodUid, request: &ImageRequest) -> bool {
+        let known = self.requests.get(&(uid.clone(), request.container.clone()));
+        let is_superseded = known.is_some_and(|known| known.request != *request);
         if is_superseded {
-            self.forget(uid, &want.container);
+            self.forget(uid, &request.container);
         }
         is_superseded
     }
 
-    /// A container wants its image: look for it now, unless that is under way or waits for its time.
-    pub fn ensure_image(&mut self, pod: &PodRef, want: &ImageRequest, now: Now) -> Option<Op> {
-        let key = (pod.uid.clone(), want.container.clone());
-        let image = want.image.clone();
-        let ensure = self.wants.entry(key).or_insert_with(|| Ensure {
+    /// A container requests its image: look for it now, unless that is under way or waits for its time.
+    pub fn ensure_image(&mut self, pod: &PodRef, request: &ImageRequest, now: Now) -> Option<Op> {
+        let key = (pod.uid.clone(), request.container.clone());
+        let image = request.image.clone();
+        let ensure = self.requests.entry(key).or_insert_with(|| Ensure {
             pod: pod.clone(),
-            want: want.clone(),
+            request: request.clone(),
             state: PullState::Idle { retry_at: now.uptime },
             waiting: None,
         });
-        debug_assert_eq!(ensure.want, *want, "another wish supersedes the old one first");
+        debug_assert_eq!(ensure.request, *request, "another wish supersedes the old one first");
         let PullState::Idle { retry_at } = ensure.state else { return None };
         if retry_at > now.uptime {
             return None;
@@ -202,20 +203,20 @@ impl Images {
     /// The container was started, or is not wanted any more: a later start asks anew.
     pub fn forget(&mut self, uid: &PodUid, container: &str) {
         let key = (uid.clone(), container.to_owned());
-        self.wants.remove(&key);
+        self.requests.remove(&key);
         self.queue.retain(|queued| *queued != key);
     }
 
     /// The pod goes, and with it its requests, its place in the queue and its back-offs.
     pub fn forget_pod(&mut self, uid: &PodUid) {
-        self.wants.retain(|(owner, _), _| owner != uid);
+        self.requests.retain(|(owner, _), _| owner != uid);
         self.backoffs.retain(|(owner, _), _| owner != uid);
         self.queue.retain(|(owner, _)| owner != uid);
     }
 
     /// Every pod of which something is kept.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
-        self.wants.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
+        self.requests.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
     }
 
     /// An inspection or a pull for this container has ended.
@@ -228,14 +229,15 @@ impl Images {
     ) -> ImageSteps {
         let key = (uid.clone(), container.to_owned());
         let mut steps = ImageSteps::default();
-        let Some(ensure) = self.wants.get_mut(&key) else { return steps };
+        let Some(ensure) = self.requests.get_mut(&key) else { return steps };
         match ensure.state.clone() {
             PullState::Inspecting => self.inspected(&key, result, &mut steps, now),
             PullState::Pulling { since, queued_at } => match result {
                 Ok(_) => {
                     let (pull_took, with_wait) = (now.uptime.since(since), now.uptime.since(queued_at));
                     ensure.state = PullState::Describing { pulled: Pulled { pull_took, with_wait } };
-                    let op = Op::Image(ImageOp::Inspect { pod: ensure.pod.clone(), image: ensure.want.image.clone() });
+                    let op =
+                        Op::Image(ImageOp::Inspect { pod: ensure.pod.clone(), image: ensure.request.image.clone() });
                     steps.ops.push((key.0.clone(), key.1.clone(), op));
                 }
                 Err(error) => self.pull_failed(&key, error, &mut steps, now),
@@ -251,7 +253,7 @@ impl Images {
         let mut steps = ImageSteps::default();
         self.pulls_at = None;
         let mut pulling =
-            self.wants.values().filter(|ensure| matches!(ensure.state, PullState::Pulling { .. })).count();
+            self.requests.values().filter(|ensure| matches!(ensure.state, PullState::Pulling { .. })).count();
         while let Some(key) = self.queue.front() {
             if settings.max_parallel_pulls.is_some_and(|max| pulling >= max as usize) {
                 return steps;
@@ -260,18 +262,21 @@ impl Images {
                 self.pulls_at = Some(wait_until);
                 return steps;
             }
-            let ensure = self.wants.get_mut(key).expect("what is queued is wanted");
+            let ensure = self.requests.get_mut(key).expect("what is queued is wanted");
             if let PullState::Queued { since } = ensure.state {
                 ensure.state = PullState::Pulling { since: now.uptime, queued_at: since };
             }
-            let image = ensure.want.image.clone();
+            let image = ensure.request.image.clone();
             steps.events.push(ensure.event(
                 Severity::Normal,
                 event_reasons::PULLING_IMAGE,
                 format!("Pulling image \"{image}\""),
             ));
-            let op =
-                Op::Image(ImageOp::Pull { pod: ensure.pod.clone(), image, secrets: ensure.want.pull_secrets.clone() });
+            let op = Op::Image(ImageOp::Pull {
+                pod: ensure.pod.clone(),
+                image,
+                secrets: ensure.request.pull_secrets.clone(),
+            });
             steps.ops.push((key.0.clone(), key.1.clone(), op));
             self.queue.pop_front();
             pulling += 1;
@@ -284,17 +289,17 @@ impl Images {
     pub fn due(&mut self, now: Now) -> (Vec<PodUid>, Vec<EventRecord>) {
         let mut touched = Vec::new();
         let mut events = Vec::new();
-        for ((uid, _), ensure) in &mut self.wants {
+        for ((uid, _), ensure) in &mut self.requests {
             let PullState::Idle { retry_at } = ensure.state else { continue };
             if retry_at <= now.uptime {
                 touched.push(uid.clone());
                 continue;
             }
-            let Some(backoff) = self.backoffs.get(&(uid.clone(), ensure.want.image.clone())) else { continue };
+            let Some(backoff) = self.backoffs.get(&(uid.clone(), ensure.request.image.clone())) else { continue };
             let reason = Reason::ImagePullBackOff;
             let is_shown = ensure.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason);
             if !is_shown && backoff.failed_at + ERROR_SHOWN <= now.uptime {
-                let said = format!("Back-off pulling image \"{}\"", ensure.want.image);
+                let said = format!("Back-off pulling image \"{}\"", ensure.request.image);
                 events.push(ensure.event(Severity::Normal, event_reasons::BACK_OFF_PULL_IMAGE, said.clone()));
                 events.push(ensure.event(
                     Severity::Warning,
@@ -311,9 +316,9 @@ impl Images {
 
     /// The next moment at which something here changes by itself.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
-        let moments = self.wants.iter().flat_map(|((uid, _), ensure)| {
+        let moments = self.requests.iter().flat_map(|((uid, _), ensure)| {
             let PullState::Idle { retry_at } = ensure.state else { return [None, None] };
-            let backoff = self.backoffs.get(&(uid.clone(), ensure.want.image.clone()));
+            let backoff = self.backoffs.get(&(uid.clone(), ensure.request.image.clone()));
             [Some(retry_at), backoff.map(|backoff| backoff.failed_at + ERROR_SHOWN)]
         });
         moments.flatten().chain(self.pulls_at).filter(|moment| *moment > now.uptime).min()
@@ -326,9 +331,9 @@ impl Images {
         steps: &mut ImageSteps,
         now: Now,
     ) {
-        let ensure = self.wants.get_mut(key).expect("the caller found it");
-        let image = ensure.want.image.clone();
-        match (result, ensure.want.policy) {
+        let ensure = self.requests.get_mut(key).expect("the caller found it");
+        let image = ensure.request.image.clone();
+        match (result, ensure.request.policy) {
             (Err(error), _) => {
                 let reason = match &error.kind {
                     ErrorKind::Reject(reason) => *reason,
@@ -373,8 +378,8 @@ impl Images {
     }
 
     fn pull_failed(&mut self, key: &(PodUid, String), error: &EffectError, steps: &mut ImageSteps, now: Now) {
-        let ensure = self.wants.get_mut(key).expect("the caller found it");
-        let image = ensure.want.image.clone();
+        let ensure = self.requests.get_mut(key).expect("the caller found it");
+        let image = ensure.request.image.clone();
         let reason = match &error.kind {
             ErrorKind::Reject(reason) => *reason,
             ErrorKind::Retry
@@ -409,7 +414,7 @@ impl Images {
         steps: &mut ImageSteps,
         now: Now,
     ) {
-        let ensure = self.wants.get_mut(key).expect("the caller found it");
+        let ensure = self.requests.get_mut(key).expect("the caller found it");
         let Ok(Some(facts)) = result else {
             // Pulled and gone again, or the runtime does not answer: from the start.
             ensure.state = PullState::Idle { retry_at: now.uptime + RECHECK };
@@ -417,7 +422,7 @@ impl Images {
         };
         let message = format!(
             "Successfully pulled image \"{}\" in {} ({} including waiting). Image size: {} bytes.",
-            ensure.want.image,
+            ensure.request.image,
             GoDuration::from(whole_millis(pulled.pull_took)),
             GoDuration::from(whole_millis(pulled.with_wait)),
             facts.size_bytes,
@@ -425,7 +430,7 @@ impl Images {
         steps.events.push(ensure.event(Severity::Normal, event_reasons::PULLED_IMAGE, message));
         ensure.state = PullState::Ready(facts.clone());
         ensure.waiting = None;
-        self.backoffs.remove(&(key.0.clone(), ensure.want.image.clone()));
+        self.backoffs.remove(&(key.0.clone(), ensure.request.image.clone()));
     }
 }
 
@@ -436,7 +441,7 @@ impl Ensure {
     }
 
     fn event(&self, severity: Severity, reason: &str, message: String) -> EventRecord {
-        let about = About::Container { pod: self.pod.clone(), container: self.want.container.clone() };
+        let about = InvolvedObject::Container { pod: self.pod.clone(), container: self.request.container.clone() };
         EventRecord { about, severity, reason: reason.to_owned(), message }
     }
 }
@@ -453,7 +458,7 @@ pub struct ImageStory<'a> {
 
 impl<'a> ImageStory<'a> {
     fn of(container: &str, ensure: &'a Ensure) -> Self {
-        let image = &ensure.want.image;
+        let image = &ensure.request.image;
         let error = ensure.waiting.as_ref().map(|waiting| waiting.message.as_str());
         let (text, since, next_retry) = match &ensure.state {
             PullState::Idle { retry_at } => {

@@ -21,7 +21,7 @@ use std::{fmt, sync::Arc};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use field::{Path, Problem};
+use field::{FieldError, Path};
 pub use identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 pub use unsupported::unsupported;
 
@@ -54,9 +54,9 @@ impl fmt::Display for Warning {
 
 /// Why a manifest makes no pod: every reason found, not only the first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid pod: [{}]", problems.iter().map(Problem::to_string).collect::<Vec<_>>().join(", "))]
-pub struct Refusal {
-    pub problems: Vec<Problem>,
+#[error("invalid pod: [{}]", problems.iter().map(FieldError::to_string).collect::<Vec<_>>().join(", "))]
+pub struct ManifestError {
+    pub problems: Vec<FieldError>,
 }
 
 /// What the API server adds to a pod that does not say it.
@@ -67,10 +67,10 @@ pub fn set_defaults(pod: &mut Pod) {
 /// Decodes a v1 Pod, or from a URL a v1 PodList, and makes its pods ready to run on this node.
 ///
 /// One pod that is refused refuses the whole list, as upstream does: half a list would look like a removal of the rest.
-pub fn decode(value: Value, origin: &Origin, node_name: &str) -> Result<Manifest, Refusal> {
+pub fn decode(value: Value, origin: &Origin, node_name: &str) -> Result<Manifest, ManifestError> {
     let mut manifest = Manifest::default();
     let mut problems = Vec::new();
-    for (path, value) in decode::split(value, origin).map_err(|problem| Refusal { problems: vec![problem] })? {
+    for (path, value) in decode::split(value, origin).map_err(|problem| ManifestError { problems: vec![problem] })? {
         match static_pod(value, &path, origin, node_name) {
             Ok((pod, warnings)) => {
                 manifest.pods.push(Arc::new(pod));
@@ -79,7 +79,7 @@ pub fn decode(value: Value, origin: &Origin, node_name: &str) -> Result<Manifest
             Err(found) => problems.extend(found),
         }
     }
-    if problems.is_empty() { Ok(manifest) } else { Err(Refusal { problems }) }
+    if problems.is_empty() { Ok(manifest) } else { Err(ManifestError { problems }) }
 }
 
 fn static_pod(
@@ -87,11 +87,11 @@ fn static_pod(
     path: &Path,
     origin: &Origin,
     node_name: &str,
-) -> Result<(Pod, Vec<Warning>), Vec<Problem>> {
+) -> Result<(Pod, Vec<Warning>), Vec<FieldError>> {
     let (mut pod, warnings) = decode::pod(value, path)?;
     if pod.metadata.name.as_deref().unwrap_or_default().is_empty() {
         let name = path.child("metadata").child("name");
-        return Err(vec![Problem::required(&name, "name is needed for the pod")]);
+        return Err(vec![FieldError::required(&name, "name is needed for the pod")]);
     }
     let sums = defaults::apply(&mut pod);
     internal::convert(&mut pod);

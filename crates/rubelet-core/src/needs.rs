@@ -35,7 +35,7 @@ impl Needs {
         for ephemeral in spec.ephemeral_containers.iter().flatten() {
             needs.objects.extend(environment::needs(pod, &container::of_ephemeral(ephemeral)));
         }
-        for volume in volumes::needs(pod) {
+        for volume in volumes::volumes_to_mount(pod) {
             match volume.source {
                 VolumeSource::Files(files) => needs.append(files.needs()),
                 VolumeSource::Csi { driver } => needs.objects.extend([ObjectKey::csi_driver(&driver)]),

@@ -14,7 +14,7 @@ use crate::{
     observation::{Listing, RuntimeStatus},
     op::NodeOp,
     settings::Settings,
-    snapshot::{Problem, Readiness},
+    snapshot::{NodeProblem, NodeReadiness},
     time::{Now, Uptime},
 };
 
@@ -57,8 +57,8 @@ pub struct Node {
     /// While the runtime streams container events, a slow audit is enough.
     pub event_stream: EventStream,
     /// `None` is ready. It starts as a problem: nothing is known before the first answer.
-    pub runtime_problem: Option<Problem>,
-    pub network_problem: Option<Problem>,
+    pub runtime_problem: Option<NodeProblem>,
+    pub network_problem: Option<NodeProblem>,
     /// The runtime's last answer that called it ready.
     answered_at: Option<Uptime>,
     /// The first check has ended, well or not.
@@ -77,7 +77,7 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub struct QosCgroups {
     /// As they were last set.
-    pub tiers: Vec<Cgroup>,
+    pub cgroups: Vec<Cgroup>,
     /// How the last sync ended; `None` before the first.
     pub outcome: Option<Result<(), String>>,
     /// Pods came or went since they were set.
@@ -89,11 +89,14 @@ impl Node {
         Node {
             due_at: BTreeMap::from([(Routine::CheckRuntime, Uptime::ZERO), (Routine::Relist, Uptime::ZERO)]),
             are_sources_ready: false,
-            qos: QosCgroups { tiers: Vec::new(), outcome: None, pods_changed: false },
+            qos: QosCgroups { cgroups: Vec::new(), outcome: None, pods_changed: false },
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             event_stream: EventStream::Down,
-            runtime_problem: Some(Problem { message: "the runtime has not answered yet".to_owned(), since: now.wall }),
+            runtime_problem: Some(NodeProblem {
+                message: "the runtime has not answered yet".to_owned(),
+                since: now.wall,
+            }),
             network_problem: None,
             answered_at: None,
             is_checked: false,
@@ -243,14 +246,14 @@ impl Node {
     }
 
     /// Whether the node may be called ready, in upstream's words where it may not.
-    pub fn readiness(&self, now: Now) -> Readiness {
+    pub fn readiness(&self, now: Now) -> NodeReadiness {
         if !self.is_checked {
-            return Readiness::Unchecked;
+            return NodeReadiness::Unchecked;
         }
         let mut problems = Vec::new();
         match self.answered_at {
             None if now.uptime < Uptime::ZERO + DOWN_AFTER && self.status.runtime_problem.is_none() => {
-                return Readiness::Unknown;
+                return NodeReadiness::Unknown;
             }
             None => problems.push("container runtime status check may not have completed yet".to_owned()),
             Some(answered_at) if now.uptime.since(answered_at) >= DOWN_AFTER => {
@@ -261,14 +264,14 @@ impl Node {
         match &self.listing {
             // The first relist follows the first check; until it may have failed, what was known before still counts.
             None if now.uptime < Uptime::ZERO + DOWN_AFTER && self.status.runtime_problem.is_none() => {
-                return Readiness::Unknown;
+                return NodeReadiness::Unknown;
             }
             None => problems.push("PLEG is not healthy: pleg has yet to be successful".to_owned()),
             Some(listing) => problems.extend(stale_relist(listing, now)),
         }
         problems.extend(self.status.runtime_problem.clone());
         problems.extend(self.status.network_problem.clone());
-        if problems.is_empty() { Readiness::Ready } else { Readiness::NotReady(problems) }
+        if problems.is_empty() { NodeReadiness::Ready } else { NodeReadiness::NotReady(problems) }
     }
 
     /// The next moment one of the routines is due, or patience with the runtime ends. While the runtime is away only its
@@ -289,9 +292,9 @@ fn stale_relist(listing: &Listing, now: Now) -> Option<String> {
 }
 
 /// The problem with the time it began, which a change of its words does not move.
-fn lasting(known: Option<Problem>, message: Option<String>, now: Now) -> Option<Problem> {
+fn lasting(known: Option<NodeProblem>, message: Option<String>, now: Now) -> Option<NodeProblem> {
     let since = known.map_or(now.wall, |problem| problem.since);
-    message.map(|message| Problem { message, since })
+    message.map(|message| NodeProblem { message, since })
 }
 
 #[cfg(test)]
@@ -314,28 +317,28 @@ mod tests {
         node
     }
 
-    fn not_ready(problems: &[&str]) -> Readiness {
-        Readiness::NotReady(problems.iter().map(ToString::to_string).collect())
+    fn not_ready(problems: &[&str]) -> NodeReadiness {
+        NodeReadiness::NotReady(problems.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn a_runtime_that_restarts_is_no_reason_to_call_the_node_not_ready() {
         let mut node = listed();
-        assert_eq!(node.readiness(at(0)), Readiness::Unchecked);
+        assert_eq!(node.readiness(at(0)), NodeReadiness::Unchecked);
         node.checked(&Ok(RuntimeStatus::default()), at(10));
-        assert_eq!(node.readiness(at(10)), Readiness::Ready);
+        assert_eq!(node.readiness(at(10)), NodeReadiness::Ready);
         node.checked(&no_answer(), at(39));
-        assert_eq!(node.readiness(at(39)), Readiness::Ready);
+        assert_eq!(node.readiness(at(39)), NodeReadiness::Ready);
         assert_eq!(node.readiness(at(40)), not_ready(&["container runtime is down"]));
         node.checked(&Ok(RuntimeStatus::default()), at(41));
-        assert_eq!(node.readiness(at(41)), Readiness::Ready);
+        assert_eq!(node.readiness(at(41)), NodeReadiness::Ready);
     }
 
     #[test]
     fn a_runtime_that_never_answered_is_waited_for_half_a_minute() {
         let mut node = listed();
         node.checked(&no_answer(), at(1));
-        assert_eq!(node.readiness(at(29)), Readiness::Unknown);
+        assert_eq!(node.readiness(at(29)), NodeReadiness::Unknown);
         assert_eq!(node.readiness(at(30)), not_ready(&["container runtime status check may not have completed yet"]));
     }
 
@@ -357,7 +360,7 @@ mod tests {
     fn a_node_that_was_not_relisted_for_three_minutes_is_not_ready() {
         let mut node = listed();
         node.checked(&Ok(RuntimeStatus::default()), at(180));
-        assert_eq!(node.readiness(at(180)), Readiness::Ready);
+        assert_eq!(node.readiness(at(180)), NodeReadiness::Ready);
         node.checked(&Ok(RuntimeStatus::default()), at(260));
         let problem = "PLEG is not healthy: pleg was last seen active 4m0s ago; threshold is 3m0s";
         assert_eq!(node.readiness(at(260)), not_ready(&[problem]));
@@ -377,10 +380,10 @@ mod tests {
     fn node_is_not_ready_before_its_first_relist() {
         let mut node = Node::new(at(0));
         node.checked(&Ok(RuntimeStatus::default()), at(1));
-        assert_eq!(node.readiness(at(29)), Readiness::Unknown);
+        assert_eq!(node.readiness(at(29)), NodeReadiness::Unknown);
         node.checked(&Ok(RuntimeStatus::default()), at(30));
         assert_eq!(node.readiness(at(30)), not_ready(&["PLEG is not healthy: pleg has yet to be successful"]));
         node.take_listing(Listing { looked_at: at(31).uptime, ..Listing::default() });
-        assert_eq!(node.readiness(at(31)), Readiness::Ready);
+        assert_eq!(node.readiness(at(31)), NodeReadiness::Ready);
     }
 }

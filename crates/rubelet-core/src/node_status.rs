@@ -16,7 +16,7 @@ use k8s_openapi::{
 };
 
 use crate::{
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event_reasons,
     observation::{RuntimeHandler, RuntimeStatus},
     snapshot::NodeView,
@@ -159,7 +159,7 @@ pub fn happenings(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
     let boot_id = |status: &NodeStatus| status.node_info.as_ref().map(|info| info.boot_id.clone()).unwrap_or_default();
     if !boot_id(&before).is_empty() && boot_id(&before) != boot_id(&after) {
         let message = format!("Node {name} has been rebooted, boot id: {}", boot_id(&after));
-        let about = About::Node;
+        let about = InvolvedObject::Node;
         events.push(EventRecord {
             about,
             severity: Severity::Warning,
@@ -173,7 +173,7 @@ pub fn happenings(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
 /// `Node n status is now: NodeReady`.
 pub fn status_event(name: &str, reason: &str) -> EventRecord {
     let message = format!("Node {name} status is now: {reason}");
-    EventRecord { about: About::Node, severity: Severity::Normal, reason: reason.to_owned(), message }
+    EventRecord { about: InvolvedObject::Node, severity: Severity::Normal, reason: reason.to_owned(), message }
 }
 
 /// `containerd://2.4.2`: upstream reads a version out of what the runtime says, and drops what is none.

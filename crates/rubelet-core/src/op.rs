@@ -38,7 +38,7 @@ pub enum NodeOp {
     ListPodDirs,
     /// Sets the cgroups above the pods' right, and says which there are below them.
     SyncQosCgroups {
-        tiers: Vec<Cgroup>,
+        cgroups: Vec<Cgroup>,
     },
 }
 

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event::Source,
     event_reasons,
     id::{PodRef, PodUid},
@@ -170,7 +170,7 @@ fn without_duplicates(pods: impl Iterator<Item = Arc<Pod>>, source: Source) -> (
 fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
     let PodRef { uid, namespace, name } = pod;
     EventRecord {
-        about: About::Pod(pod.clone()),
+        about: InvolvedObject::Pod(pod.clone()),
         severity: Severity::Warning,
         reason: event_reasons::FAILED_VALIDATION.to_owned(),
         message: format!(

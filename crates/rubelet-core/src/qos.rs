@@ -12,9 +12,9 @@ use k8s_openapi::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    demand,
     pod::restart_policy::is_sidecar,
     pod_manager::{is_mirror_pod, is_static_pod},
+    pod_resources,
     quantity::{Quantity, amount},
 };
 
@@ -157,7 +157,7 @@ fn unassigned_pod_memory(spec: &PodSpec) -> i64 {
     }
     let count = spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len);
     let count = i64::try_from(count).unwrap_or(1).max(1);
-    pod_request.value().saturating_sub(demand::peak(spec, memory_request).value()) / count
+    pod_request.value().saturating_sub(pod_resources::aggregate_containers(spec, memory_request).value()) / count
 }
 
 #[cfg(test)]

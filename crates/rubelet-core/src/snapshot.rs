@@ -36,9 +36,9 @@ pub struct NodeView {
     pub name: String,
     /// `containerd 2.4.2`; empty until the runtime answered once.
     pub runtime: String,
-    pub runtime_problem: Option<Problem>,
-    pub network_problem: Option<Problem>,
-    pub readiness: Readiness,
+    pub runtime_problem: Option<NodeProblem>,
+    pub network_problem: Option<NodeProblem>,
+    pub readiness: NodeReadiness,
     /// As a node reports it: `containerd://2.4.2`.
     pub runtime_version: String,
     pub runtime_handlers: Vec<RuntimeHandler>,
@@ -46,12 +46,12 @@ pub struct NodeView {
     /// Who makes cgroups, by the runtime's word.
     pub cgroup_driver: Option<CgroupDriver>,
     /// Sources that have not spoken yet; nothing is cleaned up before they have.
-    pub sources_awaited: Vec<Source>,
+    pub sources_not_ready: Vec<Source>,
 }
 
 /// May pods be sent here?
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Readiness {
+pub enum NodeReadiness {
     /// The first check is not over yet.
     #[default]
     Unchecked,
@@ -63,7 +63,7 @@ pub enum Readiness {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
+pub struct NodeProblem {
     pub message: String,
     pub since: Timestamp,
 }
@@ -84,7 +84,7 @@ pub struct PodView {
     pub lifecycle_since: Timestamp,
     /// The names of running containers with their ids, as the runtime has them.
     pub running: BTreeMap<String, String>,
-    pub census: PodCounts,
+    pub counts: PodCounts,
     /// The last look at it; for readers in this process alone.
     #[serde(skip)]
     pub facts: Option<SharedFacts>,
@@ -98,7 +98,7 @@ pub struct PodView {
 /// What a pod counts as.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodCounts {
-    pub stage: Stage,
+    pub stage: LifecycleStage,
     /// The reason under which the node refused it.
     pub rejected: Option<String>,
     /// Something is being done for it, or a look at it is due.
@@ -110,7 +110,7 @@ pub struct PodCounts {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stage {
+pub enum LifecycleStage {
     #[default]
     Waiting,
     Syncing,

@@ -74,7 +74,7 @@ pub enum Reclaimed {
 
 /// What every decision about a status may look at.
 #[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
+pub struct StatusContext<'a> {
     pub pods: &'a PodManager,
     pub now: Now,
 }
@@ -107,7 +107,7 @@ pub enum StatusStep {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readiness {
+pub enum ContainerReadiness {
     Ready,
     Unready,
 }
@@ -138,7 +138,7 @@ impl StatusManager {
         self.pod_statuses.get(uid)
     }
 
-    pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: Context<'_>) -> StatusUpdate {
+    pub fn set_pod_status(&mut self, pod: &Pod, mut status: PodStatus, context: StatusContext<'_>) -> StatusUpdate {
         status.observed_generation = generation(pod);
         let deleted = pod.metadata.deletion_timestamp.is_some();
         let occasion = if deleted { Occasion::Deletion } else { Occasion::Ordinary };
@@ -150,10 +150,10 @@ impl StatusManager {
         &mut self,
         uid: &PodUid,
         container: &ContainerId,
-        readiness: Readiness,
-        context: Context<'_>,
+        readiness: ContainerReadiness,
+        context: StatusContext<'_>,
     ) -> StatusUpdate {
-        let ready = readiness == Readiness::Ready;
+        let ready = readiness == ContainerReadiness::Ready;
         let Some((pod, mut status)) = self.known(uid, context.pods) else { return StatusUpdate::Unchanged };
         match find_container_status(&mut status, container) {
             Some(found) if found.ready != ready => found.ready = ready,
@@ -173,7 +173,7 @@ impl StatusManager {
         uid: &PodUid,
         container: &ContainerId,
         startup: Startup,
-        context: Context<'_>,
+        context: StatusContext<'_>,
     ) -> StatusUpdate {
         let started = Some(startup == Startup::Started);
         let Some((pod, mut status)) = self.known(uid, context.pods) else { return StatusUpdate::Unchanged };
@@ -186,7 +186,7 @@ impl StatusManager {
 
     /// The pod's end: what is not known to have ended well has failed, and the phase becomes terminal. To be called when
     /// everything the node held for the pod is given back.
-    pub fn terminate_pod(&mut self, pod: &Pod, context: Context<'_>) -> StatusUpdate {
+    pub fn terminate_pod(&mut self, pod: &Pod, context: StatusContext<'_>) -> StatusUpdate {
         let cached = self.pod_statuses.get(&PodUid::of(pod)).map(|cached| PodStatus::clone(&cached.status));
         let status = terminate::terminated_status(pod, cached);
         self.update_status(pod, status, Occasion::Finish, context)
@@ -231,7 +231,12 @@ impl StatusManager {
     }
 
     /// The next thing to tell about this pod, if any. When there is nothing, the pod counts as told.
-    pub fn next_step(&mut self, uid: &PodUid, running: RunningContainers, context: Context<'_>) -> Option<StatusStep> {
+    pub fn next_step(
+        &mut self,
+        uid: &PodUid,
+        running: RunningContainers,
+        context: StatusContext<'_>,
+    ) -> Option<StatusStep> {
         let versioned = self.pod_statuses.get(uid)?;
         // Nobody in the API could hear of it: a static pod without a mirror.
         let stored = context.pods.api_pod(uid)?;
@@ -327,7 +332,13 @@ impl StatusManager {
         }
     }
 
-    fn update_status(&mut self, pod: &Pod, mut status: PodStatus, why: Occasion, context: Context<'_>) -> StatusUpdate {
+    fn update_status(
+        &mut self,
+        pod: &Pod,
+        mut status: PodStatus,
+        why: Occasion,
+        context: StatusContext<'_>,
+    ) -> StatusUpdate {
         let uid = PodUid::of(pod);
         if let Some(illegal) = self.illegal_transition(pod, &status, context.pods) {
             return StatusUpdate::Refused(illegal);

@@ -11,7 +11,7 @@ use std::{
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, HostPathVolumeSource, Pod, PodSpec, Volume};
 
 use crate::{
-    demand,
+    pod_resources,
     quantity::{self, Quantity},
     volumes::files::{FilePlugin, FileVolume},
 };
@@ -23,7 +23,7 @@ pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io~empty-dir";
 
 /// One volume that some container of the pod mounts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VolumeNeed {
+pub struct VolumeToMount {
     pub name: String,
     pub source: VolumeSource,
 }
@@ -87,12 +87,12 @@ pub enum HostPathType {
     BlockDevice,
 }
 
-/// What the pod's volumes need, in the order of the manifest. A volume that no container mounts needs nothing, as upstream.
-pub fn needs(pod: &Pod) -> Vec<VolumeNeed> {
+/// The volumes that some container mounts, in the order of the manifest. Others are not set up, as upstream.
+pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let mounted = mounted_names(spec);
     let volumes = spec.volumes.iter().flatten().filter(|volume| mounted.contains(volume.name.as_str()));
-    volumes.map(|volume| VolumeNeed { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
+    volumes.map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
 /// Some container mounts a volume that none mounted before: an ephemeral container came.
@@ -103,7 +103,7 @@ pub fn mounts_more(pod: &Pod, before: &Pod) -> bool {
 
 /// The pod has volumes whose content may change while it runs.
 pub fn change_with_time(pod: &Pod) -> bool {
-    needs(pod).iter().any(|need| matches!(need.source, VolumeSource::Files(_)))
+    volumes_to_mount(pod).iter().any(|volume| matches!(volume.source, VolumeSource::Files(_)))
 }
 
 /// Directories a volume must have because containers mount other volumes there, inside of it: a read-only volume cannot get
@@ -242,12 +242,12 @@ fn pod_memory_limit(spec: &PodSpec) -> Option<Quantity> {
         return Some(limit);
     }
     let mut is_bounded = true;
-    let peak = demand::peak(spec, |container| {
+    let total = pod_resources::aggregate_containers(spec, |container| {
         let limit = memory_limit(container);
         is_bounded &= limit.is_some();
         limit.unwrap_or_default()
     });
-    is_bounded.then_some(peak)
+    is_bounded.then_some(total)
 }
 
 fn memory_limit(container: &Container) -> Option<Quantity> {
@@ -261,8 +261,8 @@ mod tests {
 
     use super::*;
 
-    fn needs_of(spec: &serde_json::Value) -> Vec<VolumeNeed> {
-        needs(&serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
+    fn to_mount(spec: &serde_json::Value) -> Vec<VolumeToMount> {
+        volumes_to_mount(&serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
     }
 
     /// One container, without limits, that mounts each of the volumes.
@@ -271,20 +271,20 @@ mod tests {
         let mounts: Vec<_> = names.map(|name| json!({"name": name, "mountPath": "/x"})).collect();
         let mut spec = json!({"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": volumes});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        needs_of(&spec).into_iter().map(|need| need.source).collect()
+        to_mount(&spec).into_iter().map(|volume| volume.source).collect()
     }
 
     #[test]
     fn only_volumes_that_some_container_mounts_are_needed() {
         let mount = |name: &str| json!([{"name": name, "mountPath": "/x"}]);
         let volumes = ["a", "b", "c", "d"].map(|name| json!({"name": name, "emptyDir": {}}));
-        let needs = needs_of(&json!({
+        let volumes = to_mount(&json!({
             "containers": [{"name": "c", "volumeMounts": mount("b")}],
             "initContainers": [{"name": "i", "volumeMounts": mount("a")}],
             "ephemeralContainers": [{"name": "e", "volumeMounts": mount("d")}],
             "volumes": volumes,
         }));
-        assert_eq!(needs.iter().map(|need| need.name.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+        assert_eq!(volumes.iter().map(|volume| volume.name.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rubelet::{
     objects::Strategy,
     sources::http::Endpoint,
     start::{Inputs, ManifestDir, ManifestUrl, Running, start},
-    sync_loop::Witness,
+    sync_loop::TurnObserver,
     world::{Cluster, World},
 };
 use rubelet_core::{
@@ -41,7 +41,7 @@ pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &
             .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
         manifest_url: has(Source::Http).then(|| ManifestUrl { endpoint: endpoint(), check_every: CHECK_EVERY }),
         reporting: Arc::new(reporting()),
-        witness: Some(witness(simulation.clone(), incarnation)),
+        observer: Some(observer(simulation.clone(), incarnation)),
     };
     start(&world(simulation, incarnation, sources), inputs)
 }
@@ -80,7 +80,7 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
 }
 
 /// Tells the rules of every turn, and the trace of those that changed something.
-fn witness(simulation: Arc<Simulation>, incarnation: Incarnation) -> Witness {
+fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserver {
     Box::new(move |_now, event, effects, agent| {
         simulation.with(|sim| {
             if !sim.is_alive(incarnation) {

@@ -107,7 +107,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             NodeOp::CheckRuntime => observe::check_runtime(world).await,
             NodeOp::Relist => observe::relist::relist(world).await,
             NodeOp::ListPodDirs => directories::list_pod_dirs(world).await,
-            NodeOp::SyncQosCgroups { tiers } => cgroup::sync_qos_cgroups(world, tiers).await,
+            NodeOp::SyncQosCgroups { cgroups } => cgroup::sync_qos_cgroups(world, cgroups).await,
         },
         Op::Pod(op) => match op {
             PodOp::Inspect { pod } => observe::inspect::inspect(world, pod).await,

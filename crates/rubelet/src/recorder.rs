@@ -12,7 +12,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use rubelet_core::{effect::About, id::PodRef, snapshot::Snapshot};
+use rubelet_core::{effect::InvolvedObject, id::PodRef, snapshot::Snapshot};
 use rubelet_kube::port::ApiServer;
 use tokio::sync::watch;
 
@@ -111,16 +111,16 @@ fn observed(event: LoggedEvent, object: ObjectReference, times: u32) -> Observed
 }
 
 /// `None`: there is no object in the API that it could be about.
-fn object_of(about: &About, node: &str, snapshot: &Snapshot) -> Option<ObjectReference> {
+fn object_of(about: &InvolvedObject, node: &str, snapshot: &Snapshot) -> Option<ObjectReference> {
     match about {
-        About::Node => Some(ObjectReference {
+        InvolvedObject::Node => Some(ObjectReference {
             kind: Some("Node".to_owned()),
             api_version: Some("v1".to_owned()),
             name: Some(node.to_owned()),
             ..ObjectReference::default()
         }),
-        About::Pod(pod) => Some(pod_reference(pod, snapshot)),
-        About::Container { pod, container } => {
+        InvolvedObject::Pod(pod) => Some(pod_reference(pod, snapshot)),
+        InvolvedObject::Container { pod, container } => {
             let known = snapshot.pods.get(&pod.uid);
             let section = known.map_or("containers", |known| section_of(container, &known.pod));
             Some(ObjectReference {
@@ -128,7 +128,7 @@ fn object_of(about: &About, node: &str, snapshot: &Snapshot) -> Option<ObjectRef
                 ..pod_reference(pod, snapshot)
             })
         }
-        About::Manifest(_) => None,
+        InvolvedObject::Manifest(_) => None,
     }
 }
 

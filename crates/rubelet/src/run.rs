@@ -126,7 +126,7 @@ async fn world(
     let mut settings = Settings { root_dir, pod_logs_dir, node, ..told };
     settings.own_node = NodeObject::initial(&setup, node::setup::allocatable_list(&machine, &setup));
     if let Some(cgroups) = &mut settings.cgroups {
-        cgroups.room = node::setup::room_for_pods(options, &machine, &setup);
+        cgroups.kubepods_limits = node::setup::kubepods_limits(options, &machine, &setup);
     }
     let config = &options.config;
     let runtime = CriClient::new(
@@ -215,7 +215,7 @@ fn inputs(options: &Options, reporting: Arc<node::NodeReporting>) -> anyhow::Res
         },
         check_every: config.http_check_frequency.as_std(),
     });
-    Ok(Inputs { manifest_dir, manifest_url, reporting, witness: None })
+    Ok(Inputs { manifest_dir, manifest_url, reporting, observer: None })
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

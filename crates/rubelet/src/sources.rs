@@ -9,7 +9,7 @@ pub mod file;
 pub mod http;
 
 use rubelet_core::{
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event_reasons,
     manifest::{self, Manifest, Origin},
 };
@@ -63,7 +63,7 @@ fn remark(world: &World, manifest: &str, remark: &str) {
 
 fn record(world: &World, manifest: &str, reason: &str, message: &str) {
     let record = EventRecord {
-        about: About::Manifest(manifest.to_owned()),
+        about: InvolvedObject::Manifest(manifest.to_owned()),
         severity: Severity::Warning,
         reason: reason.to_owned(),
         message: message.to_owned(),

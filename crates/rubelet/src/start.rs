@@ -7,7 +7,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use rubelet_core::{
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event::Event,
     event_reasons,
 };
@@ -21,7 +21,7 @@ use crate::{
     node::{self, informer::NodeWatchState},
     observe, recorder,
     sources::{self, http::Endpoint},
-    sync_loop::{Handles, SyncLoop, Witness},
+    sync_loop::{Handles, SyncLoop, TurnObserver},
     world::{Cluster, World},
 };
 
@@ -31,7 +31,7 @@ pub struct Inputs {
     pub manifest_url: Option<ManifestUrl>,
     /// Used on a node of a cluster only.
     pub reporting: Arc<node::NodeReporting>,
-    pub witness: Option<Witness>,
+    pub observer: Option<TurnObserver>,
 }
 
 impl std::fmt::Debug for Inputs {
@@ -67,7 +67,7 @@ pub struct Running {
 
 /// Must be called inside of a tokio runtime.
 pub fn start(world: &World, inputs: Inputs) -> Running {
-    let (sync_loop, handles) = SyncLoop::new(world.clone(), inputs.witness);
+    let (sync_loop, handles) = SyncLoop::new(world.clone(), inputs.observer);
     let stop = CancellationToken::new();
     let mut running = Running { handles, inputs: JoinSet::new(), sync_loop: JoinSet::new(), stop: stop.clone() };
     running.sync_loop.spawn(sync_loop.run(stop));
@@ -115,7 +115,7 @@ async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
 fn record_start(world: &World) {
     let message = "Starting kubelet.".to_owned();
     let record = EventRecord {
-        about: About::Node,
+        about: InvolvedObject::Node,
         severity: Severity::Normal,
         reason: event_reasons::STARTING_KUBELET.to_owned(),
         message,

@@ -20,7 +20,7 @@ use crate::{effects::Effects, server::health::LoopHealth, world::World};
 pub const INBOX_CAPACITY: usize = 1024;
 
 /// Sees every turn: the simulator's trace and checkers.
-pub type Witness = Box<dyn FnMut(Now, &Event, &[Effect], &Agent) + Send>;
+pub type TurnObserver = Box<dyn FnMut(Now, &Event, &[Effect], &Agent) + Send>;
 
 pub struct SyncLoop {
     agent: Agent,
@@ -29,7 +29,7 @@ pub struct SyncLoop {
     effects: Effects,
     snapshots: watch::Sender<Arc<Snapshot>>,
     health: Arc<LoopHealth>,
-    witness: Option<Witness>,
+    observer: Option<TurnObserver>,
 }
 
 impl std::fmt::Debug for SyncLoop {
@@ -47,7 +47,7 @@ pub struct Handles {
 }
 
 impl SyncLoop {
-    pub fn new(world: World, witness: Option<Witness>) -> (SyncLoop, Handles) {
+    pub fn new(world: World, observer: Option<TurnObserver>) -> (SyncLoop, Handles) {
         let (sender, inbox) = mpsc::channel(INBOX_CAPACITY);
         let agent = Agent::new(world.settings.as_ref().clone(), world.clock.now());
         let (snapshots, receiver) = watch::channel(agent.snapshot());
@@ -57,7 +57,7 @@ impl SyncLoop {
         }
         let effects = Effects::new(world.clone(), sender.clone());
         let handles = Handles { inbox: sender, snapshots: receiver, health: health.clone() };
-        (SyncLoop { agent, world, inbox, effects, snapshots, health, witness }, handles)
+        (SyncLoop { agent, world, inbox, effects, snapshots, health, observer }, handles)
     }
 
     /// Runs until told to stop. What the node runs goes on without the agent.
@@ -83,11 +83,11 @@ impl SyncLoop {
         if let Event::Done { id, .. } = &event {
             self.effects.ended(*id);
         }
-        let effects = match &mut self.witness {
+        let effects = match &mut self.observer {
             None => self.agent.handle(now, event),
-            Some(witness) => {
+            Some(observer) => {
                 let effects = self.agent.handle(now, event.clone());
-                witness(now, &event, &effects, &self.agent);
+                observer(now, &event, &effects, &self.agent);
                 effects
             }
         };

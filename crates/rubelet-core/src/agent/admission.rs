@@ -10,7 +10,7 @@ use crate::{
     admission::{self, AdmitContext, AdmitResult},
     agent::Agent,
     api_requests::ApiRequest,
-    effect::{About, EffectError, EventRecord, Facts, Severity},
+    effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     flights::Subject,
     id::PodUid,
     node_object::NodeObject,
@@ -45,7 +45,7 @@ impl Agent {
                 }
                 AdmitResult::Reject(failure) | AdmitResult::RecheckNode(failure) => {
                     self.outbox.record(EventRecord {
-                        about: About::Pod(record.id.clone()),
+                        about: InvolvedObject::Pod(record.id.clone()),
                         severity: Severity::Warning,
                         reason: failure.reason.to_string(),
                         message: failure.message.clone(),

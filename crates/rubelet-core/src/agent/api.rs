@@ -19,7 +19,7 @@ use crate::{
     op::{ApiOp, Op},
     pod::{Lifecycle, PodRecord, TerminationCause},
     pod_manager::{is_mirror_pod, is_mirror_pod_of, is_static_pod},
-    status_manager::{Batch, Context, RunningContainers, StatusStep},
+    status_manager::{Batch, RunningContainers, StatusContext, StatusStep},
     time::Now,
 };
 
@@ -52,7 +52,7 @@ impl Agent {
             return;
         }
         let running = self.records.get(uid).map_or(RunningContainers::None, running_containers);
-        let context = Context { pods: &self.pods, now };
+        let context = StatusContext { pods: &self.pods, now };
         match self.statuses.next_step(uid, running, context) {
             None => {}
             Some(StatusStep::Patch { pod, version, since, patch }) => {

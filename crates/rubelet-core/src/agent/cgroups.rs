@@ -6,7 +6,7 @@
 use crate::{
     agent::Agent,
     cgroups::CgroupTree,
-    effect::{About, EffectError, EventRecord, Facts, Severity},
+    effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     flights::Subject,
     id::{PodRef, PodUid},
@@ -27,14 +27,14 @@ impl Agent {
             return;
         }
         let Some(tree) = self.cgroups() else { return self.node.begin(Routine::SyncQosCgroups) };
-        let tiers = tree.tiers(self.records.values().filter(|record| is_active(record)).map(PodRecord::spec));
+        let cgroups = tree.qos_cgroups(self.records.values().filter(|record| is_active(record)).map(PodRecord::spec));
         self.node.qos.pods_changed = false;
         let is_due = self.node.due(now).contains(&Routine::SyncQosCgroups);
-        if tiers == self.node.qos.tiers && !is_due {
+        if cgroups == self.node.qos.cgroups && !is_due {
             return;
         }
-        self.node.qos.tiers.clone_from(&tiers);
-        let op = NodeOp::SyncQosCgroups { tiers };
+        self.node.qos.cgroups.clone_from(&cgroups);
+        let op = NodeOp::SyncQosCgroups { cgroups };
         self.node.begin(Routine::SyncQosCgroups);
         let reason = "the share of each class must be right".to_owned();
         self.outbox.send(Subject::Node(Routine::SyncQosCgroups), op, reason, &self.settings, now);
@@ -55,7 +55,12 @@ impl Agent {
                     format!("Failed to update Node Allocatable Limits: {problem}"),
                 ),
             };
-            self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
+            self.outbox.record(EventRecord {
+                about: InvolvedObject::Node,
+                severity,
+                reason: reason.to_owned(),
+                message,
+            });
         }
         if let Ok(Facts::Cgroups { names }) = result {
             self.adopt_cgroups(&names, now);

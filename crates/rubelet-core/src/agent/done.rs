@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     agent::Agent,
-    effect::{About, EffectError, EffectId, ErrorKind, EventRecord, Facts, Reason, Severity},
+    effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
     event::Source,
     event_reasons,
     flights::{Flight, PodSubject, Subject},
@@ -114,7 +114,7 @@ impl Agent {
                 (Severity::Normal, event_reasons::NODE_READY, format!("container runtime is up: {name}"))
             }
         };
-        self.outbox.record(EventRecord { about: About::Node, severity, reason: reason.to_owned(), message });
+        self.outbox.record(EventRecord { about: InvolvedObject::Node, severity, reason: reason.to_owned(), message });
     }
 
     fn handle_listing(&mut self, listing: Listing, now: Now) {
@@ -461,7 +461,7 @@ fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRec
 
 fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventRecord> {
     let about_pod = |reason: &str, message: String| EventRecord {
-        about: About::Pod(record.id.clone()),
+        about: InvolvedObject::Pod(record.id.clone()),
         severity: Severity::Warning,
         reason: reason.to_owned(),
         message,
@@ -509,7 +509,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
 
 fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
     EventRecord {
-        about: About::Pod(record.id.clone()),
+        about: InvolvedObject::Pod(record.id.clone()),
         severity: Severity::Warning,
         reason: event_reasons::FAILED_MOUNT_VOLUME.to_owned(),
         message: error.message.clone(),

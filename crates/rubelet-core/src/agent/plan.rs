@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::{
     agent::Agent,
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     observation::PodFacts,
     pod::{
         Lifecycle, PodRecord,
         allocation::is_resize_pending,
         plan::{Plan, PodState, WaitsFor},
-        status::{self, FailureReason, PodFailure, Stage, StatusInput, Waiting},
-        sync_pod::{self, Context},
+        status::{self, FailureReason, PodFailure, PodWorkerState, StatusInput, Waiting},
+        sync_pod::{self, SyncContext},
         termination,
     },
     status_manager::RunningContainers,
@@ -46,7 +46,7 @@ impl Agent {
             status = self.status_of(&state, shown, &waiting, failure.as_ref(), now);
         }
         if let Some(failure) = &failure {
-            let (about, reason) = (About::Pod(state.id.clone()), failure.reason.to_string());
+            let (about, reason) = (InvolvedObject::Pod(state.id.clone()), failure.reason.to_string());
             let message = failure.message.clone();
             plan.events.insert(0, EventRecord { about, severity: Severity::Normal, reason, message });
         }
@@ -75,7 +75,7 @@ impl Agent {
                 let (images, host_ips) = (&self.images, self.node.host_ips(settings));
                 let (runtime, cgroups) = (&self.node.status, self.cgroups());
                 let told = status.and_then(|status| self.statuses.once_set(&state.pod, status, &self.pods));
-                let context = Context { images, network_problem, host_ips, runtime, cgroups, settings, told };
+                let context = SyncContext { images, network_problem, host_ips, runtime, cgroups, settings, told };
                 sync_pod::plan(state, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause, .. } => termination::terminating(state, facts, grace, cause, now),
@@ -119,7 +119,7 @@ impl Agent {
             waiting,
             restarting: &record.restarting(),
             is_resize_pending: self.pods.pod_by_uid(uid).is_some_and(|desired| is_resize_pending(desired, &record.pod)),
-            stage: stage(&record.lifecycle),
+            worker_state: worker_state(&record.lifecycle),
             host_ips: self.node.host_ips(&self.settings),
             runtime: &self.node.status,
             failed: record.failure.as_ref().or(new_failure),
@@ -136,10 +136,10 @@ fn exceeded_deadline(record: &PodRecord, status: &PodStatus, now: Now) -> Option
     is_over.then(|| PodFailure { reason: FailureReason::DeadlineExceeded, message: OVER_DEADLINE.to_owned() })
 }
 
-fn stage(lifecycle: &Lifecycle) -> Stage {
+fn worker_state(lifecycle: &Lifecycle) -> PodWorkerState {
     match lifecycle {
-        Lifecycle::Waiting | Lifecycle::Syncing => Stage::Syncing,
-        Lifecycle::Terminating { .. } => Stage::Terminating,
-        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => Stage::Terminated,
+        Lifecycle::Waiting | Lifecycle::Syncing => PodWorkerState::Syncing,
+        Lifecycle::Terminating { .. } => PodWorkerState::Terminating,
+        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => PodWorkerState::Terminated,
     }
 }

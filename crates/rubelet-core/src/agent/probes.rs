@@ -12,7 +12,7 @@ use crate::{
     op::ContainerOp,
     pod::Lifecycle,
     probes::{Health, ProbeKind, ProbeOutcome, Probed, ProbedStage},
-    status_manager::{self, Readiness, Startup},
+    status_manager::{ContainerReadiness, Startup, StatusContext},
     time::Now,
 };
 
@@ -64,12 +64,12 @@ impl Agent {
         }
         let Some(health) = done.changed else { return };
         let is_passing = health == Health::Passing;
-        let context = status_manager::Context { pods: &self.pods, now };
+        let context = StatusContext { pods: &self.pods, now };
         match kind {
             // What follows is planned at the end of this turn.
             ProbeKind::Liveness => {}
             ProbeKind::Readiness => {
-                let readiness = if is_passing { Readiness::Ready } else { Readiness::Unready };
+                let readiness = if is_passing { ContainerReadiness::Ready } else { ContainerReadiness::Unready };
                 self.statuses.set_container_readiness(uid, id, readiness, context);
             }
             ProbeKind::Startup => {

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use crate::{
     agent::Agent,
     api_requests::ApiRequest,
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event_reasons, explain,
     flights::{PodSubject, Subject},
     id::PodUid,
@@ -25,7 +25,7 @@ use crate::{
     },
     pod_manager::is_static_pod,
     snapshot::{PodView, Snapshot},
-    status_manager,
+    status_manager::StatusContext,
     time::Now,
     volumes,
 };
@@ -137,7 +137,7 @@ impl Agent {
         }
         if !fields.is_empty() {
             self.outbox.record(EventRecord {
-                about: About::Pod(record.id.clone()),
+                about: InvolvedObject::Pod(record.id.clone()),
                 severity: Severity::Warning,
                 reason: event_reasons::UNSUPPORTED_FIELDS.to_owned(),
                 message: format!("unsupported fields ignored: {}", fields.join(", ")),
@@ -180,7 +180,7 @@ impl Agent {
             record.instance_mut(id).is_restarting = true;
         }
         if let Some(status) = plan.status {
-            self.statuses.set_pod_status(&pod, status, status_manager::Context { pods: &self.pods, now });
+            self.statuses.set_pod_status(&pod, status, StatusContext { pods: &self.pods, now });
         }
         self.probe_pod(uid, shown, now);
         for event in plan.events {
@@ -195,12 +195,12 @@ impl Agent {
         }
         record.waits_for = plan.waits_for;
         record.wake_at = [plan.wake_at, record.probes.next_wakeup(now)].into_iter().flatten().min();
-        for want in plan.images {
-            if self.images.supersede(uid, &want) {
-                self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(want.container.clone())));
+        for request in plan.images {
+            if self.images.supersede(uid, &request) {
+                self.outbox.cancel(&Subject::Pod(uid.clone(), PodSubject::Image(request.container.clone())));
             }
-            if let Some(op) = self.images.ensure_image(&id, &want, now) {
-                let steps = ImageSteps { ops: vec![(uid.clone(), want.container, op)], events: Vec::new() };
+            if let Some(op) = self.images.ensure_image(&id, &request, now) {
+                let steps = ImageSteps { ops: vec![(uid.clone(), request.container, op)], events: Vec::new() };
                 self.send_image_steps(steps, now);
             }
         }
@@ -209,7 +209,7 @@ impl Agent {
             self.terminate(uid, TerminationCause::Completed, grace_secs, now);
         }
         if plan.is_gone {
-            self.let_go(uid, now);
+            self.drop_record(uid, now);
         } else if has_moved {
             self.lifecycle_moved(uid, now);
             self.touched.insert(uid.clone());
@@ -221,7 +221,7 @@ impl Agent {
         let record = &self.records[uid];
         self.api_requests.mirrors.insert(record.id.full_name());
         if matches!(record.lifecycle, Lifecycle::Finished { .. }) && record.pod.spec.is_some() {
-            let context = status_manager::Context { pods: &self.pods, now };
+            let context = StatusContext { pods: &self.pods, now };
             self.statuses.terminate_pod(&record.pod, context);
         }
         self.touch_waiting_pods();
@@ -233,8 +233,8 @@ impl Agent {
         self.touched.extend(waiting.map(|other| other.id.uid.clone()));
     }
 
-    /// The last trace is gone. A pod that is wanted again starts over.
-    fn let_go(&mut self, uid: &PodUid, now: Now) {
+    /// The pod's remains are gone. A pod that is desired again starts over.
+    fn drop_record(&mut self, uid: &PodUid, now: Now) {
         let record = self.records.remove(uid).expect("the caller found it");
         self.api_requests.mirrors.insert(record.id.full_name());
         self.api_requests.forget(&ApiRequest::Status(uid.clone()));

@@ -18,7 +18,7 @@ use crate::{
     observation::{ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState},
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
     settings::Settings,
-    snapshot::Readiness,
+    snapshot::NodeReadiness,
     test_support::{facts, later, mk_pod},
     time::Now,
 };
@@ -205,7 +205,7 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
 #[test]
 fn a_pod_counts_as_worked_on_until_it_runs() {
     let mut turns = Turns::new(Settings::for_node("node"));
-    let is_working = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].census.is_working;
+    let is_working = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].counts.is_working;
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
@@ -289,11 +289,11 @@ fn work_goes_on_while_the_runtime_status_is_late() {
     let readiness = |turns: &Turns| turns.agent.snapshot().node.readiness.clone();
     turns.at_secs += 19;
     turns.happens(Event::Due);
-    assert_eq!(readiness(&turns), Readiness::Ready);
+    assert_eq!(readiness(&turns), NodeReadiness::Ready);
     assert_eq!(turns.agent.wake_at(turns.now()), later(30).uptime, "then patience with the runtime ends");
     turns.at_secs += 1;
     turns.happens(Event::Due);
-    assert_eq!(readiness(&turns), Readiness::NotReady(vec!["container runtime is down".to_owned()]));
+    assert_eq!(readiness(&turns), NodeReadiness::NotReady(vec!["container runtime is down".to_owned()]));
     turns.config(&[web("u1")]);
     turns.inspected("sandbox gone");
     assert!(turns.pending().contains(&"MakePodDirs"), "{:?}", turns.pending());
@@ -526,7 +526,7 @@ fn burstable(uid: &str, cpu: &str) -> Pod {
 /// The CPU shares the burstable pods are to have together, as last asked for.
 fn burstable_shares(turns: &Turns) -> Option<u64> {
     turns.asked.iter().rev().find_map(|(_, op)| match op {
-        Op::Node(NodeOp::SyncQosCgroups { tiers }) => tiers[1].limits.cpu_shares,
+        Op::Node(NodeOp::SyncQosCgroups { cgroups }) => cgroups[1].limits.cpu_shares,
         _ => None,
     })
 }

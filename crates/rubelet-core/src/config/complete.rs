@@ -40,7 +40,7 @@ impl fmt::Display for Origin {
 
 /// Something that keeps the agent from starting.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
+pub struct ConfigProblem {
     pub origin: Option<Origin>,
     /// A dotted path; empty when it is about the whole document.
     pub field: String,
@@ -49,7 +49,7 @@ pub struct Problem {
     pub message: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(origin) = &self.origin {
             write!(f, "{origin}: ")?;
@@ -101,7 +101,7 @@ impl Draft {
         path: &Path,
         document: &Value,
         flag_gates: &BTreeMap<String, bool>,
-    ) -> Result<Draft, Vec<Problem>> {
+    ) -> Result<Draft, Vec<ConfigProblem>> {
         let origin = Origin::File(path.to_owned());
         let fields = fields_of(document, &origin)?;
         let mut draft =
@@ -119,7 +119,7 @@ impl Draft {
         mut self,
         documents: &[(PathBuf, Value)],
         flag_gates: &BTreeMap<String, bool>,
-    ) -> Result<Draft, Vec<Problem>> {
+    ) -> Result<Draft, Vec<ConfigProblem>> {
         let mut merged = document::shown(&self.config);
         let mut problems = Vec::new();
         for (path, document) in documents {
@@ -140,7 +140,7 @@ impl Draft {
     }
 
     /// Flags win over files, except that gates only files set stay set.
-    pub fn flags(mut self, values: &[FlagValue]) -> Result<Draft, Vec<Problem>> {
+    pub fn flags(mut self, values: &[FlagValue]) -> Result<Draft, Vec<ConfigProblem>> {
         let mut document = serde_json::to_value(&self.config).expect("a configuration has only string keys");
         for FlagValue { flag, field, value: given } in values {
             let mut value = given.clone();
@@ -159,7 +159,7 @@ impl Draft {
     }
 
     /// The configuration, if every rule holds; else everything that is wrong with it.
-    pub fn check(self, host: Host) -> Result<Checked, Vec<Problem>> {
+    pub fn check(self, host: Host) -> Result<Checked, Vec<ConfigProblem>> {
         let found = validate::validate(&self.config, host);
         if !found.is_empty() {
             let document = serde_json::to_value(&self.config).expect("a configuration has only string keys");
@@ -175,7 +175,7 @@ impl Draft {
         &mut self,
         fields: &Value,
         flag_gates: &BTreeMap<String, bool>,
-    ) -> Result<KubeletConfiguration, Vec<Problem>> {
+    ) -> Result<KubeletConfiguration, Vec<ConfigProblem>> {
         let document::Decoded { mut config, unknown } =
             document::decode(fields).map_err(|found| self.problems(fields, found))?;
         for field in unknown {
@@ -241,16 +241,16 @@ impl Draft {
         self.origins.get(field).or_else(near)
     }
 
-    fn problems(&self, document: &Value, found: Vec<Mismatch>) -> Vec<Problem> {
+    fn problems(&self, document: &Value, found: Vec<Mismatch>) -> Vec<ConfigProblem> {
         let problem = |Mismatch { path, message }: Mismatch| {
             let origin = self.origin_of(&path).cloned();
             if path.starts_with("staticPodURLHeader") {
                 // Its values may be credentials, and the message may quote them.
                 let message = "expected a list of texts".to_owned();
-                return Problem { origin, field: path, value: None, message };
+                return ConfigProblem { origin, field: path, value: None, message };
             }
             let value = document::at(document, &path).filter(|_| !path.is_empty()).cloned();
-            Problem { origin, field: path, value, message }
+            ConfigProblem { origin, field: path, value, message }
         };
         found.into_iter().map(problem).collect()
     }
@@ -304,10 +304,10 @@ fn cleaned(path: &Path) -> PathBuf {
 }
 
 /// The document without its type, which must be ours.
-fn fields_of(document: &Value, origin: &Origin) -> Result<Value, Vec<Problem>> {
+fn fields_of(document: &Value, origin: &Origin) -> Result<Value, Vec<ConfigProblem>> {
     let refuse = |field: &str, message: String| {
         let value = document.get(field).cloned();
-        vec![Problem { origin: Some(origin.clone()), field: field.to_owned(), value, message }]
+        vec![ConfigProblem { origin: Some(origin.clone()), field: field.to_owned(), value, message }]
     };
     let Value::Object(fields) = document else {
         return Err(refuse("", format!("expected an object of kind {KIND}, apiVersion {API_VERSION}")));
@@ -339,7 +339,7 @@ mod tests {
         fields
     }
 
-    fn file(fields: Value) -> Result<Draft, Vec<Problem>> {
+    fn file(fields: Value) -> Result<Draft, Vec<ConfigProblem>> {
         Draft::from_file(Path::new("/etc/kubelet/config.yaml"), &document(fields), &BTreeMap::new())
     }
 
@@ -351,8 +351,8 @@ mod tests {
         FlagValue { flag: name.to_owned(), field, value }
     }
 
-    fn shown(problems: &[Problem]) -> String {
-        problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    fn shown(problems: &[ConfigProblem]) -> String {
+        problems.iter().map(ConfigProblem::to_string).collect::<Vec<_>>().join("\n")
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    gates::Refusal,
+    gates::GateError,
     types::{Field, KubeletConfiguration, Rule, Section},
 };
 
@@ -25,9 +25,9 @@ pub struct Decoded {
     pub unknown: Vec<String>,
 }
 
-impl From<Refusal> for Mismatch {
-    fn from(refusal: Refusal) -> Self {
-        Mismatch { path: format!("featureGates.{}", refusal.gate), message: refusal.message }
+impl From<GateError> for Mismatch {
+    fn from(error: GateError) -> Self {
+        Mismatch { path: format!("featureGates.{}", error.gate), message: error.message }
     }
 }
 

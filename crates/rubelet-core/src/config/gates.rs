@@ -84,15 +84,15 @@ pub struct Gates {
 
 /// A setting that cannot be taken, with the gate it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct GateError {
     pub gate: String,
     pub message: String,
 }
 
 impl Gates {
-    /// All refusals at once.
-    pub fn resolve(wanted: &BTreeMap<String, bool>) -> Result<Gates, Vec<Refusal>> {
-        let mut refusals = Vec::new();
+    /// All errors at once.
+    pub fn resolve(wanted: &BTreeMap<String, bool>) -> Result<Gates, Vec<GateError>> {
+        let mut errors = Vec::new();
         let mut set = BTreeMap::new();
         // `AllAlpha` and `AllBeta` first: a gate that is named wins over them.
         for (all, maturity) in [("AllAlpha", Maturity::Alpha), ("AllBeta", Maturity::Beta)] {
@@ -102,9 +102,9 @@ impl Gates {
         for (name, on) in wanted {
             match spec_of(name) {
                 None => {
-                    refusals.push(Refusal { gate: name.clone(), message: format!("unrecognized feature gate: {name}") })
+                    errors.push(GateError { gate: name.clone(), message: format!("unrecognized feature gate: {name}") })
                 }
-                Some(spec) if spec.locked && spec.default != *on => refusals.push(Refusal {
+                Some(spec) if spec.locked && spec.default != *on => errors.push(GateError {
                     gate: name.clone(),
                     message: format!("cannot set feature gate {name} to {on}, feature is locked to {}", spec.default),
                 }),
@@ -114,10 +114,10 @@ impl Gates {
             }
         }
         let gates = Gates { set };
-        if refusals.is_empty() {
-            refusals = gates.broken_dependencies();
+        if errors.is_empty() {
+            errors = gates.broken_dependencies();
         }
-        if refusals.is_empty() { Ok(gates) } else { Err(refusals) }
+        if errors.is_empty() { Ok(gates) } else { Err(errors) }
     }
 
     pub fn enabled(&self, gate: Gate) -> bool {
@@ -136,12 +136,12 @@ impl Gates {
         }
     }
 
-    fn broken_dependencies(&self) -> Vec<Refusal> {
+    fn broken_dependencies(&self) -> Vec<GateError> {
         let broken = DEPENDENCIES.iter().filter(|(gate, _)| self.on(gate)).filter_map(|(gate, needs)| {
             let off: Vec<&str> = needs.iter().copied().filter(|need| !self.on(need)).collect();
             let message =
                 || format!("{gate} is enabled, but depends on features that are disabled: [{}]", off.join(" "));
-            (!off.is_empty()).then(|| Refusal { gate: (*gate).to_owned(), message: message() })
+            (!off.is_empty()).then(|| GateError { gate: (*gate).to_owned(), message: message() })
         });
         broken.collect()
     }
@@ -180,7 +180,7 @@ mod tests {
             let (name, on) = pair.split_once('=').unwrap();
             (name.to_owned(), on == "true")
         });
-        Gates::resolve(&wanted.collect()).map_err(|refusals| refusals.into_iter().map(|r| r.message).collect())
+        Gates::resolve(&wanted.collect()).map_err(|errors| errors.into_iter().map(|r| r.message).collect())
     }
 
     #[test]

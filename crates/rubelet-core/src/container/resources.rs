@@ -13,7 +13,7 @@ use k8s_openapi::{
 use rubelet_cri::v1::{HugepageLimit, LinuxContainerResources};
 
 use crate::{
-    demand, qos,
+    pod_resources, qos,
     quantity::{Quantity, amount},
     settings::{NodeProfile, SwapController},
 };
@@ -128,12 +128,12 @@ fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&
         list.filter(|list| list.contains_key(name)).map(|list| amount(Some(list), name))
     };
     let mut is_asked_for = false;
-    let peak = demand::peak(spec, |container| {
+    let total = pod_resources::aggregate_containers(spec, |container| {
         let asked = asks(container);
         is_asked_for |= asked.is_some();
         asked.unwrap_or_default()
     });
-    is_asked_for.then_some(peak)
+    is_asked_for.then_some(total)
 }
 
 /// What the node must have for the pod, with what the runtime itself needs for it; `None` when nothing asks for it.

@@ -27,12 +27,12 @@ impl Story {
         Story { images: Images::default(), settings, at_secs: 0, under_way: Vec::new(), diary: Vec::new() }
     }
 
-    fn want(&mut self, uid: &str, image: &str, policy: PullPolicy) {
-        let want = want(image, policy);
-        if self.images.supersede(&PodUid::new(uid), &want) {
+    fn request(&mut self, uid: &str, image: &str, policy: PullPolicy) {
+        let request = request(image, policy);
+        if self.images.supersede(&PodUid::new(uid), &request) {
             self.under_way.retain(|(owner, _)| owner != uid);
         }
-        if let Some(op) = self.images.ensure_image(&pod(uid), &want, later(self.at_secs)) {
+        if let Some(op) = self.images.ensure_image(&pod(uid), &request, later(self.at_secs)) {
             self.send(uid, op);
         }
         self.pull();
@@ -81,12 +81,12 @@ impl Story {
     }
 
     fn is_ready(&self, uid: &str) -> bool {
-        let known = self.images.wants[&(PodUid::new(uid), "c".to_owned())].want.clone();
+        let known = self.images.requests[&(PodUid::new(uid), "c".to_owned())].request.clone();
         self.is_ready_for(uid, &known)
     }
 
-    fn is_ready_for(&self, uid: &str, want: &ImageRequest) -> bool {
-        matches!(self.images.readiness(&PodUid::new(uid), want), ImageAvailability::Ready(_))
+    fn is_ready_for(&self, uid: &str, request: &ImageRequest) -> bool {
+        matches!(self.images.readiness(&PodUid::new(uid), request), ImageAvailability::Ready(_))
     }
 
     fn told(&mut self) -> Vec<String> {
@@ -94,7 +94,7 @@ impl Story {
     }
 }
 
-fn want(image: &str, policy: PullPolicy) -> ImageRequest {
+fn request(image: &str, policy: PullPolicy) -> ImageRequest {
     ImageRequest { container: "c".to_owned(), image: image.to_owned(), policy, pull_secrets: Vec::new() }
 }
 
@@ -114,7 +114,7 @@ fn refused() -> Result<Option<ImageFacts>, EffectError> {
 fn an_image_that_is_there_is_not_pulled() {
     for policy in [PullPolicy::IfNotPresent, PullPolicy::Never] {
         let mut story = Story::new();
-        story.want("p", "i:1", policy);
+        story.request("p", "i:1", policy);
         story.answer(&present());
         assert!(story.is_ready("p"), "{policy:?}");
         assert_eq!(
@@ -130,12 +130,12 @@ fn an_image_that_is_there_is_not_pulled() {
 #[test]
 fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
     let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::Always);
+    story.request("p", "i:1", PullPolicy::Always);
     story.answer(&present());
     assert_eq!(story.told(), ["p looks for i:1", "p pulls i:1"]);
 
     let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::Never);
+    story.request("p", "i:1", PullPolicy::Never);
     story.answer(&Ok(None));
     assert_eq!(story.reason("p"), "ErrImageNeverPull");
     assert_eq!(
@@ -147,7 +147,7 @@ fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
 #[test]
 fn a_pulled_image_is_described_and_ready() {
     let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    story.request("p", "i:1", PullPolicy::IfNotPresent);
     story.answer(&Ok(None));
     story.at_secs += 2;
     story.answer(&Ok(None));
@@ -163,7 +163,7 @@ fn a_pulled_image_is_described_and_ready() {
 fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
     let mut story = Story::new();
     for delay in [10, 20, 40, 80, 160, 300, 300] {
-        story.want("p", "i:1", PullPolicy::IfNotPresent);
+        story.request("p", "i:1", PullPolicy::IfNotPresent);
         story.answer(&Ok(None));
         story.answer(&refused());
         assert_eq!(story.reason("p"), "ErrImagePull");
@@ -173,7 +173,7 @@ fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
         assert_eq!(message, "Back-off pulling image \"i:1\": ErrImagePull: no such host");
         story.told();
         story.pass(delay - 4);
-        story.want("p", "i:1", PullPolicy::IfNotPresent);
+        story.request("p", "i:1", PullPolicy::IfNotPresent);
         assert_eq!(story.told(), [""; 0], "a try before {delay} s are over");
         story.pass(1);
     }
@@ -183,7 +183,7 @@ fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
 fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
     let mut story = Story::new();
     for uid in ["p", "q", "r"] {
-        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+        story.request(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..3 {
         story.answer(&Ok(None));
@@ -200,7 +200,7 @@ fn parallel_pulls_stop_at_their_limit() {
     let mut story = Story::new();
     story.settings.max_parallel_pulls = Some(2);
     for uid in ["p", "q", "r"] {
-        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+        story.request(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..3 {
         story.answer(&Ok(None));
@@ -215,7 +215,7 @@ fn pulls_over_the_registrys_rate_wait() {
     story.settings.registry_pull_qps = 2;
     story.settings.registry_burst = 3;
     for uid in ["p", "q", "r", "s"] {
-        story.want(uid, "i:1", PullPolicy::IfNotPresent);
+        story.request(uid, "i:1", PullPolicy::IfNotPresent);
     }
     for _ in 0..4 {
         story.answer(&Ok(None));
@@ -227,23 +227,23 @@ fn pulls_over_the_registrys_rate_wait() {
 #[test]
 fn image_that_is_ready_is_not_the_other_one_asked_for() {
     let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::IfNotPresent);
+    story.request("p", "i:1", PullPolicy::IfNotPresent);
     story.answer(&present());
     assert!(story.is_ready("p"));
-    assert!(!story.is_ready_for("p", &want("i:2", PullPolicy::IfNotPresent)));
-    story.want("p", "i:2", PullPolicy::IfNotPresent);
+    assert!(!story.is_ready_for("p", &request("i:2", PullPolicy::IfNotPresent)));
+    story.request("p", "i:2", PullPolicy::IfNotPresent);
     assert!(!story.is_ready("p"));
     story.answer(&present());
-    assert!(story.is_ready_for("p", &want("i:2", PullPolicy::IfNotPresent)));
+    assert!(story.is_ready_for("p", &request("i:2", PullPolicy::IfNotPresent)));
 }
 
 #[test]
 fn another_image_ends_the_pull_of_the_old_one_and_frees_its_turn() {
     let mut story = Story::new();
-    story.want("p", "i:1", PullPolicy::Always);
+    story.request("p", "i:1", PullPolicy::Always);
     story.answer(&present());
     assert_eq!(story.told(), ["p looks for i:1", "p pulls i:1"]);
-    story.want("p", "i:2", PullPolicy::Always);
+    story.request("p", "i:2", PullPolicy::Always);
     story.answer(&present());
     assert_eq!(story.told(), ["p looks for i:2", "p pulls i:2"]);
     assert_eq!(story.under_way.len(), 1, "the old pull goes on");

@@ -8,17 +8,17 @@ use serde_json::{Map, Value};
 
 use super::{
     Origin, Warning,
-    field::{Path, Problem, quoted},
+    field::{FieldError, Path, quoted},
 };
 
 /// Enough to mend a file by; a file of another kind altogether would fill the log.
 const MAX_PROBLEMS: usize = 20;
 
 /// The pods' values in a manifest, each with its path.
-pub(super) fn split(value: Value, origin: &Origin) -> Result<Vec<(Path, Value)>, Problem> {
+pub(super) fn split(value: Value, origin: &Origin) -> Result<Vec<(Path, Value)>, FieldError> {
     let root = Path::root();
     let Value::Object(mut object) = value else {
-        return Err(Problem::new(&root, format!("expected a v1 Pod, found {}", description(&value))));
+        return Err(FieldError::new(&root, format!("expected a v1 Pod, found {}", description(&value))));
     };
     let kind = required_text(&object, "kind")?;
     let api_version = required_text(&object, "apiVersion")?;
@@ -27,10 +27,10 @@ pub(super) fn split(value: Value, origin: &Origin) -> Result<Vec<(Path, Value)>,
         Origin::Url(_) => &["Pod", "PodList"],
     };
     if !kinds.contains(&kind.as_str()) {
-        return Err(Problem::unsupported(&root.child("kind"), &kind, kinds));
+        return Err(FieldError::unsupported(&root.child("kind"), &kind, kinds));
     }
     if api_version != "v1" {
-        return Err(Problem::unsupported(&root.child("apiVersion"), &api_version, &["v1"]));
+        return Err(FieldError::unsupported(&root.child("apiVersion"), &api_version, &["v1"]));
     }
     if kind == "Pod" {
         return Ok(vec![(root, Value::Object(object))]);
@@ -41,14 +41,14 @@ pub(super) fn split(value: Value, origin: &Origin) -> Result<Vec<(Path, Value)>,
         Some(Value::Array(pods)) => {
             Ok(pods.into_iter().enumerate().map(|(index, pod)| (items.index(index), pod)).collect())
         }
-        Some(other) => Err(Problem::invalid(&items, shown(&other), "expected a list of pods")),
+        Some(other) => Err(FieldError::invalid(&items, shown(&other), "expected a list of pods")),
     }
 }
 
 /// The typed pod, and the fields of `value` that did not make it into it.
-pub(super) fn pod(mut value: Value, path: &Path) -> Result<(Pod, Vec<Warning>), Vec<Problem>> {
+pub(super) fn pod(mut value: Value, path: &Path) -> Result<(Pod, Vec<Warning>), Vec<FieldError>> {
     let Value::Object(object) = &mut value else {
-        return Err(vec![Problem::new(path, format!("expected a v1 Pod, found {}", description(&value)))]);
+        return Err(vec![FieldError::new(path, format!("expected a v1 Pod, found {}", description(&value)))]);
     };
     // They were checked by `split`, and items of a list need not have them.
     object.remove("apiVersion");
@@ -59,7 +59,7 @@ pub(super) fn pod(mut value: Value, path: &Path) -> Result<(Pod, Vec<Warning>), 
             let mut problems = Vec::new();
             wrong_types(&value, &mut Vec::new(), path, &mut problems);
             if problems.is_empty() {
-                problems.push(Problem::new(path, error.to_string()));
+                problems.push(FieldError::new(path, error.to_string()));
             }
             return Err(problems);
         }
@@ -74,13 +74,13 @@ pub(super) fn encoded(pod: &Pod) -> Value {
     serde_json::to_value(pod).expect("a pod has only string keys and finite numbers")
 }
 
-fn required_text(object: &Map<String, Value>, name: &str) -> Result<String, Problem> {
+fn required_text(object: &Map<String, Value>, name: &str) -> Result<String, FieldError> {
     let path = Path::root().child(name);
     match object.get(name) {
-        None | Some(Value::Null) => Err(Problem::required(&path, "")),
-        Some(Value::String(text)) if text.is_empty() => Err(Problem::required(&path, "")),
+        None | Some(Value::Null) => Err(FieldError::required(&path, "")),
+        Some(Value::String(text)) if text.is_empty() => Err(FieldError::required(&path, "")),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(Problem::invalid(&path, shown(other), "expected a string")),
+        Some(other) => Err(FieldError::invalid(&path, shown(other), "expected a string")),
     }
 }
 
@@ -91,14 +91,14 @@ enum Step {
 
 /// Finds the smallest parts that cannot be decoded. No field of a pod is required for decoding, so a part is wrong
 /// exactly when a pod made of that part alone is.
-fn wrong_types(part: &Value, steps: &mut Vec<Step>, path: &Path, problems: &mut Vec<Problem>) {
+fn wrong_types(part: &Value, steps: &mut Vec<Step>, path: &Path, problems: &mut Vec<FieldError>) {
     if problems.len() >= MAX_PROBLEMS {
         return;
     }
     let Err(error) = Pod::deserialize(&wrapped(part.clone(), steps)) else { return };
     let found_before = problems.len();
     if Pod::deserialize(&wrapped(emptied(part), steps)).is_err() {
-        problems.push(Problem::invalid(path, shown(part), &expectation(&error.to_string())));
+        problems.push(FieldError::invalid(path, shown(part), &expectation(&error.to_string())));
         return;
     }
     match part {
@@ -120,7 +120,7 @@ fn wrong_types(part: &Value, steps: &mut Vec<Step>, path: &Path, problems: &mut 
     }
     // The parts are right one by one and wrong together.
     if problems.len() == found_before {
-        problems.push(Problem::invalid(path, shown(part), &expectation(&error.to_string())));
+        problems.push(FieldError::invalid(path, shown(part), &expectation(&error.to_string())));
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
     fn decoded(value: Value) -> String {
         match pod(value, &Path::root()) {
             Ok((_, warnings)) => warnings.iter().map(Warning::to_string).collect::<Vec<_>>().join("\n"),
-            Err(problems) => problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n"),
+            Err(problems) => problems.iter().map(FieldError::to_string).collect::<Vec<_>>().join("\n"),
         }
     }
 

@@ -35,13 +35,13 @@ impl fmt::Display for Path {
 
 /// One thing wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct FieldError {
     pub field: Path,
     /// `Required value`, `Invalid value: "x": must be …`.
     pub detail: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.field.0.is_empty() {
             return f.write_str(&self.detail);
@@ -50,41 +50,41 @@ impl fmt::Display for Problem {
     }
 }
 
-impl Problem {
+impl FieldError {
     pub fn required(field: &Path, why: &str) -> Self {
-        Problem::new(field, with_reason("Required value".to_owned(), why))
+        FieldError::new(field, with_reason("Required value".to_owned(), why))
     }
 
     /// `value` as it is to be shown: strings through [`quoted`].
     pub fn invalid(field: &Path, value: impl fmt::Display, why: &str) -> Self {
-        Problem::new(field, with_reason(format!("Invalid value: {value}"), why))
+        FieldError::new(field, with_reason(format!("Invalid value: {value}"), why))
     }
 
     pub fn duplicate(field: &Path, value: impl fmt::Display) -> Self {
-        Problem::new(field, format!("Duplicate value: {value}"))
+        FieldError::new(field, format!("Duplicate value: {value}"))
     }
 
     pub fn not_found(field: &Path, value: &str) -> Self {
-        Problem::new(field, format!("Not found: {}", quoted(value)))
+        FieldError::new(field, format!("Not found: {}", quoted(value)))
     }
 
     pub fn forbidden(field: &Path, why: &str) -> Self {
-        Problem::new(field, with_reason("Forbidden".to_owned(), why))
+        FieldError::new(field, with_reason("Forbidden".to_owned(), why))
     }
 
     /// `supported` is sorted by the caller, as upstream's sets are.
     pub fn unsupported<S: Borrow<str>>(field: &Path, value: &str, supported: &[S]) -> Self {
         let supported: Vec<String> = supported.iter().map(|value| quoted(value.borrow())).collect();
         let listed = format!("supported values: {}", supported.join(", "));
-        Problem::new(field, with_reason(format!("Unsupported value: {}", quoted(value)), &listed))
+        FieldError::new(field, with_reason(format!("Unsupported value: {}", quoted(value)), &listed))
     }
 
     pub fn too_long(field: &Path, limit_bytes: usize) -> Self {
-        Problem::new(field, format!("Too long: may not be more than {limit_bytes} bytes"))
+        FieldError::new(field, format!("Too long: may not be more than {limit_bytes} bytes"))
     }
 
     pub fn new(field: &Path, detail: String) -> Self {
-        Problem { field: field.clone(), detail }
+        FieldError { field: field.clone(), detail }
     }
 }
 

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{
-    field::{Path, Problem},
+    field::{FieldError, Path},
     pattern,
 };
 
@@ -41,12 +41,12 @@ const REFERENCES: &[(&str, &str)] = &[
 ];
 
 /// `pod` as data, `path` in front of the fields' own.
-pub(super) fn problems(pod: &Value, path: &Path) -> Vec<Problem> {
+pub(super) fn problems(pod: &Value, path: &Path) -> Vec<FieldError> {
     let mut problems = Vec::new();
     for (field, objects) in REFERENCES {
         for found in pattern::used(pod, field) {
             let why = format!("static pods may not reference {objects}");
-            problems.push(Problem::forbidden(&path.child(&found.to_string()), &why));
+            problems.push(FieldError::forbidden(&path.child(&found.to_string()), &why));
         }
     }
     problems

@@ -19,25 +19,25 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::field::{Path, Problem, quoted};
+use super::field::{FieldError, Path, quoted};
 use crate::container::is_host_network;
 
 /// Upstream's limit for all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 
 /// Every problem of the pod, in the order of the API server.
-pub(super) fn pod(pod: &Pod, path: &Path) -> Vec<Problem> {
+pub(super) fn pod(pod: &Pod, path: &Path) -> Vec<FieldError> {
     let mut problems = Vec::new();
     metadata(&pod.metadata, &path.child("metadata"), &mut problems);
     let spec_path = path.child("spec");
     match &pod.spec {
         Some(spec) => pod_spec(spec, &spec_path, &mut problems),
-        None => problems.push(Problem::required(&spec_path, "")),
+        None => problems.push(FieldError::required(&spec_path, "")),
     }
     problems
 }
 
-fn metadata(metadata: &ObjectMeta, path: &Path, problems: &mut Vec<Problem>) {
+fn metadata(metadata: &ObjectMeta, path: &Path, problems: &mut Vec<FieldError>) {
     let name = metadata.name.as_deref().unwrap_or_default();
     invalid(&path.child("name"), name, &names::dns_subdomain(name), problems);
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
@@ -53,23 +53,23 @@ fn metadata(metadata: &ObjectMeta, path: &Path, problems: &mut Vec<Problem>) {
         total_bytes += key.len() + value.len();
     }
     if total_bytes > MAX_ANNOTATION_BYTES {
-        problems.push(Problem::too_long(&annotations, MAX_ANNOTATION_BYTES));
+        problems.push(FieldError::too_long(&annotations, MAX_ANNOTATION_BYTES));
     }
 }
 
-fn labels(labels: Option<&BTreeMap<String, String>>, path: &Path, problems: &mut Vec<Problem>) {
+fn labels(labels: Option<&BTreeMap<String, String>>, path: &Path, problems: &mut Vec<FieldError>) {
     for (key, value) in labels.into_iter().flatten() {
         invalid(path, key, &names::qualified(key), problems);
         invalid(&path.key(key), value, &names::label_value(value), problems);
     }
 }
 
-fn pod_spec(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+fn pod_spec(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     let volumes = volumes::volumes(spec, &path.child("volumes"), problems);
     containers::containers(spec, &volumes, path, problems);
     containers::env_file_volumes(spec, path, problems);
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
-        problems.push(Problem::forbidden(&path.child("ephemeralContainers"), "cannot be set on create"));
+        problems.push(FieldError::forbidden(&path.child("ephemeralContainers"), "cannot be set on create"));
     }
     if let Some(resources) = &spec.resources {
         resources::pod(resources, &path.child("resources"), problems);
@@ -85,7 +85,7 @@ fn pod_spec(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
         && !(1..=i64::from(i32::MAX)).contains(&deadline)
     {
         let field = path.child("activeDeadlineSeconds");
-        problems.push(Problem::invalid(&field, deadline, "must be between 1 and 2147483647, inclusive"));
+        problems.push(FieldError::invalid(&field, deadline, "must be between 1 and 2147483647, inclusive"));
     }
     tolerations(spec.tolerations.as_deref().unwrap_or_default(), &path.child("tolerations"), problems);
     host_aliases(spec.host_aliases.as_deref().unwrap_or_default(), &path.child("hostAliases"), problems);
@@ -94,11 +94,11 @@ fn pod_spec(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     }
     if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
         let why = "cannot be set until all schedulingGates have been cleared";
-        problems.push(Problem::forbidden(&path.child("nodeName"), why));
+        problems.push(FieldError::forbidden(&path.child("nodeName"), why));
     }
 }
 
-fn host_names(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+fn host_names(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     for (field, value) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
         let value = value.as_deref().unwrap_or_default();
         if !value.is_empty() {
@@ -108,18 +108,18 @@ fn host_names(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     let Some(name) = &spec.hostname_override else { return };
     let field = path.child("hostnameOverride");
     if spec.set_hostname_as_fqdn == Some(true) {
-        problems.push(Problem::forbidden(&field, "may not be specified when setHostnameAsFQDN is true"));
+        problems.push(FieldError::forbidden(&field, "may not be specified when setHostnameAsFQDN is true"));
     }
     if is_host_network(spec) {
-        problems.push(Problem::forbidden(&field, "may not be specified when hostNetwork is true"));
+        problems.push(FieldError::forbidden(&field, "may not be specified when hostNetwork is true"));
     }
     if name.len() > 64 {
-        problems.push(Problem::too_long(&field, 64));
+        problems.push(FieldError::too_long(&field, 64));
     }
     invalid(&field, name, &names::dns_subdomain(name), problems);
 }
 
-fn host_aliases(aliases: &[HostAlias], path: &Path, problems: &mut Vec<Problem>) {
+fn host_aliases(aliases: &[HostAlias], path: &Path, problems: &mut Vec<FieldError>) {
     for (index, alias) in aliases.iter().enumerate() {
         let path = path.index(index);
         ip(&alias.ip, &path.child("ip"), problems);
@@ -129,7 +129,7 @@ fn host_aliases(aliases: &[HostAlias], path: &Path, problems: &mut Vec<Problem>)
     }
 }
 
-fn dns_config(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+fn dns_config(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     const MAX_NAMESERVERS: usize = 3;
     const MAX_SEARCHES: usize = 32;
     let nothing = PodDNSConfig::default();
@@ -138,28 +138,28 @@ fn dns_config(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
     let searches = config.searches.as_deref().unwrap_or_default();
     if spec.dns_policy.as_deref() == Some("None") {
         if spec.dns_config.is_none() {
-            problems.push(Problem::required(path, "must provide `dnsConfig` when `dnsPolicy` is None"));
+            problems.push(FieldError::required(path, "must provide `dnsConfig` when `dnsPolicy` is None"));
             return;
         }
         if nameservers.is_empty() {
             let why = "must provide at least one DNS nameserver when `dnsPolicy` is None";
-            problems.push(Problem::required(&path.child("nameservers"), why));
+            problems.push(FieldError::required(&path.child("nameservers"), why));
         }
     }
     if nameservers.len() > MAX_NAMESERVERS {
         let why = format!("must not have more than {MAX_NAMESERVERS} nameservers");
-        problems.push(Problem::invalid(&path.child("nameservers"), format!("{nameservers:?}"), &why));
+        problems.push(FieldError::invalid(&path.child("nameservers"), format!("{nameservers:?}"), &why));
     }
     for (index, nameserver) in nameservers.iter().enumerate() {
         ip(nameserver, &path.child("nameservers").index(index), problems);
     }
     if searches.len() > MAX_SEARCHES {
         let why = format!("must not have more than {MAX_SEARCHES} search paths");
-        problems.push(Problem::invalid(&path.child("searches"), searches.len(), &why));
+        problems.push(FieldError::invalid(&path.child("searches"), searches.len(), &why));
     }
 }
 
-fn tolerations(tolerations: &[Toleration], path: &Path, problems: &mut Vec<Problem>) {
+fn tolerations(tolerations: &[Toleration], path: &Path, problems: &mut Vec<FieldError>) {
     for (index, toleration) in tolerations.iter().enumerate() {
         let path = path.index(index);
         let [key, operator, value, effect] =
@@ -169,20 +169,20 @@ fn tolerations(tolerations: &[Toleration], path: &Path, problems: &mut Vec<Probl
             invalid(&path.child("key"), key, &names::qualified(key), problems);
         } else if operator != "Exists" {
             let why = "operator must be Exists when `key` is empty, which means \"match all values and all keys\"";
-            problems.push(Problem::invalid(&path.child("operator"), quoted(operator), why));
+            problems.push(FieldError::invalid(&path.child("operator"), quoted(operator), why));
         }
         if toleration.toleration_seconds.is_some() && effect != "NoExecute" {
             let why = "effect must be 'NoExecute' when `tolerationSeconds` is set";
-            problems.push(Problem::invalid(&path.child("effect"), quoted(effect), why));
+            problems.push(FieldError::invalid(&path.child("effect"), quoted(effect), why));
         }
         match operator {
             "" | "Equal" => invalid(&path.child("operator"), value, &names::label_value(value), problems),
             "Exists" if !value.is_empty() => {
                 let why = "value must be empty when `operator` is 'Exists'";
-                problems.push(Problem::invalid(&path.child("operator"), quoted(value), why));
+                problems.push(FieldError::invalid(&path.child("operator"), quoted(value), why));
             }
             "Exists" => {}
-            other => problems.push(Problem::unsupported(&path.child("operator"), other, &["Equal", "Exists"])),
+            other => problems.push(FieldError::unsupported(&path.child("operator"), other, &["Equal", "Exists"])),
         }
         if !effect.is_empty() {
             let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
@@ -192,42 +192,42 @@ fn tolerations(tolerations: &[Toleration], path: &Path, problems: &mut Vec<Probl
 }
 
 /// One problem for each thing that is wrong with `value`.
-fn invalid(field: &Path, value: &str, messages: &[String], problems: &mut Vec<Problem>) {
-    problems.extend(messages.iter().map(|message| Problem::invalid(field, quoted(value), message)));
+fn invalid(field: &Path, value: &str, messages: &[String], problems: &mut Vec<FieldError>) {
+    problems.extend(messages.iter().map(|message| FieldError::invalid(field, quoted(value), message)));
 }
 
-fn one_of(value: Option<&str>, supported: &[&str], field: &Path, problems: &mut Vec<Problem>) {
+fn one_of(value: Option<&str>, supported: &[&str], field: &Path, problems: &mut Vec<FieldError>) {
     match value.unwrap_or_default() {
-        "" => problems.push(Problem::required(field, "")),
+        "" => problems.push(FieldError::required(field, "")),
         value if supported.contains(&value) => {}
-        value => problems.push(Problem::unsupported(field, value, supported)),
+        value => problems.push(FieldError::unsupported(field, value, supported)),
     }
 }
 
-fn ip(value: &str, field: &Path, problems: &mut Vec<Problem>) {
+fn ip(value: &str, field: &Path, problems: &mut Vec<FieldError>) {
     if value.parse::<IpAddr>().is_err() {
         let why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-        problems.push(Problem::invalid(field, quoted(value), why));
+        problems.push(FieldError::invalid(field, quoted(value), why));
     }
 }
 
-fn not_negative(value: Option<i32>, field: &Path, problems: &mut Vec<Problem>) {
+fn not_negative(value: Option<i32>, field: &Path, problems: &mut Vec<FieldError>) {
     if let Some(value) = value.filter(|value| *value < 0) {
-        problems.push(Problem::invalid(field, value, "must be greater than or equal to 0"));
+        problems.push(FieldError::invalid(field, value, "must be greater than or equal to 0"));
     }
 }
 
 /// A path below some directory must not lead out of it.
-fn descending_path(value: &str, field: &Path, problems: &mut Vec<Problem>) {
+fn descending_path(value: &str, field: &Path, problems: &mut Vec<FieldError>) {
     if value.starts_with('/') {
-        problems.push(Problem::invalid(field, quoted(value), "must be a relative path"));
+        problems.push(FieldError::invalid(field, quoted(value), "must be a relative path"));
     }
     no_backsteps(value, field, problems);
 }
 
-fn no_backsteps(value: &str, field: &Path, problems: &mut Vec<Problem>) {
+fn no_backsteps(value: &str, field: &Path, problems: &mut Vec<FieldError>) {
     if value.split('/').any(|part| part == "..") {
-        problems.push(Problem::invalid(field, quoted(value), "must not contain '..'"));
+        problems.push(FieldError::invalid(field, quoted(value), "must not contain '..'"));
     }
 }
 

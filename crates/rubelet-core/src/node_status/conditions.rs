@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use super::whole_seconds;
 use crate::{
     event_reasons,
-    snapshot::{NodeView, Readiness},
+    snapshot::{NodeReadiness, NodeView},
 };
 
 pub const READY: &str = "Ready";
@@ -56,9 +56,9 @@ pub(super) fn set(status: &mut NodeStatus, view: &NodeView, missing: &[&str], at
 
 fn ready(status: &NodeStatus, view: &NodeView, missing: &[&str]) -> NodeCondition {
     let problems = match &view.readiness {
-        Readiness::Ready => Vec::new(),
-        Readiness::NotReady(problems) => problems.clone(),
-        Readiness::Unchecked | Readiness::Unknown => match find(status, READY) {
+        NodeReadiness::Ready => Vec::new(),
+        NodeReadiness::NotReady(problems) => problems.clone(),
+        NodeReadiness::Unchecked | NodeReadiness::Unknown => match find(status, READY) {
             Some(known) if known.status != "Unknown" => return known.clone(),
             _ => vec!["container runtime status check may not have completed yet".to_owned()],
         },

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    snapshot::Readiness,
+    snapshot::NodeReadiness,
     test_support::{ago, now},
 };
 
@@ -46,12 +46,12 @@ fn machine() -> Machine {
     }
 }
 
-fn view(readiness: Readiness) -> NodeView {
+fn view(readiness: NodeReadiness) -> NodeView {
     NodeView { readiness, runtime_version: "containerd://2.4.2".to_owned(), ..NodeView::default() }
 }
 
 fn not_ready(problem: &str) -> NodeView {
-    view(Readiness::NotReady(vec![problem.to_owned()]))
+    view(NodeReadiness::NotReady(vec![problem.to_owned()]))
 }
 
 /// The whole of what a test varies.
@@ -68,7 +68,7 @@ impl Case {
         Case {
             setup: setup(),
             machine: machine(),
-            view: view(Readiness::Ready),
+            view: view(NodeReadiness::Ready),
             images: Some(Vec::new()),
             at: now().wall,
         }
@@ -278,7 +278,7 @@ fn a_node_that_is_not_ready_says_why_and_since_when() {
 
 #[test]
 fn several_problems_are_told_in_one_message() {
-    let view = view(Readiness::NotReady(vec!["a".to_owned(), "b".to_owned()]));
+    let view = view(NodeReadiness::NotReady(vec!["a".to_owned(), "b".to_owned()]));
     let mut case = Case { view, ..Case::new() };
     case.machine.storage_bytes = None;
     let node = initial(case.report());
@@ -289,7 +289,7 @@ fn several_problems_are_told_in_one_message() {
 #[test]
 fn a_runtime_that_has_not_answered_yet_leaves_the_node_as_it_was() {
     let known = registered();
-    let case = Case { view: view(Readiness::Unknown), ..Case::new() };
+    let case = Case { view: view(NodeReadiness::Unknown), ..Case::new() };
     let updated = updated(&known, case.report());
     let ready = conditions::find(updated.status.as_ref().unwrap(), "Ready").unwrap();
     assert_eq!((ready.status.as_str(), &ready.last_transition_time), ("True", &Some(Time(ago(60)))));

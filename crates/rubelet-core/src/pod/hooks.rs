@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    effect::{About, EffectError, EventRecord, Facts, Reason, Severity},
+    effect::{EffectError, EventRecord, Facts, InvolvedObject, Reason, Severity},
     event_reasons,
     flights::{Flight, PodSubject},
     id::{ContainerId, PodRef},
@@ -75,7 +75,8 @@ impl HookRequest {
     pub fn fell_back(&self, facts: &Facts) -> Option<EventRecord> {
         let Facts::HookFellBack { address } = facts else { return None };
         let message = format!("request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded");
-        let (about, reason) = (About::Pod(self.pod.clone()), event_reasons::LIFECYCLE_HTTP_FALLBACK.to_owned());
+        let (about, reason) =
+            (InvolvedObject::Pod(self.pod.clone()), event_reasons::LIFECYCLE_HTTP_FALLBACK.to_owned());
         Some(EventRecord { about, severity: Severity::Warning, reason, message })
     }
 }

@@ -52,7 +52,7 @@ pub struct StatusInput<'a> {
     pub restarting: &'a BTreeSet<ContainerId>,
     /// The spec asks for other resources than the containers were given.
     pub is_resize_pending: bool,
-    pub stage: Stage,
+    pub worker_state: PodWorkerState,
     /// Primary first; empty when nobody knows.
     pub host_ips: &'a [String],
     pub runtime: &'a RuntimeStatus,
@@ -69,7 +69,7 @@ pub struct Waiting {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stage {
+pub enum PodWorkerState {
     /// Containers are started and restarted.
     Syncing,
     /// Containers are being stopped; none is started any more.
@@ -166,7 +166,7 @@ impl<'a> StatusInput<'a> {
 
     /// A deleted or terminating pod starts nothing any more.
     fn may_start_containers(&self) -> bool {
-        self.stage == Stage::Syncing && self.pod.metadata.deletion_timestamp.is_none()
+        self.worker_state == PodWorkerState::Syncing && self.pod.metadata.deletion_timestamp.is_none()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     cgroups::CgroupTree,
     config::GoDuration,
     container::{find_ephemeral, of_ephemeral, recursive_read_only},
-    effect::{About, EventRecord, Reason, Severity},
+    effect::{EventRecord, InvolvedObject, Reason, Severity},
     event_reasons,
     flights::PodSubject,
     gc,
@@ -37,7 +37,7 @@ use crate::{
 
 /// What a plan may read beside the pod's own record.
 #[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
+pub struct SyncContext<'a> {
     pub images: &'a Images,
     /// Why pods cannot have a network, if they cannot.
     pub network_problem: Option<&'a str>,
@@ -52,7 +52,7 @@ pub struct Context<'a> {
 }
 
 /// Plans for a record in `Lifecycle::Syncing` whose facts are fresh.
-pub fn plan(record: PodState<'_>, facts: &PodFacts, context: Context<'_>, now: Now) -> Plan {
+pub fn plan(record: PodState<'_>, facts: &PodFacts, context: SyncContext<'_>, now: Now) -> Plan {
     debug_assert!(matches!(record.lifecycle, Lifecycle::Syncing));
     let mut plan = Plan::default();
     match sandbox_action(&record, facts) {
@@ -85,7 +85,7 @@ fn containers_plan(
     record: PodState<'_>,
     facts: &PodFacts,
     sandbox: &SandboxFacts,
-    context: Context<'_>,
+    context: SyncContext<'_>,
     plan: &mut Plan,
     now: Now,
 ) {
@@ -148,7 +148,7 @@ struct Start<'a> {
     record: PodState<'a>,
     facts: &'a PodFacts,
     sandbox: &'a SandboxFacts,
-    context: Context<'a>,
+    context: SyncContext<'a>,
     now: Now,
 }
 
@@ -187,8 +187,8 @@ impl Start<'_> {
         if !is_prepared(record, self.context, plan, self.now) {
             return;
         }
-        let want = ImageRequest::of(record.spec(), container);
-        match self.context.images.readiness(&record.id.uid, &want) {
+        let request = ImageRequest::of(record.spec(), container);
+        match self.context.images.readiness(&record.id.uid, &request) {
             ImageAvailability::Ready(image) => {
                 let order = StartContainer {
                     uid: record.id.uid.clone(),
@@ -212,7 +212,7 @@ impl Start<'_> {
                 plan.step(subject, ContainerOp::Start(order), reason);
             }
             ImageAvailability::NotReady => {
-                plan.images.push(want);
+                plan.images.push(request);
                 plan.wait_for(WaitsFor::Image(container.name.clone()));
             }
         }
@@ -237,7 +237,7 @@ impl Start<'_> {
     fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
         let subject = PodSubject::Container(container.name.clone());
         let starts = plan.steps.iter().any(|step| step.subject == subject && step.op.kind() == OpKind::Start);
-        let is_pulling = plan.images.iter().any(|want| want.container == container.name)
+        let is_pulling = plan.images.iter().any(|request| request.container == container.name)
             && self.context.images.waiting(&self.record.id.uid, &container.name).is_none();
         self.record.is_post_starting(container) || (has_post_start(container) && (starts || is_pulling))
     }
@@ -287,12 +287,12 @@ impl Start<'_> {
 }
 
 /// Where the runtime puts the pod's processes; empty leaves it to the runtime.
-fn cgroup_parent(record: &PodRecord, context: Context<'_>) -> String {
+fn cgroup_parent(record: &PodRecord, context: SyncContext<'_>) -> String {
     context.cgroups.map_or_else(String::new, |tree| tree.pod_path(record.spec(), &record.id.uid))
 }
 
 /// Network, cgroup, directories and volumes are there; otherwise plans the next of them.
-fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) -> bool {
+fn is_prepared(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
     {
@@ -300,7 +300,7 @@ fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now:
         let is_known = [&record.waits_for, &plan.waits_for].iter().any(|known| known.as_ref() == Some(&network));
         if !is_known {
             plan.events.push(EventRecord {
-                about: About::Pod(record.id.clone()),
+                about: InvolvedObject::Pod(record.id.clone()),
                 severity: Severity::Warning,
                 reason: event_reasons::NETWORK_NOT_READY.to_owned(),
                 message: format!("network is not ready: {problem}"),
@@ -316,7 +316,7 @@ fn is_prepared(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now:
 }
 
 /// `None` when all is there. Every step is safe to repeat, and what a previous process prepared is not remembered.
-fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, WaitsFor)> {
+fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op, WaitsFor)> {
     let pod = record.id.clone();
     match record.prepared {
         Preparation::Nothing => {
@@ -336,7 +336,7 @@ fn next_preparation(record: &PodRecord, context: Context<'_>) -> Option<(Op, Wai
 }
 
 /// Plans the next step of the preparation, unless the pod is busy with another.
-fn prepare(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) {
+fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
     let already_planned = plan.steps.iter().any(|step| step.subject == PodSubject::Pod);
     if let Some((op, waits_for)) = next_preparation(&record, context)
         && !already_planned
@@ -347,7 +347,7 @@ fn prepare(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now
 }
 
 /// Volumes made of what the API says are brought up to date from time to time, and at once when that changed.
-fn refresh_volumes(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, now: Now) {
+fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
     if record.prepared != Preparation::Volumes {
         // An earlier life of the agent set them up; this one must know of them before it can keep them up to date.
         if volumes::change_with_time(&record.pod) {
@@ -368,7 +368,7 @@ fn refresh_volumes(record: PodState<'_>, context: Context<'_>, plan: &mut Plan, 
 fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
     if facts.is_active() && !record.flights.has_changes() && record.failures.is_empty() {
         plan.events.push(EventRecord {
-            about: About::Pod(record.id.clone()),
+            about: InvolvedObject::Pod(record.id.clone()),
             severity: Severity::Normal,
             reason: event_reasons::SANDBOX_CHANGED.to_owned(),
             message: "Pod sandbox changed, it will be killed and re-created.".to_owned(),
@@ -394,7 +394,7 @@ pub fn event(
     message: impl Into<String>,
 ) -> EventRecord {
     EventRecord {
-        about: About::Container { pod: record.id.clone(), container: container.to_owned() },
+        about: InvolvedObject::Container { pod: record.id.clone(), container: container.to_owned() },
         severity,
         reason: reason.to_owned(),
         message: message.into(),

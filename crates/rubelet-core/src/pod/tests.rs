@@ -26,7 +26,7 @@ use crate::{
         plan::{Plan, PodState},
         restart::CrashLoop,
         status::{FailureReason, PodFailure},
-        sync_pod::{self, Context},
+        sync_pod::{self, SyncContext},
         termination,
     },
     probes::{ProbeKind, ProbeOutcome, Probed, ProbedStage},
@@ -118,16 +118,17 @@ fn sync_plan_with(images: &Images, record: &TestPod, facts: &PodFacts) -> Plan {
 fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
     let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
-    let context = Context { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
+    let context =
+        SyncContext { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
     sync_pod::plan(record.state(), facts, context, now())
 }
 
 /// The node has the images that this plan waits for, or cannot be asked for them.
 fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>, EffectError>) -> Images {
     let mut images = Images::default();
-    for want in &plan.images {
-        images.ensure_image(&record.id, want, now()).expect("it was not asked for yet");
-        images.done(&record.id.uid, &want.container, answer, now());
+    for request in &plan.images {
+        images.ensure_image(&record.id, request, now()).expect("it was not asked for yet");
+        images.done(&record.id.uid, &request.container, answer, now());
     }
     images
 }
@@ -139,7 +140,7 @@ fn ended(record: &TestPod, facts: &crate::observation::PodFacts, cause: Terminat
 
 fn show(plan: &Plan) -> String {
     let mut parts: Vec<String> = plan.steps.iter().map(|step| show_op(&step.op)).collect();
-    parts.extend(plan.images.iter().map(|want| format!("image for {}", want.container)));
+    parts.extend(plan.images.iter().map(|request| format!("image for {}", request.container)));
     for (name, waiting) in &plan.waiting {
         let until = plan.wake_at.map(|moment| moment.since(now().uptime).as_secs());
         parts.push(format!("wait {name} for {}s ({})", until.unwrap_or_default(), waiting.reason));
@@ -586,7 +587,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "sandbox gone");
         let settings = Settings::for_node("node");
         let cgroups = CgroupTree::new(&settings, None);
-        let context = Context {
+        let context = SyncContext {
             images: &Images::default(),
             network_problem: Some("no CNI"),
             host_ips: &[],

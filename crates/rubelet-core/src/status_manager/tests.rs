@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     manifest::SOURCE_ANNOTATION,
     observation::RuntimeStatus,
-    pod::status::{Stage, StatusInput, conditions::CONTAINERS_READY, pod_status},
+    pod::status::{PodWorkerState, StatusInput, conditions::CONTAINERS_READY, pod_status},
     pod_config::MIRROR_ANNOTATION,
     test_support::{ago, facts, later, mk_pod, now, show},
 };
@@ -35,20 +35,20 @@ impl Desk {
     }
 
     fn offer(&mut self, pod: &Pod, status: PodStatus, now: Now) -> StatusUpdate {
-        self.manager.set_pod_status(pod, status, Context { pods: &self.pods, now })
+        self.manager.set_pod_status(pod, status, StatusContext { pods: &self.pods, now })
     }
 
     fn terminate(&mut self, pod: &Pod) -> StatusUpdate {
-        self.manager.terminate_pod(pod, Context { pods: &self.pods, now: later(60) })
+        self.manager.terminate_pod(pod, StatusContext { pods: &self.pods, now: later(60) })
     }
 
-    fn readiness(&mut self, container: &str, readiness: Readiness) -> StatusUpdate {
-        let context = Context { pods: &self.pods, now: later(60) };
+    fn readiness(&mut self, container: &str, readiness: ContainerReadiness) -> StatusUpdate {
+        let context = StatusContext { pods: &self.pods, now: later(60) };
         self.manager.set_container_readiness(&"u1".into(), &container.into(), readiness, context)
     }
 
     fn startup(&mut self, container: &str, startup: Startup) -> StatusUpdate {
-        let context = Context { pods: &self.pods, now: later(60) };
+        let context = StatusContext { pods: &self.pods, now: later(60) };
         self.manager.set_container_startup(&"u1".into(), &container.into(), startup, context)
     }
 
@@ -56,7 +56,7 @@ impl Desk {
     fn due(&mut self, batch: Batch) -> String {
         let mut shown = Vec::new();
         for uid in self.manager.sync_batch(batch, &self.pods) {
-            let context = Context { pods: &self.pods, now: now() };
+            let context = StatusContext { pods: &self.pods, now: now() };
             match self.manager.next_step(&uid, RunningContainers::None, context) {
                 Some(StatusStep::Patch { pod, version, .. }) => shown.push(format!("patch {} v{version}", pod.uid)),
                 Some(StatusStep::Delete { pod }) => shown.push(format!("delete {}", pod.uid)),
@@ -98,7 +98,7 @@ fn status_of(pod: &Pod, seen: &str, previous: Option<&PodStatus>, now: Now) -> P
         waiting: &BTreeMap::new(),
         restarting: &BTreeSet::new(),
         is_resize_pending: false,
-        stage: Stage::Syncing,
+        worker_state: PodWorkerState::Syncing,
         host_ips: &[],
         runtime: &RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() },
         failed: None,
@@ -279,7 +279,7 @@ fn readiness_changes_the_container_and_both_conditions() {
     let pod = mk_pod("always | main a | main b");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: running; b: running");
-    assert_eq!(desk.readiness("a0", Readiness::Unready), changed(2));
+    assert_eq!(desk.readiness("a0", ContainerReadiness::Unready), changed(2));
     assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 started");
     assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
     assert_eq!(
@@ -287,18 +287,18 @@ fn readiness_changes_the_container_and_both_conditions() {
         "ContainersReady=False(ContainersNotReady) \"containers with unready status: [a]\" +60s"
     );
     assert_eq!(desk.line("Initialized"), "Initialized=True +0s");
-    assert_eq!(desk.readiness("a0", Readiness::Unready), StatusUpdate::Unchanged);
-    assert_eq!(desk.readiness("a0", Readiness::Ready), changed(3));
+    assert_eq!(desk.readiness("a0", ContainerReadiness::Unready), StatusUpdate::Unchanged);
+    assert_eq!(desk.readiness("a0", ContainerReadiness::Ready), changed(3));
 }
 
 #[test]
 fn verdicts_about_the_unknown_change_nothing() {
     let pod = mk_pod("always | main a");
-    assert_eq!(Desk::default().readiness("a0", Readiness::Ready), StatusUpdate::Unchanged, "no such pod");
+    assert_eq!(Desk::default().readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no such pod");
     let mut desk = Desk::with(&pod);
-    assert_eq!(desk.readiness("a0", Readiness::Ready), StatusUpdate::Unchanged, "no status yet");
+    assert_eq!(desk.readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no status yet");
     desk.set(&pod, "a: running");
-    assert_eq!(desk.readiness("a9", Readiness::Unready), StatusUpdate::Unchanged, "no such container");
+    assert_eq!(desk.readiness("a9", ContainerReadiness::Unready), StatusUpdate::Unchanged, "no such container");
     assert_eq!(desk.startup("a9", Startup::NotStarted), StatusUpdate::Unchanged, "no such container");
 }
 
@@ -464,7 +464,7 @@ fn after_a_patch_without_an_answer_everything_is_said_once_more() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     let patch = |desk: &mut Desk| {
-        let context = Context { pods: &desk.pods, now: now() };
+        let context = StatusContext { pods: &desk.pods, now: now() };
         match desk.manager.next_step(&"u1".into(), RunningContainers::Possible, context) {
             Some(StatusStep::Patch { patch, .. }) => patch["status"].clone(),
             other => panic!("{other:?}"),
@@ -918,7 +918,7 @@ fn a_patch_is_dated_by_the_first_change_the_api_server_has_not_heard_of() {
     let mut since = |phase: &str, secs: u64, then: fn(&mut StatusManager, u64)| {
         let status = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
         desk.offer(&pod, status, later(secs));
-        let context = Context { pods: &desk.pods, now: later(secs) };
+        let context = StatusContext { pods: &desk.pods, now: later(secs) };
         let step = desk.manager.next_step(&"u1".into(), RunningContainers::None, context);
         let Some(StatusStep::Patch { version, since, .. }) = step else { panic!("{step:?}") };
         then(&mut desk.manager, version);

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use rubelet_core::snapshot::{PodView, Readiness, Snapshot};
+use rubelet_core::snapshot::{NodeReadiness, PodView, Snapshot};
 
 use super::{Rules, snapshot::rank, trouble::Touched};
 use crate::{
@@ -92,7 +92,7 @@ impl SimState {
 
     fn check_listed_lately(&mut self) {
         let is_recent = self.rules.known.listed.is_some_and(|listed| self.now.saturating_sub(listed) < LAST_LIST);
-        if self.snapshot.node.readiness == Readiness::Ready && !is_recent {
+        if self.snapshot.node.readiness == NodeReadiness::Ready && !is_recent {
             let detail = format!("the last list was answered at {:?}", self.rules.known.listed);
             self.rules.broken("a ready node was listed lately", self.now, detail);
         }

@@ -174,7 +174,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         lifecycle: lifecycle.into(),
         lifecycle_since: jiff::Timestamp::UNIX_EPOCH,
         running: BTreeMap::new(),
-        census: Default::default(),
+        counts: Default::default(),
         facts: None,
         needs: Arc::default(),
         steps: Vec::new(),

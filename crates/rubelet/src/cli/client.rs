@@ -230,7 +230,7 @@ mod tests {
     use std::{path::Path, sync::Arc, time::Duration};
 
     use rubelet_core::{
-        effect::{About, EventRecord, Severity},
+        effect::{EventRecord, InvolvedObject, Severity},
         snapshot::Snapshot,
     };
     use serde_json::{Value, json};
@@ -315,7 +315,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let agent = Agent::start(root.path()).await;
         let record = |reason: &str| EventRecord {
-            about: About::Node,
+            about: InvolvedObject::Node,
             severity: Severity::Normal,
             reason: reason.to_owned(),
             message: String::new(),

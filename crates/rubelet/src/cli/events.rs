@@ -7,7 +7,7 @@ use std::{io::Write, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use jiff::Timestamp;
 use rubelet_core::{
-    effect::{About, Severity},
+    effect::{InvolvedObject, Severity},
     id::PodRef,
     snapshot::NodeView,
 };
@@ -120,12 +120,12 @@ impl EventFilter {
         EventFilter { pod, static_name, namespace: matches.get_one::<String>("namespace").cloned() }
     }
 
-    fn means(&self, about: &About) -> bool {
+    fn means(&self, about: &InvolvedObject) -> bool {
         match about {
-            About::Pod(pod) | About::Container { pod, .. } => self.means_pod(pod),
-            About::Node => self.pod.is_none() && self.namespace.is_none(),
+            InvolvedObject::Pod(pod) | InvolvedObject::Container { pod, .. } => self.means_pod(pod),
+            InvolvedObject::Node => self.pod.is_none() && self.namespace.is_none(),
             // The pod a broken manifest would have made has no name yet; its file's name is the best guess.
-            About::Manifest(path) => {
+            InvolvedObject::Manifest(path) => {
                 let file = path.rsplit('/').next().unwrap_or_default();
                 self.namespace.is_none() && self.pod.as_ref().is_none_or(|pod| file.contains(pod.as_str()))
             }
@@ -184,7 +184,7 @@ fn cells(event: &LoggedEvent, now: Timestamp) -> Vec<String> {
 mod tests {
     use insta::assert_snapshot;
     use rubelet_core::{
-        effect::{About, EventRecord, Severity},
+        effect::{EventRecord, InvolvedObject, Severity},
         id::{PodRef, PodUid},
     };
 
@@ -204,10 +204,11 @@ mod tests {
             reason: reason.to_owned(),
             message: message.to_owned(),
         };
-        let pulled = record(About::Pod(pod()), Severity::Normal, "Pulled", "Image present");
-        let about = About::Container { pod: pod(), container: "a".to_owned() };
+        let pulled = record(InvolvedObject::Pod(pod()), Severity::Normal, "Pulled", "Image present");
+        let about = InvolvedObject::Container { pod: pod(), container: "a".to_owned() };
         let crashed = record(about, Severity::Warning, "BackOff", "Back-off\n\u{1b}[31mred");
-        let refused = record(About::Manifest("/m/bad.yaml".to_owned()), Severity::Warning, "Refused", "spec: missing");
+        let refused =
+            record(InvolvedObject::Manifest("/m/bad.yaml".to_owned()), Severity::Warning, "Refused", "spec: missing");
         log.record(crashed.clone(), at("2026-11-15T18:50:00Z"));
         log.record(pulled, at("2026-11-15T18:55:00Z"));
         log.record(refused, at("2026-11-15T18:56:00Z"));
@@ -227,7 +228,7 @@ mod tests {
             static_name: format!("{pod}-n1"),
             namespace: namespace.map(str::to_owned),
         };
-        let (web, file) = (About::Pod(pod()), About::Manifest("/m/web.yaml".to_owned()));
+        let (web, file) = (InvolvedObject::Pod(pod()), InvolvedObject::Manifest("/m/web.yaml".to_owned()));
         let cases = [
             (wanted("web", None), &web, true),
             (wanted("web-n1", None), &web, true),
@@ -236,8 +237,8 @@ mod tests {
             (wanted("web", Some("kube-system")), &web, false),
             (wanted("web", None), &file, true),
             (wanted("db", None), &file, false),
-            (wanted("web", None), &About::Node, false),
-            (EventFilter::default(), &About::Node, true),
+            (wanted("web", None), &InvolvedObject::Node, false),
+            (EventFilter::default(), &InvolvedObject::Node, true),
         ];
         for (wanted, about, expected) in cases {
             assert_eq!(wanted.means(about), expected, "{wanted:?} {about:?}");

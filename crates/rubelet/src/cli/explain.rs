@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use rubelet_core::{
-    effect::About,
+    effect::InvolvedObject,
     event::Source,
     id::{name_of, namespace_of},
     snapshot::{PodView, Step, StepState},
@@ -65,10 +65,10 @@ pub(super) async fn ask(client: &Client, pod: &str, namespace: Option<&str>) -> 
 /// A pod that is not there because its manifest is wrong: then that is the answer.
 fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> CliError {
     let refused = events.iter().rev().find_map(|event| match &event.record.about {
-        About::Manifest(path) => {
+        InvolvedObject::Manifest(path) => {
             path.rsplit('/').next().is_some_and(|file| file.contains(typed)).then_some((path, event))
         }
-        About::Node | About::Pod(_) | About::Container { .. } => None,
+        InvolvedObject::Node | InvolvedObject::Pod(_) | InvolvedObject::Container { .. } => None,
     });
     match refused {
         None => error.into(),
@@ -220,8 +220,8 @@ impl Story<'_> {
 
     fn last_events(&self) -> String {
         let about_it = |event: &&LoggedEvent| match &event.record.about {
-            About::Pod(pod) | About::Container { pod, .. } => pod.uid == self.explanation.uid,
-            About::Node | About::Manifest(_) => false,
+            InvolvedObject::Pod(pod) | InvolvedObject::Container { pod, .. } => pod.uid == self.explanation.uid,
+            InvolvedObject::Node | InvolvedObject::Manifest(_) => false,
         };
         let of_pod: Vec<_> = self.events.iter().filter(about_it).cloned().collect();
         let last = &of_pod[of_pod.len().saturating_sub(EVENTS_SHOWN)..];
@@ -289,7 +289,7 @@ fn letters(state: StepState) -> &'static str {
 mod tests {
     use insta::assert_snapshot;
     use rubelet_core::{
-        effect::{About, EventRecord, Severity},
+        effect::{EventRecord, InvolvedObject, Severity},
         id::{PodRef, PodUid},
         snapshot::{Step, StepState},
     };
@@ -354,10 +354,10 @@ mod tests {
             message: "Back-off restarting failed container".to_owned(),
         };
         for second in [10, 20] {
-            let about = About::Container { pod: pod("u1"), container: "a".to_owned() };
+            let about = InvolvedObject::Container { pod: pod("u1"), container: "a".to_owned() };
             log.record(record(about, "BackOff"), at(&format!("2026-11-15T18:59:{second}Z")));
         }
-        log.record(record(About::Pod(pod("another")), "NotMine"), at("2026-11-15T18:59:30Z"));
+        log.record(record(InvolvedObject::Pod(pod("another")), "NotMine"), at("2026-11-15T18:59:30Z"));
         log.since(0)
     }
 
@@ -390,7 +390,7 @@ mod tests {
     fn a_pod_whose_manifest_was_refused_is_not_just_unknown() {
         let log = EventLog::default();
         let message = "spec.containers: Required value".to_owned();
-        let about = About::Manifest("/manifests/web.yaml".to_owned());
+        let about = InvolvedObject::Manifest("/manifests/web.yaml".to_owned());
         let record = EventRecord { about, severity: Severity::Warning, reason: "Refused".to_owned(), message };
         log.record(record, at("2026-11-15T18:59:00Z"));
         let unknown = |name: &str| NotFound::Unknown { wanted: name.to_owned(), similar: Vec::new() };

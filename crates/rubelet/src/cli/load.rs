@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rubelet_core::config::{Draft, Problem};
+use rubelet_core::config::{ConfigProblem, Draft};
 use serde_json::Value;
 
 use crate::yaml::{self, DuplicateKeys, YamlError};
@@ -52,8 +52,8 @@ impl Sources {
     }
 }
 
-pub(super) fn lines(problems: &[Problem]) -> Vec<String> {
-    problems.iter().map(Problem::to_string).collect()
+pub(super) fn lines(problems: &[ConfigProblem]) -> Vec<String> {
+    problems.iter().map(ConfigProblem::to_string).collect()
 }
 
 fn load_file(file: &Path, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, Vec<String>> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rubelet_core::{
-    cgroups::{CgroupDriver, CgroupSettings, Room},
+    cgroups::{CgroupDriver, CgroupSettings, KubepodsLimits},
     config::{
         self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration,
         gates::{Gate, Gates},
@@ -165,7 +165,7 @@ impl Options {
                 root: CgroupSettings::parse_root(&config.cgroup_root),
                 driver: if config.cgroup_driver == "systemd" { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs },
                 pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
-                room: Room::default(),
+                kubepods_limits: KubepodsLimits::default(),
             }),
             node: NodeProfile {
                 cluster_dns: config.cluster_dns.clone(),

@@ -158,8 +158,8 @@ pub(super) fn notices(node: &NodeView, now: Timestamp) -> Vec<String> {
             notices.push(format!("! {what} has a problem since {}: {message}", age(problem.since, now)));
         }
     }
-    if !node.sources_awaited.is_empty() {
-        let awaited: Vec<_> = node.sources_awaited.iter().map(|source| source.as_str()).collect();
+    if !node.sources_not_ready.is_empty() {
+        let awaited: Vec<_> = node.sources_not_ready.iter().map(|source| source.as_str()).collect();
         notices.push(format!("! Source not ready: {}; cleanup deferred", awaited.join(", ")));
     }
     notices
@@ -249,7 +249,7 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use insta::assert_snapshot;
-    use rubelet_core::snapshot::Problem;
+    use rubelet_core::snapshot::NodeProblem;
     use serde_json::json;
 
     use super::{Changes, View, notices, picture, render};
@@ -292,10 +292,10 @@ mod tests {
     fn a_troubled_node_says_so_above_the_table() {
         let mut node = pods().node;
         node.runtime_problem =
-            Some(Problem { message: "connection refused".to_owned(), since: at("2026-11-15T18:59:00Z") });
+            Some(NodeProblem { message: "connection refused".to_owned(), since: at("2026-11-15T18:59:00Z") });
         node.network_problem =
-            Some(Problem { message: "cni plugin not initialized".to_owned(), since: at("2026-11-15T18:00:00Z") });
-        node.sources_awaited = vec![rubelet_core::event::Source::Http];
+            Some(NodeProblem { message: "cni plugin not initialized".to_owned(), since: at("2026-11-15T18:00:00Z") });
+        node.sources_not_ready = vec![rubelet_core::event::Source::Http];
         assert_snapshot!(notices(&node, at("2026-11-15T19:00:00Z")).join("\n"), @"
         ! The runtime has a problem since 60s: connection refused
         ! The pod network has a problem since 60m: cni plugin not initialized

@@ -5,7 +5,7 @@
 
 use rubelet_core::{
     container::{image_name, sandbox_config},
-    effect::{About, EffectError, EventRecord, Facts, ImageFacts, ImageUser, Reason, Severity},
+    effect::{EffectError, EventRecord, Facts, ImageFacts, ImageUser, InvolvedObject, Reason, Severity},
     event_reasons,
     id::PodRef,
     images::keyring::{self, Credentials},
@@ -69,7 +69,7 @@ async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String
     let missing: Vec<_> = keys.iter().filter(|key| secret(key).is_none()).map(|key| key.name.as_str()).collect();
     if !missing.is_empty() {
         let record = EventRecord {
-            about: About::Pod(pod.clone()),
+            about: InvolvedObject::Pod(pod.clone()),
             severity: Severity::Warning,
             reason: event_reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET.to_owned(),
             message: format!(

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodRef, PodUid},
-    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeNeed, VolumeSource},
+    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount},
 };
 use rubelet_host::port::FileKind;
 
@@ -28,28 +28,28 @@ const TMPFS_MODE: u32 = 0o1777;
 pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
-    set_up_each(world, &owner, volumes::needs(pod)).await
+    set_up_each(world, &owner, volumes::volumes_to_mount(pod)).await
 }
 
 /// Only volumes whose content changes with time.
 pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
-    let mut needs = volumes::needs(pod);
-    needs.retain(|need| matches!(need.source, VolumeSource::Files(_)));
-    set_up_each(world, &owner, needs).await
+    let mut volumes = volumes::volumes_to_mount(pod);
+    volumes.retain(|volume| matches!(volume.source, VolumeSource::Files(_)));
+    set_up_each(world, &owner, volumes).await
 }
 
-async fn set_up_each(world: &World, owner: &Owner<'_>, needs: Vec<VolumeNeed>) -> Result<Facts, EffectError> {
+async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMount>) -> Result<Facts, EffectError> {
     let mut failures = Vec::new();
-    for need in needs {
+    for volume in volumes {
         let began = world.clock.now().uptime;
-        let done = set_up(world, owner, &need).await;
-        if let Some(plugin) = need.source.plugin() {
+        let done = set_up(world, owner, &volume).await;
+        if let Some(plugin) = volume.source.plugin() {
             world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
         }
         if let Err(error) = done {
-            let message = format!("MountVolume.SetUp failed for volume {:?} : {error}", need.name);
+            let message = format!("MountVolume.SetUp failed for volume {:?} : {error}", volume.name);
             failures.push(EffectError { message, ..error });
         }
     }
@@ -77,14 +77,14 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), Effect
     Ok(())
 }
 
-async fn set_up(world: &World, owner: &Owner<'_>, need: &VolumeNeed) -> Result<(), EffectError> {
-    match &need.source {
+async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Result<(), EffectError> {
+    match &volume.source {
         VolumeSource::EmptyDir { medium, group } => {
-            let name = component(&need.name)?;
+            let name = component(&volume.name)?;
             set_up_empty_dir(world, owner.dir, name, EmptyDir { medium: *medium, group: *group }).await
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
-        VolumeSource::Files(volume) => files::set_up(world, owner, &need.name, volume).await,
+        VolumeSource::Files(content) => files::set_up(world, owner, &volume.name, content).await,
         VolumeSource::Csi { driver } => Err(csi::why_not(world, owner.uid, driver).await),
         VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }

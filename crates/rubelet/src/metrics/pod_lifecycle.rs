@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod,
 use rubelet_core::{
     event::Source,
     id::PodUid,
-    snapshot::{PodView, Snapshot, Stage},
+    snapshot::{LifecycleStage, PodView, Snapshot},
     time::{Now, Uptime},
 };
 
@@ -185,8 +185,8 @@ impl PodLifecycleMetrics {
                 now.uptime
             }
         };
-        if let Some(reason) = &new.census.rejected {
-            if old.is_none_or(|old| old.census.rejected.is_none()) {
+        if let Some(reason) = &new.counts.rejected {
+            if old.is_none_or(|old| old.counts.rejected.is_none()) {
                 self.rejected.inc([rejection(reason)]);
             }
             // Nothing is ever done for it.
@@ -197,7 +197,8 @@ impl PodLifecycleMetrics {
         }
         self.work(uid, old, new, now);
         let since_seen = now.uptime.since(seen).as_secs_f64();
-        let began = old.is_none_or(|old| old.census.stage == Stage::Waiting) && new.census.stage == Stage::Syncing;
+        let began = old.is_none_or(|old| old.counts.stage == LifecycleStage::Waiting)
+            && new.counts.stage == LifecycleStage::Syncing;
         if began {
             self.worker_start.observe([], since_seen);
             let count = new.pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
@@ -216,13 +217,15 @@ impl PodLifecycleMetrics {
     fn work(&self, uid: &PodUid, old: Option<&PodView>, new: &PodView, now: Now) {
         let mut known = self.lock();
         let Some(life) = known.get_mut(uid) else { return };
-        let stage = new.census.stage;
-        if old.is_some_and(|old| old.census.stage != stage) && matches!(stage, Stage::Terminating | Stage::Terminated) {
+        let stage = new.counts.stage;
+        if old.is_some_and(|old| old.counts.stage != stage)
+            && matches!(stage, LifecycleStage::Terminating | LifecycleStage::Terminated)
+        {
             self.round_ended(life.round.take(), now);
         }
         let operation = operation(old, new);
         let round = life.round.unwrap_or(Round { operation, began: now.uptime });
-        if new.census.is_working || stage == Stage::Waiting {
+        if new.counts.is_working || stage == LifecycleStage::Waiting {
             life.round = Some(round);
         } else if life.round.is_some() || operation != "sync" {
             life.round = None;
@@ -305,7 +308,7 @@ fn operation(old: Option<&PodView>, new: &PodView) -> &'static str {
         "kill"
     } else if is_updated(&old.pod, &new.pod) {
         "update"
-    } else if old.census.stage != Stage::Terminated && new.census.stage == Stage::Terminated {
+    } else if old.counts.stage != LifecycleStage::Terminated && new.counts.stage == LifecycleStage::Terminated {
         "terminated"
     } else {
         "sync"

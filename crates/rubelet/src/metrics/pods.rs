@@ -9,7 +9,7 @@ use rubelet_core::{
     observation::ListedState,
     pod::status::is_terminal,
     pod_manager::is_static_pod,
-    snapshot::{PodView, Snapshot, Stage},
+    snapshot::{LifecycleStage, PodView, Snapshot},
 };
 
 use super::text::{Labels, Text};
@@ -26,7 +26,7 @@ pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
 /// What the runtime has, as it was last seen.
 fn write_runtime(snapshot: &Snapshot, text: &mut Text) {
     const CONTAINERS: &str = "kubelet_running_containers";
-    let running = snapshot.pods.values().filter(|view| view.census.has_ready_sandbox).count();
+    let running = snapshot.pods.values().filter(|view| view.counts.has_ready_sandbox).count();
     text.single(
         "kubelet_running_pods",
         "gauge",
@@ -41,7 +41,7 @@ fn write_runtime(snapshot: &Snapshot, text: &mut Text) {
     ];
     text.head(CONTAINERS, "gauge", "[ALPHA] Number of containers currently running");
     for (state, name) in states {
-        let counts = snapshot.pods.values().filter_map(|view| view.census.containers.get(&state));
+        let counts = snapshot.pods.values().filter_map(|view| view.counts.containers.get(&state));
         let count: u32 = counts.sum();
         text.sample((CONTAINERS, ""), Labels::of(&[("container_state", name)]), f64::from(count));
     }
@@ -93,7 +93,7 @@ fn write_config(snapshot: &Snapshot, text: &mut Text) {
 
 fn is_active(view: &PodView) -> bool {
     let is_over = view.status.phase.as_deref().is_some_and(is_terminal);
-    view.census.stage != Stage::Terminated && view.census.rejected.is_none() && !is_over
+    view.counts.stage != LifecycleStage::Terminated && view.counts.rejected.is_none() && !is_over
 }
 
 /// What is being done about them. A pod that was not let in is nobody's work.
@@ -107,12 +107,12 @@ fn write_working(snapshot: &Snapshot, text: &mut Text) {
             counts.insert([lifecycle, config, is_static], 0);
         }
     }
-    for view in snapshot.pods.values().filter(|view| view.census.rejected.is_none()) {
-        let lifecycle = match view.census.stage {
-            Stage::Waiting => continue,
-            Stage::Syncing => "sync",
-            Stage::Terminating => "terminating",
-            Stage::Terminated => "terminated",
+    for view in snapshot.pods.values().filter(|view| view.counts.rejected.is_none()) {
+        let lifecycle = match view.counts.stage {
+            LifecycleStage::Waiting => continue,
+            LifecycleStage::Syncing => "sync",
+            LifecycleStage::Terminating => "terminating",
+            LifecycleStage::Terminated => "terminated",
         };
         let is_static = if is_static_pod(&view.pod) { "true" } else { "" };
         let (config, is_static) = match (view.source, &view.pod.spec) {

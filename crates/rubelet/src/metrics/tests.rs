@@ -11,7 +11,7 @@ use axum::{
 use jiff::Timestamp;
 use rubelet_core::{
     observation::ListedState,
-    snapshot::{PodCounts, Snapshot, Stage},
+    snapshot::{LifecycleStage, PodCounts, Snapshot},
 };
 use serde_json::json;
 use tower::ServiceExt as _;
@@ -24,14 +24,15 @@ use crate::server::{
 
 fn two_pods() -> Snapshot {
     let mut web = view("default", "web", &["a", "b"], &[], json!({ "phase": "Running" }));
-    web.census = PodCounts {
-        stage: Stage::Syncing,
+    web.counts = PodCounts {
+        stage: LifecycleStage::Syncing,
         has_ready_sandbox: true,
         containers: BTreeMap::from([(ListedState::Running, 2), (ListedState::Exited, 1)]),
         ..PodCounts::default()
     };
     let mut refused = view("default", "refused", &["a"], &[], json!({ "phase": "Failed" }));
-    refused.census = PodCounts { stage: Stage::Syncing, rejected: Some("OutOfcpu".to_owned()), ..PodCounts::default() };
+    refused.counts =
+        PodCounts { stage: LifecycleStage::Syncing, rejected: Some("OutOfcpu".to_owned()), ..PodCounts::default() };
     snapshot("n1", [("u1", web), ("u2", refused)])
 }
 

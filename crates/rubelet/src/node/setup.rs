@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use rubelet_core::{
-    cgroups::Room,
+    cgroups::KubepodsLimits,
     config::gates::{Gate, Gates},
     node_status::{Machine, NodeSetup, Reservations, ResourceList, resources},
     quantity,
@@ -86,7 +86,7 @@ pub fn allocatable_list(machine: &Machine, setup: &NodeSetup) -> ResourceList {
 }
 
 /// What the kernel lets all pods have together: all that is not reserved. What eviction keeps free lies within it.
-pub fn room_for_pods(options: &Options, machine: &Machine, setup: &NodeSetup) -> Room {
+pub fn kubepods_limits(options: &Options, machine: &Machine, setup: &NodeSetup) -> KubepodsLimits {
     let is_enforced = options.config.enforce_node_allocatable.iter().any(|what| what == "pods");
     let reservations = if is_enforced {
         Reservations { eviction: Default::default(), ..setup.reservations.clone() }
@@ -95,7 +95,7 @@ pub fn room_for_pods(options: &Options, machine: &Machine, setup: &NodeSetup) ->
     };
     let left = resources::allocatable(&resources::capacity(machine, setup), &reservations);
     let amount = |name| quantity::amount(Some(&left), name);
-    Room { cpu_millis: amount("cpu").millis(), memory_bytes: amount("memory").value() }
+    KubepodsLimits { cpu_millis: amount("cpu").millis(), memory_bytes: amount("memory").value() }
 }
 
 /// In Go's words, which are the API's.

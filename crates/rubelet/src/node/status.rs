@@ -11,7 +11,7 @@ use rubelet_core::{
     effect::EventRecord,
     event_reasons,
     node_status::{self, ImageFacts, Report, status_event},
-    snapshot::{NodeView, Readiness, Snapshot},
+    snapshot::{NodeReadiness, NodeView, Snapshot},
     time::Uptime,
 };
 use rubelet_cri::v1;
@@ -48,7 +48,7 @@ pub async fn run(
 ) {
     // Nothing is said of the node before its runtime was asked: a restart of the agent is no reason to call it not ready.
     let is_checked =
-        inputs.snapshots.wait_for(|snapshot| snapshot.node.readiness != Readiness::Unchecked).await.is_ok();
+        inputs.snapshots.wait_for(|snapshot| snapshot.node.readiness != NodeReadiness::Unchecked).await.is_ok();
     if !is_checked {
         return;
     }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Mutex, time::Duration};
 use async_trait::async_trait;
 use rubelet_core::{
     node_status::{Machine, NodeSetup, Report},
-    snapshot::{NodeView, Readiness},
+    snapshot::{NodeReadiness, NodeView},
 };
 use rubelet_kube::port::{Watch, WatchStream};
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ pub(super) fn reporting() -> NodeReporting {
 }
 
 pub(super) fn view() -> NodeView {
-    NodeView { readiness: Readiness::Ready, ..NodeView::default() }
+    NodeView { readiness: NodeReadiness::Ready, ..NodeView::default() }
 }
 
 pub(super) fn report<'a>(reporting: &'a NodeReporting, view: &'a NodeView) -> Report<'a> {

@@ -132,20 +132,20 @@ fn a_reader_that_was_lapped_knows_what_it_missed() {
 #[test]
 fn events_refer_to_what_they_are_about() {
     let pod = || PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() };
-    let container = |name: &str| About::Container { pod: pod(), container: name.to_owned() };
-    let shown = |about: &About| {
+    let container = |name: &str| InvolvedObject::Container { pod: pod(), container: name.to_owned() };
+    let shown = |about: &InvolvedObject| {
         let object = object_of(about, "n1", &snapshot())?;
         let parts =
             [object.kind, object.namespace, object.name, object.uid, object.resource_version, object.field_path];
         Some(parts.map(Option::unwrap_or_default).join("|"))
     };
     let cases = [
-        (About::Node, Some("Node||n1|||")),
-        (About::Pod(pod()), Some("Pod|shop|web|u1|41|")),
+        (InvolvedObject::Node, Some("Node||n1|||")),
+        (InvolvedObject::Pod(pod()), Some("Pod|shop|web|u1|41|")),
         (container("main"), Some("Pod|shop|web|u1|41|spec.containers{main}")),
         (container("prepare"), Some("Pod|shop|web|u1|41|spec.initContainers{prepare}")),
-        (About::Pod(PodRef { uid: "gone".into(), ..pod() }), Some("Pod|shop|web|gone||")),
-        (About::Manifest("/m/web.yaml".to_owned()), None),
+        (InvolvedObject::Pod(PodRef { uid: "gone".into(), ..pod() }), Some("Pod|shop|web|gone||")),
+        (InvolvedObject::Manifest("/m/web.yaml".to_owned()), None),
     ];
     for (about, expected) in cases {
         assert_eq!(shown(&about).as_deref(), expected, "{about}");
@@ -159,7 +159,7 @@ fn start(api: &Arc<FakeApi>, events: &EventLog) -> JoinHandle<()> {
 
 fn about_pod(reason: &str) -> EventRecord {
     EventRecord {
-        about: About::Pod(PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() }),
+        about: InvolvedObject::Pod(PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() }),
         severity: Severity::Normal,
         reason: reason.to_owned(),
         message: "text".to_owned(),
@@ -185,7 +185,7 @@ fn snapshot() -> Snapshot {
         lifecycle: "Syncing".to_owned(),
         lifecycle_since: at(0),
         running: BTreeMap::new(),
-        census: Default::default(),
+        counts: Default::default(),
         facts: None,
         needs: Arc::default(),
         steps: Vec::new(),

@@ -46,7 +46,7 @@ pub(crate) struct ContainerTarget {
 /// The pods that have a sandbox and a container that runs.
 pub(crate) fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
     let tree = CgroupTree::new(settings, snapshot.node.cgroup_driver);
-    let tiers = tree.map(|tree| tree.tiers(std::iter::empty::<&PodSpec>())).unwrap_or_default();
+    let tiers = tree.map(|tree| tree.qos_cgroups(std::iter::empty::<&PodSpec>())).unwrap_or_default();
     Targets {
         node_name: settings.node_name.clone(),
         tiers: tiers.into_iter().map(|tier| tier.path).collect(),

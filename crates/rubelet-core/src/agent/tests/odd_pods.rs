@@ -340,9 +340,9 @@ impl Odd {
     }
 
     fn make_files(&self, pod: &Pod, uid: &PodUid) -> Result<(), crate::container::ConfigError> {
-        for need in volumes::needs(pod) {
-            volumes::nested_mount_points(pod.spec.as_ref().unwrap(), &need.name);
-            if let VolumeSource::Files(volume) = need.source {
+        for to_mount in volumes::volumes_to_mount(pod) {
+            volumes::nested_mount_points(pod.spec.as_ref().unwrap(), &to_mount.name);
+            if let VolumeSource::Files(volume) = to_mount.source {
                 let needs = volume.needs();
                 let tokens = needs.tokens.into_iter().map(|key| (key, Ok("token".to_owned()))).collect();
                 let gathered = Gathered { objects: self.found(uid, needs.objects), tokens };

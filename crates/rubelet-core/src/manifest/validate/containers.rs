@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector, PodSpec,
 };
 
-use super::{Path, Problem, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes};
+use super::{FieldError, Path, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes};
 use crate::{container::is_host_network, pod::restart_policy::is_sidecar};
 
 /// Fields a container may learn of its pod through its environment.
@@ -32,10 +32,10 @@ const ENV_RESOURCES: [&str; 6] = [
     "requests.memory",
 ];
 
-pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, path: &Path, problems: &mut Vec<FieldError>) {
     let regular_path = path.child("containers");
     if spec.containers.is_empty() {
-        problems.push(Problem::required(&regular_path, ""));
+        problems.push(FieldError::required(&regular_path, ""));
     }
     let grace_secs = spec.termination_grace_period_seconds.unwrap_or_default();
     let mut known = BTreeSet::new();
@@ -58,18 +58,24 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, path: &Path, 
     }
 }
 
-fn common(container: &Container, spec: &PodSpec, volumes: &BTreeSet<&str>, path: &Path, problems: &mut Vec<Problem>) {
+fn common(
+    container: &Container,
+    spec: &PodSpec,
+    volumes: &BTreeSet<&str>,
+    path: &Path,
+    problems: &mut Vec<FieldError>,
+) {
     if container.name.is_empty() {
-        problems.push(Problem::required(&path.child("name"), ""));
+        problems.push(FieldError::required(&path.child("name"), ""));
     } else {
         invalid(&path.child("name"), &container.name, &names::dns_label(&container.name), problems);
     }
     let image = container.image.as_deref().unwrap_or_default();
     if image.is_empty() {
-        problems.push(Problem::required(&path.child("image"), ""));
+        problems.push(FieldError::required(&path.child("image"), ""));
     } else if image.trim() != image {
         let why = "must not have leading or trailing whitespace";
-        problems.push(Problem::invalid(&path.child("image"), quoted(image), why));
+        problems.push(FieldError::invalid(&path.child("image"), quoted(image), why));
     }
     let policy = container.termination_message_policy.as_deref();
     one_of(policy, &["File", "FallbackToLogsOnError"], &path.child("terminationMessagePolicy"), problems);
@@ -80,7 +86,7 @@ fn common(container: &Container, spec: &PodSpec, volumes: &BTreeSet<&str>, path:
     for index in 0..container.volume_devices.as_ref().map_or(0, Vec::len) {
         // Only claims have devices, and a static pod has no claims.
         let why = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
-        problems.push(Problem::forbidden(&path.child("volumeDevices").index(index), why));
+        problems.push(FieldError::forbidden(&path.child("volumeDevices").index(index), why));
     }
     let policies = ["Always", "IfNotPresent", "Never"];
     one_of(container.image_pull_policy.as_deref(), &policies, &path.child("imagePullPolicy"), problems);
@@ -93,25 +99,30 @@ fn common(container: &Container, spec: &PodSpec, volumes: &BTreeSet<&str>, path:
     restart_policy(container, path, problems);
 }
 
-fn unique_name<'a>(container: &'a Container, known: &mut BTreeSet<&'a str>, path: &Path, problems: &mut Vec<Problem>) {
+fn unique_name<'a>(
+    container: &'a Container,
+    known: &mut BTreeSet<&'a str>,
+    path: &Path,
+    problems: &mut Vec<FieldError>,
+) {
     if !container.name.is_empty() && !known.insert(&container.name) {
-        problems.push(Problem::duplicate(&path.child("name"), quoted(&container.name)));
+        problems.push(FieldError::duplicate(&path.child("name"), quoted(&container.name)));
     }
 }
 
-fn restart_policy(container: &Container, path: &Path, problems: &mut Vec<Problem>) {
+fn restart_policy(container: &Container, path: &Path, problems: &mut Vec<FieldError>) {
     let field = path.child("restartPolicy");
     let has_rules = container.restart_policy_rules.as_ref().is_some_and(|rules| !rules.is_empty());
     match &container.restart_policy {
         Some(policy) => one_of(Some(policy), &["Always", "Never", "OnFailure"], &field, problems),
         None if has_rules => {
-            problems.push(Problem::required(&field, "must specify restartPolicy when restart rules are used"));
+            problems.push(FieldError::required(&field, "must specify restartPolicy when restart rules are used"));
         }
         None => {}
     }
 }
 
-fn ports(ports: &[ContainerPort], path: &Path, problems: &mut Vec<Problem>) {
+fn ports(ports: &[ContainerPort], path: &Path, problems: &mut Vec<FieldError>) {
     let mut known = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
         let path = path.index(index);
@@ -119,12 +130,12 @@ fn ports(ports: &[ContainerPort], path: &Path, problems: &mut Vec<Problem>) {
         if !name.is_empty() {
             let messages = names::port(name);
             if messages.is_empty() && !known.insert(name) {
-                problems.push(Problem::duplicate(&path.child("name"), quoted(name)));
+                problems.push(FieldError::duplicate(&path.child("name"), quoted(name)));
             }
             invalid(&path.child("name"), name, &messages, problems);
         }
         if port.container_port == 0 {
-            problems.push(Problem::required(&path.child("containerPort"), ""));
+            problems.push(FieldError::required(&path.child("containerPort"), ""));
         } else {
             port_number(port.container_port, &path.child("containerPort"), problems);
         }
@@ -135,12 +146,12 @@ fn ports(ports: &[ContainerPort], path: &Path, problems: &mut Vec<Problem>) {
     }
 }
 
-fn port_number(number: i32, field: &Path, problems: &mut Vec<Problem>) {
-    problems.extend(names::port_number(number).iter().map(|message| Problem::invalid(field, number, message)));
+fn port_number(number: i32, field: &Path, problems: &mut Vec<FieldError>) {
+    problems.extend(names::port_number(number).iter().map(|message| FieldError::invalid(field, number, message)));
 }
 
 /// No two containers of a pod may want the same port of the host.
-fn host_ports(containers: &[Container], spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+fn host_ports(containers: &[Container], spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     let mut known = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
         let path = path.index(index).child("ports");
@@ -150,22 +161,22 @@ fn host_ports(containers: &[Container], spec: &PodSpec, path: &Path, problems: &
             let [protocol, host_ip] = [&port.protocol, &port.host_ip].map(|text| text.as_deref().unwrap_or_default());
             let taken = format!("{protocol}/{host_ip}/{number}");
             if known.contains(&taken) {
-                problems.push(Problem::duplicate(&field, quoted(&taken)));
+                problems.push(FieldError::duplicate(&field, quoted(&taken)));
             }
             known.insert(taken);
             if is_host_network(spec) && number != port.container_port {
                 let why = "must match `containerPort` when `hostNetwork` is true";
-                problems.push(Problem::invalid(&field, number, why));
+                problems.push(FieldError::invalid(&field, number, why));
             }
         }
     }
 }
 
-fn env(env: &[EnvVar], path: &Path, problems: &mut Vec<Problem>) {
+fn env(env: &[EnvVar], path: &Path, problems: &mut Vec<FieldError>) {
     for (index, variable) in env.iter().enumerate() {
         let path = path.index(index);
         if variable.name.is_empty() {
-            problems.push(Problem::required(&path.child("name"), ""));
+            problems.push(FieldError::required(&path.child("name"), ""));
         } else {
             invalid(&path.child("name"), &variable.name, &names::env(&variable.name), problems);
         }
@@ -174,13 +185,13 @@ fn env(env: &[EnvVar], path: &Path, problems: &mut Vec<Problem>) {
             env_source(source, &path.child("valueFrom"), problems);
             if has_value {
                 let why = "may not be specified when `value` is not empty";
-                problems.push(Problem::invalid(&path.child("valueFrom"), "\"\"", why));
+                problems.push(FieldError::invalid(&path.child("valueFrom"), "\"\"", why));
             }
         }
     }
 }
 
-fn env_source(source: &EnvVarSource, path: &Path, problems: &mut Vec<Problem>) {
+fn env_source(source: &EnvVarSource, path: &Path, problems: &mut Vec<FieldError>) {
     let sources = [
         source.field_ref.is_some(),
         source.resource_field_ref.is_some(),
@@ -193,20 +204,20 @@ fn env_source(source: &EnvVarSource, path: &Path, problems: &mut Vec<Problem>) {
         0 => {
             let why = "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or \
                        `fileKeyRef`";
-            problems.push(Problem::invalid(path, "\"\"", why));
+            problems.push(FieldError::invalid(path, "\"\"", why));
         }
         _ => {
             let why = "may not have more than one field specified at a time";
-            problems.push(Problem::invalid(path, "\"\"", why));
+            problems.push(FieldError::invalid(path, "\"\"", why));
         }
     }
     if let Some(field_ref) = &source.field_ref {
         let path = path.child("fieldRef");
         match field_ref.field_path.as_str() {
-            "" => problems.push(Problem::required(&path.child("fieldPath"), "")),
+            "" => problems.push(FieldError::required(&path.child("fieldPath"), "")),
             known if ENV_FIELDS.contains(&known) => {}
             other if is_metadata_entry(other) => {}
-            other => problems.push(Problem::unsupported(&path.child("fieldPath"), other, &ENV_FIELDS)),
+            other => problems.push(FieldError::unsupported(&path.child("fieldPath"), other, &ENV_FIELDS)),
         }
     }
     if let Some(resource) = &source.resource_field_ref {
@@ -222,11 +233,11 @@ fn env_source(source: &EnvVarSource, path: &Path, problems: &mut Vec<Problem>) {
     }
 }
 
-fn file_key(selector: &FileKeySelector, path: &Path, problems: &mut Vec<Problem>) {
+fn file_key(selector: &FileKeySelector, path: &Path, problems: &mut Vec<FieldError>) {
     let FileKeySelector { key, volume_name, path: file, optional: _ } = selector;
     for (field, value) in [("key", key), ("volumeName", volume_name), ("path", file)] {
         if value.is_empty() {
-            problems.push(Problem::required(&path.child(field), ""));
+            problems.push(FieldError::required(&path.child(field), ""));
         }
     }
     if !key.is_empty() {
@@ -239,7 +250,7 @@ fn file_key(selector: &FileKeySelector, path: &Path, problems: &mut Vec<Problem>
 }
 
 /// Only an emptyDir can hold the files that variables come from.
-pub(super) fn env_file_volumes(spec: &PodSpec, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn env_file_volumes(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     let volumes: BTreeMap<&str, bool> =
         spec.volumes.iter().flatten().map(|volume| (volume.name.as_str(), volume.empty_dir.is_some())).collect();
     let init = spec.init_containers.as_deref().unwrap_or_default();
@@ -254,9 +265,9 @@ pub(super) fn env_file_volumes(spec: &PodSpec, path: &Path, problems: &mut Vec<P
                     Some(true) => {}
                     Some(false) => {
                         let why = "referenced volume must be of type emptyDir";
-                        problems.push(Problem::invalid(&field, quoted(volume_name), why));
+                        problems.push(FieldError::invalid(&field, quoted(volume_name), why));
                     }
-                    None => problems.push(Problem::not_found(&field, volume_name)),
+                    None => problems.push(FieldError::not_found(&field, volume_name)),
                 }
             }
         }
@@ -269,7 +280,7 @@ fn is_metadata_entry(field: &str) -> bool {
     entry.and_then(|entry| entry.strip_suffix("']")).is_some_and(|key| names::qualified(key).is_empty())
 }
 
-fn env_from(sources: &[EnvFromSource], path: &Path, problems: &mut Vec<Problem>) {
+fn env_from(sources: &[EnvFromSource], path: &Path, problems: &mut Vec<FieldError>) {
     for (index, source) in sources.iter().enumerate() {
         let path = path.index(index);
         let prefix = source.prefix.as_deref().unwrap_or_default();
@@ -279,6 +290,6 @@ fn env_from(sources: &[EnvFromSource], path: &Path, problems: &mut Vec<Problem>)
             (Some(_), Some(_)) => "may not have more than one field specified at a time",
             (Some(_), None) | (None, Some(_)) => continue,
         };
-        problems.push(Problem::invalid(&path, "\"\"", why));
+        problems.push(FieldError::invalid(&path, "\"\"", why));
     }
 }

@@ -7,9 +7,9 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-use super::{Path, Problem, invalid, names, not_negative, one_of};
+use super::{FieldError, Path, invalid, names, not_negative, one_of};
 
-pub(super) fn container(container: &Container, grace_secs: i64, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn container(container: &Container, grace_secs: i64, path: &Path, problems: &mut Vec<FieldError>) {
     if let Some(lifecycle) = &container.lifecycle {
         hooks(lifecycle, grace_secs, &path.child("lifecycle"), problems);
     }
@@ -18,7 +18,7 @@ pub(super) fn container(container: &Container, grace_secs: i64, path: &Path, pro
             let path = path.child(name);
             checks(found, &path, problems);
             if let Some(threshold) = found.success_threshold.filter(|threshold| *threshold != 1) {
-                problems.push(Problem::invalid(&path.child("successThreshold"), threshold, "must be 1"));
+                problems.push(FieldError::invalid(&path.child("successThreshold"), threshold, "must be 1"));
             }
         }
     }
@@ -27,13 +27,13 @@ pub(super) fn container(container: &Container, grace_secs: i64, path: &Path, pro
         checks(probe, &path, problems);
         if let Some(grace) = probe.termination_grace_period_seconds {
             let field = path.child("terminationGracePeriodSeconds");
-            problems.push(Problem::invalid(&field, grace, "must not be set for readinessProbes"));
+            problems.push(FieldError::invalid(&field, grace, "must not be set for readinessProbes"));
         }
     }
 }
 
 /// What an init container that ends may not have: nobody would ask.
-pub(super) fn forbidden(container: &Container, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn forbidden(container: &Container, path: &Path, problems: &mut Vec<FieldError>) {
     for (field, is_set) in [
         ("lifecycle", container.lifecycle.is_some()),
         ("livenessProbe", container.liveness_probe.is_some()),
@@ -42,12 +42,12 @@ pub(super) fn forbidden(container: &Container, path: &Path, problems: &mut Vec<P
     ] {
         if is_set {
             let why = "may not be set for init containers without restartPolicy=Always";
-            problems.push(Problem::forbidden(&path.child(field), why));
+            problems.push(FieldError::forbidden(&path.child(field), why));
         }
     }
 }
 
-fn checks(probe: &Probe, path: &Path, problems: &mut Vec<Problem>) {
+fn checks(probe: &Probe, path: &Path, problems: &mut Vec<FieldError>) {
     let found = [
         ("exec", probe.exec.is_some()),
         ("httpGet", probe.http_get.is_some()),
@@ -74,11 +74,11 @@ fn checks(probe: &Probe, path: &Path, problems: &mut Vec<Problem>) {
     }
     if let Some(grace) = probe.termination_grace_period_seconds.filter(|grace| *grace <= 0) {
         let field = path.child("terminationGracePeriodSeconds");
-        problems.push(Problem::invalid(&field, grace, "must be greater than 0"));
+        problems.push(FieldError::invalid(&field, grace, "must be greater than 0"));
     }
 }
 
-fn hooks(lifecycle: &Lifecycle, grace_secs: i64, path: &Path, problems: &mut Vec<Problem>) {
+fn hooks(lifecycle: &Lifecycle, grace_secs: i64, path: &Path, problems: &mut Vec<FieldError>) {
     for (handler, name) in [(&lifecycle.post_start, "postStart"), (&lifecycle.pre_stop, "preStop")] {
         if let Some(handler) = handler {
             hook(handler, grace_secs, &path.child(name), problems);
@@ -86,7 +86,7 @@ fn hooks(lifecycle: &Lifecycle, grace_secs: i64, path: &Path, problems: &mut Vec
     }
 }
 
-fn hook(handler: &LifecycleHandler, grace_secs: i64, path: &Path, problems: &mut Vec<Problem>) {
+fn hook(handler: &LifecycleHandler, grace_secs: i64, path: &Path, problems: &mut Vec<FieldError>) {
     let found = [
         ("exec", handler.exec.is_some()),
         ("httpGet", handler.http_get.is_some()),
@@ -101,27 +101,27 @@ fn hook(handler: &LifecycleHandler, grace_secs: i64, path: &Path, problems: &mut
     }
     if let Some(sleep) = handler.sleep.as_ref().filter(|sleep| !(0..=grace_secs).contains(&sleep.seconds)) {
         let why = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace_secs})");
-        problems.push(Problem::invalid(&path.child("sleep"), sleep.seconds, &why));
+        problems.push(FieldError::invalid(&path.child("sleep"), sleep.seconds, &why));
     }
 }
 
-fn one_handler(found: &[(&str, bool)], path: &Path, problems: &mut Vec<Problem>) {
+fn one_handler(found: &[(&str, bool)], path: &Path, problems: &mut Vec<FieldError>) {
     let mut set = found.iter().filter(|(_, is_set)| *is_set);
     if set.next().is_none() {
-        problems.push(Problem::required(path, "must specify a handler type"));
+        problems.push(FieldError::required(path, "must specify a handler type"));
     }
     for (surplus, _) in set {
-        problems.push(Problem::forbidden(&path.child(surplus), "may not specify more than 1 handler type"));
+        problems.push(FieldError::forbidden(&path.child(surplus), "may not specify more than 1 handler type"));
     }
 }
 
-fn exec(action: Option<&ExecAction>, path: &Path, problems: &mut Vec<Problem>) {
+fn exec(action: Option<&ExecAction>, path: &Path, problems: &mut Vec<FieldError>) {
     if action.is_some_and(|action| action.command.as_ref().is_none_or(Vec::is_empty)) {
-        problems.push(Problem::required(&path.child("command"), ""));
+        problems.push(FieldError::required(&path.child("command"), ""));
     }
 }
 
-fn http_get(action: Option<&HTTPGetAction>, path: &Path, problems: &mut Vec<Problem>) {
+fn http_get(action: Option<&HTTPGetAction>, path: &Path, problems: &mut Vec<FieldError>) {
     let Some(action) = action else { return };
     port(&action.port, &path.child("port"), problems);
     one_of(action.scheme.as_deref(), &["HTTP", "HTTPS"], &path.child("scheme"), problems);
@@ -135,11 +135,11 @@ fn http_get(action: Option<&HTTPGetAction>, path: &Path, problems: &mut Vec<Prob
     }
 }
 
-fn port(port: &IntOrString, field: &Path, problems: &mut Vec<Problem>) {
+fn port(port: &IntOrString, field: &Path, problems: &mut Vec<FieldError>) {
     match port {
         IntOrString::Int(number) => {
             let messages = names::port_number(*number);
-            problems.extend(messages.iter().map(|message| Problem::invalid(field, number, message)));
+            problems.extend(messages.iter().map(|message| FieldError::invalid(field, number, message)));
         }
         IntOrString::String(name) => invalid(field, name, &names::port(name), problems),
     }

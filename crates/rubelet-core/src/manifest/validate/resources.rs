@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::ResourceRequirements, apimachinery::pkg::api::resource::Quantity as Text};
 
-use super::{Path, Problem, invalid, names, quoted};
+use super::{FieldError, Path, invalid, names, quoted};
 use crate::quantity::Quantity;
 
-pub(super) fn container(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn container(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<FieldError>) {
     requirements(resources, path, problems);
     for (list, field) in [(&resources.limits, "limits"), (&resources.requests, "requests")] {
         for name in list.iter().flat_map(BTreeMap::keys) {
@@ -18,34 +18,34 @@ pub(super) fn container(resources: &ResourceRequirements, path: &Path, problems:
     }
 }
 
-pub(super) fn pod(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<Problem>) {
+pub(super) fn pod(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<FieldError>) {
     requirements(resources, path, problems);
     for (list, field) in [(&resources.limits, "limits"), (&resources.requests, "requests")] {
         for name in list.iter().flat_map(BTreeMap::keys) {
             if !matches!(name.as_str(), "cpu" | "memory") && !name.starts_with("hugepages-") {
                 let field = path.child(field).key(name);
-                problems.push(Problem::unsupported(&field, name, &["cpu", "hugepages-", "memory"]));
+                problems.push(FieldError::unsupported(&field, name, &["cpu", "hugepages-", "memory"]));
             }
         }
     }
 }
 
 /// A quantity that can be read and is not below zero.
-pub(super) fn amount(text: &Text, field: &Path, problems: &mut Vec<Problem>) -> Option<Quantity> {
+pub(super) fn amount(text: &Text, field: &Path, problems: &mut Vec<FieldError>) -> Option<Quantity> {
     match Quantity::parse(&text.0) {
         Ok(amount) if amount < Quantity::ZERO => {
-            problems.push(Problem::invalid(field, quoted(&text.0), "must be greater than or equal to 0"));
+            problems.push(FieldError::invalid(field, quoted(&text.0), "must be greater than or equal to 0"));
             None
         }
         Ok(amount) => Some(amount),
         Err(error) => {
-            problems.push(Problem::invalid(field, quoted(&text.0), &error.to_string()));
+            problems.push(FieldError::invalid(field, quoted(&text.0), &error.to_string()));
             None
         }
     }
 }
 
-fn requirements(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<Problem>) {
+fn requirements(resources: &ResourceRequirements, path: &Path, problems: &mut Vec<FieldError>) {
     let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
     let limits = amounts(resources.limits.as_ref(), &limits_path, problems);
     let requests = amounts(resources.requests.as_ref(), &requests_path, problems);
@@ -55,7 +55,7 @@ fn requirements(resources: &ResourceRequirements, path: &Path, problems: &mut Ve
             let has_unreadable_limit = resources.limits.as_ref().is_some_and(|limits| limits.contains_key(*name));
             if !may_overcommit && !has_unreadable_limit {
                 let why = "Limit must be set for non overcommitable resources";
-                problems.push(Problem::required(&limits_path, why));
+                problems.push(FieldError::required(&limits_path, why));
             }
             continue;
         };
@@ -66,22 +66,22 @@ fn requirements(resources: &ResourceRequirements, path: &Path, problems: &mut Ve
         } else {
             continue;
         };
-        problems.push(Problem::invalid(&requests_path, quoted(request_text), &why));
+        problems.push(FieldError::invalid(&requests_path, quoted(request_text), &why));
     }
     let has = |test: fn(&str) -> bool| limits.keys().chain(requests.keys()).any(|name| test(name));
     if has(|name| name.starts_with("hugepages-")) && !has(|name| matches!(name, "cpu" | "memory")) {
-        problems.push(Problem::forbidden(path, "HugePages require cpu or memory"));
+        problems.push(FieldError::forbidden(path, "HugePages require cpu or memory"));
     }
 }
 
 type Amounts<'a> = BTreeMap<&'a str, (Quantity, &'a str)>;
 
-fn amounts<'a>(list: Option<&'a BTreeMap<String, Text>>, path: &Path, problems: &mut Vec<Problem>) -> Amounts<'a> {
+fn amounts<'a>(list: Option<&'a BTreeMap<String, Text>>, path: &Path, problems: &mut Vec<FieldError>) -> Amounts<'a> {
     let mut amounts = BTreeMap::new();
     for (name, text) in list.into_iter().flatten() {
         if let Some(amount) = amount(text, &path.key(name), problems) {
             if !is_native(name) && amount.millis() % 1000 != 0 {
-                problems.push(Problem::invalid(&path.key(name), quoted(&text.0), "must be an integer"));
+                problems.push(FieldError::invalid(&path.key(name), quoted(&text.0), "must be an integer"));
             }
             amounts.insert(name.as_str(), (amount, text.0.as_str()));
         }
@@ -89,7 +89,7 @@ fn amounts<'a>(list: Option<&'a BTreeMap<String, Text>>, path: &Path, problems: 
     amounts
 }
 
-fn container_resource(name: &str, field: &Path, problems: &mut Vec<Problem>) {
+fn container_resource(name: &str, field: &Path, problems: &mut Vec<FieldError>) {
     let messages = names::qualified(name);
     if !messages.is_empty() {
         invalid(field, name, &messages, problems);
@@ -97,10 +97,10 @@ fn container_resource(name: &str, field: &Path, problems: &mut Vec<Problem>) {
     }
     let is_standard = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
     if !name.contains('/') && !is_standard {
-        problems.push(Problem::invalid(field, quoted(name), "must be a standard resource for containers"));
+        problems.push(FieldError::invalid(field, quoted(name), "must be a standard resource for containers"));
     }
     if !is_native(name) && name.starts_with("requests.") {
-        problems.push(Problem::invalid(field, quoted(name), "doesn't follow extended resource name standard"));
+        problems.push(FieldError::invalid(field, quoted(name), "doesn't follow extended resource name standard"));
     }
 }
 

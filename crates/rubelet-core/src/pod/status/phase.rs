@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, PodSpec, PodStatus};
 
-use super::{Stage, StatusInput};
+use super::{PodWorkerState, StatusInput};
 use crate::{
     observation::SandboxState,
     pod::restart_policy::{is_sidecar, restarts_after},
@@ -39,7 +39,7 @@ pub(super) fn phase(input: &StatusInput<'_>, status: &PodStatus) -> &'static str
         Tally { running: 1.., .. } => RUNNING,
         Tally { stopped: 0, .. } => PENDING,
         // Static pods get no forced terminal phase, as upstream: their manifest may bring them back.
-        _ if input.stage == Stage::Terminated && !is_static_pod(input.pod) => tally.outcome(),
+        _ if input.worker_state == PodWorkerState::Terminated && !is_static_pod(input.pod) => tally.outcome(),
         _ if tally.stopped != tally.stopped_for_good => RUNNING,
         _ => tally.outcome(),
     }

@@ -20,7 +20,7 @@ struct Case {
     waiting: BTreeMap<String, Waiting>,
     restarting: BTreeSet<ContainerId>,
     is_resize_pending: bool,
-    stage: Stage,
+    worker_state: PodWorkerState,
     host_ips: Vec<String>,
     runtime: RuntimeStatus,
     failed: Option<PodFailure>,
@@ -37,7 +37,7 @@ impl Case {
             waiting: BTreeMap::new(),
             restarting: BTreeSet::new(),
             is_resize_pending: false,
-            stage: Stage::Syncing,
+            worker_state: PodWorkerState::Syncing,
             host_ips: vec!["192.0.2.1".to_owned()],
             runtime: RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() },
             failed: None,
@@ -51,8 +51,8 @@ impl Case {
         self
     }
 
-    fn stage(mut self, stage: Stage) -> Case {
-        self.stage = stage;
+    fn worker_state(mut self, worker_state: PodWorkerState) -> Case {
+        self.worker_state = worker_state;
         self
     }
 
@@ -80,7 +80,7 @@ impl Case {
             waiting: &self.waiting,
             restarting: &self.restarting,
             is_resize_pending: self.is_resize_pending,
-            stage: self.stage,
+            worker_state: self.worker_state,
             host_ips: &self.host_ips,
             runtime: &self.runtime,
             failed: self.failed.as_ref(),
@@ -330,14 +330,14 @@ fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
         ("always | static | main a", "a: exit(137)", "Running"),
         ("never | static | main a", "a: exit(137)", "Failed"),
     ] {
-        assert_eq!(Case::new(pod, seen).stage(Stage::Terminated).phase(), expected, "{pod}: {seen}");
+        assert_eq!(Case::new(pod, seen).worker_state(PodWorkerState::Terminated).phase(), expected, "{pod}: {seen}");
     }
 }
 
 #[test]
 fn a_terminating_pod_shows_how_its_containers_ended_and_not_what_they_waited_for() {
     let case = Case::new("always | main a", "a: exit(1) x2 5s").waiting("a", Reason::CrashLoopBackOff, "");
-    let shown = case.stage(Stage::Terminating).show();
+    let shown = case.worker_state(PodWorkerState::Terminating).show();
     assert!(shown.contains("main a: exit 1(Error) -5s, last exit 1(Error) -105s, restarts=1"), "{shown}");
 }
 
@@ -384,7 +384,7 @@ fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
 #[test]
 fn an_unreadable_container_is_not_said_to_have_ended_like_the_one_before_it() {
     let case = Case::new("never | main a", "a: exit(1)").then("a: exit(1), unknown", later(60));
-    let shown = case.stage(Stage::Terminating).show();
+    let shown = case.worker_state(PodWorkerState::Terminating).show();
     assert!(shown.contains("\nmain a: waiting, last exit 1(Error) -130s"), "{shown}");
 }
 
@@ -529,7 +529,7 @@ fn resources_are_what_the_runtime_reports_of_a_running_container() {
     let mut silent = case.then("a: running", later(9));
     assert_eq!(resources(&silent), format!("[{told},{requests},{of_pod}{requests}]"), "what was told stays");
     silent.facts = facts("a: exit(0)");
-    silent.stage = Stage::Terminated;
+    silent.worker_state = PodWorkerState::Terminated;
     assert_eq!(resources(&silent), format!("[{spec},{requests},{spec},{requests}]"));
 }
 
@@ -826,7 +826,11 @@ fn a_container_stopped_for_a_failed_probe_does_not_end_its_pod() {
     case.restarting.insert("a0".into());
     assert!(case.show().starts_with("Running"), "{}", case.show());
     assert!(case.show().contains("\nmain a: waiting, last exit 0(Completed) -30s"), "{}", case.show());
-    assert_eq!(case.stage(Stage::Terminated).phase(), "Succeeded", "a pod that ends starts nothing again");
+    assert_eq!(
+        case.worker_state(PodWorkerState::Terminated).phase(),
+        "Succeeded",
+        "a pod that ends starts nothing again"
+    );
 }
 
 #[test]

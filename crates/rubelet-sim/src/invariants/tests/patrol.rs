@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use rubelet_core::snapshot::{Readiness, Snapshot};
+use rubelet_core::snapshot::{NodeReadiness, Snapshot};
 use rubelet_kube::port::{ObjectPath, Verb};
 use serde_json::json;
 
@@ -99,7 +99,7 @@ fn a_bound_pod_without_a_status_is_noticed() {
 #[test]
 fn a_ready_node_without_lists_is_noticed() {
     let mut ready = Snapshot::default();
-    ready.node.readiness = Readiness::Ready;
+    ready.node.readiness = NodeReadiness::Ready;
     let listed = |sim: &mut SimState| {
         sim.rules.listed(sim.now);
         tells(sim, ready.clone());

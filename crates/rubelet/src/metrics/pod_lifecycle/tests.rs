@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::server::views::tests::{at, snapshot, view};
 
-fn seen(stage: Stage, status: Value) -> PodView {
+fn seen(stage: LifecycleStage, status: Value) -> PodView {
     let mut view = view("default", "web", &["a"], &[], status);
     view.source = Some(Source::Api);
-    view.census.stage = stage;
+    view.counts.stage = stage;
     view
 }
 
@@ -46,10 +46,10 @@ fn a_start_is_timed_from_first_sight_to_running() {
     live(
         &pod_lifecycle,
         vec![
-            seen(Stage::Waiting, json!({})),
-            seen(Stage::Syncing, pending.clone()),
-            seen(Stage::Syncing, pending),
-            seen(Stage::Syncing, json!({ "phase": "Running" })),
+            seen(LifecycleStage::Waiting, json!({})),
+            seen(LifecycleStage::Syncing, pending.clone()),
+            seen(LifecycleStage::Syncing, pending),
+            seen(LifecycleStage::Syncing, json!({ "phase": "Running" })),
         ],
     );
     insta::assert_snapshot!(page(&pod_lifecycle), @r#"
@@ -64,9 +64,9 @@ fn a_start_is_timed_from_first_sight_to_running() {
     "#);
 }
 
-fn working(stage: Stage, mut view: PodView) -> PodView {
-    view.census.stage = stage;
-    view.census.is_working = true;
+fn working(stage: LifecycleStage, mut view: PodView) -> PodView {
+    view.counts.stage = stage;
+    view.counts.is_working = true;
     view
 }
 
@@ -78,7 +78,7 @@ fn rounds(pod_lifecycle: &PodLifecycleMetrics) -> String {
 #[test]
 fn work_on_a_pod_is_timed_by_what_called_for_it() {
     let pod_lifecycle = PodLifecycleMetrics::new();
-    let plain = || seen(Stage::Syncing, json!({}));
+    let plain = || seen(LifecycleStage::Syncing, json!({}));
     let edited = || {
         let mut view = plain();
         Arc::make_mut(&mut view.pod).metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
@@ -93,20 +93,20 @@ fn work_on_a_pod_is_timed_by_what_called_for_it() {
     live(
         &pod_lifecycle,
         vec![
-            seen(Stage::Waiting, json!({})),
-            working(Stage::Syncing, plain()),
-            working(Stage::Syncing, plain()),
+            seen(LifecycleStage::Waiting, json!({})),
+            working(LifecycleStage::Syncing, plain()),
+            working(LifecycleStage::Syncing, plain()),
             plain(),
             // A new status with nothing to do about it is no work.
-            seen(Stage::Syncing, json!({ "phase": "Running" })),
-            working(Stage::Syncing, plain()),
+            seen(LifecycleStage::Syncing, json!({ "phase": "Running" })),
+            working(LifecycleStage::Syncing, plain()),
             plain(),
             // Cut short by the deletion.
-            working(Stage::Syncing, edited()),
-            working(Stage::Terminating, deleted()),
-            working(Stage::Terminating, deleted()),
-            working(Stage::Terminated, deleted()),
-            seen(Stage::Terminated, json!({})),
+            working(LifecycleStage::Syncing, edited()),
+            working(LifecycleStage::Terminating, deleted()),
+            working(LifecycleStage::Terminating, deleted()),
+            working(LifecycleStage::Terminated, deleted()),
+            seen(LifecycleStage::Terminated, json!({})),
         ],
     );
     insta::assert_snapshot!(rounds(&pod_lifecycle), @r#"
@@ -124,9 +124,9 @@ fn work_on_a_pod_is_timed_by_what_called_for_it() {
 #[test]
 fn no_work_is_timed_for_a_pod_that_is_refused() {
     let pod_lifecycle = PodLifecycleMetrics::new();
-    let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
-    refused.census.rejected = Some("OutOfcpu".to_owned());
-    let waits = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
+    let mut refused = seen(LifecycleStage::Syncing, json!({ "phase": "Failed" }));
+    refused.counts.rejected = Some("OutOfcpu".to_owned());
+    let waits = snapshot("n1", [("u1", seen(LifecycleStage::Waiting, json!({})))]);
     let is_refused = snapshot("n1", [("u1", refused)]);
     pod_lifecycle.turned(&Snapshot::default(), &waits, now(1));
     pod_lifecycle.turned(&waits, &is_refused, now(2));
@@ -140,7 +140,11 @@ fn a_pod_that_ran_before_us_has_no_start() {
     let running = json!({ "phase": "Running" });
     live(
         &pod_lifecycle,
-        vec![seen(Stage::Waiting, json!({})), seen(Stage::Syncing, running.clone()), seen(Stage::Syncing, running)],
+        vec![
+            seen(LifecycleStage::Waiting, json!({})),
+            seen(LifecycleStage::Syncing, running.clone()),
+            seen(LifecycleStage::Syncing, running),
+        ],
     );
     assert!(!page(&pod_lifecycle).contains("pod_start_duration"), "{}", page(&pod_lifecycle));
 }
@@ -155,14 +159,14 @@ fn each_end_of_a_container_is_counted_once() {
         &pod_lifecycle,
         vec![
             // It ended before it was seen.
-            seen(Stage::Syncing, container(&ended("c0", 9), &json!({}))),
-            seen(Stage::Syncing, container(&running, &ended("c0", 9))),
-            seen(Stage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
-            seen(Stage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
-            seen(Stage::Syncing, container(&json!({ "waiting": {} }), &ended("c1", 1))),
-            seen(Stage::Syncing, container(&running, &ended("c1", 1))),
+            seen(LifecycleStage::Syncing, container(&ended("c0", 9), &json!({}))),
+            seen(LifecycleStage::Syncing, container(&running, &ended("c0", 9))),
+            seen(LifecycleStage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
+            seen(LifecycleStage::Syncing, container(&ended("c1", 1), &ended("c0", 9))),
+            seen(LifecycleStage::Syncing, container(&json!({ "waiting": {} }), &ended("c1", 1))),
+            seen(LifecycleStage::Syncing, container(&running, &ended("c1", 1))),
             // Started again before anybody looked.
-            seen(Stage::Syncing, container(&running, &ended("c2", 1))),
+            seen(LifecycleStage::Syncing, container(&running, &ended("c2", 1))),
         ],
     );
     let page = page(&pod_lifecycle);
@@ -177,9 +181,9 @@ fn each_end_of_a_container_is_counted_once() {
 fn refusals_are_counted_by_reasons_nobody_can_make_up() {
     let pod_lifecycle = PodLifecycleMetrics::new();
     for reason in ["OutOfcpu", "OutOfexample.com/gpu", "NodeAffinity", "TaintToleration"] {
-        let mut refused = seen(Stage::Syncing, json!({ "phase": "Failed" }));
-        refused.census.rejected = Some(reason.to_owned());
-        live(&pod_lifecycle, vec![seen(Stage::Waiting, json!({})), refused.clone(), refused]);
+        let mut refused = seen(LifecycleStage::Syncing, json!({ "phase": "Failed" }));
+        refused.counts.rejected = Some(reason.to_owned());
+        live(&pod_lifecycle, vec![seen(LifecycleStage::Waiting, json!({})), refused.clone(), refused]);
     }
     insta::assert_snapshot!(page(&pod_lifecycle), @r#"
     kubelet_admission_rejections_total{reason="Other"} 2
@@ -191,7 +195,7 @@ fn refusals_are_counted_by_reasons_nobody_can_make_up() {
 #[test]
 fn the_sli_leaves_out_pulls_and_init_containers() {
     let pod_lifecycle = PodLifecycleMetrics::new();
-    live(&pod_lifecycle, vec![seen(Stage::Waiting, json!({}))]);
+    live(&pod_lifecycle, vec![seen(LifecycleStage::Waiting, json!({}))]);
     let secs = Uptime::from_secs;
     // Two pulls at once, and one later: six seconds in all.
     for (began, ended) in [(2, 5), (1, 4), (6, 8)] {
@@ -231,7 +235,7 @@ fn the_sli_leaves_out_pulls_and_init_containers() {
 #[test]
 fn what_is_known_of_a_pod_goes_with_it() {
     let pod_lifecycle = PodLifecycleMetrics::new();
-    let there = snapshot("n1", [("u1", seen(Stage::Waiting, json!({})))]);
+    let there = snapshot("n1", [("u1", seen(LifecycleStage::Waiting, json!({})))]);
     pod_lifecycle.turned(&Snapshot::default(), &there, now(1));
     assert_eq!(pod_lifecycle.lock().len(), 1);
     let empty = Snapshot { changed: there.changed.clone(), ..Snapshot::default() };

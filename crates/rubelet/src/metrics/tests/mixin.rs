@@ -98,7 +98,7 @@ async fn busy() -> Metrics {
     let now = Now { uptime: Uptime::from_secs(2), wall: Timestamp::UNIX_EPOCH };
     metrics.turned(&Snapshot::default(), &two_pods(), now);
     metrics.effect_ended(
-        &Op::Node(NodeOp::SyncQosCgroups { tiers: Vec::new() }),
+        &Op::Node(NodeOp::SyncQosCgroups { cgroups: Vec::new() }),
         &Ok(Facts::Nothing),
         Uptime::from_secs(1),
         now,

@@ -45,11 +45,11 @@ struct Stand {
 }
 
 impl Stand {
-    fn new(readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+    fn new(readiness: NodeReadiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
         Stand::with(reporting(), readiness, answers)
     }
 
-    fn with(reporting: NodeReporting, readiness: Readiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+    fn with(reporting: NodeReporting, readiness: NodeReadiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
         let settings = Arc::new(Settings::for_node("n1"));
@@ -64,7 +64,7 @@ impl Stand {
         Stand { api, world, snapshots, node_states, uid, _tasks: tasks, _dir: dir }
     }
 
-    fn turn(&self, readiness: Readiness) {
+    fn turn(&self, readiness: NodeReadiness) {
         self.snapshots.send_replace(snapshot(readiness));
     }
 
@@ -78,17 +78,17 @@ impl Stand {
     }
 }
 
-fn snapshot(readiness: Readiness) -> Arc<Snapshot> {
+fn snapshot(readiness: NodeReadiness) -> Arc<Snapshot> {
     Arc::new(Snapshot { node: NodeView { readiness, ..NodeView::default() }, ..Snapshot::default() })
 }
 
-fn down() -> Readiness {
-    Readiness::NotReady(vec!["container runtime is down".to_owned()])
+fn down() -> NodeReadiness {
+    NodeReadiness::NotReady(vec!["container runtime is down".to_owned()])
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_starts_again_writes_nothing_until_a_report_is_due() {
-    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
+    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
     assert_eq!(stand.after(299).await, [CACHED]);
     assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
     assert_eq!(stand.after(10).await, [CACHED, PATCH]);
@@ -97,15 +97,15 @@ async fn an_agent_that_starts_again_writes_nothing_until_a_report_is_due() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_said_of_the_node_before_its_runtime_was_asked() {
-    let stand = Stand::new(Readiness::Unchecked, [Ok(reported(5))]);
+    let stand = Stand::new(NodeReadiness::Unchecked, [Ok(reported(5))]);
     assert_eq!(stand.after(5).await, <[&str; 0]>::default());
-    stand.turn(Readiness::Ready);
+    stand.turn(NodeReadiness::Ready);
     assert_eq!(stand.after(1).await, [CACHED]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_new_node_is_created_with_all_there_is_to_say() {
-    let stand = Stand::new(Readiness::Ready, [NOT_FOUND, Ok(reported(5))]);
+    let stand = Stand::new(NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5))]);
     assert_eq!(stand.after(60).await, [CACHED, CREATE]);
     assert_eq!(stand.api.bodies()[1]["status"]["conditions"][3]["status"], "True");
     assert_eq!(
@@ -116,14 +116,14 @@ async fn a_new_node_is_created_with_all_there_is_to_say() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_turns_is_reported_at_once() {
-    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
+    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
     assert_eq!(stand.after(3).await, [CACHED]);
     stand.turn(down());
     sleep(Duration::from_millis(1)).await;
     assert_eq!(stand.api.heard(), [CACHED, PATCH]);
     let patch = stand.api.bodies().pop().unwrap();
     assert_eq!(patch["status"]["conditions"][3]["message"], "container runtime is down");
-    stand.turn(Readiness::Ready);
+    stand.turn(NodeReadiness::Ready);
     sleep(Duration::from_millis(1)).await;
     assert_eq!(stand.events(), ["NodeNotReady", "NodeReady"]);
 }
@@ -131,7 +131,7 @@ async fn a_node_that_turns_is_reported_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_report_that_fails_is_made_again_from_the_newest_node() {
     let answers = [Ok(reported(5)), CONFLICT, Ok(reported(6)), UNREACHABLE, UNREACHABLE, Ok(reported_not_ready(7))];
-    let stand = Stand::new(Readiness::Ready, answers);
+    let stand = Stand::new(NodeReadiness::Ready, answers);
     stand.after(1).await;
     stand.turn(down());
     assert_eq!(stand.after(1).await, [CACHED, PATCH, NEWEST, PATCH, NEWEST, PATCH]);
@@ -139,7 +139,7 @@ async fn a_report_that_fails_is_made_again_from_the_newest_node() {
 
 #[tokio::test(start_paused = true)]
 async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
-    let stand = Stand::new(Readiness::Ready, [Ok(reported(5))].into_iter().chain([const { UNREACHABLE }; 10]));
+    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5))].into_iter().chain([const { UNREACHABLE }; 10]));
     stand.after(1).await;
     stand.turn(down());
     assert_eq!(stand.after(5).await.iter().filter(|heard| *heard == PATCH).count(), 5);
@@ -148,7 +148,7 @@ async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone_is_left_alone() {
-    let stand = Stand::new(Readiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
+    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
     stand.after(1).await;
     stand
         .node_states
@@ -168,7 +168,7 @@ async fn an_address_that_changes_while_the_agent_runs_is_reported_unless_it_was_
         reporting.setup.name = "192.0.2.77".to_owned();
         reporting.setup.has_told_ips = is_told;
         reporting.node_ip = String::new();
-        let stand = Stand::with(reporting, Readiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
+        let stand = Stand::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
         stand.after(30).await;
         let reports = stand.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
         let addresses: Vec<_> = reports.map(|body| body["status"]["addresses"][0]["address"].clone()).collect();

@@ -34,7 +34,7 @@ pub(crate) fn view(namespace: &str, name: &str, containers: &[&str], init: &[&st
         lifecycle: "Syncing".to_owned(),
         lifecycle_since: at("2026-11-15T18:00:00Z"),
         running: BTreeMap::new(),
-        census: Default::default(),
+        counts: Default::default(),
         facts: None,
         needs: Arc::default(),
         steps: Vec::new(),

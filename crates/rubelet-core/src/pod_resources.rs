@@ -1,24 +1,24 @@
-//! How much do a pod's containers want together?
+//! The resources a pod needs at once: the aggregate over its containers.
 //!
-//! Owns: who runs beside whom in a pod's life: sidecars stay, other init containers go before the next one starts.
+//! Owns: which containers run at the same time. Sidecars keep running; other init containers end before the next one starts.
 //! Upstream: `component-helpers/resource` (AggregateContainerRequests, AggregateContainerLimits).
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use crate::{pod::restart_policy::is_sidecar, quantity::Quantity};
 
-/// The most that is wanted at any moment of the pod's life.
-pub fn peak(spec: &PodSpec, mut wanted_by: impl FnMut(&Container) -> Quantity) -> Quantity {
+/// The largest sum over containers that run at the same time.
+pub fn aggregate_containers(spec: &PodSpec, mut amount_of: impl FnMut(&Container) -> Quantity) -> Quantity {
     let mut sidecars = Quantity::ZERO;
     let mut most = Quantity::ZERO;
     for container in spec.init_containers.iter().flatten() {
-        let with_this = sidecars.saturating_add(wanted_by(container));
+        let with_this = sidecars.saturating_add(amount_of(container));
         most = most.max(with_this);
         if is_sidecar(container) {
             sidecars = with_this;
         }
     }
-    let running = spec.containers.iter().fold(sidecars, |sum, container| sum.saturating_add(wanted_by(container)));
+    let running = spec.containers.iter().fold(sidecars, |sum, container| sum.saturating_add(amount_of(container)));
     most.max(running)
 }
 
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn sidecars_stay_and_other_init_containers_go() {
-        // Each container wants as much as its name says; `s` marks a sidecar.
+        // Each container requests the amount that is its name; `s` marks a sidecar.
         for (init, main, expected) in [
             ("", "1 2", 3),
             ("5", "1 2", 5),
@@ -49,8 +49,8 @@ mod tests {
                 containers: main.split_whitespace().map(container).collect(),
                 ..PodSpec::default()
             };
-            let peak = peak(&spec, |container| Quantity::from_units(container.name.parse().unwrap()));
-            assert_eq!(peak.value(), expected, "{init} | {main}");
+            let total = aggregate_containers(&spec, |container| Quantity::from_units(container.name.parse().unwrap()));
+            assert_eq!(total.value(), expected, "{init} | {main}");
         }
     }
 }
