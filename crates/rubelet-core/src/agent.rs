@@ -41,11 +41,11 @@ mod timers;
 #[derive(Debug)]
 pub struct Agent {
     settings: Settings,
-    /// What each source last said.
+    /// The latest pods of each source.
     config: PodConfig,
-    /// The pods somebody wants here.
+    /// The desired pods.
     pods: PodManager,
-    /// The pods that are here, or on their way in or out.
+    /// Pods that are starting, running, terminating or terminated.
     records: BTreeMap<PodUid, PodRecord>,
     images: Images,
     statuses: StatusManager,
@@ -77,7 +77,7 @@ impl Agent {
         }
     }
 
-    /// One turn of the loop: takes in what happened and says what to do about it.
+    /// One turn of the loop: applies the event and returns the effects to carry out.
     pub fn handle(&mut self, now: Now, event: Event) -> Vec<Effect> {
         match event {
             Event::Config { source, pods } => self.handle_config(source, pods, Completeness::Whole, now),
@@ -97,7 +97,7 @@ impl Agent {
         self.outbox.drain()
     }
 
-    /// When `Event::Due` is wanted, if nothing else happens before.
+    /// When the loop must send `Event::Due`, unless another event comes first.
     pub fn wake_at(&self, now: Now) -> Uptime {
         let parts = [
             self.timers.next_wakeup(),
@@ -109,7 +109,7 @@ impl Agent {
         parts.into_iter().flatten().min().expect("the check of the runtime is due some time, or under way")
     }
 
-    /// The picture for readers as of the last turn.
+    /// The snapshot for readers as of the last turn.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.clone()
     }

@@ -170,7 +170,7 @@ impl Images {
         from.map(|((_, container), ensure)| (container.as_str(), ensure))
     }
 
-    /// The container wants another image or policy than before: what was found out of the old one is dropped. Returns
+    /// The container requests another image or policy than before: what was found out of the old one is dropped. Returns
     /// whether there was an old one.
     pub fn supersede(&mut self, uid: &PodUid, request: &ImageRequest) -> bool {
         let known = self.requests.get(&(uid.clone(), request.container.clone()));

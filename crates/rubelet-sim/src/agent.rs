@@ -1,6 +1,6 @@
 //! The real agent in the simulation: its loop, sources, observation and effects over the fakes.
 //!
-//! Owns: the world made of fakes, and the witness that writes the agent's turns into the trace. Never: starts a part of the
+//! Owns: the world made of fakes, and the observer that writes the agent's turns into the trace. Never: starts a part of the
 //! agent itself (`rubelet::start` does).
 
 use std::{path::PathBuf, sync::Arc, time::Duration};

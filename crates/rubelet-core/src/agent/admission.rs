@@ -1,7 +1,6 @@
-//! Pods that wait are let in, one after the other.
+//! Admission of waiting pods, one after the other.
 //!
-//! Owns: the order, what becomes of a pod that is not let in, and what a new look at the Node object changes. The result is
-//! `admission.rs`'s.
+//! Owns: the order, the rejection of a pod, and what a fetched Node object changes. The decision is in `admission.rs`.
 //! Upstream: `HandlePodAdditions`, `canAdmitPod`, `rejectPod`.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -20,7 +19,7 @@ use crate::{
 };
 
 impl Agent {
-    /// Whether this pod is let in now. Those that came before it are decided before it, whoever is asked about first.
+    /// Whether this pod is admitted now. Pods that came before it are decided first, whichever pod is checked.
     pub(super) fn admit_waiting_pods(&mut self, uid: &PodUid, now: Now) -> bool {
         if self.node.listing.is_none() {
             let record = self.records.get_mut(uid).expect("it waits");
@@ -58,7 +57,7 @@ impl Agent {
         self.records.get(uid).is_some_and(|record| record.lifecycle != Lifecycle::Waiting)
     }
 
-    /// Pods that were let in by an earlier life of the agent first, then the oldest.
+    /// Pods that a previous process admitted come first, then the oldest.
     fn waiting_in_order(&self) -> Vec<PodUid> {
         let mut waiting: Vec<&PodRecord> =
             self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting).collect();
@@ -84,8 +83,8 @@ impl Agent {
         admission::admit(&record.pod, context)
     }
 
-    /// The pod may have been sent here for a label the watch has not shown yet: is there a look at the node to wait for
-    /// that began after the pod came?
+    /// A label that the watch has not shown yet may have sent the pod here. True while a Node request that began after the pod
+    /// came is pending.
     fn awaits_node(&mut self, uid: &PodUid, now: Now) -> bool {
         let record = self.records.get_mut(uid).expect("it waits");
         let was_asked = self.node.object_asked_at.is_some_and(|asked_at| asked_at >= record.since.uptime);
@@ -109,7 +108,7 @@ impl Agent {
         }
     }
 
-    /// One that failed leaves the pods to what is known, as upstream.
+    /// After a failed request the pods are decided with the known Node object, as upstream.
     pub(super) fn node_looked_at(&mut self, result: Result<Facts, EffectError>) {
         if let Ok(Facts::Node(object)) = result {
             self.handle_node(object);
@@ -118,7 +117,7 @@ impl Agent {
         self.touched.extend(waiting.map(|record| record.id.uid.clone()));
     }
 
-    /// The runtime knows it, so it was let in once; nobody asks it to leave for a new reason.
+    /// A pod in the runtime was admitted before; it is not rejected later for a new reason.
     fn is_known_to_runtime(&self, record: &PodRecord) -> bool {
         self.node.listing.as_ref().is_some_and(|listing| listing.pods.contains_key(&record.id.uid))
     }
@@ -128,7 +127,7 @@ fn has_ended(pod: &Pod) -> bool {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(status::is_terminal)
 }
 
-/// It was let in and has not ended.
+/// Admitted and not terminated.
 fn holds_resources(record: &PodRecord) -> bool {
     let is_active = match record.lifecycle {
         Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,

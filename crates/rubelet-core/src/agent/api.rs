@@ -1,7 +1,7 @@
-//! What the API server is told: statuses, the end of pods, mirror pods.
+//! Requests to the API server: statuses, pod deletion, mirror pods.
 //!
-//! Owns: turning what the status manager and the pod manager want into requests, and what the responses mean.
-//! Never: decides what a status says.
+//! Owns: turning the needs of the status manager and the pod manager into requests, and applying the responses.
+//! Never: decides the content of a status.
 //! Upstream: `statusManager.syncBatch` and `syncPod`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Agent {
-    /// At the end of a turn: everything the API server has not heard yet and can hear now.
+    /// At the end of a turn: sends every pending request that may be sent now.
     pub(super) fn handle_api_requests(&mut self, now: Now) {
         if !self.settings.is_in_cluster() {
             self.api_requests.mirrors.clear();
@@ -74,10 +74,10 @@ impl Agent {
         }
     }
 
-    /// A static pod in the API: a copy of it, as long as it is wanted, made from the manifest it has now.
+    /// A static pod has a mirror pod as long as it is desired, made from its current manifest.
     fn sync_mirror_pod(&mut self, name: String, now: Now) {
         let request = ApiRequest::Mirror(name.clone());
-        // Looked at again when it is over: what it changed may be seen before its answer is.
+        // Checked again when it finishes: the watch can show the change before the response.
         if self.api_requests.is_busy(&request, &self.outbox.flights, now) {
             self.api_requests.mirrors.insert(name);
             return;
@@ -86,7 +86,7 @@ impl Agent {
         let mirror = self.pods.mirror_pod_by_full_name(&name);
         let step = match (pod, mirror) {
             (None, None) => None,
-            // It is looked at again when every source has said what it wants.
+            // Checked again when all sources are ready.
             (None, Some(_)) if !self.config.sources_ready(&self.settings.sources) => {
                 self.api_requests.mirrors.insert(name);
                 return;
@@ -95,11 +95,11 @@ impl Agent {
                 let may_go = !self.is_ending(&name);
                 may_go.then(|| (ApiOp::DeleteMirrorPod { pod: PodRef::of(mirror) }, "its static pod is gone"))
             }
-            // Until an older pod of the name has ended, its mirror stays as it is.
+            // Until an older pod of the name has terminated, its mirror pod stays as it is.
             (Some(pod), _) if self.waits_for_namesake(pod) => None,
             (Some(pod), None) => {
                 let is_listed = self.config.has_seen(Source::Api);
-                // Of one that has ended, too: people look for its end.
+                // A terminated pod keeps its mirror pod, which shows the final status.
                 let is_here = self.records.contains_key(&PodUid::of(pod));
                 (is_listed && is_here).then(|| {
                     (ApiOp::CreateMirrorPod { pod: pod.clone() }, "the API server does not know the static pod")
@@ -113,7 +113,7 @@ impl Agent {
         };
         match step {
             Some((op, reason)) => self.send_api_request(request, op, reason, now),
-            // What failed before is not wanted any more.
+            // The failed request is obsolete.
             None => self.api_requests.forget(&request),
         }
     }
@@ -141,13 +141,13 @@ impl Agent {
         now: Now,
     ) {
         match &request {
-            // The watch was faster than the answer: there is no pod left to keep anything for.
+            // The watch was faster than the response: the pod is deleted, nothing is kept for it.
             ApiRequest::Status(uid) if !self.is_api_pod_of(uid, op) => {
                 return self.api_requests.forget(&request);
             }
             ApiRequest::Status(uid) => self.status_answered(uid, op, &result),
             ApiRequest::Mirror(_) => {}
-            // Whatever came of it, the pods that waited for it are judged now.
+            // Waiting pods are decided now, whatever the result.
             ApiRequest::Node => return self.node_looked_at(result),
         }
         match result {
@@ -161,7 +161,7 @@ impl Agent {
         }
     }
 
-    /// The API server's copy of the pod is still the one the request was about.
+    /// The API server's copy of the pod is still the one of the request.
     fn is_api_pod_of(&self, uid: &PodUid, op: &Op) -> bool {
         let Op::Api(ApiOp::PatchStatus { pod, .. } | ApiOp::DeletePod { pod }) = op else { return false };
         self.pods.api_pod(uid).is_some_and(|stored| PodUid::of(stored) == pod.uid)
@@ -184,7 +184,7 @@ impl Agent {
         }
     }
 
-    /// The API server's copy of a pod changed: does it still say what we said?
+    /// The API server's copy of a pod changed: compares its status with ours.
     pub(super) fn api_pod_changed(&mut self, pod: &Pod, now: Now) {
         if !self.settings.is_in_cluster() {
             return;
@@ -197,13 +197,13 @@ impl Agent {
         }
     }
 
-    /// Every static pod is compared with its mirror, should a watch have told less than it should.
+    /// Compares every static pod with its mirror pod, in case the watch missed a change.
     pub(super) fn compare_mirror_pods(&mut self) {
         let names = self.pods.pods().filter(|pod| is_static_pod(pod)).map(|pod| full_name_of(pod));
         self.api_requests.mirrors.extend(names);
     }
 
-    /// A mirror pod came, changed or went: nothing of it runs, but its static pod may have something to say.
+    /// A mirror pod was added, changed or removed. It runs nothing, but its static pod's status or mirror may need a request.
     pub(super) fn mirror_pod_changed(&mut self, mirror: &Arc<Pod>, now: Now) {
         self.api_pod_changed(mirror, now);
         if let Some(pod) = self.pods.pod_by_mirror_pod(mirror) {
@@ -212,7 +212,7 @@ impl Agent {
     }
 }
 
-/// What a pod that completed is told to be does not wait for its sandbox: a look after its last change shows that nothing runs,
+/// The final status of a completed pod does not wait for its sandbox: a look after its last change shows that nothing runs,
 /// nothing is being started, and nothing will be (docs/adr/0011).
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
@@ -222,7 +222,8 @@ fn running_containers(record: &PodRecord) -> RunningContainers {
     }
 }
 
-/// The containers of a deleted pod have ended and its sandbox is being stopped: one status tells both, as upstream's does.
+/// The containers of a deleted pod have terminated and its sandbox is being stopped: one status reports both, as upstream's
+/// does.
 fn is_about_to_end(record: &PodRecord) -> bool {
     let Lifecycle::Terminating { cause: TerminationCause::Removed, .. } = record.lifecycle else { return false };
     let is_last_step = |facts: &SharedFacts| facts.is_active() && !facts.containers.iter().any(ContainerFacts::may_run);

@@ -1,6 +1,6 @@
-//! The cgroups above the pods', and cgroups of pods nobody knows.
+//! The QoS cgroups above the pods' cgroups, and cgroups of unknown pods.
 //!
-//! Owns: when they are set, and what of them is told. What they should be is in `cgroups.rs`.
+//! Owns: when they are set, and the events about them. Their content is in `cgroups.rs`.
 //! Upstream: `UpdateQOSCgroups`, `enforceNodeAllocatableCgroups`, `cleanupOrphanedPodCgroups`.
 
 use crate::{
@@ -21,7 +21,7 @@ impl Agent {
         CgroupTree::new(&self.settings, self.node.status.cgroup_driver)
     }
 
-    /// At a turn's end: pods that came or went change the share of their class.
+    /// At a turn's end: pods that were added or removed change the CPU shares of their QoS class.
     pub(super) fn sync_qos_cgroups(&mut self, now: Now) {
         if !self.node.may_sync_qos_cgroups(now) {
             return;
@@ -67,10 +67,10 @@ impl Agent {
         }
     }
 
-    /// Cgroups of pods nobody knows go the way of every ended pod.
+    /// A cgroup of an unknown pod is removed like that of a terminated pod.
     fn adopt_cgroups(&mut self, names: &[String], now: Now) {
         let Some(tree) = self.cgroups() else { return };
-        // A pod that went while the cgroups were listed is no news.
+        // A pod that was removed while the cgroups were listed is no orphan.
         let known = self.records.keys().chain(self.node.gone.keys()).chain(&self.config.unreadable);
         let known: Vec<&PodUid> = known.collect();
         let named = names.iter().filter_map(|name| tree.uid_of(name));
@@ -81,7 +81,7 @@ impl Agent {
     }
 }
 
-/// The pod may use what it asked for.
+/// The pod's requests count.
 fn is_active(record: &PodRecord) -> bool {
     match record.lifecycle {
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,

@@ -1,6 +1,6 @@
-//! Nobody asked for this: pods in the runtime and directories on disk that have no owner.
+//! Cleanup of orphans: pods in the runtime and directories on disk that belong to no desired pod.
 //!
-//! Owns: what counts as an orphan. Nothing does before every source has spoken.
+//! Owns: what counts as an orphan. Nothing does until all sources are ready.
 //! Upstream: HandlePodCleanups, `cleanupOrphanedPodDirs`, container garbage collection.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Agent {
-    /// Pods the runtime has and nobody wants are stopped.
+    /// Stops pods that are in the runtime and not desired.
     pub(super) fn handle_pod_cleanups(&mut self, now: Now) {
         if !self.config.sources_ready(&self.settings.sources) {
             return;
@@ -34,7 +34,7 @@ impl Agent {
         }
     }
 
-    /// Directories of pods nobody knows go the way of every ended pod.
+    /// A directory of an unknown pod is removed like that of a terminated pod.
     pub(super) fn adopt_directories(&mut self, uids: Vec<PodUid>, log_dirs: &[String], now: Now) {
         let named = log_dirs.iter().filter_map(|name| parse_log_dir(name));
         let unnamed = uids.into_iter().map(|uid| {
@@ -49,8 +49,8 @@ impl Agent {
         }
     }
 
-    /// Pods that were found by their directory or cgroup get the names the runtime knows: a static pod waits for whatever
-    /// still runs under its own name.
+    /// Orphans found by their directory or cgroup get their names from the runtime: a static pod waits for a pod of the same
+    /// name.
     pub(super) fn name_orphans(&mut self, listing: &Listing) {
         for record in self.records.values_mut().filter(|record| record.id.is_unnamed()) {
             if let Some(listed) = listing.pods.get(&record.id.uid) {
@@ -60,7 +60,7 @@ impl Agent {
         }
     }
 
-    /// Once in a while: every pod is synced, and the node's limit on dead containers is enforced.
+    /// Periodic: syncs every pod and enforces the node's limit on dead containers.
     pub(super) fn handle_housekeeping(&mut self, now: Now) {
         self.node.housekeeping_at = now.uptime + self.settings.sync_frequency;
         self.touched.extend(self.records.keys().cloned());

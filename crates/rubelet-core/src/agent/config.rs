@@ -1,4 +1,4 @@
-//! Pods come and go: what a source's words mean for the pods that are here.
+//! Applies updates of the pod sources to the pods on the node.
 //!
 //! Upstream: HandlePodAdditions, HandlePodUpdates, HandlePodRemoves, HandlePodReconcile, `podWorkers.UpdatePod`.
 
@@ -23,7 +23,7 @@ use crate::{
     volumes,
 };
 
-/// Of a pod no source knows nothing tells how long it may take; upstream's number.
+/// Upstream's grace period for a pod without a known spec.
 const ORPHAN_GRACE_SECS: i64 = 1;
 
 impl Agent {
@@ -59,7 +59,7 @@ impl Agent {
                 }
                 match op {
                     ConfigOp::Add => self.handle_pod_addition(source, pod, now),
-                    // Graceful deletion is an update: the pod is still wanted until its source forgets it.
+                    // Graceful deletion is an update: the pod is desired until its source removes it.
                     ConfigOp::Update | ConfigOp::Delete => self.handle_pod_update(source, pod, now),
                     ConfigOp::Remove => self.handle_pod_removal(&pod, now),
                     ConfigOp::Reconcile => self.handle_pod_reconcile(pod, now),
@@ -86,7 +86,7 @@ impl Agent {
         let id = PodRef::of(&pod);
         self.pods.add_pod(pod.clone());
         if let Some(record) = self.records.get_mut(&id.uid) {
-            // It was here before and is on its way out; it starts over when it is gone.
+            // The same pod is still terminating; it starts again when its record is dropped.
             record.desired = Desired::By(source);
         } else {
             let arrival = self.outbox.next_arrival();
@@ -98,7 +98,7 @@ impl Agent {
         self.pod_changed(&id.uid, now);
     }
 
-    /// A pod that its source wants to end begins to end; the API server's copy of it may say something new.
+    /// Starts the termination of a pod that its source deletes, and compares the API server's copy of its status.
     pub(super) fn pod_changed(&mut self, uid: &PodUid, now: Now) {
         let record = &self.records[uid];
         let (pod, grace_secs) = (record.pod.clone(), record.grace_secs());
@@ -137,7 +137,7 @@ impl Agent {
         self.terminate(&id.uid, TerminationCause::Removed, grace_secs, now);
     }
 
-    /// Only the status changed at the source: nothing about the pod's life did.
+    /// Only the status changed at the source, not the spec.
     fn handle_pod_reconcile(&mut self, pod: Arc<Pod>, now: Now) {
         let pod = self.pods.update_pod(pod);
         let uid = PodUid::of(&pod);
@@ -148,7 +148,7 @@ impl Agent {
         self.touched.insert(uid);
     }
 
-    /// What failed for want of an object is tried again at once; all else keeps its wait.
+    /// Retries at once what failed for lack of an object; other back-offs stay.
     pub(super) fn handle_refresh(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.request_refresh(now);
@@ -159,7 +159,7 @@ impl Agent {
         self.touched.insert(uid.clone());
     }
 
-    /// Starts the end of a pod, or hastens it. What was starting is cancelled.
+    /// Starts the termination of a pod, or shortens its grace period. Starts in flight are cancelled.
     pub(super) fn terminate(&mut self, uid: &PodUid, cause: TerminationCause, grace_secs: i64, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         self.touched.insert(uid.clone());
@@ -180,7 +180,7 @@ impl Agent {
             }
             Lifecycle::Terminating { grace, cause: known, containers } => {
                 let shrunk = grace.shrunk_to(asked);
-                // What completed is kept for its readers, unless nobody wants it by now.
+                // A completed pod is kept for readers until it is no longer desired.
                 let cause = if known == TerminationCause::Completed { cause } else { known };
                 record.enter(Lifecycle::Terminating { grace: shrunk, cause, containers }, now);
                 if shrunk == grace {
@@ -190,13 +190,13 @@ impl Agent {
                 // Stops under way were given more time than is left now: they are sent again.
                 self.outbox.cancel_of_pod(uid, |_, flight| outlasts(flight, shrunk));
             }
-            // It had completed and was kept for its readers; now its traces may go.
+            // A completed pod was kept for readers; now its record may be dropped.
             Lifecycle::Terminated { .. } => record.enter(Lifecycle::Terminated { cause }, now),
             Lifecycle::Finished { .. } => record.enter(Lifecycle::Finished { cause }, now),
         }
     }
 
-    /// A new grace period has begun; a hook under way ends with it at the latest.
+    /// A new grace period has begun; a running hook ends with it at the latest.
     fn hasten_pre_stops(&mut self, uid: &PodUid, grace: Grace, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.restart_pre_stop_clocks(now);
@@ -206,7 +206,7 @@ impl Agent {
         }
     }
 
-    /// A pod only the runtime or the disk knows: it is stopped and its traces are removed.
+    /// A pod that is only in the runtime or on disk is stopped and its remains are removed.
     pub(super) fn adopt_orphan(&mut self, id: PodRef, now: Now) {
         if self.config.unreadable.contains(&id.uid) {
             return;
@@ -224,7 +224,7 @@ impl Agent {
     }
 }
 
-/// All that is known of a pod no source has.
+/// The pod of an orphan: only its names are known.
 pub(super) fn named_pod(id: &PodRef) -> Pod {
     let metadata = ObjectMeta {
         name: Some(id.name.to_string()),
@@ -235,7 +235,7 @@ pub(super) fn named_pod(id: &PodRef) -> Pod {
     Pod { metadata, ..Pod::default() }
 }
 
-/// A stop, begun for whatever reason, that was given more time than is left.
+/// A stop, whatever its reason, that was given more time than is left.
 fn outlasts(flight: &Flight, grace: Grace) -> bool {
     flight.stops_by().is_some_and(|end| end > grace.ends_at)
 }

@@ -1,6 +1,6 @@
-//! An effect is over: what does its answer mean for the pod, the image or the node that waited for it?
+//! The result of an effect, applied to the pod, the image or the node.
 //!
-//! Owns: the transitions that answers cause, and the events users read about them. Never: plans the next step.
+//! Owns: the transitions that results cause, and the events about them. Never: plans the next step.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,7 +28,7 @@ use crate::{
 
 impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
-        // Otherwise it was cancelled, given up, or is a result that came twice.
+        // Otherwise the effect was cancelled, timed out, or its result came twice.
         let Some((subject, flight)) = self.outbox.flights.end(id) else { return };
         match subject {
             Subject::Api(request) => self.api_request_done(request, &flight.op, result, now),
@@ -51,7 +51,7 @@ impl Agent {
         }
     }
 
-    /// What did not answer in time has failed.
+    /// An effect without a result by its deadline has failed.
     pub(super) fn give_up_overdue(&mut self, now: Now) {
         for id in self.outbox.flights.overdue(now) {
             self.outbox.stop(id);
@@ -98,7 +98,7 @@ impl Agent {
         }
     }
 
-    /// In a cluster the node's reported condition tells it, with upstream's patience for a runtime that restarts.
+    /// In a cluster the node's Ready condition reports it, with upstream's grace for a runtime that restarts.
     fn tell_runtime_turned(&mut self) {
         if self.settings.sources.contains(&Source::Api) {
             return;
@@ -175,7 +175,7 @@ impl Agent {
                 apply_look(record, facts, meanwhile, now);
                 self.end_hooks_of_the_dead(uid, now);
             }
-            // Whatever the reason, nothing is known: look again, not at once.
+            // The look failed: the next one is delayed.
             Ok(_) | Err(_) => record.look_failed(now),
         }
     }
@@ -198,7 +198,7 @@ impl Agent {
             self.images.forget(uid, &order.container);
         }
         if flight.op.dirties() == Dirties::Runtime {
-            // Whatever the answer was, something may have changed.
+            // Any result, also a failure, may have changed the runtime.
             record.is_fresh = false;
             record.request_look(DuringLook::Change);
         }
@@ -211,12 +211,12 @@ impl Agent {
             self.send_planned(uid, Planned { subject, op: Op::Container(ContainerOp::RunHook(order)), reason }, now);
         }
         if becomes_released {
-            // Its name is free, even while its traces stay.
+            // Its name is free, even while its remains stay.
             self.touch_waiting_pods();
         }
     }
 
-    /// A postStart hook is over when its container is: a command that hangs in a dead container holds up no pod.
+    /// A postStart hook ends with its container: a command that hangs in a dead container must not block the pod.
     fn end_hooks_of_the_dead(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get(uid) else { return };
         let Some(facts) = &record.facts else { return };
@@ -238,7 +238,7 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
     if meanwhile != DuringLook::Change {
         forget_what_is_gone(record, &facts);
     }
-    // What ended since the last look ended after it, whatever the wall clock did meanwhile.
+    // A container that exited since the last look exited after it, whatever the wall clock did.
     let last_look = record.facts.as_ref().map_or(Uptime::ZERO, |facts| facts.looked_at);
     for container in &facts.containers {
         match &container.state {
@@ -263,28 +263,28 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
     if let Some(earlier) = &record.facts
         && !facts.sandboxes.is_empty()
     {
-        // The runtime lost nothing since: what it does not list is late, or was removed to be made again.
+        // The runtime has not restarted since: containers missing from the list are late, or were removed to be recreated.
         facts.logged_attempts.clone_from(&earlier.logged_attempts);
     }
     record.facts = Some(Arc::new(facts));
     record.is_fresh = meanwhile != DuringLook::Change;
 }
 
-/// Of looks from before a change this is not asked: they do not show what was started meanwhile.
+/// Only called for fresh looks: others do not show what was started since.
 fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
     let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
     record.instances.retain(|id, _| is_known(id));
     if sandbox_action(record, facts) == SandboxAction::StayDown {
-        // Without a sandbox nothing is started again: the container has ended as it exited.
+        // Without a sandbox no container restarts: it keeps its last exit.
         record.instances.values_mut().for_each(|instance| instance.is_restarting = false);
     }
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
 }
 
-/// A runtime ends the start of a container when the agent that asked for it dies, and such a container has failed without
-/// having run. It is no crash of the pod's: it is removed, and its attempt made again. An attempt of this life is what it
-/// looks like; so is one whose predecessor did not run either, or is not known any more: its number would be lost. And so is
-/// one whose end the API server was told of.
+/// A runtime aborts the start of a container when its client dies; such a container failed without having run. That is no crash
+/// of the pod: the container is removed and its attempt made again. Not so for an attempt of this process, for one whose
+/// predecessor did not run either or is not known (its number would be lost), and for one whose end was reported to the API
+/// server.
 fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
     let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
     let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
@@ -333,13 +333,13 @@ impl PodRecord {
         self.look = Look::Requested;
     }
 
-    /// A look is wanted and not held back by an earlier failure.
+    /// A look is requested and not delayed by an earlier failure.
     pub(super) fn may_look(&self, now: Now) -> bool {
         self.look == Look::Requested && !self.is_waiting_to_retry(&PodSubject::Look, now)
     }
 }
 
-/// Enters the outcome of a mutating effect into the record; returns what to tell.
+/// Applies the result of a mutating effect to the record; returns the events to record.
 fn apply_result(
     record: &mut PodRecord,
     subject: &PodSubject,
@@ -352,18 +352,18 @@ fn apply_result(
         return record.hook_ended(order, result.err(), now).into_iter().chain(fell_back).collect();
     }
     if let Op::Volume(VolumeOp::Refresh { .. }) = &flight.op {
-        // It is done again when it is due, and holds up nothing until then.
+        // It is repeated when it is due, and blocks nothing until then.
         return result.err().map(|error| failed_mount(record, &error)).into_iter().collect();
     }
     if let Ok(Facts::Remains(remains)) = &result {
         record.remains = Some(*remains);
     } else if let Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) = flight.op {
-        // What ran until now may have left something that was not there before.
+        // What ran until now may have left new files or mounts.
         record.remains = None;
     }
     let error = match result {
         Ok(_) => None,
-        // What was to be stopped or removed is not there: that is what was wanted.
+        // What was to be stopped or removed is already gone: success.
         Err(error) if error.kind == ErrorKind::Gone && flight.op.kind() == OpKind::End => None,
         Err(error) => Some(error),
     };
@@ -372,7 +372,7 @@ fn apply_result(
         return succeeded(record, &flight.op);
     };
     if flight.op.kind() == OpKind::Start && record.lifecycle != Lifecycle::Syncing {
-        // The pod ends: that something of it did not start is no failure.
+        // The pod is terminating: a failed start is no failure.
         return Vec::new();
     }
     let failure = Failure::after(record.failures.get(subject), error.message.clone(), now);
@@ -380,7 +380,7 @@ fn apply_result(
     failed(record, &flight.op, &error)
 }
 
-/// Volumes are made of objects; so is a container's environment, which is complete before the runtime is called.
+/// Volumes need objects; so does a container's environment, which is complete before the runtime is called.
 fn cure(op: &Op, error: &EffectError) -> Cure {
     match (op, &error.kind) {
         (Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }), _)
@@ -398,7 +398,7 @@ fn cure(op: &Op, error: &EffectError) -> Cure {
     }
 }
 
-/// The container that was started by this, if it was.
+/// The container that this effect started, if any.
 fn started(op: &Op, result: &Result<Facts, EffectError>) -> Option<(String, ContainerId)> {
     match (op, result) {
         (Op::Container(ContainerOp::Start(order)), Ok(Facts::Container { id })) => {
@@ -413,7 +413,7 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
     match op {
         Op::Pod(op) => pod_succeeded(record, op),
         Op::Container(op) => return container_succeeded(record, op),
-        // What came to be mounted meanwhile is not there yet.
+        // A volume mounted since is not set up yet.
         Op::Volume(VolumeOp::SetUp { pod, .. }) if volumes::mounts_more(&record.pod, pod) => {}
         Op::Volume(VolumeOp::SetUp { .. }) => record.prepared = Preparation::Volumes,
         Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_)) | Op::Node(_) | Op::Image(_) | Op::Api(_) => {}
@@ -492,7 +492,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         Op::Volume(VolumeOp::TearDown(_)) => {
             vec![about_pod(event_reasons::FAILED_UNMOUNT_VOLUME, error.message.clone())]
         }
-        // Tried again until it works; the log has every try.
+        // Retried until it works; the log has every attempt.
         Op::Pod(
             PodOp::Inspect { .. }
             | PodOp::RemoveCgroup(_)

@@ -1,6 +1,6 @@
-//! What leaves the core this turn, and what is under way.
+//! The effects of this turn, and those in flight.
 //!
-//! Owns: the effects of the turn; `flights.rs` remembers those whose result is waited for. Never: decides that something be done.
+//! Owns: the effects of the turn; `flights.rs` keeps those with a pending result. Never: decides on an effect.
 
 use crate::{
     effect::{Effect, EffectId, EventRecord},
@@ -27,7 +27,7 @@ impl Outbox {
         self.effects.push(Effect::Do { id, op, deadline, reason });
     }
 
-    /// Nobody waits for the effect on this subject any more, and whatever still does it is to stop.
+    /// Drops the flight on this subject and stops its effect.
     pub fn cancel(&mut self, subject: &Subject) {
         if let Some(id) = self.flights.get(subject).map(|flight| flight.id) {
             self.flights.end(id);
@@ -35,19 +35,19 @@ impl Outbox {
         }
     }
 
-    /// Cancels the effects on a pod that are of this kind.
+    /// Cancels the matching effects on a pod.
     pub fn cancel_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
         for (subject, _) in self.of_pod(uid, is_meant) {
             self.cancel(&subject);
         }
     }
 
-    /// Its result has been taken as a failure.
+    /// Stops an effect whose result was already taken as a failure.
     pub fn stop(&mut self, id: EffectId) {
         self.effects.push(Effect::Cancel(id));
     }
 
-    /// These effects on the pod begin no further call.
+    /// The matching effects on the pod begin no further call.
     pub fn recall_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
         for (_, id) in self.of_pod(uid, is_meant) {
             self.effects.push(Effect::Recall(id));

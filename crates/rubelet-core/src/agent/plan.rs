@@ -1,6 +1,6 @@
-//! What is there to do and to say about one pod?
+//! The plan for one pod: its next steps and its status.
 //!
-//! Owns: the order of the questions (status, deadline, end, steps, waiting), and gathering what the answers are made from.
+//! Owns: the order (status, deadline, termination, steps, waiting) and the gathering of the inputs.
 //! Never: changes anything; `agent/sync.rs` carries plans out.
 //! Upstream: the beginning of `Kubelet.SyncPod`, `active_deadline.go`.
 
@@ -61,7 +61,7 @@ impl Agent {
         Plan { status, failure, ..plan }
     }
 
-    /// The steps, where the runtime is there and the facts are younger than the last change.
+    /// The steps, if the runtime is up and the facts are fresh.
     fn steps_of(&self, state: PodState<'_>, status: Option<&PodStatus>, now: Now) -> Plan {
         if let Some(problem) = &self.node.runtime_problem {
             return Plan { waits_for: Some(WaitsFor::Runtime(problem.message.clone())), ..Plan::default() };
@@ -97,7 +97,7 @@ impl Agent {
         waiting
     }
 
-    /// `None` for a pod that only the runtime knows.
+    /// `None` for a pod that only the runtime has.
     fn status_of(
         &self,
         record: &PodRecord,
@@ -128,7 +128,7 @@ impl Agent {
     }
 }
 
-/// A pod that has been active for longer than it may has failed.
+/// A pod that exceeds its active deadline has failed.
 fn exceeded_deadline(record: &PodRecord, status: &PodStatus, now: Now) -> Option<PodFailure> {
     let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
     let start = status.start_time.as_ref().filter(|_| !is_terminal)?;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Agent {
-    /// To be called with the status made from these facts in place.
+    /// Called after the status made from these facts is set.
     pub(super) fn probe_pod(&mut self, uid: &PodUid, facts: &PodFacts, now: Now) {
         let Some(status) = self.statuses.pod_status(uid, &self.pods).cloned() else { return };
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -66,7 +66,7 @@ impl Agent {
         let is_passing = health == Health::Passing;
         let context = StatusContext { pods: &self.pods, now };
         match kind {
-            // What follows is planned at the end of this turn.
+            // The restart is planned at the end of this turn.
             ProbeKind::Liveness => {}
             ProbeKind::Readiness => {
                 let readiness = if is_passing { ContainerReadiness::Ready } else { ContainerReadiness::Unready };

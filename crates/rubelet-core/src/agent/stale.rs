@@ -1,6 +1,6 @@
-//! What is still kept of pods that are gone?
+//! Entries kept about pods that are gone.
 //!
-//! Owns: a list that must be empty once all is quiet, or the agent grows with every pod; tests and the simulator hold it.
+//! Owns: a list that must be empty when the agent is idle, or memory grows with every pod; tests and the simulator check it.
 //! Never: removes anything.
 
 use crate::{agent::Agent, api_requests::ApiRequest, flights::Subject, id::PodUid};

@@ -1,4 +1,4 @@
-//! A turn's end: what time has changed, and the next step of every pod that was touched.
+//! The end of a turn: due timers, and the next step of every touched pod.
 //!
 //! Owns: turning plans into effects. Never: decides for a pod; `pod/sync_pod.rs` and `pod/termination.rs` do.
 //! Upstream: HandlePodSyncs, `podWorkerLoop`.
@@ -80,8 +80,8 @@ impl Agent {
         }
     }
 
-    /// A static pod may start when its name is free. A pod of the API waits for no other: whoever deletes a pod by force must get
-    /// its successor, even if something of the old one cannot be stopped.
+    /// A static pod may start when its name is free. An API pod never waits: after a forced deletion its successor must start,
+    /// even if something of the old pod cannot be stopped.
     pub(super) fn has_free_name(&mut self, uid: &PodUid, now: Now) -> bool {
         let is_static = is_static_pod(&self.records[uid].pod);
         if is_static {
@@ -94,7 +94,7 @@ impl Agent {
         is_free
     }
 
-    /// A pod of this name that only the runtime has is an older version of it, whatever other sources may still say.
+    /// A pod of this name that is only in the runtime is an older version of it, whatever other sources report.
     fn adopt_namesakes(&mut self, uid: &PodUid, now: Now) {
         let Some(listing) = &self.node.listing else { return };
         let id = &self.records[uid].id;
@@ -109,8 +109,7 @@ impl Agent {
         }
     }
 
-    /// Another static pod that has this one's name, or a pod of which only the runtime knows: one that is not over yet, or
-    /// came first.
+    /// Another static pod of this name, or one that is only in the runtime: one that has not terminated, or came first.
     pub(super) fn name_holder(&self, record: &PodRecord) -> Option<&PodRecord> {
         self.records.values().find(|other| {
             let same_name = other.id.name == record.id.name && other.id.namespace == record.id.namespace;
@@ -130,7 +129,7 @@ impl Agent {
     pub(super) fn warn_of_unsupported(&mut self, uid: &PodUid) {
         let record = &self.records[uid];
         let mut fields = manifest::unsupported(&record.pod);
-        // Only an API server knows what a class means.
+        // RuntimeClass objects exist only in an API server.
         let has_class = record.pod.spec.as_ref().is_some_and(|spec| spec.runtime_class_name.is_some());
         if has_class && !self.settings.is_in_cluster() {
             fields.push("spec.runtimeClassName".to_owned());
@@ -250,7 +249,7 @@ impl Agent {
             let mut again = PodRecord::new(record.id, pod, Desired::By(source), arrival, now);
             again.look = Look::Requested;
             self.records.insert(uid.clone(), again);
-            // It may have been deleted while it ended for another reason.
+            // It may have been deleted while it terminated for another reason.
             self.pod_changed(uid, now);
         }
         self.touch_waiting_pods();
@@ -291,7 +290,7 @@ impl Agent {
         }
     }
 
-    /// Readers get a new picture of the pods that were touched.
+    /// Publishes new views of the touched pods.
     fn publish(&mut self, seen: BTreeSet<PodUid>, now: Now) {
         let node = explain::node_view(&self.settings, &self.node, &self.config, now);
         if seen.is_empty() && node == self.snapshot.node {
@@ -318,7 +317,7 @@ impl Agent {
     }
 }
 
-/// A container that ran is started again: its next crash waits longer.
+/// A container is restarted: its next crash waits longer.
 fn note_restart(record: &mut PodRecord, name: &str, settings: &crate::settings::Settings, now: Now) {
     let Some(facts) = &record.facts else { return };
     let mut dead = facts.containers.iter().filter(|container| container.name == name && container.exit().is_some());

@@ -1,4 +1,4 @@
-//! The agent turn by turn: events in, effects out, every answer given by hand.
+//! The agent turn by turn: events in, effects out, results given by hand.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ mod orphans;
 mod probes;
 mod upkeep;
 
-/// An agent, the seconds since it began, and what it has asked for and not been told yet.
+/// An agent, the seconds since it began, and its effects without a result.
 struct Turns {
     agent: Agent,
     at_secs: u64,
@@ -43,7 +43,7 @@ struct Turns {
     told: Vec<String>,
 }
 
-/// What an operation that succeeded has to say, if nothing is said of it: what it was to remove is gone.
+/// The facts of a successful operation, if none are given: what it was to remove is gone.
 fn nothing_else(op: &Op) -> Facts {
     match op {
         Op::Volume(VolumeOp::TearDown(_)) => Facts::Remains(Remains::Cgroup),
@@ -55,7 +55,7 @@ fn nothing_else(op: &Op) -> Facts {
 }
 
 impl Turns {
-    /// Pods have no cgroups of their own, to keep stories short; `with_cgroups` has them.
+    /// Without pod cgroups, to keep tests short; `with_cgroups` has them.
     fn new(settings: Settings) -> Self {
         Turns::with_cgroups(Settings { cgroups: None, ..settings })
     }
@@ -94,7 +94,7 @@ impl Turns {
         self.happens(Event::Config { source: Source::File, pods });
     }
 
-    /// Answers the only thing asked that fits.
+    /// Gives the result of the only pending operation of this name.
     fn answer(&mut self, name: &str, result: Result<Facts, EffectError>) {
         let position = self.asked.iter().position(|(_, op)| op.name() == name);
         let position = position.unwrap_or_else(|| panic!("nobody asked for {name}: {:?}", self.pending()));
@@ -107,7 +107,7 @@ impl Turns {
         self.asked.iter().map(|(_, op)| op.name()).collect()
     }
 
-    /// A runtime that answers, with this much in it.
+    /// The runtime answers, with these pods in it.
     fn runtime_is_up(&mut self, listed: &[ListedPod]) {
         self.happens(Event::RuntimeEvents(EventStream::Up));
         let status = RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() };
@@ -135,7 +135,7 @@ impl Turns {
         }
     }
 
-    /// What the container of a pod in an empty sandbox needs is there, and so it is asked to start.
+    /// Everything the container of a pod in an empty sandbox needs is there, so its start is sent.
     fn asked_to_start(&mut self) {
         self.inspected("");
         self.carried_out(&["MakePodDirs", "SetUpVolumes"], "");
@@ -155,7 +155,7 @@ fn web(uid: &str) -> Pod {
     pod
 }
 
-/// A pod whose volume is made of a config map.
+/// A pod with a config map volume.
 fn fed(uid: &str) -> Pod {
     let mut pod = web(uid);
     let spec = pod.spec.as_mut().unwrap();
@@ -185,7 +185,7 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     assert_eq!(turns.pending(), ["CheckRuntime"], "nothing happens before the runtime is known");
     turns.runtime_is_up(&[]);
     turns.inspected("sandbox gone");
-    // What is prepared on the node changes nothing in the runtime: no look follows it.
+    // Preparation on the node changes nothing in the runtime: no look follows it.
     for step in ["SetUpPodCgroup", "MakePodDirs", "SetUpVolumes", "RunSandbox"] {
         assert!(!turns.pending().contains(&"InspectPod"), "before {step}");
         turns.answer(step, Ok(Facts::Nothing));
@@ -422,11 +422,11 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     turns.asked_to_start();
     let is_first = |op: &Op| matches!(op, Op::Container(ContainerOp::Start(order)) if order.attempt == 0);
     assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
-    // The same end of a start of this life is what it looks like: a crash.
+    // The same end of a start of this process is a crash.
     turns.answer("StartContainer", Ok(Facts::Nothing));
     turns.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
     assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
-    // A start that failed by itself is a crash, whoever asked for it.
+    // A start that failed by itself is a crash, whichever process sent it.
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -434,7 +434,7 @@ fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
     assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
 }
 
-/// Its container was asked to start, and has a postStart hook.
+/// The start of its container is in flight; it has a postStart hook.
 fn starting_with_a_hook() -> Turns {
     let mut pod = web("u1");
     let exec = ExecAction { command: Some(vec!["prepare".to_owned()]) };
@@ -470,13 +470,13 @@ fn a_post_start_hook_is_not_waited_for_when_its_container_has_ended() {
     assert!(!turns.pending().contains(&"RunHook"), "{:?}", turns.pending());
 }
 
-/// The pod has ended and given back what it held; its dead container is still there.
+/// The pod has terminated and its resources are reclaimed; its dead container is still there.
 fn ended(turns: &mut Turns) {
     turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(137) 0s");
     turns.answer("StopSandbox", Ok(Facts::Nothing));
     turns.inspected("sandbox notready 60s; a: exit(137) 0s");
-    // An earlier life of the agent may have mounted something.
+    // A previous process may have mounted something.
     turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox notready 60s; a: exit(137) 0s");
 }
 
@@ -513,7 +513,7 @@ fn a_removed_static_pod_leaves_nothing_after_a_minute() {
     assert_eq!(turns.lifecycle("u1"), "unknown");
 }
 
-/// A pod that asks for this much CPU.
+/// A pod that requests this much CPU.
 fn burstable(uid: &str, cpu: &str) -> Pod {
     let mut pod = web(uid);
     pod.metadata.name = Some(uid.to_owned());
@@ -523,7 +523,7 @@ fn burstable(uid: &str, cpu: &str) -> Pod {
     pod
 }
 
-/// The CPU shares the burstable pods are to have together, as last asked for.
+/// The CPU shares of the burstable cgroup, as last requested.
 fn burstable_shares(turns: &Turns) -> Option<u64> {
     turns.asked.iter().rev().find_map(|(_, op)| match op {
         Op::Node(NodeOp::SyncQosCgroups { cgroups }) => cgroups[1].limits.cpu_shares,
@@ -574,7 +574,7 @@ fn cgroups_that_cannot_be_written_are_told_once() {
     assert!(turns.told.contains(&"FailedNodeAllocatableEnforcement".to_owned()), "{:?}", turns.told);
 }
 
-/// A running pod of an earlier life of the agent, whose volume is made of a config map.
+/// A running pod of a previous process, with a config map volume.
 fn running_and_fed() -> Turns {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[fed("u1")]);
@@ -625,7 +625,7 @@ fn unready(message: &str) -> Result<Facts, EffectError> {
     Err(EffectError { kind: ErrorKind::Retry, message: message.to_owned() })
 }
 
-/// A pod of the API server's that asks for this much CPU, made at this second.
+/// An API pod that requests this much CPU, created at this second.
 fn from_api(uid: &str, cpu: &str, created_secs: i64) -> Pod {
     let mut pod = burstable(uid, cpu);
     pod.metadata.annotations = None;
@@ -634,7 +634,7 @@ fn from_api(uid: &str, cpu: &str, created_secs: i64) -> Pod {
     pod
 }
 
-/// A node with one processor, that listens to an API server.
+/// A node with one processor and an API server.
 fn small_node() -> Settings {
     let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
     settings.node.allocatable.cpu_millis = 1000;

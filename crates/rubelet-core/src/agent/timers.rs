@@ -1,6 +1,6 @@
-//! When which pod is to be planned again.
+//! When each pod is to be planned again.
 //!
-//! Owns: the order of these moments, so that a turn costs what it touches however many pods there are.
+//! Owns: the order of these times, so that the cost of a turn does not depend on the number of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// `None`: nothing but an event brings the pod up again.
+    /// `None`: only an event plans the pod again.
     pub fn set(&mut self, uid: &PodUid, moment: Option<Uptime>) {
         if self.by_pod.get(uid).copied() == moment {
             return;
@@ -30,7 +30,7 @@ impl Timers {
         }
     }
 
-    /// The pods whose moment has come. They stay due until they are set anew.
+    /// The pods whose time has come. They stay due until they are set again.
     pub fn due(&self, now: Now) -> Vec<PodUid> {
         let due = self.in_order.iter().take_while(|(moment, _)| *moment <= now.uptime);
         due.map(|(_, uid)| uid.clone()).collect()
