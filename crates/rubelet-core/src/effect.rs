@@ -1,7 +1,7 @@
-//! What the core asks the shell to do.
+//! Effects: what the core requests from the shell.
 //!
 //! Owns: the closed set of effects, as plain data. Never: how they are done (`rubelet/src/effects/`).
-//! An effect may be lost, late or doubled; it decides nothing, has a deadline, and answers with `Event::Done`.
+//! An effect may be lost, late or doubled; it decides nothing, has a deadline, and reports with `Event::Done`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,31 +16,31 @@ use crate::{
     probes::ProbeOutcome,
 };
 
-/// Ties an answer to the effect that asked. Never used twice in one run of the agent.
+/// Ties a result to its effect. Unique within one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EffectId(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Effect {
-    /// Do this, within its deadline, and answer with `Event::Done`.
+    /// Carry out the operation within its deadline, and report with `Event::Done`.
     Do { id: EffectId, op: Op, deadline: Duration, reason: String },
-    /// Stop doing this; no answer is expected any more.
+    /// Stop the effect; no result is expected.
     Cancel(EffectId),
-    /// Begin no further step of this, and answer as soon as the step under way is over. For what must not be cut off in the
-    /// middle: a container whose start was asked for may start whether or not anybody listens.
+    /// Begin no further step of the effect, and report when the current step is finished. For operations that must not be
+    /// interrupted: a container whose start was sent to the runtime may start even without a client.
     Recall(EffectId),
-    /// Tell whoever watches. No answer.
+    /// Record the event. No result.
     Record(EventRecord),
 }
 
-/// What the runtime says of an image that is present.
+/// The runtime's report about an image that is present.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageFacts {
-    /// What to create containers from.
+    /// The ID from which containers are created.
     pub id: String,
     pub size_bytes: u64,
-    /// The user the image wants to run as.
+    /// The image's default user.
     pub user: ImageUser,
 }
 
@@ -52,7 +52,7 @@ pub enum ImageUser {
     Name(String),
 }
 
-/// What an effect found out.
+/// The result of an effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Facts {
     Nothing,
@@ -68,7 +68,7 @@ pub enum Facts {
         id: ContainerId,
     },
     Probe(ProbeOutcome),
-    /// The hook was to be told over TLS, and was told without.
+    /// The hook asks for HTTPS and was sent over HTTP.
     HookFellBack {
         address: String,
     },
@@ -76,18 +76,18 @@ pub enum Facts {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,
     },
-    /// What is left of an ended pod after something of it was removed.
+    /// What is left of a terminated pod after a removal step.
     Remains(Remains),
-    /// Names of the cgroups below the tiers, pods' or not.
+    /// Names of the cgroups below the QoS cgroups, of pods or not.
     Cgroups {
         names: Vec<String>,
     },
     Node(NodeObject),
-    /// The pod as the API server holds it after a change of ours.
+    /// The pod in the API server after our change.
     ApiPod(Arc<Pod>),
 }
 
-/// Why an effect failed: kind for the machine, text for people.
+/// Why an effect failed: a kind for code, a text for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct EffectError {
@@ -97,23 +97,23 @@ pub struct EffectError {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ErrorKind {
-    /// Try again after the usual back-off.
+    /// Retry after the usual back-off.
     Retry,
     /// The runtime or the API server cannot be reached.
     Unavailable,
-    /// It was asked and did not answer in time: the call may be slow, or the one asked.
+    /// No response in time: the call or the server may be slow.
     TimedOut,
-    /// An object of the API that the pod uses is missing or cannot be read.
+    /// An API object that the pod uses is missing or cannot be read.
     MissingObject,
-    /// Trying again will not help until the pod changes; the word is upstream's reason (`CreateContainerConfigError`, …).
+    /// A retry fails until the pod changes; the word is upstream's reason (`CreateContainerConfigError`, …).
     Reject(Reason),
-    /// The pod asks for what this node does not do: trying again will not help until one of them changes.
+    /// The pod needs something this node does not support: a retry fails until one of them changes.
     Refused,
-    /// The object is not there any more.
+    /// The object does not exist any more.
     Gone,
 }
 
-/// Why a container waits after it failed to start or ended, as users grep for it.
+/// Why a container waits after a failed start or an exit, as users grep for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
     ErrImagePull,
@@ -172,7 +172,7 @@ pub enum InvolvedObject {
         pod: PodRef,
         container: String,
     },
-    /// A manifest that did not become a pod: a file path or a URL.
+    /// A manifest that was not accepted as a pod: a file path or a URL.
     Manifest(String),
 }
 

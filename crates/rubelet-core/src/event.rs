@@ -1,4 +1,4 @@
-//! What can happen to the agent.
+//! Events: the inputs of the agent.
 //!
 //! Owns: the closed set of inputs of the sync loop, as plain data, so that a run can be recorded and replayed.
 //! Upstream: the channels of `syncLoopIteration`.
@@ -16,27 +16,27 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// A source's whole set of pods, in a state fit for running: defaulted, validated and named. `pod_config.rs` finds what changed.
+    /// A source's whole set of pods, ready to run: defaulted, validated and named. `pod_config.rs` computes what changed.
     Config { source: Source, pods: Vec<Arc<Pod>> },
-    /// Pods of a source that came or changed since its last whole set, and those that went.
+    /// Pods of a source that were added or changed since its last whole set, and those removed.
     ConfigChange { source: Source, pods: Vec<Arc<Pod>>, removed: Vec<PodUid> },
-    /// Pods of a source that was not read to its end: they are wanted, and what is not among them may be, too. Said only before
-    /// the source's first whole set.
+    /// Pods of a source that was only partly read: they are desired, and pods missing here may be, too. Sent only before the
+    /// source's first whole set.
     PartialConfig { source: Source, pods: Vec<Arc<Pod>> },
-    /// Pods the API server has in a form that cannot be read: all of them, each time they change. Said before the pods they are
-    /// missing from, so that nobody takes what runs of them for unwanted.
+    /// Pods that the API server has in a form that cannot be read: all of them, each time they change. Sent before the set they
+    /// are missing from, so that their running containers are not taken for orphans.
     Unreadable { pods: BTreeSet<PodUid> },
-    /// Something says this pod changed in the runtime. A hint: it only causes a look.
+    /// This pod may have changed in the runtime. A hint: it only causes a look.
     Hint { pod: PodUid },
-    /// The runtime's stream of container events came up or went down.
+    /// The runtime's stream of container events opened or closed.
     RuntimeEvents(EventStream),
-    /// An object changed that the pod's volumes or environment are made of.
+    /// An object changed that the pod's volumes or environment use.
     Refresh { pod: PodUid },
-    /// The Node object, each time the API server shows another one.
+    /// The Node object, each time it changes in the API server.
     Node(NodeObject),
-    /// The moment `Agent::wake_at` named has come.
+    /// The time of `Agent::wake_at` has come.
     Due,
-    /// An effect is over.
+    /// An effect has finished.
     Done { id: EffectId, result: Result<Facts, EffectError> },
 }
 
@@ -46,7 +46,7 @@ pub enum EventStream {
     Down,
 }
 
-/// Where a pod was asked for.
+/// The source of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {

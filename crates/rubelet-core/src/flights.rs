@@ -1,6 +1,6 @@
-//! What is under way: every effect that was sent and whose result has not come back.
+//! Flights: effects that were sent and whose result is pending.
 //!
-//! Owns: one flight per subject (invariant I4), who waits for which result, and until when. Never: decides that something be done.
+//! Owns: one flight per subject (invariant I4), and the deadline of each result. Never: decides on an effect.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,10 +17,10 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// The shell answers before the deadline; should even that answer be lost, the agent stops waiting this long after it.
+/// The shell returns a result before the deadline; if that result is lost, the agent stops waiting this long after it.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
-/// What an effect is about. At most one is under way per subject.
+/// What an effect changes. At most one flight per subject.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     Node(Routine),
@@ -28,13 +28,13 @@ pub enum Subject {
     Pod(PodUid, PodSubject),
 }
 
-/// The part of a pod that an effect is about. The parts go side by side.
+/// The part of a pod that an effect changes. Parts are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodSubject {
     Look,
     /// The cgroup, directories, volumes and sandboxes: one after the other.
     Pod,
-    /// Refreshing volumes that are set up, which delays nothing else.
+    /// Refreshing volumes that are set up, which blocks nothing else.
     Volumes,
     /// A container name, all attempts together.
     Container(String),
@@ -44,7 +44,7 @@ pub enum PodSubject {
 }
 
 impl PodSubject {
-    /// Effects on it change the pod; those on the others only find something out, or are about an image.
+    /// Effects on these change the pod; those on others only read, or concern an image.
     fn is_changed(&self) -> bool {
         match self {
             PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => true,
@@ -63,7 +63,7 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// When the container must be gone by the grace period it was given; `None` when nothing is being stopped.
+    /// When the container must be gone by its grace period; `None` when nothing is being stopped.
     pub fn stops_by(&self) -> Option<Uptime> {
         match &self.op {
             Op::Container(ContainerOp::Stop { grace_secs, .. }) => {
@@ -94,7 +94,7 @@ impl Flights {
         id
     }
 
-    /// The flight is over; `None` when nobody waits for it any more.
+    /// Removes the flight; `None` when it was already dropped.
     pub fn end(&mut self, id: EffectId) -> Option<(Subject, Flight)> {
         let subject = self.subjects.remove(&id)?;
         let flight = self.flights.remove(&subject).expect("every subject in the index has its flight");
@@ -118,7 +118,7 @@ impl Flights {
         PodFlights { flights: self, uid }
     }
 
-    /// Requests to the API server that are under way.
+    /// Requests to the API server in flight.
     pub fn api_requests(&self) -> impl Iterator<Item = &ApiRequest> {
         let from = Subject::Api(ApiRequest::FIRST);
         self.flights.range(from..).map_while(|(subject, _)| match subject {
@@ -127,7 +127,7 @@ impl Flights {
         })
     }
 
-    /// The result is waited for until this moment at most.
+    /// Moves the deadline of the result to this time, if that is earlier.
     pub fn hasten(&mut self, subject: &Subject, moment: Uptime) {
         let Some(flight) = self.flights.get_mut(subject) else { return };
         if moment < flight.give_up_at {
@@ -164,7 +164,7 @@ impl<'a> PodFlights<'a> {
         })
     }
 
-    /// What may change the pod.
+    /// Flights that may change the pod.
     pub fn changes(self) -> impl Iterator<Item = (&'a PodSubject, &'a Flight)> {
         self.all().filter(|(part, _)| part.is_changed())
     }

@@ -1,6 +1,6 @@
-//! Is the node able to run pods, and when is it looked at as a whole again?
+//! The state of the node as a whole: the runtime, the network and periodic routines.
 //!
-//! Owns: the runtime's and the network's condition, the last relist, the timers of checks that concern no single pod.
+//! Owns: the conditions of runtime and network, the last relist, the timers of routines that concern no single pod.
 //! Upstream: `runtimeState`, `updateRuntimeUp`, the PLEG's relist timer.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -18,25 +18,25 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// Between two checks of a runtime that answers (upstream: 5 s).
+/// Interval of checks while the runtime is ready (upstream: 5 s).
 const CHECK_READY: Duration = Duration::from_secs(10);
-/// Between two checks of one that does not: it should be found again soon.
+/// Interval of checks while it is not, so that its return is found soon.
 const CHECK_NOT_READY: Duration = Duration::from_secs(1);
-/// The relist where the runtime has no events, as upstream.
+/// Interval of relists where the runtime has no events, as upstream.
 const RELIST: Duration = Duration::from_secs(1);
-/// The slow audit behind the runtime's own events.
+/// Interval of the audit, a slow relist behind the runtime's events.
 const AUDIT: Duration = Duration::from_secs(30);
-/// Between two searches for directories nobody owns.
+/// Interval of scans for orphaned directories.
 const LIST_DIRS: Duration = Duration::from_secs(300);
 
-/// A runtime that has not answered for this long is down; upstream's tolerance, so that its restart is no news.
+/// A runtime without a response for this long is down; upstream's tolerance, so that its restart is not reported.
 const DOWN_AFTER: Duration = Duration::from_secs(30);
-/// Without a relist for this long nobody knows what the node's pods do.
+/// Without a relist for this long the state of the pods is not known.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
-/// Between two looks at the cgroups above the pods', as upstream.
+/// Interval of checks of the QoS cgroups, as upstream.
 const SYNC_QOS: Duration = Duration::from_secs(60);
 
-/// An operation on the node that is done again and again, one at a time.
+/// A periodic operation on the node, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Routine {
     CheckRuntime,
@@ -47,40 +47,40 @@ pub enum Routine {
 
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// When each routine is due: not in it are those under way, and those that wait for the sources.
+    /// When each routine is due; without those in flight and those that wait for the sources.
     due_at: BTreeMap<Routine, Uptime>,
     are_sources_ready: bool,
     pub qos: QosCgroups,
-    /// When all pods are next synced and dead containers counted.
+    /// When all pods are next synced and dead containers collected.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
     /// While the runtime streams container events, a slow audit is enough.
     pub event_stream: EventStream,
-    /// `None` is ready. It starts as a problem: nothing is known before the first answer.
+    /// `None` is ready. Starts with a problem: nothing is known before the first response.
     pub runtime_problem: Option<NodeProblem>,
     pub network_problem: Option<NodeProblem>,
-    /// The runtime's last answer that called it ready.
+    /// The runtime's last response that reported it ready.
     answered_at: Option<Uptime>,
-    /// The first check has ended, well or not.
+    /// The first check has finished, successful or not.
     is_checked: bool,
-    /// As the API server last showed it; `None` before it did.
+    /// As last seen in the API server; `None` before that.
     pub object: Option<NodeObject>,
-    /// When the API server was last asked for it on a pod's behalf.
+    /// When it was last requested for a waiting pod.
     pub object_asked_at: Option<Uptime>,
     /// The last relist; `None` before the first.
     pub listing: Option<Listing>,
-    /// Pods that left no trace, and when: an older listing may still show them.
+    /// When the last remains of a pod were removed: an older listing may still show it.
     pub gone: BTreeMap<PodUid, Uptime>,
 }
 
-/// The cgroups above the pods'.
+/// The QoS cgroups.
 #[derive(Clone, Debug)]
 pub struct QosCgroups {
     /// As they were last set.
     pub cgroups: Vec<Cgroup>,
-    /// How the last sync ended; `None` before the first.
+    /// Result of the last sync; `None` before the first.
     pub outcome: Option<Result<(), String>>,
-    /// Pods came or went since they were set.
+    /// Pods were added or removed since they were set.
     pub pods_changed: bool,
 }
 
@@ -138,7 +138,7 @@ impl Node {
         self.due_at.iter().filter(move |(routine, _)| is_possible(routine)).map(|(routine, moment)| (*routine, *moment))
     }
 
-    /// The routine is under way, or there is nothing to do for it.
+    /// The routine is in flight, or has nothing to do.
     pub fn begin(&mut self, routine: Routine) {
         self.due_at.remove(&routine);
     }
@@ -153,18 +153,18 @@ impl Node {
         }
     }
 
-    /// A call was not answered: is it the call, or the runtime?
+    /// A call got no response: a check tells whether the runtime is down.
     pub fn suspect_runtime(&mut self, now: Now) {
         self.hasten(Routine::CheckRuntime, now);
     }
 
-    /// It is time to set the cgroups above the pods' again, or what they should be may have changed.
+    /// The sync of the QoS cgroups is due, or their content may have changed.
     pub fn may_sync_qos_cgroups(&self, now: Now) -> bool {
         let due_at = self.due_at.get(&Routine::SyncQosCgroups).filter(|_| self.is_ready());
         due_at.is_some_and(|moment| *moment <= now.uptime || self.qos.pods_changed)
     }
 
-    /// A sync of the cgroups above the pods' has ended; says whether it ended otherwise than the one before.
+    /// Applies the result of a sync of the QoS cgroups; returns whether it differs from the last one.
     pub fn qos_cgroups_synced(&mut self, outcome: Result<(), String>, now: Now) -> bool {
         self.schedule(Routine::SyncQosCgroups, SYNC_QOS, now);
         let is_news = self.qos.outcome.as_ref() != Some(&outcome);
@@ -172,8 +172,8 @@ impl Node {
         is_news
     }
 
-    /// Takes in the answer to a check; says whether the runtime has just become usable. A runtime that is slow to tell its
-    /// status may serve pods all the same, so only one that is away stops work.
+    /// Applies the result of a check; returns whether the runtime has just become usable. A runtime that is slow to report its
+    /// status may still serve pods, so only a runtime that is down stops work.
     pub fn checked(&mut self, result: &Result<RuntimeStatus, EffectError>, now: Now) -> bool {
         let was_ready = self.is_ready();
         self.is_checked = true;
@@ -184,7 +184,7 @@ impl Node {
         };
         self.runtime_problem = lasting(self.runtime_problem.take(), runtime, now);
         if let Ok(status) = result {
-            // A runtime that does not answer says nothing of the network either.
+            // Without a response the network's state is not known either.
             self.network_problem = lasting(self.network_problem.take(), status.network_problem.clone(), now);
             self.status = status.clone();
             if status.runtime_problem.is_none() {
@@ -200,7 +200,7 @@ impl Node {
         has_become_ready
     }
 
-    /// Every source has spoken: from now on what nobody asked for may be cleaned up.
+    /// All sources are ready: from now on pods that are not desired may be cleaned up.
     pub fn sources_ready(&mut self, now: Now) {
         if !std::mem::replace(&mut self.are_sources_ready, true) {
             self.schedule(Routine::ListPodDirs, Duration::ZERO, now);
@@ -209,7 +209,7 @@ impl Node {
         }
     }
 
-    /// A relist has ended, well or not.
+    /// A relist has finished, successful or not.
     pub fn relisted(&mut self, now: Now) {
         let next = match self.event_stream {
             EventStream::Up => AUDIT,
@@ -223,19 +223,19 @@ impl Node {
         self.listing = Some(listing);
     }
 
-    /// The pod's last trace went after this look began.
+    /// The pod's last remains were removed after this look began.
     pub fn was_gone_after(&self, uid: &PodUid, looked_at: Uptime) -> bool {
         self.gone.get(uid).is_some_and(|gone_at| *gone_at >= looked_at)
     }
 
-    /// Two ways lead here, and one may be behind the other.
+    /// Called by watch and GetNode; older is ignored.
     pub fn take_object(&mut self, object: NodeObject) {
         if self.object.as_ref().is_none_or(|known| known.version <= object.version) {
             self.object = Some(object);
         }
     }
 
-    /// As the Node object shows them, where it shows any; those the agent found at its start otherwise.
+    /// From the Node object, if it has any; else those found at start.
     pub fn host_ips<'a>(&'a self, settings: &'a Settings) -> &'a [String] {
         let shown = self.object.as_ref().map(|object| object.host_ips.as_slice()).filter(|ips| !ips.is_empty());
         shown.unwrap_or(&settings.host_ips)
@@ -245,7 +245,7 @@ impl Node {
         self.schedule(Routine::ListPodDirs, LIST_DIRS, now);
     }
 
-    /// Whether the node may be called ready, in upstream's words where it may not.
+    /// Whether the node is ready, with upstream's reasons if it is not.
     pub fn readiness(&self, now: Now) -> NodeReadiness {
         if !self.is_checked {
             return NodeReadiness::Unchecked;
@@ -262,7 +262,7 @@ impl Node {
             Some(_) => {}
         }
         match &self.listing {
-            // The first relist follows the first check; until it may have failed, what was known before still counts.
+            // The first relist follows the first check; until it may have failed, the earlier condition counts.
             None if now.uptime < Uptime::ZERO + DOWN_AFTER && self.status.runtime_problem.is_none() => {
                 return NodeReadiness::Unknown;
             }
@@ -274,8 +274,7 @@ impl Node {
         if problems.is_empty() { NodeReadiness::Ready } else { NodeReadiness::NotReady(problems) }
     }
 
-    /// The next moment one of the routines is due, or patience with the runtime ends. While the runtime is away only its
-    /// check counts.
+    /// When the next routine is due, or the tolerance for the runtime ends. While the runtime is down only its check counts.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let patience = [Some(Uptime::ZERO), self.answered_at].into_iter().flatten().map(|since| since + DOWN_AFTER);
         let patience = patience.filter(|moment| *moment > now.uptime);
@@ -284,14 +283,14 @@ impl Node {
     }
 }
 
-/// The last relist was too long ago, in whole minutes: each change of the words is a report.
+/// The last relist was too long ago, in whole minutes: each change of the text is a report.
 fn stale_relist(listing: &Listing, now: Now) -> Option<String> {
     let minutes = now.uptime.since(listing.looked_at).as_secs() / 60;
     (minutes * 60 >= RELIST_THRESHOLD.as_secs())
         .then(|| format!("PLEG is not healthy: pleg was last seen active {minutes}m0s ago; threshold is 3m0s"))
 }
 
-/// The problem with the time it began, which a change of its words does not move.
+/// The problem with the time it began, which a change of its text does not move.
 fn lasting(known: Option<NodeProblem>, message: Option<String>, now: Now) -> Option<NodeProblem> {
     let since = known.map_or(now.wall, |problem| problem.since);
     message.map(|message| NodeProblem { message, since })

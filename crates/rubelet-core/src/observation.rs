@@ -1,7 +1,7 @@
-//! What was last seen of the runtime.
+//! Facts about the runtime, from the latest looks.
 //!
-//! Owns: the facts about sandboxes, containers and the runtime itself, as our own types (the rim parses CRI messages into
-//! them), and the difference between two relists. One writer: the agent, from looks it asked for.
+//! Owns: the facts about sandboxes, containers and the runtime itself, as our own types (CRI messages are parsed before they
+//! get here), and the difference between two relists. One writer: the agent, from its looks.
 //! Upstream: PLEG (`pkg/kubelet/pleg/generic.go`) and the pod cache.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -15,22 +15,22 @@ use crate::{
     time::Uptime,
 };
 
-/// All that one look at a pod found. A pod the runtime does not know has empty lists.
+/// The facts of one look at a pod. Empty lists for a pod that is not in the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodFacts {
-    /// When the look began: whatever the agent did after this moment may not be in it.
+    /// When the look began: later changes may not be in it.
     pub looked_at: Uptime,
     /// Newest first, by creation time.
     pub sandboxes: Vec<SandboxFacts>,
-    /// Newest first, by attempt and then by creation time; every attempt the runtime still remembers.
+    /// Newest first, by attempt and then by creation time; every attempt that is still in the runtime.
     pub containers: Vec<ContainerFacts>,
-    /// Highest attempt found in the pod's log directory, by name, of containers the runtime does not know: restart counts
+    /// Highest attempt found in the pod's log directory, by name, of containers that are not in the runtime: restart counts
     /// survive a runtime that lost its state.
     pub logged_attempts: BTreeMap<String, u32>,
 }
 
-/// What is left on the node of a pod that has ended, beside its containers and sandboxes: the first of it, in the order in
-/// which it is removed.
+/// What is left on the node of a terminated pod, beside its containers and sandboxes: the first part of it, in the order of
+/// removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Remains {
     Volumes,
@@ -46,7 +46,7 @@ pub struct SandboxFacts {
     pub attempt: u32,
     pub state: SandboxState,
     pub created_at: Timestamp,
-    /// What it was made with; empty is the runtime's default.
+    /// The handler it was created with; empty is the runtime's default.
     pub runtime_handler: String,
     /// The pod shares the node's network namespace.
     pub host_network: bool,
@@ -69,19 +69,19 @@ pub struct ContainerFacts {
     pub attempt: u32,
     /// Label `io.kubernetes.container.hash`; `None` when absent or unreadable.
     pub hash: Option<u64>,
-    /// The image as the pod named it.
+    /// The image name in the pod.
     pub image: String,
     /// The runtime's reference to the image that was used (`imageID` in the API).
     pub image_ref: String,
     pub created_at: Timestamp,
     pub state: ContainerState,
     pub log_path: String,
-    /// As whom its first process runs; `None` where the runtime does not say.
+    /// The user of its first process; `None` where the runtime does not report it.
     pub user: Option<ContainerUser>,
     pub resources: ContainerResources,
 }
 
-/// The limits a container has, as its runtime reports them; `None` where it reports none.
+/// A container's limits as the runtime reports them; `None` where it reports none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerResources {
     pub cpu_limit_millis: Option<i64>,
@@ -98,7 +98,7 @@ pub struct ContainerUser {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ContainerState {
-    /// Created, not yet started: a start that was cut off here goes on from here.
+    /// Created, not yet started: an interrupted start resumes here.
     Created,
     Running {
         started_at: Timestamp,
@@ -113,20 +113,20 @@ pub struct Exit {
     /// `None` when the container never started.
     pub started_at: Option<Timestamp>,
     pub finished_at: Timestamp,
-    /// The runtime's word: `Completed`, `Error`, `OOMKilled`, `StartError`, …
+    /// The runtime's reason: `Completed`, `Error`, `OOMKilled`, `StartError`, …
     pub reason: String,
     /// The runtime's message, or the container's termination message.
     pub message: String,
 }
 
 impl Exit {
-    /// Its start was cancelled because whoever asked for it went away: the runtime tells so in gRPC's words.
+    /// Its start was cancelled because the client went away: the runtime reports this in gRPC's words.
     pub fn was_cut_off(&self) -> bool {
         self.started_at.is_none() && self.message.contains("context canceled")
     }
 }
 
-/// A relist: every sandbox and container, with no more than a list tells.
+/// A relist: every sandbox and container, with only the data of a list call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Listing {
     pub looked_at: Uptime,
@@ -140,7 +140,7 @@ pub struct ListedPod {
     pub containers: BTreeMap<ContainerId, ListedState>,
 }
 
-/// `ContainerState` without the details only an inspection tells.
+/// `ContainerState` without the details of an inspection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ListedState {
     Created,
@@ -149,24 +149,24 @@ pub enum ListedState {
     Unknown,
 }
 
-/// The runtime's own word about itself (CRI `Status`, `Version` and `RuntimeConfig`).
+/// The runtime's report about itself (CRI `Status`, `Version` and `RuntimeConfig`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeStatus {
     pub name: String,
     pub version: String,
     /// `None` is ready; otherwise the runtime's reason.
     pub runtime_problem: Option<String>,
-    /// `None` is ready; otherwise why pods cannot have a network.
+    /// `None` is ready; otherwise the reason.
     pub network_problem: Option<String>,
-    /// Who makes cgroups; `None` where the runtime does not say.
+    /// `None` where the runtime does not report it.
     pub cgroup_driver: Option<CgroupDriver>,
-    /// In the order of their names.
+    /// Ordered by name.
     pub handlers: Vec<RuntimeHandler>,
-    /// Whether `supplementalGroupsPolicy` is obeyed; `None` when the runtime says nothing of its features.
+    /// Whether `supplementalGroupsPolicy` is supported; `None` when the runtime does not report its features.
     pub supplemental_groups_policy: Option<bool>,
 }
 
-/// One way the runtime can run a pod (a RuntimeClass names it), and what that way can do.
+/// One runtime handler (a RuntimeClass names it) and its features.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeHandler {
     pub name: String,
@@ -183,7 +183,7 @@ impl PodFacts {
         self.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready)
     }
 
-    /// The newest container of this name, in whatever state.
+    /// The newest container of this name, in any state.
     pub fn newest_container(&self, name: &str) -> Option<&ContainerFacts> {
         self.containers.iter().find(|container| container.name == name)
     }
@@ -203,7 +203,7 @@ impl ContainerFacts {
         matches!(self.state, ContainerState::Running { .. })
     }
 
-    /// Running, or in a state nobody could tell.
+    /// Running, or in unknown state.
     pub fn may_run(&self) -> bool {
         match self.state {
             ContainerState::Running { .. } | ContainerState::Unknown => true,
@@ -229,7 +229,7 @@ impl ContainerFacts {
 }
 
 impl ListedPod {
-    /// The same sandboxes and containers in the same states: nothing happened that is worth an inspection.
+    /// The same sandboxes and containers in the same states: no inspection is needed.
     pub fn agrees_with(&self, facts: &PodFacts) -> bool {
         self.sandboxes.len() == facts.sandboxes.len()
             && self.containers.len() == facts.containers.len()
@@ -241,5 +241,5 @@ impl ListedPod {
     }
 }
 
-/// Shared so that the loop, the snapshot and the effects can hold one look without copying it.
+/// Shared, so that the loop, the snapshot and the effects hold one look without copying it.
 pub type SharedFacts = Arc<PodFacts>;

@@ -1,8 +1,8 @@
-//! One operation on the world, and what holds of it whatever its details are.
+//! Operations, and the properties of each.
 //!
-//! Owns: the closed set of operations, grouped by what they are about, and their properties: name, kind, what has to be looked
-//! at afterwards, what becomes of them when their pod ends, deadline. Never: how they are done (`rubelet/src/effects/`).
-//! An operation that changes something is safe to repeat.
+//! Owns: the closed set of operations, grouped by their object, and their properties: name, kind, what must be looked at
+//! afterwards, what happens to them when their pod terminates, deadline. Never: how they are done (`rubelet/src/effects/`).
+//! A mutating operation is safe to repeat.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -34,9 +34,9 @@ pub enum Op {
 pub enum NodeOp {
     CheckRuntime,
     Relist,
-    /// Which pods have a directory under the root directory, or a log directory?
+    /// Lists the pods with a directory under the root directory, or a log directory.
     ListPodDirs,
-    /// Sets the cgroups above the pods' right, and says which there are below them.
+    /// Sets the QoS cgroups, and lists the cgroups below them.
     SyncQosCgroups {
         cgroups: Vec<Cgroup>,
     },
@@ -52,13 +52,13 @@ pub enum PodOp {
         pod: PodRef,
         cgroup: Cgroup,
     },
-    /// Kills what is left in the pod's cgroup and removes it, wherever it is. The operations that release what a pod held
-    /// answer with what remains of it (`Facts::Remains`).
+    /// Kills what is left in the pod's cgroup and removes it, wherever it is. The operations that release a pod's resources
+    /// return what remains of it (`Facts::Remains`).
     RemoveCgroup(PodPlace),
     MakeDirs {
         pod: PodRef,
     },
-    /// Removes the pod's directory under the root directory; refuses while something is mounted below it.
+    /// Removes the pod's directory under the root directory; fails while something is mounted below it.
     RemoveDir(PodPlace),
     /// Removes the pod's log directory, and the links into it.
     RemoveLogDir(PodPlace),
@@ -77,13 +77,13 @@ pub enum PodOp {
 pub enum ContainerOp {
     /// Creates and starts.
     Start(StartContainer),
-    /// Starts a container that was created by an attempt that was cut off.
+    /// Starts a container whose creation succeeded in an interrupted attempt.
     Resume {
         pod: PodRef,
         name: String,
         id: ContainerId,
     },
-    /// SIGTERM, then SIGKILL when the grace period is over.
+    /// SIGTERM, then SIGKILL after the grace period.
     Stop {
         pod: PodRef,
         name: String,
@@ -95,9 +95,9 @@ pub enum ContainerOp {
         name: String,
         id: ContainerId,
     },
-    /// Asks a container how it is. What its program does about it is its own affair.
+    /// Runs one probe.
     Probe(ProbeRequest),
-    /// Tells a container that it has started, or that it is about to be stopped.
+    /// Runs a postStart or preStop hook.
     RunHook(HookRequest),
 }
 
@@ -107,7 +107,7 @@ pub enum VolumeOp {
         pod: Arc<Pod>,
         uid: PodUid,
     },
-    /// Brings the volumes that change with time up to date; leaves the others alone.
+    /// Refreshes the volumes with API content; leaves the others alone.
     Refresh {
         pod: Arc<Pod>,
         uid: PodUid,
@@ -132,22 +132,22 @@ pub enum ImageOp {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ApiOp {
-    /// The Node object as the API server has it now; the watch may be behind.
+    /// Fetches the Node object; the watch may be behind.
     GetNode,
-    /// `pod` is as the API server knows it: a static pod's mirror.
+    /// `pod` is the API object: for a static pod, its mirror pod.
     PatchStatus {
         pod: PodRef,
-        /// Of the status the patch brings about.
+        /// Of the status that the patch sends.
         version: u64,
-        /// Of the first change that is in it.
+        /// Time of the first change in it.
         since: Uptime,
         patch: serde_json::Value,
     },
-    /// Without grace, and only this very pod.
+    /// With grace period 0 and the UID as precondition.
     DeletePod {
         pod: PodRef,
     },
-    /// Makes the API server's copy of a static pod.
+    /// Creates the mirror pod of a static pod.
     CreateMirrorPod {
         pod: Arc<Pod>,
     },
@@ -191,20 +191,20 @@ pub struct StartContainer {
     pub attempt: u32,
     pub sandbox: SandboxId,
     pub sandbox_attempt: u32,
-    /// As the sandbox was made with.
+    /// The same as the sandbox's.
     pub cgroup_parent: String,
     /// Primary first; empty for host network.
     pub pod_ips: Vec<String>,
     /// The node's, primary first.
     pub host_ips: Vec<String>,
-    /// The instance whose processes an ephemeral container is to see, if it was found.
+    /// The instance whose processes an ephemeral container sees, if it was found.
     pub target: Option<ContainerId>,
     /// The sandbox's runtime handler supports them.
     pub recursive_read_only_mounts: bool,
     pub image: ImageFacts,
 }
 
-/// What holds of an operation whatever its details are.
+/// Properties of an operation, independent of its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Properties {
     name: &'static str,
@@ -216,19 +216,19 @@ struct Properties {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
-    /// Changes nothing.
+    /// Read-only.
     Look,
-    /// Follows from what was decided and told elsewhere, and comes again and again.
+    /// Periodic; follows from what was decided elsewhere.
     Upkeep,
-    /// At its end something may run that did not run before.
+    /// It may start something.
     Start,
-    /// Stops or removes something. If that is not there, the operation has succeeded.
+    /// Stops or removes something. If that is already gone, the operation has succeeded.
     End,
     /// Any other change.
     Change,
 }
 
-/// What an operation may have changed, so that what is known of it is out of date.
+/// What an operation may have changed, so that the facts about it are out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dirties {
     Nothing,
@@ -236,26 +236,26 @@ pub enum Dirties {
     Runtime,
 }
 
-/// What becomes of an operation under way when its pod begins to end.
+/// What happens to an operation in flight when its pod starts to terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtPodEnd {
-    /// Cutting it off leaves nothing half-done that a later look would not show.
+    /// Aborting it leaves nothing half-done that a later look would not show.
     Abort,
-    /// It begins no further call and is waited for.
+    /// It begins no further call, and its result is awaited.
     Recall,
     LetRun,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deadline {
-    /// A look that lasts longer than this is as bad as none.
+    /// Bounds a look.
     Look,
     /// File operations of one pod.
     Disk,
     Pull,
-    /// One request to the API server, waiting for the client's rate limit included.
+    /// One request to the API server, including the wait for the client's rate limiter.
     Api,
-    /// So many calls to the runtime, each with its own timeout, and what they are given beyond it.
+    /// So many calls to the runtime, each with its own timeout, plus `extra` time.
     Runtime {
         calls: u32,
         extra: Duration,
@@ -264,7 +264,7 @@ enum Deadline {
 
 const LOOK_DEADLINE: Duration = Duration::from_secs(30);
 const DISK_DEADLINE: Duration = Duration::from_secs(123);
-/// Upstream lets a pull last for ever; this is for ever with an end.
+/// Bounds a hung pull; upstream has no limit.
 const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 const API_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -319,7 +319,7 @@ impl Op {
         self.properties().kind
     }
 
-    /// What has to be looked at when it is over, however it ended.
+    /// What must be looked at when it finishes, whatever the result.
     pub fn dirties(&self) -> Dirties {
         self.properties().dirties
     }
@@ -339,7 +339,7 @@ impl Op {
         }
     }
 
-    /// Whom it is about: `namespace/pod`, `namespace/pod/container`; empty is the node.
+    /// Its object: `namespace/pod`, `namespace/pod/container`; empty for the node.
     pub fn about(&self) -> String {
         match self {
             Op::Node(_) => String::new(),
@@ -474,7 +474,7 @@ impl ContainerOp {
                 Properties::runtime("StopContainer", OpKind::End).with_extra(grace)
             }
             ContainerOp::Remove { .. } => Properties::runtime("RemoveContainer", OpKind::End),
-            // It ends by the probe's own timeout; a command may have to be killed first, as slow as the runtime does it.
+            // The probe's own timeout ends it; killing its command may take the runtime longer.
             ContainerOp::Probe(order) => Properties::look("Probe").with_extra(order.timeout),
             ContainerOp::RunHook(order) => {
                 let hook = Properties::runtime("RunHook", OpKind::Change).with_extra(order.limit);

@@ -1,6 +1,6 @@
-//! One pod's life, from first sight to its last trace.
+//! The record of one pod, from arrival to removal.
 //!
-//! Owns: the record of a pod, its lifecycle, what is in flight for it, and when it wants to be looked at again.
+//! Owns: the record of a pod, its lifecycle, its flights, and when it must be looked at again.
 //! Never: decides what to do next; `pod/sync_pod.rs` and `pod/termination.rs` do, from a record they cannot change.
 //! Upstream: `pod_workers.go`.
 
@@ -45,7 +45,7 @@ pub mod termination;
 #[cfg(test)]
 mod tests;
 
-/// Where a pod is in its life. It only moves forward; a pod that is wanted again after its end starts over as a new record.
+/// The lifecycle of a pod. It only moves forward; a pod that is desired again after its end starts over as a new record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lifecycle {
     /// Known, not yet allowed to start.
@@ -58,11 +58,11 @@ pub enum Lifecycle {
         /// Once none runs or will run, it stays so.
         containers: RunningContainers,
     },
-    /// No container runs, none will. What the pod held is given back.
+    /// No container runs, none will. The pod's resources are being reclaimed.
     Terminated {
         cause: TerminationCause,
     },
-    /// Nothing is left to do for it. A pod that is still wanted (it completed) stays here for its readers.
+    /// Nothing is left to do for it. A pod that completed and is still desired stays here for readers.
     Finished {
         cause: TerminationCause,
     },
@@ -83,7 +83,7 @@ impl Lifecycle {
         }
     }
 
-    /// Grows with every step forward.
+    /// Grows with every transition.
     fn rank(&self) -> u8 {
         match self {
             Lifecycle::Waiting => 0,
@@ -95,18 +95,18 @@ impl Lifecycle {
     }
 }
 
-/// Why a pod ends.
+/// Why a pod terminates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminationCause {
-    /// Its source does not have it any more, or asks for its deletion.
+    /// Its source removed it, or requests its deletion.
     Removed,
-    /// All its containers ended and none is to run again.
+    /// All its containers have terminated and none will restart.
     Completed,
-    /// The runtime has it and nobody asked for it.
+    /// It is in the runtime and was never desired.
     Orphaned,
 }
 
-/// A grace period under way. It can be made shorter, never longer.
+/// A running grace period. It can be shortened, never extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grace {
     pub secs: i64,
@@ -129,7 +129,7 @@ impl Grace {
         if other.ends_at < self.ends_at { other } else { self }
     }
 
-    /// What a container stopped now is given.
+    /// The grace period of a container stopped now.
     pub fn remaining_secs(self, now: Now) -> i64 {
         let remaining = self.ends_at.since(now.uptime);
         let whole_secs = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
@@ -137,11 +137,11 @@ impl Grace {
     }
 }
 
-/// Who asked for the pod.
+/// Whether a source has the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Desired {
     By(Source),
-    /// Not any more, or it never was: then only the runtime knows it.
+    /// Not any more, or never: then it is only in the runtime.
     No,
 }
 
@@ -154,7 +154,7 @@ pub struct Failure {
     pub cure: Cure,
 }
 
-/// What may end a failure before its wait is over.
+/// What may end a back-off before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cure {
     Nothing,
@@ -174,7 +174,7 @@ impl Failure {
     }
 }
 
-/// How far this process has prepared a pod's place on the node. Not remembered over a restart: every step is safe to repeat.
+/// How far this process has prepared a pod on the node. Not kept over a restart: every step is safe to repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preparation {
     /// A previous process may have left anything.
@@ -184,7 +184,7 @@ pub enum Preparation {
     Volumes,
 }
 
-/// Looking at the pod in the runtime: one look at a time, and never a wish forgotten.
+/// The look at the pod in the runtime: one at a time; a request made during a look triggers another look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     Idle,
@@ -196,44 +196,44 @@ pub enum Look {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DuringLook {
     Nothing,
-    /// Something says the pod changed: look once more, but what this look finds counts.
+    /// The pod may have changed: look once more; the facts of this look count.
     Hint,
-    /// We changed the pod: what this look finds may be from before.
+    /// We changed the pod: this look may show the state before the change.
     Change,
 }
 
-/// What is kept of a container over all its attempts.
+/// State of a container over all its attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerRecord {
     pub crash_loop: Option<CrashLoop>,
     /// The attempt this process started last.
     pub last_attempt: Option<u32>,
-    /// Its start succeeded and no look has shown it yet: until one does, what it waited for is all that can be reported.
+    /// Its start succeeded and no look has shown it yet: until then its waiting reason is reported.
     pub has_unseen_start: bool,
-    /// An instance whose start ended with a previous process: it never ran, and its attempt is made again.
+    /// An instance whose start was interrupted with a previous process: it never ran, and its attempt is made again.
     pub interrupted_start: Option<ContainerId>,
     /// Why it does not run yet (upstream: the reason cache).
     pub waiting: Option<Waiting>,
 }
 
-/// What is kept of one attempt of a container.
+/// State of one attempt of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InstanceRecord {
     /// How far its preStop hook is, once it is being stopped.
     pub pre_stop: Option<PreStop>,
-    /// It is stopped without having counted as running.
+    /// It is being stopped and never counted as running.
     pub has_post_start_failed: bool,
-    /// It was stopped to be started again, whatever it exits with and whatever the restart policy says.
+    /// It was stopped to be restarted, whatever its exit code and the restart policy.
     pub is_restarting: bool,
-    /// By our own clock; a jump of the wall clock must not end a back-off.
+    /// By the monotonic clock: a jump of the wall clock must not end a back-off.
     pub finished_at: Option<Uptime>,
 }
 
-/// All the agent knows of one pod.
+/// All state about one pod.
 #[derive(Clone, Debug)]
 pub struct PodRecord {
     pub id: PodRef,
-    /// The pod as asked for; for one that only the runtime knows, just its names.
+    /// The desired pod; for one that is only in the runtime, just its names.
     pub pod: Arc<Pod>,
     pub desired: Desired,
     /// Order of arrival: the first of two static pods with one name goes first.
@@ -242,23 +242,23 @@ pub struct PodRecord {
     pub since: Now,
     pub facts: Option<SharedFacts>,
     pub look: Look,
-    /// No mutating effect has ended since the facts were gathered.
+    /// No mutating effect has finished since the facts were gathered.
     pub is_fresh: bool,
     pub failures: BTreeMap<PodSubject, Failure>,
-    /// By name, whether the spec still has it or not.
+    /// By name, also of containers that the spec has dropped.
     pub container_records: BTreeMap<String, ContainerRecord>,
     pub instances: BTreeMap<ContainerId, InstanceRecord>,
     pub probes: Probes,
     /// Why the pod has failed, whatever its containers do.
     pub failure: Option<PodFailure>,
     pub prepared: Preparation,
-    /// When the volumes that change with time are to be brought up to date; `None` without such volumes.
+    /// When volumes with API content are due for a refresh; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
-    /// What the last release of something found to be left of the pod; `None` before the first.
+    /// What the last release step found to be left of the pod; `None` before the first.
     pub remains: Option<Remains>,
-    /// Why the node did not admit it; such a pod has failed and never starts.
+    /// Why the node rejected it; such a pod has failed and never starts.
     pub rejected: Option<PodFailure>,
-    /// Sandboxes that were stopped, and so have given their network back.
+    /// Sandboxes that were stopped, which released their network.
     pub stopped_sandboxes: BTreeSet<SandboxId>,
     pub wake_at: Option<Uptime>,
     /// What the last plan waits for.
@@ -301,7 +301,7 @@ impl PodRecord {
         self.lifecycle = next;
     }
 
-    /// Of a container that was never heard of: nothing.
+    /// Empty for an unknown container.
     pub fn container(&self, name: &str) -> &ContainerRecord {
         static UNKNOWN: LazyLock<ContainerRecord> = LazyLock::new(ContainerRecord::default);
         self.container_records.get(name).unwrap_or(&UNKNOWN)
@@ -328,13 +328,13 @@ impl PodRecord {
         containers.filter_map(|(name, container)| Some((name.clone(), container.waiting.clone()?))).collect()
     }
 
-    /// Instances that were stopped to be started again.
+    /// Instances that were stopped to be restarted.
     pub fn restarting(&self) -> BTreeSet<ContainerId> {
         let instances = self.instances.iter().filter(|(_, instance)| instance.is_restarting);
         instances.map(|(id, _)| id.clone()).collect()
     }
 
-    /// The pod has given back what other pods may need: its volumes and its cgroup.
+    /// The pod has released what other pods may need: its volumes and its cgroup.
     pub fn is_released(&self) -> bool {
         self.remains.is_some_and(|remains| remains > Remains::Cgroup)
     }
@@ -343,12 +343,12 @@ impl PodRecord {
         matches!(self.desired, Desired::By(_))
     }
 
-    /// The facts, if no mutating effect ended after they were gathered.
+    /// The facts, if no mutating effect finished after they were gathered.
     pub fn fresh_facts(&self) -> Option<&SharedFacts> {
         self.facts.as_ref().filter(|_| self.is_fresh)
     }
 
-    /// The pod should be looked at; a look under way is followed by another.
+    /// Requests a look; a look in flight is followed by another.
     pub fn request_look(&mut self, why: DuringLook) {
         match &mut self.look {
             Look::Idle | Look::Requested => self.look = Look::Requested,
@@ -356,7 +356,7 @@ impl PodRecord {
         }
     }
 
-    /// What the volumes are made of may have changed.
+    /// The content of the volumes may have changed.
     pub fn request_refresh(&mut self, now: Now) {
         if let Some(moment) = &mut self.refresh_at {
             *moment = now.uptime;
@@ -367,13 +367,13 @@ impl PodRecord {
         self.failures.get(subject).is_some_and(|failure| failure.retry_at > now.uptime)
     }
 
-    /// The grace period the pod asks for.
+    /// The pod's own grace period.
     pub fn grace_secs(&self) -> i64 {
         let spec_secs = self.spec().termination_grace_period_seconds;
         self.pod.metadata.deletion_grace_period_seconds.or(spec_secs).unwrap_or(30)
     }
 
-    /// When a pod that began at `start` has been here for too long; `None` when it may stay, or has ended anyway.
+    /// When a pod that started at `start` exceeds its active deadline; `None` without one, or if the pod has terminated.
     pub fn active_deadline(&self, start: Timestamp, now: Now) -> Option<Uptime> {
         let may_end = self.lifecycle == Lifecycle::Syncing && self.failure.is_none();
         let secs = self.spec().active_deadline_seconds.filter(|_| may_end)?;
@@ -381,7 +381,7 @@ impl PodRecord {
         Some(now.uptime + allowed.saturating_sub(now.wall_since(start)))
     }
 
-    /// A pod that only the runtime knows has an empty one.
+    /// Empty for a pod that is only in the runtime.
     pub fn spec(&self) -> &PodSpec {
         static UNKNOWN: LazyLock<PodSpec> = LazyLock::new(PodSpec::default);
         self.pod.spec.as_ref().unwrap_or(&UNKNOWN)
@@ -407,7 +407,7 @@ impl PodRecord {
         is_host_network(self.spec())
     }
 
-    /// The wall-clock time of a moment of ours; what lies beyond all calendars is at their end.
+    /// The wall-clock time of an uptime, clamped to the calendar.
     pub fn wall(moment: Uptime, now: Now) -> Timestamp {
         let moved = if moment > now.uptime {
             now.wall.checked_add(moment.since(now.uptime))

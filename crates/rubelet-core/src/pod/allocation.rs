@@ -1,7 +1,7 @@
-//! Which resources do a pod's containers have, whatever its spec says by now?
+//! The allocated resources of a pod's containers.
 //!
-//! Owns: containers keep the resources they were given until a resize is carried out, which this agent does not do yet.
-//! Upstream: `allocation_manager.go` (UpdatePodFromAllocation); its checkpoint is here the status that the API server holds.
+//! Owns: containers keep the resources they were given until a resize, which is not supported yet.
+//! Upstream: `allocation_manager.go` (UpdatePodFromAllocation); the status in the API server stands in for its checkpoint.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use k8s_openapi::{
 
 use crate::quantity::Quantity;
 
-/// The pod with the resources its containers have: those of the version known before it, or else those its status shows.
+/// The pod with its allocated resources: those of the known version, or else those in its status.
 pub fn update_pod_from_allocation(pod: Arc<Pod>, known: Option<&Pod>) -> Arc<Pod> {
     let allocated = |name: &str, desired: Option<&ResourceRequirements>| {
         let known = known.and_then(|known| resources_of(known, name));
@@ -38,7 +38,7 @@ pub fn update_pod_from_allocation(pod: Arc<Pod>, known: Option<&Pod>) -> Arc<Pod
     Arc::new(pod)
 }
 
-/// The spec asks for other resources than the containers have.
+/// The spec has other resources than the containers.
 pub fn is_resize_pending(desired: &Pod, allocated: &Pod) -> bool {
     let desired = desired.spec.iter().flat_map(containers);
     desired.into_iter().any(|container| {
@@ -56,14 +56,14 @@ fn resources_of(pod: &Pod, container: &str) -> Option<ResourceRequirements> {
     Some(found.resources.clone().unwrap_or_default())
 }
 
-/// What an earlier process of the agent gave the container. Requests as allocated; of limits only what was reported is known.
+/// What a previous process gave the container: its allocated requests, and the limits that were reported.
 fn reported_in_status(pod: &Pod, name: &str, desired: Option<&ResourceRequirements>) -> Option<ResourceRequirements> {
     let status = pod.status.as_ref()?;
     let mut statuses = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let status = statuses.find(|status| status.name == name)?;
     let resources = status.resources.as_ref()?;
     let mut limits = resources.limits.clone();
-    // A limit of the pod as a whole is reported of containers that have none of their own.
+    // The pod-level limit is reported for containers without their own.
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.limits.as_ref());
     let own = desired.and_then(|desired| desired.limits.as_ref());
     let has = |list: Option<&BTreeMap<String, Text>>, name: &String| list.is_some_and(|list| list.contains_key(name));
@@ -75,7 +75,7 @@ fn reported_in_status(pod: &Pod, name: &str, desired: Option<&ResourceRequiremen
     })
 }
 
-/// The same amounts, however they are written.
+/// The same amounts, in whatever notation.
 fn is_same(one: &ResourceRequirements, other: Option<&ResourceRequirements>) -> bool {
     let amounts = |list: Option<&BTreeMap<String, Text>>| -> BTreeMap<String, Option<Quantity>> {
         let list = list.into_iter().flatten();
@@ -136,7 +136,7 @@ mod tests {
             "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "allocatedResources": {}, "resources": { "limits": { "cpu": "2", "memory": "64Mi" } },
         }] });
-        // Of the CPU the container has no limit of its own; of the memory both have one.
+        // The container has no CPU limit of its own; both have a memory limit.
         let mut pod = Pod::clone(&pod(&json!({ "limits": { "memory": "64Mi" } }), &status));
         let limits = json!({ "limits": { "cpu": "2", "memory": "1Gi" } });
         pod.spec.as_mut().unwrap().resources = serde_json::from_value(limits).unwrap();

@@ -1,7 +1,7 @@
-//! Which regular containers are to start, to stop, or to stay as they are?
+//! Which regular containers start, stop or stay.
 //!
-//! Owns: what to do with each regular container once the pod is initialized. A container whose definition changed, or whose
-//! state is unknown, is started again whatever its restart policy.
+//! Owns: the action for each regular container once the pod is initialized. A container whose definition changed, or whose
+//! state is unknown, is restarted whatever its restart policy.
 //! Upstream: the second half of `computePodActions`, `ShouldContainerBeRestarted`.
 
 use k8s_openapi::api::core::v1::{Container, PodStatus};
@@ -21,11 +21,11 @@ pub enum ContainerAction<'a> {
     Keep,
     Start,
     Stop(ContainerToKill<'a>),
-    /// It ended, and its restart policy says that this was it.
+    /// It exited, and its restart policy does not restart it.
     Done,
 }
 
-/// An instance to be stopped while its pod goes on.
+/// An instance to be stopped while its pod keeps running.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerToKill<'a> {
     pub running: &'a ContainerFacts,
@@ -37,16 +37,16 @@ pub struct ContainerToKill<'a> {
 /// What follows the stop of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterStop {
-    /// It is started again, whatever it exits with.
+    /// It is restarted, whatever its exit code.
     Restart,
-    /// What it exits with and its restart policy decide.
+    /// Its exit code and restart policy decide.
     ExitCode,
-    /// Its pod does not count on it any more.
+    /// The pod has no use for it any more.
     Nothing,
 }
 
 impl ContainerAction<'_> {
-    /// The container runs, or is going to: its pod goes on. Upstream: `keepCount` and `ContainersToStart`.
+    /// The container runs or will run, so its pod keeps running. Upstream: `keepCount` and `ContainersToStart`.
     pub fn keeps_pod(&self) -> bool {
         match self {
             ContainerAction::Keep | ContainerAction::Start => true,
@@ -116,15 +116,15 @@ pub fn container_action<'a>(
     }
 }
 
-/// Somebody removed the container from the runtime after it was told that it had ended for good. Upstream starts it once
-/// more and can never tell, because no status leaves its end.
+/// The container was removed from the runtime after its final state was reported. Upstream starts it once more and cannot
+/// detect this, because no status keeps its end.
 fn is_told_done(record: &PodRecord, container: &Container, told: Option<&PodStatus>) -> bool {
     let mut statuses = told.into_iter().flat_map(|told| told.container_statuses.iter().flatten());
     let status = statuses.find(|status| status.name == container.name);
     status.is_some_and(|status| has_ended_for_good(status, container, record.spec()))
 }
 
-/// The probe may grant its container another grace period than the pod's.
+/// A probe may set a grace period other than the pod's.
 pub fn grace_after_probe(record: &PodRecord, container: &Container, probe: ProbeKind) -> i64 {
     if record.pod.metadata.deletion_grace_period_seconds.is_some() {
         return record.grace_secs();

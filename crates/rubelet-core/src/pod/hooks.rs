@@ -1,6 +1,6 @@
-//! What a container is told right after its start and right before its stop.
+//! postStart and preStop hooks.
 //!
-//! Owns: which hook a container has and what it asks in detail, and what a status does not show while a container starts.
+//! Owns: a container's hooks and their requests, and what a status omits while a container starts.
 //! Never: runs a hook (`rubelet/src/effects/hook.rs`).
 //! Upstream: `lifecycle/handlers.go`, `executePreStopHook`, the end of `startContainer`.
 
@@ -21,7 +21,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// Upstream lets a container take for ever to start; this is for ever with an end.
+/// Bounds a hung hook; upstream has no limit.
 pub const POST_START_LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct HookRequest {
     pub id: ContainerId,
     pub hook: Hook,
     pub action: HookAction,
-    /// The hook ends here, done or not.
+    /// The hook is aborted after this time.
     pub limit: Duration,
 }
 
@@ -50,7 +50,7 @@ pub enum HookAction {
     Sleep {
         secs: u64,
     },
-    /// It cannot be run as it is written, and so has failed.
+    /// The hook's definition is invalid, so it has failed.
     Invalid(String),
 }
 
@@ -58,7 +58,7 @@ pub enum HookAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreStop {
     Began(Uptime),
-    /// It is over, and this much of the grace period with it.
+    /// It has finished, after this much of the grace period.
     Took(Duration),
 }
 
@@ -71,7 +71,7 @@ impl HookRequest {
         Some(HookRequest { pod: record.id.clone(), container: name.to_owned(), id: id.clone(), hook, action, limit })
     }
 
-    /// What to tell of a server that has no TLS where its pod says it has.
+    /// The event for an HTTPS hook whose server has no TLS.
     pub fn fell_back(&self, facts: &Facts) -> Option<EventRecord> {
         let Facts::HookFellBack { address } = facts else { return None };
         let message = format!("request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded");
@@ -82,7 +82,7 @@ impl HookRequest {
 }
 
 impl Flight {
-    /// The hook of this kind that is under way.
+    /// The hook of this kind in flight.
     pub fn hook(&self, hook: Hook) -> Option<&HookRequest> {
         match &self.op {
             Op::Container(ContainerOp::RunHook(request)) if request.hook == hook => Some(request),
@@ -92,7 +92,7 @@ impl Flight {
 }
 
 impl PodRecord {
-    /// What the instance's preStop hook has taken of its grace period; `None` when none has ended.
+    /// How much of the grace period the instance's preStop hook took; `None` when none has finished.
     pub fn pre_stop_secs(&self, container: &ContainerFacts) -> Option<i64> {
         match self.instance(&container.id).pre_stop {
             Some(PreStop::Took(time)) => Some(i64::try_from(time.as_secs()).unwrap_or(i64::MAX)),
@@ -100,8 +100,8 @@ impl PodRecord {
         }
     }
 
-    /// A new grace period has begun: hooks have taken nothing of it yet. One under way is not run again (upstream cancels it
-    /// and does).
+    /// A new grace period has begun: hooks have used none of it. A running hook is not started again (upstream cancels and
+    /// restarts it).
     pub fn restart_pre_stop_clocks(&mut self, now: Now) {
         for hook in self.instances.values_mut().filter_map(|instance| instance.pre_stop.as_mut()) {
             *hook = match hook {
@@ -113,15 +113,15 @@ impl PodRecord {
 }
 
 impl PodState<'_> {
-    /// A container whose start is not over before its postStart hook is.
+    /// The container's start finishes only with its postStart hook.
     pub fn is_post_starting(&self, container: &Container) -> bool {
         let flight = self.flights.get(&PodSubject::Container(container.name.clone()));
         has_post_start(container)
             && flight.is_some_and(|flight| flight.hook(Hook::PostStart).is_some() || flight.op.kind() == OpKind::Start)
     }
 
-    /// The facts as a status shows them: a container does not run before its postStart hook has succeeded, and the moment
-    /// between its creation and its start is nobody's news.
+    /// The facts as a status shows them: a container does not run before its postStart hook has succeeded, and the short time
+    /// between its creation and its start is not shown.
     pub fn facts_for_status(&self, facts: &SharedFacts) -> SharedFacts {
         let specs = || self.init_containers().iter().chain(self.containers());
         let is_hidden = |found: &ContainerFacts| {
@@ -140,14 +140,14 @@ impl PodState<'_> {
 }
 
 impl PodRecord {
-    /// Created in this life of the agent, and nothing says yet that its start failed: it runs in a moment, or does already.
+    /// Created by this process, and its start has not failed: it runs in a moment, or does already.
     fn is_about_to_run(&self, found: &ContainerFacts) -> bool {
         found.state == ContainerState::Created
             && self.container(&found.name).last_attempt == Some(found.attempt)
             && !self.failures.contains_key(&PodSubject::Container(found.name.clone()))
     }
 
-    /// A hook is over; returns what to tell. What it said stays out of events: it may hold secrets.
+    /// Applies a hook's result; returns the event. The hook's output stays out of events: it may hold secrets.
     pub fn hook_ended(&mut self, order: &HookRequest, error: Option<EffectError>, now: Now) -> Option<EventRecord> {
         let warning = |reason: &str, message: &str| event(self, &order.container, Severity::Warning, reason, message);
         match order.hook {

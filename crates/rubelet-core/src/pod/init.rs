@@ -1,7 +1,7 @@
-//! How far is the pod's initialization, and what does it need next?
+//! The progress of a pod's initialization.
 //!
-//! Owns: the order of init containers and the care for sidecars (init containers that keep running).
-//! Only containers of the present sandbox count: a new sandbox is initialized anew.
+//! Owns: the order of init containers, and the restarts of sidecars (init containers that keep running).
+//! Only containers of the current sandbox count: a new sandbox is initialized again.
 //! Upstream: `computeInitContainerActions`.
 
 use k8s_openapi::api::core::v1::Container;
@@ -20,11 +20,11 @@ use crate::{
 pub struct InitPlan<'a> {
     /// Regular containers may run.
     pub initialized: bool,
-    /// An init container failed and is not to be tried again: the pod has failed.
+    /// An init container failed and will not be restarted: the pod has failed.
     pub failed: bool,
     /// To be started, in this order.
     pub start: Vec<&'a Container>,
-    /// To be stopped before they are started again.
+    /// To be stopped and restarted.
     pub stop: Vec<ContainerToKill<'a>>,
 }
 
@@ -41,7 +41,7 @@ pub fn init_plan<'a>(record: PodState<'a>, facts: &'a PodFacts, sandbox: &Sandbo
         None => Next::StartAt(0),
         Some(index) => next_after(record, index, in_sandbox(&init_containers[index].name), &mut plan),
     };
-    // Sidecars before the point reached are kept running while the rest goes on.
+    // Sidecars before the current init container keep running meanwhile.
     let settled = match next {
         Next::Initialized => init_containers.len(),
         Next::StartAt(index) => index,
@@ -68,7 +68,7 @@ enum Next {
     Failed,
 }
 
-/// What follows from the state of the furthest init container that exists.
+/// What follows from the state of the last init container that exists.
 fn next_after<'a>(
     record: PodState<'a>,
     index: usize,

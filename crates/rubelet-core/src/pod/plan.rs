@@ -1,7 +1,7 @@
 //! The plan of a pod: its status, its next steps, what it waits for, and when it is planned again.
 //!
-//! Owns: the shape of a plan, and the words for what a pod waits for. Never: makes one; `agent/plan.rs`, `sync_pod.rs` and
-//! `termination.rs` do.
+//! Owns: the shape of a plan, and the texts for what a pod waits for. Plans are made in `agent/plan.rs`, `sync_pod.rs` and
+//! `termination.rs`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// A pod as its plan sees it: the record, and what is under way for it.
+/// The input of a plan: the record and its flights.
 #[derive(Clone, Copy, Debug)]
 pub struct PodState<'a> {
     pub record: &'a PodRecord,
@@ -41,22 +41,22 @@ impl Deref for PodState<'_> {
 }
 
 impl PodState<'_> {
-    /// An effect on the subject is under way, or waits for another try.
+    /// An effect on the subject is in flight or in back-off.
     pub fn is_busy(&self, subject: &PodSubject, now: Now) -> bool {
         self.flights.contains(subject) || self.is_waiting_to_retry(subject, now)
     }
 
-    /// The earliest moment at which a failed step may be tried again.
+    /// When the next failed step may be retried.
     pub fn next_retry(&self, now: Now) -> Option<Uptime> {
         let waiting = self.failures.iter().filter(|(subject, _)| !self.flights.contains(subject));
         waiting.map(|(_, failure)| failure.retry_at).filter(|moment| *moment > now.uptime).min()
     }
 }
 
-/// All there is to do and to say about a pod now. Only steps that can be taken now are in it.
+/// A pod's status, and the steps that can be taken now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// `None` for a pod that only the runtime knows: it has no status.
+    /// `None` for a pod that is only in the runtime.
     pub status: Option<PodStatus>,
     pub steps: Vec<Planned>,
     /// Images that containers wait for.
@@ -64,14 +64,14 @@ pub struct Plan {
     /// Containers that may not start yet, and why.
     pub waiting: BTreeMap<String, Waiting>,
     pub events: Vec<EventRecord>,
-    /// Instances that are stopped to be started again, whatever they exit with.
+    /// Instances that are stopped to be restarted, whatever their exit code.
     pub restarting: BTreeSet<ContainerId>,
-    /// The pod has failed as a whole, which was found out just now.
+    /// The pod as a whole has failed just now.
     pub failure: Option<PodFailure>,
     pub next: Option<Lifecycle>,
-    /// Nothing of the pod is to run any more, although something still does.
+    /// Nothing of the pod should run any more, although something still does.
     pub is_over: bool,
-    /// Nothing of the pod is left anywhere; its record may go.
+    /// Nothing of the pod is left; its record may be dropped.
     pub is_gone: bool,
     pub wake_at: Option<Uptime>,
     /// `None` when it waits for nothing.
@@ -90,7 +90,7 @@ impl Plan {
         self.steps.push(Planned { subject, op: op.into(), reason: reason.into() });
     }
 
-    /// The first thing a pod waits for is the one that is told.
+    /// Only the first is reported.
     pub fn wait_for(&mut self, what: WaitsFor) {
         self.waits_for.get_or_insert(what);
     }
@@ -100,7 +100,7 @@ impl Plan {
     }
 }
 
-/// What keeps a pod from its next step. In sentences it follows "waits for".
+/// What blocks a pod's next step. In sentences it follows "waits for".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitsFor {
     /// The runtime's problem.
@@ -117,7 +117,7 @@ pub enum WaitsFor {
     Sandbox(SandboxNeed),
     InitContainers,
     PostStartHook(String),
-    /// What a start that ended with a previous process left of this container.
+    /// The remains of a start of this container that was interrupted with a previous process.
     InterruptedStart(String),
     Image(String),
     CrashLoopBackOff(String),
@@ -127,7 +127,7 @@ pub enum WaitsFor {
     },
     ContainersToStop,
     SandboxToStop,
-    /// An effect under way that cannot be cut off.
+    /// An effect in flight that cannot be interrupted.
     StepUnderWay,
     VolumesToTearDown,
     CgroupToRemove,

@@ -1,6 +1,6 @@
-//! When may a container start again?
+//! The crash-loop back-off of a container.
 //!
-//! Owns: crash-loop back-off. Never: whether it starts at all; `restart_policy.rs` says that.
+//! Owns: when a container may restart. Never: whether it does; see `restart_policy.rs`.
 //! Upstream: `doBackOff`, client-go's `flowcontrol.Backoff`.
 
 use std::time::Duration;
@@ -10,22 +10,22 @@ use crate::time::Uptime;
 /// The first wait; each further crash doubles it.
 pub const FIRST_DELAY: Duration = Duration::from_secs(10);
 
-/// A run longer than this forgives all earlier crashes.
+/// A run longer than this resets the back-off.
 pub const EXPIRES_AFTER: Duration = Duration::from_secs(600);
 
-/// What is remembered of a container that came back after ending. The first restart is free.
+/// The back-off of a restarted container. The first restart does not wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrashLoop {
-    /// How long the next restart waits, counted from the end of the run.
+    /// How long the next restart waits, counted from the exit.
     pub delay: Duration,
-    /// When the container was last started again.
+    /// When the container was last restarted.
     started: Uptime,
-    /// Another image is another chance.
+    /// A new image resets the back-off.
     image: String,
 }
 
 impl CrashLoop {
-    /// After a restart at `now` of a container that ended at `ended`.
+    /// After a restart at `now` of a container that exited at `ended`.
     pub fn after_restart(
         previous: Option<&CrashLoop>,
         image: &str,
@@ -40,7 +40,7 @@ impl CrashLoop {
         CrashLoop { delay: delay.min(max_delay), started: now, image: image.to_owned() }
     }
 
-    /// Until when a container that ended at `ended` has to wait.
+    /// When a container that exited at `ended` may restart.
     pub fn not_before(&self, image: &str, ended: Uptime) -> Uptime {
         if self.image != image || self.has_expired(ended) { ended } else { ended + self.delay }
     }

@@ -1,6 +1,6 @@
-//! Does a container run again after it exited?
+//! Whether a container restarts after it exited.
 //!
-//! Owns: the restart rules of a container, its own restart policy, and the pod's. Never: when; back-off is decided elsewhere.
+//! Owns: a container's restart rules, its own restart policy, and the pod's. Never: when; that is `restart.rs`.
 //! Upstream: `podutil.ContainerShouldRestart`, `kubecontainer.ShouldContainerBeRestarted`.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
@@ -18,7 +18,7 @@ pub fn restarts_after(container: &Container, spec: &PodSpec, exit_code: i32) -> 
     }
 }
 
-/// A container that is stopped because it is unhealthy runs again, whatever it exits with, unless nothing ever does.
+/// A container stopped by a probe restarts whatever its exit code, unless the policy is Never.
 pub fn restarts_after_probe(container: &Container, spec: &PodSpec) -> bool {
     container.restart_policy.as_deref().or(spec.restart_policy.as_deref()) != Some("Never")
 }
@@ -28,7 +28,7 @@ pub fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }
 
-/// Every action a rule can name restarts the container, be it alone or with all others.
+/// Every action a rule can have restarts the container, alone or with all others.
 fn has_matching_rule(container: &Container, exit_code: i32) -> bool {
     container.restart_policy_rules.iter().flatten().any(|rule| {
         let acts = matches!(rule.action.as_str(), "Restart" | "RestartAllContainers");

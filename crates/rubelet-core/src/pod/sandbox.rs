@@ -1,6 +1,6 @@
-//! Does the pod have the sandbox it needs?
+//! Whether the pod has a usable sandbox.
 //!
-//! Owns: when a sandbox is kept, replaced, or not made at all. Never: looks at single containers' needs.
+//! Owns: when a sandbox is kept, replaced, or not created at all. Never: decides about single containers.
 //! Upstream: `PodSandboxChanged` and the first half of `computePodActions`.
 
 use std::fmt;
@@ -21,7 +21,7 @@ pub enum SandboxAction<'a> {
         attempt: u32,
         why: SandboxNeed,
     },
-    /// The pod ran and is not to run again; what is left of it is stopped.
+    /// The pod ran and will not run again; the rest of it is stopped.
     StayDown,
 }
 
@@ -53,7 +53,7 @@ pub fn sandbox_action<'a>(record: &PodRecord, facts: &'a PodFacts) -> SandboxAct
         Err(need) => need,
     };
     let never_restarts = record.restart_policy() == "Never" && record.containers().iter().all(has_no_own_policy);
-    // Upstream also counts init containers as having run, and leaves such a pod Pending for ever.
+    // Upstream counts init containers, too, and leaves such a pod Pending for ever.
     let ran = record.containers().iter().any(|container| {
         let newest = facts.newest_container(&container.name);
         newest.is_some_and(|newest| newest.state != ContainerState::Created)

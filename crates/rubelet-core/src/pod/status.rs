@@ -1,6 +1,6 @@
-//! What the API should say about a pod, computed from facts alone.
+//! The PodStatus of a pod, computed from facts.
 //!
-//! Owns: the whole `PodStatus`. Never: remembers anything; what must last comes in as the previous status or as facts.
+//! Owns: the whole `PodStatus`. Never: keeps state; what must last comes in as the previous status or as facts.
 //! Upstream: `kubelet_pods.go` (generateAPIPodStatus, convertStatusToAPIStatus, getPhase), `status/generate.go`, `reason_cache.go`.
 
 use std::{
@@ -36,27 +36,27 @@ pub(crate) use containers::{LOST_WHEN_TERMINATED, has_ended_for_good, lost};
 pub use normalize::normalize_status;
 pub use phase::is_terminal;
 
-/// What a status is made from. The pod must have been looked at once, or a restart of the agent would be visible in the dates.
+/// The input of a status. The pod must have been looked at once, or an agent restart would change its dates.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
     /// With the resources its containers were given (`pod/allocation.rs`).
     pub pod: &'a Pod,
     pub facts: &'a PodFacts,
-    /// The status last given for this pod. `None` after a restart of the agent: then the pod's own status from the API server, if any, counts.
+    /// The status last computed for this pod. `None` after an agent restart: then the status in the API server counts, if any.
     pub previous: Option<&'a PodStatus>,
-    /// What the API server holds: of a static pod, its mirror's.
+    /// The status in the API server; for a static pod, that of its mirror pod.
     pub stored: Option<&'a PodStatus>,
     /// By container name.
     pub waiting: &'a BTreeMap<String, Waiting>,
-    /// Containers that ended because a probe failed, and run again whatever they exited with.
+    /// Containers that were stopped because a probe failed, and restart whatever their exit code.
     pub restarting: &'a BTreeSet<ContainerId>,
-    /// The spec asks for other resources than the containers were given.
+    /// The spec has other resources than the containers were given.
     pub is_resize_pending: bool,
     pub worker_state: PodWorkerState,
-    /// Primary first; empty when nobody knows.
+    /// Primary first; empty when unknown.
     pub host_ips: &'a [String],
     pub runtime: &'a RuntimeStatus,
-    /// The pod has failed, whatever its containers do: it was rejected, evicted or outlived its deadline.
+    /// The pod has failed, whatever its containers do: rejected, evicted, or over its deadline.
     pub failed: Option<&'a PodFailure>,
     pub now: Now,
 }
@@ -72,7 +72,7 @@ pub struct Waiting {
 pub enum PodWorkerState {
     /// Containers are started and restarted.
     Syncing,
-    /// Containers are being stopped; none is started any more.
+    /// Containers are being stopped; none is started.
     Terminating,
     /// No container runs, none will.
     Terminated,
@@ -84,11 +84,11 @@ pub struct PodFailure {
     pub message: String,
 }
 
-/// Why a pod has failed as a whole, in upstream's words.
+/// Why a pod as a whole has failed, in upstream's terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureReason {
     DeadlineExceeded,
-    // What follows are the reasons of pods the node did not admit.
+    // Reasons of rejected pods.
     SysctlForbidden,
     PodOsSelectorNodeLabelDoesNotMatch,
     PodOsNotSupported,
@@ -131,7 +131,7 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
         start_time: Some(Time(start_time(input))),
         ..PodStatus::default()
     };
-    // Others own these; the API server would drop what we leave out.
+    // Other writers own these; the API server would drop them if we left them out.
     if let Some(api) = api {
         status.resource_claim_statuses.clone_from(&api.resource_claim_statuses);
         status.extended_resource_claim_status.clone_from(&api.extended_resource_claim_status);
@@ -148,7 +148,7 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     status
 }
 
-/// The status of a pod this node did not admit: nothing of it ever was here.
+/// The status of a pod this node rejected: nothing of it ever ran here.
 pub fn rejected(pod: &Pod, failure: &PodFailure) -> PodStatus {
     PodStatus {
         qos_class: Some(known_qos_class(pod)),
@@ -164,18 +164,18 @@ impl<'a> StatusInput<'a> {
         self.previous.or(self.pod.status.as_ref())
     }
 
-    /// A deleted or terminating pod starts nothing any more.
+    /// A deleted or terminating pod starts no container.
     fn may_start_containers(&self) -> bool {
         self.worker_state == PodWorkerState::Syncing && self.pod.metadata.deletion_timestamp.is_none()
     }
 }
 
-/// The generation of the spec a status speaks of; a static pod has none.
+/// The generation of the spec in a status; a static pod has none.
 pub(crate) fn generation(pod: &Pod) -> Option<i64> {
     pod.metadata.generation.filter(|generation| *generation != 0)
 }
 
-/// The class the API server already gave, else the one the spec deserves.
+/// The QoS class set by the API server, else the one computed from the spec.
 fn known_qos_class(pod: &Pod) -> String {
     let given = pod.status.as_ref().and_then(|status| status.qos_class.clone());
     let computed = || pod.spec.as_ref().map_or(QosClass::BestEffort, qos_class).as_str().to_owned();
@@ -186,8 +186,8 @@ fn listed(statuses: Vec<ContainerStatus>) -> Option<Vec<ContainerStatus>> {
     (!statuses.is_empty()).then_some(statuses)
 }
 
-/// What the API server holds keeps its start time. Without a mirror pod a static pod's status does not outlive the agent, but
-/// its first sandbox does: dating the pod by it gives the same start time before and after a restart.
+/// The start time in the API server stays. Without a mirror pod a static pod's status does not survive an agent restart, but
+/// its first sandbox does: its creation time gives the same start time before and after.
 fn start_time(input: &StatusInput<'_>) -> Timestamp {
     let time_of = |status: Option<&PodStatus>| status.and_then(|status| status.start_time.as_ref()).map(|time| time.0);
     let oldest = input.facts.sandboxes.last();

@@ -1,4 +1,4 @@
-//! syncPod: what does a pod that should run need next?
+//! syncPod: the next steps of a pod that should run.
 //!
 //! Owns: the order of steps. API status and status manager come before this (`agent.rs`), then
 //! network ready? → pod cgroup → data directories → volumes → sandbox → images → init containers → containers.
@@ -35,11 +35,11 @@ use crate::{
     volumes,
 };
 
-/// What a plan may read beside the pod's own record.
+/// What a plan reads beside the pod's record.
 #[derive(Clone, Copy, Debug)]
 pub struct SyncContext<'a> {
     pub images: &'a Images,
-    /// Why pods cannot have a network, if they cannot.
+    /// Why the network is not ready; `None` if it is.
     pub network_problem: Option<&'a str>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
@@ -47,7 +47,7 @@ pub struct SyncContext<'a> {
     /// `None`: pods have no cgroups of their own.
     pub cgroups: Option<CgroupTree<'a>>,
     pub settings: &'a Settings,
-    /// The status told of the pod last.
+    /// The last reported status of the pod.
     pub told: Option<&'a PodStatus>,
 }
 
@@ -127,7 +127,7 @@ fn containers_plan(
     }
 }
 
-/// Stops an instance, and says why when it begins.
+/// Stops an instance, with an event when the stop begins.
 fn stop_one(record: PodState<'_>, stop: &ContainerToKill<'_>, plan: &mut Plan, now: Now) {
     let name = &stop.running.name;
     let subject = PodSubject::Container(name.clone());
@@ -143,7 +143,7 @@ fn stop_one(record: PodState<'_>, stop: &ContainerToKill<'_>, plan: &mut Plan, n
     termination::stop_container(record, stop.running, stop.grace_secs, stop.why.clone(), plan);
 }
 
-/// All that starting one container depends on.
+/// The inputs for starting one container.
 struct Start<'a> {
     record: PodState<'a>,
     facts: &'a PodFacts,
@@ -233,7 +233,7 @@ impl Start<'_> {
         self.facts.newest_container(target).map(|found| found.id.clone())
     }
 
-    /// Containers start one after the other as far as postStart hooks are concerned: what follows waits for the hook.
+    /// A postStart hook blocks the start of the containers after it.
     fn holds_back_others(&self, container: &Container, plan: &Plan) -> bool {
         let subject = PodSubject::Container(container.name.clone());
         let starts = plan.steps.iter().any(|step| step.subject == subject && step.op.kind() == OpKind::Start);
@@ -286,12 +286,12 @@ impl Start<'_> {
     }
 }
 
-/// Where the runtime puts the pod's processes; empty leaves it to the runtime.
+/// The pod's cgroup; empty leaves it to the runtime.
 fn cgroup_parent(record: &PodRecord, context: SyncContext<'_>) -> String {
     context.cgroups.map_or_else(String::new, |tree| tree.pod_path(record.spec(), &record.id.uid))
 }
 
-/// Network, cgroup, directories and volumes are there; otherwise plans the next of them.
+/// True when network, cgroup, directories and volumes are ready; otherwise plans the next of them.
 fn is_prepared(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
     if let Some(problem) = context.network_problem
         && !record.uses_host_network()
@@ -315,7 +315,7 @@ fn is_prepared(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, 
     false
 }
 
-/// `None` when all is there. Every step is safe to repeat, and what a previous process prepared is not remembered.
+/// `None` when all is ready. Every step is safe to repeat; what a previous process prepared is not known.
 fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op, WaitsFor)> {
     let pod = record.id.clone();
     match record.prepared {
@@ -335,7 +335,7 @@ fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op,
     }
 }
 
-/// Plans the next step of the preparation, unless the pod is busy with another.
+/// Plans the next preparation step, unless the pod is busy with another.
 fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
     let already_planned = plan.steps.iter().any(|step| step.subject == PodSubject::Pod);
     if let Some((op, waits_for)) = next_preparation(&record, context)
@@ -346,10 +346,10 @@ fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now:
     }
 }
 
-/// Volumes made of what the API says are brought up to date from time to time, and at once when that changed.
+/// Volumes with API content are refreshed periodically, and at once when an object changed.
 fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
     if record.prepared != Preparation::Volumes {
-        // An earlier life of the agent set them up; this one must know of them before it can keep them up to date.
+        // A previous process set them up; this one must set them up once before it can refresh them.
         if volumes::change_with_time(&record.pod) {
             prepare(record, context, plan, now);
         }
@@ -364,7 +364,7 @@ fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Pl
     }
 }
 
-/// Says once per sandbox that it is replaced.
+/// Records once per sandbox that it is replaced.
 fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
     if facts.is_active() && !record.flights.has_changes() && record.failures.is_empty() {
         plan.events.push(EventRecord {
@@ -376,7 +376,7 @@ fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
     }
 }
 
-/// Dead containers and sandboxes beyond what is kept, where nothing else is under way.
+/// Removes dead containers and sandboxes over the limits, unless something else is in flight.
 fn collect_dead(record: PodState<'_>, facts: &PodFacts, settings: &Settings, plan: &mut Plan, now: Now) {
     for planned in gc::of_living_pod(&record, facts, settings, now) {
         let is_taken = plan.steps.iter().any(|step| step.subject == planned.subject);

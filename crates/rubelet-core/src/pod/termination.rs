@@ -1,7 +1,7 @@
-//! How does a pod end?
+//! The termination of a pod.
 //!
-//! Owns: the order of stopping (containers together, sidecars after them in reverse, sandboxes last) and of clearing up
-//! (volumes, the cgroup, containers, sandboxes, directories). Never: shortens a grace period by itself.
+//! Owns: the order of stopping (containers together, sidecars after them in reverse, sandboxes last) and of cleanup (volumes,
+//! the cgroup, containers, sandboxes, directories). Never: shortens a grace period by itself.
 //! Upstream: `SyncTerminatingPod`, `SyncTerminatedPod`, `killPodWithSyncResult`.
 
 use std::time::Duration;
@@ -25,12 +25,12 @@ use crate::{
     time::Now,
 };
 
-/// How long dead containers and logs of a static pod outlive its manifest, so that a pod whose manifest comes back counts
-/// on. Upstream collects the containers of removed pods once a minute.
+/// How long dead containers and logs of a static pod outlive its manifest, so that a pod whose manifest comes back continues
+/// its restart counts. Upstream collects the containers of removed pods once a minute.
 const STATIC_POD_RETENTION: Duration = Duration::from_mins(1);
 
 impl PodState<'_> {
-    /// Of a pod that ends: a look younger than its last change shows nothing that runs, and nothing is being started.
+    /// For a terminating pod: a fresh look shows nothing that runs, and nothing is being started.
     pub fn running_containers(&self) -> RunningContainers {
         let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
         let is_starting = self.flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start);
@@ -42,7 +42,7 @@ impl PodState<'_> {
     }
 }
 
-/// Plans for a record in `Terminating`: nothing may run at its end.
+/// Plans for a record in `Terminating`: everything is stopped.
 pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: TerminationCause, now: Now) -> Plan {
     let mut plan = Plan::default();
     if !facts.is_active() && !has_unstopped_sandbox(&record, facts) {
@@ -57,8 +57,8 @@ pub fn terminating(record: PodState<'_>, facts: &PodFacts, grace: Grace, cause: 
     plan
 }
 
-/// Plans for a record in `Terminated` or `Finished`: what it held is given back. A pod that completed keeps its dead
-/// containers, for their logs and exit codes, until it is no longer desired.
+/// Plans for a record in `Terminated` or `Finished`: resources are reclaimed. A pod that completed keeps its dead containers,
+/// for their logs and exit codes, until it is no longer desired.
 pub fn ended(
     record: PodState<'_>,
     facts: &PodFacts,
@@ -70,7 +70,7 @@ pub fn ended(
     let cgroup_paths = cgroups.map_or_else(Vec::new, |tree| tree.pod_paths(&record.id.uid));
     let place = PodPlace { pod: record.id.clone(), cgroup_paths };
     if facts.is_active() {
-        // Nothing of ours starts a container here; somebody else did. What it uses stays until it is gone.
+        // A container was started from outside. The resources it uses stay until it is gone.
         stop_everything(record, facts, None, &mut plan, now);
     } else if !record.is_released() {
         let (op, waits_for) = next_release(record.remains, place);
@@ -78,11 +78,11 @@ pub fn ended(
     } else {
         match cause {
             TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
-            // The API server has it until it is told that all is given back; so long its traces can be read.
+            // The API server has the pod until its resources are reclaimed; until then its logs stay readable.
             TerminationCause::Removed if record.is_desired() && record.pod.metadata.deletion_timestamp.is_some() => {
                 plan.next = Some(Lifecycle::Finished { cause });
             }
-            // Asked for again: it starts over, and its attempts count on from those of before.
+            // Desired again: it starts over, and its attempts continue from the earlier ones.
             TerminationCause::Removed | TerminationCause::Orphaned if record.is_desired() => {
                 drop_record(record, cause, &mut plan);
             }
@@ -105,7 +105,7 @@ pub fn ended(
     plan
 }
 
-/// What the pod still holds of the node. Before anything is known of it, volumes are torn down: that is safe to repeat.
+/// What the pod still holds on the node. While unknown, volumes are torn down first: that is safe to repeat.
 fn next_release(remains: Option<Remains>, place: PodPlace) -> (Op, WaitsFor) {
     match remains {
         Some(Remains::Cgroup) => (Op::Pod(PodOp::RemoveCgroup(place)), WaitsFor::CgroupToRemove),
@@ -115,7 +115,7 @@ fn next_release(remains: Option<Remains>, place: PodPlace) -> (Op, WaitsFor) {
     }
 }
 
-/// What is left on disk of a pod that has given back all it held; `None` when nothing is.
+/// What is left on disk of a pod whose resources are reclaimed; `None` when nothing is.
 fn next_removal(remains: Option<Remains>, place: PodPlace) -> Option<(Op, WaitsFor)> {
     match remains {
         Some(Remains::Nothing) => None,
@@ -126,7 +126,7 @@ fn next_removal(remains: Option<Remains>, place: PodPlace) -> Option<(Op, WaitsF
     }
 }
 
-/// Dead containers, then sandboxes; says whether none is left.
+/// Removes dead containers, then sandboxes; true when none is left.
 fn remove_dead(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan, now: Now) -> bool {
     for container in &facts.containers {
         let subject = PodSubject::Container(container.name.clone());
@@ -145,7 +145,7 @@ fn remove_dead(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan, now: Now
     facts.containers.is_empty() && facts.sandboxes.is_empty()
 }
 
-/// Nothing is left; the record may go when nothing is under way for it.
+/// Nothing is left; the record may be dropped when no effect is in flight.
 fn drop_record(record: PodState<'_>, cause: TerminationCause, plan: &mut Plan) {
     if record.flights.has_changes() {
         plan.wait_for(WaitsFor::StepUnderWay);
@@ -155,7 +155,7 @@ fn drop_record(record: PodState<'_>, cause: TerminationCause, plan: &mut Plan) {
     }
 }
 
-/// The next step under the pod's own subject, unless one is under way.
+/// The next step on the pod itself, unless one is in flight.
 fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: WaitsFor, plan: &mut Plan, now: Now) {
     if !record.is_busy(&PodSubject::Pod, now) {
         plan.step(PodSubject::Pod, op, "the pod has ended");
@@ -163,7 +163,7 @@ fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: WaitsFor, plan: 
     plan.wait_for(waits_for);
 }
 
-/// Stops what runs: first the containers, then the sandboxes. Without a grace period under way the pod's own is given.
+/// Stops what runs: first the containers, then the sandboxes. Without a running grace period the pod's own is used.
 pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
     let order = TerminationOrder::of(&record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
@@ -172,11 +172,11 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
     };
     let grace_secs = |container: &ContainerFacts| match grace {
         None => record.grace_secs(),
-        // Its hook's time is gone already, and is taken off when it is stopped.
+        // The time its hook took is subtracted when it is stopped.
         Some(grace) if is_sidecar_of(&record, &container.name) => {
             grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
         }
-        // However late the stop comes, between SIGTERM and SIGKILL lies what the pod asked for.
+        // However late the stop is sent, the pod's grace period lies between SIGTERM and SIGKILL.
         Some(grace) => grace.secs,
     };
     for container in &order.now {
@@ -185,7 +185,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
             stop_container(record, container, grace_secs(container), "the pod is being stopped", plan);
         }
     }
-    // A sidecar hears at once that the pod ends, and is stopped when its turn comes.
+    // A sidecar's preStop hook runs at once; the sidecar is stopped after the others.
     for sidecar in &order.later {
         if is_free(sidecar, plan)
             && let Some(order) = pre_stop(&record, sidecar, grace_secs(sidecar))
@@ -205,7 +205,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
         return plan.wait_for(WaitsFor::ContainersToStop);
     }
     if record.flights.changes().any(|(subject, _)| matches!(subject, PodSubject::Container(_))) {
-        // A container may be starting: it gets its grace period like the others, not the sandbox's sudden end.
+        // A container may be starting: it gets its grace period first, which a sandbox stop would not give.
         return plan.wait_for(WaitsFor::StepUnderWay);
     }
     let unstopped = facts.sandboxes.iter().find(|sandbox| !is_stopped(&record, sandbox));
@@ -215,7 +215,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
     }
 }
 
-/// Once per instance, when its end begins.
+/// Once per instance, when its stop begins.
 fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) {
     let subject = PodSubject::Container(container.name.clone());
     if !record.failures.contains_key(&subject) && record.pre_stop_secs(container).is_none() {
@@ -224,8 +224,7 @@ fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) 
     }
 }
 
-/// A stop step for one container, unless something is under way for it: first its preStop hook, which lives on the same
-/// grace period.
+/// A stop step for one container, unless one is in flight for it: first its preStop hook, which uses the same grace period.
 pub fn stop_container(
     record: PodState<'_>,
     container: &ContainerFacts,
@@ -250,14 +249,14 @@ pub fn stop_container(
     plan.step(subject, op, reason);
 }
 
-/// The hook a running instance is still to be told its end by.
+/// The preStop hook that a running instance still needs.
 fn pre_stop(record: &PodRecord, container: &ContainerFacts, grace_secs: i64) -> Option<HookRequest> {
     let limit = Duration::from_secs(u64::try_from(grace_secs).unwrap_or(0));
     let may_run = record.pre_stop_secs(container).is_none() && container.is_running() && !limit.is_zero();
     may_run.then(|| HookRequest::of(record, &container.name, &container.id, Hook::PreStop, limit)).flatten()
 }
 
-/// A dead sandbox still holds its network until it was stopped once.
+/// A dead sandbox holds its network until it is stopped once.
 pub fn has_unstopped_sandbox(record: &PodRecord, facts: &PodFacts) -> bool {
     facts.sandboxes.iter().any(|sandbox| !is_stopped(record, sandbox))
 }
@@ -266,15 +265,14 @@ fn is_stopped(record: &PodRecord, sandbox: &crate::observation::SandboxFacts) ->
     sandbox.state == SandboxState::NotReady && record.stopped_sandboxes.contains(&sandbox.id)
 }
 
-/// Sidecars come last, and have what the others left of the pod's grace period.
+/// Sidecars are stopped last, with the rest of the pod's grace period.
 fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
     record.init_containers().iter().any(|init| init.name == name && is_sidecar(init))
 }
 
-/// What runs, by when it is stopped.
+/// The running containers, in the order in which they are stopped.
 struct TerminationOrder<'a> {
-    /// All running containers but the sidecars; when only sidecars are left, the last of them; when the grace period is
-    /// over, all.
+    /// All running containers except sidecars; when only sidecars are left, the last of them; after the grace period, all.
     now: Vec<&'a ContainerFacts>,
     later: Vec<&'a ContainerFacts>,
 }

@@ -1,4 +1,4 @@
-//! What is planned for a pod in a given state, as tables of one line each.
+//! Plans for a pod in a given state, as tables of one line each.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -35,7 +35,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// A record, and what is under way for it.
+/// A record and its flights.
 #[derive(Clone)]
 struct TestPod {
     record: PodRecord,
@@ -82,7 +82,7 @@ fn container_of<'a>(record: &'a mut PodRecord, name: &str) -> &'a mut Container 
     all.find(|container| container.name == name).expect("it is there")
 }
 
-/// Sandboxes that are not ready count as stopped, and ends are known, as after a look.
+/// Sandboxes that are not ready count as stopped, and exit times are known, as after a look.
 fn observed(mut record: TestPod, text: &str) -> (TestPod, crate::observation::PodFacts) {
     let facts = facts(text);
     for sandbox in &facts.sandboxes {
@@ -106,7 +106,7 @@ fn sync_plan(record: &TestPod, facts: &crate::observation::PodFacts) -> Plan {
     sync_plan_after(record, facts, None)
 }
 
-/// With what was told of the pod before.
+/// With the status reported before.
 fn sync_plan_after(record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
     sync_plan_of(&Images::default(), record, facts, told)
 }
@@ -123,7 +123,7 @@ fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, told: Optio
     sync_pod::plan(record.state(), facts, context, now())
 }
 
-/// The node has the images that this plan waits for, or cannot be asked for them.
+/// The node has the images that this plan waits for, or their inspection fails.
 fn answered(plan: &Plan, record: &PodRecord, answer: &Result<Option<ImageFacts>, EffectError>) -> Images {
     let mut images = Images::default();
     for request in &plan.images {
@@ -273,14 +273,14 @@ fn sidecars_start_in_order_and_are_kept_running() {
         ("s: running 5s", "image for j"),
         ("s: running 9s; j: running 5s", "nothing"),
         ("s: exit(1) 9s; j: running 5s", "image for s"),
-        // Its end is no step forward, however well it went.
+        // An exited sidecar does not advance the initialization, whatever its exit code.
         ("s: exit(0) 5s", "image for s"),
         ("s: running 9s; j: exit(0) 5s", "image for m"),
         ("s: exit(0) 9s; j: exit(0) 8s; m: running 5s", "image for s"),
     ] {
         assert_eq!(plan_of("always | sidecar s | init j | main m", state), expected, "{state:?}");
     }
-    // A finished pod is not kept alive by its sidecars.
+    // Sidecars do not keep a finished pod running.
     assert_eq!(plan_of("never | sidecar s | main m", "s: running 9s; m: exit(0) 5s"), "over");
     assert_eq!(plan_of("never | sidecar s | main m", "s: exit(1) 9s; m: exit(0) 5s"), "over");
 }
@@ -441,12 +441,12 @@ fn a_container_that_fails_a_probe_is_stopped_and_started_again() {
             None,
             r#"stop a0 in 30s, Killing "Init container a failed liveness probe""#,
         ),
-        // Readiness stops nobody.
+        // A readiness failure stops nothing.
         ("always | main a", "a: running 5s", ProbeKind::Readiness, None, "nothing"),
-        // The pod does not count on it any more, and ends with its sidecars.
+        // The pod has no use for it any more, and ends with its sidecars.
         ("never | main a", "a: running 5s", ProbeKind::Liveness, Some(90), "over"),
         ("never | sidecar s | main a", "s: running 9s; a: running 5s", ProbeKind::Startup, None, "over"),
-        // It ended by itself before it was stopped.
+        // It exited by itself before it was stopped.
         ("onfailure | main a", "a: exit(0) 5s", ProbeKind::Liveness, None, "over"),
         ("always | main a", "a: exit(137), running 5s", ProbeKind::Liveness, None, "nothing"),
     ] {
@@ -494,7 +494,7 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
         let ended = crate::test_support::facts("a: exit(0) 5s");
         assert_eq!(show(&sync_plan(&record, &ended)), "image for a", "{policy}");
     }
-    // One that had ended before its definition changed is not started for it.
+    // A container that exited before its definition changed is not restarted for it.
     let (record, mut facts) =
         observed(record("never | main a | main b", Lifecycle::Syncing), "a: exit(0) 5s; b: running 9s");
     facts.containers.iter_mut().filter(|it| it.name == "a").for_each(|it| it.hash = Some(1));
@@ -604,7 +604,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
     }
 }
 
-/// The first instance of the container is being stopped.
+/// The stop of the container's first instance.
 fn stopping(record: &PodRecord, name: &str) -> ContainerOp {
     let (pod, id) = (record.id.clone(), ContainerId::new(format!("{name}0")));
     ContainerOp::Stop { pod, name: name.to_owned(), id, grace_secs: 30 }
@@ -825,9 +825,9 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
     for (failures, flights, expected) in [
         (vec![], vec![], None),
         (vec![(PodSubject::Pod, 9), (PodSubject::Volumes, 8)], vec![], Some(8)),
-        // It may be tried now, and was not: something else holds it up.
+        // The retry is due and was not sent: something else blocks it.
         (vec![(PodSubject::Pod, 0)], vec![], None),
-        // It is being tried.
+        // It is in flight.
         (vec![(PodSubject::Pod, 3)], vec![PodSubject::Pod], None),
         (vec![(PodSubject::Pod, 9)], vec![PodSubject::Volumes], Some(9)),
     ] {
@@ -873,7 +873,7 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
     let first = show_with_events(&plan(&record));
     let killing = r#"Killing "Stopping container a", Killing "Stopping container b""#;
     assert_eq!(first, format!("PreStop of a0 in 20s, stop b0 in 20s, {killing}"));
-    // The hook took 3.9 s: whole seconds count, as upstream counts.
+    // The hook took 3.9 s: whole seconds count, as upstream.
     record.instance_mut(&"a0".into()).pre_stop = Some(PreStop::Took(Duration::from_millis(3900)));
     let then = r#"stop a0 in 17s, stop b0 in 20s, Killing "Stopping container b""#;
     assert_eq!(show_with_events(&plan(&record)), then);
@@ -895,7 +895,7 @@ fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_tu
     assert_eq!(plan(&record, &both, now()), format!("stop a0 in 20s, PreStop of s0 in 20s, {killing}"));
     record.instance_mut(&"s0".into()).pre_stop = Some(PreStop::Took(Duration::from_secs(3)));
     assert_eq!(plan(&record, &both, now()), r#"stop a0 in 20s, Killing "Stopping container a""#);
-    // Its turn comes after the others': no second hook, no second event, and what is left of the pod's time.
+    // It is stopped after the others: no second hook, no second event, and the rest of the grace period.
     let alone = facts("s: running 5s; t: exit(0) 1s; a: exit(0) 1s");
     assert_eq!(plan(&record, &alone, later(12)), "stop s0 in 8s");
 }
@@ -946,7 +946,7 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_its_start() {
         ("", None, "image for a"),
         ("", Some(Ok(Some(ImageFacts::default()))), "start a #0"),
         ("", Some(Err(no_pull())), "image for a, image for b"),
-        // What else starts has no hook to wait for.
+        // Containers without a hook are not blocked.
         ("a: running 5s", None, "image for e, image for b"),
         ("a: running 5s", Some(Ok(Some(ImageFacts::default()))), "start e #0, start b #0"),
     ] {
@@ -1045,7 +1045,7 @@ fn an_ephemeral_container_starts_once_whatever_else_the_pod_does() {
         ("always | main a | ephemeral e", "a: running 5s; e: running 1s", "nothing"),
         ("always | main a | ephemeral e", "a: running 5s; e: exit(1) 1s", "nothing"),
         ("always | main a | ephemeral e", "a: running 5s; e: created 1s", "resume e0"),
-        // It keeps no finished pod alive, and is not started in one.
+        // It does not keep a finished pod running, and is not started in one.
         ("never | main a | ephemeral e", "a: exit(0) 5s; e: running 1s", "over"),
         ("never | main a | ephemeral e", "a: exit(0) 5s", "over"),
     ] {

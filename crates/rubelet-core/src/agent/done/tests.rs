@@ -1,4 +1,4 @@
-//! What a look and an answer leave in the record of a pod.
+//! What a look and a result leave in the record of a pod.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::json;
@@ -44,7 +44,7 @@ fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
         ("a: running", false, false, DuringLook::Nothing, false),
         ("a: running", true, false, DuringLook::Nothing, true),
         ("a: exit(1)", false, false, DuringLook::Nothing, true),
-        // It ran and ended between two looks.
+        // It ran and exited between two looks.
         ("a: exit(1)", false, true, DuringLook::Nothing, false),
         ("a: exit(1)", false, true, DuringLook::Hint, false),
         ("a: exit(1)", false, true, DuringLook::Change, true),

@@ -1,4 +1,4 @@
-//! Who is let in, and who waits for whom.
+//! Admission, and pods that wait for other pods.
 
 use serde_json::json;
 

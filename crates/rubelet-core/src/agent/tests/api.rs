@@ -24,7 +24,7 @@ impl Turns {
         self.happens(Event::Config { source: Source::Api, pods });
     }
 
-    /// What is asked of the API server and not answered yet.
+    /// Requests to the API server without a response.
     fn api_requests(&self) -> Vec<&'static str> {
         let api = |op: &&Op| {
             matches!(
@@ -39,7 +39,7 @@ impl Turns {
         self.asked.iter().map(|(_, op)| op).filter(api).map(Op::name).collect()
     }
 
-    /// A pod without containers gives back all it holds, and the next relist does not show it.
+    /// A pod without containers releases all it held, and the next relist does not show it.
     fn cleared(&mut self) {
         let clearing = ["TearDownVolumes", "RemovePodCgroup", "RemovePodDir", "RemoveLogDir", "MakePodDirs"];
         while let Some(step) = self.pending().into_iter().find(|step| clearing.contains(step)) {
@@ -59,7 +59,7 @@ impl Turns {
         patch
     }
 
-    /// The API server takes the patch over, as a real one would.
+    /// The API server applies the patch, as a real one would.
     fn patched(&mut self, before: &Pod, version: u64) -> Pod {
         let mut status = serde_json::to_value(&before.status).unwrap();
         let patch = self.patch();
@@ -230,7 +230,7 @@ fn the_newest_status_wins_and_only_one_is_under_way() {
     assert!(turns.api_requests().is_empty());
 }
 
-/// A story of one pod of the API whose every patch is carried out at once.
+/// One API pod; every patch is applied at once.
 struct Told {
     turns: Turns,
     pod: Pod,
@@ -281,7 +281,7 @@ impl Told {
         self.after(|turns| turns.answer(step, Ok(Facts::Nothing)))
     }
 
-    /// What was removed is gone, whatever `state` says of it.
+    /// What was removed is gone, whatever `state` lists.
     fn seen(&mut self, state: &'static str) -> &mut Self {
         let mut found = PodFacts { looked_at: self.turns.now().uptime, ..facts(state) };
         found.containers.retain(|container| !self.removed.contains(&container.id));
@@ -320,7 +320,7 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
     told.seen("sandbox gone").done("MakePodDirs").done("SetUpVolumes");
     told.hinted("sandbox ready 0s").done("RunSandbox").seen("sandbox ready 0s");
     told.prepared("sandbox ready 0s");
-    // Created, started, answered: three looks within milliseconds.
+    // Created, started, result: three looks within milliseconds.
     told.hinted("sandbox ready 0s; a: created 0s").done("StartContainer");
     told.seen("sandbox ready 0s; a: running 0s").hinted("sandbox ready 0s; a: running 0s");
     assert_eq!(told.phases, ["Pending false", "Pending true", "Running true"]);
@@ -348,7 +348,7 @@ fn end_that_was_told_is_not_taken_back_when_its_answer_is_lost() {
     assert_eq!(turns.patch()["phase"], "Succeeded");
     turns.answer("PatchStatus", Err(EffectError { kind: ErrorKind::Unavailable, message: "lost".to_owned() }));
     turns.answer("StopSandbox", Ok(Facts::Nothing));
-    // The look after it is still under way.
+    // The look after it is still in flight.
     turns.at_secs += 3;
     turns.happens(Event::Due);
     assert_eq!(turns.patch()["phase"], "Succeeded");
@@ -572,7 +572,7 @@ fn node_in(zone: &str, version: u64) -> NodeObject {
     NodeObject { version, labels: [("zone".to_owned(), zone.to_owned())].into(), ..NodeObject::default() }
 }
 
-/// It wants to be in zone b.
+/// Its node affinity requires zone b.
 fn picky() -> Pod {
     let mut pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     pod.spec.as_mut().unwrap().node_selector = Some([("zone".to_owned(), "b".to_owned())].into());
@@ -591,7 +591,7 @@ fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them(
         turns.listed_by_api(&[picky()]);
         turns.runtime_is_up(&[]);
         assert_eq!((turns.lifecycle("u1").as_str(), turns.api_requests()), ("Waiting", vec!["GetNode"]));
-        // An older look does not undo a newer one.
+        // An older Node object does not replace a newer one.
         turns.answer("GetNode", answer);
         turns.happens(Event::Node(node_in("a", 5)));
         assert!(!turns.api_requests().contains(&"GetNode"));

@@ -1,4 +1,4 @@
-//! What the agent owes the API server when things go wrong or change meanwhile.
+//! Requests to the API server when they fail, or when pods change meanwhile.
 
 use serde_json::json;
 
@@ -46,7 +46,7 @@ fn mirror(uid: &str, of: &str) -> Pod {
     pod
 }
 
-/// A pod of the API server's that runs, with its first patch under way.
+/// A running API pod with its first patch in flight.
 fn patching() -> (Turns, Pod) {
     let mut turns = in_cluster();
     let pod = versioned(mk_pod("always | main a"), 1);
@@ -171,7 +171,7 @@ fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
     for request in ["u1", "ghost"].map(|uid| ApiRequest::Status(uid.into())) {
         turns.agent.api_requests.failed(request, error(), now);
     }
-    // One name is a source's, one the API server's alone, and one the runtime's.
+    // One name is in a source, one only in the API server, and one only in the runtime.
     let mut only_mirror = mirror("m1", "x");
     only_mirror.metadata.name = Some("mirrored".to_owned());
     turns.api_has(&[versioned(mk_pod("always | main a"), 1), only_mirror]);

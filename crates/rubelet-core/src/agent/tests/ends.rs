@@ -1,4 +1,4 @@
-//! How a pod's end goes on when what is asked of it changes.
+//! Termination while the pod's source changes it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::pod::hooks::HookRequest;
 
-/// A pod of the API server's; with a grace period it is being deleted.
+/// An API pod; with a grace period it is being deleted.
 fn api_pod(text: &str, grace_secs: Option<i64>) -> Pod {
     let mut pod = mk_pod(text);
     pod.metadata.deletion_timestamp = grace_secs.and(mk_pod("always | deleted").metadata.deletion_timestamp);
@@ -24,7 +24,7 @@ impl Turns {
         self.happens(Event::Config { source: Source::Api, pods: Vec::new() });
     }
 
-    /// The stops and preStop hooks under way, and the time each is given.
+    /// The stops and preStop hooks in flight, and the time each is given.
     fn stops(&self) -> Vec<(EffectId, u64)> {
         let given = |op: &Op| match op {
             Op::Container(ContainerOp::Stop { grace_secs, .. }) => Some(grace_secs.unsigned_abs()),
@@ -34,7 +34,7 @@ impl Turns {
         self.asked.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()
     }
 
-    /// A look finds that the container is not the one its pod asks for any more.
+    /// A look finds that the container's definition has changed.
     fn finds_another_definition(&mut self) {
         let mut facts = PodFacts { looked_at: self.now().uptime, ..facts("a: running 5s") };
         facts.containers[0].hash = Some(1);

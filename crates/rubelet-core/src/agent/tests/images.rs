@@ -1,4 +1,4 @@
-//! Images from the loop's side: when they are asked for, and when the wish is over.
+//! Images in the loop: when they are requested, and when a request is obsolete.
 
 use super::*;
 use crate::op::ImageOp;

@@ -1,7 +1,7 @@
-//! Whatever the API server says a pod is: it runs or is refused, and nobody panics.
+//! Any pod the API server may send runs or is rejected, without a panic.
 //!
-//! A rich pod is bent in its JSON, read as the API source reads it, and lived through to its end, beside a plain pod that must
-//! run whatever its neighbour is. Every configuration an effect would build is built.
+//! A rich pod is mutated in its JSON, read as the API source reads it, and run to its end, beside a plain pod that must run in
+//! every case. Every configuration an effect would build is built.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ use crate::{
 const RICH: &str = include_str!("../../../testdata/rich_pod.json");
 const RESOLV_CONF: &str = "nameserver 10.0.0.10\nsearch example.com\noptions ndots:2\n";
 
-/// One thing done to a place in the JSON.
+/// One mutation of a place in the JSON.
 #[derive(Clone, Debug)]
 enum Bend {
     Drop,
@@ -37,7 +37,7 @@ enum Bend {
     Odd(Index),
     /// Another type.
     Retype(Index),
-    /// What stands elsewhere, of whatever type.
+    /// A copy of another place, of any type.
     CopyOf(Index),
     /// A list with this element so many times; a map with this value under other keys.
     Repeat(usize),
@@ -146,7 +146,7 @@ fn places(value: &Value, here: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Of two places it is the outer one that is bent: the deep ones are many.
+/// The outer one of two places is mutated: deep ones outnumber the others.
 fn bend(document: &mut Value, at: [Index; 2], bend: Bend) {
     let mut all = Vec::new();
     places(document, "", &mut all);
@@ -201,12 +201,12 @@ fn odd(old: &Value, which: Index) -> Value {
     }
 }
 
-/// A runtime, a host and an API server of one node: just enough for pods to live through their steps.
+/// A runtime, a host and an API server for one node, with the minimum that pods need.
 struct Odd {
     turns: Turns,
     settings: Settings,
     pods: BTreeMap<PodUid, PodFacts>,
-    /// What becomes of the next effects and containers of the odd pod; when it is empty all goes well.
+    /// Outcomes of the next effects and containers of the odd pod; when empty, all succeed.
     fate: VecDeque<u8>,
     stored: Vec<Arc<Pod>>,
 }
@@ -231,7 +231,7 @@ impl Odd {
         Odd { turns, settings, pods: BTreeMap::new(), fate: fate.into(), stored: Vec::new() }
     }
 
-    /// The API server's whole set: the pod in question, if there is one, and the one beside it.
+    /// The API server's whole set: the odd pod, if any, and the plain one.
     fn listed(&mut self, odd: Option<&Value>) {
         let odd = odd.and_then(|document| api_pod::decode(document.to_string().as_bytes()).ok());
         let beside = json!({"metadata": {"name": BESIDE, "namespace": "shop", "uid": BESIDE},
@@ -241,7 +241,7 @@ impl Odd {
         self.turns.happens(Event::Config { source: Source::Api, pods: self.stored.clone() });
     }
 
-    /// Answers what is asked, and lets time pass when nothing is, for so many turns.
+    /// Gives results, and advances the time when no effect is pending, for so many turns.
     fn live(&mut self, turns: usize) {
         for _ in 0..turns {
             if self.turns.asked.is_empty() {
@@ -293,7 +293,7 @@ impl Odd {
         })
     }
 
-    /// Everything the effect would build before its first call; what is refused there is refused here.
+    /// Everything the effect would build before its first call; errors there are errors here.
     fn build(&self, op: &Op) -> Result<(), EffectError> {
         let reject = |error: crate::container::ConfigError| EffectError {
             kind: ErrorKind::Reject(Reason::CreateContainerConfigError),
@@ -325,7 +325,7 @@ impl Odd {
         Ok(())
     }
 
-    /// The shell has only what the snapshot said a pod needs.
+    /// The shell has only the objects that the snapshot lists.
     fn assert_published<'a>(&self, uid: &PodUid, keys: impl IntoIterator<Item = &'a ObjectKey>) {
         let snapshot = self.turns.agent.snapshot();
         for key in keys.into_iter().filter(|key| !key.name.is_empty()) {
@@ -352,7 +352,7 @@ impl Odd {
         Ok(())
     }
 
-    /// The API server takes the patch over, as far as it can be read.
+    /// The API server applies the patch, as far as it can be read.
     fn patched(&self, uid: &PodUid, patch: &Value) -> Facts {
         let Some(pod) = self.stored.iter().find(|pod| PodUid::of(pod) == *uid) else { return Facts::Nothing };
         let mut pod = Pod::clone(pod);
@@ -428,7 +428,7 @@ fn image(fate: u8) -> ImageFacts {
     ImageFacts { id: "sha256:1".to_owned(), size_bytes: 1, user }
 }
 
-/// Init containers are done as soon as they start.
+/// Init containers complete as soon as they start.
 fn started(order: &StartContainer) -> ContainerFacts {
     let spec = crate::container::find(&order.pod, &order.container).unwrap();
     let init = order.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());

@@ -1,4 +1,4 @@
-//! What the runtime or the disk has and nobody asked for.
+//! Pods in the runtime or on disk that are not desired.
 
 use super::*;
 use crate::observation::ListedState;

@@ -1,4 +1,4 @@
-//! Probes from the loop's side: what is sent, and what follows from an answer.
+//! Probes in the loop: which are sent, and what a result leads to.
 
 use k8s_openapi::api::core::v1::Probe;
 use serde_json::{Value, json};
@@ -69,7 +69,7 @@ fn a_container_that_is_not_alive_is_stopped_at_once() {
     turns.answer("Probe", Ok(Facts::Probe(ProbeOutcome::Failure("no".to_owned()))));
     assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
     assert_eq!(turns.told, ["NodeReady", "Unhealthy", "Killing"]);
-    // It is stopped to be started again, whatever it exits with.
+    // It is stopped to be restarted, whatever its exit code.
     turns.answer("StopContainer", Ok(Facts::Nothing));
     turns.inspected("a: exit(0) 0s");
     assert!(turns.agent.records[&PodUid::new("u1")].instance(&"a0".into()).is_restarting);

@@ -1,4 +1,4 @@
-//! What time brings: routines, housekeeping, and what is told along the way.
+//! Periodic work: routines, housekeeping, and their events.
 
 use std::time::Duration;
 
@@ -147,7 +147,7 @@ fn nothing_is_awaited_for_a_pod_that_is_gone() {
     turns.relisted(&[listed("stranger", "stranger")]);
     turns.inspected("sandbox gone");
     turns.carried_out(&["TearDownVolumes", "RemovePodCgroup", "RemovePodDir"], "sandbox gone");
-    // Something is said to have changed, and is looked at while the last trace goes.
+    // A hint arrives, and the pod is looked at while its last remains are removed.
     turns.happens(Event::Hint { pod: PodUid::new("stranger") });
     assert!(turns.pending().contains(&"InspectPod"));
     turns.answer("RemoveLogDir", Ok(Facts::Nothing));
@@ -161,7 +161,7 @@ fn a_crash_loop_is_judged_by_the_run_of_its_own_container() {
     let spec = pod.spec.as_mut().unwrap();
     spec.containers.push(mk_pod("always | main b").spec.unwrap().containers.remove(0));
     let mut turns = up(Settings::for_node("node"), &[pod]);
-    // The run of `a` was short; that of `b`, which ended later, would have been long enough to forgive a crash.
+    // The run of `a` was short; that of `b`, which ended later, would have been long enough to reset the back-off.
     let state = "a: exit(1) 900s; b: exit(1) 1s";
     turns.inspected(state);
     turns.carried_out(&["MakePodDirs", "SetUpVolumes"], state);

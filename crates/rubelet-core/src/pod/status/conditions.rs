@@ -1,7 +1,7 @@
 //! The conditions of a pod, and since when they hold.
 //!
-//! Owns: PodReadyToStartContainers, Initialized, Ready, ContainersReady, PodScheduled. Never: conditions others own, but
-//! for carrying them along.
+//! Owns: PodReadyToStartContainers, Initialized, Ready, ContainersReady, PodScheduled. Conditions of other owners are only
+//! carried along.
 //! Upstream: `status/generate.go`, `types/pod_status.go`.
 
 use jiff::Timestamp;
@@ -27,7 +27,7 @@ pub const INITIALIZED: &str = "Initialized";
 pub const POD_SCHEDULED: &str = "PodScheduled";
 const POD_RESIZE_PENDING: &str = "PodResizePending";
 pub const POD_READY_TO_START_CONTAINERS: &str = "PodReadyToStartContainers";
-/// Shared: others set it too, and it is sent only together with the end of the pod.
+/// Shared: other components set it, too; it is sent only with the final status of the pod.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
 const OWNED: [&str; 8] = [
@@ -51,7 +51,7 @@ const INFEASIBLE: &str = "Infeasible";
 const NO_RESIZE: &str = "In-place resize is not supported by this node's agent";
 const READINESS_GATES_NOT_READY: &str = "ReadinessGatesNotReady";
 
-/// The kubelet alone writes conditions of this type.
+/// Only the kubelet writes conditions of this type.
 pub fn is_owned(condition_type: &str) -> bool {
     OWNED.contains(&condition_type)
 }
@@ -60,7 +60,7 @@ pub fn find<'a>(status: &'a PodStatus, condition_type: &str) -> Option<&'a PodCo
     status.conditions.iter().flatten().find(|condition| condition.type_ == condition_type)
 }
 
-/// In upstream's order: first what others own, then ours.
+/// In upstream's order: those of other owners, then ours.
 pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
     let api = input.pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut conditions: Vec<_> = api.filter(|condition| !is_owned(&condition.type_)).cloned().collect();
@@ -108,7 +108,7 @@ pub fn containers_ready_condition(pod: &Pod, status: &PodStatus) -> PodCondition
     containers_ready(pod, status).into_condition(CONTAINERS_READY, pod)
 }
 
-/// Ready or ContainersReady of a pod that has ended; without a date.
+/// Ready or ContainersReady of a terminated pod; without a date.
 pub fn condition_of_ended_pod(condition_type: &str, pod: &Pod, phase: &str) -> PodCondition {
     ConditionValue::of_ended(phase).into_condition(condition_type, pod)
 }
@@ -217,7 +217,7 @@ fn initialized(input: &StatusInput<'_>, status: &PodStatus) -> ConditionValue {
     if phase == SUCCEEDED && unknown.is_empty() {
         return ConditionValue::TrueBecause { reason: POD_COMPLETED, message: "" };
     }
-    // Once initialized, always initialized: a sidecar that restarts, or an init container that is gone, changes nothing.
+    // Initialized never becomes false again: a restarting sidecar or a removed init container does not change it.
     let old = input.old_status().and_then(|old| find(old, INITIALIZED));
     let was = old.is_some_and(|condition| condition.status == "True");
     if was || any_regular_container_started(pod, status) {
@@ -260,17 +260,17 @@ fn init_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten())
 }
 
-/// When, by the facts, each condition of a static pod became what it is. Its status may not outlive the agent; facts do, so
-/// that an agent that restarts and computes again finds the same dates.
+/// When each condition of a static pod changed, by the facts. Its status may not survive an agent restart; the facts do, so the
+/// dates stay the same.
 struct Dates {
     start: Timestamp,
-    /// The newest sandbox was created.
+    /// Creation of the newest sandbox.
     sandbox: Option<Timestamp>,
     /// The last init container completed, the last sidecar started. `None` where a probe decides.
     initialized: Option<Timestamp>,
-    /// The last of the containers that run now started. `None` where a probe decides.
+    /// The last start of a running container. `None` where a probe decides.
     running: Option<Timestamp>,
-    /// The last of the containers that do not run now stopped.
+    /// The last stop of a container that does not run.
     stopped: Option<Timestamp>,
 }
 
@@ -303,7 +303,7 @@ fn started_at(status: &ContainerStatus) -> Option<Timestamp> {
     status.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(|time| time.0)
 }
 
-/// `None` for a container that runs again.
+/// `None` for a running container.
 fn stopped_at(status: &ContainerStatus) -> Option<Timestamp> {
     if status.state.as_ref().is_some_and(|state| state.running.is_some()) {
         return None;
@@ -312,7 +312,7 @@ fn stopped_at(status: &ContainerStatus) -> Option<Timestamp> {
     end.finished_at.as_ref().map(|time| time.0)
 }
 
-/// A date holds while the status does, over a restart too: the API server keeps it. A change is dated when it is seen, as
+/// A date holds while the status does, also over a restart: the API server keeps it. A change is dated when it is seen, as
 /// upstream does; that of a static pod by its cause where facts show it (see `Dates`).
 fn transition_time(
     input: &StatusInput<'_>,
@@ -326,7 +326,7 @@ fn transition_time(
     let old = old_status.and_then(|old| find(old, &condition.type_));
     let known = old.and_then(|old| Some((old, old.last_transition_time.as_ref()?)));
     if let Some((_, old_time)) = known.filter(|(old, _)| old.status == condition.status) {
-        // What dates from a static pod's start moves with it (see `start_time`).
+        // A date equal to a static pod's start moves with it (see `start_time`).
         let old_start = old_status.and_then(|old| old.start_time.as_ref());
         return if is_static && old_start == Some(old_time) { start } else { old_time.0 };
     }

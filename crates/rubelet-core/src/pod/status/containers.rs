@@ -1,7 +1,7 @@
-//! What became of each container of a pod?
+//! The container statuses of a pod.
 //!
-//! Owns: container statuses from facts, from the previous status where the runtime has forgotten, and from why a start
-//! waits. Never: the pod as a whole.
+//! Owns: container statuses from facts, from the previous status where the runtime has lost the container, and from waiting
+//! reasons. Never: the pod as a whole.
 //! Upstream: `convertToAPIContainerStatuses`, `prober_manager.go` (UpdatePodStatus).
 
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ use crate::{
 
 const CONTAINER_CREATING: &str = "ContainerCreating";
 const POD_INITIALIZING: &str = "PodInitializing";
-/// Exit code of a container that nobody saw exit.
+/// Exit code of a container whose exit was not observed.
 pub(crate) const LOST_EXIT_CODE: i32 = 137;
 pub(crate) const LOST_REASON: &str = "ContainerStatusUnknown";
 pub(crate) const LOST_WHEN_TERMINATED: &str = "The container could not be located when the pod was terminated";
@@ -37,7 +37,7 @@ pub(super) fn regular(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     specs.map(|spec| ContainerInput::new(input, spec, old, Kind::Regular).status()).collect()
 }
 
-/// In the order they run.
+/// In the order in which they run.
 pub(super) fn init(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     let old = input.old_status().and_then(|old| old.init_container_statuses.as_deref());
     let specs = input.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
@@ -59,8 +59,8 @@ pub(super) fn ephemeral(input: &StatusInput<'_>) -> Vec<ContainerStatus> {
     statuses.collect()
 }
 
-/// In a pod that goes on, a container of which the runtime cannot tell is started again. It must not be said to have ended:
-/// the API server lets no container that ended come back in a pod that never restarts.
+/// In a pod that keeps running, a container in unknown state is restarted. Its status must not be terminated: the API server
+/// rejects a restart of a terminated container in a pod with restartPolicy Never.
 pub(super) fn await_unknown(input: &StatusInput<'_>, statuses: Option<&mut Vec<ContainerStatus>>) {
     let is_unknown =
         |name: &str| input.facts.newest_container(name).is_some_and(|newest| newest.state == ContainerState::Unknown);
@@ -80,7 +80,7 @@ enum Kind {
     Ephemeral,
 }
 
-/// One container the pod wants, and all that is known of it.
+/// One container of the spec, and all that is known about it.
 struct ContainerInput<'a> {
     input: &'a StatusInput<'a>,
     spec: &'a Container,
@@ -116,7 +116,7 @@ impl<'a> ContainerInput<'a> {
         status
     }
 
-    /// The runtime knows the container.
+    /// The container is in the runtime.
     fn found(&self, facts: &ContainerFacts) -> ContainerStatus {
         let attempt = i32::try_from(facts.attempt).unwrap_or(i32::MAX);
         let id = self.id_of(facts);
@@ -137,7 +137,7 @@ impl<'a> ContainerInput<'a> {
         if let Some(before) = self.before {
             status.last_state = Some(self.state_of(before));
         }
-        // A runtime that lost all its state starts counting anew; the pod's count goes on.
+        // A runtime that lost its state counts from zero; the pod's count continues.
         if let Some(old) = self.old
             && facts.is_running()
             && terminated(old.state.as_ref()).is_some()
@@ -150,13 +150,13 @@ impl<'a> ContainerInput<'a> {
         status
     }
 
-    /// What was last told of this very container, if it ran then.
+    /// The last reported status of this container ID, if it was running.
     fn reported_running(&self, id: &str) -> Option<&'a ContainerStatus> {
         let ran = |old: &&ContainerStatus| old.state.as_ref().is_some_and(|state| state.running.is_some());
         self.old.filter(ran).filter(|old| old.container_id.as_deref() == Some(id))
     }
 
-    /// How the container before this one ended, where the runtime has forgotten it.
+    /// The exit of the previous instance, where the runtime has lost it.
     fn last_state_from_old(&self, id: &str) -> Option<ApiState> {
         let old = self.old?;
         let ended = terminated(old.state.as_ref()).filter(|_| old.container_id.as_deref() != Some(id));
@@ -175,7 +175,7 @@ impl<'a> ContainerInput<'a> {
                     exit_code: exit.code,
                     reason: text(&exit.reason),
                     message: text(&exit.message),
-                    // One that could not be started shows the beginning of time, as upstream's.
+                    // A container that never started shows the Unix epoch, as upstream.
                     started_at: Some(Time(exit.started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
                     finished_at: Some(Time(exit.finished_at)),
                     container_id: Some(self.id_of(facts)),
@@ -188,7 +188,7 @@ impl<'a> ContainerInput<'a> {
         }
     }
 
-    /// It ran and now nobody can tell: "never ran" would let a run-once pod run twice, so it counts as failed, and stays so.
+    /// It ran and its state is unknown: "never ran" would let a run-once pod run twice, so it counts as failed, and stays so.
     fn state_of_unknown(&self, facts: &ContainerFacts) -> ApiState {
         let old = self.old.and_then(|old| old.state.as_ref());
         let same = self.old.is_some_and(|old| old.container_id.as_deref() == Some(&self.id_of(facts)));
@@ -199,7 +199,7 @@ impl<'a> ContainerInput<'a> {
         }
     }
 
-    /// The runtime does not know the container, any more or yet.
+    /// The container is not in the runtime: not any more, or not yet.
     fn not_found(&self) -> ContainerStatus {
         if let Some(old) = self.old.filter(|old| terminated(old.state.as_ref()).is_some()) {
             return old.clone();
@@ -220,7 +220,7 @@ impl<'a> ContainerInput<'a> {
         status.last_state.clone_from(&old.last_state);
         let ran = old.state.as_ref().is_some_and(|state| state.running.is_some());
         if ran && terminated(old.last_state.as_ref()).is_none() {
-            // A last state keeps the pod from looking as if it had never run.
+            // The last state shows that the pod has run.
             status.last_state = Some(lost(LOST_WHILE_RUNNING));
             if self.input.pod.metadata.deletion_timestamp.is_none() {
                 status.restart_count = old.restart_count.saturating_add(1).max(status.restart_count);
@@ -235,7 +235,7 @@ impl<'a> ContainerInput<'a> {
         if has_init { POD_INITIALIZING } else { CONTAINER_CREATING }
     }
 
-    /// An init container that completed is not started again, whatever its last attempt to start said.
+    /// An init container that completed is not started again, whatever its last start attempt returned.
     fn is_settled(&self) -> bool {
         let completed = self.newest.and_then(ContainerFacts::exit).is_some_and(|exit| exit.code == 0);
         matches!(self.kind, Kind::Init | Kind::Sidecar) && completed
@@ -256,7 +256,7 @@ impl<'a> ContainerInput<'a> {
         let told = self.input.waiting.get(&self.spec.name).filter(|_| self.will_start());
         let (reason, message) = match told {
             Some(waiting) => (waiting.reason.as_str(), waiting.message.as_str()),
-            // It ended because we stopped it: its next start is decided, whatever its restart policy thinks of its end.
+            // We stopped it: its next start is decided, whatever its restart policy.
             None if is_restarting && self.will_start() => ("", ""),
             None => return,
         };
@@ -281,7 +281,7 @@ impl<'a> ContainerInput<'a> {
         }
     }
 
-    /// The runtime has forgotten a container that was told to have ended for good (see `pod/containers.rs`).
+    /// The runtime has lost a container whose final state was reported (see `pod/containers.rs`).
     fn is_told_done(&self, spec: &PodSpec) -> bool {
         self.kind == Kind::Regular && self.old.is_some_and(|old| has_ended_for_good(old, self.spec, spec))
     }
@@ -294,8 +294,8 @@ impl<'a> ContainerInput<'a> {
         })
     }
 
-    /// A probe's verdict lives in the previous status, where `SetContainerReadiness` and `SetContainerStartup` put it, for as
-    /// long as that very container runs.
+    /// The previous status keeps a probe's result, set by `SetContainerReadiness` and `SetContainerStartup`, for as long as the
+    /// same container runs.
     fn set_started_and_ready(&self, status: &mut ContainerStatus) {
         let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
         let judged = status.container_id.as_deref().and_then(|id| self.reported_running(id));
@@ -318,7 +318,7 @@ impl<'a> ContainerInput<'a> {
         }
     }
 
-    /// They do not change while a container exists, whatever its runtime has learnt since.
+    /// They do not change while a container exists, even if the runtime's features do.
     fn volume_mounts_of(&self, id: &str) -> Option<Vec<VolumeMountStatus>> {
         let reported = self.old.filter(|old| old.container_id.as_deref() == Some(id));
         reported.and_then(|old| old.volume_mounts.clone()).or_else(|| self.volume_mounts())
@@ -331,7 +331,7 @@ impl<'a> ContainerInput<'a> {
             recursive_read_only::is_supported(pod, self.input.facts.newest_sandbox(), self.input.runtime);
         let status = mounts.iter().map(|mount| {
             let read_only = mount.read_only.filter(|read_only| *read_only);
-            // Of a mount that is refused no container is made.
+            // A container with a rejected mount is not created.
             let is_recursive = recursive_read_only::resolve(mount, is_supported).unwrap_or(false);
             let mode = if is_recursive { "Enabled" } else { "Disabled" };
             VolumeMountStatus {
@@ -356,7 +356,7 @@ fn shown_user(user: &ContainerUser) -> ApiUser {
     ApiUser { linux: Some(linux) }
 }
 
-/// A container that was there and cannot be found.
+/// A container that existed and cannot be found.
 pub(crate) fn lost(message: &str) -> ApiState {
     ApiState {
         terminated: Some(ContainerStateTerminated {
@@ -369,7 +369,7 @@ pub(crate) fn lost(message: &str) -> ApiState {
     }
 }
 
-/// A status of a container that its restart policy does not start again.
+/// A terminated container that its restart policy does not restart.
 pub(crate) fn has_ended_for_good(status: &ContainerStatus, container: &Container, spec: &PodSpec) -> bool {
     terminated(status.state.as_ref()).is_some_and(|end| !restarts_after(container, spec, end.exit_code))
 }

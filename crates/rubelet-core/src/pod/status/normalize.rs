@@ -1,6 +1,6 @@
 //! A status as the API server will hold it.
 //!
-//! Owns: whole seconds, order of lists, length of messages, so that what we computed can be compared with what was stored.
+//! Owns: whole seconds, order of lists, length of messages, so that the computed status can be compared with the stored one.
 //! Upstream: `normalizeStatus`.
 
 use jiff::Timestamp;
@@ -26,7 +26,7 @@ pub fn normalize_status(pod: &Pod, status: &mut PodStatus) {
         normalize_state(&mut container.last_state, message_bytes);
     }
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten() {
-        // As upstream lists them.
+        // In upstream's order.
         list.sort_by(|one, other| one.name.cmp(&other.name));
     }
     if let Some(list) = &mut status.init_container_statuses {
@@ -60,7 +60,7 @@ fn normalize_state(state: &mut Option<ContainerState>, message_bytes: usize) {
     }
 }
 
-/// The API knows no fractions of a second.
+/// The API has no fractions of a second.
 fn whole_seconds(time: &mut Option<Time>) {
     if let Some(time) = time {
         time.0 = Timestamp::from_second(time.0.as_second()).expect("the seconds of a timestamp are a timestamp");

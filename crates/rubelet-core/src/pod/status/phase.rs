@@ -1,6 +1,6 @@
-//! In which phase of its life is a pod?
+//! The phase of a pod.
 //!
-//! Owns: the phase that container statuses add up to. Never: what happened before; `pod/status.rs` keeps terminal phases.
+//! Owns: the phase that follows from the container statuses. Terminal phases are kept by `pod/status.rs`.
 //! Upstream: `getPhase`.
 
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, PodSpec, PodStatus};
@@ -45,7 +45,7 @@ pub(super) fn phase(input: &StatusInput<'_>, status: &PodStatus) -> &'static str
     }
 }
 
-/// How far the init containers that must complete are.
+/// Progress of the init containers that must complete.
 #[derive(Default)]
 struct InitTally {
     pending: u32,
@@ -67,7 +67,7 @@ impl InitTally {
     }
 }
 
-/// Where the sidecars and the regular containers are.
+/// State of the sidecars and the regular containers.
 #[derive(Default)]
 struct Tally {
     running: u32,
@@ -75,7 +75,7 @@ struct Tally {
     stopped: u32,
     stopped_for_good: u32,
     succeeded: u32,
-    /// Those that run and have not passed their startup probe.
+    /// Running, startup probe not passed.
     starting_sidecars: u32,
 }
 
@@ -91,7 +91,7 @@ impl Tally {
         tally
     }
 
-    /// A sidecar that has stopped does not count: it never decides how the pod ends.
+    /// A stopped sidecar does not count: it never decides the pod's phase.
     fn count_sidecar(&mut self, step: &ContainerProgress) {
         match step {
             ContainerProgress::Waiting => self.waiting += 1,
@@ -110,7 +110,7 @@ impl Tally {
             ContainerProgress::Exited { code, starts_again } => {
                 self.stopped += 1;
                 self.stopped_for_good += u32::from(!starts_again && !restarts_after(container, spec, code));
-                // One that waits to start again has not succeeded yet, whatever it exited with before.
+                // A container that waits to restart has not succeeded, whatever its last exit code.
                 self.succeeded += u32::from(code == 0 && !starts_again);
             }
         }
@@ -128,7 +128,7 @@ enum ContainerProgress {
     Running {
         started: bool,
     },
-    /// Has run, and exited; `starts_again` when its next start is decided, whatever it exited with.
+    /// Has run and exited; `starts_again` when its next start is decided, whatever its exit code.
     Exited {
         code: i32,
         starts_again: bool,
@@ -136,7 +136,7 @@ enum ContainerProgress {
 }
 
 impl ContainerProgress {
-    /// A container of which no status tells anything has never run.
+    /// A container without a status has never run.
     fn of(name: &str, statuses: Option<&[ContainerStatus]>) -> ContainerProgress {
         let Some(status) = statuses.into_iter().flatten().find(|status| status.name == name) else {
             return ContainerProgress::Waiting;
@@ -153,7 +153,7 @@ impl ContainerProgress {
     }
 }
 
-/// Some regular container exists in the sandbox of now: the pod has been initialized, even if a sidecar is restarting.
+/// Some regular container exists in the current sandbox: the pod has been initialized, even if a sidecar is restarting.
 fn any_active_regular_container(input: &StatusInput<'_>, spec: &PodSpec) -> bool {
     let active = input.facts.newest_sandbox().filter(|sandbox| sandbox.state == SandboxState::Ready);
     active.is_some_and(|sandbox| {

@@ -1,7 +1,7 @@
-//! Which resources have a pod and its containers been given?
+//! The resources in the status of a pod and its containers.
 //!
-//! Owns: `resources` and `allocatedResources` of containers and of the pod, from what was allocated and what the runtime reports.
-//! Never: the desired resources of a resize; the pod it gets has those that were allocated.
+//! Owns: `resources` and `allocatedResources` of containers and of the pod, from the allocation and the runtime's report.
+//! Never: the desired resources of a resize; its input is the allocated pod.
 //! Upstream: `convertContainerStatusResources`, `convertToAPIPodLevelResourcesStatus`, `getEffectiveAllocatedResources`.
 
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ use crate::{
 
 type List = BTreeMap<String, Text>;
 
-/// At or below these the kernel's minimum is what is given, and the allocated amount says more.
+/// At or below these the kernel applies its minimum, so the allocated amount is reported.
 const MIN_CPU_LIMIT_MILLIS: i64 = 10;
 const MIN_CPU_REQUEST_MILLIS: i64 = 2;
 
-/// Of a running container what the runtime reports; what it does not report stays as it was reported before.
+/// For a running container the runtime's report; values it lacks stay as reported before.
 pub(super) fn of_container(
     spec: &Container,
     facts: &ContainerFacts,
@@ -68,8 +68,8 @@ fn keep(list: &mut List, name: &str, before: Option<&List>) {
     }
 }
 
-/// Sets `resources` and `allocatedResources` of the pod as a whole; its phase must be set. A running pod keeps what was
-/// reported of it, since nothing resizes it: upstream reads its cgroup, whose rounding depends on the kernel.
+/// Sets `resources` and `allocatedResources` of the pod as a whole; its phase must be set. A running pod keeps its reported
+/// values, since nothing resizes it: upstream reads its cgroup, whose rounding depends on the kernel.
 pub(super) fn set_pod_level(pod: &Pod, old: Option<&PodStatus>, status: &mut PodStatus) {
     let Some(spec) = &pod.spec else { return };
     let is_running = |status: &PodStatus| status.phase.as_deref() == Some(RUNNING);
@@ -87,7 +87,7 @@ pub(super) fn set_pod_level(pod: &Pod, old: Option<&PodStatus>, status: &mut Pod
     status.allocated_resources = listed(requests);
 }
 
-/// What a running pod's cgroup was given, and the memory it requests, which no cgroup knows.
+/// The limits of a running pod's cgroup, and the memory request, which no cgroup holds.
 fn of_pod_cgroup(spec: &PodSpec, requested: &List) -> ResourceRequirements {
     let own = spec.resources.clone().unwrap_or_default();
     let mut requests = own.requests.unwrap_or_default();
@@ -104,7 +104,7 @@ fn of_pod_cgroup(spec: &PodSpec, requested: &List) -> ResourceRequirements {
     ResourceRequirements { limits: listed(limits), requests: listed(requests), claims: own.claims }
 }
 
-/// Of every resource that some container or the pod names, as much as the pod as a whole has.
+/// The pod's total of every resource that a container or the pod names.
 fn totals(
     spec: &PodSpec,
     list_of: fn(&ResourceRequirements) -> Option<&List>,
@@ -122,7 +122,7 @@ fn totals(
     totals.collect()
 }
 
-/// A sum is written as its first addend is.
+/// A sum has the format of its first addend.
 fn like(format: &Text, total: Quantity) -> Text {
     match Quantity::parse(&format.0) {
         Ok(same) if same == total => format.clone(),

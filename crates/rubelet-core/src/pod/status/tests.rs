@@ -1,4 +1,4 @@
-//! Tables and pictures for `pod_status`.
+//! Tables and snapshots for `pod_status`.
 
 use insta::assert_snapshot;
 use k8s_openapi::api::core::v1::{PodCondition, PodReadinessGate, Probe, VolumeMount};
@@ -11,7 +11,7 @@ use crate::{
     test_support::{ago, facts, later, mk_pod, now, show},
 };
 
-/// Everything `pod_status` needs, with the usual answers.
+/// The input of `pod_status`, with usual values.
 struct Case {
     pod: Pod,
     facts: PodFacts,
@@ -56,7 +56,7 @@ impl Case {
         self
     }
 
-    /// The same pod, looked at again with this outcome.
+    /// The same pod after another look.
     fn then(mut self, seen: &str, now: Now) -> Case {
         self.previous = Some(self.status());
         self.facts = facts(seen);
@@ -64,7 +64,7 @@ impl Case {
         self
     }
 
-    /// The agent died and came back: nothing is remembered.
+    /// The agent restarted: no previous status.
     fn restarted(mut self) -> Case {
         self.previous = None;
         self.now = later(500);
@@ -438,7 +438,7 @@ fn a_container_that_ended_for_good_stays_so_when_the_runtime_forgot_it() {
     let mut case = Case::new("never | main a | main b", "a: exit(2); b: running 30s");
     case.previous = Some(case.status());
     case.facts.containers.clear();
-    // Its last start failed, and nobody saw it run since.
+    // Its last start failed, and no look has shown it running since.
     case.waiting.insert("a".to_owned(), Waiting { reason: Reason::RunContainerError, message: String::new() });
     let shown = case.show();
     assert!(shown.contains("main a: exit 2(Error)"), "{shown}");
@@ -707,7 +707,7 @@ fn a_start_time_is_that_of_a_static_pods_first_sandbox_or_the_one_told_before() 
     for (pod, sandboxes, expected) in [
         ("always | main a", "sandbox ready 60s", "start=-90s"),
         ("always | static | main a", "sandbox ready 60s", "start=-60s"),
-        // The first is forgotten.
+        // The runtime has lost the first sandbox.
         ("always | static | main a", "sandbox ready 30s", "start=-90s"),
     ] {
         let mut case = Case::new(pod, sandboxes);
@@ -841,7 +841,7 @@ fn an_agent_that_restarts_finds_the_same_status() {
         ("always | static | sidecar s | main a | main b", "s: running 55s; a: running 30s; b: exit(1), running 10s"),
         ("always | static | main a", "a: exit(1) 30s"),
     ] {
-        // The agent first saw the pod before it had a sandbox.
+        // The agent first looked at the pod before it had a sandbox.
         let mut first = Case::new(pod, "sandbox gone");
         first.now = Now { wall: ago(65), ..now() };
         let ran = seen.replace("exit(1) 30s", "running 40s");
