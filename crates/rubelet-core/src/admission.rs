@@ -1,8 +1,8 @@
-//! May this pod run on this node?
+//! Admission: whether this pod may run on this node.
 //!
 //! Owns: upstream's admission handlers, in their order: sysctls, operating system, supplemental groups, resources, node
-//! affinity, node name, host ports, taints, AppArmor. Never: makes room by ending other pods: a critical pod is admitted as it is,
-//! where upstream would preempt others first.
+//! affinity, node name, host ports, taints, AppArmor. Never: preempts other pods: a critical pod is admitted without the
+//! resource checks, where upstream would preempt others first.
 //! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`, `preemption`.
 
 use std::collections::BTreeSet;
@@ -32,18 +32,18 @@ mod tests;
 pub enum AdmitResult {
     Admit,
     Reject(PodFailure),
-    /// Only the node's labels speak against it, and they may have changed a moment ago.
+    /// Only the node's labels do not match, and they may have changed just now.
     RecheckNode(PodFailure),
 }
 
-/// What the verdict depends on beside the pod.
+/// The inputs of admission beside the pod.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmitContext<'a> {
     pub settings: &'a Settings,
-    /// The pods that were admitted and have not ended.
+    /// The pods that were admitted and have not terminated.
     pub others: &'a [&'a Pod],
     pub node: &'a NodeObject,
-    /// The runtime can keep a pod to the groups it names.
+    /// The runtime supports the strict supplemental groups policy.
     pub has_strict_groups: bool,
 }
 
@@ -89,9 +89,9 @@ fn groups_refusal(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailur
     refused(FailureReason::SupplementalGroupsPolicyNotSupported, message)
 }
 
-/// Upstream's general filters; of several reasons the first is told.
+/// Upstream's general filters; the first reason is reported.
 fn general_filters(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> AdmitResult {
-    // Critical pods skip resource checks: room is made for them.
+    // Critical pods skip resource checks.
     let insufficient = if is_critical(pod, spec) { None } else { insufficient_resource(spec, context) };
     let node_affinity = if affinity::matches(spec, &context.node.labels, &context.settings.node_name) {
         None
@@ -127,7 +127,7 @@ fn port_conflict(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure
     predicate(FailureReason::NodePorts, "node(s) didn't have free ports for the requested pod ports")
 }
 
-/// Static pods tolerate every taint: whoever may write a manifest owns the node.
+/// Static pods tolerate every taint, as upstream.
 fn untolerated_taint(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     if is_static_pod(pod)
         || taints::are_tolerated(&context.node.taints, spec.tolerations.as_deref().unwrap_or_default())
@@ -142,7 +142,7 @@ fn predicate(reason: FailureReason, why: &str) -> Option<PodFailure> {
     refused(reason, message)
 }
 
-/// What the node has too little of. A capacity of zero is one nobody knows.
+/// The resource the node has too little of. A capacity of zero is unknown.
 fn insufficient_resource(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
     let allocatable = &context.settings.node.allocatable;
     let others = i64::try_from(context.others.len()).unwrap_or(i64::MAX);
@@ -168,7 +168,7 @@ fn insufficient_resource(spec: &PodSpec, context: AdmitContext<'_>) -> Option<Po
     None
 }
 
-/// Everything the pod asks for that the node merely counts: huge pages, devices, what an admin invented.
+/// The scalar resources that the pod requests: huge pages and extended resources.
 fn scalar_resources(spec: &PodSpec) -> BTreeSet<&str> {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let of_containers = containers.filter_map(|container| container.resources.as_ref());
@@ -181,7 +181,7 @@ fn scalar_resources(spec: &PodSpec) -> BTreeSet<&str> {
     names.filter(is_counted).collect()
 }
 
-/// How much the node has of it; `None` for what the cluster counts and nodes know nothing of.
+/// The node's amount; `None` for an extended resource the node does not have, which the cluster accounts for.
 fn countable(name: &str, node: &NodeObject) -> Option<i64> {
     let has = node.has(name);
     if is_extended(name) { has } else { Some(has.unwrap_or(0)) }
@@ -221,7 +221,7 @@ impl HostPort {
     }
 }
 
-/// Of all containers that last as long as the pod.
+/// Of all containers that run as long as the pod.
 fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     let sidecars = spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
     let containers = sidecars.chain(&spec.containers);

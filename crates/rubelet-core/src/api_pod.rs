@@ -1,11 +1,10 @@
-//! A pod as the API server sends it, made small enough to keep.
+//! Decoding of API pods into a small form.
 //!
-//! Owns: what is dropped and given back when one is read: there are many of them, and they stay for as long as they live.
-//! Never: changes what a pod says.
+//! Owns: what is dropped when a pod is decoded, since many pods are kept for long. Never: changes a pod's meaning.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, Volume};
 
-/// Without the fields nobody here reads, and without the room its lists have grown beyond what is in them.
+/// Without the fields that are never read, and without spare capacity in lists.
 pub fn decode(object: &[u8]) -> Result<Pod, serde_json::Error> {
     let mut pod: Pod = serde_json::from_slice(object)?;
     pod.metadata.managed_fields = None;

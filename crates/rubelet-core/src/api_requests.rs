@@ -1,7 +1,7 @@
-//! Requests to the API server: how many at once, and what has to be tried again.
+//! Requests to the API server: concurrency and retries.
 //!
-//! Owns: the failures of requests and when they are tried again; what is under way is in `flights.rs`. Never: decides what is to be said; the
-//! status manager and `agent/api.rs` do.
+//! Owns: failed requests and their retry times; those in flight are in `flights.rs`. Never: decides on a request; the status
+//! manager and `agent/api.rs` do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,21 +16,21 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// A status that somebody else overwrote is put right this long after it was seen, as upstream's round every 10 s.
+/// A status that another writer changed is sent again this long after the change was seen, as upstream's reconcile every 10 s.
 const RECONCILE_AFTER: Duration = Duration::from_secs(10);
-/// Enough to keep the connection busy; more would only wait for the client's rate limit, out of the order of urgency.
+/// Enough to keep the connection busy; more would only queue in the client's rate limiter, out of the order of urgency.
 const MAX_STATUS_FLIGHTS: usize = 16;
 
-/// An API server that does not answer is tried this often at least: on its return everything is to be told within seconds.
-/// It costs it little, since no more than `MAX_STATUS_FLIGHTS` ask.
+/// The maximum retry interval while the API server is unreachable: after its return all statuses must arrive within seconds.
+/// The load is small, since at most `MAX_STATUS_FLIGHTS` requests are sent.
 const AWAY_RETRY_MAX: Duration = Duration::from_secs(3);
 
-/// What a request is about.
+/// The subject of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ApiRequest {
-    /// A newer look at the Node object.
+    /// The current Node object.
     Node,
-    /// The status of the pod of this UID, or its deletion after its end.
+    /// The status of the pod of this UID, or its deletion after it has terminated.
     Status(PodUid),
     /// The mirror pod of this full name.
     Mirror(String),
@@ -50,12 +50,12 @@ pub fn has_room(flights: &Flights) -> bool {
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequests {
     failures: BTreeMap<ApiRequest, FailedRequest>,
-    /// Full names whose static and mirror pod are to be compared.
+    /// Full names whose static and mirror pods are to be compared.
     pub mirrors: BTreeSet<String>,
     reconcile_at: Option<Uptime>,
 }
 
-/// How the last try ended, until one succeeds.
+/// The last failure of a request, until one succeeds.
 #[derive(Clone, Debug)]
 struct FailedRequest {
     kind: ErrorKind,
@@ -63,13 +63,13 @@ struct FailedRequest {
 }
 
 impl ApiRequests {
-    /// Under way, or waiting for another try.
+    /// In flight or in back-off.
     pub fn is_busy(&self, request: &ApiRequest, flights: &Flights, now: Now) -> bool {
         flights.contains(&Subject::Api(request.clone()))
             || self.failures.get(request).is_some_and(|failed| failed.failure.retry_at > now.uptime)
     }
 
-    /// Waits grow while the answer stays the same; a server that refuses is another matter than one that is away.
+    /// The back-off grows while the kind of failure stays the same: rejected and unreachable differ.
     pub fn failed(&mut self, request: ApiRequest, error: EffectError, now: Now) {
         let EffectError { kind, message } = error;
         let before = self.failures.get(&request).filter(|failed| failed.kind == kind);
@@ -80,12 +80,12 @@ impl ApiRequests {
         self.failures.insert(request, FailedRequest { kind, failure });
     }
 
-    /// It succeeded, or whom it was about is gone: nothing is left to wait for.
+    /// The request succeeded, or its subject is gone.
     pub fn forget(&mut self, request: &ApiRequest) {
         self.failures.remove(request);
     }
 
-    /// Everything that waits for another try.
+    /// Everything that waits for a retry.
     pub fn failed_requests(&self) -> impl Iterator<Item = &ApiRequest> {
         self.failures.keys()
     }
@@ -95,7 +95,7 @@ impl ApiRequests {
         self.reconcile_at.get_or_insert(now.uptime + RECONCILE_AFTER);
     }
 
-    /// It is time to compare; asked once per round.
+    /// Whether the comparison is due; true once per round.
     pub fn take_reconcile(&mut self, now: Now) -> bool {
         self.reconcile_at.take_if(|moment| *moment <= now.uptime).is_some()
     }

@@ -1,6 +1,6 @@
-//! Where in the cgroup tree does a pod live, and what may it use there?
+//! The cgroups of pods and QoS classes: their names and limits.
 //!
-//! Owns: the names of QoS and pod cgroups, byte for byte upstream's, and their limits. Never: touches a cgroup.
+//! Owns: the names of QoS and pod cgroups, equal to upstream's, and their limits. Never: touches a cgroup.
 //! Upstream: `cm/{cgroup_manager,pod_container_manager,qos_container_manager,node_container_manager,helpers}_linux.go`.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::{
     settings::{NodeProfile, Settings},
 };
 
-/// Who makes cgroups, which decides their names.
+/// The cgroup driver, which determines the names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CgroupDriver {
     #[default]
@@ -24,16 +24,16 @@ pub enum CgroupDriver {
     Systemd,
 }
 
-/// What of the configuration concerns pods' cgroups; there is none when `cgroupsPerQOS` is off.
+/// The configuration of pod cgroups; none when `cgroupsPerQOS` is off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupSettings {
     /// `cgroupRoot`, part by part; empty is the root of the tree.
     pub root: Vec<String>,
-    /// `cgroupDriver`: what counts when the runtime does not say.
+    /// `cgroupDriver`: used when the runtime does not report one.
     pub driver: CgroupDriver,
     /// `podPidsLimit`; `None` is no limit.
     pub pod_pids_limit: Option<i64>,
-    /// What all pods may use together.
+    /// The limits of all pods together.
     pub kubepods_limits: KubepodsLimits,
 }
 
@@ -51,15 +51,15 @@ impl CgroupSettings {
     }
 }
 
-/// A cgroup as it should be.
+/// A desired cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
-    /// From the root of the tree, in the driver's words: `/kubepods/burstable`, `/kubepods.slice/kubepods-burstable.slice`.
+    /// From the root of the tree, in the driver's form: `/kubepods/burstable`, `/kubepods.slice/kubepods-burstable.slice`.
     pub path: String,
     pub limits: Limits,
 }
 
-/// What is not given is left as it is.
+/// Absent values are left as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     pub cpu_shares: Option<u64>,
@@ -81,7 +81,7 @@ pub struct CpuQuota {
 const PODS: &str = "kubepods";
 const POD_PREFIX: &str = "pod";
 const SLICE_SUFFIX: &str = ".slice";
-/// What upstream writes for "as many huge pages as there are".
+/// Upstream's value for unlimited huge pages.
 const UNBOUNDED_HUGE_PAGES: u64 = 1 << 62;
 
 /// The cgroup tree of this node's pods.
@@ -93,14 +93,14 @@ pub struct CgroupTree<'a> {
 }
 
 impl<'a> CgroupTree<'a> {
-    /// `None` when pods have no cgroups of their own. The runtime's word about the driver counts more than the
-    /// configuration's: both must name cgroups alike.
+    /// `None` when pods have no cgroups of their own. The driver that the runtime reports takes precedence over the configured
+    /// one: both must name cgroups alike.
     pub fn new(settings: &'a Settings, runtimes_driver: Option<CgroupDriver>) -> Option<Self> {
         let cgroups = settings.cgroups.as_ref()?;
         Some(CgroupTree { settings: cgroups, node: &settings.node, driver: runtimes_driver.unwrap_or(cgroups.driver) })
     }
 
-    /// The pod's cgroup: also what the runtime is told as the parent of its containers.
+    /// The pod's cgroup, which is also the cgroup parent of its containers.
     pub fn pod_path(self, pod: &PodSpec, uid: &PodUid) -> String {
         self.path_of_pod(qos_class(pod), uid)
     }
@@ -111,7 +111,7 @@ impl<'a> CgroupTree<'a> {
         Some(Cgroup { path: self.pod_path(spec, uid), limits })
     }
 
-    /// Wherever the pod's cgroup may be: of a pod that only the runtime knows nobody knows the class.
+    /// All possible paths: the QoS class of a pod that is only in the runtime is unknown.
     pub fn pod_paths(self, uid: &PodUid) -> Vec<String> {
         [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort]
             .map(|class| self.path_of_pod(class, uid))
@@ -145,7 +145,7 @@ impl<'a> CgroupTree<'a> {
         ]
     }
 
-    /// Whose cgroup bears this name below a tier; `None` when it is no pod's.
+    /// The pod of this cgroup name below a QoS cgroup; `None` when it is no pod's.
     pub fn uid_of(self, dir_name: &str) -> Option<PodUid> {
         let part = match self.driver {
             CgroupDriver::Cgroupfs => dir_name.to_owned(),
@@ -154,7 +154,7 @@ impl<'a> CgroupTree<'a> {
         part.strip_prefix(POD_PREFIX).filter(|uid| !uid.is_empty()).map(PodUid::new)
     }
 
-    /// Whether the cgroup of `named`, as read from its name, may be that of `pod`: systemd's names do not tell `_` from `-`.
+    /// Whether `named`, read from a cgroup's name, may be `pod`: systemd names do not distinguish `_` from `-`.
     pub fn may_be(self, named: &PodUid, pod: &PodUid) -> bool {
         match self.driver {
             CgroupDriver::Cgroupfs => named == pod,
@@ -211,7 +211,7 @@ fn unescaped(part: &str) -> String {
     part.replace('_', "-")
 }
 
-/// Upstream's ResourceConfigForPod: a limit is the pod's only when every container has one.
+/// Upstream's ResourceConfigForPod: the pod has a limit only when every container has one.
 fn pod_limits(spec: &PodSpec, node: &NodeProfile) -> Limits {
     let class = qos_class(spec);
     let requested_millis = match class {
@@ -226,7 +226,7 @@ fn pod_limits(spec: &PodSpec, node: &NodeProfile) -> Limits {
         };
         resources::pod_limits(spec, name).filter(|limit| is_limited && limit.is_positive())
     };
-    // Of a size nobody asked for the pod gets none.
+    // A page size without a request gets the limit zero.
     let asked = resources::pod_huge_pages(spec);
     let sizes = node.huge_page_sizes.iter();
     let huge_pages = sizes.map(|size| (size.clone(), asked.get(size).copied().unwrap_or(0)));

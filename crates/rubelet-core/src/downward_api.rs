@@ -1,4 +1,4 @@
-//! What may a pod be told about itself?
+//! The downward API: fields of a pod as text.
 //!
 //! Owns: metadata fields and resource fields as text, for environments and for volumes.
 //! Upstream: `pkg/fieldpath`, `pkg/api/v1/resource`.
@@ -35,7 +35,7 @@ pub fn metadata_value(pod: &Pod, uid: &PodUid, path: &str) -> Result<String, Con
     })
 }
 
-/// Rounded up to whole divisors. A limit that is not set is what the node has to give.
+/// Rounded up to whole divisors. A missing limit is the node's allocatable amount.
 pub fn resource_value(
     field: &ResourceFieldSelector,
     container: &Container,

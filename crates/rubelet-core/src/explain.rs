@@ -1,6 +1,6 @@
-//! Why is a pod where it is?
+//! Explains the current state of a pod, for `rubelet explain`.
 //!
-//! Owns: the stations of a pod's way in words, from its record. Never: decides; what it says is what the plans said.
+//! Owns: the steps of a pod as texts, from its record. Never: decides; the texts follow the plans.
 
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
     result
 }
 
-/// How the container's last run ended: what a crash loop is about.
+/// The exit of the container's last run, which a crash loop repeats.
 fn last_run(container: &ContainerStatus) -> String {
     let ended = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
     ended.map_or(String::new(), |ended| {
@@ -218,7 +218,7 @@ fn last_run(container: &ContainerStatus) -> String {
     })
 }
 
-/// When the next container is tried again.
+/// When the next container start is retried.
 fn retry_of_containers(record: PodState<'_>, now: Now) -> Option<Uptime> {
     record.wake_at.filter(|moment| *moment > now.uptime && !record.flights.has_changes())
 }

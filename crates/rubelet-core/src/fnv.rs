@@ -1,6 +1,6 @@
-//! FNV-1a of 32 and 128 bits: a short name for a piece of content, the same on every run and machine.
+//! FNV-1a of 32 and 128 bits: a short name for content, the same on every run and machine.
 //!
-//! Owns: the sums. Never: guards against somebody who wants two contents to collide; no secret depends on it.
+//! Owns: the sums. Never: resists deliberate collisions; no secret depends on it.
 
 use std::fmt;
 

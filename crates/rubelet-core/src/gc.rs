@@ -1,6 +1,6 @@
-//! Which dead containers and sandboxes may go?
+//! Garbage collection of dead containers and sandboxes.
 //!
-//! Owns: upstream's rules for pods that are still wanted; what a vanished pod leaves goes with it (`pod/termination.rs`).
+//! Owns: upstream's rules for desired pods; the remains of others are removed in `pod/termination.rs`.
 //! Never: removes anything itself.
 //! Upstream: `kuberuntime_gc.go`, `pod_container_deletor.go`.
 
@@ -15,8 +15,8 @@ use crate::{
     time::Now,
 };
 
-/// In one pod: dead instances beyond `maxPerPodContainer` of their name, and sandboxes that are neither ready, nor the
-/// newest, nor home to a container any more.
+/// In one pod: dead instances beyond `maxPerPodContainer` of their name, and sandboxes that are neither ready, nor the newest,
+/// nor in use by a container.
 pub fn of_living_pod(record: &PodRecord, facts: &PodFacts, settings: &Settings, now: Now) -> Vec<Planned> {
     let Ok(keep) = usize::try_from(settings.max_dead_containers_per_container) else {
         return old_sandboxes(record, facts).collect();
@@ -31,8 +31,8 @@ pub fn of_living_pod(record: &PodRecord, facts: &PodFacts, settings: &Settings, 
     beyond.map(|dead| removal(record, dead, reason)).chain(old_sandboxes(record, facts)).collect()
 }
 
-/// On the whole node: dead containers beyond `maximum-dead-containers`, the oldest first, each container keeping its
-/// fair share as long as possible.
+/// On the whole node: dead containers beyond `maximum-dead-containers`, the oldest first, each container keeping its fair share
+/// as long as possible.
 pub fn over_node_limit<'a>(
     pods: impl Iterator<Item = (&'a PodRecord, &'a PodFacts)>,
     settings: &Settings,
@@ -50,7 +50,7 @@ pub fn over_node_limit<'a>(
         return Vec::new();
     }
     let share = (limit / by_name.len()).max(1);
-    // Newest first in each list: what is beyond the share goes before anything within it does.
+    // Newest first in each list: what is beyond the share is removed first.
     let mut candidates: Vec<_> =
         by_name.values().flat_map(|list| list.iter().enumerate().map(|(rank, dead)| (rank < share, *dead))).collect();
     candidates.sort_by_key(|(within_share, (_, dead))| (*within_share, dead.created_at));
@@ -85,7 +85,7 @@ fn removal(record: &PodRecord, dead: &ContainerFacts, reason: &str) -> Planned {
 fn is_collectable(container: &ContainerFacts, settings: &Settings, now: Now) -> bool {
     let is_dead = match container.state {
         ContainerState::Exited(_) => true,
-        // A created container is a start that goes on; an unknown one is stopped first.
+        // A created container is a start that will resume; an unknown one is stopped first.
         ContainerState::Created | ContainerState::Running { .. } | ContainerState::Unknown => false,
     };
     is_dead && now.wall_since(container.created_at) >= settings.min_container_ttl
@@ -103,7 +103,7 @@ mod tests {
         test_support::{facts, mk_pod, now},
     };
 
-    /// The containers that go when the node keeps no more than `limit` dead ones, as `pod container-id`.
+    /// The containers removed when the node keeps at most `limit` dead ones, as `pod container-id`.
     fn removed(pods: &[(&str, &str)], limit: i32) -> Vec<String> {
         let settings = Settings { max_dead_containers: limit, ..Settings::for_node("node") };
         let known: Vec<_> = pods
@@ -131,7 +131,7 @@ mod tests {
             (-1, vec![]),
             (4, vec![]),
             (3, vec!["p a0"]),
-            // Each keeps one as long as there is room for one each.
+            // Each container keeps one while the limit allows one each.
             (2, vec!["p a0", "p a1"]),
             (1, vec!["p a0", "p a1", "q a0"]),
             (0, vec!["p a0", "p a1", "q a0", "p a2"]),

@@ -1,6 +1,6 @@
-//! Names for things that must not be mixed up.
+//! Identifiers with distinct types.
 //!
-//! Owns: the newtypes, and what a pod is called. They clone by reference count, because they are the keys of nearly every map.
+//! Owns: the newtypes, and a pod's names. They clone by reference count, because they are the keys of nearly every map.
 
 use std::{fmt, sync::Arc};
 
@@ -45,7 +45,7 @@ macro_rules! string_id {
 }
 
 string_id! {
-    /// A pod's UID: the API server's, or for a static pod the one made from its manifest.
+    /// A pod's UID: the API server's, or for a static pod the one computed from its manifest.
     PodUid
 }
 string_id! {
@@ -53,11 +53,11 @@ string_id! {
     SandboxId
 }
 string_id! {
-    /// The runtime's id of a container, without the `containerd://` in front.
+    /// The runtime's ID of a container, without the `containerd://` in front.
     ContainerId
 }
 
-/// What people call a pod, with the UID that tells two of the same name apart.
+/// A pod's name, with the UID that distinguishes pods of the same name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodRef {
     pub uid: PodUid,
@@ -66,7 +66,7 @@ pub struct PodRef {
 }
 
 impl PodUid {
-    /// Empty only in a pod that nobody has named yet.
+    /// Empty only in a pod without a UID.
     pub fn of(pod: &Pod) -> Self {
         PodUid::new(pod.metadata.uid.as_deref().unwrap_or_default())
     }
@@ -77,7 +77,7 @@ impl PodRef {
         PodRef { uid: PodUid::of(pod), namespace: namespace_of(pod).into(), name: name_of(pod).into() }
     }
 
-    /// A pod that is found by its directory or its cgroup alone: its name is not known.
+    /// A pod that is found only by its directory or its cgroup: its name is unknown.
     pub fn unnamed(uid: PodUid) -> Self {
         PodRef { namespace: "".into(), name: uid.as_str().into(), uid }
     }
@@ -106,7 +106,7 @@ pub fn namespace_of(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
-/// `name_namespace`: upstream's "full name", the key under which only one static pod may live at a time.
+/// `name_namespace`: upstream's "full name". Only one static pod of a full name may run at a time.
 pub fn full_name_of(pod: &Pod) -> String {
     format!("{}_{}", name_of(pod), namespace_of(pod))
 }

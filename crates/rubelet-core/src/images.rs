@@ -1,7 +1,7 @@
-//! Which image may be pulled now?
+//! Image presence and pulls: which image may be pulled now.
 //!
-//! Owns: pull policies, the queue of pulls, registry QPS, back-off per pod and image, and the words users read about it.
-//! Never: pulls; `Agent` turns its answers into effects.
+//! Owns: pull policies, the pull queue, registry QPS, back-off per pod and image, and the texts about them.
+//! Never: pulls; `Agent` turns its steps into effects.
 //! Upstream: `images/image_manager.go`, `images/puller.go`.
 
 use std::{
@@ -26,9 +26,9 @@ pub mod keyring;
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// `ErrImagePull` stays readable this long before it becomes `ImagePullBackOff`.
+/// How long `ErrImagePull` is shown before it becomes `ImagePullBackOff`.
 const ERROR_SHOWN: Duration = Duration::from_secs(3);
-/// Between two looks for an image that may not be pulled, or could not be looked for.
+/// Interval of inspections of an image that may not be pulled, or whose inspection failed.
 const RECHECK: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum PullPolicy {
     Never,
 }
 
-/// A container waits for this image.
+/// The image that a container needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
     pub container: String,
@@ -53,7 +53,7 @@ impl ImageRequest {
         let policy = match container.image_pull_policy.as_deref() {
             Some("Always") => PullPolicy::Always,
             Some("Never") => PullPolicy::Never,
-            // Manifests and API pods are defaulted; this is upstream's answer to any other word.
+            // Manifests and API pods are defaulted; for any other value upstream's fallback.
             _ => PullPolicy::IfNotPresent,
         };
         ImageRequest {
@@ -71,14 +71,14 @@ pub enum ImageAvailability<'a> {
     NotReady,
 }
 
-/// The images containers are waiting for; one entry from the wish to start until the start.
+/// The images that containers wait for; one entry from the first request until the start.
 #[derive(Clone, Debug, Default)]
 pub struct Images {
     requests: BTreeMap<(PodUid, String), Ensure>,
     queue: VecDeque<(PodUid, String)>,
     backoffs: BTreeMap<(PodUid, String), Backoff>,
     tokens: PullRateLimiter,
-    /// When the next queued pull may start, if it waits for the registry's rate.
+    /// When the next queued pull may start, if it waits for the rate limit.
     pulls_at: Option<Uptime>,
 }
 
@@ -87,13 +87,13 @@ struct Ensure {
     pod: PodRef,
     request: ImageRequest,
     state: PullState,
-    /// What the container's status says meanwhile.
+    /// The waiting state in the container's status meanwhile.
     waiting: Option<Waiting>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum PullState {
-    /// Nothing is under way; looked for again at this moment.
+    /// Nothing is in flight; inspected again at this time.
     Idle {
         retry_at: Uptime,
     },
@@ -105,7 +105,7 @@ enum PullState {
         since: Uptime,
         queued_at: Uptime,
     },
-    /// Pulled; asked for its id, size and user.
+    /// Pulled; its ID, size and user are being inspected.
     Describing {
         pulled: Pulled,
     },
@@ -133,7 +133,7 @@ pub struct ImageSteps {
 }
 
 impl Images {
-    /// Of the very image that is asked for: one that got ready before an edit of the pod is another.
+    /// Of exactly the requested image: an image that was ready before an edit of the pod does not count.
     pub fn readiness(&self, uid: &PodUid, request: &ImageRequest) -> ImageAvailability<'_> {
         let known =
             self.requests.get(&(uid.clone(), request.container.clone())).filter(|known| known.request == *request);
@@ -150,17 +150,17 @@ impl Images {
         }
     }
 
-    /// Why the container does not run yet, if it is for its image.
+    /// The container's waiting state, if it waits for its image.
     pub fn waiting(&self, uid: &PodUid, container: &str) -> Option<&Waiting> {
         self.requests.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())
     }
 
-    /// One sentence per image that is not there yet, with its next try.
+    /// One text per image that is not ready, with its next retry.
     pub fn story(&self, uid: &PodUid) -> Vec<ImageStory<'_>> {
         self.of_pod(uid).map(|(container, ensure)| ImageStory::of(container, ensure)).collect()
     }
 
-    /// An image is looked for, pulled, or next in line to be.
+    /// An image is being inspected or pulled, or is next in the queue.
     pub fn is_working_for(&self, uid: &PodUid) -> bool {
         self.of_pod(uid).any(|(_, ensure)| !matches!(ensure.state, PullState::Idle { .. } | PullState::Ready(_)))
     }
@@ -170,8 +170,7 @@ impl Images {
         from.map(|((_, container), ensure)| (container.as_str(), ensure))
     }
 
-    /// The container requests another image or policy than before: what was found out of the old one is dropped. Returns
-    /// whether there was an old one.
+    /// The container's image or policy changed: drops the state of the old request. Returns whether there was one.
     pub fn supersede(&mut self, uid: &PodUid, request: &ImageRequest) -> bool {
         let known = self.requests.get(&(uid.clone(), request.container.clone()));
         let is_superseded = known.is_some_and(|known| known.request != *request);
@@ -181,7 +180,7 @@ impl Images {
         is_superseded
     }
 
-    /// A container requests its image: look for it now, unless that is under way or waits for its time.
+    /// A container requests its image: inspects it now, unless that is in flight or in back-off.
     pub fn ensure_image(&mut self, pod: &PodRef, request: &ImageRequest, now: Now) -> Option<Op> {
         let key = (pod.uid.clone(), request.container.clone());
         let image = request.image.clone();
@@ -200,26 +199,26 @@ impl Images {
         Some(Op::Image(ImageOp::Inspect { pod: pod.clone(), image }))
     }
 
-    /// The container was started, or is not wanted any more: a later start asks anew.
+    /// The container was started, or is no longer desired: a later start requests its image again.
     pub fn forget(&mut self, uid: &PodUid, container: &str) {
         let key = (uid.clone(), container.to_owned());
         self.requests.remove(&key);
         self.queue.retain(|queued| *queued != key);
     }
 
-    /// The pod goes, and with it its requests, its place in the queue and its back-offs.
+    /// Drops the pod's requests, queue entries and back-offs.
     pub fn forget_pod(&mut self, uid: &PodUid) {
         self.requests.retain(|(owner, _), _| owner != uid);
         self.backoffs.retain(|(owner, _), _| owner != uid);
         self.queue.retain(|(owner, _)| owner != uid);
     }
 
-    /// Every pod of which something is kept.
+    /// Every pod with an entry.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         self.requests.keys().chain(&self.queue).chain(self.backoffs.keys()).map(|(uid, _)| uid)
     }
 
-    /// An inspection or a pull for this container has ended.
+    /// An inspection or a pull for this container has finished.
     pub fn done(
         &mut self,
         uid: &PodUid,
@@ -284,8 +283,7 @@ impl Images {
         steps
     }
 
-    /// What time has changed: turns `ErrImagePull` into `ImagePullBackOff`, and names the pods whose next look for an
-    /// image is due.
+    /// Applies the time: turns `ErrImagePull` into `ImagePullBackOff`, and returns the pods whose next inspection is due.
     pub fn due(&mut self, now: Now) -> (Vec<PodUid>, Vec<EventRecord>) {
         let mut touched = Vec::new();
         let mut events = Vec::new();
@@ -314,7 +312,7 @@ impl Images {
         (touched, events)
     }
 
-    /// The next moment at which something here changes by itself.
+    /// When the next change by time alone is due.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.requests.iter().flat_map(|((uid, _), ensure)| {
             let PullState::Idle { retry_at } = ensure.state else { return [None, None] };
@@ -416,7 +414,7 @@ impl Images {
     ) {
         let ensure = self.requests.get_mut(key).expect("the caller found it");
         let Ok(Some(facts)) = result else {
-            // Pulled and gone again, or the runtime does not answer: from the start.
+            // Pulled and gone again, or the inspection failed: start over.
             ensure.state = PullState::Idle { retry_at: now.uptime + RECHECK };
             return;
         };
@@ -446,7 +444,7 @@ impl Ensure {
     }
 }
 
-/// What `explain` says about one image.
+/// The text of `explain` about one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageStory<'a> {
     pub text: String,
@@ -486,7 +484,7 @@ struct PullRateLimiter {
 }
 
 impl PullRateLimiter {
-    /// Takes a token, or says when there will be one.
+    /// Takes a token, or returns when there will be one.
     fn take(&mut self, settings: &Settings, now: Uptime) -> Result<(), Uptime> {
         if settings.registry_pull_qps == 0 {
             return Ok(());

@@ -1,7 +1,7 @@
-//! What does a pod need of the API, and for how long?
+//! The API objects and tokens a pod needs, and for how long.
 //!
-//! Owns: every object and token that a pod's spec refers to, and from when until when they are kept for it. Never: reads them;
-//! the shell keeps its watches equal to the needs that snapshots publish.
+//! Owns: every object and token that a pod's spec refers to, and how long they are kept for it. Never: reads them; the shell
+//! keeps its watches equal to the needs in the snapshot.
 //! Upstream: `VisitPodConfigmapNames`, `VisitPodSecretNames`; RegisterPod and UnregisterPod in `kubelet.go`.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -24,8 +24,8 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// All that the spec refers to. As upstream, a reference without a name is none. Unlike upstream, volumes that no container
-    /// mounts, or that cannot be set up here, do not count: nothing would read their objects.
+    /// Everything the spec refers to. As upstream, a reference without a name does not count. Unlike upstream, volumes that no
+    /// container mounts, or that cannot be set up, do not count: nothing would read their objects.
     pub fn of(pod: &Pod) -> Self {
         let mut needs = Needs::default();
         let Some(spec) = &pod.spec else { return needs };
@@ -55,15 +55,14 @@ impl Needs {
     }
 }
 
-/// What is to be kept for the pod from now on; `last` is what readers saw of it before.
-///
-/// Needs begin with the first look at a pod that should run: before it nothing is started, and the look may show that the pod
-/// has run to its end already. A pod that ends needs nothing more than before, as a start that was recalled may still be
-/// reading; and nothing when its containers have ended, for then its volumes are torn down.
+/// What to keep for the pod from now on; `last` is its view in the previous snapshot.
+/// Needs begin with the first look at a pod that should run: nothing is started before it, and it may show that the pod has
+/// already completed. A terminating pod keeps its needs, as a recalled start may still read them, until its containers have
+/// terminated and its volumes are torn down.
 pub fn published(record: &PodRecord, last: Option<&PodView>) -> Arc<Needs> {
     match record.lifecycle {
         Lifecycle::Syncing if record.facts.is_some() => match last {
-            // Deriving them again would give the same.
+            // The pod is the same, so its needs are.
             Some(last) if Arc::ptr_eq(&last.pod, &record.pod) && *last.needs != Needs::default() => last.needs.clone(),
             Some(_) | None => Arc::new(Needs::of(&record.pod)),
         },

@@ -1,7 +1,7 @@
-//! What of the Node object pods are judged by, and shown with.
+//! The parts of the Node object that admission and statuses use.
 //!
-//! Owns: its labels, taints, allocatable resources and addresses, as the API server last showed them, or as the agent would register
-//! them. Never: what the node reports of itself (`node_status.rs`).
+//! Owns: its labels, taints, allocatable resources and addresses, as last seen in the API server, or as the agent would
+//! register them. Never: what the node reports (`node_status.rs`).
 //! Upstream: `GetCachedNode`, `initialNode`, `GetNodeHostIPs`.
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -16,12 +16,12 @@ use crate::{
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeObject {
-    /// Grows with every change; zero for one that the API server has not seen.
+    /// Grows with every change; zero for one that is not from the API server.
     pub version: u64,
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub allocatable: ResourceList,
-    /// Primary first, one per family; empty when the node does not show any.
+    /// Primary first, one per family; empty when the node has none.
     pub host_ips: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ impl NodeObject {
         }
     }
 
-    /// As the node would introduce itself.
+    /// As the node would register itself.
     pub fn initial(setup: &NodeSetup, allocatable: ResourceList) -> Self {
         NodeObject {
             labels: registration::labels(setup),
@@ -48,13 +48,13 @@ impl NodeObject {
         }
     }
 
-    /// Whole units of a resource; `None` when the node does not know it.
+    /// Whole units of a resource; `None` when the node does not have it.
     pub fn has(&self, resource: &str) -> Option<i64> {
         self.allocatable.contains_key(resource).then(|| quantity::amount(Some(&self.allocatable), resource).value())
     }
 }
 
-/// Those for use inside the cluster before those outside.
+/// Internal addresses before external ones.
 fn host_ips(node: &Node) -> Vec<String> {
     let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
     let of = |kind: &'static str| addresses.clone().filter(move |address| address.type_ == kind);

@@ -1,6 +1,6 @@
-//! How are a pod's containers, by their probes?
+//! The probes of a pod's containers.
 //!
-//! Owns: when a probe is due, what its outcomes add up to, and which instance of a container a verdict is about.
+//! Owns: when a probe is due, the thresholds, and which instance of a container a result belongs to.
 //! Never: probes (`rubelet/src/effects/probe.rs`), stops or restarts what failed (`pod/containers.rs`, `pod/init.rs`).
 //! Upstream: `prober/worker.go`, `prober/prober_manager.go`, `prober/results`.
 
@@ -53,17 +53,17 @@ impl ProbeKind {
     }
 }
 
-/// What a probe's outcomes add up to.
+/// The result of a probe after its thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// A container that has not passed its startup probe, nor failed it.
+    /// A container that has neither passed nor failed its startup probe.
     Unknown,
     Passing,
     Failing,
 }
 
-/// The probes of one pod, by the instance of the container they are about. A verdict is kept for as long as the runtime
-/// remembers the instance: a container that was stopped for it starts again whatever it exited with.
+/// The probes of one pod, by container instance. A result is kept while the runtime has the instance: a container stopped for
+/// it restarts whatever its exit code.
 #[derive(Clone, Debug, Default)]
 pub struct Probes {
     probers: BTreeMap<(ContainerId, ProbeKind), Prober>,
@@ -89,17 +89,17 @@ enum ProberState {
     UnderWay {
         next: Uptime,
     },
-    /// There is nothing more to find out about this instance: it was judged, or does not run any more.
+    /// The instance is not probed any more: its result is final, or it does not run.
     OnHold,
 }
 
-/// What of a pod its probes depend on.
+/// What the probes of a pod depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Probed<'a> {
     pub id: &'a PodRef,
     pub spec: &'a PodSpec,
     pub facts: &'a PodFacts,
-    /// The status made from these facts: what was known of a container before the agent began, and the pod's address.
+    /// The status made from these facts: the results known before the agent started, and the pod's address.
     pub status: &'a PodStatus,
     pub stage: ProbedStage,
 }
@@ -107,7 +107,7 @@ pub struct Probed<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbedStage {
     Running,
-    /// Nothing is restarted any more, so only readiness is of interest.
+    /// Nothing is restarted any more, so only readiness probes run.
     Ending,
 }
 
@@ -227,7 +227,7 @@ impl Probes {
         Some(ProbeDone { event: outcome.event(pod, &prober.container, kind), changed })
     }
 
-    /// When the next probe is due. One that is held back by a startup probe is not waited for: that probe's end is an event.
+    /// When the next probe is due. One blocked by a startup probe does not count: the result of that probe is an event.
     pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
         let moments = self.probers.values().filter_map(|prober| match prober.state {
             ProberState::Waiting { due } => Some(due),
@@ -241,7 +241,7 @@ impl Probes {
         container.startup_probe.is_none() || self.health(id, ProbeKind::Startup) == Some(Health::Passing)
     }
 
-    /// The probe for whose sake this instance must be stopped.
+    /// The probe whose failure requires this instance to be stopped.
     pub fn failure(&self, id: &ContainerId) -> Option<ProbeKind> {
         let fatal = [ProbeKind::Liveness, ProbeKind::Startup];
         fatal.into_iter().find(|kind| self.health(id, *kind) == Some(Health::Failing))
@@ -277,7 +277,7 @@ impl Prober {
         matches!(self.state, ProberState::UnderWay { .. })
     }
 
-    /// Returns the verdict if it changed. A verdict that restarts the container, or that it has started, is the last.
+    /// Returns the result if it changed. A result that restarts the container, or that starts it, is final.
     fn take(&mut self, outcome: Health, kind: ProbeKind) -> Option<Health> {
         let count = if self.run.0 == outcome { self.run.1.saturating_add(1) } else { 1 };
         self.run = (outcome, count);
@@ -299,19 +299,19 @@ impl Prober {
     }
 }
 
-/// One probe of one container that runs.
+/// One probe of one running container.
 struct ProbeTarget<'a> {
     container: &'a Container,
     probe: &'a Probe,
     kind: ProbeKind,
     id: &'a ContainerId,
     started_at: Timestamp,
-    /// What the status says of this instance.
+    /// The status of this instance.
     known: Option<&'a ContainerStatus>,
 }
 
 impl ProbeTarget<'_> {
-    /// Before the first verdict: a container is alive, not ready and not started, unless it was before the agent began.
+    /// Before the first result: a container is alive, not ready and not started, unless its status shows otherwise.
     fn known_health(&self) -> Health {
         let is_true = |of: fn(&ContainerStatus) -> bool| self.known.is_some_and(of);
         match self.kind {
@@ -323,8 +323,8 @@ impl ProbeTarget<'_> {
         }
     }
 
-    /// After its initial delay. An agent that finds many containers running spreads the probes whose answer it can wait
-    /// for over a period, by the containers' ids.
+    /// After the initial delay. Of containers already running at start, those with a known result are spread over a period, by
+    /// container ID.
     fn first_due(&self, health: Health, period: Duration, now: Now) -> Uptime {
         let delay = self.probe.initial_delay_seconds.and_then(|secs| u64::try_from(secs).ok()).unwrap_or(0);
         let age = now.wall_since(self.started_at);
@@ -334,14 +334,14 @@ impl ProbeTarget<'_> {
     }
 }
 
-/// The same part of the period for the same container, whoever asks.
+/// Always the same for one container and probe.
 fn jitter(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
     let digits = Fnv128::of(format!("{id}{}", kind.as_str()).as_bytes()).hex();
     let sixteenth = digits.bytes().last().map_or(0, |digit| char::from(digit).to_digit(16).unwrap_or(0));
     period * sixteenth / 16
 }
 
-/// The probes that make sense of the containers that run and show.
+/// The probes to run for the visible running containers.
 fn targets<'a>(pod: &Probed<'a>) -> Vec<ProbeTarget<'a>> {
     let sidecars = pod.spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
     let containers = pod.spec.containers.iter().chain(sidecars);
@@ -359,7 +359,7 @@ fn targets<'a>(pod: &Probed<'a>) -> Vec<ProbeTarget<'a>> {
     targets
 }
 
-/// The status of this very instance, while it runs.
+/// The status of this instance, while it runs.
 fn status_of<'a>(status: &'a PodStatus, id: &ContainerId) -> Option<&'a ContainerStatus> {
     let lists = [&status.container_statuses, &status.init_container_statuses];
     lists.into_iter().flatten().flatten().find(|container| {

@@ -1,4 +1,4 @@
-//! Which quality of service does a pod get, and who dies first when memory runs out?
+//! QoS classes and OOM scores.
 //!
 //! Owns: the QoS class, the OOM score adjustment. Never: writes them anywhere.
 //! Upstream: `pkg/apis/core/v1/helper/qos`, `pkg/kubelet/qos/policy.go`.
@@ -26,7 +26,7 @@ pub enum QosClass {
 }
 
 impl QosClass {
-    /// The word of `status.qosClass`.
+    /// The value of `status.qosClass`.
     pub fn as_str(self) -> &'static str {
         match self {
             QosClass::Guaranteed => "Guaranteed",
@@ -48,7 +48,7 @@ pub fn qos_class(pod: &PodSpec) -> QosClass {
     match &pod.resources {
         Some(resources) => {
             sums.add(resources);
-            // Upstream asks for complete limits at pod level only where there are any limits at all.
+            // Upstream requires complete limits at pod level only if there are any limits at all.
             sums.limits_are_complete =
                 resources.limits.as_ref().is_none_or(BTreeMap::is_empty) || is_complete(resources);
         }
@@ -64,7 +64,7 @@ pub fn qos_class(pod: &PodSpec) -> QosClass {
     sums.class()
 }
 
-/// What `oom_score_adj` the container's processes get, on a node with this much memory.
+/// The `oom_score_adj` of the container's processes, on a node with this much memory.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: i64) -> i64 {
     let Some(spec) = &pod.spec else { return BEST_EFFORT_OOM_SCORE_ADJ };
     if is_node_critical(pod, spec) {
@@ -79,7 +79,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity_bytes: i6
     let own_request = memory_request(container).value() + share;
     let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
     let request = if is_init && is_sidecar(container) {
-        // A sidecar must not die before the containers it serves.
+        // A sidecar must not be killed before the containers it serves.
         let smallest = spec.containers.iter().map(memory_request).min().unwrap_or_default().value() + share;
         own_request.max(smallest)
     } else {
@@ -134,7 +134,7 @@ fn is_complete(resources: &ResourceRequirements) -> bool {
     ["cpu", "memory"].iter().all(|name| amount(resources.limits.as_ref(), name).is_positive())
 }
 
-/// The node or the cluster needs it: it must find room.
+/// Upstream's IsCriticalPod.
 pub fn is_critical(pod: &Pod, spec: &PodSpec) -> bool {
     let has_critical_priority = spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
     is_static_pod(pod) || is_mirror_pod(pod) || has_critical_priority

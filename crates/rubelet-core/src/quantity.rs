@@ -1,20 +1,19 @@
-//! How much is `1500m`, `128Mi`, `1e3`?
+//! Kubernetes quantities: `1500m`, `128Mi`, `1e3`.
 //!
-//! Owns: reading Kubernetes quantities exactly, and writing amounts in the one form the API has for each. Never: rewrites
-//! what somebody wrote; the manifest's own text is kept.
+//! Owns: parsing quantities exactly, and writing amounts in the API's canonical form. Never: rewrites a manifest's text.
 //! Upstream: `k8s.io/apimachinery/pkg/api/resource`.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
-/// An amount in billionths, the finest step a quantity has. What is finer is rounded away from zero, as upstream does.
+/// An amount in billionths, the finest step a quantity has. Finer amounts are rounded away from zero, as upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quantity {
     nanos: i128,
 }
 
-/// Upstream's words, because the API server uses them, too.
+/// Upstream's texts, which the API server uses, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
@@ -24,7 +23,7 @@ pub enum QuantityError {
 }
 
 const NANOS_PER_UNIT: i128 = 1_000_000_000;
-/// Upstream caps quantities at the largest `i64`; beyond it the exact amount tells nobody anything.
+/// Upstream caps quantities at the largest `i64`.
 const MAX_NANOS: i128 = i64::MAX as i128 * NANOS_PER_UNIT;
 
 impl Quantity {
@@ -72,7 +71,7 @@ impl Quantity {
         Quantity { nanos: (self.nanos + other.nanos).clamp(-MAX_NANOS, MAX_NANOS) }
     }
 
-    /// What is left of it; nothing when more is taken than there is.
+    /// The difference, at least zero.
     pub fn less(self, other: Quantity) -> Quantity {
         Quantity { nanos: (self.nanos - other.nanos).max(0) }
     }
@@ -104,12 +103,12 @@ impl Quantity {
     }
 }
 
-/// The amount of `name` in a resource list; zero when it is not there. Validation has refused what cannot be read.
+/// The amount of `name` in a resource list; zero when absent. Validation has rejected invalid ones.
 pub fn amount(list: Option<&BTreeMap<String, Text>>, name: &str) -> Quantity {
     list.and_then(|list| list.get(name)).and_then(|text| Quantity::parse(&text.0).ok()).unwrap_or_default()
 }
 
-/// The number with all whole factors of `base` taken out, and the suffix that stands for them.
+/// The number without its whole factors of `base`, and the suffix for them.
 fn reduced<'a>(mut number: i128, base: i128, suffixes: &[&'a str]) -> (i128, &'a str) {
     let mut factors = 0;
     while factors + 1 < suffixes.len() && number % base == 0 {
@@ -130,7 +129,7 @@ fn digits_of(number: &str) -> Result<(String, i32), QuantityError> {
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return Err(QuantityError::Format);
     }
-    // Trailing zeros of the fraction say nothing, and would only use up range.
+    // Trailing zeros of the fraction would only use up range.
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}");
     let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError::Format)?;
@@ -250,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_is_refused() {
-        // Upstream takes "." and "-" for zero; nobody means that.
+        // Upstream parses "." and "-" as zero, which is never intended.
         for text in ["", ".", "-", "1.2.3", "1KB", "abc", "1 Gi", "0x10", "1Mib"] {
             assert_eq!(Quantity::parse(text), Err(QuantityError::Format), "{text}");
         }

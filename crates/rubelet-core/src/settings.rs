@@ -1,4 +1,4 @@
-//! The few settings the core's decisions depend on, taken from KubeletConfiguration and flags by the shell.
+//! The settings that the core's decisions depend on, taken from KubeletConfiguration and flags by the shell.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,13 +11,13 @@ pub struct Settings {
     pub node_name: String,
     /// Primary first. May be empty on a node without a network.
     pub host_ips: Vec<String>,
-    /// The sources that must have spoken before anything is cleaned up.
+    /// The sources that must be ready before anything is cleaned up.
     pub sources: Vec<Source>,
-    /// How long a quiet, healthy pod goes without a sync.
+    /// The longest time between syncs of a pod.
     pub sync_frequency: Duration,
-    /// Crash-loop back-off never waits longer.
+    /// The maximum crash-loop back-off.
     pub max_container_restart_period: Duration,
-    /// `None`: as many as are asked for. `Some(1)`: serial pulls.
+    /// `None`: no limit. `Some(1)`: serial pulls.
     pub max_parallel_pulls: Option<u32>,
     /// Pulls per second; zero is no limit.
     pub registry_pull_qps: u32,
@@ -34,24 +34,24 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
-    /// `allowedUnsafeSysctls`: names, or beginnings of names with a star.
+    /// `allowedUnsafeSysctls`: names, or prefixes with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// What pods are judged by until the API server has shown the Node object, or for good on a node that stands alone.
+    /// The node for admission until the Node object is known, or always on a standalone node.
     pub own_node: NodeObject,
     /// `None`: pods have no cgroups of their own (`cgroupsPerQOS` is off).
     pub cgroups: Option<CgroupSettings>,
-    /// What the node and its configuration put into every sandbox and container.
+    /// The node's part of every sandbox and container configuration.
     pub node: NodeProfile,
 }
 
 impl Settings {
-    /// Pods come from an API server, and it wants to hear of them.
+    /// Pods come from an API server, and their status is reported to it.
     pub fn is_in_cluster(&self) -> bool {
         self.sources.contains(&Source::Api)
     }
 }
 
-/// What of the node and of KubeletConfiguration ends up in CRI configurations.
+/// The parts of the node and KubeletConfiguration that enter CRI configurations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeProfile {
     /// `clusterDNS`.
@@ -62,28 +62,28 @@ pub struct NodeProfile {
     pub resolv_conf: Option<PathBuf>,
     /// `cpuCFSQuotaPeriod`; `None` when `cpuCFSQuota` is off.
     pub cpu_cfs_quota_period: Option<Duration>,
-    /// What a container without a seccomp profile gets (`seccompDefault`).
+    /// The seccomp profile of a container without one (`seccompDefault`).
     pub default_seccomp: DefaultSeccomp,
     pub memory_capacity_bytes: i64,
-    /// What a container without a limit is told its limit is.
+    /// The downward API reports these for a container without a limit.
     pub allocatable: Allocatable,
     /// `/sys/devices/system/cpu/cpu*/thermal_throttle` where they exist: hidden from containers.
     pub thermal_throttle_paths: Vec<String>,
-    /// Sizes the kernel has (`2MB`, `1GB`): a container may use none of them unless it asks.
+    /// Sizes the kernel has (`2MB`, `1GB`): a container may use none of them unless it requests them.
     pub huge_page_sizes: Vec<String>,
     /// Out of memory, the kernel kills all of a container (cgroup v2, and `singleProcessOOMKill` off).
     pub oom_kills_whole_container: bool,
     pub swap_controller: SwapController,
     /// The gate EnvFiles: variables may come from files of volumes.
     pub env_files_enabled: bool,
-    /// A page of memory: how long one argument or variable may be depends on it.
+    /// The size of a memory page, which bounds one argument or variable.
     pub page_bytes: usize,
-    /// Files we make for containers must be relabelled before they may read them.
+    /// Files made for containers must be relabelled before the containers can read them.
     pub selinux_enabled: bool,
     pub apparmor_enabled: bool,
 }
 
-/// Whether the kernel can limit a container's swap, and in which words.
+/// Whether and how the kernel can limit a container's swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SwapController {
     #[default]
@@ -98,7 +98,7 @@ pub enum DefaultSeccomp {
     RuntimeDefault,
 }
 
-/// What pods may use of the node; zero where nobody knows.
+/// The allocatable resources; zero where unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocatable {
     pub cpu_millis: i64,
@@ -109,7 +109,7 @@ pub struct Allocatable {
 }
 
 impl Default for NodeProfile {
-    /// Upstream's defaults, on a node nothing is known of.
+    /// Upstream's defaults, for an unknown node.
     fn default() -> Self {
         NodeProfile {
             cluster_dns: Vec::new(),

@@ -1,6 +1,6 @@
-//! What readers may see: an immutable picture of the agent after a turn.
+//! The snapshot: an immutable view of the agent after a turn, for readers.
 //!
-//! Owns: the view types behind `rubelet pods`, `rubelet explain`, `/pods`. Never: decides; nothing reads them back.
+//! Owns: the view types behind `rubelet pods`, `rubelet explain`, `/pods`. Never: decides; the agent does not read them back.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,18 +23,18 @@ use crate::{
 pub struct Snapshot {
     pub node: NodeView,
     pub pods: PodViews,
-    /// The pods that are not what they were in the snapshot before this one, or are gone.
+    /// The pods that differ from the previous snapshot, or are gone.
     #[serde(skip)]
     pub changed: BTreeSet<PodUid>,
 }
 
-/// Two snapshots share what is the same in both: a new one costs what changed, not what there is.
+/// Two snapshots share equal parts: a new one costs what changed, not the number of pods.
 pub type PodViews = rpds::RedBlackTreeMapSync<PodUid, Arc<PodView>>;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeView {
     pub name: String,
-    /// `containerd 2.4.2`; empty until the runtime answered once.
+    /// `containerd 2.4.2`; empty before the first response of the runtime.
     pub runtime: String,
     pub runtime_problem: Option<NodeProblem>,
     pub network_problem: Option<NodeProblem>,
@@ -43,22 +43,22 @@ pub struct NodeView {
     pub runtime_version: String,
     pub runtime_handlers: Vec<RuntimeHandler>,
     pub supplemental_groups_policy: Option<bool>,
-    /// Who makes cgroups, by the runtime's word.
+    /// As the runtime reports it.
     pub cgroup_driver: Option<CgroupDriver>,
-    /// Sources that have not spoken yet; nothing is cleaned up before they have.
+    /// Cleanup is deferred until these sources are ready.
     pub sources_not_ready: Vec<Source>,
 }
 
-/// May pods be sent here?
+/// Whether the node is ready for pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeReadiness {
-    /// The first check is not over yet.
+    /// The first check has not finished.
     #[default]
     Unchecked,
-    /// The runtime did not answer since the agent started, which was only just now: what was known before still counts.
+    /// No response of the runtime yet, shortly after the start: the earlier condition counts.
     Unknown,
     Ready,
-    /// All the reasons.
+    /// All reasons.
     NotReady(Vec<String>),
 }
 
@@ -68,44 +68,44 @@ pub struct NodeProblem {
     pub since: Timestamp,
 }
 
-/// A pod as it is: wanted, and as found in the runtime.
+/// A pod: desired, and as found in the runtime.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodView {
-    /// `None` for a pod that only the runtime knows.
+    /// `None` for a pod that is only in the runtime.
     pub source: Option<Source>,
-    /// Under which UID the API server knows a static pod.
+    /// The UID of a static pod's mirror pod.
     #[serde(default)]
     pub mirror_uid: Option<PodUid>,
-    /// The pod as asked for; for a pod only the runtime knows, just its names. Without status.
+    /// The desired pod; for a pod that is only in the runtime, just its names. Without status.
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,
     /// `Waiting`, `Syncing`, `Terminating`, `Terminated`, `Finished`.
     pub lifecycle: String,
     pub lifecycle_since: Timestamp,
-    /// The names of running containers with their ids, as the runtime has them.
+    /// The running containers: name and runtime ID.
     pub running: BTreeMap<String, String>,
     pub counts: PodCounts,
-    /// The last look at it; for readers in this process alone.
+    /// The last look at it; only for readers in this process.
     #[serde(skip)]
     pub facts: Option<SharedFacts>,
-    /// The objects and tokens to be kept for it.
+    /// The objects and tokens to keep for it.
     #[serde(skip)]
     pub needs: Arc<Needs>,
     /// desired → admitted → volumes → sandbox → images → containers → status, in this order.
     pub steps: Vec<Step>,
 }
 
-/// What a pod counts as.
+/// What metrics count a pod as.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodCounts {
     pub stage: LifecycleStage,
-    /// The reason under which the node refused it.
+    /// The reason for which the node rejected it.
     pub rejected: Option<String>,
-    /// Something is being done for it, or a look at it is due.
+    /// An effect is in flight for it, or a look is due.
     #[serde(default)]
     pub is_working: bool,
     pub has_ready_sandbox: bool,
-    /// How many containers the runtime remembers of it, by their state.
+    /// How many containers the runtime has of it, by state.
     pub containers: BTreeMap<ListedState, u32>,
 }
 
@@ -118,12 +118,12 @@ pub enum LifecycleStage {
     Terminated,
 }
 
-/// One station on a pod's way, with what it waits for.
+/// One step of a pod, with what it waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub name: String,
     pub state: StepState,
-    /// A sentence: what was done, what is being done, or what it waits for.
+    /// A sentence: what was done, what is in progress, or what it waits for.
     pub detail: String,
     pub since: Option<Timestamp>,
     pub next_retry: Option<Timestamp>,

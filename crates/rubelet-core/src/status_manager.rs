@@ -1,4 +1,4 @@
-//! Which status does the API server need to hear, and when may a pod be deleted there?
+//! The status manager: which status to send to the API server, and when to delete a pod there.
 //!
 //! Owns: the last status of every pod with its version, and the versions the API server has. Never: sends anything; a
 //! `StatusSync` says what to send, and a standalone node ignores it.
@@ -38,17 +38,17 @@ pub use transition::IllegalTransition;
 
 #[derive(Clone, Debug, Default)]
 pub struct StatusManager {
-    /// By the UID under which the pod is known here: a static pod's own.
+    /// By the pod's own UID; for a static pod, not its mirror's.
     pod_statuses: BTreeMap<PodUid, VersionedPodStatus>,
-    /// The newest version the API server has, by the UID it knows the pod by: for a static pod its mirror's.
+    /// The newest version in the API server, by the API object's UID: for a static pod its mirror's.
     api_status_versions: BTreeMap<PodUid, u64>,
-    /// Pods the API server has not heard the last of, or whose deletion it waits for.
+    /// Pods with an unsent status, or whose deletion is pending.
     changed: BTreeSet<PodUid>,
     /// Pods whose copy in the API changed since it was last compared with ours.
     to_reconcile: BTreeSet<PodUid>,
-    /// Pods the API server said it does not have, by its UID: there is nothing left to tell.
+    /// Pods that the API server reported as not found, by the API object's UID: nothing is sent for them.
     gone: BTreeSet<PodUid>,
-    /// Pods whose last patch may have been carried out or not, by the API server's UID.
+    /// Pods whose last patch may have been applied or not, by the API object's UID.
     unconfirmed: BTreeSet<PodUid>,
 }
 
@@ -60,46 +60,46 @@ pub struct VersionedPodStatus {
     pub name: String,
     pub reclaimed: Reclaimed,
     pub status: Arc<PodStatus>,
-    /// Of the first change the API server has not heard of.
+    /// Time of the first change that is not in the API server.
     pub since: Uptime,
 }
 
-/// Are all resources the node held for the pod given back?
-/// Upstream: `PodResourcesAreReclaimed`, since 1.27 the flag `podIsFinished` set at the end of SyncTerminatedPod.
+/// Whether all the pod's resources on the node are reclaimed. Upstream: `PodResourcesAreReclaimed`, since 1.27 the flag
+/// `podIsFinished` set at the end of SyncTerminatedPod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaimed {
     No,
     Yes,
 }
 
-/// What every decision about a status may look at.
+/// The inputs of every decision about a status.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusContext<'a> {
     pub pods: &'a PodManager,
     pub now: Now,
 }
 
-/// What became of a status that was offered.
+/// The outcome of setting a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusUpdate {
-    /// It says nothing new; the version stays.
+    /// Equal to the last one; the version stays.
     Unchanged,
     Changed {
         version: u64,
     },
-    /// It cannot be true; the status before it is kept.
+    /// It is an illegal transition; the previous status is kept.
     Refused(IllegalTransition),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// Statuses with a version the API server has not got, and pods that may be deleted: right after a change.
+    /// Statuses with an unsent version, and pods that may be deleted: right after a change.
     Changed,
-    /// Also those the API server may hold differently: some seconds after its copy changed.
+    /// Also those that may differ in the API server: some seconds after its copy changed.
     Reconcile,
 }
 
-/// What the API server is to be told about a pod next. `pod` is the pod as it knows it.
+/// The next request for a pod. `pod` is the API object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StatusStep {
     Patch { pod: PodRef, version: u64, since: Uptime, patch: serde_json::Value },
@@ -118,13 +118,13 @@ pub enum Startup {
     NotStarted,
 }
 
-/// Why a status is offered; it decides whether no change counts as one.
+/// Why a status is set; it decides whether an equal status counts as a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Occasion {
     Ordinary,
-    /// The pod is being deleted: a status that says nothing new may still be what its deletion waits for.
+    /// The pod is being deleted: an equal status may still be the one its deletion waits for.
     Deletion,
-    /// Everything is reclaimed.
+    /// All resources are reclaimed.
     Finish,
 }
 
@@ -145,7 +145,7 @@ impl StatusManager {
         self.update_status(pod, status, occasion, context)
     }
 
-    /// A verdict about a pod or container that is not known (any more) changes nothing.
+    /// A result for an unknown pod or container is ignored.
     pub fn set_container_readiness(
         &mut self,
         uid: &PodUid,
@@ -184,35 +184,35 @@ impl StatusManager {
         self.update_status(&pod, status, Occasion::Ordinary, context)
     }
 
-    /// The pod's end: what is not known to have ended well has failed, and the phase becomes terminal. To be called when
-    /// everything the node held for the pod is given back.
+    /// The final status: a container without a known exit has failed, and the phase becomes terminal. Called when all the pod's
+    /// resources on the node are reclaimed.
     pub fn terminate_pod(&mut self, pod: &Pod, context: StatusContext<'_>) -> StatusUpdate {
         let cached = self.pod_statuses.get(&PodUid::of(pod)).map(|cached| PodStatus::clone(&cached.status));
         let status = terminate::terminated_status(pod, cached);
         self.update_status(pod, status, Occasion::Finish, context)
     }
 
-    /// Forgets every pod that is not among `known`.
+    /// Drops every pod that is not among `known`.
     pub fn remove_orphaned_statuses(&mut self, known: &BTreeSet<PodUid>) {
         self.pod_statuses.retain(|uid, _| known.contains(uid));
         self.changed.retain(|uid| known.contains(uid));
         self.to_reconcile.retain(|uid| known.contains(uid));
     }
 
-    /// Forgets what the API server was told of a pod it does not list any more, by its own UID for it.
+    /// Drops the state of a pod that the API server no longer lists, by the API object's UID.
     pub fn forget_api_pod(&mut self, api_uid: &PodUid) {
         self.api_status_versions.remove(api_uid);
         self.gone.remove(api_uid);
         self.unconfirmed.remove(api_uid);
     }
 
-    /// Every pod of which something is kept, by either of its UIDs.
+    /// Every pod with an entry, by either of its UIDs.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         let own = self.pod_statuses.keys().chain(&self.changed).chain(&self.to_reconcile);
         own.chain(self.api_status_versions.keys()).chain(&self.gone).chain(&self.unconfirmed)
     }
 
-    /// Whom to speak of, the most urgent first. A status the API server holds differently counts as not sent.
+    /// The pods to send, most urgent first. A status that differs in the API server counts as not sent.
     pub fn sync_batch(&mut self, batch: Batch, pods: &PodManager) -> Vec<PodUid> {
         if batch == Batch::Reconcile {
             for uid in std::mem::take(&mut self.to_reconcile) {
@@ -225,12 +225,12 @@ impl StatusManager {
         }
         let mut uids: Vec<_> =
             self.changed.iter().filter(|uid| self.pod_statuses.contains_key(*uid)).cloned().collect();
-        // Stable: among equals the order of their UIDs.
+        // Stable: equals are ordered by UID.
         uids.sort_by_key(|uid| std::cmp::Reverse(urgency(pods.api_pod(uid), &self.pod_statuses[uid].status)));
         uids
     }
 
-    /// The next thing to tell about this pod, if any. When there is nothing, the pod counts as told.
+    /// The next request for this pod, if any. Without one, the pod is up to date.
     pub fn next_step(
         &mut self,
         uid: &PodUid,
@@ -238,7 +238,7 @@ impl StatusManager {
         context: StatusContext<'_>,
     ) -> Option<StatusStep> {
         let versioned = self.pod_statuses.get(uid)?;
-        // Nobody in the API could hear of it: a static pod without a mirror.
+        // A static pod without a mirror pod has no API object.
         let stored = context.pods.api_pod(uid)?;
         let pod = PodRef::of(stored);
         if self.gone.contains(&pod.uid) {
@@ -249,7 +249,7 @@ impl StatusManager {
             let merged = merge_pod_status(stored, &versioned.status, running, context.now);
             let patch = match self.unconfirmed.contains(&pod.uid) {
                 true => Some(whole_status_patch(stored, &merged)),
-                // Another spelling of a quantity, or another order, is nothing to write.
+                // Another notation of a quantity, or another order, is no difference.
                 false if is_held(stored, &merged) => None,
                 false => status_patch(stored, &merged),
             };
@@ -274,23 +274,23 @@ impl StatusManager {
         self.unconfirmed.remove(api_uid);
     }
 
-    /// No answer, or one that does not say what became of the patch: the next one must hold in either case.
+    /// No response, or one that leaves the patch's effect unknown: the next patch must hold in either case.
     pub fn mark_unconfirmed(&mut self, api_uid: &PodUid) {
         self.unconfirmed.insert(api_uid.clone());
     }
 
-    /// The API server does not have the pod (any more).
+    /// The pod does not exist in the API server.
     pub fn note_gone(&mut self, uid: &PodUid, api_uid: &PodUid) {
         self.gone.insert(api_uid.clone());
         self.changed.remove(uid);
     }
 
-    /// The API server's copy of the pod changed, or came; by our own UID.
+    /// The API server's copy of the pod changed or was added; by the pod's own UID.
     pub fn mark_for_reconcile(&mut self, uid: PodUid, pods: &PodManager) {
         let api_uid = api_uid(&uid, pods);
         self.gone.remove(&api_uid);
         let Some(versioned) = self.pod_statuses.get(&uid) else { return };
-        // A mirror pod that was made anew has heard nothing yet; a pod that is deleted may be waiting for us.
+        // A recreated mirror pod has no status yet; a deleted pod may wait for us.
         let may_go = pods.api_pod(&uid).is_some_and(|stored| can_be_deleted(stored, versioned.reclaimed));
         if self.is_unsent(&api_uid, versioned) || may_go {
             self.changed.insert(uid.clone());
@@ -308,7 +308,7 @@ impl StatusManager {
         Some((Arc::clone(pod), PodStatus::clone(&cached.status)))
     }
 
-    /// What will be known of the pod once this status is set: the status itself, or the one before it when it cannot be true.
+    /// The pod's status after this one is set: this status, or the previous one if the transition is illegal.
     pub fn once_set<'a>(&'a self, pod: &Pod, status: &'a PodStatus, pods: &PodManager) -> Option<&'a PodStatus> {
         match self.illegal_transition(pod, status, pods) {
             None => Some(status),
@@ -318,13 +318,12 @@ impl StatusManager {
 
     fn illegal_transition(&self, pod: &Pod, status: &PodStatus, pods: &PodManager) -> Option<IllegalTransition> {
         let (spec, old) = (pod.spec.as_ref()?, self.old_status(pod, pods)?);
-        // What a mirror pod shows is from before this process: a static pod knows only what the runtime knows, and that may
-        // be lost.
+        // A mirror pod's status is from a previous process: a static pod is known only by the runtime, which may have lost it.
         let is_from_mirror = !self.pod_statuses.contains_key(&PodUid::of(pod)) && mirror_status(pod, pods).is_some();
         transition::illegal(old, status, spec).filter(|_| !is_from_mirror)
     }
 
-    /// What is known of the pod, or what the API server held when this process began.
+    /// The pod's last status, or the one the API server held when this process began.
     fn old_status<'a>(&'a self, pod: &'a Pod, pods: &'a PodManager) -> Option<&'a PodStatus> {
         match self.pod_statuses.get(&PodUid::of(pod)) {
             Some(cached) => Some(&*cached.status),
@@ -352,10 +351,10 @@ impl StatusManager {
         if same && why == Occasion::Ordinary {
             return StatusUpdate::Unchanged;
         }
-        // What was reclaimed stays so; but a static pod may come back under its UID.
+        // Reclaimed is final, except that a static pod may come back under its UID.
         let was_reclaimed = cached.is_some_and(|cached| cached.reclaimed == Reclaimed::Yes) && !is_static_pod(pod);
         let reclaimed = if why == Occasion::Finish || was_reclaimed { Reclaimed::Yes } else { Reclaimed::No };
-        // A pod that was forgotten and comes back goes on from what the API server has, or its news would look old.
+        // A pod that comes back continues from the API server's version, or its status would look old.
         let api_uid = api_uid(&uid, context.pods);
         let sent = self.api_status_versions.get(&api_uid).copied().unwrap_or(0);
         let unsent = cached.filter(|cached| self.is_unsent(&api_uid, cached));
@@ -378,12 +377,13 @@ fn mirror_status<'a>(pod: &Pod, pods: &'a PodManager) -> Option<&'a PodStatus> {
     pods.mirror_pod_by_pod(pod).and_then(|mirror| mirror.status.as_ref())
 }
 
-/// The UID by which the API server knows the pod.
+/// The UID of the API object.
 fn api_uid(uid: &PodUid, pods: &PodManager) -> PodUid {
     pods.api_pod(uid).map_or_else(|| uid.clone(), |stored| PodUid::of(stored))
 }
 
-/// What people and controllers wait for comes before noise: a pod that ends, runs for the first time, gets ready or its address.
+/// Changes that users and controllers wait for come first: a pod that terminates, runs for the first time, becomes ready or
+/// gets its address.
 fn urgency(stored: Option<&Arc<Pod>>, ours: &PodStatus) -> u8 {
     let nothing = PodStatus::default();
     let theirs = stored.and_then(|pod| pod.status.as_ref()).unwrap_or(&nothing);
@@ -396,8 +396,8 @@ fn urgency(stored: Option<&Arc<Pod>>, ours: &PodStatus) -> u8 {
     }
 }
 
-/// A pod may go from the API when somebody deleted it, the API server has seen it end, and the node holds nothing of it any
-/// more. A mirror pod goes with its static pod instead.
+/// A pod may be deleted from the API when its deletion was requested, the API server has its terminal phase, and its resources
+/// are reclaimed. A mirror pod is deleted with its static pod instead.
 pub fn can_be_deleted(pod: &Pod, reclaimed: Reclaimed) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     pod.metadata.deletion_timestamp.is_some()
@@ -406,19 +406,19 @@ pub fn can_be_deleted(pod: &Pod, reclaimed: Reclaimed) -> bool {
         && reclaimed == Reclaimed::Yes
 }
 
-/// The API server holds another status than ours, and ours is the truth.
+/// The status in the API server differs from ours, which is the right one.
 pub fn needs_reconcile(uid: &PodUid, status: &PodStatus, pods: &PodManager) -> bool {
     pods.api_pod(uid).is_some_and(|stored| !is_held(stored, status))
 }
 
-/// The API server's copy says the same as this status.
+/// The API server's copy equals this status.
 fn is_held(stored: &Pod, status: &PodStatus) -> bool {
     let mut held = stored.status.clone().unwrap_or_default();
     normalize_status(stored, &mut held);
     is_pod_status_by_kubelet_equal(&held, status)
 }
 
-/// The readiness gates of the pod say something else than its Ready condition does.
+/// The pod's readiness gates disagree with its Ready condition.
 pub fn need_to_reconcile_pod_readiness(pod: &Pod) -> bool {
     let has_gates =
         pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
@@ -428,9 +428,9 @@ pub fn need_to_reconcile_pod_readiness(pod: &Pod) -> bool {
         .is_some_and(|ready| ready.status != expected.status || ready.message != expected.message)
 }
 
-/// What a new status does not get to change: dates of conditions that stay, the start time, a newer generation.
+/// What a new status must not change: dates of unchanged conditions, the start time, a newer generation.
 fn carry_over(pod: &Pod, old: &PodStatus, status: &mut PodStatus, now: Now) {
-    // A static pod's dates come from facts, which outlive the agent; what was first guessed gives way to them.
+    // A static pod's dates come from facts, which survive a restart; they replace earlier guesses.
     let dates_from_facts = is_static_pod(pod);
     for condition in status.conditions.iter_mut().flatten() {
         if !conditions::is_owned(&condition.type_) && condition.type_ != DISRUPTION_TARGET {
@@ -449,7 +449,7 @@ fn carry_over(pod: &Pod, old: &PodStatus, status: &mut PodStatus, now: Now) {
     status.observed_generation = status.observed_generation.max(old.observed_generation);
 }
 
-/// By the runtime's id, which stands behind `containerd://` in a status.
+/// By the runtime's ID, which follows `containerd://` in a status.
 fn find_container_status<'a>(status: &'a mut PodStatus, id: &ContainerId) -> Option<&'a mut ContainerStatus> {
     let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
     lists.into_iter().flatten().flatten().find(|container| {

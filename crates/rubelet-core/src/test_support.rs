@@ -1,6 +1,6 @@
 //! Pods, facts and statuses in one line, for tests only.
 //!
-//! Owns: the small language tests are written in. Never: decides anything a test should find out.
+//! Owns: the notation of test cases. Never: decides anything a test checks.
 //!
 //! - [`mk_pod`]: `"never | static | init a | sidecar s | main b"`: first the restart policy, then traits and containers.
 //! - [`facts`]: `"a: exit(0) 50s ago; b: exit(1) x2, running 30s"`: per container its attempts, oldest first, and when the
@@ -28,7 +28,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// An hour after the agent's start, on a day that has no meaning.
+/// An hour after the agent's start, on an arbitrary day.
 pub fn now() -> Now {
     Now { uptime: Uptime::from_secs(3600), wall: "2026-06-01T12:00:00Z".parse().expect("a literal") }
 }
@@ -198,7 +198,7 @@ fn secs(text: &str) -> i64 {
     text.trim_end_matches(" ago").strip_suffix('s').and_then(|secs| secs.parse().ok()).expect("seconds, like 60s")
 }
 
-/// The status for people: phase and addresses, a line per container, a line per condition.
+/// The status as text: phase and addresses, a line per container, a line per condition.
 pub fn show(status: &PodStatus) -> String {
     let mut lines = vec![format!(
         "{}{}{} ip={} host={} qos={} start={}",

@@ -1,13 +1,13 @@
 //! Time as a value.
 //!
-//! Owns: `Now`, `Uptime`. Never: reads a clock; the shell does that and passes the answer in.
+//! Owns: `Now`, `Uptime`. Never: reads a clock; the shell passes the time in.
 
 use std::{fmt, ops::Add, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Monotonic time since the agent started. Deadlines and waits are counted in it, so a jump of the wall clock moves none of them.
+/// Monotonic time since the agent started. Deadlines and waits use it, so a jump of the wall clock does not move them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Uptime(Duration);
@@ -27,7 +27,7 @@ impl Uptime {
         self.0
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// The time since `earlier`; zero when it is not after it.
     pub fn since(self, earlier: Uptime) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -51,17 +51,17 @@ impl fmt::Debug for Uptime {
     }
 }
 
-/// The moment a decision is taken at.
+/// The time of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Now {
     /// For waits and deadlines.
     pub uptime: Uptime,
-    /// For what people and the API read, and for comparing with the runtime's timestamps.
+    /// For texts and the API, and for comparing with the runtime's timestamps.
     pub wall: Timestamp,
 }
 
 impl Now {
-    /// How long ago `moment` was by the wall clock; zero when it lies ahead, as after a jump of the clock.
+    /// The time since `moment` by the wall clock; zero when it lies ahead, as after a jump of the clock.
     pub fn wall_since(&self, moment: Timestamp) -> Duration {
         Duration::try_from(self.wall.duration_since(moment)).unwrap_or(Duration::ZERO)
     }

@@ -1,6 +1,6 @@
-//! What must be on the node before a pod's containers can mount its volumes?
+//! The volumes a pod's containers mount.
 //!
-//! Owns: which volumes a pod really uses, what each needs, where each lies. Never: touches the disk.
+//! Owns: which volumes a pod uses, what each is, where each lies. Never: touches the disk.
 //! Upstream: `volumemanager`'s populator, `emptydir`, `hostpath`, `nested_volumes.go`.
 
 use std::{
@@ -40,16 +40,16 @@ pub enum VolumeSource {
         must_be: HostPathType,
     },
     Files(FileVolume),
-    /// A volume that a CSI driver makes for this pod alone.
+    /// A CSI ephemeral volume.
     Csi {
         driver: String,
     },
-    /// A kind of volume that cannot be set up yet; the word is the field's name in the manifest.
+    /// An unsupported kind of volume; the text is the field's name in the manifest.
     Unsupported(String),
 }
 
 impl VolumeSource {
-    /// The name of the plugin that would set it up, as metrics tell it; `None` for one that nobody here sets up.
+    /// The name of its plugin in metrics; `None` for unsupported volumes.
     pub fn plugin(&self) -> Option<&'static str> {
         match self {
             VolumeSource::EmptyDir { .. } => Some("kubernetes.io/empty-dir"),
@@ -68,13 +68,13 @@ impl VolumeSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     Disk,
-    /// `None`: as much as the node has.
+    /// `None`: the size of the node's memory.
     Memory {
         size_bytes: Option<u64>,
     },
 }
 
-/// What a hostPath must be, or becomes when nothing is there.
+/// The check of a hostPath, and what is created when it is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostPathType {
     Unchecked,
@@ -95,7 +95,7 @@ pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
     volumes.map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
-/// Some container mounts a volume that none mounted before: an ephemeral container came.
+/// Some container, such as a new ephemeral one, mounts a volume that none mounted before.
 pub fn mounts_more(pod: &Pod, before: &Pod) -> bool {
     let [now, then] = [pod, before].map(|pod| pod.spec.as_ref().map(mounted_names).unwrap_or_default());
     !now.is_subset(&then)
@@ -106,8 +106,8 @@ pub fn change_with_time(pod: &Pod) -> bool {
     volumes_to_mount(pod).iter().any(|volume| matches!(volume.source, VolumeSource::Files(_)))
 }
 
-/// Directories a volume must have because containers mount other volumes there, inside of it: a read-only volume cannot get
-/// them later. Below the volume's own directory; the outermost only.
+/// Directories a volume must have because containers mount other volumes inside it: a read-only volume cannot get them later.
+/// Below the volume's own directory; the outermost only.
 pub fn nested_mount_points(spec: &PodSpec, volume: &str) -> Vec<PathBuf> {
     let mut nested = Vec::new();
     for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
@@ -116,8 +116,8 @@ pub fn nested_mount_points(spec: &PodSpec, volume: &str) -> Vec<PathBuf> {
         points.sort();
         for mount in mounts().filter(|mount| mount.name == volume) {
             let own = plain(&mount.mount_path);
-            // In their order, what lies in a directory follows it at once: those inside of this volume stand together, and
-            // each outermost one is followed by those inside of it.
+            // In sorted order the paths inside a directory follow it directly: those inside this volume are adjacent, and each
+            // outermost one is followed by those inside it.
             let inside = points.partition_point(|point| *point <= own);
             let mut outermost: Option<&PathBuf> = None;
             for point in points[inside..].iter().take_while(|point| point.starts_with(&own)) {
@@ -131,24 +131,24 @@ pub fn nested_mount_points(spec: &PodSpec, volume: &str) -> Vec<PathBuf> {
     nested
 }
 
-/// Where the files of a volume lie.
+/// The directory of the volume's files.
 pub fn files_path(pod_dir: &Path, plugin: FilePlugin, volume: &str) -> PathBuf {
     pod_dir.join("volumes").join(plugin.dir_name()).join(volume)
 }
 
-/// Where the content of an emptyDir lies.
+/// The directory of an emptyDir's content.
 pub fn empty_dir_path(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("volumes").join(EMPTY_DIR_PLUGIN).join(volume)
 }
 
-/// Where the content of an emptyDir lies that some container mounts. `None` for any other volume, and for none.
+/// The directory of a mounted emptyDir's content. `None` for any other volume, and for none.
 pub fn mounted_empty_dir(pod: &Pod, pod_dir: &Path, volume: &str) -> Option<PathBuf> {
     let spec = pod.spec.as_ref().filter(|spec| mounted_names(spec).contains(volume))?;
     let is_it = |known: &&Volume| known.name == volume && known.empty_dir.is_some();
     spec.volumes.iter().flatten().find(is_it).map(|known| empty_dir_path(pod_dir, &known.name))
 }
 
-/// The directory whose file `ready` says that an emptyDir was set up once, and now belongs to the containers.
+/// The directory whose file `ready` marks an emptyDir as set up: from then on its content belongs to the containers.
 pub fn empty_dir_marker(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN).join(volume)
 }
@@ -161,7 +161,7 @@ fn mounted_names(spec: &PodSpec) -> BTreeSet<&str> {
     mounts.chain(ephemeral_mounts).map(|mount| mount.name.as_str()).collect()
 }
 
-/// Without a slash in front, a dot or a way up.
+/// Without a leading slash, `.` and `..`.
 fn plain(path: &str) -> PathBuf {
     let mut names: Vec<&str> = Vec::new();
     for name in path.split('/') {
@@ -186,7 +186,7 @@ fn source(pod: &Pod, spec: &PodSpec, volume: &Volume) -> VolumeSource {
     } else {
         match field_name(volume) {
             Some(field) => VolumeSource::Unsupported(field),
-            // No source at all is an emptyDir, as the API server defaults it.
+            // A volume without a source is an emptyDir, as the API server defaults it.
             None => empty_dir(spec, &EmptyDirVolumeSource::default()),
         }
     }
@@ -227,7 +227,7 @@ fn field_name(volume: &Volume) -> Option<String> {
     fields.as_object()?.keys().find(|field| *field != "name").cloned()
 }
 
-/// The smaller of what the volume and the whole pod may have.
+/// The smaller of the volume's size limit and the pod's memory limit.
 fn memory_size(spec: &PodSpec, source: &EmptyDirVolumeSource) -> Option<u64> {
     let asked = source.size_limit.as_ref().and_then(|text| Quantity::parse(&text.0).ok());
     let limits = [asked, pod_memory_limit(spec)];
@@ -235,7 +235,7 @@ fn memory_size(spec: &PodSpec, source: &EmptyDirVolumeSource) -> Option<u64> {
     u64::try_from(smallest.value()).ok()
 }
 
-/// `None` when one container may have as much as it likes. Init containers run before the others, sidecars beside them.
+/// `None` when one container has no limit. Init containers run before the others, sidecars beside them.
 fn pod_memory_limit(spec: &PodSpec) -> Option<Quantity> {
     let of_pod = spec.resources.as_ref().map(|resources| quantity::amount(resources.limits.as_ref(), "memory"));
     if let Some(limit) = of_pod.filter(|limit| limit.is_positive()) {

@@ -1,6 +1,6 @@
-//! Does the pod want to be on a node with these labels?
+//! nodeSelector and required node affinity.
 //!
-//! Owns: `nodeSelector` and the required part of node affinity. What is merely preferred is the scheduler's.
+//! Owns: the match of a pod with the node's labels. Preferred terms are the scheduler's.
 //! Upstream: `component-helpers/scheduling/corev1/nodeaffinity`.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub fn matches(spec: &PodSpec, labels: &BTreeMap<String, String>, node_name: &st
             .is_none_or(|required| required.node_selector_terms.iter().any(|term| term_holds(term, labels, node_name)))
 }
 
-/// A term that asks for nothing matches no node.
+/// An empty term matches no node.
 fn term_holds(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, node_name: &str) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -28,7 +28,7 @@ fn term_holds(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, node_n
         && fields.iter().all(|it| requirement_holds(it, field(it)))
 }
 
-/// One that cannot be read holds nowhere.
+/// An invalid requirement matches nothing.
 fn requirement_holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let is_in = || value.is_some_and(|value| values.iter().any(|known| known == value));

@@ -1,4 +1,4 @@
-//! Which kernel parameters may a pod set?
+//! The sysctls a pod may set.
 //!
 //! Owns: the safe ones, and what `allowedUnsafeSysctls` adds. Never: sets one.
 //! Upstream: `sysctl/{allowlist,safe_sysctls}.go`, `component-helpers/node/util/sysctl`.
@@ -10,7 +10,7 @@ use crate::{
     pod::status::{FailureReason, PodFailure},
 };
 
-/// They concern the pod alone. All are namespaced in every kernel Rubelet runs on.
+/// They affect the pod alone. All are namespaced in every kernel Rubelet runs on.
 const SAFE: &[&str] = &[
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",

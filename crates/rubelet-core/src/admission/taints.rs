@@ -1,6 +1,6 @@
-//! Does the pod put up with what the node is tainted with?
+//! The pod's tolerations against the node's taints.
 //!
-//! Owns: taints that keep pods from running. Those that keep pods from being sent here are the scheduler's.
+//! Owns: NoExecute taints. NoSchedule taints are the scheduler's.
 //! Upstream: `FindMatchingUntoleratedTaint`, `ToleratesTaint`.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};

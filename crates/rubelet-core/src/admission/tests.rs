@@ -1,4 +1,4 @@
-//! Pods and nodes, one line each, and what becomes of them.
+//! Pods and nodes, one line each, with the result of admission.
 
 #![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::settings::Allocatable;
 
-/// It tolerates the node's taint unless it says otherwise.
+/// It tolerates the node's taint unless `spec` has other tolerations.
 fn pod(name: &str, spec: Value) -> Pod {
     let mut spec = spec;
     let tolerations = spec.as_object_mut().unwrap().entry("tolerations").or_insert(json!([{"operator": "Exists"}]));

@@ -1,6 +1,6 @@
-//! Which credentials of a pod's pull secrets are for an image?
+//! The credentials of a pod's pull secrets for an image.
 //!
-//! Owns: both forms of such a secret, and the match of registries with globs, ports and paths. Never: logs a password.
+//! Owns: both forms of such a secret, and the matching of registries with globs, ports and paths. Never: logs a password.
 //! Upstream: `pkg/credentialprovider/{config,keyring}.go`.
 
 use std::{collections::BTreeMap, fmt};
@@ -40,12 +40,12 @@ struct Entry {
     username: String,
     #[serde(default)]
     password: String,
-    /// `user:password` in base64; wins over both.
+    /// `user:password` in base64; takes precedence over both.
     #[serde(default)]
     auth: String,
 }
 
-/// Those that fit the image, the most specific first. A secret of another type, or one that cannot be read, has none.
+/// The matching credentials, most specific first. A secret of another type, or one that cannot be read, has none.
 pub fn credentials<'a>(image: &str, secrets: impl IntoIterator<Item = &'a Secret>) -> Vec<Credentials> {
     let mut by_place: BTreeMap<String, Vec<Credentials>> = BTreeMap::new();
     for (place, entry) in secrets.into_iter().flat_map(entries) {
@@ -89,7 +89,7 @@ impl Entry {
     }
 }
 
-/// Host, port and path, without what only clients of old add.
+/// Host, port and path, without what old clients add.
 fn place_of(place: &str) -> String {
     let place = place.strip_prefix("https://").or_else(|| place.strip_prefix("http://")).unwrap_or(place);
     let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
@@ -97,7 +97,7 @@ fn place_of(place: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// The path must begin alike; of the host, each part between dots may be a glob.
+/// The path must be a prefix; in the host, each part between dots may be a glob.
 fn fits(place: &str, target: &str) -> bool {
     let split = |text: &str| {
         let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
@@ -112,7 +112,7 @@ fn fits(place: &str, target: &str) -> bool {
         && parts.iter().zip(&target_parts).all(|(glob, part)| matches_glob(glob, part))
 }
 
-/// `*` stands for any text, `?` for any character. Only the last `*` is ever tried again, so no glob takes long.
+/// `*` matches any text, `?` any character. Only the last `*` is ever retried, so matching is never exponential.
 fn matches_glob(glob: &str, text: &str) -> bool {
     let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
     let (mut at, mut next) = (0, 0);
@@ -146,7 +146,7 @@ mod tests {
         Secret { data, secret_type: secret_type.to_owned(), is_immutable: false }
     }
 
-    /// Users whose credentials are tried, in their order. Every entry's user is named like its place.
+    /// Users whose credentials are tried, in order. Every entry's user is named like its registry.
     fn tried(image: &str, places: &[&str]) -> String {
         let auths: serde_json::Map<_, _> =
             places.iter().map(|place| ((*place).to_owned(), json!({"username": place, "password": "p"}))).collect();

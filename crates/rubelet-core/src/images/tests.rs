@@ -1,4 +1,4 @@
-//! How images are looked for, queued, pulled and retried, as short stories over virtual time.
+//! Inspection, queue, pulls and retries of images over virtual time.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::{
     test_support::later,
 };
 
-/// Drives the images of some pods and keeps a diary.
+/// Drives the images of some pods and logs the steps.
 struct Story {
     images: Images,
     settings: Settings,
     at_secs: u64,
-    /// Operations under way, oldest first.
+    /// Operations in flight, oldest first.
     under_way: Vec<(String, Op)>,
     diary: Vec<String>,
 }
@@ -57,7 +57,7 @@ impl Story {
         }
     }
 
-    /// The oldest operation ends.
+    /// The oldest operation finishes.
     fn answer(&mut self, result: &Result<Option<ImageFacts>, EffectError>) {
         let (uid, _) = self.under_way.remove(0);
         let steps = self.images.done(&PodUid::new(uid.as_str()), "c", result, later(self.at_secs));

@@ -1,6 +1,6 @@
-//! What exactly is asked of a container?
+//! The requests of probes and HTTP hooks.
 //!
-//! Owns: probes and HTTP hooks with their ports, hosts and headers resolved, and what a probe can find.
+//! Owns: probes and HTTP hooks with their ports, hosts and headers resolved, and the outcomes of a probe.
 //! Upstream: `prober.go` (runProbe), `probe/http/request.go`, `probe/util.go`.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -19,7 +19,7 @@ use crate::{
     id::{ContainerId, PodRef},
 };
 
-/// The version of Kubernetes whose kubelet we stand in for, as probes tell it.
+/// The Kubernetes version in the probes' User-Agent.
 const VERSION: &str = "1.36";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub enum ProbeAction {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HttpGet {
     pub url: String,
-    /// `Host` among them speaks for itself.
+    /// A `Host` header replaces the default.
     pub headers: Vec<(String, String)>,
 }
 
@@ -51,12 +51,12 @@ pub struct HttpGet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbeOutcome {
     Success,
-    /// A success, with something to tell.
+    /// Success, with a message for an event.
     Warning(String),
     Failure(String),
-    /// An answer came and broke off: upstream calls it a failure, and counts it neither way.
+    /// The response broke off: upstream records a failure, and counts it neither way.
     Discarded(String),
-    /// The probe could not be made.
+    /// The probe could not be run.
     Unknown(String),
 }
 
@@ -116,7 +116,7 @@ impl ProbeOutcome {
 pub struct Unresolvable(String);
 
 impl ProbeAction {
-    /// `pod_ip` is the host of everything that names none.
+    /// `pod_ip` is the default host.
     pub fn of(probe: &Probe, container: &Container, pod_ip: &str) -> Result<Self, Unresolvable> {
         if let Some(exec) = &probe.exec {
             return Ok(ProbeAction::Exec { command: expanded(exec.command.as_deref(), container)? });
@@ -151,7 +151,7 @@ fn timeout(probe: &Probe) -> Duration {
 }
 
 impl HttpGet {
-    /// `purpose` tells the server who asks: `probe` or `lifecycle`.
+    /// `purpose` is part of the User-Agent: `probe` or `lifecycle`.
     pub fn of(get: &HTTPGetAction, container: &Container, pod_ip: &str, purpose: &str) -> Result<Self, Unresolvable> {
         let scheme = get.scheme.as_deref().filter(|scheme| !scheme.is_empty()).unwrap_or("http").to_ascii_lowercase();
         let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(pod_ip);
@@ -165,7 +165,7 @@ impl HttpGet {
                 headers.push((name.to_owned(), value));
             }
         }
-        // An empty value takes these two away.
+        // An empty value removes these two.
         let is_optional = |name: &str| name.eq_ignore_ascii_case("Accept") || name.eq_ignore_ascii_case("User-Agent");
         headers.retain(|(name, value)| !value.is_empty() || !is_optional(name));
         Ok(HttpGet { url: format!("{scheme}://{host}:{port}{path}"), headers })
@@ -176,7 +176,7 @@ fn user_agent(purpose: &str) -> String {
     format!("kube-{purpose}/{VERSION}")
 }
 
-/// The path begins with a slash, has no fragment, and only what a request line can hold.
+/// The path begins with a slash, has no fragment, and is valid in a request line.
 fn path(path: &str) -> String {
     let path = path.split('#').next().unwrap_or_default();
     let mut encoded = if path.starts_with('/') { String::new() } else { "/".to_owned() };
@@ -207,7 +207,7 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, Unresolvable> 
     valid.ok_or_else(|| Unresolvable(format!("invalid port number: {number}")))
 }
 
-/// Only variables with a literal value are known here, as upstream. No more of them is built than the kernel can execute.
+/// Only variables with a literal value are expanded, as upstream. The result is bounded by what the kernel can execute.
 fn expanded(command: Option<&[String]>, container: &Container) -> Result<Vec<String>, Unresolvable> {
     let variables = container.env.iter().flatten();
     let known: BTreeMap<&str, &[u8]> = variables

@@ -1,4 +1,4 @@
-//! Probes second by second, and what they ask in detail.
+//! Probes second by second, and their requests.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn probe(period: i32, failure_threshold: i32) -> Probe {
     }
 }
 
-/// A pod of one container, its probes, and what was answered so far.
+/// A pod of one container, its probes, and the outcomes so far.
 struct Ward {
     id: PodRef,
     pod: Pod,
@@ -49,7 +49,7 @@ impl Ward {
         later(self.at_secs)
     }
 
-    /// What is due at this second; it is sent.
+    /// The probes due at this second; they are sent.
     fn due(&mut self) -> Vec<(ContainerId, ProbeKind)> {
         let mut probes = std::mem::take(&mut self.probes);
         let lost = probes.observe(&self.probed(), self.now());
@@ -62,7 +62,7 @@ impl Ward {
         due
     }
 
-    /// Lets the seconds pass; every probe sent is answered at once by `outcome`. One line per probe.
+    /// Advances by seconds; every probe gets `outcome` at once. One line per probe.
     fn run(&mut self, secs: u64, outcome: impl Fn(ProbeKind, u64) -> ProbeOutcome) -> String {
         let mut lines = Vec::new();
         let end = self.at_secs + secs;

@@ -1,4 +1,4 @@
-//! Do two statuses say the same, as far as the kubelet is concerned?
+//! Equality of two statuses, as far as the kubelet owns them.
 //!
 //! Owns: what counts as a difference. Never: order or precision; both statuses are normalized before.
 //! Upstream: `isPodStatusByKubeletEqual`, which compares semantically: empty is absent, `1000m` is `1`.
@@ -32,7 +32,7 @@ fn our_conditions(status: &PodStatus) -> BTreeMap<&str, [&str; 3]> {
         .collect()
 }
 
-/// The status without what others own, and with one spelling for each thing.
+/// The status without fields of other owners, in a normal form.
 fn comparable(status: &PodStatus) -> PodStatus {
     let mut status = PodStatus {
         conditions: None,

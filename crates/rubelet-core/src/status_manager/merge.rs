@@ -1,6 +1,6 @@
-//! What goes into the API server's pod when our status meets the one stored there?
+//! Merging our status with the one in the API server.
 //!
-//! Owns: who wins in each field. Never: the patch itself.
+//! Owns: which side wins in each field. Never: the patch itself.
 //! Upstream: `mergePodStatus`.
 
 use k8s_openapi::{
@@ -19,16 +19,16 @@ use crate::{
     time::Now,
 };
 
-/// May some container of the pod still run, and so hold resources another pod waits for?
-/// Upstream: `CouldHaveRunningContainers`.
+/// Whether some container of the pod may still run, and so hold resources another pod waits for. Upstream:
+/// `CouldHaveRunningContainers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunningContainers {
     None,
     Possible,
 }
 
-/// `stored` is the pod as the API server holds it. Conditions others own are theirs; the pod is not called ended while
-/// something may run; an ended pod is never ready.
+/// `stored` is the API object. Conditions of other owners are kept; the phase is not terminal while something may run; a
+/// terminated pod is never ready.
 pub fn merge_pod_status(stored: &Pod, ours: &PodStatus, running: RunningContainers, now: Now) -> PodStatus {
     let nothing = PodStatus::default();
     let old = stored.status.as_ref().unwrap_or(&nothing);
@@ -56,7 +56,7 @@ pub fn merge_pod_status(stored: &Pod, ours: &PodStatus, running: RunningContaine
     merged
 }
 
-/// A date changes with what it dates: after a restart ours may be a guess, and no reason to write.
+/// A date changes only with its condition: after a restart ours may be a guess, and no reason to write.
 fn dated_as_stored(condition: &PodCondition, old: &PodStatus) -> PodCondition {
     let known = find(old, &condition.type_).filter(|known| known.status == condition.status);
     let kept = known.and_then(|known| known.last_transition_time.clone());
@@ -68,7 +68,7 @@ fn has_ended(status: &PodStatus) -> bool {
     status.phase.as_deref().is_some_and(is_terminal)
 }
 
-/// Sent only together with the end of the pod, so it is dated by that, not by when it was decided.
+/// Sent only with the terminal phase, so it is dated by that, not by when it was decided.
 fn add_disruption(old: &PodStatus, ours: &PodStatus, merged: &mut PodStatus, now: Now) {
     let Some(disruption) = find(ours, DISRUPTION_TARGET) else { return };
     let known = find(old, DISRUPTION_TARGET).filter(|known| known.status == disruption.status);

@@ -1,4 +1,4 @@
-//! The smallest change that makes the API server's status ours.
+//! The smallest patch that makes the API server's status ours.
 //!
 //! Owns: the difference of two statuses as a strategic merge patch. Never: decides which status is right.
 //! Upstream: `PatchPodStatus`, `strategicpatch.CreateTwoWayMergePatch`.
@@ -8,19 +8,18 @@ use serde_json::{Map, Value, json};
 
 use crate::pod::status::conditions::is_owned;
 
-/// Lists the API merges by a key; it replaces all others as a whole.
+/// Lists that the API merges by a key; it replaces all others as a whole.
 const MERGED_BY_KEY: [(&str, &str); 4] =
     [("conditions", "type"), ("podIPs", "ip"), ("hostIPs", "ip"), ("resourceClaimStatuses", "name")];
 
-/// `None` when there is nothing to say. The UID keeps the patch from another pod of this name.
+/// `None` when nothing differs. The UID keeps the patch from another pod of this name.
 pub fn status_patch(stored: &Pod, wanted: &PodStatus) -> Option<Value> {
     let old = object(stored.status.as_ref().unwrap_or(&PodStatus::default()));
     let changes = difference(&old, &object(wanted));
     (!changes.is_empty()).then(|| json!({ "metadata": { "uid": stored.metadata.uid }, "status": changes }))
 }
 
-/// The same where nobody knows whether our last patch was carried out: all that is ours is said, whatever the copy known here
-/// holds.
+/// The same when the effect of our last patch is unknown: sends all fields we own, whatever our copy of the API object holds.
 pub fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
     let (mut doubtful, wanted) = (object(stored.status.as_ref().unwrap_or(&PodStatus::default())), object(wanted));
     doubtful.extend(OURS.map(|field| (field.to_owned(), unknown())));
@@ -49,7 +48,7 @@ const OURS: [&str; 7] = ["phase", "message", "reason", "hostIP", "podIP", "start
 /// The API replaces these as a whole.
 const LISTS_OF_OURS: [&str; 3] = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
 
-/// Differs from every value there is.
+/// Differs from every possible value.
 fn unknown() -> Value {
     json!("?")
 }
@@ -65,8 +64,8 @@ fn object(status: &PodStatus) -> Map<String, Value> {
     }
 }
 
-/// The API server writes out what is empty (`lastState: {}`), we do not: neither is a difference. But a container that waits
-/// for no reason anybody could name (`state: {waiting: {}}`) waits.
+/// The API server writes empty fields (`lastState: {}`), we omit them: that is no difference. But a container waiting without a
+/// reason (`state: {waiting: {}}`) is waiting.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -121,7 +120,7 @@ fn difference(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String,
     changes
 }
 
-/// Elements that are new or differ, those to be dropped, and the order of all.
+/// Elements that are new or differ, those to be deleted, and the order of all.
 fn merge_list(field: &str, key: &str, before: &[Value], after: &[Value], changes: &mut Map<String, Value>) {
     let named = |list: &[Value], name: &Value| list.iter().find(|element| element.get(key) == Some(name)).cloned();
     let mut elements = Vec::new();

@@ -1,6 +1,6 @@
-//! How does a pod look when its life is over?
+//! The final status of a pod.
 //!
-//! Owns: the last status of a pod. Never: decides that it is over.
+//! Owns: the last status of a pod. Never: decides that the pod has terminated.
 //! Upstream: `TerminatePod`, `hasPodInitialized`, `initializedContainers`.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
@@ -13,8 +13,8 @@ use crate::{
     pod_manager::is_static_pod,
 };
 
-/// A container whose end nobody saw has failed: calling the pod a success would be a guess. Containers that never had a
-/// chance to start, because the pod was not initialized, stay waiting.
+/// A container whose exit was not observed has failed: success would be a guess. Containers that could not start, because the
+/// pod was not initialized, stay waiting.
 pub(super) fn terminated_status(pod: &Pod, cached: Option<PodStatus>) -> PodStatus {
     let api = pod.status.clone().unwrap_or_default();
     let mut status = cached.unwrap_or_else(|| api.clone());
@@ -33,7 +33,7 @@ pub(super) fn terminated_status(pod: &Pod, cached: Option<PodStatus>) -> PodStat
     status
 }
 
-/// What no longer runs is not ready; upstream says so only when it patches.
+/// A container that does not run is not ready; upstream sets this only in the patch.
 fn withdraw_readiness(pod: &Pod, status: &mut PodStatus) {
     let current = [conditions::pod_ready_condition(pod, status), conditions::containers_ready_condition(pod, status)];
     for condition in status.conditions.iter_mut().flatten() {
@@ -55,7 +55,7 @@ fn close<'a>(containers: impl Iterator<Item = &'a mut ContainerStatus>) {
     }
 }
 
-/// Some evidence says that regular containers had their turn.
+/// Whether regular containers may have started.
 fn has_pod_initialized(pod: &Pod, status: &PodStatus) -> bool {
     let init_specs = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
     if init_specs.is_empty() || status.container_statuses.iter().flatten().any(has_run) {
@@ -70,7 +70,7 @@ fn has_pod_initialized(pod: &Pod, status: &PodStatus) -> bool {
     exit_code(last.last_state.as_ref()) == Some(0) || exit_code(last.state.as_ref()) == Some(0)
 }
 
-/// How many init containers were tried, counted from the first; at least one.
+/// How many init containers were started, counted from the first; at least one.
 fn initialized_containers(containers: &[ContainerStatus]) -> usize {
     containers.iter().rposition(has_run).map_or(1, |last| last + 1)
 }

@@ -52,7 +52,7 @@ impl Desk {
         self.manager.set_container_startup(&"u1".into(), &container.into(), startup, context)
     }
 
-    /// `patch m1 v2` or `delete u1`, for each pod to speak of.
+    /// `patch m1 v2` or `delete u1`, for each pod with a request.
     fn due(&mut self, batch: Batch) -> String {
         let mut shown = Vec::new();
         for uid in self.manager.sync_batch(batch, &self.pods) {
@@ -66,7 +66,7 @@ impl Desk {
         shown.join(", ")
     }
 
-    /// The API server took the status over, and the watch has said so.
+    /// The API server applied the status, and the watch has shown it.
     fn stored(&mut self, pod: &Pod) -> Pod {
         let status = PodStatus::clone(&self.manager.pod_statuses[&"u1".into()].status);
         let pod = Pod { status: Some(status), ..pod.clone() };
@@ -250,7 +250,7 @@ fn a_container_that_ended_for_good_cannot_come_back() {
         let mut desk = Desk::with(&pod);
         desk.set(&pod, before);
         let old = desk.show();
-        // Without the previous status, or it would be kept on the way.
+        // Without the previous status, which would be kept on the way.
         let offered = status_of(&pod, after, None, now());
         match desk.offer(&pod, offered, now()) {
             StatusUpdate::Changed { .. } => assert!(allowed, "{before} to {after}"),
@@ -348,7 +348,7 @@ fn a_terminated_pod_closes_what_nobody_saw_end() {
             "Running",
             vec!["main a: exit 0(Completed) -30s, restarts=0".to_owned()],
         ),
-        // It is initialized anew, in an old sandbox's place.
+        // It is initialized again, in a new sandbox.
         (
             "always | init i | init j | main a",
             "i: exit(0); j: running; a: running",

@@ -1,13 +1,13 @@
-//! Can a container come back from the dead?
+//! Illegal transitions of container states.
 //!
-//! Owns: the one transition of container states that is always a mistake. Never: which transition happens.
+//! Owns: the one transition that is always a mistake: a finally terminated container that is waiting or running again.
 //! Upstream: `checkContainerStateTransition`.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 
 use crate::pod::restart_policy::restarts_after;
 
-/// A container that had ended for good is said to be waiting or running.
+/// A finally terminated container is reported as waiting or running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IllegalTransition {
     #[error("terminated container {0} attempted illegal transition to non-terminated state")]
@@ -57,7 +57,7 @@ fn comes_back(
     after.is_some_and(|after| after.state.as_ref().is_none_or(|state| state.terminated.is_none()))
 }
 
-/// A rule of one container may restart all the others, whatever their own policy.
+/// A rule of one container may restart all others, whatever their own policy.
 fn all_containers_could_restart(spec: &PodSpec) -> bool {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());

@@ -1,7 +1,6 @@
-//! Volumes whose files are made of what the API and the pod say: configMap, secret, downwardAPI, projected.
+//! Volumes of files with API content: configMap, secret, downwardAPI, projected.
 //!
-//! Owns: what such a volume is made of, which objects and tokens it needs, and the files that come out. Never: gathers or
-//! writes them.
+//! Owns: the sources of such a volume, the objects and tokens it needs, and its files. Never: gathers or writes them.
 //! Upstream: `pkg/volume/{configmap,secret,downwardapi,projected}`.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
@@ -23,11 +22,11 @@ use crate::{
 /// As the API server defaults it.
 const DEFAULT_MODE: i32 = 0o644;
 const DEFAULT_TOKEN_SECS: i64 = 3600;
-/// A token in a volume with an owner is that owner's alone; the pod's group comes on top.
+/// A token in a volume with an owner is only readable by that owner; fsGroup adds the pod's group.
 const TOKEN_MODE: u32 = 0o600;
 const MAX_PATH_BYTES: usize = 4096;
 const MAX_NAME_BYTES: usize = 255;
-/// What one volume may hold. An object of the API has a megabyte or so, but a pod may name it in any number of items.
+/// The maximum size of one volume. An API object has about a megabyte, but a pod may name it in any number of items.
 const MAX_VOLUME_BYTES: usize = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +72,7 @@ impl FilePlugin {
         }
     }
 
-    /// Config maps are no secrets and stay on disk, as upstream keeps them.
+    /// Config maps are not secret and stay on disk, as upstream.
     pub fn is_in_memory(self) -> bool {
         self != FilePlugin::ConfigMap
     }
@@ -87,12 +86,12 @@ enum Part {
     Unsupported(&'static str),
 }
 
-/// What tells one service account token from another.
+/// The key of a service account token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TokenKey {
     pub namespace: String,
     pub service_account: String,
-    /// Bound to this pod: it ends with it.
+    /// The token is bound to this pod and ends with it.
     pub pod_name: String,
     pub pod_uid: PodUid,
     /// `None`: the API server itself.
@@ -103,7 +102,7 @@ pub struct TokenKey {
 #[derive(Clone, Default)]
 pub struct Gathered {
     pub objects: Objects,
-    /// A token, or why there is none.
+    /// A token, or why it is missing.
     pub tokens: BTreeMap<TokenKey, Result<String, String>>,
 }
 
@@ -172,7 +171,7 @@ impl FileVolume {
         needs
     }
 
-    /// The files, or everything that stands in their way. Of two files of one path the later part's counts.
+    /// The files, or all errors. Of two files with one path the later wins.
     pub fn files(
         &self,
         pod: &Pod,
@@ -270,7 +269,7 @@ impl FileVolume {
     }
 }
 
-/// The files made so far, and how much they hold.
+/// The files made so far, and their size.
 #[derive(Default)]
 struct Content {
     files: Files,
@@ -327,7 +326,7 @@ fn token_key(pod: &Pod, spec: &PodSpec, source: &ServiceAccountTokenProjection) 
     }
 }
 
-/// `None` when containers run as several users, or one of them as whoever its image says.
+/// `None` when containers run as several users, or one of them as its image's user.
 fn only_user(spec: &PodSpec) -> Option<u32> {
     let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
     let of = |container: &Container| container.security_context.as_ref().and_then(|own| own.run_as_user).or(of_pod);
@@ -340,7 +339,7 @@ fn mode_bits(mode: i32) -> u32 {
     mode.unsigned_abs() & 0o7777
 }
 
-/// A path below the volume, in upstream's words if it is none. Names that begin with `..` are the volume's own.
+/// A path below the volume, or upstream's error. Names that begin with `..` are reserved.
 fn checked(path: &str) -> Result<PathBuf, ConfigError> {
     let invalid = |why: String| Err(ConfigError(format!("invalid path: {why}")));
     if path.is_empty() {

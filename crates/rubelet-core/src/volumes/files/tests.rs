@@ -1,4 +1,4 @@
-//! What files a volume shows, source by source.
+//! The files of a volume, source by source.
 
 use std::sync::Arc;
 
