@@ -1,7 +1,7 @@
-//! What does one event cost the core, on a node with so many pods?
+//! The cost of one event in the core, by the number of pods.
 //!
 //! `cargo xtask cost` runs this under callgrind, which counts instructions: the same number on a busy machine. Each round, one
-//! pod that merely runs is hinted at, looked at and planned, and the picture for readers is made anew. Only `rounds` is counted.
+//! running pod gets a hint, a look and a plan, and a new snapshot is published. Only `rounds` is counted.
 
 #![expect(clippy::expect_used, reason = "it ends where it cannot go on")]
 

@@ -1,8 +1,8 @@
-//! How much memory does a pod take that merely runs?
+//! The memory of a running pod.
 //!
-//! `cargo run --release -p rubelet-core --example pods_at_rest`: an agent that finds pods of the API running, tells their status
-//! and hears it back. What it holds then is the difference of its resident memory, divided by the pods. The decoded pods that
-//! the API source keeps are part of it.
+//! `cargo run --release -p rubelet-core --example pods_at_rest`: an agent that finds API pods running, sends their status and
+//! receives it from the watch. The result is the growth of its resident memory, divided by the pods. It includes the decoded
+//! pods that the API source keeps.
 
 #![expect(clippy::expect_used, reason = "it ends where it cannot go on")]
 

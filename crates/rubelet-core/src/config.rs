@@ -1,6 +1,6 @@
 //! KubeletConfiguration v1beta1: types, defaults, merging, validation, feature gates.
 //!
-//! Owns: what a configuration means. Never: reads files or flags; `rubelet/src/cli/` does that and hands over documents.
+//! Owns: the meaning of a configuration. Never: reads files or flags; `rubelet/src/cli/` does and passes documents.
 //! Upstream: `pkg/kubelet/apis/config`, `cmd/kubelet/app`.
 
 mod complete;

@@ -1,4 +1,4 @@
-//! A container as the runtime sees it: what goes into its CRI configuration, and into its sandbox's.
+//! The CRI configuration of containers and sandboxes.
 //!
 //! Owns: the translation of a pod into CRI messages, byte-compatible with upstream where it is read back. Never: I/O;
 //! what must be read from the node (resolv.conf, hosts) is an input.
@@ -31,7 +31,7 @@ pub use self::{
 };
 use crate::id::{name_of, namespace_of};
 
-/// Why no configuration can be made of a pod; the text is what users see.
+/// Why a pod's configuration cannot be built; users see the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
@@ -50,7 +50,7 @@ pub fn find_ephemeral<'pod>(spec: &'pod PodSpec, name: &str) -> Option<&'pod Eph
     spec.ephemeral_containers.iter().flatten().find(|ephemeral| ephemeral.name == name)
 }
 
-/// An ephemeral container has what others have, but for what the API does not let it have: probes, hooks, restarts.
+/// An ephemeral container as a container; the API does not let it have probes, hooks and restarts.
 pub fn of_ephemeral(ephemeral: &EphemeralContainer) -> Container {
     let it = ephemeral.clone();
     Container {
@@ -87,7 +87,7 @@ pub fn is_host_network(spec: &PodSpec) -> bool {
     spec.host_network == Some(true)
 }
 
-/// `name_namespace(uid)`: how upstream's messages name a pod.
+/// `name_namespace(uid)`: the form in upstream's messages.
 fn described(pod: &Pod, uid: &str) -> String {
     format!("{}_{}({uid})", name_of(pod), namespace_of(pod))
 }

@@ -68,7 +68,7 @@ pub enum Facts {
         id: ContainerId,
     },
     Probe(ProbeOutcome),
-    /// The hook asks for HTTPS and was sent over HTTP.
+    /// An HTTPS hook was sent over HTTP.
     HookFellBack {
         address: String,
     },

@@ -1,6 +1,6 @@
 //! From a manifest to a static pod: decoding, defaults, identity, validation.
 //!
-//! Owns: what a file or a URL may say, and the pod that comes of it. Never: reads files, knows YAML, remembers anything.
+//! Owns: valid manifests, and the pods made from them. Never: reads files, parses YAML, keeps state.
 //! Upstream: `config/common.go`, and of the API server `apis/core/v1/defaults.go`, `apis/core/validation`.
 
 mod decode;
@@ -32,14 +32,14 @@ pub enum Origin {
     Url(String),
 }
 
-/// The pods of one manifest, fit for running.
+/// The pods of one manifest, ready to run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
     pub pods: Vec<Arc<Pod>>,
     pub warnings: Vec<Warning>,
 }
 
-/// Something in a manifest that nobody will act on; the pod runs all the same.
+/// Something in a manifest that is ignored; the pod runs all the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
     /// `spec.containers[0].comand`.
@@ -52,21 +52,21 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Why a manifest makes no pod: every reason found, not only the first.
+/// Why a manifest is invalid: all errors, not only the first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid pod: [{}]", problems.iter().map(FieldError::to_string).collect::<Vec<_>>().join(", "))]
 pub struct ManifestError {
     pub problems: Vec<FieldError>,
 }
 
-/// What the API server adds to a pod that does not say it.
+/// Applies the API server's defaults.
 pub fn set_defaults(pod: &mut Pod) {
     defaults::apply(pod);
 }
 
 /// Decodes a v1 Pod, or from a URL a v1 PodList, and makes its pods ready to run on this node.
 ///
-/// One pod that is refused refuses the whole list, as upstream does: half a list would look like a removal of the rest.
+/// One invalid pod rejects the whole list, as upstream: half a list would look like a removal of the rest.
 pub fn decode(value: Value, origin: &Origin, node_name: &str) -> Result<Manifest, ManifestError> {
     let mut manifest = Manifest::default();
     let mut problems = Vec::new();

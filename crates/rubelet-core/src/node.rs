@@ -153,7 +153,7 @@ impl Node {
         }
     }
 
-    /// A call got no response: a check tells whether the runtime is down.
+    /// A call got no response: a check finds out whether the runtime is down.
     pub fn suspect_runtime(&mut self, now: Now) {
         self.hasten(Routine::CheckRuntime, now);
     }

@@ -1,7 +1,7 @@
-//! The Node object: what this node registers itself with, and what it reports of itself from then on.
+//! The Node object: registration and status reports.
 //!
-//! Owns: the whole `Node` from facts, what counts as a change, the events of a change. Never: asks or tells the API server.
-//! What others wrote (labels, taints, conditions, resources of their own) stays as it is.
+//! Owns: the whole `Node` from facts, what counts as a change, the events of a change. Never: sends requests.
+//! Fields of other writers (labels, taints, conditions, resources of their own) stay as they are.
 //! Upstream: `kubelet_node_status.go`, `nodestatus/setters.go`.
 
 use std::collections::BTreeMap;
@@ -37,12 +37,12 @@ pub use self::{
 const LABEL_OS: &str = "kubernetes.io/os";
 const LABEL_ARCH: &str = "kubernetes.io/arch";
 const OS: &str = "linux";
-/// Set for an external cloud provider, which finds out the rest about the node by it.
+/// Set for an external cloud provider, which uses it to find the node's addresses.
 const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
-/// Upstream lists no more names of one image.
+/// Upstream's limit of names per image.
 const MAX_NAMES_PER_IMAGE: usize = 5;
 
-/// What the machine is. Read once, at the start.
+/// Facts about the machine, read once at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     pub machine_id: String,
@@ -53,17 +53,17 @@ pub struct Machine {
     pub cpus: i64,
     pub memory_bytes: i64,
     pub swap_bytes: i64,
-    /// Pages set aside, by the size of a page in bytes.
+    /// Reserved pages, by page size in bytes.
     pub huge_pages: BTreeMap<i64, i64>,
-    /// The file system of the root directory; `None` when it could not be asked.
+    /// The file system of the root directory; `None` when it could not be read.
     pub storage_bytes: Option<i64>,
 }
 
-/// What the agent was told about its node.
+/// The node's configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeSetup {
     pub name: String,
-    /// Of `--node-ip`, or found; primary first, the second one only if told.
+    /// From `--node-ip`, or detected; primary first, a second one only if configured.
     pub internal_ips: Vec<String>,
     /// `--node-ip` names at least one address.
     pub has_told_ips: bool,
@@ -85,21 +85,21 @@ pub struct NodeSetup {
     /// `nodeStatusMaxImages`; negative is no limit.
     pub max_images: i32,
     pub kubelet_version: String,
-    /// In Go's words: `amd64`.
+    /// In Go's terms: `amd64`.
     pub architecture: String,
-    /// No device plugin is remembered, so extended resources an earlier node of this name had are gone.
+    /// No device plugin is registered, so extended resources of an earlier node of this name are gone.
     pub resets_extended_resources: bool,
-    /// What this version of the agent can do that the control plane must not take for granted, by upstream's names, in order.
+    /// Upstream's names of features that the control plane must not assume, in order.
     pub declared_features: Vec<String>,
 }
 
-/// What is there to report at one moment.
+/// The inputs of one report.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
     pub setup: &'a NodeSetup,
     pub machine: &'a Machine,
     pub view: &'a NodeView,
-    /// `None` when the runtime did not say: what was reported before stays.
+    /// `None` when the runtime did not list them: the last report stays.
     pub images: Option<&'a [ImageFacts]>,
     pub at: Timestamp,
 }
@@ -112,7 +112,7 @@ pub struct ImageFacts {
     pub size_bytes: i64,
 }
 
-/// The node as it should be, made of the node as the API server has it.
+/// The updated node, from the one in the API server.
 pub fn updated(known: &Node, report: Report<'_>) -> Node {
     let Report { setup, machine, view, images, .. } = report;
     let mut node = known.clone();
@@ -139,18 +139,18 @@ pub fn updated(known: &Node, report: Report<'_>) -> Node {
     node
 }
 
-/// Everything but the heartbeats, which change with every report.
+/// Everything except heartbeats, which change with every report.
 pub fn has_changed(known: &Node, updated: &Node) -> bool {
     known.metadata != updated.metadata || without_heartbeats(known) != without_heartbeats(updated)
 }
 
-/// When the node was last reported, by this agent or the one before it.
+/// When the node was last reported, by this or a previous process.
 pub fn last_report(known: &Node) -> Option<Timestamp> {
     let ready = conditions::find(known.status.as_ref()?, conditions::READY)?;
     ready.last_heartbeat_time.as_ref().map(|time| time.0)
 }
 
-/// What a report changed, as events. `before` is `None` for a node that was just created.
+/// The changes of a report, as events. `before` is `None` for a node that was just created.
 pub fn happenings(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
     let name = after.metadata.name.clone().unwrap_or_default();
     let status_of = |node: &Node| node.status.clone().unwrap_or_default();
@@ -176,7 +176,7 @@ pub fn status_event(name: &str, reason: &str) -> EventRecord {
     EventRecord { about: InvolvedObject::Node, severity: Severity::Normal, reason: reason.to_owned(), message }
 }
 
-/// `containerd://2.4.2`: upstream reads a version out of what the runtime says, and drops what is none.
+/// `containerd://2.4.2`: upstream parses the runtime's version, and drops an invalid one.
 pub fn runtime_version(status: &RuntimeStatus) -> String {
     let version = status.version.trim().trim_start_matches('v');
     let numbers_len = version.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
@@ -207,7 +207,7 @@ fn addresses(status: &NodeStatus, setup: &NodeSetup) -> Option<Vec<NodeAddress>>
     let host_name = address("Hostname", &setup.name);
     let has_addresses = status.addresses.as_ref().is_some_and(|addresses| !addresses.is_empty());
     if setup.has_external_cloud && has_addresses {
-        // The cloud provider knows better.
+        // The addresses are the cloud provider's.
         return status.addresses.clone();
     }
     if setup.has_external_cloud && !setup.has_told_ips {
@@ -270,7 +270,7 @@ fn without_heartbeats(node: &Node) -> NodeStatus {
     status
 }
 
-/// The API leaves empty lists out.
+/// The API omits empty lists.
 fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }

@@ -1,7 +1,7 @@
-//! The API's objects that pods are made of: config maps, secrets, services, runtime classes, CSI drivers.
+//! API objects that pods use: config maps, secrets, services, runtime classes, CSI drivers.
 //!
-//! Owns: what they are called, what of them counts, and upstream's words for one that is missing. Never: reads them; the
-//! shell gathers them, and every builder gets what was gathered.
+//! Owns: their names, the fields that are kept, and upstream's texts for a missing one. Never: reads them; the shell gathers
+//! them, and every builder gets what was gathered.
 //! Upstream: `pkg/kubelet/configmap`, `pkg/kubelet/secret`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
@@ -31,7 +31,7 @@ impl ObjectKind {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
     pub kind: ObjectKind,
-    /// Empty for what belongs to the whole cluster.
+    /// Empty for cluster-scoped objects.
     pub namespace: String,
     pub name: String,
 }
@@ -45,7 +45,7 @@ impl ObjectKey {
         ObjectKey { kind: ObjectKind::Secret, namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    /// `None` where the pod names none, and the runtime's default is meant.
+    /// `None` where the pod names none, which means the runtime's default.
     pub fn runtime_class(spec: &api::PodSpec) -> Option<Self> {
         let name = spec.runtime_class_name.clone().filter(|name| !name.is_empty())?;
         Some(ObjectKey { kind: ObjectKind::RuntimeClass, namespace: String::new(), name })
@@ -55,7 +55,7 @@ impl ObjectKey {
         ObjectKey { kind: ObjectKind::CsiDriver, namespace: String::new(), name: name.to_owned() }
     }
 
-    /// What people are told when it is not there.
+    /// The error when it does not exist.
     pub fn not_found(&self) -> ObjectError {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configmap",
@@ -66,7 +66,7 @@ impl ObjectKey {
         ObjectError { kind: ObjectErrorKind::NotFound, message: format!("{kind} {:?} not found", self.name) }
     }
 
-    /// What people are told when a volume wants a key of it that it does not have.
+    /// The error when a volume refers to a key it does not have.
     pub fn no_such_key(&self, key: &str) -> String {
         match self.kind {
             ObjectKind::ConfigMap => format!("configmap references non-existent config key: {key}"),
@@ -77,13 +77,13 @@ impl ObjectKey {
         }
     }
 
-    /// The pod's needs do not have it. In upstream's words.
+    /// The object is not among the pod's needs. Upstream's text.
     pub fn not_registered(&self) -> ObjectError {
         let message = format!("object {:?}/{:?} not registered", self.namespace, self.name);
         ObjectError { kind: ObjectErrorKind::Unreadable, message }
     }
 
-    /// What people are told on a node that belongs to no cluster.
+    /// The error on a standalone node.
     pub fn standalone(&self) -> ObjectError {
         let kind = match self.kind {
             ObjectKind::ConfigMap => "configMap",
@@ -101,7 +101,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What of an object is kept.
+/// The fields of an object that are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     ConfigMap(ConfigMap),
@@ -166,7 +166,7 @@ impl Object {
         })
     }
 
-    /// What a volume or an environment can have of it, by key. A runtime class and a CSI driver have none.
+    /// What a volume or an environment can use of it, by key. A runtime class and a CSI driver have none.
     pub fn data(&self) -> &BTreeMap<String, Vec<u8>> {
         match self {
             Object::ConfigMap(ConfigMap { data, .. }) | Object::Secret(Secret { data, .. }) => &data.0,
@@ -174,7 +174,7 @@ impl Object {
         }
     }
 
-    /// What only a volume can have of it, by key.
+    /// What only a volume can use of it, by key.
     pub fn binary_data(&self) -> &BTreeMap<String, Vec<u8>> {
         match self {
             Object::ConfigMap(config_map) => &config_map.binary_data.0,
@@ -182,7 +182,7 @@ impl Object {
         }
     }
 
-    /// A runtime class's handler cannot change either; but one that was deleted may come back with another.
+    /// A runtime class's handler cannot change either; but a class that was deleted may come back with another.
     pub fn is_immutable(&self) -> bool {
         match self {
             Object::ConfigMap(ConfigMap { is_immutable, .. }) | Object::Secret(Secret { is_immutable, .. }) => {
@@ -215,7 +215,7 @@ impl From<api::Secret> for Secret {
     }
 }
 
-/// Why an object cannot be had.
+/// Why an object is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectError {
     pub kind: ObjectErrorKind,
@@ -224,20 +224,20 @@ pub struct ObjectError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectErrorKind {
-    /// Who refers to it as optional can do without.
+    /// An optional reference is skipped.
     NotFound,
-    /// It may be there or not.
+    /// Whether it exists is not known.
     Unreadable,
 }
 
 pub type Lookup = Result<Arc<Object>, ObjectError>;
 
-/// What was gathered, good and bad.
+/// The gathered objects and errors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Objects(pub BTreeMap<ObjectKey, Lookup>);
 
 impl Objects {
-    /// What a node without a cluster has of them.
+    /// The result for every key on a standalone node.
     pub fn standalone(keys: impl IntoIterator<Item = ObjectKey>) -> Self {
         let unreadable = |key: ObjectKey| {
             let error = key.standalone();
@@ -246,7 +246,7 @@ impl Objects {
         Objects(keys.into_iter().map(unreadable).collect())
     }
 
-    /// `None`: it is not there, and optional.
+    /// `None`: it does not exist, and is optional.
     pub fn find(&self, key: &ObjectKey, presence: Presence) -> Result<Option<&Object>, ObjectError> {
         match self.0.get(key) {
             Some(Ok(object)) => Ok(Some(object)),
@@ -269,7 +269,7 @@ impl From<Option<bool>> for Presence {
     }
 }
 
-/// What of a service ends up in environments. Only services with an address of their own are kept.
+/// The fields of a service that environments use. Only services with a cluster IP are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub cluster_ip: String,
@@ -285,7 +285,7 @@ pub struct ServicePort {
 }
 
 impl Service {
-    /// `None` for a service without an address, or without a port.
+    /// `None` for a service without a cluster IP or without a port.
     pub fn of(service: &api::Service) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let cluster_ip = spec.cluster_ip.clone().filter(|ip| !ip.is_empty() && ip != "None")?;

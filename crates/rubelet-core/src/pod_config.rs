@@ -1,6 +1,6 @@
-//! Which pods did a source add, change or take away?
+//! PodConfig: which pods a source added, changed or removed.
 //!
-//! Owns: what each source last said, and the marks `config.source` and `config.seen`. A source always says its whole set.
+//! Owns: the latest pods of each source, and the annotations `config.source` and `config.seen`. A source sends its whole set.
 //! Never: decides what happens to a pod. Upstream: `config/config.go` (PodConfig mux, sourcesReady).
 
 use std::{
@@ -20,15 +20,15 @@ use crate::{
     manifest::SOURCE_ANNOTATION,
 };
 
-/// When this run of the agent first saw the pod.
+/// When this process first saw the pod.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
-/// On a mirror pod, the hash of the static pod it stands for.
+/// On a mirror pod, the hash of its static pod.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// Written by the node, so a difference in them is no change of the pod.
 const LOCAL_ANNOTATIONS: [&str; 3] = [SOURCE_ANNOTATION, MIRROR_ANNOTATION, SEEN_ANNOTATION];
 
-/// One step from what was wanted to what is wanted.
+/// One change of the desired pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodUpdate {
     pub op: ConfigOp,
@@ -38,37 +38,37 @@ pub struct PodUpdate {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ConfigOp {
-    /// The source has forgotten the pod.
+    /// The source no longer has the pod.
     Remove,
     Add,
     /// Spec, labels or annotations changed.
     Update,
-    /// The pod is to end gracefully, or sooner than said before.
+    /// The pod is to be deleted gracefully, or its grace period shrank.
     Delete,
-    /// Only the status in the API changed; it may not be what we reported.
+    /// Only the status in the API changed; it may differ from what we reported.
     Reconcile,
 }
 
-/// What an update comes to.
+/// The result of an update.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// In the order they are to be handled: a name is given up before it is taken again.
+    /// In the order in which they are handled: a name is freed before it is taken again.
     pub updates: Vec<PodUpdate>,
-    /// Pods left out because another of the same set has their name or UID; to be recorded.
+    /// Pods rejected because another of the same set has their name or UID; to be recorded.
     pub refused: Vec<EventRecord>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct PodConfig {
-    /// A source is here once it has spoken, be it to say that it has no pods.
+    /// A source is present once it has sent its set, even an empty one.
     sources: BTreeMap<Source, BTreeMap<PodUid, Arc<Pod>>>,
-    /// Sources that have named some of their pods and could not be read to their end.
+    /// Sources that were read only in part.
     partial: BTreeSet<Source>,
-    /// Pods that a source has and nobody can read. What runs of them is no orphan.
+    /// Pods that a source has in a form that cannot be read. Their containers are no orphans.
     pub unreadable: BTreeSet<PodUid>,
 }
 
-/// Was the source read to its end?
+/// Whether the source was read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completeness {
     Whole,
@@ -76,13 +76,13 @@ pub enum Completeness {
 }
 
 impl PodConfig {
-    /// Takes over the whole set of a source.
+    /// Applies the whole set of a source.
     pub fn update(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Timestamp) -> Changes {
         self.partial.remove(&source);
         let mut before = self.sources.remove(&source).unwrap_or_default();
         let mut after = BTreeMap::new();
         let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
-        // A newcomer does not push out a pod that is here, whatever the order of their files.
+        // A new pod does not replace a known one, whatever the order of their files.
         let (known, new): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| before.contains_key(&PodUid::of(pod)));
         let (pods, refused) = without_duplicates(known.into_iter().chain(new), source);
         for (uid, pod) in pods {
@@ -99,15 +99,15 @@ impl PodConfig {
         Changes { updates: changed.into_iter().map(|(op, pods)| PodUpdate { op, source, pods }).collect(), refused }
     }
 
-    /// Takes over what could be read of a source.
+    /// Applies what could be read of a source.
     pub fn update_partially(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: Timestamp) -> Changes {
         let changes = self.update(source, pods, now);
         self.partial.insert(source);
         changes
     }
 
-    /// Takes over what has come, changed or gone since the source's whole set. Names are not compared: the API server, which
-    /// alone says this, has one pod of a name at a time.
+    /// Applies what was added, changed or removed since the source's whole set. Names are not compared: the API server, the
+    /// only such source, has one pod of a name at a time.
     pub fn change(&mut self, source: Source, pods: Vec<Arc<Pod>>, removed: &[PodUid], now: Timestamp) -> Changes {
         let known = self.sources.entry(source).or_default();
         let mut changed: BTreeMap<ConfigOp, Vec<Arc<Pod>>> = BTreeMap::new();
@@ -127,7 +127,7 @@ impl PodConfig {
         Changes { updates, refused: Vec::new() }
     }
 
-    /// Has every source spoken? Before that, a pod nobody asks for may be one whose source is slow.
+    /// Whether all sources are ready. Before that, a pod that is not desired may be one whose source is slow.
     pub fn sources_ready(&self, expected: &[Source]) -> bool {
         self.sources_not_ready(expected).is_empty()
     }
@@ -136,7 +136,7 @@ impl PodConfig {
         self.sources.contains_key(&source) && !self.partial.contains(&source)
     }
 
-    /// The sources that have not spoken yet, or not to their end.
+    /// The sources that have not sent their complete set.
     pub fn sources_not_ready(&self, expected: &[Source]) -> Vec<Source> {
         expected.iter().filter(|source| !self.has_seen(**source)).copied().collect()
     }
@@ -144,7 +144,7 @@ impl PodConfig {
 
 type Identified = Vec<(PodUid, Arc<Pod>)>;
 
-/// The first pod of a name wins. Two pods of one UID would be one pod to everybody else, so there too the first wins.
+/// The first pod of a name wins. So does the first of a UID, since the UID is the key everywhere else.
 fn without_duplicates(pods: impl Iterator<Item = Arc<Pod>>, source: Source) -> (Identified, Vec<EventRecord>) {
     let mut names = BTreeSet::new();
     let mut uids = BTreeSet::new();
@@ -180,7 +180,7 @@ fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
     }
 }
 
-/// What has changed, and the pod to go on with.
+/// The change, and the pod to keep.
 fn compared(known: Option<Arc<Pod>>, new: Arc<Pod>, source: Source, now: Timestamp) -> (Option<ConfigOp>, Arc<Pod>) {
     let Some(known) = known else {
         let seen = seen(&new).filter(|_| source == Source::Api).map_or_else(|| now.to_string(), str::to_owned);
@@ -190,7 +190,7 @@ fn compared(known: Option<Arc<Pod>>, new: Arc<Pod>, source: Source, now: Timesta
         return (None, known);
     }
     let op = if differ_in_meaning(&known, &new) {
-        // A pod that is ending stays so, whatever else changes about it.
+        // A pod that is being deleted stays so, whatever else changes about it.
         if new.metadata.deletion_timestamp.is_some() { ConfigOp::Delete } else { ConfigOp::Update }
     } else if known.status != new.status {
         ConfigOp::Reconcile
@@ -220,12 +220,12 @@ fn foreign_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     annotations.filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
 }
 
-/// When this run of the agent first saw the pod, if it is marked with it.
+/// When this process first saw the pod, if it is annotated.
 pub fn seen(pod: &Pod) -> Option<&str> {
     annotation(pod, SEEN_ANNOTATION)
 }
 
-/// Writes the node's marks into a pod. A source that keeps its pods marks them itself, so that they need not be copied for it.
+/// Annotates a pod. A source that keeps its pods annotates them itself, so that they need not be copied.
 pub fn mark(pod: &mut Pod, source: Source, seen: &str) {
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.as_str().to_owned());
@@ -368,7 +368,7 @@ mod tests {
             assert!(Arc::ptr_eq(&changes.updates[0].pods[0], &pod), "{change}");
             assert_eq!(config.update(Source::Api, vec![pod], at(99)), Changes::default());
         }
-        // Elsewhere the mark is what somebody wrote into a manifest.
+        // Elsewhere the annotation comes from a manifest.
         let changes = config.update(Source::File, vec![marked(&json!({}))], at(99));
         assert_eq!(seen(&changes.updates[0].pods[0]), Some("1970-01-01T00:01:39Z"));
     }
@@ -410,7 +410,7 @@ mod tests {
     }
 
     proptest! {
-        /// A listener that only hears of changes ends up with the source's set, and never holds one name twice.
+        /// Applying all changes gives the source's set, and never has one name twice.
         #[test]
         fn applying_the_updates_gives_the_sources_set(
             sets in prop::collection::vec(prop::collection::vec(any_pod(), 0..6), 1..8),

@@ -1,7 +1,7 @@
-//! The pods somebody wants here, static and mirror pods told apart.
+//! The pod manager: the desired pods, with static and mirror pods told apart.
 //!
-//! Owns: pods by UID and by full name, and the translation between a static pod and its mirror in the API. Never: what
-//! happens to them.
+//! Owns: pods by UID and by full name, and the translation between a static pod and its mirror pod. Never: decides what happens
+//! to them.
 //! Upstream: `pod/pod_manager.go`, `types/pod_update.go`.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -15,8 +15,7 @@ use crate::{
     pod_config::MIRROR_ANNOTATION,
 };
 
-/// Pods as their sources want them. A mirror pod is the API server's copy of a static pod: it has the same full name,
-/// another UID, and is never run.
+/// The desired pods. A mirror pod is the API object of a static pod: it has the same full name, another UID, and is never run.
 #[derive(Clone, Debug, Default)]
 pub struct PodManager {
     pods: BTreeMap<PodUid, Arc<Pod>>,
@@ -33,7 +32,7 @@ impl PodManager {
         }
     }
 
-    /// Adds the pod, or puts it in the place of what had its UID.
+    /// Adds the pod, or replaces the one of its UID.
     pub fn add_pod(&mut self, pod: Arc<Pod>) {
         let (uid, full_name) = (PodUid::of(&pod), full_name_of(&pod));
         let (pods, names) = self.maps_for(&pod);
@@ -41,14 +40,14 @@ impl PodManager {
         pods.insert(uid, pod);
     }
 
-    /// Like `add_pod`, but an echo from before our last write does not take that back.
+    /// Like `add_pod`, but a watch event from before our last write does not revert the status.
     pub fn update_pod(&mut self, pod: Arc<Pod>) -> Arc<Pod> {
         let uid = PodUid::of(&pod);
         let (pods, _) = self.maps_for(&pod);
         let pod = match pods.get(&uid) {
             Some(known) if is_newer(known, &pod) => {
                 let mut pod = Pod { status: known.status.clone(), ..Pod::clone(&pod) };
-                // With its version: of two echoes, the second must not pass for news either.
+                // With its version: a second such event must not count as new either.
                 pod.metadata.resource_version.clone_from(&known.metadata.resource_version);
                 Arc::new(pod)
             }
@@ -78,7 +77,7 @@ impl PodManager {
         self.pods.get(uid)
     }
 
-    /// Some source has a pod of this UID, be it a mirror pod.
+    /// Some source has a pod of this UID, or a mirror pod has it.
     pub fn knows(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid) || self.mirror_pods.contains_key(uid)
     }
@@ -91,7 +90,7 @@ impl PodManager {
         self.pod_by_full_name(&format!("{name}_{namespace}"))
     }
 
-    /// Made from the very manifest the pod has now: what an older one says is of another pod.
+    /// Made from the pod's current manifest: a mirror of an older one belongs to another pod.
     pub fn mirror_pod_by_pod(&self, pod: &Pod) -> Option<&Arc<Pod>> {
         self.mirror_pod_by_full_name(&full_name_of(pod)).filter(|mirror| is_mirror_pod_of(mirror, pod))
     }
@@ -104,19 +103,19 @@ impl PodManager {
         self.pod_by_full_name(&full_name_of(mirror_pod))
     }
 
-    /// The UID under which the pod is known here: a mirror pod's becomes its static pod's.
+    /// The pod's own UID: a mirror pod's is translated to its static pod's.
     pub fn translate_pod_uid(&self, uid: &PodUid) -> PodUid {
         let pod = self.mirror_pods.get(uid).and_then(|mirror| self.pod_by_mirror_pod(mirror));
         pod.map_or_else(|| uid.clone(), |pod| PodUid::of(pod))
     }
 
-    /// The API server's copy of the pod known here by this UID: itself, or for a static pod its mirror.
+    /// The API object of the pod: itself, or for a static pod its mirror pod.
     pub fn api_pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         let pod = self.pods.get(uid)?;
         if is_static_pod(pod) { self.mirror_pod_by_pod(pod) } else { Some(pod) }
     }
 
-    /// Takes in the status the API server holds after a write of ours, ahead of the watch that will bring it too.
+    /// Stores the status from the response to our write, ahead of the watch.
     pub fn note_stored(&mut self, stored: &Pod) {
         let uid = PodUid::of(stored);
         let (pods, _) = self.maps_for(stored);
@@ -139,13 +138,13 @@ impl PodManager {
     }
 }
 
-/// Resource versions are numbers that grow; a pod that has none is no newer than any.
+/// Resource versions are growing numbers; a pod without one is not newer.
 fn is_newer(one: &Pod, other: &Pod) -> bool {
     let version = |pod: &Pod| pod.metadata.resource_version.as_ref().and_then(|text| text.parse::<u64>().ok());
     matches!((version(one), version(other)), (Some(one), Some(other)) if one > other)
 }
 
-/// Asked for by a file or a URL rather than by the API server.
+/// From a file or a URL, not from the API server.
 pub fn is_static_pod(pod: &Pod) -> bool {
     annotation(pod, SOURCE_ANNOTATION).is_some_and(|source| source != Source::Api.as_str())
 }
@@ -154,7 +153,7 @@ pub fn is_mirror_pod(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
-/// Same names, and made from the very manifest the static pod has now.
+/// The same name, made from the static pod's current manifest.
 pub fn is_mirror_pod_of(mirror_pod: &Pod, pod: &Pod) -> bool {
     let same_names =
         mirror_pod.metadata.name == pod.metadata.name && mirror_pod.metadata.namespace == pod.metadata.namespace;

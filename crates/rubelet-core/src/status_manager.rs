@@ -1,7 +1,7 @@
 //! The status manager: which status to send to the API server, and when to delete a pod there.
 //!
 //! Owns: the last status of every pod with its version, and the versions the API server has. Never: sends anything; a
-//! `StatusSync` says what to send, and a standalone node ignores it.
+//! `StatusStep` is the next request, and a standalone node sends none.
 //! Upstream: `status/status_manager.go`.
 
 use std::{

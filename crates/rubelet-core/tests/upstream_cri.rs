@@ -1,4 +1,4 @@
-//! Our CRI configurations beside upstream's.
+//! Our CRI configurations compared with upstream's.
 //!
 //! `testdata/cri/upstream.json` holds what upstream v1.36.3's own `generatePodSandboxConfig` and `generateContainerConfig`
 //! made of the pods in `pods.json`, as protobuf in hex. Only what their test set-up leaves out is not compared: mounts,
@@ -102,7 +102,7 @@ fn containers_are_as_upstream_makes_them() {
     }
 }
 
-/// What the machine they were made on has, which is none of the pod's doing.
+/// The facts of the machine they were made on, which the pod does not determine.
 fn like_their_node(theirs: &v1::ContainerConfig) -> Settings {
     let mut settings = settings();
     let linux = theirs.linux.clone().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An agent whose pods run already, for the measurements beside this file.
+//! An agent with running pods, for the measurements beside this file.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -43,14 +43,14 @@ pub struct TestNode {
 }
 
 impl TestNode {
-    /// Room for this many pods, of which none is there yet.
+    /// Capacity for this many pods; none is there yet.
     pub fn new(pods: usize) -> Self {
         let mut settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
         settings.node.allocatable.pods = i64::try_from(pods).expect("a number of pods");
         TestNode { agent: Agent::new(settings, now()), source: BTreeMap::new(), asked: Vec::new() }
     }
 
-    /// The first list of the API server: so many pods, all of which run already.
+    /// The first list of the API server: so many pods, all running.
     pub fn lists(&mut self, pods: usize) {
         self.happens(Event::RuntimeEvents(EventStream::Up));
         for number in 0..pods {
@@ -71,7 +71,7 @@ impl TestNode {
         self.asked.extend(self.agent.handle(now(), event));
     }
 
-    /// Answers until nothing is asked any more; every pod runs already.
+    /// Gives results until no effect is pending; every pod is running.
     pub fn settle(&mut self) {
         while let Some(effect) = self.asked.pop() {
             if let Effect::Do { id, op, .. } = effect {
@@ -97,7 +97,7 @@ impl TestNode {
         }
     }
 
-    /// The API server takes the status over, and its watch says so. The first patch of a pod names all that it has.
+    /// The API server applies the status, and its watch shows it. The first patch of a pod has all its fields.
     fn patched(&mut self, uid: &PodUid, patch: &Value) -> Facts {
         let mut stored = serde_json::to_value(&*self.source[uid]).expect("a pod");
         stored["metadata"]["resourceVersion"] = json!("2000");

@@ -50,7 +50,7 @@ fn forbidden(name: &str, spec: &PodSpec, allowed: &[String]) -> Option<String> {
     shared.map(|namespace| format!("{name:?} not allowed with host {namespace} enabled"))
 }
 
-/// `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`: the first separator says which form it is.
+/// `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`: the first separator determines the form.
 fn normalized(name: &str) -> String {
     if name.find(['.', '/']).is_none_or(|first| name[first..].starts_with('.')) {
         return name.to_owned();

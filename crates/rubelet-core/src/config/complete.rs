@@ -1,6 +1,7 @@
-//! From what was given to a complete configuration: files, drop-ins and flags, each over the one before.
+//! A complete configuration from files, drop-ins and flags, each over the one before.
 //!
-//! Owns: order, defaults that depend on other fields, and who set what. Never: reads a file; the shell hands over documents.
+//! Owns: order, defaults that depend on other fields, and the origin of each field. Never: reads a file; the shell passes
+//! documents.
 //! Upstream: `cmd/kubelet/app/server.go` (NewKubeletCommand, loadConfigFile, mergeKubeletConfigurations, kubeletConfigFlagPrecedence), `applyLegacyDefaults`.
 
 use std::{
@@ -22,7 +23,7 @@ use super::{
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 pub const KIND: &str = "KubeletConfiguration";
 
-/// Who gave a field its value. Nobody: it has its default.
+/// The origin of a field's value. None: it has its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     File(PathBuf),
@@ -38,14 +39,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Something that keeps the agent from starting.
+/// An error that prevents the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigProblem {
     pub origin: Option<Origin>,
     /// A dotted path; empty when it is about the whole document.
     pub field: String,
     pub value: Option<Value>,
-    /// Says what is allowed; upstream's words where it has any.
+    /// What is allowed; upstream's text where it has one.
     pub message: String,
 }
 
@@ -62,7 +63,7 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// A configuration while it is being put together.
+/// A configuration under construction.
 #[derive(Clone, Debug)]
 pub struct Draft {
     pub config: KubeletConfiguration,
@@ -79,7 +80,7 @@ pub struct FlagValue {
 }
 
 impl Draft {
-    /// Without a configuration file the defaults are those of the time before there were files.
+    /// Upstream's legacy defaults, which apply without a configuration file.
     pub fn without_file() -> Draft {
         let mut config = KubeletConfiguration::default();
         fill_gated(&mut config, &Gates::default());
@@ -90,13 +91,13 @@ impl Draft {
         Draft { config, origins: BTreeMap::new(), warnings: Vec::new() }
     }
 
-    /// What a file without any field gives.
+    /// The result of a file without any field.
     pub fn empty_file() -> Draft {
         let document = serde_json::json!({"apiVersion": API_VERSION, "kind": KIND});
         Draft::from_file(Path::new("/"), &document, &BTreeMap::new()).expect("there is nothing in it to refuse")
     }
 
-    /// `flag_gates` are on or off already while the file gets its defaults, as upstream has it.
+    /// `flag_gates` apply while the file gets its defaults, as upstream.
     pub fn from_file(
         path: &Path,
         document: &Value,
@@ -114,7 +115,7 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Each is a JSON merge patch on the shown form of what is there, so that null brings back a default.
+    /// Each is a JSON merge patch on the shown form of the configuration, so that null restores a default.
     pub fn drop_ins(
         mut self,
         documents: &[(PathBuf, Value)],
@@ -139,7 +140,7 @@ impl Draft {
         Ok(self)
     }
 
-    /// Flags win over files, except that gates only files set stay set.
+    /// Flags win over files, except that gates set only in files stay set.
     pub fn flags(mut self, values: &[FlagValue]) -> Result<Draft, Vec<ConfigProblem>> {
         let mut document = serde_json::to_value(&self.config).expect("a configuration has only string keys");
         for FlagValue { flag, field, value: given } in values {
@@ -158,7 +159,7 @@ impl Draft {
         Ok(self)
     }
 
-    /// The configuration, if every rule holds; else everything that is wrong with it.
+    /// The configuration if it is valid, else all problems.
     pub fn check(self, host: Host) -> Result<Checked, Vec<ConfigProblem>> {
         let found = validate::validate(&self.config, host);
         if !found.is_empty() {
@@ -188,7 +189,7 @@ impl Draft {
             .map_err(|refusals| self.problems(fields, refusals.into_iter().map(Mismatch::from).collect()))?;
         let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
         if config.node_status_report_frequency == GoDuration::default() || !given("nodeStatusReportFrequency") {
-            // Before there was a report frequency, the update frequency was both.
+            // Without a report frequency, the update frequency is used for both.
             let update_given =
                 given("nodeStatusUpdateFrequency") && config.node_status_update_frequency != GoDuration::default();
             config.node_status_report_frequency =
@@ -203,7 +204,7 @@ impl Draft {
         Ok(config)
     }
 
-    /// Relative paths in the main file are relative to it; drop-ins are not treated so, as in upstream.
+    /// Relative paths in the main file are relative to it; those in drop-ins are not changed, as upstream.
     fn resolve_paths(&mut self, dir: &Path) {
         let config = &mut self.config;
         for path in [
@@ -234,7 +235,7 @@ impl Draft {
         self.origins.extend(document::leaf_paths(fields).into_iter().map(|path| (path, origin.clone())));
     }
 
-    /// Whoever set the field, a part of it, or the section it is in.
+    /// The origin of the field, of a part of it, or of its section.
     fn origin_of(&self, field: &str) -> Option<&Origin> {
         let related = |path: &str| is_below(path, field) || is_below(field, path);
         let near = || self.origins.iter().find(|(path, _)| related(path)).map(|(_, origin)| origin);
@@ -256,7 +257,7 @@ impl Draft {
     }
 }
 
-/// A configuration that every rule holds for.
+/// A valid configuration.
 #[derive(Clone, Debug)]
 pub struct Checked {
     pub config: KubeletConfiguration,
@@ -283,7 +284,7 @@ fn fill_gated(config: &mut KubeletConfiguration, gates: &Gates) {
     }
 }
 
-/// Is `path` inside the field or section `of`?
+/// Whether `path` is inside the field or section `of`.
 fn is_below(path: &str, of: &str) -> bool {
     path.strip_prefix(of).is_some_and(|rest| rest.starts_with(['.', '[']))
 }
@@ -303,7 +304,7 @@ fn cleaned(path: &Path) -> PathBuf {
     clean
 }
 
-/// The document without its type, which must be ours.
+/// The document without apiVersion and kind, which must be ours.
 fn fields_of(document: &Value, origin: &Origin) -> Result<Value, Vec<ConfigProblem>> {
     let refuse = |field: &str, message: String| {
         let value = document.get(field).cloned();
@@ -330,7 +331,7 @@ mod tests {
 
     use super::*;
 
-    /// Upstream's own answers: a configuration as given, and the complete one that `/configz` then shows.
+    /// Upstream's results: a configuration as given, and the complete one that `/configz` then shows.
     const UPSTREAM: &str = include_str!("../../testdata/complete.jsonl");
 
     fn document(mut fields: Value) -> Value {
@@ -360,7 +361,7 @@ mod tests {
         for line in UPSTREAM.lines() {
             let case: Value = serde_json::from_str(line).unwrap();
             let mut draft = file(case["given"].clone()).unwrap();
-            // Upstream fills these in where it reads the file, which is not part of its answer.
+            // Upstream sets these where it reads the file, which is not part of its result.
             if case["given"].get("evictionHard").is_none() {
                 draft.config.eviction_hard.clear();
             }

@@ -1,6 +1,6 @@
 //! A configuration as a JSON document: merging, paths into it, decoding, unknown fields, the shown form.
 //!
-//! Owns: everything that looks at a configuration without knowing what its fields mean.
+//! Owns: everything that works on a configuration without the meaning of its fields.
 //! Upstream: `jsonpatch.MergePatch`, `kubeletconfig/util/codec`.
 
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use super::{
     types::{Field, KubeletConfiguration, Rule, Section},
 };
 
-/// A value that its field cannot take.
+/// A value of a wrong type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Names joined by dots, as in `authentication.webhook.cacheTTL`.
@@ -39,7 +39,7 @@ pub fn decode(document: &Value) -> Result<Decoded, Vec<Mismatch>> {
             let known = serde_json::to_value(&config).expect("a configuration has only string keys");
             Ok(Decoded { unknown: lost(&document, &known), config })
         }
-        // One leaf at a time, because the decoder stops at its first error and does not say where it was.
+        // One leaf at a time, because the decoder stops at its first error without its path.
         Err(whole) => {
             let mismatches: Vec<Mismatch> = leaves(&document)
                 .into_iter()
@@ -54,7 +54,7 @@ pub fn decode(document: &Value) -> Result<Decoded, Vec<Mismatch>> {
     }
 }
 
-/// The v1beta1 form that people read and drop-ins are merged into: what Go's `omitempty` would leave out is left out.
+/// The v1beta1 form that users see and drop-ins are merged into, without the fields that Go's `omitempty` omits.
 pub fn shown(config: &KubeletConfiguration) -> Value {
     let mut document = serde_json::to_value(config).expect("a configuration has only string keys");
     prune(&mut document, KubeletConfiguration::FIELDS);
@@ -128,7 +128,7 @@ fn nest(path: &[String], leaf: Value) -> Value {
     path.iter().rev().fold(leaf, |inner, key| Value::Object(Map::from_iter([(key.clone(), inner)])))
 }
 
-/// Go leaves a field alone when it reads null.
+/// Go ignores null.
 fn without_nulls(document: &Value) -> Value {
     match document {
         Value::Object(fields) => {
@@ -139,7 +139,7 @@ fn without_nulls(document: &Value) -> Value {
     }
 }
 
-/// Paths that are in `given` but were dropped on the way to `kept`.
+/// Paths that are in `given` but not in `kept`.
 fn lost(given: &Value, kept: &Value) -> Vec<String> {
     let inner = |prefix: String, given: &Value, kept: &Value| {
         lost(given, kept)

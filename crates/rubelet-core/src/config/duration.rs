@@ -51,7 +51,7 @@ impl GoDuration {
         self.0 as f64 / SECOND as f64
     }
 
-    /// For waiting; a negative duration is no wait.
+    /// For waiting; a negative duration is zero.
     pub fn as_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }

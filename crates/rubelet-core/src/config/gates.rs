@@ -1,4 +1,4 @@
-//! Feature gates: which switches there are, and which are on.
+//! Feature gates.
 //!
 //! Owns: upstream's gates of v1.36 with default, maturity and lock; resolving what was set. Never: a global; gates are a value that is passed.
 //! Upstream: `component-base/featuregate`, `pkg/features/kube_features.go`.
@@ -27,7 +27,7 @@ pub struct Spec {
     pub locked: bool,
 }
 
-/// The gates that some code here asks for.
+/// The gates that the code uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
     ComponentFlagz,
@@ -75,14 +75,14 @@ impl Gate {
     }
 }
 
-/// What is on and off.
+/// Which gates are on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gates {
     /// Only where it differs from the table, or was set.
     set: BTreeMap<&'static str, bool>,
 }
 
-/// A setting that cannot be taken, with the gate it is about.
+/// An invalid setting and its gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateError {
     pub gate: String,
@@ -94,7 +94,7 @@ impl Gates {
     pub fn resolve(wanted: &BTreeMap<String, bool>) -> Result<Gates, Vec<GateError>> {
         let mut errors = Vec::new();
         let mut set = BTreeMap::new();
-        // `AllAlpha` and `AllBeta` first: a gate that is named wins over them.
+        // `AllAlpha` and `AllBeta` first: a named gate takes precedence.
         for (all, maturity) in [("AllAlpha", Maturity::Alpha), ("AllBeta", Maturity::Beta)] {
             let Some(on) = wanted.get(all) else { continue };
             set.extend(GATES.iter().filter(|spec| spec.maturity == maturity).map(|spec| (spec.name, *on)));
@@ -124,7 +124,7 @@ impl Gates {
         self.on(gate.name())
     }
 
-    /// Every gate upstream knows, and whether it is on.
+    /// Every gate of upstream, and whether it is on.
     pub fn all(&self) -> impl Iterator<Item = (&'static Spec, bool)> + '_ {
         GATES.iter().map(|spec| (spec, self.on(spec.name)))
     }
@@ -147,7 +147,7 @@ impl Gates {
     }
 }
 
-/// What to tell someone who sets gates that will go away.
+/// Warnings about gates that will be removed.
 pub fn warnings(wanted: &BTreeMap<String, bool>) -> Vec<String> {
     let named = wanted.iter().filter_map(|(name, on)| spec_of(name).map(|spec| (spec, on)));
     let warning = |word: &str, name: &str, on: &bool| {

@@ -1,4 +1,4 @@
-//! Names of labels, taints and resources, with upstream's words for what is wrong with one.
+//! Names of labels, taints and resources, with upstream's messages.
 //!
 //! Upstream: `apimachinery/pkg/util/validation`, `k8s.io/kubelet/pkg/apis/well_known_labels.go`.
 
@@ -9,7 +9,7 @@ const SUBDOMAIN: &str = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 const CHARACTERS: &str =
     "consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
 
-/// Labels of Kubernetes' own namespaces a node may give itself.
+/// Labels of Kubernetes' own namespaces that a node may set on itself.
 const NODE_LABELS: &[&str] = &[
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -25,7 +25,7 @@ const NODE_LABELS: &[&str] = &[
 ];
 const NODE_NAMESPACES: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// What is wrong with a name such as `example.com/MyName`.
+/// The errors of a name such as `example.com/MyName`.
 pub(super) fn qualified(name: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     let regex = || {
@@ -62,7 +62,7 @@ pub(super) fn qualified(name: &str) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a label's value.
+/// The errors of a label's value.
 pub(super) fn label_value(value: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if value.len() > 63 {
@@ -80,7 +80,7 @@ pub(super) fn is_huge_page(resource: &str) -> bool {
     resource.starts_with("hugepages-")
 }
 
-/// What is wrong with the labels a node wants to register with.
+/// The errors of the labels a node registers with.
 pub fn node_labels(labels: &BTreeMap<String, String>) -> Vec<String> {
     let mut found = Vec::new();
     let unknown: Vec<&str> = labels.keys().map(String::as_str).filter(|key| is_reserved(key)).collect();

@@ -1,4 +1,4 @@
-//! A quantity in a configuration: the text as it was given, known to be well formed.
+//! A valid quantity in a configuration, as the given text.
 //!
 //! Owns: how it is decoded and shown. Never: its grammar (`crate::quantity`).
 

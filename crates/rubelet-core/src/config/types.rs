@@ -13,12 +13,12 @@ use super::{
     quantity::QuantityText,
 };
 
-/// What an absent or empty value of a field means, which in upstream follows from its Go type.
+/// The meaning of an absent or empty value, which in upstream follows from the Go type.
 #[derive(Clone, Copy, Debug)]
 pub enum Rule {
     /// Only absence is "not given": zero, false and empty are kept and shown.
     Pointer,
-    /// Zero, false and empty are "not given": they turn into the default, and are not shown.
+    /// Zero, false and empty are "not given": they become the default, and are not shown.
     Value,
     /// An empty list is kept, but not shown.
     List,
@@ -36,7 +36,7 @@ pub struct Field {
 pub(super) trait Section: Default {
     const FIELDS: &'static [Field];
 
-    /// Turns zeroes that mean "not given" into defaults.
+    /// Replaces zeroes that mean "not given" by defaults.
     fn fill_zeroes(&mut self);
 }
 

@@ -1,7 +1,7 @@
-//! The rules a complete configuration must hold to, all checked at once.
+//! Validation of a complete configuration.
 //!
-//! Owns: upstream's rules in upstream's words, each with the field it is about. Never: changes a value.
-//! Upstream: `apis/config/validation`. `testdata/validation.jsonl` has its answers.
+//! Owns: upstream's rules with upstream's messages, each with its field. Never: changes a value.
+//! Upstream: `apis/config/validation`. `testdata/validation.jsonl` has its results.
 
 mod allocatable;
 mod eviction;
@@ -17,7 +17,7 @@ use super::{
     types::KubeletConfiguration,
 };
 
-/// What the rules must know of the machine.
+/// The facts about the machine that the rules need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     CgroupV1,
@@ -62,7 +62,7 @@ impl Rules<'_> {
         self.found.push(Mismatch { path: field.to_owned(), message: message.into() });
     }
 
-    /// Most of upstream's rules begin like this.
+    /// The prefix of most of upstream's messages.
     fn invalid(&mut self, field: &str, message: impl std::fmt::Display) {
         self.refuse(field, format!("invalid configuration: {message}"));
     }
@@ -380,7 +380,7 @@ mod tests {
 
     use super::{super::complete::Draft, *};
 
-    /// Upstream's own answers: a configuration as given, and everything its validation says of it, on a host with cgroup v1.
+    /// Upstream's results: a configuration as given, and all errors of its validation, on a host with cgroup v1.
     const UPSTREAM: &str = include_str!("../../testdata/validation.jsonl");
 
     #[test]
@@ -391,7 +391,7 @@ mod tests {
             document["apiVersion"] = json!("kubelet.config.k8s.io/v1beta1");
             document["kind"] = json!("KubeletConfiguration");
             let mut config = Draft::from_file("/k/config".as_ref(), &document, &[].into()).unwrap().config;
-            // Upstream's answers are about values as they are; a relative path is made absolute only where files are read.
+            // Upstream's results are for values as given; a relative path is made absolute only where files are read.
             if let Some(dir) = case["given"]["podLogsDir"].as_str() {
                 dir.clone_into(&mut config.pod_logs_dir);
             }

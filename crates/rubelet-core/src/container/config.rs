@@ -1,6 +1,6 @@
-//! A container as the runtime is asked for it.
+//! The ContainerConfig for the runtime.
 //!
-//! Owns: `ContainerConfig`, put together from its parts. Never: devices, which come with a later capability.
+//! Owns: `ContainerConfig`, put together from its parts. Never: devices, which are not supported yet.
 //! Upstream: `generateContainerConfig`.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
@@ -50,7 +50,7 @@ pub fn container_config(
     })
 }
 
-/// The parts of volumes that must be mounted before the container is made.
+/// The subPaths that must be mounted before the container is created.
 pub fn sub_paths(order: &StartContainer, sources: &Sources, settings: &Settings) -> Result<Vec<SubPath>, ConfigError> {
     let container = &*find(&order.pod, &order.container)?;
     if !container.volume_mounts.iter().flatten().any(mounts::has_sub_path) {
@@ -80,7 +80,7 @@ fn linux(
     })
 }
 
-/// The container whose processes an ephemeral container is to see.
+/// The container whose processes an ephemeral container sees.
 fn target<'order>(order: &'order StartContainer, spec: &PodSpec) -> Result<Option<&'order ContainerId>, ConfigError> {
     let ephemeral = find_ephemeral(spec, &order.container);
     let name = ephemeral.and_then(|ephemeral| ephemeral.target_container_name.as_ref());
@@ -387,7 +387,7 @@ mod tests {
         bomb["command"] = json!(["sh", times("$(A)")]);
         assert_eq!(config_of(&bomb).unwrap_err().0, format!("command[1] {limits}"));
         bomb["command"] = json!(["sh"]);
-        // Each fits, all of them do not.
+        // Each fits, all together do not.
         bomb["args"] = json!(vec!["$(A)".repeat(100); 100]);
         assert_eq!(config_of(&bomb).unwrap_err().0, format!("args[62] {limits}"));
         bomb["args"].as_array_mut().unwrap().truncate(62);

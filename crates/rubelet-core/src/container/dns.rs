@@ -1,4 +1,4 @@
-//! Which resolver does a pod get?
+//! The DNS configuration of a pod.
 //!
 //! Owns: the DNS policies, the limits of resolv.conf. Never: reads the file; its text is an input.
 //! Upstream: `pkg/kubelet/network/dns`.
@@ -43,7 +43,7 @@ fn policy(spec: &PodSpec, node: &NodeProfile) -> Policy {
         Some("None") => Policy::Nothing,
         Some("Default") => Policy::Node,
         Some("ClusterFirst") if is_host_network(spec) => Policy::Node,
-        // Without a cluster's DNS there is nothing to be first with; upstream falls back to the node's, too.
+        // Without cluster DNS there is no ClusterFirst; upstream falls back to the node's resolver, too.
         _ if node.cluster_dns.is_empty() => Policy::Node,
         _ => Policy::Cluster,
     }
@@ -63,7 +63,7 @@ fn cluster(pod: &Pod, node: &NodeProfile, host: &DnsConfig) -> DnsConfig {
     }
 }
 
-/// `resolvConf: ""` means "look nowhere": a resolver on localhost is what the C library takes an absent one for.
+/// `resolvConf: ""` means no file: like the C library without one, a resolver on localhost.
 fn localhost() -> DnsConfig {
     DnsConfig { servers: vec!["127.0.0.1".to_owned()], searches: vec![".".to_owned()], options: Vec::new() }
 }

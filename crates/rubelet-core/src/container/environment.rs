@@ -1,7 +1,7 @@
-//! What does a container find in its environment, and in `$(NAME)`?
+//! The environment of a container, and the values of `$(NAME)`.
 //!
-//! Owns: env and envFrom, the order in which they count, how long they may be, which objects they need. Never: asks the API
-//! server; what was gathered of it comes in as `Sources`.
+//! Owns: env and envFrom, their precedence, their maximum length, and the objects they need. Never: reads the API server; the
+//! objects come in as `Sources`.
 //! Upstream: `makeEnvironmentVariables`.
 
 use std::{
@@ -31,13 +31,13 @@ use crate::{
 pub mod files;
 pub mod services;
 
-/// The longest path the kernel takes, the NUL at its end not counted.
+/// The longest path the kernel accepts, without the NUL at its end.
 const MAX_PATH_BYTES: usize = 4095;
 
 /// By name. Values are bytes: a secret may hold anything.
 pub type Variables = BTreeMap<String, Vec<u8>>;
 
-/// The variables a container gets, and what they leave of the room for its command.
+/// The variables of a container, and the space they leave for its command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     pub variables: Variables,
@@ -79,17 +79,17 @@ fn described(name: &str) -> String {
     format!("environment variable {}", shown(name))
 }
 
-/// What an environment is made of beside the pod itself.
+/// The inputs of an environment beside the pod.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// At least what `needs` named.
+    /// At least those of `needs`.
     pub objects: Objects,
     pub services: Services,
-    /// At least what `files::needs` named, of volumes that are there.
+    /// At least those of `files::needs`, of volumes that are set up.
     pub files: FileValues,
 }
 
-/// The variables that tell a container of the cluster's services.
+/// The service variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Services {
     /// They were not read yet.
@@ -119,7 +119,7 @@ pub fn needs(pod: &Pod, container: &Container) -> BTreeSet<ObjectKey> {
     keys
 }
 
-/// Services first, then envFrom, then env: who comes later wins.
+/// Services first, then envFrom, then env: the later wins.
 pub fn environment(
     order: &StartContainer,
     container: &Container,
@@ -133,7 +133,7 @@ pub fn environment(
                 environment.set(name.clone(), value.clone())?;
             }
         }
-        // A static pod does not wait for a cluster.
+        // A static pod does not wait for the cluster.
         Services::Unread if is_static_pod(&order.pod) => {}
         Services::Unread => {
             let message = "services have not yet been read at least once, cannot construct envvars";
@@ -214,7 +214,7 @@ fn resolve(
     }
 }
 
-/// What is wrong with the file is not told: it is read on the node.
+/// The error in the file is not reported: it is read on the node.
 fn file_value(
     selector: &FileKeySelector,
     order: &StartContainer,

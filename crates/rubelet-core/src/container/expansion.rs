@@ -1,22 +1,22 @@
-//! What does `$(NAME)` stand for, and how much text can a process be started with?
+//! Expansion of `$(NAME)`, and the size limits of a process's arguments.
 //!
-//! Owns: the expansion of references, and the kernel's limits for arguments and environment. Text beyond them could never be
-//! executed, so it is refused before it is built: a small pod cannot make the agent build gigabytes.
-//! Upstream: `third_party/forked/golang/expansion`; it has no limits, and what is too long fails when it is executed.
+//! Owns: the expansion of references, and the kernel's limits for arguments and environment. Longer text could never be
+//! executed, so it is rejected before it is built: a small pod cannot make the agent build gigabytes.
+//! Upstream: `third_party/forked/golang/expansion`; it has no limits, and text that is too long fails in `execve`.
 
 use super::ConfigError;
 
-/// What `execve` takes of arguments and environment together, whatever the limit of the stack: three quarters of 8 MiB.
+/// The limit of `execve` for arguments and environment together, whatever the stack limit: three quarters of 8 MiB.
 pub const MAX_EXEC_BYTES: usize = 6 << 20;
 /// `MAX_ARG_STRLEN`: the pages that one string may fill, the NUL at its end included.
 const MAX_STRING_PAGES: usize = 32;
-/// Each string costs a pointer, too.
+/// Each string needs a pointer, too.
 const POINTER_BYTES: usize = size_of::<u64>();
 const NUL_BYTES: usize = 1;
-/// A name in a message is cut here: it may itself be what is too long.
+/// Names in messages are cut here: the name itself may be too long.
 const MAX_SHOWN_NAME_BYTES: usize = 256;
 
-/// What is left of the room that the kernel has for a process's arguments and environment.
+/// The space left for a process's arguments and environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecSpace {
     max_string_bytes: usize,
@@ -29,7 +29,7 @@ impl ExecSpace {
         ExecSpace { max_string_bytes, left_bytes: MAX_EXEC_BYTES }
     }
 
-    /// For where the size of a page is not known: the kernel itself refuses a string that is too long.
+    /// For an unknown page size: the kernel rejects a string that is too long.
     pub fn without_string_limit() -> Self {
         ExecSpace { max_string_bytes: MAX_EXEC_BYTES, left_bytes: MAX_EXEC_BYTES }
     }
@@ -39,7 +39,7 @@ impl ExecSpace {
         self.max_string_bytes.min(self.left_bytes.saturating_sub(NUL_BYTES + POINTER_BYTES))
     }
 
-    /// Takes the room of one string. `name` says whose it is, in the message that refuses it.
+    /// Takes the space of one string. `name` is used in the error.
     pub fn take(&mut self, string_bytes: usize, name: impl FnOnce() -> String) -> Result<(), ConfigError> {
         let left_bytes = self.left_bytes.checked_sub(cost(string_bytes));
         match left_bytes.filter(|_| string_bytes <= self.max_string_bytes) {
@@ -51,7 +51,7 @@ impl ExecSpace {
         }
     }
 
-    /// A string taken before goes.
+    /// Frees the space of a string.
     pub fn give_back(&mut self, string_bytes: usize) {
         self.left_bytes = self.left_bytes.saturating_add(cost(string_bytes)).min(MAX_EXEC_BYTES);
     }
@@ -64,7 +64,7 @@ impl ExecSpace {
         ))
     }
 
-    /// The words of a command with their references expanded. `field` names them in the message that refuses one.
+    /// The words of a command with their references expanded. `field` names them in the error.
     pub fn words<'a>(
         &mut self,
         words: &[String],
@@ -88,7 +88,7 @@ fn cost(string_bytes: usize) -> usize {
     string_bytes.saturating_add(NUL_BYTES + POINTER_BYTES)
 }
 
-/// A name for a message: quoted, and not longer than a reader needs.
+/// A name for a message: quoted and cut.
 pub fn shown(name: &str) -> String {
     match &name[..name.floor_char_boundary(MAX_SHOWN_NAME_BYTES)] {
         all if all.len() == name.len() => format!("{name:?}"),
@@ -96,8 +96,8 @@ pub fn shown(name: &str) -> String {
     }
 }
 
-/// Replaces `$(NAME)` by its value; `$$` is a dollar, and what names nothing stays as it is. `None`: the text would be longer
-/// than the limit. It is never built beyond it.
+/// Replaces `$(NAME)` by its value; `$$` is a dollar, and unknown names stay as they are. `None`: the text would exceed the
+/// limit. It is never built beyond it.
 pub fn expand<'a>(
     text: &str,
     limit_bytes: usize,
@@ -105,7 +105,7 @@ pub fn expand<'a>(
 ) -> Option<Vec<u8>> {
     let mut expanded = Bounded { bytes: Vec::with_capacity(text.len().min(limit_bytes)), limit_bytes };
     let mut rest = text;
-    // Looked for once: a text full of `$(` without an end must not be searched to its end for each of them.
+    // Searched once: a text full of `$(` without an end would be quadratic.
     let last_end = text.rfind(')');
     while let Some(dollar) = rest.find('$') {
         expanded.push(&rest.as_bytes()[..dollar])?;
@@ -238,7 +238,7 @@ mod tests {
             prop_assert_eq!(expanded_with(&text, text.len(), &Values::new()), Some(text));
         }
 
-        /// The same as without a limit, or nothing; and no more memory than a vector that grows to the limit takes.
+        /// The same as without a limit, or nothing; and at most the memory of a vector that grows to the limit.
         #[test]
         fn expansion_never_exceeds_its_limit(text in "([a-z$()A]|\\$\\(A\\)){0,30}", value in ".{0,40}", limit in 0_usize..400) {
             let values = values(&[("A", value.as_str())]);

@@ -1,7 +1,7 @@
 //! JSON as Go's `encoding/json` writes it.
 //!
-//! Owns: the three characters of HTML and the two line separators that Go escapes and others do not. What upstream hashes
-//! or compares as text must come out byte for byte.
+//! Owns: the three characters of HTML and the two line separators that Go escapes and others do not. What upstream hashes or
+//! compares as text must be equal byte for byte.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ pub fn to_string(value: &impl Serialize) -> String {
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
         match character {
-            // Outside of strings JSON has none of these, so they need no look at the context.
+            // JSON has these only inside strings, so the context does not matter.
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
                 escaped.push_str(&format!("\\u{:04x}", u32::from(character)));
             }

@@ -1,7 +1,7 @@
-//! Is the running container still the one the pod asks for?
+//! The container hash, which detects a changed definition.
 //!
-//! Owns: the hash in annotation `io.kubernetes.container.hash`. Never: looks at fields upstream leaves out, or every
-//! container restarts when a node changes its agent.
+//! Owns: the hash in annotation `io.kubernetes.container.hash`. Never: uses fields that upstream leaves out, or every container
+//! would restart when a node switches between the two agents.
 //! Upstream: `container.HashContainer`.
 
 use k8s_openapi::api::core::v1::Container;
@@ -14,7 +14,7 @@ use crate::fnv::fnv32a;
 pub fn hash(container: &Container) -> u64 {
     let picked = Picked { image: container.image.as_deref().unwrap_or_default(), name: &container.name };
     let json = go_json::to_string(&picked);
-    // Upstream does not hash the bytes but how its debug printer shows them.
+    // Upstream hashes the output of its debug printer, not the bytes.
     let mut printed = String::with_capacity(16 + json.len() * 4);
     printed.push_str("([]uint8)[");
     for (position, byte) in json.bytes().enumerate() {
@@ -27,7 +27,7 @@ pub fn hash(container: &Container) -> u64 {
     u64::from(fnv32a(printed.as_bytes()))
 }
 
-/// As the annotation carries it.
+/// The form in the annotation.
 pub fn to_text(hash: u64) -> String {
     format!("{hash:x}")
 }

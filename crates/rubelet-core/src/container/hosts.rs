@@ -1,4 +1,4 @@
-//! What is in a pod's `/etc/hosts`, and what is the pod called?
+//! A pod's `/etc/hosts` and hostname.
 //!
 //! Owns: the text of the managed hosts file, the pod's hostname and domain. Never: writes the file.
 //! Upstream: `kubelet_pods.go` (`managedHostsFileContent`, `GeneratePodHostNameAndDomain`), `util.GetNodenameForKernel`.
@@ -15,12 +15,12 @@ pub const HOSTS_PATH: &str = "/etc/hosts";
 const HOSTNAME_MAX_BYTES: usize = 63;
 const FQDN_MAX_BYTES: usize = 64;
 
-/// Upstream mounts a hosts file once the pod has an address, or when it has the node's.
+/// Upstream mounts a hosts file once the pod has an address, or when it uses the host network.
 pub fn is_managed(spec: &PodSpec, pod_ips: &[String]) -> bool {
     !pod_ips.is_empty() || is_host_network(spec)
 }
 
-/// `node_hosts` is the node's own file; a pod on the host's network gets a copy of it.
+/// `node_hosts` is the node's own file; a host network pod gets a copy of it.
 pub fn content(pod: &Pod, pod_ips: &[String], cluster_domain: &str, node_hosts: &str) -> Result<String, ConfigError> {
     let spec = spec(pod)?;
     let mut text = String::new();
@@ -48,7 +48,7 @@ pub fn content(pod: &Pod, pod_ips: &[String], cluster_domain: &str, node_hosts: 
     Ok(text)
 }
 
-/// What the kernel of the sandbox calls itself.
+/// The hostname of the sandbox's UTS namespace.
 pub fn kernel_hostname(pod: &Pod, cluster_domain: &str) -> Result<String, ConfigError> {
     let (hostname, domain) = hostname_and_domain(pod, cluster_domain)?;
     if domain.is_empty() || spec(pod)?.set_hostname_as_fqdn != Some(true) {

@@ -1,7 +1,6 @@
-//! Is this the name of an image, and of which one?
+//! Image references.
 //!
-//! Owns: the grammar of image references, the default tag. Never: adds a registry; which one a short name means is the
-//! runtime's business.
+//! Owns: the grammar of image references, the default tag. Never: adds a registry; the runtime resolves short names.
 //! Upstream: `applyDefaultImageTag`, `github.com/distribution/reference`.
 
 use super::ConfigError;
@@ -10,7 +9,7 @@ const DEFAULT_TAG: &str = "latest";
 const MAX_TAG_BYTES: usize = 128;
 const MAX_PATH_BYTES: usize = 255;
 
-/// The reference to ask the runtime for: as it is, or with `:latest` when it names neither tag nor digest.
+/// The reference for the runtime: as it is, or with `:latest` when it has neither tag nor digest.
 pub fn with_default_tag(image: &str) -> Result<String, ConfigError> {
     match parse(image) {
         Ok(Pinned::ByTagOrDigest) => Ok(image.to_owned()),
@@ -21,7 +20,7 @@ pub fn with_default_tag(image: &str) -> Result<String, ConfigError> {
     }
 }
 
-/// Where the image lies, registry and all, without tag and digest: `docker.io/library/nginx` for `nginx`.
+/// The repository with its registry, without tag and digest: `docker.io/library/nginx` for `nginx`.
 pub fn repository(image: &str) -> String {
     let (domain, remainder) = split_domain(image);
     let named = remainder.split('@').next().unwrap_or_default();
@@ -72,7 +71,7 @@ fn parse(image: &str) -> Result<Pinned, String> {
     Ok(if tag.is_some() || digest.is_some() { Pinned::ByTagOrDigest } else { Pinned::Not })
 }
 
-/// The first part is a registry when it looks like a host, not like a folder.
+/// The first part is a registry when it looks like a host.
 fn split_domain(image: &str) -> (Option<&str>, &str) {
     match image.split_once('/') {
         Some((first, rest))

@@ -1,7 +1,7 @@
-//! What is written on sandboxes and containers, so that any kubelet can tell whose they are.
+//! Labels and annotations on sandboxes and containers, which identify their pod.
 //!
-//! Owns: label and annotation names, their values, and reading them back. They are state: a restarted or replaced agent
-//! has nothing else to go by.
+//! Owns: label and annotation names, their values, and reading them back. They are state: a restarted or replaced agent has no
+//! other.
 //! Upstream: `kuberuntime/labels.go`.
 
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ pub fn annotations(container: &Container, pod: &Pod, attempt: u32) -> Map {
     annotations
 }
 
-/// Whose this is; `None` for what no kubelet made.
+/// The pod of this object; `None` if no kubelet created it.
 pub fn owner(labels: &Map) -> Option<PodRef> {
     let uid = labels.get(POD_UID).filter(|uid| !uid.is_empty())?;
     Some(PodRef {
@@ -214,7 +214,7 @@ impl<'a> From<&'a LifecycleHandler> for Handler<'a> {
     }
 }
 
-/// Go leaves out empty strings and zeros, not just absent ones.
+/// Go omits empty strings and zeros, not just absent ones.
 fn is_empty(text: &Option<&str>) -> bool {
     text.is_none_or(str::is_empty)
 }

@@ -1,4 +1,4 @@
-//! Where a container's log lies.
+//! The paths of container logs.
 //!
 //! Owns: upstream's names under the pod log directory and in `/var/log/containers`. Never: touches a file.
 //! Upstream: `BuildPodLogsDirectory`, `logSymlink`, `calcRestartCountByLogDir`.
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::id::PodUid;
 
-/// The longest file name ext4 takes.
+/// The maximum length of a file name in ext4.
 const MAX_NAME_BYTES: usize = 255;
 const SUFFIX: &str = ".log";
 

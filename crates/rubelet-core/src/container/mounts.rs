@@ -1,6 +1,6 @@
-//! What does a container find mounted, and where does it come from?
+//! The mounts of a container.
 //!
-//! Owns: volume mounts, parts of volumes, the hosts file, the termination message file. Never: makes or mounts anything.
+//! Owns: volume mounts, subPaths, the hosts file, the termination message file. Never: makes or mounts anything.
 //! Upstream: `makeMounts` in `kubelet_pods.go` and in `kuberuntime_container.go`.
 
 use std::path::{Path, PathBuf};
@@ -55,13 +55,13 @@ pub fn mounts(
     Ok(mounts)
 }
 
-/// A part of a volume that a container sees in place of the whole. It must be mounted at `place` before the container starts.
+/// A subPath that a container sees in place of the whole volume. It must be mounted at `place` before the container starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubPath {
     /// The volume's name.
     pub name: String,
     pub volume: PathBuf,
-    /// Below the volume: relative, and nowhere up.
+    /// Below the volume: relative, without `..`.
     pub path: PathBuf,
     pub place: PathBuf,
 }
@@ -77,7 +77,7 @@ pub fn sub_paths(
     for (index, mount) in container.volume_mounts.iter().flatten().enumerate().filter(|(_, it)| has_sub_path(it)) {
         let path = match mount.sub_path_expr.as_deref().filter(|expression| !expression.is_empty()) {
             Some(expression) => expand_path(expression, environment)?.ok_or_else(|| {
-                // A path no directory can have, in upstream's words for one it cannot make.
+                // An invalid path, with upstream's error for one it cannot create.
                 let (volume, container) = (&mount.name, &container.name);
                 ConfigError(format!(
                     "failed to create subPath directory for volumeMount {volume:?} of container {container:?}"
@@ -105,7 +105,7 @@ pub fn has_sub_path(mount: &VolumeMount) -> bool {
     [&mount.sub_path, &mount.sub_path_expr].into_iter().flatten().any(|path| !path.is_empty())
 }
 
-/// Where upstream mounts it, too.
+/// The same place as upstream's.
 fn sub_path_place(
     order: &StartContainer,
     container: &Container,
@@ -117,7 +117,7 @@ fn sub_path_place(
     dir.join(&mount.name).join(&container.name).join(index.to_string())
 }
 
-/// A container that mounts something over `/etc/hosts` keeps its own.
+/// A container that mounts something over `/etc/hosts` gets no hosts file.
 pub fn has_hosts_file(spec: &PodSpec, container: &Container, pod_ips: &[String]) -> bool {
     hosts::is_managed(spec, pod_ips)
         && !container.volume_mounts.iter().flatten().any(|mount| mount.mount_path == hosts::HOSTS_PATH)
@@ -128,9 +128,8 @@ pub fn hosts_file(root_dir: &Path, uid: &PodUid) -> PathBuf {
     pod_dir(root_dir, uid).join("etc-hosts")
 }
 
-/// The file into which this instance of the container may write why it ended; `None` when the container wants none.
-///
-/// Upstream's name is random. Ours follows from what it is for, so that a repeated start finds the file it made before.
+/// The termination message file of this instance; `None` when the container has none.
+/// Upstream's name is random. Ours is deterministic, so that a repeated start finds the file it made before.
 pub fn termination_message_file(order: &StartContainer, container: &Container, root_dir: &Path) -> Option<PathBuf> {
     container.termination_message_path.as_ref().filter(|path| !path.is_empty())?;
     let instance = format!("{}/{}", order.sandbox, order.attempt);
@@ -175,7 +174,7 @@ fn volume_source(
 
 struct VolumeSource {
     host_path: PathBuf,
-    /// Made for this pod: its files may be relabelled. The node's own must not be.
+    /// Created for this pod: its files may be relabelled. The node's own must not be.
     is_ours: bool,
     is_read_only: bool,
 }

@@ -1,4 +1,4 @@
-//! Is a mount read-only with everything that is mounted below it?
+//! recursiveReadOnly mounts.
 //!
 //! Owns: `recursiveReadOnly` of a volume mount, against what the pod's runtime handler supports. Never: mounts anything.
 //! Upstream: `resolveRecursiveReadOnly`, `runtimeHandlerSupportsRecursiveReadOnlyMounts` in `kubelet_pods.go`.
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{PodSpec, VolumeMount};
 use super::ConfigError;
 use crate::observation::{RuntimeStatus, SandboxFacts};
 
-/// What the handler the pod's sandbox was made with can do. Before there is a sandbox only the handler of a pod without a
+/// The features of the runtime handler of the pod's sandbox. Before there is a sandbox, only the handler of a pod without a
 /// RuntimeClass is known.
 pub fn is_supported(spec: &PodSpec, sandbox: Option<&SandboxFacts>, runtime: &RuntimeStatus) -> bool {
     let has_class = spec.runtime_class_name.as_ref().is_some_and(|class| !class.is_empty());

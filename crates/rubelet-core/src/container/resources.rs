@@ -1,6 +1,6 @@
-//! What may a container use of the node?
+//! The resources of containers and pods.
 //!
-//! Owns: CPU shares and quota, memory, huge page and swap limits, as the runtime wants them; what a pod wants in all.
+//! Owns: CPU shares and quota, memory, huge page and swap limits in CRI's form; a pod's total requests and limits.
 //! Never: pod cgroups (`cgroups.rs`).
 //! Upstream: `calculateLinuxResources`, `generateLinuxContainerResources`, `cm/helpers_linux.go`, `component-helpers/resource`.
 
@@ -29,7 +29,7 @@ pub fn of_container(pod: &Pod, spec: &PodSpec, container: &Container, node: &Nod
     let requests = own.and_then(|resources| resources.requests.as_ref());
     let limit = |name: &str| {
         let of_container = amount(own.and_then(|resources| resources.limits.as_ref()), name);
-        // Without a limit of its own, a container is held by the pod's.
+        // Without a limit of its own, a container has the pod's.
         if of_container.is_zero() { amount(limits(spec.resources.as_ref()), name) } else { of_container }
     };
     let cpu_request = requests.filter(|requests| requests.contains_key("cpu")).map(|_| amount(requests, "cpu"));
@@ -46,14 +46,14 @@ pub fn of_container(pod: &Pod, spec: &PodSpec, container: &Container, node: &Nod
     resources
 }
 
-/// All of a pod's containers together; runtimes that size a virtual machine want to know.
+/// All of a pod's containers together, for runtimes that size a virtual machine.
 pub fn of_sandbox(spec: &PodSpec, node: &NodeProfile) -> LinuxContainerResources {
     let cpu_limit = pod_total(spec, limits, "cpu").unwrap_or_default();
     let memory_limit = pod_total(spec, limits, "memory").unwrap_or_default();
     basic(pod_total(spec, requests, "cpu"), cpu_limit, memory_limit, node)
 }
 
-/// What the runtime itself needs for the pod, by its RuntimeClass.
+/// The pod's overhead, from its RuntimeClass.
 pub fn of_overhead(spec: &PodSpec, node: &NodeProfile) -> LinuxContainerResources {
     match &spec.overhead {
         None => LinuxContainerResources::default(),
@@ -98,12 +98,12 @@ pub fn quota(millis: i64, period_micros: i64) -> i64 {
     (millis.saturating_mul(period_micros) / MILLIS_PER_CPU).max(MIN_QUOTA_MICROS)
 }
 
-/// Back from CPU shares to thousandths of a CPU; `None` below what the kernel gives at least.
+/// From CPU shares to thousandths of a CPU; `None` below the kernel's minimum.
 pub fn shares_to_millis(shares: i64) -> Option<i64> {
     (shares >= MIN_SHARES).then(|| (shares.saturating_mul(MILLIS_PER_CPU) + SHARES_PER_CPU - 1) / SHARES_PER_CPU)
 }
 
-/// Back from a quota; `None` without a limit.
+/// From a quota; `None` without a limit.
 pub fn quota_to_millis(quota: i64, period_micros: i64) -> Option<i64> {
     (quota > 0 && period_micros > 0).then(|| quota.saturating_mul(MILLIS_PER_CPU) / period_micros)
 }
@@ -118,7 +118,7 @@ fn limits(resources: Option<&ResourceRequirements>) -> Option<&List> {
     resources.and_then(|resources| resources.limits.as_ref())
 }
 
-/// The most of a resource that is asked for at any moment of the pod's life; `None` when nothing asks for it.
+/// The largest amount of a resource needed at one time; `None` when nothing requests it.
 fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&List>, name: &str) -> Option<Quantity> {
     if list(spec.resources.as_ref()).is_some_and(|list| list.contains_key(name)) {
         return Some(amount(list(spec.resources.as_ref()), name));
@@ -136,7 +136,7 @@ fn pod_total(spec: &PodSpec, list: fn(Option<&ResourceRequirements>) -> Option<&
     is_asked_for.then_some(total)
 }
 
-/// What the node must have for the pod, with what the runtime itself needs for it; `None` when nothing asks for it.
+/// The pod's requests, with overhead; `None` when nothing requests it.
 pub fn pod_requests(spec: &PodSpec, name: &str) -> Option<Quantity> {
     let asked = pod_total(spec, requests, name);
     let overhead = spec.overhead.as_ref().filter(|overhead| overhead.contains_key(name));
@@ -146,7 +146,7 @@ pub fn pod_requests(spec: &PodSpec, name: &str) -> Option<Quantity> {
     Some(asked.unwrap_or_default().saturating_add(amount(overhead, name)))
 }
 
-/// What the pod may use at most, with what the runtime itself needs for it; `None` where no limit is given.
+/// The pod's limits, with overhead; `None` without a limit.
 pub fn pod_limits(spec: &PodSpec, name: &str) -> Option<Quantity> {
     let limit = pod_total(spec, limits, name)?;
     let overhead = if limit.is_zero() { Quantity::ZERO } else { amount(spec.overhead.as_ref(), name) };
@@ -160,7 +160,7 @@ pub fn every_container_is_limited(spec: &PodSpec, name: &str) -> bool {
     is_limited(spec.resources.as_ref()) || containers.all(|container| is_limited(container.resources.as_ref()))
 }
 
-/// Bytes of huge pages the pod asks for, by page size (`2MB`).
+/// Requested bytes of huge pages, by page size (`2MB`).
 pub fn pod_huge_pages(spec: &PodSpec) -> BTreeMap<String, u64> {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     let lists = containers.map(|container| requests(container.resources.as_ref()));
@@ -176,7 +176,7 @@ pub fn pod_huge_pages(spec: &PodSpec) -> BTreeMap<String, u64> {
     pages
 }
 
-/// Every size the kernel has, zero unless the container or its pod asks for it.
+/// Every size the kernel has, zero unless the container or its pod requests it.
 fn huge_pages(spec: &PodSpec, container: &Container, node: &NodeProfile) -> Vec<HugepageLimit> {
     let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
     for list in [limits(spec.resources.as_ref()), limits(container.resources.as_ref())].into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! A pod's sandbox as the runtime is asked for it.
+//! The PodSandboxConfig for the runtime.
 //!
 //! Owns: `PodSandboxConfig`. Never: names the pod's cgroup (`cgroups.rs`).
 //! Upstream: `generatePodSandboxConfig`.
@@ -14,7 +14,7 @@ use crate::{
     settings::Settings,
 };
 
-/// Which of the pod's sandboxes it is, and where its processes go.
+/// The attempt of the sandbox, and its cgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
     pub uid: &'a PodUid,
@@ -52,7 +52,7 @@ pub fn sandbox_config(
     })
 }
 
-/// As much of a sandbox as a runtime wants to know for pulling an image.
+/// The part of a sandbox configuration that an image pull needs.
 pub fn for_pull(pod: &PodRef) -> PodSandboxConfig {
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {

@@ -1,4 +1,4 @@
-//! As whom does a container run, and what is it kept from?
+//! The security context of containers and sandboxes.
 //!
 //! Owns: users, groups, capabilities, namespaces, seccomp, AppArmor, SELinux, hidden paths; the check of `runAsNonRoot`.
 //! Upstream: `kuberuntime/security_context*.go`, `pkg/securitycontext`, `kuberuntime/util`, `security/apparmor`.
@@ -69,7 +69,7 @@ pub fn of_container(
         (Some(user), _) => context.run_as_user = Some(int64(user)),
         (None, ImageUser::Uid(user)) => context.run_as_user = Some(int64(*user)),
         (None, ImageUser::Name(name)) => context.run_as_username = name.clone(),
-        // An image that names nobody runs as root.
+        // An image without a user runs as root.
         (None, ImageUser::Unset) => context.run_as_user = Some(int64(0)),
     }
     Ok(context)
@@ -88,13 +88,13 @@ pub fn of_sandbox(spec: &PodSpec) -> Result<LinuxSandboxSecurityContext, ConfigE
         supplemental_groups: groups(&of_pod),
         supplemental_groups_policy: groups_policy(&of_pod)?,
         privileged: all(spec).any(is_privileged),
-        // Always: the pod's own profile may be too narrow for the program that holds the sandbox.
+        // Always: the pod's own profile may be too narrow for the sandbox's process.
         seccomp: Some(profile(ProfileType::RuntimeDefault)),
         ..LinuxSandboxSecurityContext::default()
     })
 }
 
-/// Refuses a container that must not run as root and would, or might.
+/// Rejects a container with runAsNonRoot that would or might run as root.
 pub fn verify_run_as_non_root(
     pod: &Pod,
     uid: &PodUid,
@@ -184,14 +184,14 @@ fn seccomp(
     }
 }
 
-/// The profile, and once more in the words of runtimes before 1.30.
+/// The profile, and the deprecated field for runtimes before 1.30.
 fn apparmor(
     pod: &Pod,
     of_pod: &PodSecurityContext,
     container: &Container,
 ) -> Result<(Option<SecurityProfile>, String), ConfigError> {
     let own = container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-    // Static pods may carry the annotation of old alone: nobody made a field of it.
+    // Static pods may have only the deprecated annotation: the API server did not convert it.
     let annotation = pod
         .metadata
         .annotations

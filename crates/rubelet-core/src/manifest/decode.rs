@@ -1,6 +1,6 @@
-//! From plain data to a typed pod, naming every field that has the wrong type and every field nobody knows.
+//! Decoding of plain data into a typed pod, with an error for every field of a wrong type and a warning for every unknown one.
 //!
-//! Owns: which kinds are taken. Never: judges values, fills in defaults.
+//! Owns: which kinds are accepted. Never: validates values, applies defaults.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use super::{
     field::{FieldError, Path, quoted},
 };
 
-/// Enough to mend a file by; a file of another kind altogether would fill the log.
+/// Enough to fix a file; a file of another kind would fill the log.
 const MAX_PROBLEMS: usize = 20;
 
 /// The pods' values in a manifest, each with its path.
@@ -45,12 +45,12 @@ pub(super) fn split(value: Value, origin: &Origin) -> Result<Vec<(Path, Value)>,
     }
 }
 
-/// The typed pod, and the fields of `value` that did not make it into it.
+/// The typed pod, and the unknown fields of `value`.
 pub(super) fn pod(mut value: Value, path: &Path) -> Result<(Pod, Vec<Warning>), Vec<FieldError>> {
     let Value::Object(object) = &mut value else {
         return Err(vec![FieldError::new(path, format!("expected a v1 Pod, found {}", description(&value)))]);
     };
-    // They were checked by `split`, and items of a list need not have them.
+    // Checked by `split`; items of a list need not have them.
     object.remove("apiVersion");
     object.remove("kind");
     let pod = match Pod::deserialize(&value) {
@@ -69,7 +69,7 @@ pub(super) fn pod(mut value: Value, path: &Path) -> Result<(Pod, Vec<Warning>), 
     Ok((pod, warnings))
 }
 
-/// The pod as data. Fields that are not set are not there.
+/// The pod as data, without unset fields.
 pub(super) fn encoded(pod: &Pod) -> Value {
     serde_json::to_value(pod).expect("a pod has only string keys and finite numbers")
 }
@@ -118,13 +118,13 @@ fn wrong_types(part: &Value, steps: &mut Vec<Step>, path: &Path, problems: &mut 
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
-    // The parts are right one by one and wrong together.
+    // Each part is valid alone, but not together.
     if problems.len() == found_before {
         problems.push(FieldError::invalid(path, shown(part), &expectation(&error.to_string())));
     }
 }
 
-/// Tells a list in the place of an object from an object with something wrong inside.
+/// Distinguishes a list in place of an object from an object with an invalid member.
 fn emptied(part: &Value) -> Value {
     match part {
         Value::Object(_) => Value::Object(Map::new()),
@@ -152,14 +152,14 @@ fn expectation(error: &str) -> String {
     }
 }
 
-/// Fields of `given` that `kept` lacks: the pod's type has no place for them.
+/// Fields of `given` that `kept` lacks: the pod's type does not have them.
 fn unknown_fields(given: &Value, kept: &Value, path: &Path, warnings: &mut Vec<Warning>) {
     match (given, kept) {
         (Value::Object(given), Value::Object(kept)) => {
             for (name, value) in given {
                 match kept.get(name) {
                     Some(kept) => unknown_fields(value, kept, &path.child(name), warnings),
-                    // Null is how a template says "not set".
+                    // In a template, null means "not set".
                     None if value.is_null() => {}
                     None => warnings.push(Warning { field: path.child(name).to_string() }),
                 }

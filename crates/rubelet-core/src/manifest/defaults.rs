@@ -1,6 +1,6 @@
-//! What a pod gets that its manifest does not say.
+//! The API server's defaults for pods.
 //!
-//! Owns: the API server's defaults for pods. Never: judges; a wrong value stays wrong for `validate.rs` to name.
+//! Owns: the defaults. Never: validates; an invalid value stays for `validate.rs`.
 //! Upstream: `apis/core/v1/defaults.go` (SetDefaults_Pod, SetDefaults_PodSpec, …), `zz_generated.defaults.go`.
 
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ fn ephemeral_container_defaults(container: &mut EphemeralContainer) {
     lifecycle_defaults(container.lifecycle.as_mut());
 }
 
-/// Always for `latest`, which is also what an image without tag and digest means; otherwise a tag is taken to be fixed.
+/// Always for `latest`, which is also the meaning of no tag and no digest; otherwise a tag is taken to be fixed.
 fn pull_policy(policy: &mut Option<String>, image: Option<&str>) {
     let is_latest = image.is_some_and(|image| tag(image) == "latest");
     text(policy, if is_latest { "Always" } else { "IfNotPresent" });
@@ -90,7 +90,7 @@ fn ports(ports: Option<&mut [ContainerPort]>) {
     }
 }
 
-/// On the host's network a container's port is a port of the host.
+/// On the host network a container's port is a port of the host.
 fn bind_host_ports(ports: Option<&mut [ContainerPort]>) {
     for port in ports.into_iter().flatten() {
         if port.host_port.unwrap_or_default() == 0 {
@@ -180,7 +180,7 @@ fn volume_defaults(volume: &mut Volume) {
     storage_defaults(volume);
 }
 
-/// Of volumes that no pod of ours is given: their defaults are part of a pod's identity all the same.
+/// Defaults of unsupported volumes, which are part of a pod's UID all the same.
 fn storage_defaults(volume: &mut Volume) {
     if let Some(iscsi) = &mut volume.iscsi {
         text(&mut iscsi.iscsi_interface, "default");
@@ -216,14 +216,14 @@ fn projected_defaults(projected: &mut ProjectedVolumeSource) {
     }
 }
 
-/// To the API an empty string is a field that is not set.
+/// In the API an empty string is an unset field.
 fn text(field: &mut Option<String>, default: &str) {
     if field.as_deref().unwrap_or_default().is_empty() {
         *field = Some(default.to_owned());
     }
 }
 
-/// To the API zero is a field that is not set.
+/// In the API zero is an unset field.
 fn number(field: &mut Option<i32>, default: i32) {
     if field.unwrap_or_default() == 0 {
         *field = Some(default);

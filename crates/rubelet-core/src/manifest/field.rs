@@ -1,4 +1,4 @@
-//! Field paths and what can be wrong with a field, in the API server's words.
+//! Field paths and field errors, with the API server's texts.
 //!
 //! Owns: the texts users know from `kubectl apply`. Upstream: `apimachinery/pkg/util/validation/field`.
 
@@ -33,7 +33,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// One thing wrong with one field.
+/// One error of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub field: Path,
@@ -55,7 +55,7 @@ impl FieldError {
         FieldError::new(field, with_reason("Required value".to_owned(), why))
     }
 
-    /// `value` as it is to be shown: strings through [`quoted`].
+    /// `value` as shown in the error: strings through [`quoted`].
     pub fn invalid(field: &Path, value: impl fmt::Display, why: &str) -> Self {
         FieldError::new(field, with_reason(format!("Invalid value: {value}"), why))
     }

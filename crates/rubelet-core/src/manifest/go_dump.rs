@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use super::go_quantity::GoQuantity;
 
-/// Upstream rounds what is in a resource list up to thousandths.
+/// Upstream rounds quantities of a resource list up to thousandths.
 const MILLI: i32 = -3;
-/// Seconds from Go's first year to 1970.
+/// Seconds from Go's year 1 to 1970.
 const SECONDS_BEFORE_1970: i64 = 62_135_596_800;
-/// A decoded time refers to the zone of its node, and the dump shows it: this is one on UTC.
+/// A decoded time refers to the node's time zone, which the dump shows: this one is UTC.
 const UTC_ZONE: &str = "(*time.Location){name:(string)Local zone:([]time.zone)[{name:(string)UTC offset:(int)0 isDST:(bool)false}] \
     tx:([]time.zoneTrans)[{when:(int64)-9223372036854775808 index:(uint8)0 isstd:(bool)false isutc:(bool)false}] \
     extend:(string)UTC0 cacheStart:(int64)-9223372036854775808 cacheEnd:(int64)9223372036854775807 \
@@ -29,7 +29,7 @@ enum Type {
     Structure(Vec<Field>),
     /// A name for another type, `string` or `map[core.ResourceName]resource.Quantity`.
     Alias(&'static str),
-    /// Known by name here, because its fields are not those of its JSON.
+    /// A special case here, because its fields are not those of its JSON.
     Opaque,
 }
 
@@ -150,7 +150,7 @@ fn opaque(type_name: &str, value: Option<&Value>, out: &mut impl fmt::Write) -> 
     }
 }
 
-/// A text, or what [`GoQuantity`] serializes to: upstream computes some that no text stands for.
+/// A text, or the serialized form of [`GoQuantity`]: upstream computes some that have no text.
 fn quantity(value: Option<&Value>) -> GoQuantity {
     let known = value.and_then(|value| match value {
         Value::String(text) => GoQuantity::parse(text.trim()),
@@ -170,7 +170,7 @@ fn time(value: Option<&Value>, out: &mut impl fmt::Write) -> fmt::Result {
     write!(out, "{{Time:(time.Time){{wall:(uint64){nanos} ext:(int64){seconds} loc:{UTC_ZONE}}}}}")
 }
 
-/// JSON as Go writes it: what has a meaning in HTML is escaped.
+/// JSON as Go writes it: HTML characters are escaped.
 fn compact(value: &Value) -> String {
     value.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }

@@ -1,4 +1,4 @@
-//! A quantity as upstream holds it in memory, which its dump of a pod shows.
+//! A quantity in upstream's in-memory form, which its dump of a pod shows.
 //!
 //! Owns: which of the two forms a text is parsed into, when the text itself is kept, rounding, sums. Never: what a
 //! quantity means for a pod (`quantity.rs`).
@@ -58,7 +58,7 @@ impl Default for GoQuantity {
 }
 
 impl GoQuantity {
-    /// None of a text that is no quantity, and of one with more than 38 digits.
+    /// `None` for an invalid quantity, and for one with more than 38 digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         if text == "0" {
             return Some(GoQuantity { text: text.to_owned(), format: DECIMAL.to_owned(), ..GoQuantity::default() });
@@ -107,7 +107,7 @@ impl GoQuantity {
         Some(())
     }
 
-    /// Upstream brings both into the same form to compare them, and keeps the one on the left in it.
+    /// Upstream converts both to the same form to compare them, and keeps the left one in it.
     pub(super) fn is_greater(&mut self, other: &GoQuantity) -> Option<bool> {
         let (left, places) = unscaled(self.amount);
         let (right, other_places) = unscaled(other.amount);
@@ -129,7 +129,7 @@ impl GoQuantity {
 }
 
 impl fmt::Display for GoQuantity {
-    /// What spew writes of the structure.
+    /// The structure as spew writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (value, scale) = match self.amount {
             Amount::Small { value, scale } => (value, scale),
@@ -272,7 +272,7 @@ fn large_sum(left: Amount, right: Amount) -> Option<Amount> {
     Some(Amount::Large { unscaled: sum, scale })
 }
 
-/// From `places` decimal places to `wanted`; what is lost rounds away from zero.
+/// From `places` decimal places to `wanted`, rounding away from zero.
 fn rescale_up(unscaled: i128, places: i32, wanted: i32) -> Option<i128> {
     match u32::try_from(wanted - places) {
         Ok(more) => match unscaled {

@@ -1,4 +1,4 @@
-//! Who is a static pod? Its UID, its name on this node, and the marks that say where it came from.
+//! The identity of a static pod: UID, name, and source annotations.
 //!
 //! Owns: what makes two manifests the same pod. Never: the time (`pod_config.rs` writes `config.seen`).
 //! Upstream: `applyDefaults`, `generatePodName` in `config/common.go`.
@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use super::{Origin, go_dump, internal, pod_level::Sums};
 use crate::{event::Source, fnv::Fnv128};
 
-/// Where the pod was asked for: `file`, `http` or `api`.
+/// The source of the pod: `file`, `http` or `api`.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// The static pod's UID; it changes with the manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
-/// The manifest's own UID, or upstream's hash of the defaulted pod, the node and the place it was read from.
+/// The manifest's own UID, or upstream's hash of the defaulted pod, the node and the origin.
 pub(super) fn uid(pod: &Pod, sums: &Sums, origin: &Origin, node_name: &str) -> String {
     if let Some(uid) = pod.metadata.uid.as_ref().filter(|uid| !uid.is_empty()) {
         return uid.clone();
@@ -30,7 +30,7 @@ pub(super) fn uid(pod: &Pod, sums: &Sums, origin: &Origin, node_name: &str) -> S
     hash.hex()
 }
 
-/// Names the pod for this node and marks it as static.
+/// Names the pod for this node and annotates it as static.
 pub(super) fn apply(pod: &mut Pod, uid: String, origin: &Origin, node_name: &str) {
     let metadata = &mut pod.metadata;
     let name = metadata.name.take().unwrap_or_default();
@@ -52,11 +52,11 @@ pub(super) fn apply(pod: &mut Pod, uid: String, origin: &Origin, node_name: &str
     if source == Source::File {
         tolerate_every_eviction(spec.tolerations.get_or_insert_default());
     }
-    // What a manifest claims about its pod's status is not true of a pod that has not run.
+    // A status in a manifest does not describe a pod that has not run.
     pod.status = Some(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() });
 }
 
-/// A pod from a file stays when its node has problems: nobody could move it anywhere.
+/// A pod from a file is not evicted: it cannot be moved to another node.
 fn tolerate_every_eviction(tolerations: &mut Vec<Toleration>) {
     let all = Toleration {
         operator: Some("Exists".to_owned()),

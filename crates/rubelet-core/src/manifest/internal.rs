@@ -1,6 +1,6 @@
-//! A pod in the form that upstream's programs work with, which is not quite that of its API.
+//! A pod in upstream's internal form, which differs slightly from v1.
 //!
-//! Owns: what changes on the way from v1. Never: defaults, which come before.
+//! Owns: the conversion from v1. Never: defaults, which come before.
 //! Upstream: `apis/core/v1/conversion.go`.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{decode, pod_level::Sums};
 
-/// Annotations of clients that knew init containers before they were a field.
+/// Deprecated init container annotations.
 const OLD_ANNOTATIONS: [&str; 4] = [
     "pod.beta.kubernetes.io/init-containers",
     "pod.alpha.kubernetes.io/init-containers",
@@ -20,7 +20,7 @@ const OLD_ANNOTATIONS: [&str; 4] = [
 /// Fields of the specification that the internal pod has in its security context.
 const HOST_NAMESPACES: [&str; 5] = ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "hostUsers"];
 
-/// What the conversion changes for good: upstream runs the pod so, too.
+/// Permanent changes of the conversion: upstream runs the pod with them, too.
 pub(super) fn convert(pod: &mut Pod) {
     if let Some(annotations) = &mut pod.metadata.annotations {
         annotations.retain(|name, _| !OLD_ANNOTATIONS.contains(&name.as_str()));
@@ -46,7 +46,7 @@ pub(super) fn convert(pod: &mut Pod) {
 pub(super) fn encoded(pod: &Pod, sums: &Sums) -> Value {
     let mut pod = decode::encoded(pod);
     if let Value::Object(object) = &mut pod {
-        // An object's type is no part of its internal form.
+        // The internal form has no apiVersion and kind.
         object.remove("apiVersion");
         object.remove("kind");
     }

@@ -1,4 +1,4 @@
-//! Which fields of a pod are used? Asked by path pattern, so that a table of fields is a table of strings.
+//! Which fields of a pod are set, by path pattern.
 //!
 //! Owns: the pattern language. `spec.volumes[*].nfs` is every entry's field; `<containers>` stands for the three lists
 //! of containers, `<volume type>` for any volume type that nothing acts on, `<resource>` for any but cpu and memory.
@@ -51,7 +51,7 @@ fn matches(name: &str, field: &str) -> bool {
     }
 }
 
-/// To the API, empty is not set. A volume source or a handler may be empty and still be meant, so objects count.
+/// In the API, empty is unset. An empty volume source or handler has a meaning, so objects count.
 fn is_set(value: &Value) -> bool {
     match value {
         Value::Null => false,

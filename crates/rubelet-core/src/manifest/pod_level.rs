@@ -1,6 +1,6 @@
-//! Resources of a whole pod that its manifest does not name.
+//! Defaults of pod-level resources.
 //!
-//! Owns: what the containers' requests and limits make of the pod's. Never: changes a container's.
+//! Owns: the pod's requests and limits derived from its containers'. Never: changes a container's.
 //! Upstream: `defaultHugePagePodLimits`, `defaultPodRequests` in `apis/core/v1/defaults.go`, AggregateContainerRequests.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::pod::restart_policy::is_sidecar;
 type TextList = BTreeMap<String, Quantity>;
 type List = BTreeMap<String, GoQuantity>;
 
-/// Sums over the containers that became the pod's own. Upstream's dump of them is not that of their text.
+/// Sums over the containers that became the pod's own. Upstream's dump of them differs from that of their text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     pub(super) limits: List,
@@ -50,7 +50,7 @@ pub(super) fn apply(spec: &mut PodSpec) -> Sums {
     sums
 }
 
-/// What no container asks for is asked for up to its limit.
+/// A resource without a request is requested up to its limit.
 fn request_limits(resources: &mut ResourceRequirements, sums: &mut Sums) {
     for (name, limit) in resources.limits.iter().flatten() {
         let is_supported = ["cpu", "memory"].contains(&name.as_str()) || is_huge_page(name);
@@ -64,8 +64,8 @@ fn request_limits(resources: &mut ResourceRequirements, sums: &mut Sums) {
     }
 }
 
-/// What all containers need at once: the main containers and sidecars together, or an init container with the sidecars
-/// before it, whichever is more.
+/// The largest amount needed at one time: the main containers and sidecars together, or an init container with the sidecars
+/// before it.
 fn totals(spec: &PodSpec, pick: fn(&ResourceRequirements) -> Option<&TextList>) -> List {
     let own = |container: &Container| -> List {
         let texts = container.resources.as_ref().and_then(pick).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! A static pod may not refer to objects in the API: it must run when there is none.
+//! A static pod may not refer to API objects: it must run without an API server.
 //!
 //! Upstream: `HasAPIObjectReference` in `pkg/api/pod/util.go`, under gate PreventStaticPodAPIReferences.
 
@@ -9,7 +9,7 @@ use super::{
     pattern,
 };
 
-/// Field, and what it refers to in upstream's words.
+/// Field, and the object's name in upstream's message.
 const REFERENCES: &[(&str, &str)] = &[
     ("spec.serviceAccountName", "serviceaccounts"),
     ("spec.serviceAccount", "serviceaccounts"),

@@ -1,7 +1,7 @@
-//! Which fields of a pod does Rubelet not act on yet? One table, to shrink as capabilities come.
+//! Fields of a pod that are not supported yet, in one table.
 //!
-//! Owns: the honest answer, so that nothing a user asks for is dropped in silence. Never: refuses the pod.
-//! Not listed: what upstream's kubelet leaves to others, such as topology spread or the scheduler's name.
+//! Owns: the list, so that no field is ignored silently. Never: rejects the pod.
+//! Not listed: fields of other components, such as topology spread or the scheduler's name.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
@@ -10,7 +10,7 @@ use super::{decode, pattern};
 const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].volumeDevices",
     "spec.<containers>[*].resources.claims",
-    // Disk use is not measured yet, and there are no device plugins.
+    // Disk usage is not measured yet, and there are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
     "spec.volumes[*].<volume type>",
@@ -21,20 +21,20 @@ const UNSUPPORTED: &[&str] = &[
     "spec.securityContext.seLinuxChangePolicy",
 ];
 
-/// The paths of the fields this pod uses that nothing acts on yet.
+/// The paths of the unsupported fields that this pod sets.
 pub fn unsupported(pod: &Pod) -> Vec<String> {
     let encoded = decode::encoded(pod);
     let mut fields: Vec<String> =
         UNSUPPORTED.iter().flat_map(|field| pattern::used(&encoded, field)).map(|path| path.to_string()).collect();
     let spec = pod.spec.as_ref();
-    // The default shares the host's users, which is what happens.
+    // The default shares the host's user namespace, as we do.
     if spec.is_some_and(|spec| spec.host_users == Some(false)) {
         fields.push("spec.hostUsers".to_owned());
     }
     fields.extend(restarts_of_all(spec));
     for (index, volume) in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten().enumerate() {
         let Some(empty_dir) = &volume.empty_dir else { continue };
-        // In memory the limit is the file system's size; on disk somebody would have to measure.
+        // In memory the limit is the file system's size; on disk usage would have to be measured.
         if empty_dir.size_limit.is_some() && empty_dir.medium.as_deref() != Some("Memory") {
             fields.push(format!("spec.volumes[{index}].emptyDir.sizeLimit"));
         }
@@ -42,7 +42,7 @@ pub fn unsupported(pod: &Pod) -> Vec<String> {
     fields
 }
 
-/// The other action of a restart rule, `Restart`, is acted on.
+/// `Restart`, the other action of a restart rule, is supported.
 fn restarts_of_all(spec: Option<&PodSpec>) -> Vec<String> {
     let mut fields = Vec::new();
     let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Is this pod one the API server would take?
+//! Validation of pods as in the API server.
 //!
-//! Owns: the checks of every field Rubelet acts on, and of what people get wrong. Runs after defaults and identity.
-//! Never: changes the pod. Not checked because nothing here acts on it: affinity, topology spread, Windows options,
-//! and the inside of volume sources other than emptyDir and hostPath.
+//! Owns: the checks of every supported field, and of frequent mistakes. Runs after defaults and identity.
+//! Never: changes the pod. Not checked because unsupported: affinity, topology spread, Windows options, and the inside of
+//! volume sources other than emptyDir and hostPath.
 //! Upstream: `apis/core/validation` (ValidatePodCreate).
 
 mod containers;
@@ -25,7 +25,7 @@ use crate::container::is_host_network;
 /// Upstream's limit for all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 
-/// Every problem of the pod, in the order of the API server.
+/// All errors of the pod, in the API server's order.
 pub(super) fn pod(pod: &Pod, path: &Path) -> Vec<FieldError> {
     let mut problems = Vec::new();
     metadata(&pod.metadata, &path.child("metadata"), &mut problems);
@@ -43,7 +43,7 @@ fn metadata(metadata: &ObjectMeta, path: &Path, problems: &mut Vec<FieldError>) 
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     invalid(&path.child("namespace"), namespace, &names::dns_label(namespace), problems);
     let uid = metadata.uid.as_deref().unwrap_or_default();
-    // Upstream takes any text, but a UID names directories: one with a slash would lead out of ours.
+    // Upstream accepts any text, but a UID names directories: one with a slash would lead out of ours.
     invalid(&path.child("uid"), uid, &names::uid(uid), problems);
     labels(metadata.labels.as_ref(), &path.child("labels"), problems);
     let annotations = path.child("annotations");
@@ -191,7 +191,7 @@ fn tolerations(tolerations: &[Toleration], path: &Path, problems: &mut Vec<Field
     }
 }
 
-/// One problem for each thing that is wrong with `value`.
+/// One error for each message about `value`.
 fn invalid(field: &Path, value: &str, messages: &[String], problems: &mut Vec<FieldError>) {
     problems.extend(messages.iter().map(|message| FieldError::invalid(field, quoted(value), message)));
 }
@@ -217,7 +217,7 @@ fn not_negative(value: Option<i32>, field: &Path, problems: &mut Vec<FieldError>
     }
 }
 
-/// A path below some directory must not lead out of it.
+/// A path below a directory must not lead out of it.
 fn descending_path(value: &str, field: &Path, problems: &mut Vec<FieldError>) {
     if value.starts_with('/') {
         problems.push(FieldError::invalid(field, quoted(value), "must be a relative path"));

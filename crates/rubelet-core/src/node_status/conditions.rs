@@ -1,7 +1,7 @@
-//! What the node says of its health: three pressures, and Ready as the last one.
+//! The node's conditions: three pressures, and Ready as the last one.
 //!
-//! Owns: the four conditions with their reasons and words, and which of their turns are worth an event.
-//! Never: touches conditions of others (`NetworkUnavailable`).
+//! Owns: the four conditions with their reasons and messages, and which of their changes are events.
+//! Never: touches conditions of other owners (`NetworkUnavailable`).
 //! Upstream: `MemoryPressureCondition`, `DiskPressureCondition`, `PIDPressureCondition`, `ReadyCondition`.
 
 use jiff::Timestamp;
@@ -15,7 +15,7 @@ use crate::{
 
 pub const READY: &str = "Ready";
 
-/// Nothing is evicted yet, so nothing watches for pressure.
+/// There is no eviction yet, so pressure is not measured.
 struct Pressure {
     condition: &'static str,
     reason: &'static str,
@@ -23,7 +23,7 @@ struct Pressure {
     event: &'static str,
 }
 
-/// In the order a new node gets them.
+/// In the order of a new node.
 const PRESSURES: [Pressure; 3] = [
     Pressure {
         condition: "MemoryPressure",
@@ -45,7 +45,7 @@ const PRESSURES: [Pressure; 3] = [
     },
 ];
 
-/// `missing`: resources whose capacity nobody knows.
+/// `missing`: resources of unknown capacity.
 pub(super) fn set(status: &mut NodeStatus, view: &NodeView, missing: &[&str], at: Timestamp) {
     for pressure in &PRESSURES {
         put(status, condition(pressure.condition, "False", pressure.reason, pressure.message), at);
@@ -77,7 +77,7 @@ pub(super) fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCon
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
-/// The events for conditions that have another status than before.
+/// The events for conditions whose status changed.
 pub(super) fn turns(before: &NodeStatus, after: &NodeStatus) -> impl Iterator<Item = &'static str> {
     let status_of = |status: &NodeStatus, kind: &str| find(status, kind).map(|condition| condition.status.clone());
     let has_turned = |kind: &str| status_of(before, kind) != status_of(after, kind);
@@ -99,7 +99,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> NodeCondi
     }
 }
 
-/// A condition keeps its place, and the date of its last turn until it turns again.
+/// A condition keeps its place, and its transition time until its status changes.
 fn put(status: &mut NodeStatus, mut condition: NodeCondition, at: Timestamp) {
     let conditions = status.conditions.get_or_insert_default();
     let known = conditions.iter_mut().find(|known| known.type_ == condition.type_);

@@ -1,6 +1,6 @@
-//! The node's lease: the smallest thing that says "I am alive".
+//! The node's lease, its heartbeat.
 //!
-//! Owns: what is in it. Never: sends it.
+//! Owns: its content. Never: sends it.
 //! Upstream: `newLease` of the lease controller, `SetNodeOwnerFunc`.
 
 use jiff::Timestamp;
@@ -11,8 +11,8 @@ use k8s_openapi::{
 
 pub const NAMESPACE: &str = "kube-node-lease";
 
-/// The lease after a renewal: a new one, or the one the API server has with what is ours put right. It belongs to the
-/// node, so that it goes when the node goes.
+/// The renewed lease: a new one, or the known one with our fields updated. The Node object owns it, so that both are deleted
+/// together.
 pub fn renewed(known: Option<&Lease>, node: &str, node_uid: Option<&str>, duration_secs: i32, at: Timestamp) -> Lease {
     let mut lease = known.cloned().unwrap_or_else(|| Lease {
         metadata: ObjectMeta {

@@ -1,4 +1,4 @@
-//! From one node to the next, as the smallest document that takes the API server there.
+//! The smallest patch from one Node object to the next.
 //!
 //! Owns: the strategic merge patch for `/status`: members that differ, conditions by their type, addresses as a whole.
 //! Never: touches the spec.
@@ -26,7 +26,7 @@ pub fn patch(known: &Node, updated: &Node) -> Option<Value> {
         status.insert("conditions".to_owned(), conditions);
     }
     if known["addresses"] != updated["addresses"] {
-        // Merged by type, as the API's schema has it, two addresses of one type would become one.
+        // The API's schema merges by type, which would make one of two addresses of the same type.
         let replaced = list(&updated["addresses"]).cloned().chain([json!({"$patch": "replace"})]);
         status.insert("addresses".to_owned(), replaced.collect());
     }
@@ -39,7 +39,7 @@ pub fn patch(known: &Node, updated: &Node) -> Option<Value> {
     (!parts.is_empty()).then_some(Value::Object(parts))
 }
 
-/// What is absent becomes `null`; what is no object is replaced as a whole.
+/// Absent members become `null`; non-objects are replaced as a whole.
 fn difference(known: &Value, updated: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (known, updated) else {
         return (known != updated).then(|| updated.clone());
@@ -53,7 +53,7 @@ fn difference(known: &Value, updated: &Value) -> Option<Value> {
     (!changes.is_empty()).then_some(Value::Object(changes))
 }
 
-/// Each changed condition with its type and what differs.
+/// Each changed condition with its type and its differences.
 fn changed_conditions(known: &Value, updated: &Value) -> Option<Value> {
     let changes: Vec<_> = list(updated)
         .filter_map(|condition| {

@@ -1,7 +1,7 @@
-//! The node as it introduces itself, and what of a node that is known already is put right.
+//! The Node object at registration, and the update of an existing one.
 //!
-//! Owns: the labels, taints and annotations of a new node; on a known one the labels and resources that are the agent's.
-//! Never: changes the taints or the provider's name of a node that exists.
+//! Owns: the labels, taints and annotations of a new node; on an existing one the labels and resources that the agent owns.
+//! Never: changes the taints or the provider ID of an existing node.
 //! Upstream: `initialNode`, `tryRegisterWithAPIServer`.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::{
 const LABEL_HOST_NAME: &str = "kubernetes.io/hostname";
 const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
-/// Labels that follow the agent on a node that is known already; all others are left to whoever set them.
+/// Labels that are updated on an existing node; all others stay.
 const FOLLOWED_LABELS: [&str; 11] = [
     LABEL_HOST_NAME,
     "topology.kubernetes.io/zone",
@@ -35,7 +35,7 @@ const FOLLOWED_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
 ];
 
-/// A node nobody knows yet.
+/// A new node.
 pub fn initial(report: Report<'_>) -> Node {
     let setup = report.setup;
     let annotation = setup.attaches_by_controller.then(attach_annotation);
@@ -56,7 +56,7 @@ pub fn initial(report: Report<'_>) -> Node {
     updated(&node, report)
 }
 
-/// A node that is known already, with what the agent answers for put right. Its status is left to the next report.
+/// An existing node, with the agent's fields updated. Its status is left to the next report.
 pub fn reconciled(known: &Node, report: Report<'_>) -> Node {
     let setup = report.setup;
     let mut node = known.clone();
@@ -84,7 +84,7 @@ pub fn reconciled(known: &Node, report: Report<'_>) -> Node {
     node
 }
 
-/// Those the agent gives the node itself.
+/// The labels that the agent sets.
 pub fn labels(setup: &NodeSetup) -> BTreeMap<String, String> {
     let own = [
         (LABEL_HOST_NAME, &setup.name),
@@ -97,7 +97,7 @@ pub fn labels(setup: &NodeSetup) -> BTreeMap<String, String> {
     own.into_iter().chain(setup.labels.clone()).collect()
 }
 
-/// Those a new node gets.
+/// The taints of a new node.
 pub fn taints(setup: &NodeSetup) -> Vec<Taint> {
     let cloud_taint = setup.has_external_cloud.then(|| Taint {
         key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
@@ -127,7 +127,7 @@ fn zero_extended_resources(status: &mut NodeStatus) {
     }
 }
 
-/// Sizes of huge pages the machine has no more.
+/// Removes page sizes that the machine no longer has.
 fn forget_huge_pages(status: &mut NodeStatus, report: Report<'_>) {
     let has = resources::capacity(report.machine, report.setup);
     let is_gone = |name: &String| name.starts_with(HUGE_PAGES) && !has.contains_key(name);

@@ -1,7 +1,7 @@
-//! How much does the node have, and how much of it may pods use?
+//! Capacity and allocatable resources of the node.
 //!
-//! Owns: capacity, what is held back of it, allocatable. Never: touches resources others put on the node, but for their
-//! allocatable, which follows their capacity.
+//! Owns: capacity, reservations, allocatable. Never: touches resources of other writers, except their allocatable, which
+//! follows their capacity.
 //! Upstream: `CapacityFromMachineInfo`, `GetNodeAllocatableReservation`, `hardEvictionReservation`, `MachineInfo`.
 
 use std::collections::BTreeMap;
@@ -19,20 +19,20 @@ const MEMORY: &str = "memory";
 const STORAGE: &str = "ephemeral-storage";
 const PODS: &str = "pods";
 
-/// What is kept from pods, as configured.
+/// The configured reservations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
     /// `systemReserved`.
     pub system: BTreeMap<String, String>,
     /// `kubeReserved`.
     pub kube: BTreeMap<String, String>,
-    /// `evictionHard`: what eviction would not let pods have.
+    /// `evictionHard`: reserved for eviction.
     pub eviction: BTreeMap<String, String>,
-    /// How many processors `reservedSystemCPUs` names; they take the place of what the lists say of CPUs.
+    /// The number of processors in `reservedSystemCPUs`; it replaces the CPU of the lists.
     pub cpus: Option<i64>,
 }
 
-/// What the machine has of the resources the agent itself looks after.
+/// The machine's capacity of the resources that the agent owns.
 pub fn capacity(machine: &Machine, setup: &NodeSetup) -> ResourceList {
     let pods = match setup.pods_per_core {
         0 => setup.max_pods,
@@ -53,7 +53,7 @@ pub fn capacity(machine: &Machine, setup: &NodeSetup) -> ResourceList {
     capacity
 }
 
-/// What is left of a capacity for pods.
+/// The part of a capacity that is left for pods.
 pub fn allocatable(capacity: &ResourceList, reservations: &Reservations) -> ResourceList {
     let mut allocatable: ResourceList = capacity
         .iter()
@@ -75,21 +75,21 @@ pub(super) fn set(status: &mut NodeStatus, machine: &Machine, setup: &NodeSetup)
     let mut all = known;
     all.extend(capacity(machine, setup));
     let mut left = allocatable(&all, &setup.reservations);
-    // Not ours, and nobody's capacity: an admin's own bookkeeping.
+    // Without a capacity, set by an administrator.
     let others = status.allocatable.take().unwrap_or_default();
     left.extend(others.into_iter().filter(|(name, _)| !all.contains_key(name) && !is_extended(name)));
     status.allocatable = listed(left);
     status.capacity = listed(all);
 }
 
-/// What a node must have to be ready, and is not known to have.
+/// The resources that a ready node must have, and whose amount is unknown.
 pub(super) fn missing(status: &NodeStatus, setup: &NodeSetup) -> Vec<&'static str> {
     let required = [CPU, MEMORY, PODS].into_iter().chain(setup.isolates_storage.then_some(STORAGE));
     let has = |name: &str| status.capacity.as_ref().is_some_and(|capacity| capacity.contains_key(name));
     required.filter(|name| !has(name)).collect()
 }
 
-/// A resource with a domain of its own: a device, or something a cluster's admin counts.
+/// A resource with its own domain, such as a device.
 pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
@@ -111,7 +111,7 @@ fn reserved(name: &str, capacity: Quantity, reservations: &Reservations) -> Quan
     by_config.saturating_add(threshold.unwrap_or_default())
 }
 
-/// `100Mi`, or a part of the capacity such as `10%`. Upstream keeps the part in 32 bits; a node's numbers show it.
+/// `100Mi`, or a percentage of the capacity such as `10%`. Upstream keeps the percentage in 32 bits, which shows in the result.
 fn threshold_of(text: &str, capacity: Quantity) -> Quantity {
     match text.strip_suffix('%') {
         Some(percentage) => {

@@ -1,4 +1,4 @@
-//! The Node object from facts: what is registered, what is reported, what counts as a change.
+//! The Node object from facts: registration, reports, changes.
 
 use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ fn not_ready(problem: &str) -> NodeView {
     view(NodeReadiness::NotReady(vec![problem.to_owned()]))
 }
 
-/// The whole of what a test varies.
+/// The inputs a test varies.
 struct Case {
     setup: NodeSetup,
     machine: Machine,
@@ -218,7 +218,7 @@ fn a_cloud_node_registers_with_labels_taints_and_provider() {
     assert_eq!(taints, ["k", "node.cloudprovider.kubernetes.io/uninitialized"]);
     assert_eq!(spec.provider_id.as_deref(), Some("cloud://7"));
     assert_eq!(node.metadata.labels.unwrap()["role"], "db");
-    // Its addresses are the cloud's to find out.
+    // Its addresses are set by the cloud provider.
     let kinds: Vec<_> = node.status.unwrap().addresses.unwrap().into_iter().map(|address| address.type_).collect();
     assert_eq!(kinds, ["Hostname"]);
 }
@@ -239,7 +239,7 @@ fn what_is_reserved_is_not_allocatable() {
         shown(&capacity),
         ["cpu=2", "ephemeral-storage=51475068Ki", "hugepages-2Mi=200Mi", "memory=16368276Ki", "pods=20"]
     );
-    // 10 % is kept in 32 bits upstream, hence the odd number of bytes.
+    // Upstream keeps 10 % in 32 bits, hence the odd number of bytes.
     assert_eq!(
         shown(&resources::allocatable(&capacity, &case.setup.reservations)),
         ["cpu=1400m", "ephemeral-storage=47439422591", "hugepages-2Mi=200Mi", "memory=14488212Ki", "pods=20"]
@@ -293,7 +293,7 @@ fn a_runtime_that_has_not_answered_yet_leaves_the_node_as_it_was() {
     let updated = updated(&known, case.report());
     let ready = conditions::find(updated.status.as_ref().unwrap(), "Ready").unwrap();
     assert_eq!((ready.status.as_str(), &ready.last_transition_time), ("True", &Some(Time(ago(60)))));
-    // A node that is new, or that its cluster has given up, is not called ready on a guess.
+    // A new node, or one whose condition is Unknown, is not reported ready without a check.
     let node = initial(case.report());
     let ready = conditions::find(node.status.as_ref().unwrap(), "Ready").unwrap();
     assert_eq!(ready.message.as_deref(), Some("container runtime status check may not have completed yet"));
@@ -391,7 +391,7 @@ fn the_largest_images_are_reported_with_their_first_names() {
     assert_eq!(images[0].names.as_ref().unwrap().len(), 5);
     case.setup.max_images = -1;
     assert_eq!(initial(case.report()).status.unwrap().images.unwrap().len(), 3);
-    // A runtime that does not list its images has not lost them.
+    // A runtime that cannot list its images has not lost them.
     let known = initial(case.report());
     case.images = None;
     assert_eq!(updated(&known, case.report()).status.unwrap().images, known.status.unwrap().images);

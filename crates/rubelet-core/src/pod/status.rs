@@ -245,7 +245,7 @@ fn set_addresses(input: &StatusInput<'_>, old: Option<&PodStatus>, status: &mut 
     status.pod_ips = (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect());
 }
 
-/// Only the newest sandbox has a say, and only while it is ready.
+/// Only the newest sandbox counts, and only while it is ready.
 fn sandbox_ips(input: &StatusInput<'_>) -> Vec<String> {
     match input.facts.newest_sandbox() {
         Some(sandbox) if sandbox.state == SandboxState::Ready => preferred(&sandbox.ips, input.host_ips),

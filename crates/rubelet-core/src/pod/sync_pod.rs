@@ -2,7 +2,7 @@
 //!
 //! Owns: the order of steps. API status and status manager come before this (`agent.rs`), then
 //! network ready? → pod cgroup → data directories → volumes → sandbox → images → init containers → containers.
-//! The steps "runnable?", mirror pod and pull secrets belong between them; docs/parity.md says what is missing.
+//! The steps "runnable?", mirror pod and pull secrets belong between them; docs/parity.md lists what is missing.
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 

@@ -1,6 +1,6 @@
-//! The feature gates that upstream's kubelet v1.36 knows, sorted by name.
+//! The feature gates of upstream's kubelet v1.36, sorted by name.
 //!
-//! Owns: facts only. A gate of another component is here because the kubelet accepts it too.
+//! Owns: facts only. Gates of other components are listed because the kubelet accepts them, too.
 //! Upstream: `pkg/features`, and the gates of apiserver, client-go and component-base that its binary registers.
 
 use super::{Maturity, Spec};

@@ -1,4 +1,4 @@
-//! Rules about what is kept for the system: node allocatable, reserved CPUs and memory.
+//! Rules about node allocatable, reserved CPUs and memory.
 
 use std::collections::BTreeSet;
 
@@ -138,7 +138,7 @@ fn cpu_set(text: &str) -> Result<BTreeSet<u32>, String> {
                 if first > last {
                     return Err(format!("invalid range {item:?} ({first} > {last})"));
                 }
-                // No machine has more; a range of billions must not eat the memory.
+                // More than any machine has; a range of billions must not use up the memory.
                 if last > 1 << 16 {
                     return Err(format!("invalid range {item:?} ({last} > {})", 1 << 16));
                 }

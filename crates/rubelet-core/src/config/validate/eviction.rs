@@ -1,4 +1,4 @@
-//! Rules about eviction thresholds and what is reserved, whose values are little languages of their own.
+//! Rules about eviction thresholds and reservations, whose values have their own syntax.
 //!
 //! Upstream checks them only while it starts, one error at a time: `eviction.ParseThresholdConfig`, `parseResourceList`, `cm.ParseQOSReserved`.
 

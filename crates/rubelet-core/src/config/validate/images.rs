@@ -1,4 +1,4 @@
-//! Rules about who must show credentials for an image that is already here.
+//! Rules about the verification of pull credentials for present images.
 
 use super::Rules;
 use crate::config::gates::Gate;

@@ -1,4 +1,4 @@
-//! Rules about what the agent says of itself: logs, traces, hidden metrics.
+//! Rules about logs, traces and hidden metrics.
 //!
 //! Upstream: `component-base/logs/api/v1`, `component-base/tracing/api/v1`, `component-base/metrics/api/v1`.
 

@@ -1,4 +1,4 @@
-//! Rules upstream checks only while it starts, when some things are already touched; here they are checked with the others.
+//! Rules that upstream checks only while it starts; here they are checked with the others.
 //!
 //! Upstream: `cmd/kubelet/app/server.go` (run), `eviction.ParseThresholdConfig`, the constructors of the managers.
 

@@ -1,7 +1,7 @@
-//! Which variable does a file of a volume hold?
+//! Environment variables from files (`fileKeyRef`).
 //!
 //! Owns: the format of files that `fileKeyRef` names, and which of them a container needs. Never: reads one.
-//! Upstream: `pkg/kubelet/util/env`; `testdata/env_files.jsonl` has its answers.
+//! Upstream: `pkg/kubelet/util/env`; `testdata/env_files.jsonl` has its results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,22 +27,22 @@ impl From<&FileKeySelector> for FileKey {
     }
 }
 
-/// What was found of the keys a container needs: a value, which is empty if the key is not there, or why the file cannot be
-/// read. People do not see the reason: it might tell a pod's owner what else is on the node.
+/// The values of the keys a container needs, empty if the key is missing, or why the file cannot be read. Users do not see the
+/// reason: it might reveal what else is on the node.
 pub type FileValues = BTreeMap<FileKey, Result<Vec<u8>, EnvFileError>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct EnvFileError(pub String);
 
-/// The keys without which the container's environment cannot be made. Those of one file stand together.
+/// The keys without which the container's environment cannot be made, grouped by file.
 pub fn needs(container: &Container) -> BTreeSet<FileKey> {
     let sources = container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
     sources.filter_map(|source| source.file_key_ref.as_ref()).map(FileKey::from).collect()
 }
 
-/// The values of the keys in one file, read once for all of them. As upstream looks for each by itself, a mistake in the file
-/// counts for those keys alone that it hides.
+/// The values of the keys in one file, read once for all of them. As upstream searches each by itself, an error in the file
+/// affects only the keys after it.
 pub fn values<'a>(file: &[u8], keys: &BTreeSet<&'a str>) -> BTreeMap<&'a str, Result<Vec<u8>, EnvFileError>> {
     let mut found: BTreeMap<&str, Vec<u8>> = BTreeMap::new();
     let mut lines = Lines { rest: file, number: 0 };
@@ -123,7 +123,7 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// Without what ends it. `None` after the last.
+    /// Without its line ending. `None` after the last.
     fn next(&mut self) -> Result<Option<&'a [u8]>, EnvFileError> {
         if self.rest.is_empty() {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! How does a container learn of services by its environment?
+//! Service environment variables.
 //!
 //! Owns: which services a pod sees, and the names of their variables, Docker's links among them.
 //! Upstream: `getServiceEnvVarMap`, `pkg/kubelet/envvars`.
@@ -19,7 +19,7 @@ pub enum Links {
     Master,
 }
 
-/// The variables of the services a pod of this namespace sees. The API server's is always among them.
+/// The variables of the services a pod of this namespace sees. The API server's is always included.
 pub fn variables(services: &ServiceMap, namespace: &str, links: Links) -> Variables {
     let mut environment = Variables::new();
     let master = ("default".to_owned(), "kubernetes".to_owned());

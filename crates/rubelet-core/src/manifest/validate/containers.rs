@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 use super::{FieldError, Path, invalid, names, no_backsteps, one_of, probes, quoted, resources, security, volumes};
 use crate::{container::is_host_network, pod::restart_policy::is_sidecar};
 
-/// Fields a container may learn of its pod through its environment.
+/// Pod fields that an environment variable may refer to.
 const ENV_FIELDS: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -150,7 +150,7 @@ fn port_number(number: i32, field: &Path, problems: &mut Vec<FieldError>) {
     problems.extend(names::port_number(number).iter().map(|message| FieldError::invalid(field, number, message)));
 }
 
-/// No two containers of a pod may want the same port of the host.
+/// No two containers of a pod may use the same host port.
 fn host_ports(containers: &[Container], spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     let mut known = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
@@ -249,7 +249,7 @@ fn file_key(selector: &FileKeySelector, path: &Path, problems: &mut Vec<FieldErr
     no_backsteps(file, &path.child("path"), problems);
 }
 
-/// Only an emptyDir can hold the files that variables come from.
+/// Only an emptyDir can hold the files of `fileKeyRef`.
 pub(super) fn env_file_volumes(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
     let volumes: BTreeMap<&str, bool> =
         spec.volumes.iter().flatten().map(|volume| (volume.name.as_str(), volume.empty_dir.is_some())).collect();

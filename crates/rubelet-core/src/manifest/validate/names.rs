@@ -1,4 +1,4 @@
-//! What a name may look like, and how the API server says that it does not.
+//! Name formats, with the API server's messages.
 //!
 //! Upstream: `apimachinery/pkg/util/validation`, `apimachinery/pkg/api/validate/content`.
 
@@ -83,7 +83,7 @@ pub(super) fn label_value(value: &str) -> Vec<String> {
     messages
 }
 
-/// A name other objects call a port by.
+/// A port name.
 pub(super) fn port(value: &str) -> Vec<String> {
     let mut messages = too_long(value, 15);
     let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -32,7 +32,7 @@ pub(super) fn container(container: &Container, grace_secs: i64, path: &Path, pro
     }
 }
 
-/// What an init container that ends may not have: nobody would ask.
+/// Fields that an init container which is no sidecar may not have.
 pub(super) fn forbidden(container: &Container, path: &Path, problems: &mut Vec<FieldError>) {
     for (field, is_set) in [
         ("lifecycle", container.lifecycle.is_some()),

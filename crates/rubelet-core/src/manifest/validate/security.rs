@@ -1,4 +1,4 @@
-//! Who a pod runs as, and what it may.
+//! Security contexts.
 //!
 //! Upstream: validatePodSpecSecurityContext, ValidateSecurityContext, validateSysctls, validateHostUsers.
 

@@ -1,4 +1,4 @@
-//! The texts are the API server's, because people search for them.
+//! The texts are the API server's, because users search for them.
 
 use insta::assert_snapshot;
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{FieldError, Path, descending_path, invalid, names, no_backsteps, one_of, quoted, resources};
 
-/// Checks the pod's volumes; answers the names of those in order, which is what mounts may refer to.
+/// Checks the pod's volumes; returns the names of the valid ones, which mounts may refer to.
 pub(super) fn volumes<'a>(spec: &'a PodSpec, path: &Path, problems: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
     let mut known = BTreeSet::new();
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
