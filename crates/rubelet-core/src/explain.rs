@@ -70,7 +70,7 @@ fn counts(record: PodState<'_>, images: &Images) -> PodCounts {
             Lifecycle::Terminating { .. } => LifecycleStage::Terminating,
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => LifecycleStage::Terminated,
         },
-        rejected: record.rejected.as_ref().map(|refusal| refusal.reason.to_string()),
+        rejected: record.rejected.as_ref().map(|failure| failure.reason.to_string()),
         is_working: record.flights.has_changes() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..PodCounts::default()
     };
@@ -85,20 +85,20 @@ fn counts(record: PodState<'_>, images: &Images) -> PodCounts {
 
 fn desired(record: &PodRecord) -> Step {
     let detail = match record.desired {
-        Desired::By(source) => format!("asked for by source \"{}\"", source.as_str()),
+        Desired::By(source) => format!("desired by source \"{}\"", source.as_str()),
         Desired::No => "removed from its source".to_owned(),
     };
     step("desired", StepState::Done, detail)
 }
 
 fn admitted(record: &PodRecord) -> Step {
-    if let Some(refusal) = &record.rejected {
-        let said = format!("rejected ({}): {}", refusal.reason, refusal.message);
-        return Step { since: Some(record.since.wall), ..step("admitted", StepState::Failed, said) };
+    if let Some(failure) = &record.rejected {
+        let detail = format!("rejected ({}): {}", failure.reason, failure.message);
+        return Step { since: Some(record.since.wall), ..step("admitted", StepState::Failed, detail) };
     }
     match &record.lifecycle {
         Lifecycle::Waiting => {
-            let waits_for = record.waits_for.as_ref().map_or("its turn".to_owned(), ToString::to_string);
+            let waits_for = record.waits_for.as_ref().map_or("admission".to_owned(), ToString::to_string);
             Step {
                 since: Some(record.since.wall),
                 ..step("admitted", StepState::Waiting, format!("waits for {waits_for}"))
@@ -107,11 +107,11 @@ fn admitted(record: &PodRecord) -> Step {
         Lifecycle::Syncing => step("admitted", StepState::Done, "admitted".to_owned()),
         Lifecycle::Terminating { grace, cause, .. } => Step {
             since: Some(record.since.wall),
-            ..step("admitted", StepState::Done, format!("ends ({cause:?}) with {} s of grace", grace.secs))
+            ..step("admitted", StepState::Done, format!("terminating ({cause:?}), grace period {} s", grace.secs))
         },
         Lifecycle::Terminated { cause } | Lifecycle::Finished { cause } => Step {
             since: Some(record.since.wall),
-            ..step("admitted", StepState::Done, format!("has ended ({cause:?})"))
+            ..step("admitted", StepState::Done, format!("terminated ({cause:?})"))
         },
     }
 }
@@ -125,10 +125,10 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
         (_, Some(Remains::PodDir | Remains::Logs | Remains::Nothing)) => (StepState::Done, "volumes are torn down"),
         (_, None) if has_ended => (StepState::Working, "volumes are being torn down"),
         (Preparation::Volumes, None) => {
-            return step("volumes", StepState::Done, "directories and volumes are there".to_owned());
+            return step("volumes", StepState::Done, "directories and volumes are set up".to_owned());
         }
-        (Preparation::Directories, None) => (StepState::Working, "directories are there, volumes are being set up"),
-        (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is there, directories are being made"),
+        (Preparation::Directories, None) => (StepState::Working, "directories are created, volumes are being set up"),
+        (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is created, directories are being created"),
         (Preparation::Nothing, None) if record.lifecycle != Lifecycle::Syncing => {
             (StepState::Pending, "nothing is set up")
         }
@@ -150,13 +150,13 @@ fn sandbox(record: &PodRecord, now: Now) -> Step {
         Lifecycle::Syncing | Lifecycle::Waiting => StepState::Pending,
         Lifecycle::Terminating { .. } | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => StepState::Done,
     };
-    let none = step("sandbox", state, "there is no ready sandbox".to_owned());
+    let none = step("sandbox", state, "no ready sandbox".to_owned());
     if state == StepState::Working { failing(record, &PodSubject::Pod, none, now) } else { none }
 }
 
 fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
-    let stories = images.story(&record.id.uid);
-    let Some(story) = stories.iter().find(|story| !story.is_ready).or(stories.first()) else {
+    let images_of_pod = images.progress(&record.id.uid);
+    let Some(image) = images_of_pod.iter().find(|image| !image.is_ready).or(images_of_pod.first()) else {
         let has_run = record.facts.as_ref().is_some_and(|facts| !facts.containers.is_empty());
         let (state, detail) = if has_run {
             (StepState::Done, "no container waits for an image")
@@ -165,7 +165,7 @@ fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
         };
         return step("images", state, detail.to_owned());
     };
-    let state = match (story.is_ready, story.error) {
+    let state = match (image.is_ready, image.error) {
         (true, _) => StepState::Done,
         (false, Some(_)) => StepState::Failed,
         (false, None) => StepState::Working,
@@ -173,10 +173,10 @@ fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
     Step {
         name: "images".to_owned(),
         state,
-        detail: story.text.clone(),
-        since: story.since.map(|moment| PodRecord::wall(moment, now)),
-        next_retry: story.next_retry.map(|moment| PodRecord::wall(moment, now)),
-        last_error: story.error.map(str::to_owned),
+        detail: image.text.clone(),
+        since: image.since.map(|moment| PodRecord::wall(moment, now)),
+        next_retry: image.next_retry.map(|moment| PodRecord::wall(moment, now)),
+        last_error: image.error.map(str::to_owned),
     }
 }
 

@@ -156,8 +156,8 @@ impl Images {
     }
 
     /// One text per image that is not ready, with its next retry.
-    pub fn story(&self, uid: &PodUid) -> Vec<ImageStory<'_>> {
-        self.of_pod(uid).map(|(container, ensure)| ImageStory::of(container, ensure)).collect()
+    pub fn progress(&self, uid: &PodUid) -> Vec<ImageProgress<'_>> {
+        self.of_pod(uid).map(|(container, ensure)| ImageProgress::of(container, ensure)).collect()
     }
 
     /// An image is being inspected or pulled, or is next in the queue.
@@ -261,7 +261,7 @@ impl Images {
                 self.pulls_at = Some(wait_until);
                 return steps;
             }
-            let ensure = self.requests.get_mut(key).expect("what is queued is wanted");
+            let ensure = self.requests.get_mut(key).expect("a queued image is requested");
             if let PullState::Queued { since } = ensure.state {
                 ensure.state = PullState::Pulling { since: now.uptime, queued_at: since };
             }
@@ -446,7 +446,7 @@ impl Ensure {
 
 /// The text of `explain` about one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageStory<'a> {
+pub struct ImageProgress<'a> {
     pub text: String,
     pub since: Option<Uptime>,
     pub next_retry: Option<Uptime>,
@@ -454,7 +454,7 @@ pub struct ImageStory<'a> {
     pub is_ready: bool,
 }
 
-impl<'a> ImageStory<'a> {
+impl<'a> ImageProgress<'a> {
     fn of(container: &str, ensure: &'a Ensure) -> Self {
         let image = &ensure.request.image;
         let error = ensure.waiting.as_ref().map(|waiting| waiting.message.as_str());
@@ -463,14 +463,12 @@ impl<'a> ImageStory<'a> {
                 (format!("{image} (for {container}) is looked for again"), None, Some(*retry_at))
             }
             PullState::Inspecting => (format!("looking for {image} (for {container})"), None, None),
-            PullState::Queued { since } => {
-                (format!("{image} (for {container}) waits for its turn to be pulled"), Some(*since), None)
-            }
+            PullState::Queued { since } => (format!("{image} (for {container}): pull queued"), Some(*since), None),
             PullState::Pulling { since, .. } => (format!("pulling {image} (for {container})"), Some(*since), None),
             PullState::Describing { .. } => (format!("{image} (for {container}) was pulled"), None, None),
             PullState::Ready(_) => (format!("{image} (for {container}) is present"), None, None),
         };
-        ImageStory { text, since, next_retry, error, is_ready: matches!(ensure.state, PullState::Ready(_)) }
+        ImageProgress { text, since, next_retry, error, is_ready: matches!(ensure.state, PullState::Ready(_)) }
     }
 }
 

@@ -66,7 +66,7 @@ pub struct NodeSetup {
     /// From `--node-ip`, or detected; primary first, a second one only if configured.
     pub internal_ips: Vec<String>,
     /// `--node-ip` names at least one address.
-    pub has_told_ips: bool,
+    pub has_configured_ips: bool,
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
@@ -151,7 +151,7 @@ pub fn last_report(known: &Node) -> Option<Timestamp> {
 }
 
 /// The changes of a report, as events. `before` is `None` for a node that was just created.
-pub fn happenings(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
+pub fn status_change_events(before: Option<&Node>, after: &Node) -> Vec<EventRecord> {
     let name = after.metadata.name.clone().unwrap_or_default();
     let status_of = |node: &Node| node.status.clone().unwrap_or_default();
     let (before, after) = (before.map(status_of).unwrap_or_default(), status_of(after));
@@ -194,7 +194,7 @@ pub fn runtime_version(status: &RuntimeStatus) -> String {
 }
 
 fn set_provided_ip(node: &mut Node, setup: &NodeSetup) {
-    if setup.has_external_cloud && setup.has_told_ips {
+    if setup.has_external_cloud && setup.has_configured_ips {
         let annotations = node.metadata.annotations.get_or_insert_default();
         annotations.insert(PROVIDED_IP.to_owned(), setup.internal_ips.join(","));
     } else if let Some(annotations) = &mut node.metadata.annotations {
@@ -210,7 +210,7 @@ fn addresses(status: &NodeStatus, setup: &NodeSetup) -> Option<Vec<NodeAddress>>
         // The addresses are the cloud provider's.
         return status.addresses.clone();
     }
-    if setup.has_external_cloud && !setup.has_told_ips {
+    if setup.has_external_cloud && !setup.has_configured_ips {
         return Some(vec![host_name]);
     }
     if setup.internal_ips.is_empty() {

@@ -53,7 +53,7 @@ fn reporting() -> node::NodeReporting {
             name: NODE.to_owned(),
             // Told, so that no resolver of this machine is asked: nothing here may come from outside.
             internal_ips: vec!["10.0.0.7".to_owned()],
-            has_told_ips: true,
+            has_configured_ips: true,
             architecture: "amd64".to_owned(),
             max_pods: 110,
             ..NodeSetup::default()

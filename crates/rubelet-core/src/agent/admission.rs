@@ -109,7 +109,7 @@ impl Agent {
     }
 
     /// After a failed request the pods are decided with the known Node object, as upstream.
-    pub(super) fn node_looked_at(&mut self, result: Result<Facts, EffectError>) {
+    pub(super) fn node_fetched(&mut self, result: Result<Facts, EffectError>) {
         if let Ok(Facts::Node(object)) = result {
             self.handle_node(object);
         }

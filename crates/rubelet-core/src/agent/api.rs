@@ -64,12 +64,7 @@ impl Agent {
                 );
             }
             Some(StatusStep::Delete { pod }) => {
-                self.send_api_request(
-                    request,
-                    ApiOp::DeletePod { pod },
-                    "the pod has ended and holds nothing any more",
-                    now,
-                );
+                self.send_api_request(request, ApiOp::DeletePod { pod }, "pod terminated, resources reclaimed", now);
             }
         }
     }
@@ -148,7 +143,7 @@ impl Agent {
             ApiRequest::Status(uid) => self.status_answered(uid, op, &result),
             ApiRequest::Mirror(_) => {}
             // Waiting pods are decided now, whatever the result.
-            ApiRequest::Node => return self.node_looked_at(result),
+            ApiRequest::Node => return self.node_fetched(result),
         }
         match result {
             Err(error) if error.kind != ErrorKind::Gone => {

@@ -93,13 +93,13 @@ impl Agent {
             }
         }
         if was_ready != self.node.is_ready() {
-            self.tell_runtime_turned();
+            self.record_runtime_change();
             self.touched.extend(self.records.keys().cloned());
         }
     }
 
     /// In a cluster the node's Ready condition reports it, with upstream's grace for a runtime that restarts.
-    fn tell_runtime_turned(&mut self) {
+    fn record_runtime_change(&mut self) {
         if self.settings.sources.contains(&Source::Api) {
             return;
         }
@@ -296,7 +296,7 @@ fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
         };
         newest.exit().is_some_and(Exit::was_cut_off)
             && record.container(&newest.name).last_attempt != Some(newest.attempt)
-            && !record.has_told_end_of(&newest.id)
+            && !record.has_reported_end_of(&newest.id)
             && (newest.attempt == 0 || has_predecessor())
     };
     let interrupted: BTreeMap<_, _> = newest_by_name
@@ -314,10 +314,10 @@ fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
 }
 
 impl PodRecord {
-    fn has_told_end_of(&self, id: &ContainerId) -> bool {
+    fn has_reported_end_of(&self, id: &ContainerId) -> bool {
         let Some(status) = &self.pod.status else { return false };
-        let mut told = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-        told.any(|container| {
+        let mut reported = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        reported.any(|container| {
             let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
             let told_id = ended.and_then(|ended| ended.container_id.as_deref()?.split_once("://"));
             told_id.is_some_and(|(_, told_id)| told_id == id.as_str())
@@ -328,7 +328,7 @@ impl PodRecord {
 impl PodRecord {
     fn look_failed(&mut self, now: Now) {
         let failure =
-            Failure::after(self.failures.get(&PodSubject::Look), "the runtime could not be asked".to_owned(), now);
+            Failure::after(self.failures.get(&PodSubject::Look), "the look at the runtime failed".to_owned(), now);
         self.failures.insert(PodSubject::Look, failure);
         self.look = Look::Requested;
     }
@@ -438,20 +438,20 @@ fn pod_succeeded(record: &mut PodRecord, op: &PodOp) {
 }
 
 fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRecord> {
-    let said = |record: &PodRecord, name: &str, reason: &str, message: &str| {
+    let event = |record: &PodRecord, name: &str, reason: &str, message: &str| {
         event(record, name, Severity::Normal, reason, message)
     };
     match op {
         ContainerOp::Start(order) => {
             record.container_mut(&order.container).has_unseen_start = true;
             vec![
-                said(record, &order.container, event_reasons::CREATED_CONTAINER, "Container created"),
-                said(record, &order.container, event_reasons::STARTED_CONTAINER, "Container started"),
+                event(record, &order.container, event_reasons::CREATED_CONTAINER, "Container created"),
+                event(record, &order.container, event_reasons::STARTED_CONTAINER, "Container started"),
             ]
         }
         ContainerOp::Resume { name, .. } => {
             record.container_mut(name).has_unseen_start = true;
-            vec![said(record, name, event_reasons::STARTED_CONTAINER, "Container started")]
+            vec![event(record, name, event_reasons::STARTED_CONTAINER, "Container started")]
         }
         ContainerOp::Stop { .. } | ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_) => {
             Vec::new()

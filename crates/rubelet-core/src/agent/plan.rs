@@ -74,8 +74,8 @@ impl Agent {
                 let settings = &self.settings;
                 let (images, host_ips) = (&self.images, self.node.host_ips(settings));
                 let (runtime, cgroups) = (&self.node.status, self.cgroups());
-                let told = status.and_then(|status| self.statuses.once_set(&state.pod, status, &self.pods));
-                let context = SyncContext { images, network_problem, host_ips, runtime, cgroups, settings, told };
+                let reported = status.and_then(|status| self.statuses.once_set(&state.pod, status, &self.pods));
+                let context = SyncContext { images, network_problem, host_ips, runtime, cgroups, settings, reported };
                 sync_pod::plan(state, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause, .. } => termination::terminating(state, facts, grace, cause, now),

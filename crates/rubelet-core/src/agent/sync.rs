@@ -159,7 +159,7 @@ impl Agent {
         let op = PodOp::Inspect { pod: record.id.clone() };
         record.look = Look::UnderWay { meanwhile: DuringLook::Nothing };
         let subject = Subject::Pod(uid.clone(), PodSubject::Look);
-        self.outbox.send(subject, op, "something may have changed".to_owned(), &self.settings, now);
+        self.outbox.send(subject, op, "look is due".to_owned(), &self.settings, now);
     }
 
     pub(super) fn pod_state<'a>(&'a self, uid: &'a PodUid) -> Option<PodState<'a>> {

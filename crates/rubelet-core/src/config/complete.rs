@@ -183,9 +183,9 @@ impl Draft {
             let place = self.origin_of(&field).map(|origin| format!("{origin}: ")).unwrap_or_default();
             self.warnings.push(format!("{place}unknown field {field:?} is ignored"));
         }
-        let mut wanted = flag_gates.clone();
-        wanted.extend(config.feature_gates.clone());
-        let gates = Gates::resolve(&wanted)
+        let mut settings = flag_gates.clone();
+        settings.extend(config.feature_gates.clone());
+        let gates = Gates::resolve(&settings)
             .map_err(|refusals| self.problems(fields, refusals.into_iter().map(Mismatch::from).collect()))?;
         let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
         if config.node_status_report_frequency == GoDuration::default() || !given("nodeStatusReportFrequency") {

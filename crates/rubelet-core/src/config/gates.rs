@@ -91,15 +91,15 @@ pub struct GateError {
 
 impl Gates {
     /// All errors at once.
-    pub fn resolve(wanted: &BTreeMap<String, bool>) -> Result<Gates, Vec<GateError>> {
+    pub fn resolve(settings: &BTreeMap<String, bool>) -> Result<Gates, Vec<GateError>> {
         let mut errors = Vec::new();
         let mut set = BTreeMap::new();
         // `AllAlpha` and `AllBeta` first: a named gate takes precedence.
         for (all, maturity) in [("AllAlpha", Maturity::Alpha), ("AllBeta", Maturity::Beta)] {
-            let Some(on) = wanted.get(all) else { continue };
+            let Some(on) = settings.get(all) else { continue };
             set.extend(GATES.iter().filter(|spec| spec.maturity == maturity).map(|spec| (spec.name, *on)));
         }
-        for (name, on) in wanted {
+        for (name, on) in settings {
             match spec_of(name) {
                 None => {
                     errors.push(GateError { gate: name.clone(), message: format!("unrecognized feature gate: {name}") })
@@ -148,8 +148,8 @@ impl Gates {
 }
 
 /// Warnings about gates that will be removed.
-pub fn warnings(wanted: &BTreeMap<String, bool>) -> Vec<String> {
-    let named = wanted.iter().filter_map(|(name, on)| spec_of(name).map(|spec| (spec, on)));
+pub fn warnings(settings: &BTreeMap<String, bool>) -> Vec<String> {
+    let named = settings.iter().filter_map(|(name, on)| spec_of(name).map(|spec| (spec, on)));
     let warning = |word: &str, name: &str, on: &bool| {
         format!("Warning: setting {word} feature gate {name}={on}. It will be removed in a future release.")
     };
@@ -176,11 +176,11 @@ mod tests {
     use super::*;
 
     fn resolve(text: &str) -> Result<Gates, Vec<String>> {
-        let wanted = text.split_whitespace().map(|pair| {
+        let settings = text.split_whitespace().map(|pair| {
             let (name, on) = pair.split_once('=').unwrap();
             (name.to_owned(), on == "true")
         });
-        Gates::resolve(&wanted.collect()).map_err(|errors| errors.into_iter().map(|r| r.message).collect())
+        Gates::resolve(&settings.collect()).map_err(|errors| errors.into_iter().map(|r| r.message).collect())
     }
 
     #[test]
@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn gates_that_will_go_away_are_warned_of() {
-        let wanted = [("NodeSwap", true), ("MemoryQoS", true), ("AllowDNSOnlyNodeCSR", true)];
-        insta::assert_snapshot!(warnings(&wanted.map(|(name, on)| (name.to_owned(), on)).into()).join("\n"), @"
+        let settings = [("NodeSwap", true), ("MemoryQoS", true), ("AllowDNSOnlyNodeCSR", true)];
+        insta::assert_snapshot!(warnings(&settings.map(|(name, on)| (name.to_owned(), on)).into()).join("\n"), @"
         Warning: setting deprecated feature gate AllowDNSOnlyNodeCSR=true. It will be removed in a future release.
         Warning: setting GA feature gate NodeSwap=true. It will be removed in a future release.
         ");

@@ -256,7 +256,7 @@ fn an_unchanged_node_changes_only_its_heartbeats() {
     let updated = updated(&known, Case::new().report());
     assert!(!has_changed(&known, &updated));
     insta::assert_snapshot!(patch(&known, &updated).unwrap(), @r#"{"status":{"$setElementOrder/conditions":[{"type":"MemoryPressure"},{"type":"DiskPressure"},{"type":"PIDPressure"},{"type":"Ready"}],"conditions":[{"lastHeartbeatTime":"2026-06-01T12:00:00Z","type":"MemoryPressure"},{"lastHeartbeatTime":"2026-06-01T12:00:00Z","type":"DiskPressure"},{"lastHeartbeatTime":"2026-06-01T12:00:00Z","type":"PIDPressure"},{"lastHeartbeatTime":"2026-06-01T12:00:00Z","type":"Ready"}]}}"#);
-    assert_eq!(happenings(Some(&known), &updated), []);
+    assert_eq!(status_change_events(Some(&known), &updated), []);
     assert_eq!(last_report(&known), Some(ago(60)));
 }
 
@@ -269,11 +269,11 @@ fn a_node_that_is_not_ready_says_why_and_since_when() {
     let ready = conditions::find(updated.status.as_ref().unwrap(), "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.message.as_deref()), ("False", Some("container runtime is down")));
     assert_eq!(ready.last_transition_time, Some(Time(now().wall)));
-    let events = happenings(Some(&known), &updated);
+    let events = status_change_events(Some(&known), &updated);
     assert_eq!(reasons(&events), ["NodeNotReady"]);
     assert_eq!(events[0].message, "Node n1 status is now: NodeNotReady");
     let back = super::updated(&updated, Case::new().report());
-    assert_eq!(reasons(&happenings(Some(&updated), &back)), ["NodeReady"]);
+    assert_eq!(reasons(&status_change_events(Some(&updated), &back)), ["NodeReady"]);
 }
 
 #[test]
@@ -362,16 +362,16 @@ fn a_reboot_is_told_once() {
     let mut case = Case::new();
     case.machine.boot_id = "b2".to_owned();
     let updated = updated(&known, case.report());
-    let events = happenings(Some(&known), &updated);
+    let events = status_change_events(Some(&known), &updated);
     assert_eq!(events[0].message, "Node n1 has been rebooted, boot id: b2");
     assert_eq!((events[0].severity, events[0].reason.as_str()), (Severity::Warning, "Rebooted"));
-    assert_eq!(happenings(Some(&updated), &super::updated(&updated, case.report())), []);
+    assert_eq!(status_change_events(Some(&updated), &super::updated(&updated, case.report())), []);
 }
 
 #[test]
 fn a_node_that_was_created_ready_tells_all_its_conditions() {
     assert_eq!(
-        reasons(&happenings(None, &registered())),
+        reasons(&status_change_events(None, &registered())),
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
     );
 }

@@ -60,10 +60,14 @@ pub fn container_action<'a>(
     record: &PodRecord,
     container: &Container,
     facts: &'a PodFacts,
-    told: Option<&PodStatus>,
+    reported: Option<&PodStatus>,
 ) -> ContainerAction<'a> {
     let Some(known) = facts.newest_container(&container.name) else {
-        return if is_told_done(record, container, told) { ContainerAction::Done } else { ContainerAction::Start };
+        return if is_reported_done(record, container, reported) {
+            ContainerAction::Done
+        } else {
+            ContainerAction::Start
+        };
     };
     let grace_secs = record.grace_secs();
     match &known.state {
@@ -118,8 +122,8 @@ pub fn container_action<'a>(
 
 /// The container was removed from the runtime after its final state was reported. Upstream starts it once more and cannot
 /// detect this, because no status keeps its end.
-fn is_told_done(record: &PodRecord, container: &Container, told: Option<&PodStatus>) -> bool {
-    let mut statuses = told.into_iter().flat_map(|told| told.container_statuses.iter().flatten());
+fn is_reported_done(record: &PodRecord, container: &Container, reported: Option<&PodStatus>) -> bool {
+    let mut statuses = reported.into_iter().flat_map(|reported| reported.container_statuses.iter().flatten());
     let status = statuses.find(|status| status.name == container.name);
     status.is_some_and(|status| has_ended_for_good(status, container, record.spec()))
 }

@@ -152,19 +152,19 @@ impl PodRecord {
         let warning = |reason: &str, message: &str| event(self, &order.container, Severity::Warning, reason, message);
         match order.hook {
             Hook::PreStop => {
-                let said = error.map(|_| warning(event_reasons::FAILED_PRE_STOP_HOOK, "PreStopHook failed"));
+                let event = error.map(|_| warning(event_reasons::FAILED_PRE_STOP_HOOK, "PreStopHook failed"));
                 if let Some(PreStop::Began(began)) = self.instance(&order.id).pre_stop {
                     self.instance_mut(&order.id).pre_stop = Some(PreStop::Took(now.uptime.since(began)));
                 }
-                said
+                event
             }
             Hook::PostStart => {
                 let error = error?;
-                let said = warning(event_reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
+                let event = warning(event_reasons::FAILED_POST_START_HOOK, "PostStartHook failed");
                 self.instance_mut(&order.id).has_post_start_failed = true;
                 let waiting = Waiting { reason: Reason::PostStartHookError, message: error.message };
                 self.container_mut(&order.container).waiting = Some(waiting);
-                Some(said)
+                Some(event)
             }
         }
     }

@@ -48,7 +48,7 @@ pub struct SyncContext<'a> {
     pub cgroups: Option<CgroupTree<'a>>,
     pub settings: &'a Settings,
     /// The last reported status of the pod.
-    pub told: Option<&'a PodStatus>,
+    pub reported: Option<&'a PodStatus>,
 }
 
 /// Plans for a record in `Lifecycle::Syncing` whose facts are fresh.
@@ -96,7 +96,7 @@ fn containers_plan(
     }
     let regular = if init.initialized { record.containers() } else { &[] };
     let actions: Vec<_> =
-        regular.iter().map(|each| (each, container_action(&record, each, facts, context.told))).collect();
+        regular.iter().map(|each| (each, container_action(&record, each, facts, context.reported))).collect();
     if init.initialized && !actions.iter().any(|(_, container_action)| container_action.keeps_pod()) {
         // Sidecars must not keep a finished pod alive, nor be restarted in it.
         plan.is_over = true;
@@ -270,13 +270,13 @@ impl Start<'_> {
         let delay = GoDuration::from(crash_loop.delay);
         let message = format!("back-off {delay} restarting failed container={} pod={pod}", container.name);
         if known.waiting.as_ref().is_none_or(|waiting| waiting.reason != Reason::CrashLoopBackOff) {
-            let said = format!("Back-off restarting failed container {} in pod {pod}", container.name);
+            let message = format!("Back-off restarting failed container {} in pod {pod}", container.name);
             plan.events.push(event(
                 &self.record,
                 &container.name,
                 Severity::Warning,
                 event_reasons::BACK_OFF_START_CONTAINER,
-                said,
+                message,
             ));
         }
         plan.waiting.insert(container.name.clone(), Waiting { reason: Reason::CrashLoopBackOff, message });

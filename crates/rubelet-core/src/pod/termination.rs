@@ -181,7 +181,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
     };
     for container in &order.now {
         if is_free(container, plan) {
-            say_killing(&record, container, plan);
+            record_killing(&record, container, plan);
             stop_container(record, container, grace_secs(container), "the pod is being stopped", plan);
         }
     }
@@ -190,7 +190,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
         if is_free(sidecar, plan)
             && let Some(order) = pre_stop(&record, sidecar, grace_secs(sidecar))
         {
-            say_killing(&record, sidecar, plan);
+            record_killing(&record, sidecar, plan);
             plan.step(
                 PodSubject::Container(sidecar.name.clone()),
                 ContainerOp::RunHook(order),
@@ -216,11 +216,11 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
 }
 
 /// Once per instance, when its stop begins.
-fn say_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) {
+fn record_killing(record: &PodRecord, container: &ContainerFacts, plan: &mut Plan) {
     let subject = PodSubject::Container(container.name.clone());
     if !record.failures.contains_key(&subject) && record.pre_stop_secs(container).is_none() {
-        let said = format!("Stopping container {}", container.name);
-        plan.events.push(event(record, &container.name, Severity::Normal, event_reasons::KILLING_CONTAINER, said));
+        let message = format!("Stopping container {}", container.name);
+        plan.events.push(event(record, &container.name, Severity::Normal, event_reasons::KILLING_CONTAINER, message));
     }
 }
 

@@ -107,19 +107,19 @@ fn sync_plan(record: &TestPod, facts: &crate::observation::PodFacts) -> Plan {
 }
 
 /// With the status reported before.
-fn sync_plan_after(record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
-    sync_plan_of(&Images::default(), record, facts, told)
+fn sync_plan_after(record: &TestPod, facts: &PodFacts, reported: Option<&PodStatus>) -> Plan {
+    sync_plan_of(&Images::default(), record, facts, reported)
 }
 
 fn sync_plan_with(images: &Images, record: &TestPod, facts: &PodFacts) -> Plan {
     sync_plan_of(images, record, facts, None)
 }
 
-fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, told: Option<&PodStatus>) -> Plan {
+fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, reported: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
     let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
     let context =
-        SyncContext { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, told };
+        SyncContext { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, reported };
     sync_pod::plan(record.state(), facts, context, now())
 }
 
@@ -368,7 +368,7 @@ fn third_crash_waits_twenty_seconds() {
     assert_eq!(plan.waiting["a"].message, "back-off 20s restarting failed container=a pod=web_default(u1)");
     assert_eq!(plan.events[0].message, "Back-off restarting failed container a in pod web_default(u1)");
     record.container_mut("a").waiting = plan.waiting.get("a").cloned();
-    assert!(sync_plan(&record, &facts).events.is_empty(), "it is told once");
+    assert!(sync_plan(&record, &facts).events.is_empty(), "recorded once");
 }
 
 #[test]
@@ -488,7 +488,7 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
             again.instance_mut(&"a0".into()).pre_stop = pre_stop;
             let failure = |retry_at| Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
             again.failures.extend(retry_at.map(|retry_at| (PodSubject::Container("a".to_owned()), failure(retry_at))));
-            assert_eq!(show_with_events(&sync_plan(&again, &facts)), "stop a0 in 30s", "{policy}: it is told once");
+            assert_eq!(show_with_events(&sync_plan(&again, &facts)), "stop a0 in 30s", "{policy}: recorded once");
         }
         record.instance_mut(&"a0".into()).is_restarting = plan.restarting.contains(&"a0".into());
         let ended = crate::test_support::facts("a: exit(0) 5s");
@@ -573,9 +573,9 @@ fn a_container_told_to_have_ended_is_not_run_again_when_the_runtime_forgot_it() 
         let end = ContainerStateTerminated { exit_code, ..Default::default() };
         let state = ContainerState { terminated: Some(end), ..Default::default() };
         let container = ContainerStatus { name: "a".to_owned(), state: Some(state), ..Default::default() };
-        let told = PodStatus { container_statuses: Some(vec![container]), ..Default::default() };
+        let reported = PodStatus { container_statuses: Some(vec![container]), ..Default::default() };
         let (record, facts) = observed(record(pod, Lifecycle::Syncing), "");
-        let plan = sync_plan_after(&record, &facts, Some(&told));
+        let plan = sync_plan_after(&record, &facts, Some(&reported));
         assert_eq!(plan.is_over, !runs, "{pod} after exit code {exit_code}");
         assert_eq!(!plan.images.is_empty(), runs, "{pod} after exit code {exit_code}");
     }
@@ -594,7 +594,7 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
             runtime: &RuntimeStatus::default(),
             cgroups,
             settings: &settings,
-            told: None,
+            reported: None,
         };
         let plan = sync_pod::plan(record.state(), &facts, context, now());
         assert_eq!(show(&plan), expected, "{pod}");
@@ -668,7 +668,7 @@ fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
         show_with_events(&termination::terminating(record.state(), &facts, grace, TerminationCause::Removed, now))
     };
     assert_eq!(plan(now()), "nothing");
-    assert_eq!(plan(later(1)), "stop a0 in 30s", "and not told again");
+    assert_eq!(plan(later(1)), "stop a0 in 30s", "not recorded again");
 }
 
 #[test]
@@ -965,7 +965,7 @@ fn a_hook_that_failed_is_told_without_what_it_said() {
         "preStop": { "exec": { "command": ["x"] } }, "postStart": { "exec": { "command": ["x"] } },
     });
     let error = || Some(EffectError { kind: ErrorKind::Retry, message: "a secret".to_owned() });
-    for (hook, error, told, held) in [
+    for (hook, error, reported, held) in [
         (Hook::PreStop, None, None, None),
         (Hook::PreStop, error(), Some("FailedPreStopHook: PreStopHook failed"), None),
         (Hook::PostStart, None, None, None),
@@ -983,7 +983,7 @@ fn a_hook_that_failed_is_told_without_what_it_said() {
         let has_failed = error.is_some();
         let event = record.hook_ended(&order, error, later(4));
         let said = event.map(|event| format!("{}: {}", event.reason, event.message));
-        assert_eq!(said.as_deref(), told, "{hook:?}");
+        assert_eq!(said.as_deref(), reported, "{hook:?}");
         let waits =
             record.container("a").waiting.as_ref().map(|waiting| format!("{}: {}", waiting.reason, waiting.message));
         assert_eq!(waits.as_deref(), held, "{hook:?}");
@@ -1030,9 +1030,9 @@ fn a_hook_told_without_the_tls_it_asked_for_is_an_event() {
     let mut record = record("always | main a", Lifecycle::Syncing);
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": "h" } } }));
     let order = HookRequest::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).unwrap();
-    let told = order.fell_back(&Facts::HookFellBack { address: "h:1".to_owned() }).unwrap();
-    assert_eq!(told.reason, "LifecycleHTTPFallback");
-    assert_eq!(told.message, "request to HTTPS lifecycle hook h:1 got HTTP response, retry with HTTP succeeded");
+    let event = order.fell_back(&Facts::HookFellBack { address: "h:1".to_owned() }).unwrap();
+    assert_eq!(event.reason, "LifecycleHTTPFallback");
+    assert_eq!(event.message, "request to HTTPS lifecycle hook h:1 got HTTP response, retry with HTTP succeeded");
     assert_eq!(order.fell_back(&Facts::Nothing), None);
 }
 

@@ -25,7 +25,7 @@ pub fn setup(options: &Options, node_name: &str, internal_ips: &[String]) -> Nod
     NodeSetup {
         name: node_name.to_owned(),
         internal_ips: internal_ips.to_vec(),
-        has_told_ips: super::addresses::names_an_address(&flags.node_ip),
+        has_configured_ips: super::addresses::names_an_address(&flags.node_ip),
         labels: flags.node_labels.clone(),
         taints: config.register_with_taints.clone(),
         provider_id: config.provider_id.clone(),

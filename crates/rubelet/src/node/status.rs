@@ -134,7 +134,7 @@ impl Reporter {
         match registered {
             Registered::Created(node) => {
                 tracing::info!(node = reporter.reporting.setup.name, "node registered");
-                reporter.record_all(node_status::happenings(None, &node));
+                reporter.record_all(node_status::status_change_events(None, &node));
                 reporter.report_at = now.uptime + reporter.jitter(reporter.reporting.report_every);
                 reporter.take(node);
             }
@@ -163,7 +163,7 @@ impl Reporter {
             }
             match self.send(&updated).await {
                 Ok(node) => {
-                    self.record_all(node_status::happenings(Some(&self.node), &node));
+                    self.record_all(node_status::status_change_events(Some(&self.node), &node));
                     let every = self.reporting.report_every;
                     let wait = if is_changed { self.jitter(every) } else { every };
                     self.report_at = self.world.clock.now().uptime + wait;
@@ -260,7 +260,7 @@ impl Reporter {
     /// Those that were told stay. A node that loses its network for a while keeps what it had.
     async fn refresh_addresses(&mut self) {
         let NodeReporting { setup, node_ip, .. } = &*self.reporting;
-        if setup.has_told_ips {
+        if setup.has_configured_ips {
             return;
         }
         match host_ips(node_ip, &setup.name, Ask::ResolverAndRoutes).await {

@@ -71,19 +71,19 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let ready_to_start = if sandbox_serves { ConditionValue::True } else { ConditionValue::no("", "") };
     let dates = Dates::of(input, status);
     if input.is_resize_pending {
-        let verdict = ConditionValue::TrueBecause { reason: INFEASIBLE, message: NO_RESIZE };
-        let mut condition = verdict.into_condition(POD_RESIZE_PENDING, input.pod);
+        let value = ConditionValue::TrueBecause { reason: INFEASIBLE, message: NO_RESIZE };
+        let mut condition = value.into_condition(POD_RESIZE_PENDING, input.pod);
         condition.last_transition_time = Some(Time(transition_time(input, &condition, None, dates.start)));
         conditions.push(condition);
     }
-    for (condition_type, verdict, since_true, since_false) in [
+    for (condition_type, value, since_true, since_false) in [
         (POD_READY_TO_START_CONTAINERS, ready_to_start, dates.sandbox, None),
         (INITIALIZED, initialized(input, status), dates.initialized, Some(dates.start)),
         (READY, ready(input.pod, status, &conditions), dates.running, dates.stopped),
         (CONTAINERS_READY, containers_ready(input.pod, status), dates.running, dates.stopped),
         (POD_SCHEDULED, ConditionValue::True, Some(dates.start), None),
     ] {
-        let mut condition = verdict.into_condition(condition_type, input.pod);
+        let mut condition = value.into_condition(condition_type, input.pod);
         let since = if condition.status == "True" { since_true } else { since_false };
         condition.last_transition_time = Some(Time(transition_time(input, &condition, since, dates.start)));
         conditions.push(condition);
@@ -177,7 +177,7 @@ fn containers_ready(pod: &Pod, status: &PodStatus) -> ConditionValue {
 fn ready(pod: &Pod, status: &PodStatus, conditions: &[PodCondition]) -> ConditionValue {
     match containers_ready(pod, status) {
         ConditionValue::True => {}
-        verdict @ (ConditionValue::TrueBecause { .. } | ConditionValue::False { .. }) => return verdict,
+        value @ (ConditionValue::TrueBecause { .. } | ConditionValue::False { .. }) => return value,
     }
     let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
     let closed: Vec<_> = gates

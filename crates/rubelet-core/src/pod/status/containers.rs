@@ -270,7 +270,7 @@ impl<'a> ContainerInput<'a> {
         let Some(spec) = self.input.pod.spec.as_ref().filter(|_| self.input.may_start_containers()) else {
             return false;
         };
-        let Some(newest) = self.newest else { return !self.is_told_done(spec) };
+        let Some(newest) = self.newest else { return !self.is_reported_done(spec) };
         match &newest.state {
             ContainerState::Created | ContainerState::Unknown => true,
             ContainerState::Running { .. } => false,
@@ -282,7 +282,7 @@ impl<'a> ContainerInput<'a> {
     }
 
     /// The runtime has lost a container whose final state was reported (see `pod/containers.rs`).
-    fn is_told_done(&self, spec: &PodSpec) -> bool {
+    fn is_reported_done(&self, spec: &PodSpec) -> bool {
         self.kind == Kind::Regular && self.old.is_some_and(|old| has_ended_for_good(old, self.spec, spec))
     }
 

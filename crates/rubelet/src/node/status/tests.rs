@@ -166,7 +166,7 @@ async fn an_address_that_changes_while_the_agent_runs_is_reported_unless_it_was_
         let mut reporting = reporting();
         // A node named by its address has that address, whatever was found at the start.
         reporting.setup.name = "192.0.2.77".to_owned();
-        reporting.setup.has_told_ips = is_told;
+        reporting.setup.has_configured_ips = is_told;
         reporting.node_ip = String::new();
         let stand = Stand::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
         stand.after(30).await;
