@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_dropped_and_lists_have_no_room_to_spare() {
+    fn unread_fields_and_spare_list_capacity_are_dropped() {
         let pod = decode(include_bytes!("../testdata/rich_pod.json")).unwrap();
         assert_eq!(pod.metadata.managed_fields, None);
         let spec = pod.spec.unwrap();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_says_the_same_before_and_after() {
+    fn decoding_keeps_the_meaning_of_a_pod() {
         let bytes = include_bytes!("../testdata/rich_pod.json");
         let mut plain: Pod = serde_json::from_slice(bytes).unwrap();
         plain.metadata.managed_fields = None;

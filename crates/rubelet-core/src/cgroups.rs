@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_driver_counts_more_than_the_configurations() {
+    fn cgroup_driver_of_the_runtime_overrides_the_configuration() {
         let settings = settings("/", CgroupDriver::Cgroupfs);
         let tree = CgroupTree::new(&settings, Some(CgroupDriver::Systemd)).unwrap();
         assert_eq!(tree.qos_cgroups(std::iter::empty())[0].path, "/kubepods.slice");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_limits_are_the_sums_of_its_containers_where_all_have_one() {
+    fn pod_limit_is_the_sum_if_every_container_has_one() {
         let both = r#""limits":{"cpu":"500m","memory":"64Mi"}"#;
         let mut lines = Vec::new();
         for text in [
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burstable_tier_has_the_sum_of_its_pods_requests_and_best_effort_the_least() {
+    fn qos_cgroup_shares_follow_the_requests_of_their_pods() {
         let settings = settings("/", CgroupDriver::Cgroupfs);
         let tree = CgroupTree::new(&settings, None).unwrap();
         let pods = [

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_keeps_as_many_dead_containers_as_it_is_told_the_oldest_go_first() {
+    fn oldest_dead_containers_over_the_node_limit_are_removed() {
         let pods = [("p", "a: exit(1) x3 5s; b: running 5s"), ("q", "a: exit(1) 50s")];
         for (limit, expected) in [
             (-1, vec![]),

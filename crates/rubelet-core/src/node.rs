@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_restarts_is_no_reason_to_call_the_node_not_ready() {
+    fn node_stays_ready_while_the_runtime_restarts() {
         let mut node = listed();
         assert_eq!(node.readiness(at(0)), NodeReadiness::Unchecked);
         node.checked(&Ok(RuntimeStatus::default()), at(10));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_never_answered_is_waited_for_half_a_minute() {
+    fn readiness_is_unknown_for_thirty_seconds_without_a_runtime() {
         let mut node = listed();
         node.checked(&no_answer(), at(1));
         assert_eq!(node.readiness(at(29)), NodeReadiness::Unknown);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_says_against_itself_counts_at_once() {
+    fn problem_reported_by_the_runtime_counts_at_once() {
         let mut node = listed();
         node.checked(&Ok(RuntimeStatus::default()), at(1));
         let status = RuntimeStatus {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_not_relisted_for_three_minutes_is_not_ready() {
+    fn node_without_relist_for_three_minutes_is_not_ready() {
         let mut node = listed();
         node.checked(&Ok(RuntimeStatus::default()), at(180));
         assert_eq!(node.readiness(at(180)), NodeReadiness::Ready);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_keeps_what_counts_of_it_and_debug_shows_no_value() {
+    fn objects_keep_used_fields_and_debug_hides_values() {
         let secret = json!({"metadata": {"name": "s", "labels": {"a": "b"}}, "data": {"k": "c2VjcmV0"}, "immutable": true, "type": "t"});
         let config_map = json!({"data": {"a": "value"}, "binaryData": {"b": "/w=="}});
         let class = json!({"metadata": {"name": "c"}, "handler": "gvisor"});
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_optional_may_be_missing_and_only_if_it_is_not_there() {
+    fn only_optional_objects_may_be_not_found() {
         let (gone, hidden) = (ObjectKey::config_map("n", "gone"), ObjectKey::secret("n", "hidden"));
         let unreadable = ObjectError { kind: ObjectErrorKind::Unreadable, message: "forbidden".to_owned() };
         let objects =

@@ -557,7 +557,7 @@ mod tests {
     use crate::test_support::{mk_pod, start_order};
 
     #[test]
-    fn an_effect_has_as_long_as_its_calls_may_take() {
+    fn deadline_of_an_effect_covers_its_calls() {
         let request = Duration::from_secs(100);
         let pod = std::sync::Arc::new(mk_pod("always | main a"));
         let (uid, id) = (PodUid::of(&pod), PodRef::of(&pod));

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_api_that_is_marked_already_is_not_copied() {
+    fn annotated_api_pod_is_not_copied() {
         let marked = |change: &serde_json::Value| {
             let mut pod = pod("a", "a1", change);
             mark(Arc::make_mut(&mut pod), Source::Api, "1970-01-01T00:00:00Z");
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_ready_when_each_has_spoken_even_of_nothing() {
+    fn sources_are_ready_when_each_has_sent_a_set() {
         let expected = [Source::File, Source::Http];
         let mut config = PodConfig::default();
         assert_eq!(config.sources_not_ready(&expected), expected);

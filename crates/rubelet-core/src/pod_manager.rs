@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_pod_translates_to_its_static_pod_in_whatever_order_they_came() {
+    fn mirror_pod_translates_to_its_static_pod_in_any_order() {
         let (pod, copy) = (named("always | static | main a", "s1", "web"), mirror("m1", "web", "u1"));
         for pods in [[pod.clone(), copy.clone()], [copy.clone(), pod.clone()]] {
             let manager = manager(&pods);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn no_echo_from_before_our_last_write_takes_it_back() {
+    fn no_older_watch_event_reverts_our_write() {
         let at = |version: u64, phase: &str| {
             let mut pod = Pod::clone(&named("always | main a", "u1", "web"));
             pod.metadata.resource_version = Some(version.to_string());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_from_before_our_last_write_does_not_take_it_back() {
+    fn watch_event_older_than_our_write_does_not_revert_it() {
         let at = |version: &str, phase: &str| {
             let mut pod = Pod::clone(&named("always | main a", "p1", "web"));
             pod.metadata.resource_version = Some(version.to_owned());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_replaced_under_its_name_leaves_the_name_to_the_newer_one() {
+    fn newer_pod_of_a_name_keeps_the_name() {
         let (old, new) = (named("always | main a", "p1", "web"), named("always | main a", "p2", "web"));
         let mut manager = manager(&[old.clone(), new.clone()]);
         manager.remove_pod(&old);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_is_of_a_pod_while_the_manifest_is_the_same() {
+    fn mirror_pod_belongs_to_its_pod_while_manifest_is_unchanged() {
         let pod = named("always | static | main a", "s1", "web");
         assert!(is_mirror_pod_of(&mirror("m1", "web", "u1"), &pod));
         assert!(!is_mirror_pod_of(&mirror("m1", "web", "changed"), &pod));

@@ -57,7 +57,7 @@ fn node() -> NodeObject {
 }
 
 #[test]
-fn a_pod_fits_while_the_sum_of_requests_stays_below_what_pods_may_use() {
+fn pod_fits_while_requests_stay_within_allocatable() {
     let half = || asking(json!({"cpu": "500m", "memory": "512Mi"}));
     let small = || pod("small", json!({"containers": [{"name": "c"}]}));
     assert_eq!(verdict_on(&half(), &[half()]), "admitted");
@@ -78,7 +78,7 @@ fn a_pod_fits_while_the_sum_of_requests_stays_below_what_pods_may_use() {
 }
 
 #[test]
-fn a_critical_pod_is_not_refused_for_want_of_resources_but_for_what_no_room_could_mend() {
+fn critical_pod_skips_resource_checks_only() {
     let mut critical = asking(json!({"cpu": "4"}));
     assert!(verdict_on(&critical, &[]).starts_with("OutOfcpu"));
     critical.spec.as_mut().unwrap().priority = Some(2_000_000_000);
@@ -88,7 +88,7 @@ fn a_critical_pod_is_not_refused_for_want_of_resources_but_for_what_no_room_coul
 }
 
 #[test]
-fn what_the_node_counts_must_suffice_and_what_it_does_not_know_is_the_clusters() {
+fn scalar_resources_checked_unknown_extended_ones_ignored() {
     let gpu = || asking(json!({"example.com/gpu": "1"}));
     let lines = [
         verdict_on(&gpu(), &[gpu()]),
@@ -111,7 +111,7 @@ fn what_the_node_counts_must_suffice_and_what_it_does_not_know_is_the_clusters()
 }
 
 #[test]
-fn a_taint_that_pods_may_not_run_with_must_be_tolerated_but_by_static_pods() {
+fn untolerated_taint_rejects_all_but_static_pods() {
     let with =
         |toleration: Value| pod("p", json!({"containers": [{"name": "c"}], "tolerations": toleration.as_array()}));
     for (toleration, is_admitted) in [
@@ -136,7 +136,7 @@ fn a_taint_that_pods_may_not_run_with_must_be_tolerated_but_by_static_pods() {
 }
 
 #[test]
-fn labels_alone_are_worth_a_second_look_and_not_beside_another_reason() {
+fn node_is_rechecked_only_if_affinity_alone_fails() {
     let strange = json!({"containers": [{"name": "c"}], "nodeSelector": {"zone": "b"}});
     assert!(verdict_on(&pod("p", strange.clone()), &[]).starts_with("perhaps NodeAffinity"));
     let mut untolerating = strange;
@@ -186,7 +186,7 @@ fn selectors_and_required_affinity_must_match_the_nodes_labels() {
 }
 
 #[test]
-fn a_host_port_is_one_pods_alone() {
+fn host_port_is_used_by_one_pod_only() {
     let with = |ports: Value| pod("p", json!({"containers": [{"name": "c", "ports": ports}]}));
     let port = |number: i32| json!([{"containerPort": 80, "hostPort": number}]);
     let at =
@@ -235,7 +235,7 @@ fn only_listed_sysctls_of_namespaces_of_the_pods_own_are_allowed() {
 }
 
 #[test]
-fn what_the_node_cannot_do_is_refused_in_upstreams_words() {
+fn unsupported_by_the_node_is_rejected_with_upstreams_text() {
     let containers = json!([{"name": "c"}]);
     let mut labelled = pod("p", json!({"containers": containers}));
     labelled.metadata.labels = Some(BTreeMap::from([("kubernetes.io/os".to_owned(), "windows".to_owned())]));

@@ -225,7 +225,7 @@ fn a_pod_counts_as_worked_on_until_it_runs() {
 }
 
 #[test]
-fn nothing_is_cleaned_up_before_every_source_has_spoken() {
+fn nothing_is_cleaned_up_before_all_sources_are_ready() {
     let settings = Settings { sources: vec![Source::File, Source::Http], ..Settings::for_node("node") };
     let mut turns = Turns::new(settings);
     turns.config(&[]);
@@ -237,7 +237,7 @@ fn nothing_is_cleaned_up_before_every_source_has_spoken() {
 }
 
 #[test]
-fn a_pod_nobody_can_read_is_no_orphan_until_its_source_forgets_it() {
+fn unreadable_pod_is_no_orphan_until_its_source_drops_it() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.happens(Event::Unreadable { pods: BTreeSet::from([PodUid::new("odd")]) });
     turns.config(&[]);
@@ -251,7 +251,7 @@ fn a_pod_nobody_can_read_is_no_orphan_until_its_source_forgets_it() {
 }
 
 #[test]
-fn a_changed_manifest_waits_until_the_old_pod_is_gone_even_over_a_restart() {
+fn changed_manifest_waits_for_old_pod_also_after_restart() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("new")]);
     turns.runtime_is_up(&[listed("old", "web")]);
@@ -261,7 +261,7 @@ fn a_changed_manifest_waits_until_the_old_pod_is_gone_even_over_a_restart() {
 }
 
 #[test]
-fn a_runtime_that_goes_away_stops_all_plans_and_is_asked_until_it_returns() {
+fn runtime_down_stops_all_plans_until_a_check_succeeds() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -343,7 +343,7 @@ fn pod_that_no_source_knows_is_stopped_at_once() {
 }
 
 #[test]
-fn an_answer_that_never_comes_is_given_up() {
+fn effect_without_result_times_out() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -386,7 +386,7 @@ fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
 }
 
 #[test]
-fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
+fn start_in_flight_is_recalled_when_its_pod_is_removed() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -402,7 +402,7 @@ fn a_start_under_way_when_its_pod_is_removed_is_recalled_and_waited_for() {
 }
 
 #[test]
-fn a_start_cut_off_by_the_agents_death_is_made_again_with_the_same_number() {
+fn start_interrupted_by_an_agent_crash_keeps_its_attempt() {
     let never_ran = |text: &str, message: &str| {
         let mut facts = PodFacts { looked_at: later(0).uptime, ..facts(text) };
         for container in &mut facts.containers {
@@ -449,7 +449,7 @@ fn starting_with_a_hook() -> Turns {
 }
 
 #[test]
-fn a_failed_post_start_hook_is_not_forgotten_for_a_look_that_began_before_the_start() {
+fn look_older_than_the_start_keeps_post_start_failure() {
     let mut turns = starting_with_a_hook();
     turns.happens(Event::Hint { pod: "u1".into() });
     turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
@@ -460,7 +460,7 @@ fn a_failed_post_start_hook_is_not_forgotten_for_a_look_that_began_before_the_st
 }
 
 #[test]
-fn a_post_start_hook_is_not_waited_for_when_its_container_has_ended() {
+fn post_start_hook_ends_with_its_container() {
     let mut turns = starting_with_a_hook();
     turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
     turns.inspected("a: running 1s");
@@ -481,7 +481,7 @@ fn ended(turns: &mut Turns) {
 }
 
 #[test]
-fn a_pod_wanted_again_starts_over_with_its_traces() {
+fn pod_desired_again_starts_over_with_its_attempts() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -532,7 +532,7 @@ fn burstable_shares(turns: &Turns) -> Option<u64> {
 }
 
 #[test]
-fn the_burstable_tier_follows_the_pods_that_come_and_go() {
+fn burstable_cgroup_shares_follow_the_set_of_pods() {
     let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[burstable("u1", "500m")]);
     turns.runtime_is_up(&[]);
@@ -548,7 +548,7 @@ fn the_burstable_tier_follows_the_pods_that_come_and_go() {
 }
 
 #[test]
-fn a_cgroup_of_a_pod_nobody_knows_is_removed() {
+fn cgroup_of_an_unknown_pod_is_removed() {
     let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -558,7 +558,7 @@ fn a_cgroup_of_a_pod_nobody_knows_is_removed() {
 }
 
 #[test]
-fn cgroups_that_cannot_be_written_are_told_once() {
+fn failed_qos_cgroup_sync_is_recorded_once() {
     let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[]);
     turns.runtime_is_up(&[]);
@@ -584,7 +584,7 @@ fn running_and_fed() -> Turns {
 }
 
 #[test]
-fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_from_then_on() {
+fn volumes_are_refreshed_after_an_agent_restart() {
     let mut turns = running_and_fed();
     turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
     assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
@@ -596,7 +596,7 @@ fn volumes_that_change_with_time_are_known_again_after_a_restart_and_refreshed_f
 }
 
 #[test]
-fn a_changed_object_refreshes_the_volumes_at_once_and_again_if_it_changes_meanwhile() {
+fn object_change_refreshes_volumes_again_if_changed_meanwhile() {
     let mut turns = running_and_fed();
     turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
     turns.happens(Event::Refresh { pod: PodUid::new("u1") });
@@ -642,7 +642,7 @@ fn small_node() -> Settings {
 }
 
 #[test]
-fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
+fn pod_that_does_not_fit_fails_and_holds_nothing() {
     let mut turns = Turns::new(small_node());
     // In the order of their names the younger one would come first.
     let pods = [from_api("a-young", "600m", 2), from_api("b-old", "600m", 1)].map(Arc::new).to_vec();
@@ -667,7 +667,7 @@ fn a_pod_that_does_not_fit_fails_and_holds_nothing_and_the_older_one_runs() {
 }
 
 #[test]
-fn a_pod_found_running_is_let_in_before_every_other_and_without_a_question() {
+fn running_pod_is_readmitted_first_without_checks() {
     let mut turns = Turns::new(small_node());
     let pods = [from_api("a-old", "600m", 1), from_api("b-runs", "2", 2)].map(Arc::new).to_vec();
     turns.happens(Event::Config { source: Source::Api, pods });

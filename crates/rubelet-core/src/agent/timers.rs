@@ -47,7 +47,7 @@ mod tests {
     use crate::test_support::later;
 
     #[test]
-    fn a_pod_is_due_from_its_moment_on_until_it_is_set_anew() {
+    fn pod_is_due_until_its_timer_is_set_again() {
         let (a, b) = (PodUid::new("a"), PodUid::new("b"));
         let mut timers = Timers::default();
         timers.set(&a, Some(later(5).uptime));

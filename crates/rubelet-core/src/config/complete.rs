@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn null_in_a_drop_in_brings_the_default_back_and_maps_merge() {
+    fn null_in_a_drop_in_restores_the_default() {
         let base = json!({"maxPods": 1, "evictionHard": {"memory.available": "1Gi", "pid.available": "5%"}});
         let patch = json!({"maxPods": null, "evictionHard": {"memory.available": "2Gi", "nodefs.available": "1%"}});
         let config = file(base).unwrap().drop_ins(&[drop_in("a.conf", patch)], &BTreeMap::new()).unwrap().config;
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_defaults_fill_in_only_when_nothing_or_merging_is_asked_for() {
+    fn eviction_defaults_apply_if_unset_or_merging() {
         let thresholds = |fields: Value| file(fields).unwrap().config.eviction_hard.len();
         assert_eq!(thresholds(json!({})), 5);
         assert_eq!(thresholds(json!({"evictionHard": {}})), 0);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_names_who_set_what() {
+    fn every_problem_names_the_origin_of_its_field() {
         let draft =
             file(json!({"registryBurst": -1, "staticPodURL": "x", "authentication": {"webhook": {"cacheTTL": "1m"}}}))
                 .unwrap();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_blamed_on_whoever_set_that_gate() {
+    fn gate_problem_names_the_origin_of_the_gate() {
         let draft = file(json!({"featureGates": {"MemoryQoS": true}})).unwrap();
         let gates = json!({"PodsAPI": true, "NodeSwap": false});
         let draft = draft.flags(&[flag("feature-gates", "featureGates", gates)]).unwrap();

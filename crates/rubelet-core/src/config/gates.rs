@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_sorted_and_has_every_gate_that_is_asked_for() {
+    fn gate_table_is_sorted_and_has_every_used_gate() {
         assert!(GATES.is_sorted_by(|a, b| a.name < b.name));
         for gate in [
             Gate::CpuCfsQuotaPeriod,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_does_not_go_on_without_what_it_needs() {
+    fn gate_requires_its_dependencies() {
         insta::assert_snapshot!(resolve("GracefulNodeShutdown=false").unwrap_err().join("\n"), @"
         GracefulNodeShutdownBasedOnPodPriority is enabled, but depends on features that are disabled: [GracefulNodeShutdown]
         WindowsGracefulNodeShutdown is enabled, but depends on features that are disabled: [GracefulNodeShutdown]

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_cannot_be_made_say_why() {
+    fn invalid_containers_give_upstreams_errors() {
         for (container, message) in [
             (
                 r#"{"name":"web","volumeMounts":[{"name":"nope","mountPath":"/x"}]}"#,

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn later_variables_see_earlier_ones_and_the_last_of_a_name_wins() {
+    fn later_variables_expand_earlier_ones_and_win() {
         let container = r#"{"name":"c","env":[{"name":"A","value":"1"},{"name":"B","value":"$(A)-$(Z)"},{"name":"A","value":"2"},{"name":"Z"}]}"#;
         assert_eq!(resolved(container), Ok("A=2 B=1-$(Z) Z=".to_owned()));
     }
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_in_upstreams_words_unless_it_is_optional() {
+    fn missing_object_gives_upstreams_error_unless_optional() {
         let sources = Sources {
             objects: objects(&[
                 (ObjectKey::config_map("prod", "m"), Some(&[("k", "v")])),
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_api_waits_for_the_services_and_a_static_one_does_not() {
+    fn only_api_pods_wait_for_services() {
         let sources = Sources { services: Services::Unread, ..Sources::default() };
         let message = "services have not yet been read at least once, cannot construct envvars";
         assert_eq!(resolved_with(r#"{"name":"c"}"#, &sources).unwrap_err().0, message);

@@ -52,7 +52,7 @@ mod tests {
     use crate::observation::RuntimeHandler;
 
     #[test]
-    fn recursive_read_only_needs_a_read_only_private_mount_and_a_runtime_that_can() {
+    fn recursive_read_only_needs_private_mount_and_runtime_support() {
         let not_supported =
             r#"volume "data" requested recursive read-only mode, but it is not supported by the runtime"#;
         let not_read_only = r#"volume "data" requested recursive read-only mode, but it is not read-only"#;

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_own_words_win_over_the_pods() {
+    fn container_security_context_overrides_the_pods() {
         let made = context(
             r#"{"hostNetwork":true,"shareProcessNamespace":true,
                 "securityContext":{"runAsUser":1,"runAsGroup":2,"fsGroup":3,"supplementalGroups":[4,5],"seccompProfile":{"type":"RuntimeDefault"}},
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn image_says_who_runs_when_the_pod_does_not() {
+    fn image_user_is_used_without_run_as_user() {
         let bare = r#"{"containers":[{"name":"c"}]}"#;
         let who = |user: &ImageUser| {
             let made = context(bare, user);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_must_not_run_as_root_are_refused_in_upstreams_words() {
+    fn run_as_non_root_is_enforced_with_upstreams_errors() {
         let check = |context: &str, user: ImageUser| {
             let pod = pod(&format!(r#"{{"securityContext":{context},"containers":[{{"name":"c"}}]}}"#));
             let container = &pod.spec.as_ref().unwrap().containers[0];

@@ -128,7 +128,7 @@ fn an_image_that_is_there_is_not_pulled() {
 }
 
 #[test]
-fn policy_always_pulls_what_is_there_and_never_refuses_what_is_not() {
+fn always_pulls_present_images_and_never_rejects_missing_ones() {
     let mut story = Story::new();
     story.request("p", "i:1", PullPolicy::Always);
     story.answer(&present());
@@ -160,7 +160,7 @@ fn a_pulled_image_is_described_and_ready() {
 }
 
 #[test]
-fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
+fn failed_pull_shows_error_then_back_off_then_retries() {
     let mut story = Story::new();
     for delay in [10, 20, 40, 80, 160, 300, 300] {
         story.request("p", "i:1", PullPolicy::IfNotPresent);
@@ -180,7 +180,7 @@ fn a_failed_pull_shows_the_error_then_the_back_off_then_tries_again() {
 }
 
 #[test]
-fn pulls_are_serial_by_default_and_a_pod_that_goes_gives_up_its_place() {
+fn pulls_are_serial_and_a_removed_pod_leaves_the_queue() {
     let mut story = Story::new();
     for uid in ["p", "q", "r"] {
         story.request(uid, "i:1", PullPolicy::IfNotPresent);
@@ -225,7 +225,7 @@ fn pulls_over_the_registrys_rate_wait() {
 }
 
 #[test]
-fn image_that_is_ready_is_not_the_other_one_asked_for() {
+fn ready_image_does_not_satisfy_another_request() {
     let mut story = Story::new();
     story.request("p", "i:1", PullPolicy::IfNotPresent);
     story.answer(&present());
@@ -238,7 +238,7 @@ fn image_that_is_ready_is_not_the_other_one_asked_for() {
 }
 
 #[test]
-fn another_image_ends_the_pull_of_the_old_one_and_frees_its_turn() {
+fn new_image_cancels_the_pull_of_the_old_one() {
     let mut story = Story::new();
     story.request("p", "i:1", PullPolicy::Always);
     story.answer(&present());

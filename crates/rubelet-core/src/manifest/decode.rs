@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_nobody_knows_are_named_and_nulls_are_not() {
+    fn unknown_fields_are_named_and_nulls_are_not() {
         let found = decoded(json!({
             "metadata": { "name": "web", "anotations": {} },
             "spec": {

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_changes_with_what_the_pod_is_and_with_nothing_else() {
+    fn uid_depends_only_on_the_pod_definition() {
         let origin = file("/m/web.yaml");
         let uid = uid_of(web(), &origin, "n1");
         assert_eq!(uid.len(), 32);

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_lease_keeps_its_owner_and_version_and_takes_the_rest() {
+    fn renewed_lease_keeps_owner_and_version() {
         let mut known = renewed(None, "n", Some("uid-1"), 20, at());
         known.metadata.resource_version = Some("7".to_owned());
         known.spec.get_or_insert_default().holder_identity = Some("somebody".to_owned());

@@ -99,7 +99,7 @@ fn reasons(events: &[EventRecord]) -> Vec<&str> {
 }
 
 #[test]
-fn a_new_node_says_all_of_itself() {
+fn new_node_registers_all_its_fields() {
     let node = serde_json::to_value(initial(Case::new().report())).unwrap();
     insta::assert_snapshot!(lines(&node), @r#"
     {
@@ -261,7 +261,7 @@ fn an_unchanged_node_changes_only_its_heartbeats() {
 }
 
 #[test]
-fn a_node_that_is_not_ready_says_why_and_since_when() {
+fn not_ready_condition_has_reason_and_date() {
     let known = registered();
     let case = Case { view: not_ready("container runtime is down"), ..Case::new() };
     let updated = updated(&known, case.report());
@@ -277,7 +277,7 @@ fn a_node_that_is_not_ready_says_why_and_since_when() {
 }
 
 #[test]
-fn several_problems_are_told_in_one_message() {
+fn several_problems_are_joined_in_one_message() {
     let view = view(NodeReadiness::NotReady(vec!["a".to_owned(), "b".to_owned()]));
     let mut case = Case { view, ..Case::new() };
     case.machine.storage_bytes = None;
@@ -287,7 +287,7 @@ fn several_problems_are_told_in_one_message() {
 }
 
 #[test]
-fn a_runtime_that_has_not_answered_yet_leaves_the_node_as_it_was() {
+fn unknown_readiness_keeps_the_last_condition() {
     let known = registered();
     let case = Case { view: view(NodeReadiness::Unknown), ..Case::new() };
     let updated = updated(&known, case.report());
@@ -322,7 +322,7 @@ fn what_others_wrote_stays() {
 }
 
 #[test]
-fn what_an_earlier_agent_left_is_put_right_at_registration_only_where_it_is_the_agents() {
+fn registration_updates_only_fields_the_agent_owns() {
     let mut known = registered();
     let labels = known.metadata.labels.get_or_insert_default();
     labels.insert("kubernetes.io/hostname".to_owned(), "other".to_owned());
@@ -357,7 +357,7 @@ fn new_addresses_take_the_place_of_the_old_ones() {
 }
 
 #[test]
-fn a_reboot_is_told_once() {
+fn reboot_is_recorded_once() {
     let known = registered();
     let mut case = Case::new();
     case.machine.boot_id = "b2".to_owned();
@@ -369,7 +369,7 @@ fn a_reboot_is_told_once() {
 }
 
 #[test]
-fn a_node_that_was_created_ready_tells_all_its_conditions() {
+fn node_created_ready_records_all_conditions() {
     assert_eq!(
         reasons(&status_change_events(None, &registered())),
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_the_pod_as_a_whole_is_not_its_containers() {
+    fn pod_level_limit_is_not_a_container_limit() {
         let status = json!({ "containerStatuses": [{
             "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "allocatedResources": {}, "resources": { "limits": { "cpu": "2", "memory": "64Mi" } },

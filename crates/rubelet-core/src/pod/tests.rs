@@ -187,7 +187,7 @@ fn a_pod_comes_up_step_by_step() {
 }
 
 #[test]
-fn a_container_counts_on_from_what_the_runtime_or_its_logs_know_of_it() {
+fn restart_count_continues_from_runtime_or_logs() {
     for (state, logged, expected) in [
         ("", None, "start a #0"),
         ("", Some(4), "start a #5"),
@@ -202,7 +202,7 @@ fn a_container_counts_on_from_what_the_runtime_or_its_logs_know_of_it() {
 }
 
 #[test]
-fn a_start_says_where_its_processes_go_and_whom_they_see() {
+fn start_has_cgroup_parent_and_target() {
     let (mut record, facts) =
         observed(record("always | main a | main b | ephemeral e", Lifecycle::Syncing), "a: running 5s");
     let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
@@ -218,7 +218,7 @@ fn a_start_says_where_its_processes_go_and_whom_they_see() {
 }
 
 #[test]
-fn a_failed_start_is_made_again_when_its_wait_is_over() {
+fn failed_start_is_retried_after_its_back_off() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "");
     for (retry_at, expected) in [(later(1).uptime, "nothing"), (now().uptime, "image for a")] {
         let failure = Failure { retry_at, ..Failure::after(None, "no".to_owned(), now()) };
@@ -298,7 +298,7 @@ fn a_new_sandbox_is_initialized_anew() {
 }
 
 #[test]
-fn the_restart_policy_decides_who_starts_again() {
+fn restart_policy_decides_which_containers_restart() {
     for (pod, state, expected) in [
         ("always | main a | main b", "a: exit(0) 5s; b: running 5s", "image for a"),
         ("onfailure | main a | main b", "a: exit(0) 5s; b: running 5s", "nothing"),
@@ -317,7 +317,7 @@ fn the_restart_policy_decides_who_starts_again() {
 }
 
 #[test]
-fn a_container_with_a_policy_of_its_own_brings_its_pod_back_up() {
+fn container_restart_policy_brings_its_pod_back() {
     let (mut record, facts) =
         observed(record("never | main a | main b", Lifecycle::Syncing), "sandbox notready; a: exit(1) 5s");
     assert_eq!(show(&sync_plan(&record, &facts)), "nothing");
@@ -326,7 +326,7 @@ fn a_container_with_a_policy_of_its_own_brings_its_pod_back_up() {
 }
 
 #[test]
-fn a_pod_with_a_lost_sandbox_is_stopped_before_it_gets_a_new_one() {
+fn pod_is_stopped_before_its_lost_sandbox_is_replaced() {
     for (state, expected) in [
         ("sandbox ready 90s, ready 10s; a: running 5s", "stop a0 in 30s"),
         ("sandbox ready 90s, ready 10s", "stop sandbox sb1"),
@@ -342,7 +342,7 @@ fn a_pod_with_a_lost_sandbox_is_stopped_before_it_gets_a_new_one() {
 }
 
 #[test]
-fn the_end_of_a_sandbox_is_told_when_it_begins() {
+fn sandbox_stop_is_recorded_when_it_begins() {
     let (mut record, facts) =
         observed(record("always | main a", Lifecycle::Syncing), "sandbox ready 90s, ready 10s; a: running 5s");
     let killing = r#"Killing "Stopping container a""#;
@@ -456,7 +456,7 @@ fn a_container_that_fails_a_probe_is_stopped_and_started_again() {
 }
 
 #[test]
-fn a_container_whose_rules_may_restart_it_keeps_its_pod_until_its_exit_code_is_known() {
+fn restart_rules_keep_the_pod_until_the_exit_code() {
     let (mut record, facts) = unhealthy("never | main a", "a: running 5s", ProbeKind::Liveness, |_| {});
     let rules = |rules: serde_json::Value| serde_json::from_value(rules).expect("rules");
     container_of(&mut record, "a").restart_policy = Some("Never".to_owned());
@@ -475,7 +475,7 @@ fn a_container_whose_rules_may_restart_it_keeps_its_pod_until_its_exit_code_is_k
 }
 
 #[test]
-fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
+fn container_stopped_for_restart_ignores_its_exit_code() {
     for policy in ["always", "onfailure", "never"] {
         let (mut record, mut facts) =
             observed(record(&format!("{policy} | main a"), Lifecycle::Syncing), "a: running 5s");
@@ -502,7 +502,7 @@ fn container_stopped_to_be_restarted_starts_whatever_it_exits_with() {
 }
 
 #[test]
-fn a_sidecar_that_has_not_passed_its_startup_probe_holds_back_what_follows() {
+fn sidecar_startup_probe_blocks_next_container() {
     let (mut record, facts) = observed(record("always | sidecar a | main b", Lifecycle::Syncing), "a: running 5s");
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
     container_of(&mut record, "a").startup_probe = Some(Probe::default());
@@ -534,7 +534,7 @@ fn init_containers_that_cannot_stay_are_stopped_and_started_again() {
 }
 
 #[test]
-fn what_follows_a_sidecar_waits_for_its_post_start_hook() {
+fn sidecar_post_start_hook_blocks_next_container() {
     let (mut record, facts) = observed(record("always | sidecar s | main m", Lifecycle::Syncing), "s: running 5s");
     with_hook(&mut record, "s", serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } }));
     assert_eq!(show(&sync_plan(&record, &facts)), "image for m", "the hook is over");
@@ -563,7 +563,7 @@ fn one_dead_instance_per_container_is_kept() {
 }
 
 #[test]
-fn a_container_told_to_have_ended_is_not_run_again_when_the_runtime_forgot_it() {
+fn finished_container_lost_by_the_runtime_is_not_restarted() {
     for (pod, exit_code, runs) in [
         ("never | main a", 1, false),
         ("onfailure | main a", 0, false),
@@ -647,7 +647,7 @@ fn only_sidecars_have_what_is_left_of_the_grace_period() {
 }
 
 #[test]
-fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
+fn unstopped_dead_sandbox_keeps_pod_terminating() {
     let grace = Grace::starting(30, now());
     let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "sandbox notready");
@@ -659,7 +659,7 @@ fn a_pod_has_not_ended_while_a_dead_sandbox_holds_its_network() {
 }
 
 #[test]
-fn a_stop_that_failed_is_made_again_when_its_wait_is_over() {
+fn failed_stop_is_retried_after_its_back_off() {
     let grace = Grace::starting(30, now());
     let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a", ending), "a: running 5s");
@@ -698,7 +698,7 @@ fn sidecars_end_together_when_the_grace_period_is_over() {
 }
 
 #[test]
-fn volumes_stay_while_a_container_of_an_ended_pod_is_being_stopped() {
+fn volumes_stay_until_late_containers_are_stopped() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "a: running 5s");
     assert_eq!(ended(&record, &facts, TerminationCause::Removed), "stop a0 in 30s");
@@ -756,7 +756,7 @@ fn what_a_removed_pod_leaves_goes_in_order() {
 }
 
 #[test]
-fn what_an_earlier_life_of_the_agent_mounted_is_torn_down_however_far_this_one_came() {
+fn volumes_of_a_previous_process_are_torn_down() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox gone");
     for prepared in [Preparation::Nothing, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
@@ -789,7 +789,7 @@ fn a_grace_period_only_shrinks() {
 }
 
 #[test]
-fn failed_step_waits_twice_as_long_each_time_up_to_a_maximum() {
+fn failed_step_back_off_doubles_up_to_a_maximum() {
     let mut waits = Vec::new();
     let mut last: Option<Failure> = None;
     for _ in 0..6 {
@@ -808,7 +808,7 @@ fn lifecycle_never_goes_back() {
 }
 
 #[test]
-fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither() {
+fn lifecycle_transition_clears_failures_and_sets_its_date() {
     let ending = |secs| Lifecycle::terminating(Grace::starting(secs, now()), TerminationCause::Removed);
     let mut record = record("always | main a", ending(30));
     record.failures.insert(PodSubject::Pod, Failure::after(None, "no".to_owned(), now()));
@@ -819,7 +819,7 @@ fn a_step_forward_forgets_failures_and_is_dated_and_standing_still_does_neither(
 }
 
 #[test]
-fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
+fn pod_is_planned_at_its_first_retry() {
     let at = |secs: u64| later(secs).uptime;
     let failing = |retry_secs: u64| Failure { retry_at: at(retry_secs), ..Failure::after(None, String::new(), now()) };
     for (failures, flights, expected) in [
@@ -842,7 +842,7 @@ fn a_pod_is_planned_again_when_the_first_failure_may_be_retried() {
 }
 
 #[test]
-fn only_a_pod_that_runs_and_has_not_failed_has_a_deadline() {
+fn only_active_pods_have_a_deadline() {
     let ending = Lifecycle::terminating(Grace::starting(30, now()), TerminationCause::Completed);
     let failure = || PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() };
     for (lifecycle, failure, expected) in [
@@ -863,7 +863,7 @@ fn with_hook(record: &mut PodRecord, name: &str, lifecycle: serde_json::Value) {
 }
 
 #[test]
-fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
+fn pre_stop_hook_runs_first_within_the_grace_period() {
     let grace = Grace::starting(20, now());
     let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let (mut record, facts) = observed(record("always | main a | main b", ending), "a: running 5s; b: running 5s");
@@ -882,7 +882,7 @@ fn a_pre_stop_hook_runs_first_and_lives_on_the_same_grace_period() {
 }
 
 #[test]
-fn a_sidecars_pre_stop_hook_runs_when_the_pod_ends_and_its_stop_waits_for_its_turn() {
+fn sidecar_pre_stop_runs_early_but_sidecar_stops_last() {
     let grace = Grace::starting(20, now());
     let ending = Lifecycle::terminating(grace, TerminationCause::Removed);
     let pod = "always | sidecar s | sidecar t | main a";
@@ -918,7 +918,7 @@ fn a_container_whose_post_start_hook_failed_is_stopped() {
 }
 
 #[test]
-fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_show_before() {
+fn post_start_hook_blocks_next_container() {
     let (mut record, facts) = observed(record("always | main a | main b", Lifecycle::Syncing), "a: running 5s");
     let facts = Arc::new(facts);
     assert_eq!(show(&sync_plan(&record, &facts)), "image for b");
@@ -939,7 +939,7 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_it_and_it_does_not_
 }
 
 #[test]
-fn what_follows_a_container_with_a_post_start_hook_waits_for_its_start() {
+fn start_with_a_post_start_hook_blocks_next_container() {
     let post_start = serde_json::json!({ "postStart": { "exec": { "command": ["x"] } } });
     let no_pull = || EffectError { kind: ErrorKind::Retry, message: "no".to_owned() };
     for (state, answer, expected) in [
@@ -960,7 +960,7 @@ fn what_follows_a_container_with_a_post_start_hook_waits_for_its_start() {
 }
 
 #[test]
-fn a_hook_that_failed_is_told_without_what_it_said() {
+fn failed_hook_is_recorded_without_its_output() {
     let hooks = serde_json::json!({
         "preStop": { "exec": { "command": ["x"] } }, "postStart": { "exec": { "command": ["x"] } },
     });
@@ -1000,7 +1000,7 @@ fn a_hook_that_failed_is_told_without_what_it_said() {
 }
 
 #[test]
-fn an_http_hook_without_a_host_needs_the_address_of_its_pod() {
+fn http_hook_without_host_uses_the_pod_address() {
     let address = |host: &str| Ok(format!("http://{host}:1/"));
     let missing = Err("failed to find networking container".to_owned());
     for (pod, host, seen, expected) in [
@@ -1026,7 +1026,7 @@ fn an_http_hook_without_a_host_needs_the_address_of_its_pod() {
 }
 
 #[test]
-fn a_hook_told_without_the_tls_it_asked_for_is_an_event() {
+fn https_hook_sent_over_http_is_recorded() {
     let mut record = record("always | main a", Lifecycle::Syncing);
     with_hook(&mut record, "a", serde_json::json!({ "preStop": { "httpGet": { "port": 1, "host": "h" } } }));
     let order = HookRequest::of(&record, "a", &"a0".into(), Hook::PreStop, Duration::from_secs(1)).unwrap();
@@ -1054,14 +1054,14 @@ fn an_ephemeral_container_starts_once_whatever_else_the_pod_does() {
 }
 
 #[test]
-fn a_moment_that_never_comes_is_at_the_end_of_the_calendar() {
+fn time_beyond_the_calendar_is_clamped() {
     let never = now().uptime + Duration::from_secs(u64::MAX);
     assert_eq!(PodRecord::wall(never, now()), Timestamp::MAX);
     assert_eq!(PodRecord::wall(now().uptime + Duration::from_secs(60), now()), now().wall + Duration::from_secs(60));
 }
 
 #[test]
-fn a_pod_is_looked_at_when_its_volumes_are_to_be_refreshed() {
+fn pod_is_planned_when_its_volume_refresh_is_due() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
     for (refresh_at, expected) in [
         (None, ("nothing", None)),

@@ -87,7 +87,7 @@ fn fails(_: ProbeKind, _: u64) -> ProbeOutcome {
 }
 
 #[test]
-fn a_probe_waits_for_its_initial_delay_and_then_comes_every_period() {
+fn probe_starts_after_its_initial_delay_then_every_period() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.readiness_probe = Some(Probe { initial_delay_seconds: Some(5), ..probe(10, 3) });
     });
@@ -99,7 +99,7 @@ fn a_probe_waits_for_its_initial_delay_and_then_comes_every_period() {
 }
 
 #[test]
-fn readiness_follows_as_many_equal_answers_as_its_thresholds_say() {
+fn readiness_changes_after_its_thresholds() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.readiness_probe = Some(Probe { success_threshold: Some(2), ..probe(1, 3) });
     });
@@ -124,7 +124,7 @@ fn readiness_follows_as_many_equal_answers_as_its_thresholds_say() {
 }
 
 #[test]
-fn a_container_that_fails_its_liveness_probe_is_asked_nothing_more_until_it_runs_anew() {
+fn failed_liveness_ends_probing_until_the_next_instance() {
     let mut ward = Ward::new("a: running 0s", |container| container.liveness_probe = Some(probe(2, 2)));
     assert_snapshot!(ward.run(10, fails), @"
     0s a0 Liveness
@@ -146,7 +146,7 @@ fn a_container_that_fails_its_liveness_probe_is_asked_nothing_more_until_it_runs
 }
 
 #[test]
-fn other_probes_wait_until_the_startup_probe_passed_and_then_come_at_once() {
+fn other_probes_wait_for_the_startup_probe() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.startup_probe = Some(probe(3, 10));
         container.readiness_probe = Some(probe(100, 3));
@@ -165,7 +165,7 @@ fn other_probes_wait_until_the_startup_probe_passed_and_then_come_at_once() {
 }
 
 #[test]
-fn a_startup_probe_that_fails_too_often_is_a_reason_to_stop_the_container() {
+fn failed_startup_probe_stops_the_container() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.startup_probe = Some(probe(1, 2));
         container.liveness_probe = Some(probe(1, 1));
@@ -179,7 +179,7 @@ fn a_startup_probe_that_fails_too_often_is_a_reason_to_stop_the_container() {
 }
 
 #[test]
-fn an_agent_that_begins_anew_believes_the_status_and_takes_its_time() {
+fn restarted_agent_keeps_probe_results_and_spreads_probes() {
     let all = |container: &mut Container| {
         container.startup_probe = Some(probe(10, 3));
         container.readiness_probe = Some(probe(16, 1));
@@ -200,7 +200,7 @@ fn an_agent_that_begins_anew_believes_the_status_and_takes_its_time() {
 }
 
 #[test]
-fn of_a_pod_that_ends_only_readiness_is_asked() {
+fn terminating_pod_runs_only_readiness_probes() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.readiness_probe = Some(probe(1, 3));
         container.liveness_probe = Some(probe(1, 3));
@@ -221,7 +221,7 @@ fn of_a_pod_that_ends_only_readiness_is_asked() {
 }
 
 #[test]
-fn a_probe_of_a_container_that_is_gone_is_called_off() {
+fn probe_of_a_removed_container_is_cancelled() {
     let mut ward = Ward::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
     ward.due();
     ward.facts = facts("");
@@ -256,7 +256,7 @@ fn ports_hosts_paths_and_headers_are_as_upstream_sends_them() {
 }
 
 #[test]
-fn commands_know_the_variables_that_have_a_literal_value() {
+fn commands_expand_variables_with_a_literal_value() {
     let container = json!({ "name": "a", "env": [{ "name": "A", "value": "1" }] });
     let exec = json!({ "exec": { "command": ["x", "$(A)", "$(B)", "$$(A)"] } });
     assert_snapshot!(resolved(&container, &exec), @r#"Exec { command: ["x", "1", "$(B)", "$(A)"] }"#);

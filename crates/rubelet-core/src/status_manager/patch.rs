@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn in_doubt_all_that_is_ours_is_said_and_nothing_that_is_others() {
+    fn unconfirmed_patch_sends_all_our_fields_and_no_others() {
         let stored = json!({ "metadata": { "uid": "u1" }, "status": {
             "phase": "Running", "podIPs": [{ "ip": "10.0.0.1" }, { "ip": "10.0.0.2" }], "conditions": [
                 { "type": "Ready", "status": "False", "reason": "ContainersNotReady" },
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_writes_out_though_it_is_empty_is_no_difference() {
+    fn empty_fields_of_the_api_server_are_no_difference() {
         let stored = json!({ "phase": "Running", "reason": "", "containerStatuses": [
             { "name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": 0, "lastState": {}, "state": {},
               "resources": { "limits": {}, "requests": {} } },

@@ -129,7 +129,7 @@ fn phase(pod: &mut Pod, phase: &str) {
 }
 
 #[test]
-fn a_new_status_gets_a_new_version_and_the_same_status_does_not() {
+fn only_a_changed_status_gets_a_new_version() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     assert_eq!(desk.set(&pod, ""), changed(1));
@@ -188,7 +188,7 @@ fn a_status_without_dates_is_dated_now() {
 }
 
 #[test]
-fn a_status_speaks_of_the_newest_generation_it_ever_spoke_of() {
+fn observed_generation_never_decreases() {
     let mut pod = mk_pod("always | main a");
     pod.metadata.generation = Some(7);
     let mut desk = Desk::with(&pod);
@@ -210,7 +210,7 @@ fn a_disruption_is_dated_and_conditions_of_others_are_not() {
 }
 
 #[test]
-fn a_container_that_its_own_rules_or_anothers_may_restart_can_come_back() {
+fn restart_rules_allow_a_container_to_come_back() {
     let rule =
         |action: &str| serde_json::json!([{ "action": action, "exitCodes": { "operator": "In", "values": [9] } }]);
     for (container, own_policy, rules, allowed) in [
@@ -264,7 +264,7 @@ fn a_container_that_ended_for_good_cannot_come_back() {
 }
 
 #[test]
-fn a_refused_status_says_which_container() {
+fn illegal_transition_names_the_container() {
     let pod = mk_pod("never | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: exit(1)");
@@ -292,7 +292,7 @@ fn readiness_changes_the_container_and_both_conditions() {
 }
 
 #[test]
-fn verdicts_about_the_unknown_change_nothing() {
+fn probe_results_of_unknown_containers_are_ignored() {
     let pod = mk_pod("always | main a");
     assert_eq!(Desk::default().readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no such pod");
     let mut desk = Desk::with(&pod);
@@ -313,7 +313,7 @@ fn startup_changes_the_container_only() {
 }
 
 #[test]
-fn a_terminated_pod_closes_what_nobody_saw_end() {
+fn termination_fails_containers_without_an_observed_exit() {
     let lost =
         "exit 137(ContainerStatusUnknown) \"The container could not be located when the pod was terminated\" @never";
     for (pod, seen, phase, containers) in [
@@ -373,7 +373,7 @@ fn a_terminated_pod_closes_what_nobody_saw_end() {
 }
 
 #[test]
-fn a_pod_whose_sidecar_had_not_started_never_had_its_containers_turn() {
+fn pod_with_unstarted_sidecar_was_never_initialized() {
     let mut pod = mk_pod("always | sidecar s | main a");
     pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
     let mut desk = Desk::with(&pod);
@@ -419,7 +419,7 @@ fn what_is_reclaimed_stays_reclaimed() {
 }
 
 #[test]
-fn orphaned_statuses_are_forgotten_and_versions_go_on_if_the_pod_returns() {
+fn versions_continue_if_an_orphaned_pod_returns() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "");
@@ -433,7 +433,7 @@ fn orphaned_statuses_are_forgotten_and_versions_go_on_if_the_pod_returns() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_pod_that_neither_the_node_nor_the_api_server_has() {
+fn pod_gone_from_node_and_api_leaves_no_state() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: running");
@@ -447,7 +447,7 @@ fn nothing_is_kept_of_a_pod_that_neither_the_node_nor_the_api_server_has() {
 }
 
 #[test]
-fn of_a_pod_the_api_server_does_not_have_nothing_is_told_until_it_shows_it_again() {
+fn no_status_is_sent_for_a_pod_missing_in_the_api() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "");
@@ -460,7 +460,7 @@ fn of_a_pod_the_api_server_does_not_have_nothing_is_told_until_it_shows_it_again
 }
 
 #[test]
-fn after_a_patch_without_an_answer_everything_is_said_once_more() {
+fn patch_without_response_is_followed_by_a_whole_one() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     let patch = |desk: &mut Desk| {
@@ -497,7 +497,7 @@ fn a_change_is_sent_until_the_api_server_has_its_version() {
 }
 
 #[test]
-fn after_a_restart_nothing_is_sent_that_the_api_server_already_has() {
+fn restart_sends_no_status_the_api_already_has() {
     let pod = mk_pod("always | main a");
     let mut before = Desk::with(&pod);
     before.set(&pod, "a: running");
@@ -534,7 +534,7 @@ fn another_spelling_of_a_quantity_is_not_sent() {
 }
 
 #[test]
-fn a_static_pod_is_sent_under_its_mirror_s_uid_and_not_at_all_without_one() {
+fn static_pod_status_is_sent_only_to_its_mirror() {
     let pod = mk_pod("always | static | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "");
@@ -586,7 +586,7 @@ fn a_static_pod_is_reconciled_with_its_mirror() {
 }
 
 #[test]
-fn ends_come_first_then_what_people_wait_for_then_noise() {
+fn terminations_are_sent_first_then_readiness_then_the_rest() {
     let named = |uid: &str| {
         let mut pod = mk_pod("never | main a");
         pod.metadata.uid = Some(uid.to_owned());
@@ -613,7 +613,7 @@ fn ends_come_first_then_what_people_wait_for_then_noise() {
 }
 
 #[test]
-fn what_somebody_waits_for_is_urgent() {
+fn awaited_changes_are_urgent() {
     let mut pod = mk_pod("never | main a");
     let running = status_of(&pod, "a: running", None, now());
     pod.status = Some(running.clone());
@@ -726,7 +726,7 @@ fn a_pod_is_deleted_only_when_asked_for_ended_and_reclaimed() {
 }
 
 #[test]
-fn a_pod_is_deleted_once_the_api_server_has_seen_its_end_and_then_never_mentioned_again() {
+fn pod_is_deleted_once_after_its_final_status() {
     let pod = mk_pod("always | deleted | main a");
     let mut desk = Desk::with(&pod);
     desk.set(&pod, "a: exit(0)");
@@ -794,7 +794,7 @@ fn the_date_of_a_condition_changes_with_its_status_only() {
 }
 
 #[test]
-fn a_pod_is_not_called_ended_while_a_container_may_run() {
+fn phase_is_not_terminal_while_a_container_may_run() {
     let mut stored = mk_pod("never | main a");
     phase(&mut stored, "Running");
     let mut ours = status_of(&stored, "a: exit(1)", None, now());
@@ -848,7 +848,7 @@ fn an_ended_pod_is_never_sent_as_ready() {
 }
 
 #[test]
-fn readiness_gates_that_changed_ask_for_a_reconcile() {
+fn changed_readiness_gates_need_a_reconcile() {
     let mut pod = mk_pod("always | main a");
     pod.status = Some(status_of(&pod, "a: running", None, now()));
     assert!(!need_to_reconcile_pod_readiness(&pod), "no gates");
@@ -912,7 +912,7 @@ proptest! {
 }
 
 #[test]
-fn a_patch_is_dated_by_the_first_change_the_api_server_has_not_heard_of() {
+fn patch_is_dated_by_its_first_unsent_change() {
     let pod = mk_pod("always | main a");
     let mut desk = Desk::with(&pod);
     let mut since = |phase: &str, secs: u64, then: fn(&mut StatusManager, u64)| {

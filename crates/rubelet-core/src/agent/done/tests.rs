@@ -19,7 +19,7 @@ fn record(pod: &str) -> PodRecord {
 }
 
 #[test]
-fn what_is_remembered_of_an_instance_goes_with_it() {
+fn instance_state_is_dropped_with_the_instance() {
     let mut record = record("always | main a");
     let known = InstanceRecord {
         pre_stop: Some(PreStop::Began(Uptime::ZERO)),
@@ -39,7 +39,7 @@ fn what_is_remembered_of_an_instance_goes_with_it() {
 }
 
 #[test]
-fn a_container_waits_until_a_look_shows_what_came_of_its_start() {
+fn container_waits_until_a_look_shows_its_start() {
     for (seen, post_start_failed, started, meanwhile, waits) in [
         ("a: running", false, false, DuringLook::Nothing, false),
         ("a: running", true, false, DuringLook::Nothing, true),
@@ -82,7 +82,7 @@ fn a_start_that_succeeded_is_remembered_until_it_is_seen() {
 }
 
 #[test]
-fn attempts_in_logs_count_only_when_the_runtime_has_forgotten_everything() {
+fn logged_attempts_count_only_if_the_runtime_lost_everything() {
     let logged = |seen: &str, attempt| {
         let mut facts = facts(seen);
         facts.logged_attempts.insert("a".to_owned(), attempt);
@@ -103,7 +103,7 @@ fn attempts_in_logs_count_only_when_the_runtime_has_forgotten_everything() {
 }
 
 #[test]
-fn a_start_counts_as_interrupted_only_when_nothing_else_can_explain_it() {
+fn start_is_interrupted_only_without_another_explanation() {
     for (seen, never_ran, ordered, told, expected) in [
         ("a: exit(128)", &["a0"][..], None, None, Some("a0")),
         ("a: exit(128)", &[], None, None, None),
@@ -143,7 +143,7 @@ fn a_start_counts_as_interrupted_only_when_nothing_else_can_explain_it() {
 }
 
 #[test]
-fn what_is_gone_needs_no_end_and_cannot_start() {
+fn gone_is_success_for_a_stop_and_failure_for_a_start() {
     let pod = || record("always | main a").id;
     let (name, id) = (|| "a".to_owned(), || ContainerId::new("a0"));
     for (op, kind, fails) in [
@@ -173,7 +173,7 @@ fn what_is_gone_needs_no_end_and_cannot_start() {
 }
 
 #[test]
-fn volumes_are_there_only_when_all_that_is_mounted_by_now_is() {
+fn volumes_are_set_up_when_all_mounted_ones_are() {
     let mut record = record("always | main a");
     let before = record.pod.clone();
     let mount = json!([{ "name": "v", "mountPath": "/v" }]);

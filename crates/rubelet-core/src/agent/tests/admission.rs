@@ -10,7 +10,7 @@ fn told(turns: &Turns, reason: &str) -> bool {
 }
 
 #[test]
-fn a_pod_that_is_over_is_not_judged_and_holds_nothing() {
+fn terminated_pod_skips_admission_and_holds_nothing() {
     let ended = |uid: &str| {
         let mut pod = from_api(uid, "2", 1);
         pod.status = Some(serde_json::from_value(json!({ "phase": "Succeeded" })).expect("a status"));
@@ -28,7 +28,7 @@ fn a_pod_that_is_over_is_not_judged_and_holds_nothing() {
 }
 
 #[test]
-fn a_pod_that_wants_its_groups_to_be_all_needs_a_runtime_that_obeys() {
+fn strict_supplemental_groups_need_runtime_support() {
     for (answer, is_refused) in [(None, true), (Some(false), true), (Some(true), false)] {
         let mut pod = web("u1");
         let context = json!({ "supplementalGroupsPolicy": "Strict" });
@@ -43,7 +43,7 @@ fn a_pod_that_wants_its_groups_to_be_all_needs_a_runtime_that_obeys() {
 }
 
 #[test]
-fn a_second_pod_of_a_name_is_refused_and_that_is_told() {
+fn second_pod_of_a_name_is_rejected_with_an_event() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1"), web("u2")]);
     assert_eq!((turns.lifecycle("u1").as_str(), turns.lifecycle("u2").as_str()), ("Waiting", "unknown"));
@@ -51,7 +51,7 @@ fn a_second_pod_of_a_name_is_refused_and_that_is_told() {
 }
 
 #[test]
-fn a_field_that_is_not_acted_on_is_told_and_a_class_only_where_no_api_server_knows_it() {
+fn unsupported_fields_are_recorded_runtime_class_only_if_standalone() {
     for (class, sources, is_told) in [
         (None, vec![Source::File], false),
         (Some("fast"), vec![Source::File], true),
@@ -67,7 +67,7 @@ fn a_field_that_is_not_acted_on_is_told_and_a_class_only_where_no_api_server_kno
 }
 
 #[test]
-fn what_only_the_runtime_has_of_a_static_pods_name_ends_before_other_sources_have_spoken() {
+fn orphan_with_a_static_pods_name_ends_before_sources_are_ready() {
     let elsewhere = |uid: &str, namespace: &str, name: &str| {
         let mut other = listed(uid, name);
         other.pod.namespace = namespace.into();
@@ -89,7 +89,7 @@ fn what_only_the_runtime_has_of_a_static_pods_name_ends_before_other_sources_hav
 }
 
 #[test]
-fn a_pod_that_ends_gives_its_share_of_the_burstable_tier_back() {
+fn terminated_pod_releases_its_burstable_shares() {
     let mut turns = Turns::with_cgroups(Settings::for_node("node"));
     turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
     turns.runtime_is_up(&[]);

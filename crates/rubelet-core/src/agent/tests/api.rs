@@ -95,7 +95,7 @@ fn refused(kind: ErrorKind) -> Result<Facts, EffectError> {
 }
 
 #[test]
-fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing_any_more() {
+fn api_pod_is_deleted_after_resources_are_reclaimed() {
     let mut turns = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     turns.listed_by_api(std::slice::from_ref(&pod));
@@ -141,7 +141,7 @@ fn a_pod_deleted_in_the_api_is_deleted_there_for_good_only_when_it_holds_nothing
 }
 
 #[test]
-fn nothing_is_kept_of_a_pod_deleted_before_our_answer() {
+fn pod_deleted_before_our_response_leaves_no_state() {
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     let done = Ok(Facts::ApiPod(Arc::new(pod.clone())));
     for answer in [done, refused(ErrorKind::Gone), refused(ErrorKind::Retry), refused(ErrorKind::TimedOut)] {
@@ -158,7 +158,7 @@ fn nothing_is_kept_of_a_pod_deleted_before_our_answer() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_mirror_pod_that_could_not_be_made() {
+fn failed_mirror_pod_creation_leaves_no_state() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     turns.config(&[mk_pod("always | static | main a")]);
     turns.listed_by_api(&[]);
@@ -315,7 +315,7 @@ impl Told {
 }
 
 #[test]
-fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
+fn pod_start_takes_three_status_writes() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox gone").done("MakePodDirs").done("SetUpVolumes");
     told.hinted("sandbox ready 0s").done("RunSandbox").seen("sandbox ready 0s");
@@ -327,7 +327,7 @@ fn a_pod_that_starts_is_told_of_three_times_however_often_it_is_looked_at() {
 }
 
 #[test]
-fn pod_that_completes_is_called_ended_before_its_sandbox_stops_and_told_of_twice() {
+fn completed_pod_is_reported_terminal_before_its_sandbox_stops() {
     let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
     let before = told.phases.len();
@@ -339,7 +339,7 @@ fn pod_that_completes_is_called_ended_before_its_sandbox_stops_and_told_of_twice
 }
 
 #[test]
-fn end_that_was_told_is_not_taken_back_when_its_answer_is_lost() {
+fn terminal_status_is_not_reverted_when_its_response_is_lost() {
     let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
     let turns = &mut told.turns;
@@ -355,7 +355,7 @@ fn end_that_was_told_is_not_taken_back_when_its_answer_is_lost() {
 }
 
 #[test]
-fn pod_that_completes_is_not_called_ended_while_a_sidecar_runs_or_a_look_is_old() {
+fn terminal_status_waits_for_sidecars_and_a_fresh_look() {
     let mut told = Told::of(stored("never | sidecar s | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("s: running 9s; a: running 5s");
     told.hinted("s: running 9s; a: exit(0) 0s");
@@ -383,7 +383,7 @@ fn stop_of_a_pod_takes_at_most_three_status_writes() {
 }
 
 #[test]
-fn stop_of_a_pod_whose_sandbox_cannot_be_stopped_is_told() {
+fn sandbox_that_cannot_be_stopped_does_not_block_the_status() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
     told.deleted();
@@ -395,7 +395,7 @@ fn stop_of_a_pod_whose_sandbox_cannot_be_stopped_is_told() {
 }
 
 #[test]
-fn a_container_whose_start_failed_is_told_of() {
+fn failed_container_start_is_reported() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox ready 1s").prepared("sandbox ready 1s").hinted("sandbox ready 1s; a: created 0s");
     told.after(|turns| turns.answer("StartContainer", refused(ErrorKind::Retry)));
@@ -406,7 +406,7 @@ fn a_container_whose_start_failed_is_told_of() {
 }
 
 #[test]
-fn a_container_that_starts_again_is_told_of_when_it_runs_and_not_before() {
+fn restarted_container_is_reported_when_it_runs() {
     let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s").hinted("a: exit(1) 0s").prepared("a: exit(1) 0s").done("StartContainer");
     told.seen("a: exit(1), running 0s").hinted("a: exit(1), exit(1) 0s").prepared("a: exit(1), exit(1) 0s");
@@ -428,7 +428,7 @@ fn a_container_that_starts_again_is_told_of_when_it_runs_and_not_before() {
 }
 
 #[test]
-fn a_pod_shows_the_addresses_its_node_shows_as_soon_as_it_does() {
+fn pod_host_ips_follow_the_node_object() {
     let settings =
         Settings { sources: vec![Source::Api], host_ips: vec!["10.0.0.1".into()], ..Settings::for_node("node") };
     let mut told = Told::in_world(settings, stored("always | main a", 1, &json!({ "phase": "Pending" })));
@@ -445,7 +445,7 @@ fn a_pod_shows_the_addresses_its_node_shows_as_soon_as_it_does() {
 }
 
 #[test]
-fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_is_not() {
+fn failed_status_patch_is_retried_unless_pod_is_gone() {
     let mut turns = in_cluster(&[Source::Api]);
     turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
     turns.runtime_is_up(&[]);
@@ -462,7 +462,7 @@ fn a_status_that_was_refused_is_sent_again_later_and_one_for_a_pod_that_is_gone_
 }
 
 #[test]
-fn an_api_server_that_was_away_for_long_hears_of_a_pod_within_seconds_of_its_return() {
+fn status_retries_stay_frequent_while_api_is_unreachable() {
     let mut turns = in_cluster(&[Source::Api]);
     turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
     turns.runtime_is_up(&[]);
@@ -480,7 +480,7 @@ fn an_api_server_that_was_away_for_long_hears_of_a_pod_within_seconds_of_its_ret
 }
 
 #[test]
-fn a_status_somebody_else_overwrote_is_put_right() {
+fn status_overwritten_by_another_writer_is_restored() {
     let mut turns = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     turns.listed_by_api(std::slice::from_ref(&pod));
@@ -497,7 +497,7 @@ fn a_status_somebody_else_overwrote_is_put_right() {
 }
 
 #[test]
-fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old() {
+fn mirror_pod_is_recreated_when_deleted_or_outdated() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -534,7 +534,7 @@ fn a_static_pod_gets_a_mirror_pod_that_is_made_again_when_it_is_deleted_or_old()
 }
 
 #[test]
-fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
+fn mirror_pod_is_deleted_after_its_static_pod_terminated() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     let mirror = mirror_of_u1();
     turns.listed_by_api(std::slice::from_ref(&mirror));
@@ -553,7 +553,7 @@ fn a_mirror_pod_goes_when_its_static_pod_has_ended() {
 }
 
 #[test]
-fn a_mirror_pod_that_is_listed_before_the_manifests_goes_when_none_of_them_is_its_own() {
+fn mirror_pod_without_manifest_is_deleted_after_sources_are_ready() {
     let mut turns = in_cluster(&[Source::File, Source::Api]);
     turns.listed_by_api(&[mirror_of_u1()]);
     assert!(turns.api_requests().is_empty(), "the manifests were not read yet");
@@ -580,7 +580,7 @@ fn picky() -> Pod {
 }
 
 #[test]
-fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them() {
+fn node_affinity_mismatch_refetches_node() {
     for (answer, lifecycle) in [
         (Ok(Facts::Node(node_in("b", 6))), "Syncing"),
         (Ok(Facts::Node(node_in("c", 6))), "rejected"),
@@ -601,7 +601,7 @@ fn a_pod_that_does_not_match_the_nodes_labels_is_judged_by_a_newer_look_at_them(
 }
 
 #[test]
-fn a_look_at_the_node_that_began_before_a_pod_came_says_nothing_of_it() {
+fn node_fetched_before_pod_arrival_is_not_used() {
     let mut turns = in_cluster(&[Source::Api]);
     turns.happens(Event::Node(node_in("a", 5)));
     turns.listed_by_api(&[picky()]);

@@ -58,7 +58,7 @@ fn patching() -> (Turns, Pod) {
 }
 
 #[test]
-fn after_a_patch_that_may_have_been_carried_out_the_next_says_everything() {
+fn patch_after_an_unconfirmed_one_sends_everything() {
     let (mut turns, _) = patching();
     assert!(turns.patches()[0].get("message").is_none(), "{:?}", turns.patches());
     turns.answer("PatchStatus", failed(ErrorKind::TimedOut));
@@ -67,7 +67,7 @@ fn after_a_patch_that_may_have_been_carried_out_the_next_says_everything() {
 }
 
 #[test]
-fn a_patch_whose_answer_never_comes_is_sent_again() {
+fn patch_without_response_is_sent_again() {
     let (mut turns, _) = patching();
     turns.asked.retain(|(_, op)| op.name() != "PatchStatus");
     turns.wait(40);
@@ -76,7 +76,7 @@ fn a_patch_whose_answer_never_comes_is_sent_again() {
 }
 
 #[test]
-fn a_status_overwritten_together_with_the_spec_is_put_right() {
+fn status_overwritten_with_the_spec_is_restored() {
     let (mut turns, pod) = patching();
     let mut taken = versioned(pod, 2);
     taken.status = turns.agent.statuses.pod_status(&"u1".into(), &turns.agent.pods).map(|status| (**status).clone());
@@ -90,7 +90,7 @@ fn a_status_overwritten_together_with_the_spec_is_put_right() {
 }
 
 #[test]
-fn a_readiness_gate_that_opens_in_the_api_makes_the_pod_ready() {
+fn readiness_gate_opened_in_the_api_makes_pod_ready() {
     let mut turns = in_cluster();
     let mut pod = versioned(mk_pod("always | main a"), 1);
     let gates = json!([{ "conditionType": "lb" }]);
@@ -112,7 +112,7 @@ fn a_readiness_gate_that_opens_in_the_api_makes_the_pod_ready() {
 }
 
 #[test]
-fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_no_end() {
+fn failed_mirror_creation_is_retried_and_missing_mirror_not_deleted() {
     let mut turns = in_cluster();
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -129,7 +129,7 @@ fn a_mirror_pod_that_could_not_be_made_is_made_later_and_one_that_is_gone_needs_
 }
 
 #[test]
-fn a_static_pod_that_waits_for_its_name_leaves_the_mirror_as_it_is_and_gets_its_own_when_it_starts() {
+fn static_pod_gets_its_mirror_when_its_name_is_free() {
     let mut turns = in_cluster();
     turns.api_has(&[mirror("m1", "u1")]);
     turns.config(&[web("old")]);
@@ -155,7 +155,7 @@ fn a_static_pod_has_a_mirror_before_the_runtime_is_there() {
 }
 
 #[test]
-fn without_an_api_server_no_mirror_is_waited_for() {
+fn standalone_pod_does_not_wait_for_a_mirror() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -163,7 +163,7 @@ fn without_an_api_server_no_mirror_is_waited_for() {
 }
 
 #[test]
-fn what_is_kept_of_gone_pods_is_listed_and_what_is_kept_of_others_is_not() {
+fn entries_of_gone_pods_are_listed_and_no_others() {
     let (mut turns, _) = patching();
     turns.config(&[web("static")]);
     let now = turns.now();

@@ -56,7 +56,7 @@ fn with_pre_stop(mut pod: Pod) -> Pod {
 }
 
 #[test]
-fn a_shorter_grace_period_hastens_what_is_being_stopped_and_a_longer_one_does_not() {
+fn only_a_shorter_grace_period_restarts_stops() {
     for (first, second, expected) in [(30, 5, 5), (5, 30, 5)] {
         let pod = |grace_secs| api_pod("always | main a", grace_secs);
         let mut turns = running(&pod(None));
@@ -71,7 +71,7 @@ fn a_shorter_grace_period_hastens_what_is_being_stopped_and_a_longer_one_does_no
 }
 
 #[test]
-fn a_hook_under_way_ends_with_a_shorter_grace_period_and_is_not_run_again() {
+fn running_hook_ends_with_a_shorter_grace_period() {
     let pod = |grace_secs| with_pre_stop(api_pod("always | main a", grace_secs));
     for (first, ends_after_secs) in [(Some(30), 5), (Some(3), 3), (None, 5)] {
         let mut turns = running(&pod(None));
@@ -100,7 +100,7 @@ fn a_hook_under_way_ends_with_a_shorter_grace_period_and_is_not_run_again() {
 }
 
 #[test]
-fn a_stop_begun_for_another_reason_lasts_no_longer_than_the_end_of_its_pod() {
+fn earlier_stop_is_bounded_by_the_pods_grace_period() {
     for (grace_secs, is_sent_again) in [(5, true), (30, false), (60, false)] {
         let mut turns = running(&api_pod("always | main a", None));
         turns.finds_another_definition();
@@ -112,7 +112,7 @@ fn a_stop_begun_for_another_reason_lasts_no_longer_than_the_end_of_its_pod() {
 }
 
 #[test]
-fn a_container_to_be_restarted_ends_its_pod_when_the_sandbox_died_and_gets_no_successor() {
+fn restarting_container_of_a_dead_sandbox_is_not_restarted() {
     let mut turns = running(&api_pod("never | main a", None));
     turns.finds_another_definition();
     turns.answer("StopContainer", Ok(Facts::Nothing));
@@ -123,7 +123,7 @@ fn a_container_to_be_restarted_ends_its_pod_when_the_sandbox_died_and_gets_no_su
 }
 
 #[test]
-fn a_hook_that_was_over_before_the_pods_end_began_takes_nothing_of_its_grace_period() {
+fn hook_finished_before_termination_uses_no_grace_period() {
     let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
     turns.finds_another_definition();
     turns.at_secs += 3;
@@ -134,7 +134,7 @@ fn a_hook_that_was_over_before_the_pods_end_began_takes_nothing_of_its_grace_per
 }
 
 #[test]
-fn a_hook_under_way_takes_its_time_of_the_grace_period() {
+fn running_hook_uses_up_the_grace_period() {
     let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
     turns.inspected("a: running 5s");
     turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
@@ -158,7 +158,7 @@ fn a_pod_removed_while_it_completes_leaves_nothing() {
 }
 
 #[test]
-fn a_container_that_has_started_is_told_so_unless_its_pod_ends() {
+fn post_start_hook_runs_unless_the_pod_terminates() {
     let hook = json!({ "postStart": { "exec": { "command": ["x"] } } });
     let pod = |grace_secs| {
         let mut pod = api_pod("always | main a", grace_secs);
@@ -190,7 +190,7 @@ fn a_container_that_has_started_is_told_so_unless_its_pod_ends() {
 }
 
 #[test]
-fn a_pod_deleted_while_it_ends_as_an_orphan_does_not_start_over() {
+fn pod_deleted_while_terminating_as_orphan_does_not_restart() {
     for grace_secs in [None, Some(30)] {
         let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
         turns.api_forgets_all();

@@ -29,7 +29,7 @@ fn failed() -> Result<Facts, EffectError> {
 }
 
 #[test]
-fn a_pull_that_failed_shows_and_is_made_again_after_its_back_off() {
+fn failed_pull_is_shown_and_retried_after_its_back_off() {
     let mut turns = wanting(Settings::for_node("node"), &[web("u1")]);
     turns.answer("PullImage", failed());
     let shown = |turns: &Turns| {
@@ -64,7 +64,7 @@ fn a_queued_pull_starts_when_the_registrys_rate_allows_it() {
 }
 
 #[test]
-fn a_pull_of_an_image_nobody_wants_any_more_is_cancelled() {
+fn pull_is_cancelled_when_its_image_is_not_needed() {
     let mut pod = web("u1");
     pod.metadata.annotations = None;
     let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });

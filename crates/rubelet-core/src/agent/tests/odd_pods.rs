@@ -501,7 +501,7 @@ fn phase(odd: &Odd, uid: &str) -> Option<String> {
 }
 
 #[test]
-fn the_pod_that_is_bent_runs_when_it_is_not() {
+fn rich_pod_runs_without_mutations() {
     let mut odd = Odd::new(Vec::new());
     odd.listed(Some(&rich()));
     odd.live(200);
@@ -513,7 +513,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_pod_of_the_api_server_upsets_the_agent_or_the_pod_beside_it(
+    fn no_api_pod_breaks_the_agent_or_another_pod(
         first in vec(any_bend(), 0..4),
         second in vec(any_bend(), 0..3),
         fate in vec(any::<u8>(), 0..80),

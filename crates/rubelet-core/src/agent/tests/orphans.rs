@@ -9,7 +9,7 @@ fn dirs(uids: &[&str], log_dirs: &[&str]) -> Result<Facts, EffectError> {
 }
 
 #[test]
-fn directories_of_pods_nobody_knows_go_under_the_names_their_logs_tell() {
+fn orphaned_directories_take_pod_names_from_logs() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -22,7 +22,7 @@ fn directories_of_pods_nobody_knows_go_under_the_names_their_logs_tell() {
 }
 
 #[test]
-fn an_orphan_found_by_its_directory_holds_the_name_that_the_runtime_tells() {
+fn orphan_found_by_directory_holds_its_name_in_the_runtime() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[]);
     turns.runtime_is_up(&[]);
@@ -37,7 +37,7 @@ fn an_orphan_found_by_its_directory_holds_the_name_that_the_runtime_tells() {
 }
 
 #[test]
-fn nothing_is_an_orphan_before_a_source_was_read_to_its_end() {
+fn nothing_is_an_orphan_before_sources_are_complete() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.happens(Event::PartialConfig { source: Source::File, pods: vec![Arc::new(web("u1"))] });
     turns.runtime_is_up(&[listed("u2", "other")]);
@@ -48,7 +48,7 @@ fn nothing_is_an_orphan_before_a_source_was_read_to_its_end() {
 }
 
 #[test]
-fn a_listing_from_before_a_pods_last_trace_went_brings_nothing_back() {
+fn listing_older_than_a_removed_pod_does_not_restore_it() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[]);
     turns.runtime_is_up(&[listed("stranger", "stranger")]);
@@ -69,7 +69,7 @@ fn a_listing_from_before_a_pods_last_trace_went_brings_nothing_back() {
 }
 
 #[test]
-fn a_pod_is_looked_at_when_a_relist_shows_it_otherwise() {
+fn relist_difference_causes_a_look() {
     let with = |sandbox: SandboxState, container: Option<ListedState>| ListedPod {
         sandboxes: BTreeMap::from([("sb0".into(), sandbox)]),
         containers: container.into_iter().map(|state| ("a0".into(), state)).collect(),
@@ -99,7 +99,7 @@ fn a_pod_is_looked_at_when_a_relist_shows_it_otherwise() {
 }
 
 #[test]
-fn a_look_that_failed_is_made_again_with_growing_waits_until_one_succeeds() {
+fn failed_look_is_retried_with_growing_back_off() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[web("u1")]);
     turns.runtime_is_up(&[]);
@@ -138,7 +138,7 @@ fn of_two_static_pods_with_one_name_the_first_runs() {
 }
 
 #[test]
-fn whether_the_runtime_is_there_is_told_when_it_turns() {
+fn runtime_state_change_is_recorded() {
     let mut turns = Turns::new(Settings::for_node("node"));
     turns.config(&[]);
     turns.runtime_is_up(&[]);

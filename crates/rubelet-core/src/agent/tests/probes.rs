@@ -45,7 +45,7 @@ fn shown(turns: &Turns) -> (bool, Option<bool>) {
 }
 
 #[test]
-fn an_answer_shows_in_the_status_and_what_is_not_well_is_told() {
+fn probe_result_updates_status_and_failure_is_recorded() {
     let no = || ProbeOutcome::Failure("no".to_owned());
     let late = || ProbeOutcome::Warning("slow".to_owned());
     for (kind, outcome, expected, told) in [
@@ -76,7 +76,7 @@ fn a_container_that_is_not_alive_is_stopped_at_once() {
 }
 
 #[test]
-fn a_probe_whose_answer_never_comes_is_given_up_and_sent_again() {
+fn probe_without_result_times_out_and_is_sent_again() {
     let mut turns = exec("readiness");
     turns.asked.retain(|(_, op)| op.name() != "Probe");
     turns.at_secs += 400;
@@ -95,7 +95,7 @@ fn a_probe_under_way_is_cancelled_with_its_container() {
 }
 
 #[test]
-fn a_probe_that_cannot_be_sent_as_it_is_written_is_told_once_per_period() {
+fn invalid_probe_is_recorded_once_per_period() {
     let probe = json!({ "httpGet": { "port": "nobody" }, "periodSeconds": 10 });
     let turns = running(probed("always | static | main a", "readiness", &probe));
     assert!(!turns.pending().contains(&"Probe"), "{:?}", turns.pending());
@@ -104,7 +104,7 @@ fn a_probe_that_cannot_be_sent_as_it_is_written_is_told_once_per_period() {
 }
 
 #[test]
-fn a_probe_goes_to_the_pod_unless_it_names_a_host_and_waits_for_its_address() {
+fn probe_without_host_waits_for_the_pod_address() {
     let no_host = json!({ "tcpSocket": { "port": 80 } });
     let with_host = json!({ "tcpSocket": { "port": 80, "host": "h" } });
     for (pod, probe, has_address, expected) in [

@@ -21,7 +21,7 @@ fn up(settings: Settings, pods: &[Pod]) -> Turns {
 }
 
 #[test]
-fn dead_containers_beyond_the_nodes_limit_go_unless_their_pod_is_being_stopped() {
+fn dead_containers_over_limit_go_unless_pod_terminates() {
     let mut named = web("u2");
     named.metadata.name = Some("other".to_owned());
     let settings = Settings { max_dead_containers: 0, ..Settings::for_node("node") };
@@ -39,7 +39,7 @@ fn dead_containers_beyond_the_nodes_limit_go_unless_their_pod_is_being_stopped()
 }
 
 #[test]
-fn directories_are_listed_every_five_minutes_even_if_an_answer_is_lost() {
+fn directories_are_listed_again_after_a_lost_result() {
     let mut turns = up(Settings::for_node("node"), &[]);
     turns.answer("ListPodDirs", Ok(Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() }));
     assert!(!turns.after(299).contains(&"ListPodDirs"));
@@ -66,7 +66,7 @@ fn every_pod_is_looked_at_when_the_runtime_returns() {
 }
 
 #[test]
-fn what_happens_to_a_pod_is_told() {
+fn pod_lifecycle_is_recorded_as_events() {
     let mut turns = up(Settings::for_node("node"), &[fed("u1")]);
     turns.inspected("sandbox ready 1s");
     turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
@@ -80,7 +80,7 @@ fn what_happens_to_a_pod_is_told() {
 }
 
 #[test]
-fn a_deadline_that_has_passed_is_told() {
+fn exceeded_deadline_is_recorded() {
     let mut pod = web("u1");
     pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(1);
     let mut turns = up(Settings::for_node("node"), &[pod]);
@@ -156,7 +156,7 @@ fn nothing_is_awaited_for_a_pod_that_is_gone() {
 }
 
 #[test]
-fn a_crash_loop_is_judged_by_the_run_of_its_own_container() {
+fn crash_loop_depends_only_on_its_own_container() {
     let mut pod = web("u1");
     let spec = pod.spec.as_mut().unwrap();
     spec.containers.push(mk_pod("always | main b").spec.unwrap().containers.remove(0));

@@ -98,7 +98,7 @@ impl Case {
 }
 
 #[test]
-fn a_pod_nobody_started_yet_is_pending_and_creating() {
+fn new_pod_is_pending_and_creating() {
     assert_snapshot!(Case::new("always | main b | main a", "sandbox gone").show(), @r#"
     Pending ip= host=192.0.2.1 qos=BestEffort start=+0s
     main a: waiting(ContainerCreating), restarts=0
@@ -188,7 +188,7 @@ fn a_container_that_cannot_pull_shows_why() {
 }
 
 #[test]
-fn an_oom_kill_is_named_and_becomes_the_last_state_of_the_next_run() {
+fn oom_kill_becomes_the_last_state() {
     assert_snapshot!(Case::new("always | main a", "a: oom, running 10s").show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     main a: running -10s, last exit 137(OOMKilled) -130s, restarts=1 started ready
@@ -215,7 +215,7 @@ fn a_run_once_pod_that_is_done_has_succeeded() {
 }
 
 #[test]
-fn a_sidecar_runs_beside_and_does_not_keep_the_pod_from_completing() {
+fn sidecar_does_not_keep_the_pod_from_completing() {
     let running = Case::new("never | sidecar s | main a", "s: running 40s; a: running 30s");
     assert_snapshot!(running.show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
@@ -241,7 +241,7 @@ fn a_sidecar_that_restarts_does_not_take_an_initialized_pod_back() {
 }
 
 #[test]
-fn a_sidecar_whose_startup_is_not_over_holds_back_only_a_pod_that_is_not_initialized() {
+fn starting_sidecar_blocks_only_uninitialized_pods() {
     for (seen, expected) in [("s: running", "Pending"), ("s: running; a: running", "Running")] {
         let mut case = Case::new("always | sidecar s | main a", seen);
         let init = case.pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("a sidecar");
@@ -255,14 +255,14 @@ fn a_sidecar_whose_startup_is_not_over_holds_back_only_a_pod_that_is_not_initial
 }
 
 #[test]
-fn a_pod_that_was_initialized_stays_so_while_its_init_containers_run_again() {
+fn initialized_stays_true_while_init_containers_rerun() {
     let case =
         Case::new("always | init i | main a", "i: exit(0); a: running").then("i: exit(0), running 5s", later(60));
     assert!(case.show().contains("\nInitialized=True +0s"), "{}", case.show());
 }
 
 #[test]
-fn a_sandbox_serves_when_it_is_the_only_ready_one_with_an_address() {
+fn only_ready_sandbox_with_an_address_is_ready_to_start() {
     for (seen, expected) in [
         ("sandbox ready 90s", "True"),
         ("sandbox gone", "False"),
@@ -310,7 +310,7 @@ fn phases_follow_states_and_restart_policy() {
 }
 
 #[test]
-fn a_pod_in_a_new_sandbox_is_pending_until_its_sidecar_has_started() {
+fn pod_in_new_sandbox_is_pending_until_sidecar_started() {
     for (sandbox_of_a, expected) in [("sb0", "Pending"), ("sb1", "Running")] {
         let mut case =
             Case::new("always | sidecar s | main a", "sandbox notready 90s, ready 10s; s: running 5s; a: exit(0)");
@@ -322,7 +322,7 @@ fn a_pod_in_a_new_sandbox_is_pending_until_its_sidecar_has_started() {
 }
 
 #[test]
-fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
+fn terminated_pod_has_terminal_phase_unless_static() {
     for (pod, seen, expected) in [
         ("always | main a", "a: exit(0)", "Succeeded"),
         ("always | main a", "a: exit(137)", "Failed"),
@@ -335,14 +335,14 @@ fn a_terminated_pod_ends_whatever_its_restart_policy_unless_it_is_static() {
 }
 
 #[test]
-fn a_terminating_pod_shows_how_its_containers_ended_and_not_what_they_waited_for() {
+fn terminating_pod_shows_exits_instead_of_waiting_reasons() {
     let case = Case::new("always | main a", "a: exit(1) x2 5s").waiting("a", Reason::CrashLoopBackOff, "");
     let shown = case.worker_state(PodWorkerState::Terminating).show();
     assert!(shown.contains("main a: exit 1(Error) -5s, last exit 1(Error) -105s, restarts=1"), "{shown}");
 }
 
 #[test]
-fn a_container_the_runtime_lost_shows_as_lost_and_keeps_its_count() {
+fn lost_container_is_shown_with_its_restart_count() {
     let case = Case::new("always | main a", "a: running 30s").then("", later(60));
     assert_snapshot!(case.show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
@@ -374,7 +374,7 @@ fn a_lost_container_of_a_deleted_pod_was_not_restarted() {
 }
 
 #[test]
-fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
+fn running_container_in_unknown_state_has_failed() {
     let case = Case::new("never | main a", "a: running 30s").then("a: unknown", later(60));
     let shown = case.show();
     assert!(shown.contains("main a: exit 137(ContainerStatusUnknown)"), "{shown}");
@@ -382,7 +382,7 @@ fn a_running_container_that_becomes_unreadable_has_failed_and_stays_so() {
 }
 
 #[test]
-fn an_unreadable_container_is_not_said_to_have_ended_like_the_one_before_it() {
+fn unknown_container_does_not_show_the_previous_exit() {
     let case = Case::new("never | main a", "a: exit(1)").then("a: exit(1), unknown", later(60));
     let shown = case.worker_state(PodWorkerState::Terminating).show();
     assert!(shown.contains("\nmain a: waiting, last exit 1(Error) -130s"), "{shown}");
@@ -397,7 +397,7 @@ fn an_init_container_that_completed_waits_for_nothing() {
 }
 
 #[test]
-fn unknown_container_of_a_pod_that_goes_on_waits_to_start_again() {
+fn unknown_container_of_a_syncing_pod_waits_for_restart() {
     let case = Case::new("never | main a | main b", "a: running 30s; b: running 30s");
     let shown = case.then("a: unknown; b: running 90s", later(60)).show();
     let line = shown.lines().nth(1).unwrap_or_default();
@@ -406,7 +406,7 @@ fn unknown_container_of_a_pod_that_goes_on_waits_to_start_again() {
 }
 
 #[test]
-fn container_that_could_not_be_started_shows_the_beginning_of_time() {
+fn container_that_never_started_shows_the_unix_epoch() {
     let mut case = Case::new("never | main a", "a: exit(128) 5s");
     for container in &mut case.facts.containers {
         if let ContainerState::Exited(exit) = &mut container.state {
@@ -420,7 +420,7 @@ fn container_that_could_not_be_started_shows_the_beginning_of_time() {
 }
 
 #[test]
-fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
+fn lost_init_container_completed_if_later_ones_exist() {
     assert_snapshot!(Case::new("always | init i | main a", "a: running 30s").show(), @r#"
     Running ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
     init i: exit 0(Completed) "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally" @never, restarts=0 ready
@@ -434,7 +434,7 @@ fn an_init_container_the_runtime_forgot_completed_if_later_ones_were_created() {
 }
 
 #[test]
-fn a_container_that_ended_for_good_stays_so_when_the_runtime_forgot_it() {
+fn finished_container_stays_finished_when_runtime_loses_it() {
     let mut case = Case::new("never | main a | main b", "a: exit(2); b: running 30s");
     case.previous = Some(case.status());
     case.facts.containers.clear();
@@ -534,7 +534,7 @@ fn resources_are_what_the_runtime_reports_of_a_running_container() {
 }
 
 #[test]
-fn requests_are_what_the_runtime_reports_and_what_was_reported_before() {
+fn requests_follow_the_runtime_or_the_last_report() {
     let mut case = Case::new("always | main a", "a: running");
     let sized = |cpu: &str, memory: &str| {
         serde_json::from_value(serde_json::json!({ "requests": { "cpu": cpu, "memory": memory } })).expect("resources")
@@ -576,7 +576,7 @@ fn a_sum_of_resources_is_written_as_its_first_addend_is() {
 }
 
 #[test]
-fn a_container_shows_as_whom_it_runs_where_the_runtime_says() {
+fn container_user_is_shown_if_the_runtime_reports_it() {
     let mut case = Case::new("always | main a", "a: running");
     let shown = |case: &Case| case.status().container_statuses.expect("one")[0].user.clone();
     assert_eq!(shown(&case), None);
@@ -586,7 +586,7 @@ fn a_container_shows_as_whom_it_runs_where_the_runtime_says() {
 }
 
 #[test]
-fn an_ephemeral_container_waits_before_its_start_and_never_after_its_end() {
+fn ephemeral_container_waits_only_before_its_start() {
     let pod = "always | main a | ephemeral e";
     let state =
         |case: Case| case.status().ephemeral_container_statuses.expect("one")[0].state.clone().expect("a state");
@@ -598,7 +598,7 @@ fn an_ephemeral_container_waits_before_its_start_and_never_after_its_end() {
 }
 
 #[test]
-fn a_host_network_pod_has_the_addresses_of_the_node_one_per_family() {
+fn host_network_pod_has_node_addresses_one_per_family() {
     let mut case = Case::new("always | host | main a", "a: running");
     case.facts.sandboxes[0].ips.clear();
     case.facts.sandboxes[0].host_network = true;
@@ -609,7 +609,7 @@ fn a_host_network_pod_has_the_addresses_of_the_node_one_per_family() {
 }
 
 #[test]
-fn addresses_come_in_the_node_s_family_first_and_outlive_the_sandbox() {
+fn pod_ips_list_node_family_first_and_outlive_sandbox() {
     let mut case = Case::new("always | main a", "a: running");
     case.host_ips = vec!["2001:db8::1".to_owned()];
     case.facts.sandboxes[0].ips = vec!["10.1.0.7".to_owned(), "fd00::7".to_owned()];
@@ -664,7 +664,7 @@ fn a_disruption_that_was_decided_stays_decided() {
 }
 
 #[test]
-fn a_resize_that_cannot_be_carried_out_is_dated_by_when_it_was_asked_for() {
+fn infeasible_resize_is_dated_by_its_request() {
     let mut case = Case::new("always | main a", "a: running");
     case.is_resize_pending = true;
     let case = case.then("a: running", later(50));
@@ -673,14 +673,14 @@ fn a_resize_that_cannot_be_carried_out_is_dated_by_when_it_was_asked_for() {
 }
 
 #[test]
-fn a_pod_the_node_did_not_admit_has_a_class_and_nothing_else() {
+fn rejected_pod_has_only_a_qos_class() {
     let failure = PodFailure { reason: FailureReason::OutOf("cpu".to_owned()), message: "no".to_owned() };
     let shown = show(&rejected(&mk_pod("always | main a"), &failure));
     assert_eq!(shown, "Failed(OutOfcpu) \"Pod was rejected: no\" ip= host= qos=BestEffort start=@never");
 }
 
 #[test]
-fn conditions_speak_of_the_generation_of_the_spec() {
+fn conditions_have_the_generation_of_the_spec() {
     for (given, expected) in [(None, None), (Some(0), None), (Some(7), Some(7))] {
         let mut case = Case::new("always | main a", "a: running");
         case.pod.metadata.generation = given;
@@ -690,7 +690,7 @@ fn conditions_speak_of_the_generation_of_the_spec() {
 }
 
 #[test]
-fn a_pod_without_container_statuses_says_that_nothing_is_known() {
+fn pod_without_container_statuses_has_unknown_containers() {
     let ready = conditions::pod_ready_condition(&mk_pod("always | main a"), &PodStatus::default());
     assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("UnknownContainerStatuses")));
 }
@@ -703,7 +703,7 @@ fn a_mirror_pod_keeps_its_start_time_whatever_the_sandboxes_are() {
 }
 
 #[test]
-fn a_start_time_is_that_of_a_static_pods_first_sandbox_or_the_one_told_before() {
+fn start_time_is_first_sandbox_or_reported_one() {
     for (pod, sandboxes, expected) in [
         ("always | main a", "sandbox ready 60s", "start=-90s"),
         ("always | static | main a", "sandbox ready 60s", "start=-60s"),
@@ -720,7 +720,7 @@ fn a_start_time_is_that_of_a_static_pods_first_sandbox_or_the_one_told_before() 
 }
 
 #[test]
-fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
+fn pod_failure_overrides_container_states_and_lasts() {
     let mut case = Case::new("always | main a", "a: running");
     let failure = PodFailure { reason: FailureReason::DeadlineExceeded, message: "it took too long".to_owned() };
     case.failed = Some(failure);
@@ -739,7 +739,7 @@ fn a_failure_from_outside_overrides_what_containers_say_and_lasts() {
 }
 
 #[test]
-fn a_phase_the_api_server_holds_as_ended_never_changes() {
+fn terminal_phase_in_the_api_never_changes() {
     let mut case = Case::new("always | main a", "a: running");
     case.pod.status = Some(PodStatus { phase: Some("Succeeded".to_owned()), ..PodStatus::default() });
     case.failed = Some(PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() });
@@ -769,7 +769,7 @@ fn readiness(case: &Case) -> String {
 }
 
 #[test]
-fn a_static_pod_is_unready_since_the_last_container_that_counts_stopped_or_since_its_start() {
+fn static_pod_is_unready_since_its_last_stop_or_start() {
     for (pod, seen, expected) in [
         ("always | static | main a", "", "-60s"),
         ("always | static | init i | main a", "i: exit(0) 5s; a: exit(1) 30s", "-30s"),
@@ -807,7 +807,7 @@ fn startup_probe_that_passes_dates_ready_when_it_passes() {
 }
 
 #[test]
-fn a_probe_s_verdict_holds_for_the_container_it_was_about() {
+fn probe_result_holds_only_for_its_container() {
     let mut case = Case::new("always | main a", "a: running");
     case.pod.spec.as_mut().expect("a spec").containers[0].readiness_probe = Some(Probe::default());
     let mut ready = case.status();
@@ -820,7 +820,7 @@ fn a_probe_s_verdict_holds_for_the_container_it_was_about() {
 }
 
 #[test]
-fn a_container_stopped_for_a_failed_probe_does_not_end_its_pod() {
+fn container_stopped_by_a_probe_does_not_end_its_pod() {
     let mut case = Case::new("onfailure | main a", "a: exit(0)");
     assert_eq!(case.phase(), "Succeeded");
     case.restarting.insert("a0".into());
@@ -860,7 +860,7 @@ fn a_condition_keeps_its_date_until_its_status_changes() {
 }
 
 #[test]
-fn messages_share_the_room_of_the_pod_and_are_cut_between_letters() {
+fn termination_messages_share_the_limit_and_keep_utf8() {
     let mut case = Case::new("never | main a | main b", "a: exit(1); b: exit(1)");
     let ContainerState::Exited(Exit { message, .. }) = &mut case.facts.containers[0].state else { panic!("exited") };
     *message = "é".repeat(12 * 1024);
@@ -872,7 +872,7 @@ fn messages_share_the_room_of_the_pod_and_are_cut_between_letters() {
 }
 
 #[test]
-fn every_container_has_its_share_of_the_room_for_messages() {
+fn every_container_has_its_share_of_the_message_limit() {
     let mut case = Case::new("never | init i | main a | ephemeral e", "i: exit(0); a: exit(1), exit(1)");
     for container in &mut case.facts.containers {
         let ContainerState::Exited(exit) = &mut container.state else { panic!("all have ended") };

@@ -76,7 +76,7 @@ fn a_config_map_becomes_a_file_per_key_or_per_item() {
 }
 
 #[test]
-fn what_is_missing_is_told_in_upstreams_words_unless_it_is_optional() {
+fn missing_object_gives_upstreams_error_unless_optional() {
     let items = json!([{"key": "x", "path": "x"}]);
     let cases = [
         json!({"configMap": {"name": "none"}}),
@@ -137,7 +137,7 @@ fn a_projected_volume_joins_its_sources() {
 }
 
 #[test]
-fn a_token_is_its_users_alone_where_there_is_one() {
+fn token_is_readable_only_by_its_user() {
     let volume =
         json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}, {"secret": {"name": "creds"}}]}});
     let with = |more: Value| shown_with(&volume, &more).replace(": token for None, 3600 s", "").replace('\n', ", ");
