@@ -3,6 +3,8 @@
 //! Owns: every decision. Never: awaits, reads a clock, a file, a socket or a global, takes a lock.
 //! `Agent::handle(now, Event) -> Vec<Effect>` is the whole interface to the outside; start reading at `agent.rs`.
 
+#![warn(unreachable_pub)]
+
 pub mod admission;
 pub mod agent;
 pub mod api_pod;

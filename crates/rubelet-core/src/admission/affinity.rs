@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 
-pub fn matches(spec: &PodSpec, labels: &BTreeMap<String, String>, node_name: &str) -> bool {
+pub(super) fn matches(spec: &PodSpec, labels: &BTreeMap<String, String>, node_name: &str) -> bool {
     let mut selector = spec.node_selector.iter().flatten();
     let is_selected = selector.all(|(key, value)| labels.get(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());

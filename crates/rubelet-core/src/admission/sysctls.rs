@@ -26,7 +26,7 @@ const SAFE: &[&str] = &[
     "net.ipv4.tcp_wmem",
 ];
 
-pub fn refusal(spec: &PodSpec, allowed: &[String]) -> Option<PodFailure> {
+pub(super) fn refusal(spec: &PodSpec, allowed: &[String]) -> Option<PodFailure> {
     let sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
     let names = sysctls.map(|sysctl| normalized(&sysctl.name));
     let refusal = names.filter_map(|name| forbidden(&name, spec, allowed)).next()?;

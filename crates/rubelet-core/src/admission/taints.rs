@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-pub fn are_tolerated(taints: &[Taint], tolerations: &[Toleration]) -> bool {
+pub(super) fn are_tolerated(taints: &[Taint], tolerations: &[Toleration]) -> bool {
     let mut taints = taints.iter().filter(|taint| taint.effect == "NoExecute");
     taints.all(|taint| tolerations.iter().any(|toleration| tolerates(toleration, taint)))
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub(super) struct Outbox {
     effects: Vec<Effect>,
     pub flights: Flights,
     /// How many pods have arrived so far.
@@ -20,7 +20,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub fn send(&mut self, subject: Subject, op: impl Into<Op>, reason: String, settings: &Settings, now: Now) {
+    pub(super) fn send(&mut self, subject: Subject, op: impl Into<Op>, reason: String, settings: &Settings, now: Now) {
         let op = op.into();
         let deadline = op.deadline(settings.runtime_request_timeout);
         let id = self.flights.begin(subject, op.clone(), deadline, now);
@@ -28,7 +28,7 @@ impl Outbox {
     }
 
     /// Drops the flight on this subject and stops its effect.
-    pub fn cancel(&mut self, subject: &Subject) {
+    pub(super) fn cancel(&mut self, subject: &Subject) {
         if let Some(id) = self.flights.get(subject).map(|flight| flight.id) {
             self.flights.end(id);
             self.stop(id);
@@ -36,19 +36,19 @@ impl Outbox {
     }
 
     /// Cancels the matching effects on a pod.
-    pub fn cancel_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
+    pub(super) fn cancel_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
         for (subject, _) in self.of_pod(uid, is_meant) {
             self.cancel(&subject);
         }
     }
 
     /// Stops an effect whose result was already taken as a failure.
-    pub fn stop(&mut self, id: EffectId) {
+    pub(super) fn stop(&mut self, id: EffectId) {
         self.effects.push(Effect::Cancel(id));
     }
 
     /// The matching effects on the pod begin no further call.
-    pub fn recall_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
+    pub(super) fn recall_of_pod(&mut self, uid: &PodUid, is_meant: impl Fn(&PodSubject, &Flight) -> bool) {
         for (_, id) in self.of_pod(uid, is_meant) {
             self.effects.push(Effect::Recall(id));
         }
@@ -59,20 +59,20 @@ impl Outbox {
         meant.map(|(subject, flight)| (Subject::Pod(uid.clone(), subject.clone()), flight.id)).collect()
     }
 
-    pub fn pod_flights<'a>(&'a self, uid: &'a PodUid) -> PodFlights<'a> {
+    pub(super) fn pod_flights<'a>(&'a self, uid: &'a PodUid) -> PodFlights<'a> {
         self.flights.of_pod(uid)
     }
 
-    pub fn record(&mut self, event: EventRecord) {
+    pub(super) fn record(&mut self, event: EventRecord) {
         self.effects.push(Effect::Record(event));
     }
 
-    pub fn next_arrival(&mut self) -> u64 {
+    pub(super) fn next_arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
     }
 
-    pub fn drain(&mut self) -> Vec<Effect> {
+    pub(super) fn drain(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 }

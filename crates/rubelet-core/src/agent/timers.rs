@@ -10,14 +10,14 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
-pub struct Timers {
+pub(super) struct Timers {
     by_pod: BTreeMap<PodUid, Uptime>,
     in_order: BTreeSet<(Uptime, PodUid)>,
 }
 
 impl Timers {
     /// `None`: only an event plans the pod again.
-    pub fn set(&mut self, uid: &PodUid, moment: Option<Uptime>) {
+    pub(super) fn set(&mut self, uid: &PodUid, moment: Option<Uptime>) {
         if self.by_pod.get(uid).copied() == moment {
             return;
         }
@@ -31,12 +31,12 @@ impl Timers {
     }
 
     /// The pods whose time has come. They stay due until they are set again.
-    pub fn due(&self, now: Now) -> Vec<PodUid> {
+    pub(super) fn due(&self, now: Now) -> Vec<PodUid> {
         let due = self.in_order.iter().take_while(|(moment, _)| *moment <= now.uptime);
         due.map(|(_, uid)| uid.clone()).collect()
     }
 
-    pub fn next_wakeup(&self) -> Option<Uptime> {
+    pub(super) fn next_wakeup(&self) -> Option<Uptime> {
         self.in_order.first().map(|(moment, _)| *moment)
     }
 }

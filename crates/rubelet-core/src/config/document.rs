@@ -18,7 +18,7 @@ pub struct Mismatch {
     pub message: String,
 }
 
-pub struct Decoded {
+pub(super) struct Decoded {
     /// Absent fields have their unconditional default; zeroes are kept.
     pub config: KubeletConfiguration,
     /// Paths of fields that KubeletConfiguration does not have.
@@ -32,7 +32,7 @@ impl From<GateError> for Mismatch {
 }
 
 /// Decodes leniently; all mismatches at once.
-pub fn decode(document: &Value) -> Result<Decoded, Vec<Mismatch>> {
+pub(super) fn decode(document: &Value) -> Result<Decoded, Vec<Mismatch>> {
     let document = without_nulls(document);
     match serde_json::from_value::<KubeletConfiguration>(document.clone()) {
         Ok(config) => {
@@ -62,7 +62,7 @@ pub fn shown(config: &KubeletConfiguration) -> Value {
 }
 
 /// JSON merge patch (RFC 7386): objects merge, null removes, everything else replaces.
-pub fn merge(base: &mut Value, patch: &Value) {
+pub(super) fn merge(base: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *base = patch.clone();
         return;
@@ -86,7 +86,7 @@ pub fn at<'a>(document: &'a Value, path: &str) -> Option<&'a Value> {
 }
 
 /// Sets the value at a dotted path, making the sections on the way.
-pub fn put(document: &mut Value, path: &str, value: Value) {
+pub(super) fn put(document: &mut Value, path: &str, value: Value) {
     let mut here = document;
     for key in path.split('.') {
         if !here.is_object() {
@@ -98,12 +98,12 @@ pub fn put(document: &mut Value, path: &str, value: Value) {
 }
 
 /// A document with nothing but a value at a dotted path.
-pub fn nested(path: &str, value: &Value) -> Value {
+pub(super) fn nested(path: &str, value: &Value) -> Value {
     path.split('.').rev().fold(value.clone(), |inner, key| Value::Object(Map::from_iter([(key.to_owned(), inner)])))
 }
 
 /// The dotted paths of all values that are not objects, and of empty objects.
-pub fn leaf_paths(document: &Value) -> Vec<String> {
+pub(super) fn leaf_paths(document: &Value) -> Vec<String> {
     leaves(document).into_iter().map(|(path, _)| path.join(".")).collect()
 }
 

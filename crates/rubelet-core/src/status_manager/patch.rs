@@ -20,7 +20,7 @@ pub fn status_patch(stored: &Pod, wanted: &PodStatus) -> Option<Value> {
 }
 
 /// The same when the effect of our last patch is unknown: sends all fields we own, whatever our copy of the API object holds.
-pub fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
+pub(super) fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
     let (mut doubtful, wanted) = (object(stored.status.as_ref().unwrap_or(&PodStatus::default())), object(wanted));
     doubtful.extend(OURS.map(|field| (field.to_owned(), unknown())));
     for field in LISTS_OF_OURS {
