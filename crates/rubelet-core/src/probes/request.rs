@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Due, ProbeKind, Probed};
 use crate::{
     container::{expansion::ExecSpace, is_host_network},
-    effect::{About, EventRecord, Severity},
+    effect::{EventRecord, InvolvedObject, Severity},
     event_reasons,
     id::{ContainerId, PodRef},
 };
@@ -105,7 +105,7 @@ impl ProbeOutcome {
                 format!("{kind} probe errored and resulted in unknown state: {text}"),
             ),
         };
-        let about = About::Container { pod: pod.clone(), container: container.to_owned() };
+        let about = InvolvedObject::Container { pod: pod.clone(), container: container.to_owned() };
         Some(EventRecord { about, severity: Severity::Warning, reason: reason.to_owned(), message })
     }
 }
