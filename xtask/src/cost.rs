@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_counted_per_round_and_nothing_counted_is_an_error() {
+    fn instructions_are_counted_per_round_and_zero_is_an_error() {
         let stderr = "==1== Events    : Ir\n==1== Collected : 17705693\n";
         assert_eq!(per_round("20 rounds\n", stderr).unwrap(), 885_284);
         assert!(per_round("20 rounds\n", "==1== Collected : 0\n").is_err());

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_with_a_certificate_of_its_own_is_believed_and_redirects_stay_with_it() {
+    async fn self_signed_server_is_accepted_and_its_redirects_followed() {
         let server = WebServer::tls(|request| match request.split(' ').nth(1).unwrap() {
             "/here" => answer("307 Temporary Redirect", "Location: /there\r\n", ""),
             path => answer("200 OK", "", path),

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_to_the_byte_and_for_files_that_hide_their_size() {
+    fn read_limit_is_exact_even_for_files_of_unknown_size() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "12345").unwrap();
@@ -403,14 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_has_a_size_and_a_path_that_is_not_there_has_none() {
+    fn file_system_has_a_size_and_missing_path_has_none() {
         let dir = tempfile::tempdir().unwrap();
         assert!(capacity_bytes(dir.path()).unwrap() > 1 << 20);
         assert_eq!(capacity_bytes(&dir.path().join("absent")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn a_directory_gets_its_mode_whatever_the_umask_and_keeps_its_group_bit() {
+    fn directory_mode_ignores_umask_and_keeps_setgid() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x/y");
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;

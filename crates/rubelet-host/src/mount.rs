@@ -191,7 +191,7 @@ mod tests {
     use crate::testing::{MountGuard, need_root};
 
     #[test]
-    fn the_table_is_read_with_escapes_and_any_number_of_optional_fields() {
+    fn mountinfo_parser_handles_escapes_and_optional_fields() {
         let table = br"22 28 0:21 / /proc rw,nosuid shared:12 - proc proc rw
 36 35 98:0 /mnt1 /var/lib/with\040space\134and\011tab rw master:1 propagate_from:2 - ext4 /dev/root rw
 40 35 0:50 / /plain rw - tmpfs tmpfs rw,size=4k
@@ -231,7 +231,7 @@ short line
     }
 
     #[test]
-    fn a_tmpfs_is_mounted_once_with_its_size_and_mode_and_unmounted() {
+    fn tmpfs_is_mounted_once_with_size_and_mode_and_unmounted() {
         need_root();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("with space");

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thousand_watchers_share_one_instance_hear_only_of_their_own_and_leave_nothing() {
+    async fn thousand_watchers_share_one_inotify_instance_and_clean_up() {
         let dir = tempfile::tempdir().unwrap();
         let watches = Watches::new(Interest::Writes);
         let mut all = Vec::new();

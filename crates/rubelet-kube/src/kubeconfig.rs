@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_a_name_in_path_or_a_file_beside_the_kubeconfig() {
+    fn exec_plugin_is_found_in_path_or_beside_kubeconfig() {
         for (command, expected) in [("get-token", "get-token"), ("./get-token", "/etc/kubernetes/./get-token")] {
             let user = format!(
                 "{{exec: {{command: {command}, apiVersion: client.authentication.k8s.io/v1beta1, args: null, \
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bootstrapped_kubeconfig_is_written_as_upstream_writes_it() {
+    fn bootstrapped_kubeconfig_equals_upstreams() {
         let bootstrap = with("{server: 'https://10.0.0.1:6443', certificate-authority-data: Zm9v}", "{token: secret}");
         let written =
             bootstrap.unwrap().with_client_certificate(Path::new("/pki/kubelet-client-current.pem")).to_yaml();

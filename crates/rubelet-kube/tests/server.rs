@@ -201,7 +201,7 @@ async fn patience_ends_with_the_calls_time() {
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_is_given_up_and_the_next_call_takes_another_connection() {
+async fn hung_server_times_out_and_next_call_reconnects() {
     let certificates = Certificates::new();
     let server = TestServer::start(&certificates, Protocol::Http2, |request| match request.number {
         0 => Answer::Never,
@@ -339,7 +339,7 @@ fn counting_plugin(certificates: &Certificates, rest_of_status: &str) -> String 
 }
 
 #[tokio::test]
-async fn a_program_is_asked_for_a_token_once_and_again_when_it_is_refused() {
+async fn exec_plugin_runs_once_and_again_after_unauthorized() {
     let certificates = Certificates::new();
     let server = TestServer::start(&certificates, Protocol::Plain, |request| match request.header("authorization") {
         Some(token) if request.number < 2 || token != "Bearer token-1" => Answer::ok(token),

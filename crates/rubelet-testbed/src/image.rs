@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_names_configs_and_layers_by_digest_and_holds_a_shared_layer_once() {
+    fn image_archive_is_content_addressed_and_shares_layers() {
         let base = LayerBuilder::default().file("pause", b"program", 0o755).unwrap().finish().unwrap();
         let top = LayerBuilder::default().dir("tmp", 0o1777).unwrap().finish().unwrap();
         let low = Image { names: &["a/b:1"], start: Start::default(), layers: &[&base] };

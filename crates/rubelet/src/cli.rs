@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_alone_give_the_old_defaults_and_say_they_are_deprecated() {
+    fn flags_alone_use_flag_defaults_and_warn_of_deprecation() {
         let options = no_files().options("--pod-manifest-path=/m --fail_swap_on=false --node-labels=a=b --max-pods=5");
         assert_eq!((options.config.static_pod_path.as_str(), options.config.read_only_port), ("/m", 10255));
         assert!(!options.config.fail_swap_on);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_ins_apply_in_the_order_of_their_names_and_only_if_they_end_in_conf() {
+    fn drop_ins_ending_in_conf_apply_in_name_order() {
         let files = Files::new(&[
             ("main.yaml", "TYPE\nmaxPods: 1\nstaticPodPath: manifests\nhealthzPort: 0\n"),
             ("d/20.conf", "TYPE\nmaxPods: 20\n"),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_come_at_once_and_name_file_field_value_and_what_is_allowed() {
+    fn all_config_problems_are_reported_with_file_field_and_value() {
         let files = Files::new(&[
             ("main.yaml", "TYPE\nhairpinMode: loop\ncpuManagerPolicy: dynamic\n"),
             ("d/a.conf", "TYPE\nregistryBurst: -1\n"),

@@ -329,7 +329,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
 
 #[tokio::test]
 #[ignore = "needs a containerd: run `cargo xtask e2e --filter effects`"]
-async fn runtime_says_what_it_is_and_its_events_are_hints_where_it_has_them() {
+async fn runtime_reports_version_and_events_become_hints() {
     let bed = Bed::new(
         "events",
         r#"{"dnsPolicy":"Default","containers":[{"name":"main","image":"docker.io/library/busybox:1.35","command":["true"]}]}"#,

@@ -71,7 +71,7 @@ fn limits() -> Limits {
 }
 
 #[test]
-fn a_cgroup_is_made_in_every_tree_with_its_limits_and_removed_again() {
+fn cgroup_is_created_in_every_hierarchy_with_limits_and_removed() {
     let place = Place::new("made");
     for _ in 0..2 {
         let unset = place.trees.apply(&place.cgroup("burstable/pod1", limits())).unwrap();
@@ -112,7 +112,7 @@ fn what_still_runs_in_a_cgroup_is_killed_when_it_is_removed() {
 }
 
 #[test]
-fn a_slices_limits_have_systemds_words_and_are_whole_percents_of_a_processor() {
+fn slice_limits_are_systemd_properties_with_whole_percent_cpu_quota() {
     assert_eq!(slice(Path::new("/a.slice/a-b.slice")), Some("a-b.slice"));
     assert_eq!(slice(Path::new("/a.slice/pod1")), None);
     let words: Vec<String> = properties(&limits()).into_iter().map(|property| format!("{property:?}")).collect();
@@ -157,7 +157,7 @@ fn unified_tree(files: &[&str]) -> (tempfile::TempDir, Hierarchies) {
 }
 
 #[test]
-fn in_version_2_parents_hand_their_controllers_down_and_limits_have_its_words() {
+fn cgroup_v2_enables_controllers_in_parents_and_writes_v2_limits() {
     let files = ["cpu.weight", "cpu.max", "memory.max", "pids.max", "hugetlb.2MB.max"];
     let (dir, trees) = unified_tree(&files);
     let huge_pages = BTreeMap::from([("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)]);

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_listens_late_is_found_and_one_that_speaks_no_http_2_is_not() {
+    async fn late_grpc_server_is_healthy_and_non_http2_server_is_not() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = silent.local_addr().unwrap().port();
         assert_eq!(check_grpc(&check(port, "")).await, Err(GrpcFailure::Unreachable));

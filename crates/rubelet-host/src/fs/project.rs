@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_left_alone_and_what_differs_is_replaced_whole() {
+    fn unchanged_projection_is_kept_and_changed_one_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let first = projection(&[("a", "1", 0o644), ("b", "2", 0o644)]);
         project(dir.path(), &first).unwrap();

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_a_container_can_put_there_is_removed_and_nothing_else() {
+    fn tree_removal_removes_every_file_type_and_nothing_outside() {
         let yard = Yard::new();
         let tree = yard.tree();
         fs::create_dir_all(tree.join("a/b/c")).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_deeper_than_any_path_or_descriptor_limit_is_removed() {
+    fn tree_deeper_than_path_and_descriptor_limits_is_removed() {
         need_root();
         // In memory, because making this many directories on a disk takes a minute.
         let disk = tempfile::tempdir().unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_with_a_bind_mount_of_the_same_device_in_it_stays_whole() {
+    fn tree_with_bind_mount_of_same_device_is_not_removed() {
         need_root();
         let yard = Yard::new();
         let inside = yard.tree().join("z/mounted");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_swapping_directories_for_links_meanwhile_gains_nothing() {
+    fn tree_removal_is_safe_against_directories_swapped_for_links() {
         let yard = Yard::new();
         let tree = yard.tree();
         let over = Arc::new(AtomicBool::new(false));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_volume_is_mounted_once_and_missing_directories_are_made_like_the_volume() {
+    fn sub_path_is_mounted_once_and_missing_directories_created() {
         let place = Place::new();
         fs::set_permissions(place.volume(""), fs::Permissions::from_mode(0o2775)).unwrap();
         for _ in 0..2 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_behind_links_inside_the_volume_is_mounted_anew_when_it_was_replaced() {
+    fn replaced_sub_path_file_behind_links_is_remounted() {
         let place = Place::new();
         for generation in ["..1", "..2"] {
             fs::create_dir(place.volume(generation)).unwrap();
@@ -220,7 +220,7 @@ mod tests {
 
     /// A container that exchanges a directory for a link all the time gets the directory or nothing.
     #[test]
-    fn a_directory_exchanged_for_a_link_while_it_is_mounted_shows_nothing_from_outside() {
+    fn sub_path_swapped_for_link_during_mount_exposes_nothing_outside() {
         let place = Place::new();
         fs::create_dir(place.volume("real")).unwrap();
         symlink(place.dir.path().join("secret"), place.volume("link")).unwrap();

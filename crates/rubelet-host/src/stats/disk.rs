@@ -160,7 +160,7 @@ mod tests {
     };
 
     #[test]
-    fn a_tree_counts_every_file_once_follows_no_link_and_enters_no_mount() {
+    fn disk_usage_counts_files_once_without_links_and_mounts() {
         need_root();
         let dir = tempfile::tempdir().unwrap();
         let (tree, other, mounted) =

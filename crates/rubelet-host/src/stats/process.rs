@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_are_read_without_those_that_lead_nowhere_or_into_a_pod() {
+    fn interface_stats_skip_loopback_and_pod_interfaces() {
         let text = "Inter-|   Receive                                                |  Transmit\n\
              \x20face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n\
              \x20   lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n\
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn open_files_and_sockets_are_counted_and_a_process_that_is_gone_has_none() {
+    fn open_files_and_sockets_are_counted_unless_process_is_gone() {
         let own = std::process::id();
         let before = open_files(&[own, u32::MAX]);
         let _pair = UnixStream::pair().unwrap();

@@ -73,7 +73,7 @@ fn with_peer<T>(
 }
 
 #[test]
-fn a_slice_is_there_when_its_job_is_over_even_if_that_ended_before_the_answer() {
+fn slice_exists_even_if_its_job_ends_before_the_reply() {
     let both = |call: &Call| vec![job_end("/other", "failed"), job_end(JOB, "done"), job_answer(call)];
     let (result, calls) =
         with_peer(both, |systemd| systemd.start_slice("a-b.slice", &[("TasksMax", Value::Number(9))]));
@@ -85,7 +85,7 @@ fn a_slice_is_there_when_its_job_is_over_even_if_that_ended_before_the_answer() 
 }
 
 #[test]
-fn a_slice_that_is_there_gets_its_limits_and_one_that_is_gone_needs_no_end() {
+fn existing_slice_gets_limits_and_missing_slice_needs_no_stop() {
     let there = |call: &Call| match call.message.member.as_str() {
         "StartTransientUnit" => vec![refusal(call, "org.freedesktop.systemd1.UnitExists")],
         "StopUnit" => vec![refusal(call, "org.freedesktop.systemd1.NoSuchUnit")],

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_with_the_request_the_code_and_the_servers_words() {
+    fn api_error_names_request_status_code_and_server_message() {
         let body = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"y\" is forbidden: no","code":403}"#;
         let (kind, message) = answer(403, None, body);
         assert_eq!(kind, ApiErrorKind::Forbidden);

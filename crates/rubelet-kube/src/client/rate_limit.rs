@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_that_would_come_too_late_is_refused_and_costs_nothing() {
+    async fn rate_limiter_rejects_waits_beyond_the_timeout_for_free() {
         let bucket = Bucket::new(RateLimit { qps: 1, burst: 1 });
         let start = clock::now();
         bucket.turn(start).await.unwrap();

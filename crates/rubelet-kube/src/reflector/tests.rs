@@ -128,7 +128,7 @@ async fn follow_script(steps: impl IntoIterator<Item = Step>) -> (String, String
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_goes_on_from_the_last_version_it_brought_bookmarks_included() {
+async fn watch_resumes_from_last_version_including_bookmarks() {
     let first = vec![Ok(WatchEvent::Added(object("c", 11))), Ok(WatchEvent::Deleted(object("c", 12)))];
     let second = vec![Ok(WatchEvent::Bookmark(object("", 20)))];
     let cut = vec![Ok(WatchEvent::Modified(object("d", 21))), Err(refusal(ApiErrorKind::Unreachable))];
@@ -181,7 +181,7 @@ async fn a_server_without_streamed_lists_is_listed_consistently() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ignores_the_option_is_listed_and_not_asked_again() {
+async fn watch_list_falls_back_to_list_once_if_ignored() {
     let endless = Step::Watch(vec![Ok(WatchEvent::Added(object("a", 7)))], 300);
     let gone = Step::Watch(vec![Err(refusal(ApiErrorKind::Expired))], 0);
     let (asked, told) = follow_script([endless, LIST, gone, EMPTY]).await;
@@ -229,7 +229,7 @@ async fn a_forgotten_version_means_a_list_no_older_than_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_a_server_does_not_have_is_not_asked_for_twice() {
+async fn missing_resource_version_is_not_requested_twice() {
     let gone = || streamed(vec![Err(refusal(ApiErrorKind::Expired))], 0);
     let unknown = || Step::Refuse(ApiErrorKind::Expired);
     let (asked, _) = follow_script([gone(), unknown(), EMPTY]).await;
@@ -254,7 +254,7 @@ async fn a_version_that_a_server_does_not_have_is_not_asked_for_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_the_server_refuses_is_resumed_and_listed_only_when_it_does_not_get_on() {
+async fn refused_watch_resumes_and_relists_only_without_progress() {
     let refused = || Step::Refuse(ApiErrorKind::Server);
     let moved = Step::Watch(vec![Ok(WatchEvent::Added(object("c", 11))), Err(refusal(ApiErrorKind::Forbidden))], 0);
     let steps = [streamed(Vec::new(), 300), refused(), refused(), moved];
@@ -275,7 +275,7 @@ async fn a_watch_the_server_refuses_is_resumed_and_listed_only_when_it_does_not_
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_told_before_the_first_list_and_the_waits_for_it_grow() {
+async fn first_list_is_retried_with_backoff_before_any_delta() {
     let refusals = (0..9).map(|_| Step::Refuse(ApiErrorKind::TooManyRequests { retry_after: None }));
     let unreadable = [Step::Refuse(ApiErrorKind::Invalid), Step::List("{")];
     let (asked, told) = follow_script(refusals.chain(unreadable).chain([LIST])).await;
@@ -337,7 +337,7 @@ async fn a_watch_that_was_served_and_then_cut_is_resumed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_back_and_has_forgotten_the_version_is_listed_soon() {
+async fn expired_version_after_outage_is_relisted_soon() {
     let refusals = std::iter::repeat_with(|| Step::Refuse(ApiErrorKind::Unreachable)).take(6);
     let back = [Step::Refuse(ApiErrorKind::Expired), streamed(Vec::new(), 60)];
     let (heard, _) = follow_script([streamed(Vec::new(), 60)].into_iter().chain(refusals).chain(back)).await;

@@ -83,7 +83,7 @@ async fn a_pod_that_ended_or_has_no_node_goes_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn writes_keep_to_their_part_of_the_object_and_to_their_preconditions() {
+async fn api_writes_respect_subresources_and_preconditions() {
     let simulation = simulation();
     let made = ask(&simulation, Verb::Create, pods(), pod("web")).unwrap();
     assert_eq!(ask(&simulation, Verb::Create, pods(), pod("web")), Err(ApiErrorKind::AlreadyExists));
@@ -142,7 +142,7 @@ async fn a_watch_tells_what_happened_since_and_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_away_refuses_and_a_silent_one_lets_time_pass() {
+async fn stopped_api_server_refuses_and_hung_one_times_out() {
     let simulation = simulation();
     simulation.with(|sim| sim.take_api_down());
     assert_eq!(watching(&simulation, "0").await.err(), Some(ApiErrorKind::Unreachable));

@@ -72,7 +72,7 @@ const RUNNING: i32 = v1::ContainerState::ContainerRunning as i32;
 const EXITED: i32 = v1::ContainerState::ContainerExited as i32;
 
 #[test]
-fn a_second_sandbox_or_container_of_the_same_attempt_collides() {
+fn second_sandbox_or_container_of_same_attempt_is_rejected() {
     play(|on| async move {
         let sandbox = on.sandbox(0).await.unwrap();
         assert_eq!(on.sandbox(0).await, Err(RpcErrorKind::Other));
@@ -92,7 +92,7 @@ fn a_name_is_free_again_after_its_removal() {
 }
 
 #[test]
-fn a_program_that_ignores_sigterm_is_killed_when_the_time_is_over() {
+fn container_ignoring_sigterm_is_killed_after_stop_timeout() {
     play(|on| async move {
         let container = on.running("stubborn").await;
         let began = Instant::now();

@@ -35,7 +35,7 @@ fn while_the_sandbox_is_made_the_container_is_started_once() {
 }
 
 #[test]
-fn right_after_the_sandbox_was_made_the_container_is_started_once() {
+fn agent_killed_after_sandbox_creation_starts_container_once() {
     dies_on_the_way_up(48..52, || sandboxed("web"));
 }
 
@@ -94,14 +94,14 @@ fn a_restart_touches_no_running_pod() {
 }
 
 #[test]
-fn a_manifest_removed_meanwhile_takes_its_pod_along_after_the_start() {
+fn manifest_removed_while_agent_is_down_removes_its_pod() {
     let mut play = Play::seeded(68);
     play.apply("web").until(&running("web")).crash_agent().remove("web").wait(minutes(1)).expect(&running("web"));
     play.start_agent().until(&gone("web")).settle(minutes(2)).expect_starts("web", 1);
 }
 
 #[test]
-fn a_manifest_edited_meanwhile_replaces_its_pod_after_the_start() {
+fn manifest_edited_while_agent_is_down_replaces_its_pod() {
     let mut play = Play::seeded(69);
     play.apply(PodScript::pod("web").grace_secs(30).container("app", "slow 20s")).until(&running("web")).crash_agent();
     play.apply(PodScript::from("web").version(2)).wait(minutes(1)).start_agent().settle(minutes(3));
@@ -116,7 +116,7 @@ fn what_an_earlier_life_mounted_is_unmounted_by_the_next() {
 }
 
 #[test]
-fn a_part_of_a_volume_is_mounted_and_goes_with_its_pod_whenever_the_agent_dies() {
+fn sub_path_is_unmounted_with_its_pod_despite_agent_crashes() {
     let part = json!([{ "name": "scratch", "mountPath": "/scratch", "subPath": "a/b" }]);
     let pod = PodScript::from("web").empty_dir(EmptyDir::Disk).field("volumeMounts", part);
     for nth in 0..40 {
@@ -145,7 +145,7 @@ fn a_job_that_ended_meanwhile_is_not_run_again() {
 }
 
 #[test]
-fn killed_at_any_call_of_a_pods_life_it_still_starts_once_and_leaves_nothing() {
+fn agent_killed_at_any_call_starts_pod_once() {
     for nth in 0..70 {
         let mut play = Play::seeded(7_000 + nth);
         play.supervised().publish("reg.test/web:v1", Pull::After(seconds(2)));

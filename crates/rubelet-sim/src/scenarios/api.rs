@@ -51,7 +51,7 @@ fn answers_that_get_lost_leave_every_status_right() {
 }
 
 #[test]
-fn events_that_come_twice_or_late_start_and_stop_nothing_twice() {
+fn duplicate_and_late_watch_events_cause_no_duplicate_work() {
     for seed in 6..10 {
         let mut play = Play::clustered(seed);
         play.storm(api_storm(ApiFaultRates { event_doubled: 0.5, event_late: 0.5, ..ApiFaultRates::default() }));
@@ -61,7 +61,7 @@ fn events_that_come_twice_or_late_start_and_stop_nothing_twice() {
 }
 
 #[test]
-fn a_pod_made_anew_starts_while_the_old_one_of_its_name_still_ends() {
+fn recreated_pod_starts_while_old_one_terminates() {
     let mut play = Play::clustered(10);
     play.create(PodScript::pod("web").grace_secs(600).container("app", "stubborn"));
     play.until(&stored_phase("web", "Running")).recreate(PodScript::from("web").version(2)).until(&stopping("web"));
@@ -70,7 +70,7 @@ fn a_pod_made_anew_starts_while_the_old_one_of_its_name_still_ends() {
 }
 
 #[test]
-fn a_pod_made_anew_while_the_agent_was_down_starts_beside_what_is_left() {
+fn pod_recreated_while_agent_is_down_starts_beside_old_one() {
     let mut play = Play::clustered(42);
     play.create(PodScript::pod("web").grace_secs(600).container("app", "stubborn"));
     play.until(&stored_phase("web", "Running")).crash_agent().recreate(PodScript::from("web").version(2)).start_agent();
@@ -78,7 +78,7 @@ fn a_pod_made_anew_while_the_agent_was_down_starts_beside_what_is_left() {
 }
 
 #[test]
-fn a_pod_made_anew_while_the_agent_was_down_is_not_taken_for_the_old_one() {
+fn pod_recreated_while_agent_is_down_is_a_new_pod() {
     let mut play = Play::clustered(11);
     play.create(slow("web")).until(&stored_phase("web", "Running")).crash_agent();
     play.recreate(slow("web").version(2)).wait(seconds(20)).start_agent();
@@ -97,7 +97,7 @@ fn a_status_somebody_overwrote_is_put_right() {
 }
 
 #[test]
-fn a_server_that_forgets_what_it_told_is_listed_again_and_loses_no_pod() {
+fn expired_watch_version_is_relisted_without_losing_pods() {
     for seed in 13..17 {
         let mut play = Play::clustered(seed);
         play.storm(api_storm(ApiFaultRates { gone: 0.3, watch_cut: 0.2, ..ApiFaultRates::default() }));
@@ -116,7 +116,7 @@ fn a_server_that_forgets_what_it_told_is_listed_again_and_loses_no_pod() {
 }
 
 #[test]
-fn after_two_minutes_without_the_api_every_status_is_right_within_five_seconds() {
+fn statuses_are_current_five_seconds_after_long_api_outage() {
     let mut play = Play::clustered(17);
     for number in 0..20 {
         play.create(format!("pod{number}").as_str());
@@ -141,7 +141,7 @@ fn a_silent_network_ends_nothing_and_all_is_told_afterwards() {
 }
 
 #[test]
-fn an_agent_killed_between_the_last_status_and_the_deletion_deletes_after_its_return() {
+fn agent_killed_before_api_deletion_deletes_after_restart() {
     for seed in 19..23 {
         let mut play = Play::clustered(seed);
         play.create("web").until(&stored_phase("web", "Running")).delete("web", Within::ItsOwnTime);
@@ -181,7 +181,7 @@ fn gone_or_ended(pod: &'static str) -> Predicate {
 }
 
 #[test]
-fn a_pod_deleted_by_force_is_stopped_in_its_time_and_leaves_nothing() {
+fn force_deleted_pod_is_stopped_and_leaves_nothing() {
     let mut play = Play::clustered(28);
     play.create(slow("web")).until(&stored_phase("web", "Running")).force_delete("web").until(&stopping("web"));
     play.until(&gone("web")).settle(minutes(1)).expect_starts("web", 1);
@@ -197,7 +197,7 @@ fn a_pod_that_ended_stays_told_of_until_it_is_deleted() {
 }
 
 #[test]
-fn a_static_pod_runs_while_the_api_is_away_and_gets_its_mirror_afterwards() {
+fn static_pod_runs_during_api_outage_and_gets_mirror_afterwards() {
     let mut play = Play::before_start(30);
     play.in_cluster().partition().apply("web").start_agent().until(&running("web")).wait(minutes(5));
     play.expect_starts("web", 1).expect(&forgotten("web")).heal().until(&stored_phase("web", "Running"));
@@ -205,7 +205,7 @@ fn a_static_pod_runs_while_the_api_is_away_and_gets_its_mirror_afterwards() {
 }
 
 #[test]
-fn a_static_pod_that_ended_while_the_api_was_away_gets_its_mirror_all_the_same() {
+fn static_pod_finished_during_api_outage_gets_mirror_pod() {
     let mut play = Play::clustered(40);
     play.wait(seconds(5)).partition();
     play.apply(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
@@ -214,7 +214,7 @@ fn a_static_pod_that_ended_while_the_api_was_away_gets_its_mirror_all_the_same()
 }
 
 #[test]
-fn a_start_whose_failure_was_told_is_not_made_again_by_the_next_agent() {
+fn reported_start_failure_is_not_retried_after_agent_restart() {
     let mut play = Play::clustered(41);
     let pod = PodScript::pod("job").policy(Policy::Never).container("app", "run").container("broken", "missing");
     play.create(pod).create(PodScript::pod("gone").policy(Policy::Never).container("broken", "missing"));
@@ -225,7 +225,7 @@ fn a_start_whose_failure_was_told_is_not_made_again_by_the_next_agent() {
 }
 
 #[test]
-fn a_mirror_pod_that_a_user_deletes_comes_back_and_its_pod_runs_on() {
+fn deleted_mirror_pod_is_recreated_and_static_pod_keeps_running() {
     for (seed, within) in [(31, Within::ItsOwnTime), (32, Within::Secs(0))] {
         let mut play = Play::clustered(seed);
         play.apply("web").until(&stored_phase("web", "Running")).settle(minutes(1));
@@ -247,7 +247,7 @@ fn a_mirror_pod_goes_with_its_static_pod_and_changes_with_it() {
 }
 
 #[test]
-fn a_changed_manifest_keeps_its_mirror_until_the_old_pod_has_ended() {
+fn changed_manifest_keeps_mirror_pod_until_old_pod_terminates() {
     let mut play = Play::clustered(42);
     play.apply(PodScript::pod("web").grace_secs(60).container("app", "slow 45s"))
         .until(&stored_phase("web", "Running"));
@@ -260,7 +260,7 @@ fn a_changed_manifest_keeps_its_mirror_until_the_old_pod_has_ended() {
 }
 
 #[test]
-fn nothing_ends_while_an_agent_that_restarted_cannot_reach_the_api() {
+fn restarted_agent_terminates_nothing_while_api_is_unreachable() {
     let mut play = Play::clustered(34);
     play.create("web").apply("static").settle(minutes(1)).crash_agent().partition().delete("web", Within::ItsOwnTime);
     play.start_agent().wait(minutes(10)).expect(&running("web")).expect(&running("static")).heal();
@@ -268,7 +268,7 @@ fn nothing_ends_while_an_agent_that_restarted_cannot_reach_the_api() {
 }
 
 #[test]
-fn an_agent_that_restarts_writes_no_status_of_pods_that_did_not_change() {
+fn restarted_agent_writes_no_unchanged_pod_status() {
     let mut play = Play::clustered(35);
     let probe = json!({ "exec": { "command": ["ok"] }, "periodSeconds": 5 });
     play.create("web").create(PodScript::pod("probed").container("app", "run").field("readinessProbe", probe));
@@ -335,7 +335,7 @@ fn the_lease_is_renewed_whatever_keeps_the_runtime_busy() {
 }
 
 #[test]
-fn killed_at_any_call_of_an_api_pods_life_it_starts_once_and_is_deleted() {
+fn agent_killed_at_any_call_starts_and_deletes_api_pod_once() {
     for nth in 0..90 {
         let mut play = Play::before_start(8_000 + nth);
         play.in_cluster().supervised().start_agent();

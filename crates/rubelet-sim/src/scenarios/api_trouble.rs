@@ -26,7 +26,7 @@ fn has_event(sim: &SimState, pod: &str, reason: &str) -> bool {
 }
 
 #[test]
-fn a_restart_against_a_lagging_server_ends_no_pod_and_revives_none() {
+fn restart_with_stale_api_server_terminates_and_revives_no_pod() {
     for (seed, streaming) in [(1, Streaming::Served), (2, Streaming::Refused), (3, Streaming::Ignored)] {
         let mut play = Play::before_start(seed);
         play.change(|sim| sim.api.streaming = streaming).in_cluster().start_agent();
@@ -39,7 +39,7 @@ fn a_restart_against_a_lagging_server_ends_no_pod_and_revives_none() {
 }
 
 #[test]
-fn a_server_that_lags_behind_a_living_agent_tells_it_nothing_old() {
+fn stale_api_responses_do_not_revert_a_running_agent() {
     let mut play = Play::clustered(4);
     play.create("old").until(&stored_phase("old", "Running")).lag().create("web");
     play.until(&stored_phase("web", "Running")).delete("old", Within::ItsOwnTime).until(&forgotten("old"));
@@ -97,7 +97,7 @@ fn an_object_the_server_fails_on_for_ever_delays_no_other() {
 }
 
 #[test]
-fn a_static_pod_in_a_namespace_that_ends_runs_without_a_mirror() {
+fn static_pod_in_terminating_namespace_runs_without_mirror_pod() {
     let mut play = Play::clustered(13);
     play.change(|sim| sim.api.ending_namespaces = ["default".to_owned()].into());
     play.apply("web").until(&running("web")).wait(minutes(10)).expect(&forgotten("web")).expect_starts("web", 1);
@@ -118,7 +118,7 @@ fn a_pod_held_by_a_finalizer_is_stopped_and_deleted_once() {
 }
 
 #[test]
-fn credentials_that_expire_end_nothing_and_all_is_told_afterwards() {
+fn expired_credentials_stop_no_pod_and_statuses_catch_up() {
     let mut play = Play::clustered(15);
     play.create("web").apply("static").settle(minutes(1)).expire_credentials_for(minutes(5));
     play.exit_container("web", "app", 1).wait(minutes(2)).crash_agent().start_agent().wait(minutes(2));

@@ -25,7 +25,7 @@ fn changed_image_restarts_a_container_whatever_its_policy() {
 }
 
 #[test]
-fn changed_image_restarts_the_only_container_of_a_pod_that_never_restarts() {
+fn changed_image_restarts_container_despite_restart_policy_never() {
     let mut play = Play::clustered(4);
     play.publish(OTHER, Pull::After(seconds(20)));
     play.create(PodScript::pod("job").policy(Policy::Never).container("app", "slow 3s"));
@@ -43,7 +43,7 @@ fn changed_image_restarts_nothing_that_had_ended_by_itself() {
 }
 
 #[test]
-fn image_edited_while_the_old_one_waits_to_start_is_the_one_that_runs() {
+fn image_edited_before_container_start_is_the_one_run() {
     let old = "reg.test/web:v1";
     let pulled = Predicate::new("the old image is there", move |sim| sim.runtime.images.contains(old));
     let mut play = Play::clustered(6);

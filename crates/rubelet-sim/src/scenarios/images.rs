@@ -41,7 +41,7 @@ fn pods_that_want_one_image_all_get_it() {
 }
 
 #[test]
-fn a_pod_that_may_not_pull_waits_for_an_image_that_is_not_there() {
+fn pull_policy_never_waits_for_missing_image() {
     let mut play = Play::seeded(33);
     play.apply(with_image("web", "reg.test/absent:v1").pull("Never")).until(&waiting("web", "ErrImageNeverPull"));
     play.change(|sim| {

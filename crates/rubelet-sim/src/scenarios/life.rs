@@ -21,7 +21,7 @@ fn a_pod_with_two_init_containers_and_two_containers_runs() {
 }
 
 #[test]
-fn a_failing_init_container_of_a_pod_that_never_restarts_fails_the_pod() {
+fn failed_init_container_fails_pod_with_restart_policy_never() {
     let pod = PodScript::pod("job").policy(Policy::Never).init("setup", "exit 3 after 1s").container("app", "run");
     let mut play = Play::seeded(2);
     play.apply(pod).until(&phase("job", "Failed")).settle(minutes(2)).expect_starts("job", 1);
@@ -86,7 +86,7 @@ fn removing_a_manifest_stops_the_pod_and_leaves_nothing() {
 }
 
 #[test]
-fn a_container_that_ignores_sigterm_dies_when_its_grace_period_is_over() {
+fn container_ignoring_sigterm_is_killed_after_grace_period() {
     let mut play = Play::seeded(10);
     play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.remove("web").until(&stopping("web")).wait(seconds(19)).expect(&stopping("web"));
@@ -94,7 +94,7 @@ fn a_container_that_ignores_sigterm_dies_when_its_grace_period_is_over() {
 }
 
 #[test]
-fn a_pod_removed_and_added_again_within_its_grace_period_comes_back_after_its_end() {
+fn pod_readded_within_grace_period_restarts_after_termination() {
     let pod = PodScript::pod("web").grace_secs(30).container("app", "slow 10s");
     let mut play = Play::seeded(11);
     play.apply(pod.clone()).until(&running("web")).remove("web").until(&stopping("web"));

@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn a_half_written_manifest_kills_no_pod_and_counts_when_it_is_complete() {
+fn half_written_manifest_keeps_pods_until_it_is_complete() {
     let mut play = Play::seeded(110);
     play.apply("web").until(&running("web"));
     let next = PodScript::from("web").version(2);

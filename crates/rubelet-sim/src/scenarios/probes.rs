@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[test]
-fn a_container_that_fails_its_liveness_probe_is_started_again() {
+fn liveness_failure_restarts_container() {
     let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 5, "failureThreshold": 2 });
     let pod = PodScript::pod("web").container("app", "run").field("livenessProbe", probe);
     let mut play = Play::seeded(1);
@@ -22,7 +22,7 @@ fn a_container_that_fails_its_liveness_probe_is_started_again() {
 }
 
 #[test]
-fn a_job_that_fails_its_liveness_probe_and_ends_politely_runs_again() {
+fn liveness_failure_with_exit_zero_restarts_on_failure_container() {
     let probe = json!({ "exec": { "command": ["fail", "first"] }, "periodSeconds": 1, "failureThreshold": 1 });
     let pod = PodScript::pod("job").policy(Policy::OnFailure).container("app", "run").field("livenessProbe", probe);
     let mut play = Play::seeded(2);
@@ -30,7 +30,7 @@ fn a_job_that_fails_its_liveness_probe_and_ends_politely_runs_again() {
 }
 
 #[test]
-fn a_pod_is_ready_when_its_probe_says_so_and_stays_so_over_the_agents_death() {
+fn readiness_follows_probe_and_survives_agent_crash() {
     let probe = json!({ "exec": { "command": ["sleep", "2s"] }, "timeoutSeconds": 5, "periodSeconds": 5 });
     let pod = PodScript::pod("web").container("app", "run").field("readinessProbe", probe);
     let mut play = Play::seeded(3);
@@ -48,7 +48,7 @@ fn a_probe_that_takes_too_long_has_failed() {
 }
 
 #[test]
-fn a_pre_stop_hook_comes_before_the_signal_and_off_the_grace_period() {
+fn pre_stop_hook_precedes_sigterm_and_uses_grace_period() {
     let hook = json!({ "preStop": { "exec": { "command": ["sleep", "6s"] } } });
     let pod = PodScript::pod("web").grace_secs(20).container("app", "run").field("lifecycle", hook);
     let mut play = Play::seeded(5);

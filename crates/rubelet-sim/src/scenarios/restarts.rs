@@ -52,7 +52,7 @@ fn a_container_killed_for_memory_is_started_again() {
 }
 
 #[test]
-fn a_program_that_is_not_there_keeps_its_pod_waiting_and_disturbs_no_other() {
+fn missing_executable_keeps_only_its_own_pod_waiting() {
     let mut play = Play::seeded(25);
     play.apply(PodScript::pod("broken").container("app", "missing")).apply("web");
     play.until(&waiting("broken", "CrashLoopBackOff")).settle(minutes(2)).expect_running("web");

@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[test]
-fn running_pods_stay_while_the_runtime_is_down_and_new_ones_start_after_it_returns() {
+fn running_pods_survive_runtime_outage_and_new_ones_start_after() {
     let mut play = Play::seeded(80);
     play.apply("old").until(&running("old")).runtime_down().apply("new").wait(minutes(10));
     play.runtime_up().settle(minutes(2));
@@ -26,21 +26,21 @@ fn an_agent_that_starts_before_its_runtime_waits_for_it() {
 }
 
 #[test]
-fn a_runtime_that_dies_while_a_sandbox_is_made_gets_no_second_one_running() {
+fn runtime_crash_during_sandbox_creation_leaves_one_sandbox() {
     let mut play = Play::seeded(82);
     play.apply("web").until(&sandboxed("web")).runtime_down_for(seconds(30)).settle(minutes(3));
     play.expect_running("web").expect_starts("web", 1);
 }
 
 #[test]
-fn a_stop_that_the_runtimes_death_cut_off_is_done_after_its_return() {
+fn stop_interrupted_by_runtime_crash_finishes_after_restart() {
     let mut play = Play::seeded(83);
     play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.remove("web").until(&stopping("web")).runtime_down_for(seconds(60)).until(&gone("web")).settle(minutes(1));
 }
 
 #[test]
-fn a_stop_that_comes_late_gives_the_whole_grace_period_all_the_same() {
+fn delayed_stop_gives_the_full_grace_period() {
     let mut play = Play::seeded(99);
     play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
     play.runtime_down_for(seconds(60)).remove("web").until(&stopping("web")).wait(seconds(18));
@@ -48,14 +48,14 @@ fn a_stop_that_comes_late_gives_the_whole_grace_period_all_the_same() {
 }
 
 #[test]
-fn a_container_that_died_while_the_runtime_was_down_is_started_again() {
+fn container_dead_after_runtime_outage_is_restarted() {
     let mut play = Play::seeded(84);
     play.apply("web").until(&running("web")).runtime_down().exit_container("web", "app", 1).wait(minutes(2));
     play.runtime_up().settle(minutes(2)).expect_running("web").expect_starts("web", 2).expect_restart_count("web", 1);
 }
 
 #[test]
-fn without_an_event_stream_a_dead_container_is_found_by_the_relist() {
+fn relist_finds_dead_container_without_event_stream() {
     let mut play = Play::before_start(85);
     play.change(|sim| sim.runtime.has_events = false).start_agent().apply("web").until(&running("web"));
     play.wait(seconds(30)).exit_container("web", "app", 1).wait(seconds(3)).expect_starts("web", 2).settle(minutes(1));
@@ -80,7 +80,7 @@ fn stale_lists_double_no_container() {
 }
 
 #[test]
-fn calls_that_were_done_but_answered_with_an_error_double_nothing() {
+fn runtime_calls_done_despite_error_cause_no_duplicates() {
     for seed in 91..95 {
         let mut play = Play::seeded(seed);
         play.storm(FaultRates { done_but_error: 0.4, ..FaultRates::default() }).apply("a").apply("b").wait(minutes(3));

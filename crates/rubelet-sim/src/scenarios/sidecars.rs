@@ -43,7 +43,7 @@ fn hooks_of_sidecars_run_side_by_side_at_a_pods_natural_end() {
 }
 
 #[test]
-fn stubborn_sidecars_end_together_when_the_grace_period_is_over() {
+fn sidecars_ignoring_sigterm_are_killed_after_grace_period() {
     for (seed, app) in [(3, "exit 0 after 5s"), (4, "run")] {
         let mut play = Play::clustered(seed);
         let pod = PodScript::pod("job").policy(Policy::Never).grace_secs(20).sidecar("first", "stubborn");

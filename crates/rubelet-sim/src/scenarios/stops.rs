@@ -42,7 +42,7 @@ fn deletion_shortens_the_stop_of_a_changed_container() {
 }
 
 #[test]
-fn deletion_shortens_the_pre_stop_hook_of_an_unhealthy_container() {
+fn deletion_shortens_pre_stop_hook_of_unhealthy_container() {
     let hook = json!({ "preStop": { "exec": { "command": ["sleep", "1000s"] } } });
     let mut play = Play::clustered(3);
     let pod = PodScript::pod("web").grace_secs(600).container("app", "stubborn");

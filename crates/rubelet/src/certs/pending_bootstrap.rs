@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn before_the_node_has_joined_a_question_waits_until_its_own_end() {
+    async fn api_requests_before_bootstrap_wait_until_their_deadline() {
         let (_joined, receiver) = watch::channel(None);
         let api = DeferredApi { joined: receiver };
         let path = ObjectPath::all("v1", "nodes");

@@ -142,7 +142,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_new_pair_gets_a_file_of_its_own_and_the_link_moves_to_it() {
+    async fn new_pair_is_written_to_new_file_and_link_updated() {
         let dir = tempfile::tempdir().unwrap();
         let pki = dir.path().join("pki");
         let store = store(&pki);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_for_another_key_is_refused_and_the_old_pair_stays() {
+    async fn certificate_for_another_key_is_rejected_and_old_pair_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
         let leaf = update(&store, start()).await;

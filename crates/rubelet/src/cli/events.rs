@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_counts_what_repeats_and_shows_no_control_characters() {
+    fn event_table_counts_repeats_and_escapes_control_characters() {
         let log = EventLog::default();
         let record = |about, severity, reason: &str, message: &str| EventRecord {
             about,

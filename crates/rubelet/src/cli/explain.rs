@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_story_names_what_it_waits_for_since_when_and_until_when() {
+    fn explain_shows_what_a_pod_waits_for_and_since_when() {
         let now = at("2026-11-15T19:00:00Z");
         let story = Story { explanation: &explanation(), events: &events(), marks: symbols, now };
         assert_snapshot!(story.tell(), @r#"

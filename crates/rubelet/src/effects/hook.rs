@@ -87,7 +87,7 @@ mod tests {
     use crate::{effects::directories::tests::pod_ref, world::testing::world_in};
 
     #[tokio::test]
-    async fn a_container_without_the_tls_it_promises_is_told_in_plain_text_and_no_secret() {
+    async fn https_hook_falls_back_to_http_without_authorization() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let url = format!("https://{address}/stop");

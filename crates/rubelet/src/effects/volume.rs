@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_empty_dir_is_open_to_all_and_keeps_what_containers_did_to_it() {
+    async fn empty_dir_is_world_writable_and_keeps_container_changes() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         let pod = pod(&json!([{"name": "data", "emptyDir": {}}]));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_is_mounted_once_with_its_limit_and_gone_afterwards_also_behind_a_link() {
+    async fn memory_volume_is_mounted_once_with_limit_and_unmounted() {
         let dir = tempfile::tempdir().unwrap();
         let behind = dir.path().join("link");
         fs::create_dir(dir.path().join("real")).unwrap();

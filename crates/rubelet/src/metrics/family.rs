@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_without_labels_is_there_from_the_beginning_and_one_with_labels_when_it_counts() {
+    fn counter_without_labels_starts_at_zero_labelled_one_when_counted() {
         let (plain, labelled) = (Counters::new("a", [], "[ALPHA] A."), Counters::new("b", ["l"], "[ALPHA] B."));
         let shown = || {
             page(|text| {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_are_counted_by_what_they_found_and_forgotten_with_their_pod() {
+    fn probe_counters_are_labelled_by_result_and_removed_with_pod() {
         let probes = Probes::new();
         let pod = |name: &str| PodRef {
             uid: format!("uid-{name}").as_str().into(),

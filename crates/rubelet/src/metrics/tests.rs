@@ -78,7 +78,7 @@ async fn pods_and_containers_are_counted_from_the_last_snapshot() {
 }
 
 #[tokio::test]
-async fn health_checks_are_counted_when_all_are_asked_for_until_somebody_resets_them() {
+async fn health_check_metrics_count_full_checks_until_reset() {
     let (_sender, context) = context(Snapshot::default(), Path::new("/nonexistent"));
     for path in ["/healthz", "/healthz", "/healthz/ping"] {
         assert_eq!(ask(&context, Method::GET, path).await, "ok");

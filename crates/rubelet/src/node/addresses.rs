@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn told_addresses_are_taken_in_their_order_and_a_family_alone_is_no_address() {
+    async fn node_ip_list_keeps_order_and_unspecified_names_no_address() {
         let ips = host_ips("10.0.0.7, fd00::7", "n", Ask::Routes).await.unwrap();
         assert_eq!(ips, ["10.0.0.7", "fd00::7"]);
         assert!(names_an_address("10.0.0.7"));

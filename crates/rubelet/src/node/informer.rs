@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_loop_hears_of_each_change_and_a_node_that_goes_is_told_from_one_that_never_was() {
+    async fn node_watch_tells_deleted_from_never_created() {
         let body = |node: serde_json::Value| bytes::Bytes::from(node.to_string());
         let api = FakeApi::answering([Ok(json!({"metadata": {"resourceVersion": "1"}, "items": []}).to_string())])
             .watched([

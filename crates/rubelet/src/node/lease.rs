@@ -179,7 +179,7 @@ mod tests {
     const UPDATE: &str = "Update leases/n1";
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_exists_is_taken_over_and_renewed_without_being_read_again() {
+    async fn existing_lease_is_adopted_and_renewed_without_rereading() {
         let patient = Patient::new([lease("1"), lease("2"), lease("3"), lease("4")]);
         assert_eq!(patient.after(1).await, [GET, UPDATE]);
         assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "1");

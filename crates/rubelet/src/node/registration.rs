@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_not_to_register_waits_for_its_object_and_leaves_it_alone() {
+    async fn without_register_node_agent_waits_for_existing_node() {
         let mut known = node();
         known["metadata"]["labels"] = json!({});
         let reporting = NodeReporting { registers: false, ..reporting() };

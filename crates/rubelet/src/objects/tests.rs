@@ -192,7 +192,7 @@ fn map(value: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_told_when_an_object_it_needs_changes_and_others_are_not() {
+async fn object_change_hints_only_pods_that_use_it() {
     let mut bed = Bed::new(Strategy::Watch);
     bed.api.put(MAP, map("1")).await;
     bed.publish("a", Some(config_map_m()));
@@ -250,7 +250,7 @@ async fn object_that_is_not_among_a_pods_needs_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_there_is_not_found_until_it_appears_and_again_when_it_goes() {
+async fn missing_object_is_not_found_until_created_and_after_deletion() {
     let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
     assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
     bed.hinted().await;
@@ -263,7 +263,7 @@ async fn what_is_not_there_is_not_found_until_it_appears_and_again_when_it_goes(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_class_belongs_to_the_whole_cluster_and_says_its_handler() {
+async fn runtime_class_is_cluster_scoped_and_gives_handler() {
     let mut bed = Bed::new(Strategy::Watch);
     let path = "/apis/node.k8s.io/v1/runtimeclasses/sandboxed";
     let spec = serde_json::from_value(json!({"containers": [], "runtimeClassName": "sandboxed"})).unwrap();
@@ -296,7 +296,7 @@ async fn an_immutable_object_is_read_and_not_watched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_went_without_an_answer_is_told_when_there_is_one() {
+async fn late_first_list_hints_waiting_pod() {
     let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
     bed.api.put(MAP, map("1")).await;
     bed.api.with(|script| script.is_away = true);
@@ -309,7 +309,7 @@ async fn a_pod_that_went_without_an_answer_is_told_when_there_is_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cached_object_is_read_again_after_a_minute_and_outlives_the_server() {
+async fn cached_object_is_reread_after_a_minute_and_survives_outage() {
     let bed = Bed::new(Strategy::Cache).with_pods(&["a"]);
     bed.api.put(MAP, map("1")).await;
     assert_eq!(bed.read("a").await, "1");
@@ -335,7 +335,7 @@ async fn without_a_cache_every_look_is_a_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_asked_for_once_renewed_when_old_and_forgotten_with_its_pod() {
+async fn token_is_requested_once_renewed_and_dropped_with_pod() {
     let mut bed = Bed::new(Strategy::Watch);
     let key = TokenKey {
         namespace: "prod".to_owned(),

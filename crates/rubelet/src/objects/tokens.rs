@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_renewed_in_the_last_fifth_of_its_life_or_after_a_day() {
+    fn token_is_renewed_after_80_percent_or_a_day() {
         let issued_at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let old_after = |lifetime_secs: i64, jitter_secs: i64| {
             let lifetime = SignedDuration::from_secs(lifetime_secs);

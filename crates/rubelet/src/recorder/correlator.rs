@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tenth_message_of_one_reason_is_combined_and_the_first_nine_keep_their_own_events() {
+    fn tenth_similar_event_is_aggregated() {
         let mut correlator = Correlator::new("n1");
         let told: Vec<_> = (0..12)
             .map(|number| correlator.correlate(observed("Failed", &format!("m{number}"), number)).unwrap())
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_gets_twenty_five_events_at_once_and_then_one_every_five_minutes() {
+    fn event_burst_is_25_per_object_then_one_per_five_minutes() {
         let mut correlator = Correlator::new("n1");
         let mut written = |second| correlator.correlate(observed("Unhealthy", "same", second)).is_some();
         assert_eq!((0..40).filter(|_| written(0)).count(), 25);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_written_for_lack_of_room_is_counted_all_the_same() {
+    fn rate_limited_events_still_raise_the_count() {
         let mut correlator = Correlator::new("n1");
         for _ in 0..30 {
             correlator.correlate(observed("Unhealthy", "same", 0));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn two_events_of_one_moment_have_two_names_that_the_api_allows() {
+    fn simultaneous_events_get_distinct_valid_names() {
         let mut correlator = Correlator::new("n1");
         let mut long = observed("Pulled", "a", 0);
         long.object.name = Some(format!("{}-{}", "a".repeat(235), "b".repeat(17)));

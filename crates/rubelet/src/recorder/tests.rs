@@ -37,7 +37,7 @@ async fn a_recorded_event_is_created_and_then_counted_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_the_server_has_forgotten_is_created_anew_with_its_count() {
+async fn expired_event_is_recreated_with_its_count() {
     let api = FakeApi::answering([Ok("{}".to_owned()), Err(ApiErrorKind::NotFound)]);
     let events = EventLog::default();
     let task = start(&api, &events);
@@ -51,7 +51,7 @@ async fn an_event_the_server_has_forgotten_is_created_anew_with_its_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn repeats_while_the_server_is_away_are_created_once_with_their_count() {
+async fn events_repeated_during_outage_are_created_once_with_count() {
     let api = FakeApi::answering([Err(ApiErrorKind::Unreachable), Err(ApiErrorKind::Unreachable)]);
     let events = EventLog::default();
     let task = start(&api, &events);

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn following_shows_each_line_once_across_rotations_and_ends_with_the_container() {
+    async fn follow_shows_lines_once_across_rotations_until_container_ends() {
         let yard = Yard::new();
         yard.append("0.log", &["old", "first"]);
         let mut follower = Follower::new(&yard, Some(1)).await;
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn following_goes_on_after_the_file_was_cut_and_shows_a_line_only_when_it_is_whole() {
+    async fn follow_survives_truncation_and_waits_for_whole_lines() {
         let yard = Yard::new();
         yard.append("0.log", &["a long first line"]);
         let mut follower = Follower::new(&yard, None).await;
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_followers_than_the_kernel_has_watches_all_see_what_is_written() {
+    async fn followers_beyond_inotify_limit_still_see_new_lines() {
         let yard = Yard::new();
         yard.append("0.log", &["first"]);
         let mut followers = Vec::new();

@@ -285,7 +285,7 @@ async fn an_oversized_head_is_refused() {
 }
 
 #[tokio::test]
-async fn the_health_port_answers_ping_and_comes_when_its_port_is_free() {
+async fn health_port_answers_ping_and_binds_when_port_is_free() {
     let root = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap();

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_what_is_known_changes_nothing_and_what_was_first_seen_stays() {
+    fn relist_of_known_pods_changes_nothing_and_keeps_first_seen() {
         let mut pods = Pods::default();
         pods.apply(Delta::Applied(object("a", "Pending")), Timestamp::UNIX_EPOCH);
         let before = pods.all();

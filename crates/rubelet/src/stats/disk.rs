@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pods_volumes_logs_and_hosts_file_are_counted_without_the_runtime() {
+    async fn pod_volumes_logs_and_hosts_file_are_measured_without_runtime() {
         let dir = tempfile::tempdir().unwrap();
         let volume = dir.path().join("pods/u1/volumes/kubernetes.io~empty-dir/shared");
         let logs = dir.path().join("logs/default_web_u1/a");
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_a_disk_hangs_nobody_asks_it_again_and_what_is_known_still_counts() {
+    async fn hung_disk_is_not_measured_again_and_last_usage_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let counter = counter(dir.path());
         let known = counter.disks(&[pod("u1")]).await;

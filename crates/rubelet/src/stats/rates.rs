@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_taken_from_the_newest_reading_that_is_old_enough() {
+    fn rate_uses_newest_sufficiently_old_reading() {
         let mut readings = Readings::default();
         let base_at = |readings: &Readings, secs| readings.base(Uptime::from_secs(secs)).map(|reading| reading.at);
         assert_eq!(base_at(&readings, 100), None);

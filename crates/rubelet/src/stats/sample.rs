@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn askers_of_one_moment_share_a_sample_and_one_who_wants_more_gets_another() {
+    async fn concurrent_requests_share_a_sample_unless_it_lacks_data() {
         let (_sender, stats) = stats();
         let (first, second) =
             tokio::join!(stats.sample(Extent::Usage, Rate::Unneeded), stats.sample(Extent::Usage, Rate::Unneeded));

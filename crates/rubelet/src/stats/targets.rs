@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_cgroup_is_known_by_its_id_whatever_the_runtime_adds() {
+    fn container_cgroup_is_found_by_id_despite_runtime_prefix() {
         let children = ["0a", "cri-containerd-0b.scope", "crio-conmon-0c.scope", "crio-0c.scope", "x0d.scope"];
         let children = children.map(str::to_owned);
         let found = ["0a", "0b", "0c", "0d", "0e"].map(|id| cgroup_of(id, &children));

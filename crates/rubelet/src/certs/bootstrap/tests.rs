@@ -13,7 +13,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_stored_and_the_key_that_waited_for_it_goes() {
+async fn signed_certificate_is_stored_and_pending_key_removed() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     let signer = Signer::new(bootstrap.clock.clone(), CertificateTemplate::client("n1"), 3600);
@@ -24,7 +24,7 @@ async fn a_certificate_is_stored_and_the_key_that_waited_for_it_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_starts_again_asks_with_the_same_key_under_the_same_name() {
+async fn restarted_bootstrap_reuses_key_and_csr_name() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     let mut names = Vec::new();
@@ -39,7 +39,7 @@ async fn whoever_starts_again_asks_with_the_same_key_under_the_same_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_of_an_earlier_request_that_has_ended_is_not_taken() {
+async fn expired_certificate_of_earlier_csr_is_not_used() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     let earlier = Signer::new(bootstrap.clock.clone(), CertificateTemplate::client("n1"), -60);
@@ -52,7 +52,7 @@ async fn a_certificate_of_an_earlier_request_that_has_ended_is_not_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_away_is_waited_for_and_one_that_says_no_is_not() {
+async fn bootstrap_retries_unreachable_server_and_fails_on_refusal() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     let away = || Err(ApiErrorKind::Unreachable);
@@ -72,7 +72,7 @@ async fn a_server_that_never_comes_ends_the_wait_after_an_hour() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bootstrap_is_needed_until_the_kubeconfig_has_a_certificate_that_has_not_ended() {
+async fn bootstrap_is_needed_until_kubeconfig_certificate_is_valid() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     assert_eq!(bootstrap.is_done().await.unwrap_err(), "is not there yet");

@@ -13,7 +13,7 @@ use crate::certs::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn certificates_of_two_minutes_are_each_renewed_before_they_end() {
+async fn two_minute_certificates_are_renewed_before_they_expire() {
     let dir = tempfile::tempdir().unwrap();
     let (signer, task) = rotating(dir.path(), 120);
     sleep(Duration::from_secs(600)).await;
@@ -27,7 +27,7 @@ async fn certificates_of_two_minutes_are_each_renewed_before_they_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_renewal_is_tried_again_after_growing_pauses_and_the_old_pair_stays() {
+async fn failed_rotation_backs_off_and_keeps_current_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let (signer, task) = rotating(dir.path(), 3600);
     sleep(Duration::from_secs(10)).await;
@@ -44,7 +44,7 @@ async fn a_failed_renewal_is_tried_again_after_growing_pauses_and_the_old_pair_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_that_names_other_addresses_is_replaced_at_once() {
+async fn certificate_with_other_addresses_is_replaced_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (signer, task) = rotating(dir.path(), 3600);
     sleep(Duration::from_secs(10)).await;
@@ -59,7 +59,7 @@ async fn a_certificate_that_names_other_addresses_is_replaced_at_once() {
 
 proptest! {
     #[test]
-    fn a_renewal_is_due_between_seven_and_nine_tenths_of_a_certificates_life(
+    fn rotation_is_due_at_70_to_90_percent_of_validity(
         begin in 0_i64..4_000_000_000,
         life in 1_i64..315_360_000,
         jitter in 0.0..=1.0_f64,

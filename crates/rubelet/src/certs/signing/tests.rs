@@ -11,7 +11,7 @@ const NAME: &str = "csr-x1";
 const PATIENCE: Duration = Duration::from_secs(900);
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_approved_and_signed_while_we_watch_gives_the_certificate() {
+async fn csr_signed_during_watch_returns_certificate() {
     let api = FakeApi::answering([Ok(undecided()), Ok(undecided())])
         .watched([modified(&decided("Approved", None)), modified(&decided("Approved", Some("CHAIN")))]);
     assert_eq!(obtain_from(&api).await.unwrap(), "CHAIN");

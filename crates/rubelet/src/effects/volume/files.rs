@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn volumes_lie_where_upstream_puts_them_belong_to_the_group_and_leave_nothing() {
+    async fn volumes_use_upstream_paths_and_fs_group_and_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let labels = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]);
         let pod = pod(&json!([
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refresh_brings_what_changed_and_a_failed_one_leaves_what_was() {
+    async fn volume_refresh_updates_files_and_failed_refresh_keeps_them() {
         let dir = tempfile::tempdir().unwrap();
         let object = |value: &str| json!({"metadata": {}, "data": {"k": value}});
         let items = json!([{"key": "k", "path": "sub/file"}]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_standalone_node_makes_volumes_of_the_pod_itself_and_refuses_the_rest() {
+    async fn standalone_node_builds_only_volumes_without_api_objects() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);

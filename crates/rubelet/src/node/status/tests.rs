@@ -161,7 +161,7 @@ async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_address_that_changes_while_the_agent_runs_is_reported_unless_it_was_told() {
+async fn changed_node_address_is_reported_unless_set_by_flag() {
     for (is_told, address) in [(false, "192.0.2.77"), (true, "10.0.0.7")] {
         let mut reporting = reporting();
         // A node named by its address has that address, whatever was found at the start.

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_more_than_the_live_file_holds_gets_what_rotation_put_aside() {
+    async fn long_tail_reads_rotated_logs() {
         let yard = Yard::new();
         let whole = "1 2 3 4 5 6 7";
         for (tail, expected) in [
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_older_than_asked_for_is_not_shown_and_not_even_read() {
+    async fn rotated_logs_older_than_since_time_are_not_read() {
         let yard = Yard::new();
         assert_eq!(yard.shown(None, Some("2026-11-15T10:00:05Z")).await, "5 6 7");
         assert_eq!(yard.shown(Some(6), Some("2026-11-15T10:00:05Z")).await, "5 6 7");

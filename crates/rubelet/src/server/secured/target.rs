@@ -41,7 +41,7 @@ mod tests {
     use crate::server::views::tests::view;
 
     #[test]
-    fn a_static_pod_is_meant_by_its_own_uid_and_by_that_of_its_mirror() {
+    fn static_pod_is_found_by_own_and_mirror_uid() {
         let mut web = view("default", "web-n1", &["a"], &[], json!({}));
         let uid = PodUid::new("u1");
         assert!(has_uid(&uid, &web, "u1") && !has_uid(&uid, &web, "m1"));

@@ -262,7 +262,7 @@ enum Caller<'a> {
 }
 
 #[tokio::test]
-async fn strangers_come_in_only_where_they_may_and_only_if_they_claim_to_be_nobody() {
+async fn invalid_credentials_are_not_anonymous() {
     let port = Port::open(true).await;
     let forbidden = "403 Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[pods proxy])|";
     assert_eq!(port.ask(&Caller::Nobody, "GET /pods").await, forbidden);
@@ -273,7 +273,7 @@ async fn strangers_come_in_only_where_they_may_and_only_if_they_claim_to_be_nobo
 }
 
 #[tokio::test]
-async fn answers_hold_while_the_api_server_is_away_and_others_are_refused() {
+async fn cached_authorizations_hold_during_api_outage() {
     let port = Port::open(false).await;
     let known = Caller::Token("token-of-healthz");
     for _ in 0..3 {
@@ -291,7 +291,7 @@ async fn answers_hold_while_the_api_server_is_away_and_others_are_refused() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_and_a_new_authority_count_without_a_restart() {
+async fn certificate_and_client_ca_reload_without_restart() {
     let mut port = Port::open(false).await;
     let old = port.authority.client("root");
     assert_eq!(port.ask(&Caller::Certificate(&old), "GET /healthz").await, "200 ok");

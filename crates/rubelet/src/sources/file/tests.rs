@@ -51,7 +51,7 @@ fn played(looks: &[&[(&str, &str)]]) -> String {
 }
 
 #[test]
-fn a_file_that_turns_bad_keeps_its_pods_and_people_are_told_once() {
+fn invalid_manifest_keeps_its_pods_and_is_reported_once() {
     let (v1, v2) = (manifest("web", "nginx:1"), manifest("web", "nginx:2"));
     let half = &v2[..v2.len() / 2];
     let found = played(&[

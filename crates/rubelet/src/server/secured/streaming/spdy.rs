@@ -237,7 +237,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn streams_are_opened_with_header_blocks_zlib_reads_as_they_are() {
+    fn stream_header_blocks_are_valid_zlib() {
         let frames = open(&[("streamType", "error"), ("streamType", "stdin")]);
         let block = |kind: &str| [&[0, 0, 0, 1, 0, 0, 0, 10][..], b"streamtype\0\0\0\x05", kind.as_bytes()].concat();
         let syn = |id: u8, zlib: &[u8], block: &[u8]| {
@@ -251,7 +251,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_server_says_is_read_and_what_does_not_matter_is_skipped() {
+    fn server_frames_are_decoded_and_irrelevant_ones_skipped() {
         let sent = [
             control(SYN_REPLY, 0, &[0, 0, 0, 1, 9, 9, 9]),
             control(4, 0, &[0; 12]),
@@ -270,7 +270,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_version_and_a_frame_without_its_subject_are_refused() {
+    fn wrong_version_and_truncated_frames_are_rejected() {
         let mut strange = control(PING, 0, &[0; 4]);
         strange[1] = 2;
         for sent in [strange, control(PING, 0, &[0; 3])] {

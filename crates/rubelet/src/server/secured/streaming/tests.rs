@@ -146,7 +146,7 @@ async fn hear(caller: &mut TcpStream, channel: u8, length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_command_over_a_websocket_reaches_a_runtime_that_speaks_spdy() {
+async fn websocket_exec_reaches_spdy_runtime() {
     let stage = Stage::set().await;
     let mut caller = stage.call("/exec", V5).await;
     let (head, mut runtime) = stage.runtime(AGREED).await;
@@ -226,7 +226,7 @@ async fn a_runtimes_question_is_answered_while_the_command_runs() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_dies_is_not_taken_for_a_command_that_went_well() {
+async fn lost_runtime_connection_is_not_reported_as_success() {
     let stage = Stage::set().await;
     for (said, expected) in [
         (Vec::new(), "the runtime ended the connection before it said how the command ended"),
@@ -245,7 +245,7 @@ async fn a_runtime_that_dies_is_not_taken_for_a_command_that_went_well() {
 }
 
 #[tokio::test]
-async fn a_caller_that_breaks_the_rules_is_told_so_and_the_runtime_let_go() {
+async fn protocol_violation_closes_websocket_and_runtime_connection() {
     let stage = Stage::set().await;
     for said in [masked(0x82, &[255, 0, 0]), masked(0x83, b"x")] {
         let (mut caller, runtime) = stage.command(V5).await;
@@ -288,7 +288,7 @@ async fn a_tunnel_is_unwrapped_both_ways() {
 }
 
 #[tokio::test]
-async fn no_redirect_of_the_runtime_is_followed_or_passed_on_and_its_refusals_are() {
+async fn runtime_redirects_are_blocked_and_errors_passed_on() {
     let stage = Stage::set().await;
     let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location = format!("http://{}/", elsewhere.local_addr().unwrap());
@@ -332,7 +332,7 @@ async fn who_does_not_read_costs_a_buffer_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_websocket_on_which_nothing_moves_is_closed_after_four_hours() {
+async fn idle_websocket_is_closed_after_four_hours() {
     const HOUR: Duration = Duration::from_secs(3600);
     let stage = Stage::set().await;
     let (mut caller, mut runtime) = stage.command(V5).await;

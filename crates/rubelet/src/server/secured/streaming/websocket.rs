@@ -319,7 +319,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn frames_of_one_message_and_what_is_said_between_them_are_told_apart() {
+    fn control_frames_between_message_fragments_are_separated() {
         let sent =
             [masked(0x02, b"one "), masked(0x89, b"ping"), masked(0x00, b""), masked(0x80, b"two"), masked(0x82, b"x")];
         for part in [1, 3, 1000] {
@@ -372,7 +372,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic_or_hold_more_than_a_head_and_a_control_frame(
+        fn random_bytes_cause_no_panic_and_bounded_buffering(
             bytes in vec(any::<u8>(), 0..400), part in 1_usize..70,
         ) {
             let (mut decoder, mut buffer) = (Decoder::default(), BytesMut::new());

@@ -46,7 +46,7 @@ async fn shown(port: &Port, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn files_are_served_as_upstream_serves_them_and_links_lead_nowhere_else() {
+async fn log_files_are_served_like_upstream_without_escaping_links() {
     let port = Port::open(false).await;
     make_logs(&port.dir.path().join("var-log"));
     let mut answers = String::new();

@@ -63,7 +63,7 @@ async fn a_caller_gets_the_form_upstream_would_give_it() {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_had_is_refused_in_a_form_the_caller_understands() {
+async fn unacceptable_media_type_gets_406_in_accepted_format() {
     let compact = format!(
         "406 application/json\n{{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{{}},\"status\":\"Failure\",\
          \"message\":\"{UNACCEPTABLE}\",\"reason\":\"NotAcceptable\",\"code\":406}}\n"
