@@ -11,16 +11,16 @@ use super::*;
 use crate::testing::need_root;
 
 /// A cgroup of the test's own in every tree, gone with the value.
-struct Place {
+struct CgroupFixture {
     path: PathBuf,
     trees: Hierarchies,
 }
 
-impl Place {
+impl CgroupFixture {
     fn new(name: &str) -> Self {
         need_root();
         let path = PathBuf::from(format!("/rubelet-test-{}-{name}", std::process::id()));
-        Place { path, trees: Hierarchies::mounted().unwrap() }
+        CgroupFixture { path, trees: Hierarchies::mounted().unwrap() }
     }
 
     fn cgroup(&self, name: &str, limits: Limits) -> Cgroup {
@@ -39,7 +39,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CgroupFixture {
     fn drop(&mut self) {
         for _ in 0..500 {
             if self.trees.remove(&self.path).is_ok() {
@@ -72,7 +72,7 @@ fn limits() -> Limits {
 
 #[test]
 fn cgroup_is_created_in_every_hierarchy_with_limits_and_removed() {
-    let place = Place::new("made");
+    let place = CgroupFixture::new("made");
     for _ in 0..2 {
         let unset = place.trees.apply(&place.cgroup("burstable/pod1", limits())).unwrap();
         assert_eq!(unset, Vec::<String>::new());
@@ -96,7 +96,7 @@ fn cgroup_is_created_in_every_hierarchy_with_limits_and_removed() {
 
 #[test]
 fn what_still_runs_in_a_cgroup_is_killed_when_it_is_removed() {
-    let place = Place::new("killed");
+    let place = CgroupFixture::new("killed");
     place.trees.apply(&place.cgroup("pod1/inner", Limits::default())).unwrap();
     let mut sleeper = Sleeper(Command::new("sleep").arg("600").spawn().unwrap());
     for dir in place.dirs("pod1/inner") {

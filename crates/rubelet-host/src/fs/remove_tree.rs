@@ -239,13 +239,13 @@ mod tests {
     }
 
     /// A directory to be removed beside one that must survive.
-    struct Yard {
+    struct TreeFixture {
         dir: tempfile::TempDir,
     }
 
-    impl Yard {
+    impl TreeFixture {
         fn new() -> Self {
-            Yard { dir: tempfile::tempdir().unwrap() }.filled()
+            TreeFixture { dir: tempfile::tempdir().unwrap() }.filled()
         }
 
         fn filled(self) -> Self {
@@ -271,40 +271,40 @@ mod tests {
 
     #[test]
     fn tree_removal_removes_every_file_type_and_nothing_outside() {
-        let yard = Yard::new();
-        let tree = yard.tree();
+        let fixture = TreeFixture::new();
+        let tree = fixture.tree();
         fs::create_dir_all(tree.join("a/b/c")).unwrap();
         symlink("/", tree.join("root")).unwrap();
-        symlink(yard.precious(), tree.join("a/link")).unwrap();
+        symlink(fixture.precious(), tree.join("a/link")).unwrap();
         symlink("../../precious/file", tree.join("a/b/file")).unwrap();
         symlink("loop", tree.join("loop")).unwrap();
         rustix::fs::mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap();
-        fs::hard_link(yard.precious().join("file"), tree.join("hard")).unwrap();
+        fs::hard_link(fixture.precious().join("file"), tree.join("hard")).unwrap();
         fs::write(tree.join(OsStr::from_bytes(b"\xff\n \x1b[31m")), "").unwrap();
         fs::write(tree.join("x".repeat(255)), "").unwrap();
         fs::set_permissions(tree.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         remove(&tree).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        fixture.assert_only_the_tree_is_gone();
         remove(&tree).unwrap();
     }
 
     #[test]
     fn what_no_file_can_be_called_is_gone_already() {
-        let yard = Yard::new();
-        fs::write(yard.tree().join("x".repeat(MAX_NAME_BYTES)), "").unwrap();
+        let fixture = TreeFixture::new();
+        fs::write(fixture.tree().join("x".repeat(MAX_NAME_BYTES)), "").unwrap();
         let name = "x".repeat(MAX_NAME_BYTES + 1);
-        assert_eq!(fs::write(yard.tree().join(&name), "").unwrap_err().kind(), io::ErrorKind::InvalidFilename);
-        remove(&yard.tree().join(&name)).unwrap();
+        assert_eq!(fs::write(fixture.tree().join(&name), "").unwrap_err().kind(), io::ErrorKind::InvalidFilename);
+        remove(&fixture.tree().join(&name)).unwrap();
     }
 
     #[test]
     fn a_link_in_place_of_the_tree_is_removed_itself() {
-        let yard = Yard::new();
-        fs::remove_dir(yard.tree()).unwrap();
-        symlink(yard.precious(), yard.tree()).unwrap();
-        remove(&yard.tree()).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        let fixture = TreeFixture::new();
+        fs::remove_dir(fixture.tree()).unwrap();
+        symlink(fixture.precious(), fixture.tree()).unwrap();
+        remove(&fixture.tree()).unwrap();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
@@ -314,9 +314,9 @@ mod tests {
         let disk = tempfile::tempdir().unwrap();
         let _guard = MountGuard(disk.path().to_owned());
         mount::Mounter::default().mount_tmpfs(disk.path(), None, 0o700).unwrap();
-        let yard = Yard { dir: tempfile::tempdir_in(disk.path()).unwrap() }.filled();
+        let fixture = TreeFixture { dir: tempfile::tempdir_in(disk.path()).unwrap() }.filled();
         let name = "d".repeat(100);
-        let mut here = rustix::fs::open(yard.tree(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let mut here = rustix::fs::open(fixture.tree(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         for depth in 0..30_000 {
             rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o700)).unwrap();
             if depth % 1000 == 0 {
@@ -326,48 +326,48 @@ mod tests {
         }
         drop(here);
         // A name the removal itself would use.
-        fs::create_dir(yard.tree().join(".rubelet-removing-1")).unwrap();
-        remove(&yard.tree()).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        fs::create_dir(fixture.tree().join(".rubelet-removing-1")).unwrap();
+        remove(&fixture.tree()).unwrap();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
     fn a_wide_directory_is_removed() {
-        let yard = Yard::new();
+        let fixture = TreeFixture::new();
         for number in 0..5_000 {
-            fs::File::create(yard.tree().join(number.to_string())).unwrap();
+            fs::File::create(fixture.tree().join(number.to_string())).unwrap();
         }
-        remove(&yard.tree()).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        remove(&fixture.tree()).unwrap();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
     fn tree_with_bind_mount_of_same_device_is_not_removed() {
         need_root();
-        let yard = Yard::new();
-        let inside = yard.tree().join("z/mounted");
+        let fixture = TreeFixture::new();
+        let inside = fixture.tree().join("z/mounted");
         fs::create_dir_all(&inside).unwrap();
-        fs::write(yard.tree().join("a"), "").unwrap();
+        fs::write(fixture.tree().join("a"), "").unwrap();
         let guard = MountGuard(inside.clone());
-        rustix::mount::mount_bind(yard.precious(), &inside).unwrap();
-        let error = remove(&yard.tree()).unwrap_err();
+        rustix::mount::mount_bind(fixture.precious(), &inside).unwrap();
+        let error = remove(&fixture.tree()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(error.to_string().ends_with("/tree/z/mounted is still mounted"), "{error}");
-        assert!(yard.tree().join("a").exists());
+        assert!(fixture.tree().join("a").exists());
         // Had the table not told, the kernel would: this is what happens to a mount that comes in between.
-        let parent = fs::File::open(yard.tree().join("z")).unwrap();
+        let parent = fs::File::open(fixture.tree().join("z")).unwrap();
         let error = enter(parent.as_fd(), c"mounted").err().expect("a mount is not entered");
         assert_eq!(error.to_string(), "\"mounted\" is still mounted");
         drop(guard);
-        remove(&yard.tree()).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        remove(&fixture.tree()).unwrap();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
     fn immutable_files_and_directories_are_removed() {
         need_root();
-        let yard = Yard::new();
-        let dir = yard.tree().join("dir");
+        let fixture = TreeFixture::new();
+        let dir = fixture.tree().join("dir");
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join("file"), "").unwrap();
         for (path, flag) in [(dir.join("file"), IFlags::IMMUTABLE), (dir, IFlags::APPEND)] {
@@ -377,17 +377,17 @@ mod tests {
                 Err(errno) => panic!("the temporary directory's file system has no such flags: {errno}"),
             }
         }
-        remove(&yard.tree()).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        remove(&fixture.tree()).unwrap();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
     fn tree_removal_is_safe_against_directories_swapped_for_links() {
-        let yard = Yard::new();
-        let tree = yard.tree();
+        let fixture = TreeFixture::new();
+        let tree = fixture.tree();
         let over = Arc::new(AtomicBool::new(false));
         let racer = std::thread::spawn({
-            let (tree, precious, over) = (tree.clone(), yard.precious(), over.clone());
+            let (tree, precious, over) = (tree.clone(), fixture.precious(), over.clone());
             move || {
                 while !over.load(Ordering::Relaxed) {
                     let _ = fs::create_dir_all(tree.join("victim/inner"));
@@ -407,15 +407,15 @@ mod tests {
         over.store(true, Ordering::Relaxed);
         racer.join().unwrap();
         remove(&tree).unwrap();
-        yard.assert_only_the_tree_is_gone();
+        fixture.assert_only_the_tree_is_gone();
     }
 
     #[test]
     fn a_removal_nobody_waits_for_stops() {
-        let yard = Yard::new();
-        fs::write(yard.tree().join("file"), "").unwrap();
-        let error = remove_tree(&yard.tree(), &AtomicBool::new(true)).unwrap_err();
+        let fixture = TreeFixture::new();
+        fs::write(fixture.tree().join("file"), "").unwrap();
+        let error = remove_tree(&fixture.tree(), &AtomicBool::new(true)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(yard.tree().join("file").exists());
+        assert!(fixture.tree().join("file").exists());
     }
 }

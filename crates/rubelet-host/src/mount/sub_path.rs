@@ -123,12 +123,12 @@ mod tests {
     use crate::testing::{MountGuard, need_root};
 
     /// A volume beside what is none of its business.
-    struct Place {
+    struct SubPathFixture {
         dir: TempDir,
         _guard: MountGuard,
     }
 
-    impl Place {
+    impl SubPathFixture {
         fn new() -> Self {
             need_root();
             let dir = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ mod tests {
             fs::create_dir(dir.path().join("secret")).unwrap();
             fs::write(dir.path().join("secret/key"), "secret").unwrap();
             let _guard = MountGuard(dir.path().join("subs/app/0"));
-            Place { dir, _guard }
+            SubPathFixture { dir, _guard }
         }
 
         fn volume(&self, path: &str) -> PathBuf {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn sub_path_is_mounted_once_and_missing_directories_created() {
-        let place = Place::new();
+        let place = SubPathFixture::new();
         fs::set_permissions(place.volume(""), fs::Permissions::from_mode(0o2775)).unwrap();
         for _ in 0..2 {
             place.bind("a/b").unwrap();
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn replaced_sub_path_file_behind_links_is_remounted() {
-        let place = Place::new();
+        let place = SubPathFixture::new();
         for generation in ["..1", "..2"] {
             fs::create_dir(place.volume(generation)).unwrap();
             fs::write(place.volume(generation).join("key"), generation).unwrap();
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn no_link_leads_out_of_the_volume_and_nothing_is_made_there() {
-        let place = Place::new();
+        let place = SubPathFixture::new();
         let secret = place.dir.path().join("secret");
         symlink(&secret, place.volume("absolute")).unwrap();
         symlink("../secret", place.volume("relative")).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     /// A container that exchanges a directory for a link all the time gets the directory or nothing.
     #[test]
     fn sub_path_swapped_for_link_during_mount_exposes_nothing_outside() {
-        let place = Place::new();
+        let place = SubPathFixture::new();
         fs::create_dir(place.volume("real")).unwrap();
         symlink(place.dir.path().join("secret"), place.volume("link")).unwrap();
         let (real, link, used) = (place.volume("real"), place.volume("link"), place.volume("used"));

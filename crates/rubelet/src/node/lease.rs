@@ -149,19 +149,19 @@ mod tests {
     }
 
     /// A lease controller on a server that gives these answers. It stops when the test ends.
-    struct Patient {
+    struct LeaseFixture {
         api: Arc<Scripted>,
         node_uid: watch::Sender<Option<String>>,
         _controller: JoinSet<()>,
     }
 
-    impl Patient {
-        fn new(answers: impl IntoIterator<Item = Answer>) -> Patient {
+    impl LeaseFixture {
+        fn new(answers: impl IntoIterator<Item = Answer>) -> LeaseFixture {
             let api = Scripted::new(answers);
             let (node_uid, known_uid) = watch::channel(None);
             let mut controller = JoinSet::new();
             controller.spawn(run(api.clone(), Clock::system(), Arc::new(reporting()), known_uid));
-            Patient { api, node_uid, _controller: controller }
+            LeaseFixture { api, node_uid, _controller: controller }
         }
 
         async fn after(&self, secs: u64) -> Vec<String> {
@@ -180,45 +180,45 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn existing_lease_is_adopted_and_renewed_without_rereading() {
-        let patient = Patient::new([lease("1"), lease("2"), lease("3"), lease("4")]);
-        assert_eq!(patient.after(1).await, [GET, UPDATE]);
-        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "1");
-        assert_eq!(patient.after(9).await.len(), 2);
-        assert_eq!(patient.after(2).await, [GET, UPDATE, UPDATE]);
-        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "2");
-        assert_eq!(patient.last_body()["spec"]["leaseDurationSeconds"], 40);
+        let fixture = LeaseFixture::new([lease("1"), lease("2"), lease("3"), lease("4")]);
+        assert_eq!(fixture.after(1).await, [GET, UPDATE]);
+        assert_eq!(fixture.last_body()["metadata"]["resourceVersion"], "1");
+        assert_eq!(fixture.after(9).await.len(), 2);
+        assert_eq!(fixture.after(2).await, [GET, UPDATE, UPDATE]);
+        assert_eq!(fixture.last_body()["metadata"]["resourceVersion"], "2");
+        assert_eq!(fixture.last_body()["spec"]["leaseDurationSeconds"], 40);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_missing_lease_is_made_once_the_node_is_known() {
-        let patient = Patient::new([NOT_FOUND, lease("1")]);
-        assert_eq!(patient.after(30).await, [GET]);
-        patient.node_uid.send_replace(Some("u1".to_owned()));
-        assert_eq!(patient.after(1).await, [GET, CREATE]);
-        assert_eq!(patient.last_body()["metadata"]["ownerReferences"][0]["uid"], "u1");
+        let fixture = LeaseFixture::new([NOT_FOUND, lease("1")]);
+        assert_eq!(fixture.after(30).await, [GET]);
+        fixture.node_uid.send_replace(Some("u1".to_owned()));
+        assert_eq!(fixture.after(1).await, [GET, CREATE]);
+        assert_eq!(fixture.last_body()["metadata"]["ownerReferences"][0]["uid"], "u1");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_somebody_else_wrote_is_read_again() {
-        let patient = Patient::new([lease("1"), CONFLICT, lease("7"), lease("8")]);
-        assert_eq!(patient.after(1).await, [GET, UPDATE, GET, UPDATE]);
-        assert_eq!(patient.last_body()["metadata"]["resourceVersion"], "7");
+        let fixture = LeaseFixture::new([lease("1"), CONFLICT, lease("7"), lease("8")]);
+        assert_eq!(fixture.after(1).await, [GET, UPDATE, GET, UPDATE]);
+        assert_eq!(fixture.last_body()["metadata"]["resourceVersion"], "7");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_renewal_is_tried_five_times_and_then_looked_up() {
         let failures = std::iter::repeat_n(UNREACHABLE, 5);
-        let patient =
-            Patient::new([lease("1"), lease("2")].into_iter().chain(failures).chain([lease("9"), lease("10")]));
-        assert_eq!(patient.after(1).await, [GET, UPDATE]);
-        assert_eq!(patient.after(11).await[2..], [UPDATE, UPDATE, UPDATE, UPDATE, UPDATE, GET, UPDATE]);
+        let fixture =
+            LeaseFixture::new([lease("1"), lease("2")].into_iter().chain(failures).chain([lease("9"), lease("10")]));
+        assert_eq!(fixture.after(1).await, [GET, UPDATE]);
+        assert_eq!(fixture.after(11).await[2..], [UPDATE, UPDATE, UPDATE, UPDATE, UPDATE, GET, UPDATE]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_was_deleted_is_made_again() {
-        let patient = Patient::new([lease("1"), lease("2"), NOT_FOUND, NOT_FOUND, lease("3")]);
-        patient.node_uid.send_replace(Some("u1".to_owned()));
-        assert_eq!(patient.after(12).await, [GET, UPDATE, UPDATE, GET, CREATE]);
+        let fixture = LeaseFixture::new([lease("1"), lease("2"), NOT_FOUND, NOT_FOUND, lease("3")]);
+        fixture.node_uid.send_replace(Some("u1".to_owned()));
+        assert_eq!(fixture.after(12).await, [GET, UPDATE, UPDATE, GET, CREATE]);
         advance(Duration::from_secs(1)).await;
     }
 }

@@ -127,21 +127,21 @@ pub(crate) fn next_snapshot(last: &Snapshot, pod: &PodUid, needs: Option<Needs>)
     next
 }
 
-struct Bed {
+struct ObjectsFixture {
     api: Scripted,
     objects: ObjectCache,
     snapshot: Snapshot,
     hints: mpsc::Receiver<Event>,
 }
 
-impl Bed {
+impl ObjectsFixture {
     fn new(strategy: Strategy) -> Self {
         let api = Scripted::default();
         let clock = Clock::simulated("2026-01-01T00:00:00Z".parse().unwrap(), Arc::default());
         let objects = ObjectCache::new(Arc::new(api.clone()), strategy, "node", clock);
         let (sender, hints) = mpsc::channel(16);
         objects.connect(sender);
-        Bed { api, objects, snapshot: Snapshot::default(), hints }
+        ObjectsFixture { api, objects, snapshot: Snapshot::default(), hints }
     }
 
     /// Publishes what the pod needs from now on; `None` when it is gone.
@@ -193,150 +193,152 @@ fn map(value: &str) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn object_change_hints_only_pods_that_use_it() {
-    let mut bed = Bed::new(Strategy::Watch);
-    bed.api.put(MAP, map("1")).await;
-    bed.publish("a", Some(config_map_m()));
-    assert_eq!(bed.read("a").await, "1");
-    assert_eq!(bed.hinted().await, Vec::<String>::new());
-    bed.api.put(MAP, map("2")).await;
-    assert_eq!(bed.hinted().await, ["a"]);
-    assert_eq!(bed.read("a").await, "2");
+    let mut fixture = ObjectsFixture::new(Strategy::Watch);
+    fixture.api.put(MAP, map("1")).await;
+    fixture.publish("a", Some(config_map_m()));
+    assert_eq!(fixture.read("a").await, "1");
+    assert_eq!(fixture.hinted().await, Vec::<String>::new());
+    fixture.api.put(MAP, map("2")).await;
+    assert_eq!(fixture.hinted().await, ["a"]);
+    assert_eq!(fixture.read("a").await, "2");
     let mut labelled = map("2");
     labelled["metadata"]["labels"] = json!({"x": "y"});
-    bed.api.put(MAP, labelled).await;
-    assert_eq!(bed.hinted().await, Vec::<String>::new());
-    bed.publish("b", Some(config_map_m()));
-    assert_eq!(bed.read("b").await, "2");
-    bed.api.put(MAP, map("3")).await;
-    assert_eq!(bed.hinted().await, ["a", "b"]);
+    fixture.api.put(MAP, labelled).await;
+    assert_eq!(fixture.hinted().await, Vec::<String>::new());
+    fixture.publish("b", Some(config_map_m()));
+    assert_eq!(fixture.read("b").await, "2");
+    fixture.api.put(MAP, map("3")).await;
+    assert_eq!(fixture.hinted().await, ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_watch_serves_all_pods_and_ends_with_the_last() {
-    let mut bed = Bed::new(Strategy::Watch);
-    bed.publish("a", Some(Needs::default()));
-    bed.hinted().await;
-    assert!(!bed.api.is_watched(MAP));
-    bed.publish("a", Some(config_map_m()));
-    bed.hinted().await;
-    assert!(bed.api.is_watched(MAP), "it begins before anybody reads");
-    bed.publish("b", Some(config_map_m()));
-    bed.publish("a", Some(Needs::default()));
-    bed.hinted().await;
-    assert!(bed.api.is_watched(MAP));
-    let (with_c, mut both) = (next_snapshot(&bed.snapshot, &"c".into(), Some(config_map_m())), BTreeSet::new());
+    let mut fixture = ObjectsFixture::new(Strategy::Watch);
+    fixture.publish("a", Some(Needs::default()));
+    fixture.hinted().await;
+    assert!(!fixture.api.is_watched(MAP));
+    fixture.publish("a", Some(config_map_m()));
+    fixture.hinted().await;
+    assert!(fixture.api.is_watched(MAP), "it begins before anybody reads");
+    fixture.publish("b", Some(config_map_m()));
+    fixture.publish("a", Some(Needs::default()));
+    fixture.hinted().await;
+    assert!(fixture.api.is_watched(MAP));
+    let (with_c, mut both) = (next_snapshot(&fixture.snapshot, &"c".into(), Some(config_map_m())), BTreeSet::new());
     both.extend(["b".into(), "c".into()]);
     let replaced = Snapshot { changed: both, ..next_snapshot(&with_c, &"b".into(), None) };
-    bed.objects.update_needs(&bed.snapshot, &replaced);
-    bed.snapshot = replaced;
-    bed.hinted().await;
-    assert!(bed.api.is_watched(MAP), "one pod goes and another comes in the same turn");
-    let watches = bed.api.heard().into_iter().filter(|line| *line == format!("Watch {MAP}")).count();
+    fixture.objects.update_needs(&fixture.snapshot, &replaced);
+    fixture.snapshot = replaced;
+    fixture.hinted().await;
+    assert!(fixture.api.is_watched(MAP), "one pod goes and another comes in the same turn");
+    let watches = fixture.api.heard().into_iter().filter(|line| *line == format!("Watch {MAP}")).count();
     assert_eq!(watches, 1);
-    bed.publish("c", None);
-    bed.hinted().await;
-    assert!(!bed.api.is_watched(MAP));
-    assert!(locked(&bed.objects.shared.entries).is_empty());
+    fixture.publish("c", None);
+    fixture.hinted().await;
+    assert!(!fixture.api.is_watched(MAP));
+    assert!(locked(&fixture.objects.shared.entries).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn object_that_is_not_among_a_pods_needs_is_an_error() {
     for strategy in [Strategy::Watch, Strategy::Cache, Strategy::Get] {
-        let bed = Bed::new(strategy).with_pods(&["a"]);
-        bed.api.put(MAP, map("1")).await;
-        assert_eq!(bed.read("a").await, "1");
-        assert_eq!(bed.read("b").await, r#"Unreadable: object "prod"/"m" not registered"#, "{strategy:?}");
+        let fixture = ObjectsFixture::new(strategy).with_pods(&["a"]);
+        fixture.api.put(MAP, map("1")).await;
+        assert_eq!(fixture.read("a").await, "1");
+        assert_eq!(fixture.read("b").await, r#"Unreadable: object "prod"/"m" not registered"#, "{strategy:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn missing_object_is_not_found_until_created_and_after_deletion() {
-    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
-    assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
-    bed.hinted().await;
-    bed.api.put(MAP, map("1")).await;
-    assert_eq!(bed.hinted().await, ["a"]);
-    assert_eq!(bed.read("a").await, "1");
-    bed.api.delete(MAP).await;
-    assert_eq!(bed.hinted().await, ["a"]);
-    assert_eq!(bed.read("a").await, r#"NotFound: configmap "m" not found"#);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch).with_pods(&["a"]);
+    assert_eq!(fixture.read("a").await, r#"NotFound: configmap "m" not found"#);
+    fixture.hinted().await;
+    fixture.api.put(MAP, map("1")).await;
+    assert_eq!(fixture.hinted().await, ["a"]);
+    assert_eq!(fixture.read("a").await, "1");
+    fixture.api.delete(MAP).await;
+    assert_eq!(fixture.hinted().await, ["a"]);
+    assert_eq!(fixture.read("a").await, r#"NotFound: configmap "m" not found"#);
 }
 
 #[tokio::test(start_paused = true)]
 async fn runtime_class_is_cluster_scoped_and_gives_handler() {
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch);
     let path = "/apis/node.k8s.io/v1/runtimeclasses/sandboxed";
     let spec = serde_json::from_value(json!({"containers": [], "runtimeClassName": "sandboxed"})).unwrap();
     let key = ObjectKey::runtime_class(&spec).unwrap();
-    bed.publish("a", Some(Needs { objects: BTreeSet::from([key.clone()]), ..Needs::default() }));
-    let read = async |bed: &Bed| bed.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone();
-    let error = read(&bed).await.unwrap_err();
+    fixture.publish("a", Some(Needs { objects: BTreeSet::from([key.clone()]), ..Needs::default() }));
+    let read = async |fixture: &ObjectsFixture| {
+        fixture.objects.gather(&"a".into(), BTreeSet::from([key.clone()])).await.0[&key].clone()
+    };
+    let error = read(&fixture).await.unwrap_err();
     assert_eq!(error.message, r#"runtimeclass.node.k8s.io "sandboxed" not found"#);
-    bed.hinted().await;
-    bed.api.put(path, json!({"metadata": {"name": "sandboxed"}, "handler": "gvisor"})).await;
-    assert_eq!(bed.hinted().await, ["a"]);
+    fixture.hinted().await;
+    fixture.api.put(path, json!({"metadata": {"name": "sandboxed"}, "handler": "gvisor"})).await;
+    assert_eq!(fixture.hinted().await, ["a"]);
     let class = Object::RuntimeClass(RuntimeClass { handler: "gvisor".to_owned() });
-    assert_eq!(*read(&bed).await.unwrap(), class);
-    bed.publish("a", None);
-    bed.hinted().await;
-    assert!(!bed.api.is_watched(path));
+    assert_eq!(*read(&fixture).await.unwrap(), class);
+    fixture.publish("a", None);
+    fixture.hinted().await;
+    assert!(!fixture.api.is_watched(path));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_immutable_object_is_read_and_not_watched() {
-    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a", "b"]);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch).with_pods(&["a", "b"]);
     let mut object = map("1");
     object["immutable"] = json!(true);
-    bed.api.put(MAP, object).await;
-    assert_eq!(bed.read("a").await, "1");
-    bed.hinted().await;
-    assert!(!bed.api.is_watched(MAP));
-    assert_eq!(bed.read("b").await, "1");
-    assert_eq!(bed.api.heard().iter().filter(|line| **line == format!("Get {MAP}")).count(), 1);
+    fixture.api.put(MAP, object).await;
+    assert_eq!(fixture.read("a").await, "1");
+    fixture.hinted().await;
+    assert!(!fixture.api.is_watched(MAP));
+    assert_eq!(fixture.read("b").await, "1");
+    assert_eq!(fixture.api.heard().iter().filter(|line| **line == format!("Get {MAP}")).count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn late_first_list_hints_waiting_pod() {
-    let mut bed = Bed::new(Strategy::Watch).with_pods(&["a"]);
-    bed.api.put(MAP, map("1")).await;
-    bed.api.with(|script| script.is_away = true);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch).with_pods(&["a"]);
+    fixture.api.put(MAP, map("1")).await;
+    fixture.api.with(|script| script.is_away = true);
     let waited = "Unreadable: failed to sync configmap cache: timed out waiting for the condition";
-    assert_eq!(bed.read("a").await, waited);
-    bed.api.with(|script| script.is_away = false);
+    assert_eq!(fixture.read("a").await, waited);
+    fixture.api.with(|script| script.is_away = false);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bed.hinted().await, ["a"]);
-    assert_eq!(bed.read("a").await, "1");
+    assert_eq!(fixture.hinted().await, ["a"]);
+    assert_eq!(fixture.read("a").await, "1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_object_is_reread_after_a_minute_and_survives_outage() {
-    let bed = Bed::new(Strategy::Cache).with_pods(&["a"]);
-    bed.api.put(MAP, map("1")).await;
-    assert_eq!(bed.read("a").await, "1");
-    bed.api.put(MAP, map("2")).await;
-    assert_eq!(bed.read("a").await, "1");
+    let fixture = ObjectsFixture::new(Strategy::Cache).with_pods(&["a"]);
+    fixture.api.put(MAP, map("1")).await;
+    assert_eq!(fixture.read("a").await, "1");
+    fixture.api.put(MAP, map("2")).await;
+    assert_eq!(fixture.read("a").await, "1");
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(bed.read("a").await, "2");
+    assert_eq!(fixture.read("a").await, "2");
     tokio::time::sleep(Duration::from_secs(61)).await;
-    bed.api.with(|script| script.is_away = true);
-    assert_eq!(bed.read("a").await, "2");
-    assert!(!bed.api.is_watched(MAP));
+    fixture.api.with(|script| script.is_away = true);
+    assert_eq!(fixture.read("a").await, "2");
+    assert!(!fixture.api.is_watched(MAP));
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_cache_every_look_is_a_read() {
-    let bed = Bed::new(Strategy::Get).with_pods(&["a"]);
-    bed.api.put(MAP, map("1")).await;
-    assert_eq!(bed.read("a").await, "1");
-    bed.api.put(MAP, map("2")).await;
-    assert_eq!(bed.read("a").await, "2");
-    bed.api.with(|script| script.is_away = true);
-    assert_eq!(bed.read("a").await, "Unreadable: connection refused");
+    let fixture = ObjectsFixture::new(Strategy::Get).with_pods(&["a"]);
+    fixture.api.put(MAP, map("1")).await;
+    assert_eq!(fixture.read("a").await, "1");
+    fixture.api.put(MAP, map("2")).await;
+    assert_eq!(fixture.read("a").await, "2");
+    fixture.api.with(|script| script.is_away = true);
+    assert_eq!(fixture.read("a").await, "Unreadable: connection refused");
 }
 
 #[tokio::test(start_paused = true)]
 async fn token_is_requested_once_renewed_and_dropped_with_pod() {
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch);
     let key = TokenKey {
         namespace: "prod".to_owned(),
         service_account: "sa".to_owned(),
@@ -346,46 +348,53 @@ async fn token_is_requested_once_renewed_and_dropped_with_pod() {
         expiration_secs: 3600,
     };
     let needs = Needs { tokens: BTreeSet::from([key.clone()]), ..Needs::default() };
-    bed.publish("a", Some(needs.clone()));
-    let token =
-        async |bed: &Bed| bed.objects.gather_for_volume(&key.pod_uid, needs.clone()).await.tokens.remove(&key).unwrap();
-    let requests =
-        |bed: &Bed| bed.api.heard().into_iter().filter(|line| line.starts_with("Create")).collect::<Vec<_>>();
-    let first = token(&bed).await.unwrap();
-    assert_eq!(token(&bed).await.unwrap(), first);
-    assert_eq!(requests(&bed), ["Create /api/v1/namespaces/prod/serviceaccounts/sa/token"]);
+    fixture.publish("a", Some(needs.clone()));
+    let token = async |fixture: &ObjectsFixture| {
+        fixture.objects.gather_for_volume(&key.pod_uid, needs.clone()).await.tokens.remove(&key).unwrap()
+    };
+    let requests = |fixture: &ObjectsFixture| {
+        fixture.api.heard().into_iter().filter(|line| line.starts_with("Create")).collect::<Vec<_>>()
+    };
+    let first = token(&fixture).await.unwrap();
+    assert_eq!(token(&fixture).await.unwrap(), first);
+    assert_eq!(requests(&fixture), ["Create /api/v1/namespaces/prod/serviceaccounts/sa/token"]);
     tokio::time::sleep(Duration::from_secs(2_900)).await;
-    bed.api.with(|script| script.is_away = true);
-    assert_eq!(token(&bed).await.unwrap(), first);
-    assert_eq!(requests(&bed).len(), 1);
+    fixture.api.with(|script| script.is_away = true);
+    assert_eq!(token(&fixture).await.unwrap(), first);
+    assert_eq!(requests(&fixture).len(), 1);
     tokio::time::sleep(Duration::from_secs(800)).await;
-    assert_eq!(token(&bed).await.unwrap_err(), "token expired and refresh failed: connection refused");
-    bed.publish("a", None);
-    assert_eq!(token(&bed).await.unwrap_err(), "token of prod/sa for pod web not registered");
-    bed.publish("a", Some(needs.clone()));
-    assert_eq!(token(&bed).await.unwrap_err(), "failed to fetch token: connection refused");
+    assert_eq!(token(&fixture).await.unwrap_err(), "token expired and refresh failed: connection refused");
+    fixture.publish("a", None);
+    assert_eq!(token(&fixture).await.unwrap_err(), "token of prod/sa for pod web not registered");
+    fixture.publish("a", Some(needs.clone()));
+    assert_eq!(token(&fixture).await.unwrap_err(), "failed to fetch token: connection refused");
 }
 
 #[tokio::test(start_paused = true)]
 async fn services_are_waited_for_and_kept_up_with() {
     use rubelet_core::container::environment::{Services, services::Links};
-    let mut bed = Bed::new(Strategy::Watch);
+    let mut fixture = ObjectsFixture::new(Strategy::Watch);
     let services = "/api/v1/services";
-    let host = async |bed: &Bed, patience| match bed.objects.services().variables("prod", Links::All, patience).await {
+    let host = async |fixture: &ObjectsFixture, patience| match fixture
+        .objects
+        .services()
+        .variables("prod", Links::All, patience)
+        .await
+    {
         Services::Unread => "unread".to_owned(),
         Services::Read(variables) => {
             let host = variables.get("DB_SERVICE_HOST").cloned().unwrap_or_default();
             String::from_utf8(host).unwrap()
         }
     };
-    assert_eq!(host(&bed, Patience::Now).await, "unread");
-    assert_eq!(host(&bed, Patience::Wait).await, "");
-    bed.hinted().await;
+    assert_eq!(host(&fixture, Patience::Now).await, "unread");
+    assert_eq!(host(&fixture, Patience::Wait).await, "");
+    fixture.hinted().await;
     let service = |ip: &str| json!({"metadata": {"name": "db", "namespace": "prod"}, "spec": {"clusterIP": ip, "ports": [{"port": 1}]}});
-    bed.api.put(services, service("10.0.0.1")).await;
-    bed.hinted().await;
-    assert_eq!(host(&bed, Patience::Now).await, "10.0.0.1");
-    bed.api.delete(services).await;
-    bed.hinted().await;
-    assert_eq!(host(&bed, Patience::Now).await, "");
+    fixture.api.put(services, service("10.0.0.1")).await;
+    fixture.hinted().await;
+    assert_eq!(host(&fixture, Patience::Now).await, "10.0.0.1");
+    fixture.api.delete(services).await;
+    fixture.hinted().await;
+    assert_eq!(host(&fixture, Patience::Now).await, "");
 }

@@ -371,16 +371,16 @@ mod tests {
     };
 
     /// A pod's log directory with one container.
-    struct Yard {
+    struct LogFixture {
         dir: tempfile::TempDir,
         watches: Watches,
     }
 
-    impl Yard {
+    impl LogFixture {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             std_fs::create_dir_all(dir.path().join("ns_pod_uid/app")).unwrap();
-            Yard { dir, watches: Watches::new(Interest::Writes) }
+            LogFixture { dir, watches: Watches::new(Interest::Writes) }
         }
 
         fn path(&self, name: &str) -> PathBuf {
@@ -427,10 +427,11 @@ mod tests {
     }
 
     impl Follower {
-        async fn new(yard: &Yard, tail: Option<u64>) -> Self {
+        async fn new(fixture: &LogFixture, tail: Option<u64>) -> Self {
             let (stop, stopped) = oneshot::channel();
             let follow: Stopped = Box::pin(async { drop(stopped.await) });
-            let stream = read(LogRequest { follow: Some(yard.follow(follow)), tail, ..yard.request() }).await.unwrap();
+            let stream =
+                read(LogRequest { follow: Some(fixture.follow(follow)), tail, ..fixture.request() }).await.unwrap();
             Follower { stream: Box::pin(stream), stop: Some(stop), seen: String::new() }
         }
 
@@ -457,22 +458,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_log_is_read_whole_or_from_its_tail() {
-        let yard = Yard::new();
-        yard.append("0.log", &["one", "two", "three"]);
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["one", "two", "three"]);
         let tails = [(None, "one two three"), (Some(0), ""), (Some(1), "three"), (Some(3), "one two three")];
         for (tail, expected) in tails.into_iter().chain([(Some(u64::MAX), "one two three")]) {
-            let text = yard.text(LogRequest { tail, ..yard.request() }).await;
+            let text = fixture.text(LogRequest { tail, ..fixture.request() }).await;
             assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), expected, "{tail:?}");
         }
     }
 
     #[tokio::test]
     async fn the_tail_of_a_log_of_many_blocks_is_exact() {
-        let yard = Yard::new();
+        let fixture = LogFixture::new();
         let lines: Vec<String> = (0..5000).map(|number| format!("{number} {}", "x".repeat(number % 300))).collect();
-        yard.append("0.log", &lines.iter().map(String::as_str).collect::<Vec<_>>());
+        fixture.append("0.log", &lines.iter().map(String::as_str).collect::<Vec<_>>());
         for tail in [1, 999, 4321, 5000, 6000] {
-            let text = yard.text(LogRequest { tail: Some(tail as u64), ..yard.request() }).await;
+            let text = fixture.text(LogRequest { tail: Some(tail as u64), ..fixture.request() }).await;
             let expected = &lines[lines.len().saturating_sub(tail)..];
             assert!(text.lines().eq(expected), "tail {tail}");
         }
@@ -480,13 +481,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_log_that_grows_faster_than_it_is_read_has_an_end() {
-        let yard = Yard::new();
-        yard.append("0.log", &["x".repeat(1000).as_str(); 200]);
-        let mut stream = Box::pin(read(yard.request()).await.unwrap());
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["x".repeat(1000).as_str(); 200]);
+        let mut stream = Box::pin(read(fixture.request()).await.unwrap());
         let mut bytes = 0;
         while let Some(chunk) = stream.next().await {
             bytes += chunk.unwrap().len();
-            yard.append("0.log", &["y".repeat(1000).as_str(); 200]);
+            fixture.append("0.log", &["y".repeat(1000).as_str(); 200]);
             assert!(bytes <= 200 * 1001, "read beyond the end it had");
         }
         assert_eq!(bytes, 200 * 1001);
@@ -494,21 +495,21 @@ mod tests {
 
     #[tokio::test]
     async fn follow_shows_lines_once_across_rotations_until_container_ends() {
-        let yard = Yard::new();
-        yard.append("0.log", &["old", "first"]);
-        let mut follower = Follower::new(&yard, Some(1)).await;
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["old", "first"]);
+        let mut follower = Follower::new(&fixture, Some(1)).await;
         follower.until("first").await;
         for round in 0..3 {
-            yard.append("0.log", &[&format!("before-{round}")]);
-            std_fs::rename(yard.path("0.log"), yard.path(&format!("0.log.{round}"))).unwrap();
+            fixture.append("0.log", &[&format!("before-{round}")]);
+            std_fs::rename(fixture.path("0.log"), fixture.path(&format!("0.log.{round}"))).unwrap();
             // The runtime still has the renamed file open when the new one appears.
-            File::create(yard.path("0.log")).unwrap();
-            yard.append(&format!("0.log.{round}"), &[&format!("late-{round}")]);
+            File::create(fixture.path("0.log")).unwrap();
+            fixture.append(&format!("0.log.{round}"), &[&format!("late-{round}")]);
             follower.until(&format!("late-{round}")).await;
-            yard.append("0.log", &[&format!("after-{round}")]);
+            fixture.append("0.log", &[&format!("after-{round}")]);
             follower.until(&format!("after-{round}")).await;
         }
-        yard.append("0.log", &["last"]);
+        fixture.append("0.log", &["last"]);
         let seen = follower.seen_to_the_end().await;
         let expected = "first before-0 late-0 after-0 before-1 late-1 after-1 before-2 late-2 after-2 last";
         assert_eq!(seen.split_whitespace().collect::<Vec<_>>().join(" "), expected);
@@ -516,12 +517,12 @@ mod tests {
 
     #[tokio::test]
     async fn follow_survives_truncation_and_waits_for_whole_lines() {
-        let yard = Yard::new();
-        yard.append("0.log", &["a long first line"]);
-        let mut follower = Follower::new(&yard, None).await;
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["a long first line"]);
+        let mut follower = Follower::new(&fixture, None).await;
         follower.until("a long first line\n").await;
-        File::options().write(true).open(yard.path("0.log")).unwrap().set_len(0).unwrap();
-        let mut file = File::options().append(true).open(yard.path("0.log")).unwrap();
+        File::options().write(true).open(fixture.path("0.log")).unwrap().set_len(0).unwrap();
+        let mut file = File::options().append(true).open(fixture.path("0.log")).unwrap();
         file.write_all(b"2026-11-15T10:00:00Z stdout F ha").unwrap();
         tokio::time::timeout(Duration::from_millis(200), follower.until("ha"))
             .await
@@ -533,14 +534,14 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_regular_file_below_the_log_directory_is_read() {
-        let yard = Yard::new();
-        std_fs::write(yard.dir.path().join("secret"), "secret").unwrap();
-        symlink("../../secret", yard.path("0.log")).unwrap();
+        let fixture = LogFixture::new();
+        std_fs::write(fixture.dir.path().join("secret"), "secret").unwrap();
+        symlink("../../secret", fixture.path("0.log")).unwrap();
         let hostile =
             [("ns_pod_uid", "app", 0), ("ns_pod_uid", "../..", 0), ("..", "etc", 0), ("ns_pod_uid", "none", 0)];
         for (pod_dir_name, container, attempt) in hostile {
             let (pod_dir_name, container) = (pod_dir_name.to_owned(), container.to_owned());
-            let request = LogRequest { pod_dir_name, container: container.clone(), attempt, ..yard.request() };
+            let request = LogRequest { pod_dir_name, container: container.clone(), attempt, ..fixture.request() };
             let error = read(request).await.err().expect("nothing can be read there");
             let is_missing = matches!(&error.source, ReadError::Io(error) if error.kind() == io::ErrorKind::NotFound);
             assert_eq!(is_missing, container == "none", "{error:?}");
@@ -549,17 +550,17 @@ mod tests {
 
     #[tokio::test]
     async fn followers_beyond_inotify_limit_still_see_new_lines() {
-        let yard = Yard::new();
-        yard.append("0.log", &["first"]);
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["first"]);
         let mut followers = Vec::new();
         for _ in 0..200 {
-            followers.push(Follower::new(&yard, None).await);
+            followers.push(Follower::new(&fixture, None).await);
         }
         let seen = join_all(followers.iter_mut().map(|follower| follower.until("second")));
         let written = async {
             // All of them have seen the first line by then, and wait.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            yard.append("0.log", &["second"]);
+            fixture.append("0.log", &["second"]);
         };
         tokio::join!(seen, written);
     }
@@ -569,9 +570,9 @@ mod tests {
         if !is_alone(module_path!(), "abandoned_followers_leave_no_descriptor_watch_or_task") {
             return;
         }
-        let yard = Yard::new();
-        yard.append("0.log", &["first"]);
-        let log = Arc::new(yard);
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["first"]);
+        let log = Arc::new(fixture);
         let followed = log.clone();
         let router = Router::new().route(
             "/",

@@ -70,21 +70,21 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
 }
 
 /// A server on a free port, ended with the value.
-struct Running {
+struct ServerFixture {
     address: SocketAddr,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Running {
-    async fn read_only(context: ServerContext, limits: Limits) -> Running {
+impl ServerFixture {
+    async fn read_only(context: ServerContext, limits: Limits) -> ServerFixture {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             connections::serve(&listener, read_only::router(context), limits, &stopped).await;
         });
-        Running { address, stop, task }
+        ServerFixture { address, stop, task }
     }
 
     /// Sends a raw head and returns all that comes back until the server closes.
@@ -116,7 +116,7 @@ fn one_pod() -> Snapshot {
 #[tokio::test]
 async fn the_read_only_port_reads_and_nothing_else() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(context, Limits::OPEN_PORT).await;
+    let server = ServerFixture::read_only(context, Limits::OPEN_PORT).await;
     let mut matrix = String::new();
     for path in [
         "/healthz",
@@ -212,7 +212,7 @@ async fn the_read_only_port_reads_and_nothing_else() {
 #[tokio::test]
 async fn who_asks_with_a_wrong_method_is_told_the_right_ones() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(context, Limits::OPEN_PORT).await;
+    let server = ServerFixture::read_only(context, Limits::OPEN_PORT).await;
     for (request, allowed) in [("HEAD /pods", "GET"), ("DELETE /stats/summary", "GET, POST")] {
         let answer = server.raw(&format!("{request} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n")).await;
         assert!(answer.contains(&format!("allow: {allowed}\r\n")), "{request}: {answer}");
@@ -233,7 +233,7 @@ async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
     context.health.turned(Uptime::ZERO);
     tokio::time::advance(Duration::from_secs(301)).await;
     tokio::time::resume();
-    let server = Running::read_only(context, Limits::OPEN_PORT).await;
+    let server = ServerFixture::read_only(context, Limits::OPEN_PORT).await;
     let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
     assert!(
@@ -247,7 +247,7 @@ async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
 async fn peers_that_dawdle_lose_their_place_to_others() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let limits = Limits { connections: 2, head_timeout: Duration::from_millis(300), ..Limits::OPEN_PORT };
-    let server = Running::read_only(context, limits).await;
+    let server = ServerFixture::read_only(context, limits).await;
     let mut silent = TcpStream::connect(server.address).await.unwrap();
     let mut dripping = TcpStream::connect(server.address).await.unwrap();
     dripping.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
@@ -265,7 +265,7 @@ async fn peers_that_dawdle_lose_their_place_to_others() {
 async fn a_connection_does_not_outlive_its_lifetime() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let limits = Limits { lifetime: Some(Duration::from_millis(200)), ..Limits::OPEN_PORT };
-    let server = Running::read_only(context, limits).await;
+    let server = ServerFixture::read_only(context, limits).await;
     let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     server.end().await;
@@ -274,7 +274,7 @@ async fn a_connection_does_not_outlive_its_lifetime() {
 #[tokio::test]
 async fn an_oversized_head_is_refused() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
-    let server = Running::read_only(context, Limits { head_bytes: 8192, ..Limits::OPEN_PORT }).await;
+    let server = ServerFixture::read_only(context, Limits { head_bytes: 8192, ..Limits::OPEN_PORT }).await;
     let head = format!("GET /pods HTTP/1.1\r\nHost: n\r\nX-Long: {}", "x".repeat(9000));
     let answer = server.raw(&head).await;
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");

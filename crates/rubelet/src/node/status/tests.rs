@@ -34,7 +34,7 @@ fn reported_not_ready(version: u64) -> Value {
 }
 
 /// A reporter at a server that gives these answers, on a node whose runtime is not there to list images.
-struct Stand {
+struct StatusFixture {
     api: Arc<Scripted>,
     world: World,
     snapshots: watch::Sender<Arc<Snapshot>>,
@@ -61,7 +61,7 @@ impl Stand {
         let mut tasks = JoinSet::new();
         let inputs = Inputs { snapshots: receiver, node_states: seen };
         tasks.spawn(run(world.clone(), api.clone(), Arc::new(reporting), inputs, sender));
-        Stand { api, world, snapshots, node_states, uid, _tasks: tasks, _dir: dir }
+        StatusFixture { api, world, snapshots, node_states, uid, _tasks: tasks, _dir: dir }
     }
 
     fn turn(&self, readiness: NodeReadiness) {
@@ -109,7 +109,7 @@ async fn a_new_node_is_created_with_all_there_is_to_say() {
     assert_eq!(stand.after(60).await, [CACHED, CREATE]);
     assert_eq!(stand.api.bodies()[1]["status"]["conditions"][3]["status"], "True");
     assert_eq!(
-        stand.events(),
+        fixture.events(),
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
     );
 }
@@ -120,12 +120,12 @@ async fn a_node_that_turns_is_reported_at_once() {
     assert_eq!(stand.after(3).await, [CACHED]);
     stand.turn(down());
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(stand.api.heard(), [CACHED, PATCH]);
-    let patch = stand.api.bodies().pop().unwrap();
+    assert_eq!(fixture.api.heard(), [CACHED, PATCH]);
+    let patch = fixture.api.bodies().pop().unwrap();
     assert_eq!(patch["status"]["conditions"][3]["message"], "container runtime is down");
     stand.turn(NodeReadiness::Ready);
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(stand.events(), ["NodeNotReady", "NodeReady"]);
+    assert_eq!(fixture.events(), ["NodeNotReady", "NodeReady"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,11 +153,11 @@ async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone
     stand
         .node_states
         .send_replace(NodeWatchState::Seen(Arc::new(serde_json::from_value(reported_not_ready(6)).unwrap())));
-    assert_eq!(stand.after(1).await, [CACHED, PATCH]);
-    assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
-    stand.node_states.send_replace(NodeWatchState::Gone);
-    assert_eq!(stand.after(60).await, [CACHED, PATCH]);
-    assert_eq!(*stand.uid.borrow(), None);
+    assert_eq!(fixture.after(1).await, [CACHED, PATCH]);
+    assert_eq!(fixture.uid.borrow().as_deref(), Some("u1"));
+    fixture.node_states.send_replace(NodeWatchState::Gone);
+    assert_eq!(fixture.after(60).await, [CACHED, PATCH]);
+    assert_eq!(*fixture.uid.borrow(), None);
 }
 
 #[tokio::test(start_paused = true)]

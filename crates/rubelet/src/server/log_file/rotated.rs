@@ -149,12 +149,12 @@ mod tests {
     use super::super::{LogRequest, Streams, Timestamps, read};
 
     /// A log of which rotation put three files aside, and files that are none of it.
-    struct Yard(tempfile::TempDir);
+    struct RotatedLogFixture(tempfile::TempDir);
 
-    impl Yard {
+    impl RotatedLogFixture {
         fn new() -> Self {
-            let yard = Yard(tempfile::tempdir().unwrap());
-            let dir = yard.dir();
+            let fixture = RotatedLogFixture(tempfile::tempdir().unwrap());
+            let dir = fixture.dir();
             std_fs::create_dir_all(&dir).unwrap();
             let (one, two) = (lines(&["1", "2", "3"]), lines(&["4", "5"]));
             std_fs::write(dir.join("0.log.20261115-100000.gz"), packed(&one)).unwrap();
@@ -164,10 +164,10 @@ mod tests {
             std_fs::write(dir.join("0.log.20261115-120000.tmp"), lines(&["no"])).unwrap();
             std_fs::write(dir.join("0.log.20261115-120000.gz"), b"torn").unwrap();
             std_fs::write(dir.join("10.log.20261115-100000"), lines(&["another run"])).unwrap();
-            std_fs::write(yard.0.path().join("secret"), lines(&["secret"])).unwrap();
-            symlink(yard.0.path().join("secret"), dir.join("0.log.20261115-130000")).unwrap();
+            std_fs::write(fixture.0.path().join("secret"), lines(&["secret"])).unwrap();
+            symlink(fixture.0.path().join("secret"), dir.join("0.log.20261115-130000")).unwrap();
             std_fs::write(dir.join("0.log"), lines(&["6", "7"])).unwrap();
-            yard
+            fixture
         }
 
         fn dir(&self) -> std::path::PathBuf {
@@ -204,7 +204,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_tail_reads_rotated_logs() {
-        let yard = Yard::new();
+        let fixture = RotatedLogFixture::new();
         let whole = "1 2 3 4 5 6 7";
         for (tail, expected) in [
             (None, whole),
@@ -215,27 +215,27 @@ mod tests {
             (Some(6), "2 3 4 5 6 7"),
             (Some(100), whole),
         ] {
-            assert_eq!(yard.shown(tail, None).await, expected, "{tail:?}");
+            assert_eq!(fixture.shown(tail, None).await, expected, "{tail:?}");
         }
     }
 
     #[tokio::test]
     async fn rotated_logs_older_than_since_time_are_not_read() {
-        let yard = Yard::new();
-        assert_eq!(yard.shown(None, Some("2026-11-15T10:00:05Z")).await, "5 6 7");
-        assert_eq!(yard.shown(Some(6), Some("2026-11-15T10:00:05Z")).await, "5 6 7");
+        let fixture = RotatedLogFixture::new();
+        assert_eq!(fixture.shown(None, Some("2026-11-15T10:00:05Z")).await, "5 6 7");
+        assert_eq!(fixture.shown(Some(6), Some("2026-11-15T10:00:05Z")).await, "5 6 7");
         // Last written long before: whatever its lines say.
-        let old = std_fs::File::options().append(true).open(yard.dir().join("0.log.20261115-110000")).unwrap();
+        let old = std_fs::File::options().append(true).open(fixture.dir().join("0.log.20261115-110000")).unwrap();
         old.set_modified(std::time::UNIX_EPOCH).unwrap();
-        assert_eq!(yard.shown(None, Some("2026-11-15T10:00:05Z")).await, "6 7");
+        assert_eq!(fixture.shown(None, Some("2026-11-15T10:00:05Z")).await, "6 7");
     }
 
     #[tokio::test]
     async fn a_file_rotated_while_it_is_opened_is_shown_once() {
-        let yard = Yard::new();
-        let dir = yard.dir();
+        let fixture = RotatedLogFixture::new();
+        let dir = fixture.dir();
         let link = |from: &str, to: &Path| std_fs::hard_link(dir.join(from), to).unwrap();
         link("0.log", &dir.join("0.log.20261115-140000"));
-        assert_eq!(yard.shown(None, None).await, "1 2 3 4 5 6 7");
+        assert_eq!(fixture.shown(None, None).await, "1 2 3 4 5 6 7");
     }
 }

@@ -132,14 +132,14 @@ fn a_link_that_leads_nowhere_takes_its_pods_along() {
     ");
 }
 
-struct Running {
+struct FileSourceFixture {
     dir: TempDir,
     world: World,
     task: JoinHandle<()>,
     events: mpsc::Receiver<Event>,
 }
 
-impl Running {
+impl FileSourceFixture {
     fn on(path: &str) -> Self {
         let dir = TempDir::new().unwrap();
         let world = world_in(dir.path());
@@ -147,7 +147,7 @@ impl Running {
         // So slow a poll that only hints can explain what the tests see.
         let slow = Duration::from_secs(3600);
         let task = tokio::spawn(run(world.clone(), dir.path().join(path), slow, sender));
-        Running { dir, world, task, events }
+        FileSourceFixture { dir, world, task, events }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -189,7 +189,7 @@ impl Running {
 
 #[tokio::test]
 async fn files_come_change_and_go() {
-    let mut source = Running::on("");
+    let mut source = FileSourceFixture::on("");
     assert_eq!(source.next().await, "");
     source.write("web.yaml", &manifest("web", "nginx:1"));
     assert_eq!(source.next().await, "web-n1=nginx:1");
@@ -205,7 +205,7 @@ async fn files_come_change_and_go() {
 
 #[tokio::test]
 async fn a_directory_that_comes_later_is_found() {
-    let mut source = Running::on("manifests");
+    let mut source = FileSourceFixture::on("manifests");
     assert_eq!(source.next().await, "");
     fs::create_dir(source.dir.path().join("manifests")).unwrap();
     source.write("manifests/web.yaml", &manifest("web", "nginx:1"));
@@ -220,7 +220,7 @@ async fn a_directory_that_comes_later_is_found() {
 
 #[tokio::test]
 async fn a_single_file_is_a_source_too() {
-    let mut source = Running::on("web.yaml");
+    let mut source = FileSourceFixture::on("web.yaml");
     assert_eq!(source.next().await, "");
     source.write("web.yaml", &manifest("web", "nginx:1"));
     assert_eq!(source.next().await, "web-n1=nginx:1");
@@ -232,7 +232,7 @@ async fn a_single_file_is_a_source_too() {
 
 #[tokio::test]
 async fn odd_things_among_the_manifests_are_named_and_harm_nobody() {
-    let mut source = Running::on("manifests");
+    let mut source = FileSourceFixture::on("manifests");
     let dir = source.dir.path().to_owned();
     assert_eq!(source.next().await, "");
     let staged = dir.join("staged");

@@ -38,15 +38,15 @@ const V5: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSock
                   Sec-WebSocket-Protocol: v4.channel.k8s.io, v5.channel.k8s.io\r\n";
 
 /// Our port, in front of a runtime's server that a test plays.
-struct Stage {
+struct StreamingFixture {
     address: SocketAddr,
     runtime: TcpListener,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Stage {
-    async fn set() -> Stage {
+impl StreamingFixture {
+    async fn set() -> StreamingFixture {
         let runtime = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/exec/token", runtime.local_addr().unwrap());
         let into_container = |url: String| {
@@ -63,7 +63,7 @@ impl Stage {
         let stopped = stop.clone();
         let task =
             tokio::spawn(async move { connections::serve(&listener, router, Limits::SECURED_PORT, &stopped).await });
-        Stage { address, runtime, stop, task }
+        StreamingFixture { address, runtime, stop, task }
     }
 
     /// A caller that asks for this, with these headers.
@@ -147,9 +147,9 @@ async fn hear(caller: &mut TcpStream, channel: u8, length: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn websocket_exec_reaches_spdy_runtime() {
-    let stage = Stage::set().await;
-    let mut caller = stage.call("/exec", V5).await;
-    let (head, mut runtime) = stage.runtime(AGREED).await;
+    let fixture = StreamingFixture::set().await;
+    let mut caller = fixture.call("/exec", V5).await;
+    let (head, mut runtime) = fixture.runtime(AGREED).await;
     let head = head.to_ascii_lowercase();
     assert!(head.starts_with("post /exec/token http/1.1\r\n") && head.contains("upgrade: spdy/3.1\r\n"), "{head}");
     assert!(head.contains("x-stream-protocol-version: v4.channel.k8s.io\r\n"), "{head}");
@@ -212,28 +212,28 @@ async fn websocket_exec_reaches_spdy_runtime() {
     assert_eq!(serde_json::from_slice::<serde_json::Value>(&said).unwrap(), status);
     assert_eq!(read_message(&mut caller).await, (8, vec![3, 232]));
     assert_eq!(read_rest(caller).await, "");
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn a_runtimes_question_is_answered_while_the_command_runs() {
-    let stage = Stage::set().await;
-    let (_caller, mut runtime) = stage.command(V5).await;
+    let fixture = StreamingFixture::set().await;
+    let (_caller, mut runtime) = fixture.command(V5).await;
     runtime.write_all(&frames::control(6, 0, &[0, 0, 0, 2])).await.unwrap();
     let mut reading = FramedRead::new(runtime, spdy::Decoder::default());
     assert_eq!(timeout(SOON, reading.next()).await.expect("an answer").unwrap().unwrap(), Frame::Ping(2));
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn lost_runtime_connection_is_not_reported_as_success() {
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     for (said, expected) in [
         (Vec::new(), "the runtime ended the connection before it said how the command ended"),
         (frames::data(ERROR, b"no JSON"), "no JSON"),
         (vec![0x80, 2, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2], "the runtime's streaming server sent version 2"),
     ] {
-        let (mut caller, mut runtime) = stage.command(V5).await;
+        let (mut caller, mut runtime) = fixture.command(V5).await;
         runtime.write_all(&said).await.unwrap();
         runtime.shutdown().await.unwrap();
         assert_eq!(read_message(&mut caller).await, (2, vec![1]));
@@ -241,14 +241,14 @@ async fn lost_runtime_connection_is_not_reported_as_success() {
         let message = format!("Internal error occurred: {expected}");
         assert_eq!((&status["status"], &status["message"]), (&json!("Failure"), &json!(message)));
     }
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn protocol_violation_closes_websocket_and_runtime_connection() {
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     for said in [masked(0x82, &[255, 0, 0]), masked(0x83, b"x")] {
-        let (mut caller, runtime) = stage.command(V5).await;
+        let (mut caller, runtime) = fixture.command(V5).await;
         assert_eq!(read_message(&mut caller).await, (2, vec![1]));
         caller.write_all(&said).await.unwrap();
         assert_eq!(read_message(&mut caller).await, (8, vec![3, 234]));
@@ -256,15 +256,15 @@ async fn protocol_violation_closes_websocket_and_runtime_connection() {
         let mut reading = FramedRead::new(runtime, spdy::Decoder::default());
         assert!(timeout(SOON, reading.next()).await.expect("the end of it").is_none());
     }
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn a_tunnel_is_unwrapped_both_ways() {
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     let headers = V5.replace("v4.channel.k8s.io, v5.channel.k8s.io", "SPDY/3.1+portforward.k8s.io");
-    let mut caller = stage.call("/portForward", &headers).await;
-    let (head, mut runtime) = stage.runtime(&AGREED.replace("v4.channel", "portforward")).await;
+    let mut caller = fixture.call("/portForward", &headers).await;
+    let (head, mut runtime) = fixture.runtime(&AGREED.replace("v4.channel", "portforward")).await;
     assert!(head.to_ascii_lowercase().contains("x-stream-protocol-version: portforward.k8s.io\r\n"), "{head}");
     let agreed = read_head(&mut caller).await;
     assert!(agreed.contains("SPDY/3.1+portforward.k8s.io\r\n"), "{agreed}");
@@ -284,41 +284,41 @@ async fn a_tunnel_is_unwrapped_both_ways() {
     assert_eq!(heard, answer);
     drop(runtime);
     assert_eq!(read_message(&mut caller).await.0, 8);
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn runtime_redirects_are_blocked_and_errors_passed_on() {
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location = format!("http://{}/", elsewhere.local_addr().unwrap());
     for headers in [SPDY, V5] {
         for status in ["301 Moved", "302 Found", "307 Temporary Redirect"] {
             let answer = format!("HTTP/1.1 {status}\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n");
-            let mut caller = stage.call("/exec", headers).await;
-            stage.runtime(&answer).await;
+            let mut caller = fixture.call("/exec", headers).await;
+            fixture.runtime(&answer).await;
             let head = read_head(&mut caller).await;
             assert!(head.starts_with("HTTP/1.1 500 ") && !head.contains(&location), "{head}");
         }
-        let mut caller = stage.call("/exec", headers).await;
-        stage.runtime("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await;
+        let mut caller = fixture.call("/exec", headers).await;
+        fixture.runtime("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await;
         let head = read_head(&mut caller).await;
         assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
         // Another protocol than was asked for would only be noise to the caller.
-        let mut caller = stage.call("/exec", headers).await;
-        stage.runtime(&AGREED.replace("v4.channel", "v9.channel")).await;
+        let mut caller = fixture.call("/exec", headers).await;
+        fixture.runtime(&AGREED.replace("v4.channel", "v9.channel")).await;
         let head = read_head(&mut caller).await;
         assert!(head.starts_with(if headers == V5 { "HTTP/1.1 500 " } else { "HTTP/1.1 101 " }), "{head}");
     }
     assert!(timeout(Duration::from_millis(50), elsewhere.accept()).await.is_err(), "somebody was led elsewhere");
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn who_does_not_read_costs_a_buffer_and_no_more() {
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     for headers in [SPDY, V5] {
-        let (caller, mut runtime) = stage.command(headers).await;
+        let (caller, mut runtime) = fixture.command(headers).await;
         let block = frames::data(STDOUT, &[1; 60_000]);
         let mut bytes = 0;
         while let Ok(written) = timeout(Duration::from_millis(300), runtime.write_all(&block)).await {
@@ -328,14 +328,14 @@ async fn who_does_not_read_costs_a_buffer_and_no_more() {
         }
         drop(caller);
     }
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
 async fn idle_websocket_is_closed_after_four_hours() {
     const HOUR: Duration = Duration::from_secs(3600);
-    let stage = Stage::set().await;
-    let (mut caller, mut runtime) = stage.command(V5).await;
+    let fixture = StreamingFixture::set().await;
+    let (mut caller, mut runtime) = fixture.command(V5).await;
     assert_eq!(read_message(&mut caller).await, (2, vec![1]));
     tokio::time::pause();
     let began = tokio::time::Instant::now();
@@ -355,7 +355,7 @@ async fn idle_websocket_is_closed_after_four_hours() {
     assert_eq!(rest, [0x88, 2, 3, 232]);
     let took = began.elapsed();
     assert!(took >= 10 * HOUR && took < 10 * HOUR + SOON * 2, "{took:?}");
-    stage.end().await;
+    fixture.end().await;
 }
 
 #[tokio::test]
@@ -363,15 +363,15 @@ async fn abandoned_streams_leave_no_descriptor_and_no_task() {
     if !is_alone(module_path!(), "abandoned_streams_leave_no_descriptor_and_no_task") {
         return;
     }
-    let stage = Stage::set().await;
+    let fixture = StreamingFixture::set().await;
     // What the runtime itself keeps open.
-    drop(stage.command(V5).await);
+    drop(fixture.command(V5).await);
     settle(2).await;
     let before = descriptors();
     for round in 0..many() / 100 {
         let mut open = Vec::new();
         for number in 0..100 {
-            let (mut caller, mut runtime) = stage.command(if number % 2 == 0 { SPDY } else { V5 }).await;
+            let (mut caller, mut runtime) = fixture.command(if number % 2 == 0 { SPDY } else { V5 }).await;
             match number % 5 {
                 // In the middle of a frame, of either side.
                 0 => caller.write_all(&[0x82]).await.unwrap(),
@@ -391,5 +391,5 @@ async fn abandoned_streams_leave_no_descriptor_and_no_task() {
         settle(2).await;
         assert!(descriptors() <= before, "{} descriptors instead of {before}", descriptors());
     }
-    stage.end().await;
+    fixture.end().await;
 }
