@@ -1,7 +1,7 @@
-//! The node's certificates: asked for, kept on disk, and renewed before they end.
+//! The node's certificates: requested, stored on disk, and renewed before they expire.
 //!
-//! Owns: which certificates there are, and which settings they follow. Where they lie is `store`, what is asked for `request`,
-//! how it is signed `signing`, when it is renewed `rotation`.
+//! Owns: which certificates there are, and which settings they follow. `store` has the files, `request` the CSR contents,
+//! `signing` the signing, `rotation` the renewal.
 //! Upstream: `buildKubeletClientConfig` and `InitializeTLS` of `cmd/kubelet/app`, `pkg/kubelet/certificate`.
 
 pub(crate) mod bootstrap;
@@ -51,13 +51,13 @@ pub(crate) use self::serving::self_signed;
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 
-/// The client of the node's API server, as far as there is one.
+/// The client of the node's API server, if there is one.
 #[derive(Debug)]
 pub(crate) enum ClusterClient {
-    /// Without `--kubeconfig` it stands alone.
+    /// Standalone: no `--kubeconfig`.
     None,
     Ready(Client),
-    /// It has no good certificate yet.
+    /// No valid certificate yet.
     Pending(Box<PendingBootstrap>),
 }
 
@@ -71,9 +71,9 @@ impl ClusterClient {
     }
 }
 
-/// The server need not be there yet; its address and our credentials must. A node that has yet to join does so beside
-/// everything else where `rotateCertificates` is on, and before everything else where it is not, as upstream: that may take
-/// as long as a person needs to approve it.
+/// The server need not be reachable yet; its address and our credentials must be valid. A node without a certificate bootstraps
+/// in the background if `rotateCertificates` is on, and before everything else if it is off, as upstream: that can take as long
+/// as an administrator needs to approve the request.
 pub(crate) async fn cluster_client(
     options: &Options,
     node_name: &str,
@@ -104,7 +104,7 @@ pub(crate) async fn cluster_client(
     client(options, &own_kubeconfig(options, host, clock).await?, metrics).map(ClusterClient::Ready)
 }
 
-/// Of a node that has joined.
+/// The client of a node that has its certificate.
 async fn own_kubeconfig(options: &Options, host: &Arc<dyn Host>, clock: &Clock) -> anyhow::Result<Kubeconfig> {
     let kubeconfig = Kubeconfig::read(&kubeconfig_path(options)?).context("--kubeconfig")?;
     if options.config.rotate_certificates { from_store(kubeconfig, options, host, clock).await } else { Ok(kubeconfig) }
@@ -119,7 +119,7 @@ fn client(options: &Options, kubeconfig: &Kubeconfig, metrics: &Arc<Metrics>) ->
     Client::observed(kubeconfig, limits, Some(observer(metrics))).context("--kubeconfig")
 }
 
-/// Starts what asks for certificates and renews them, and leaves the files a server of ours needs.
+/// Starts the tasks that request and renew certificates, and writes the files the node's server needs.
 pub(crate) async fn start(
     options: &Options,
     world: &World,
@@ -160,7 +160,7 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Where the certificate of our own server is, or will be once it is signed.
+/// The path of the serving certificate, which may not be signed yet.
 pub(crate) fn serving_files(options: &Options) -> anyhow::Result<ServingFiles> {
     let config = &options.config;
     if is_serving_requested(options) {
@@ -180,7 +180,7 @@ fn is_serving_requested(options: &Options) -> bool {
     options.config.server_tls_bootstrap && options.gates.enabled(Gate::RotateKubeletServerCertificate)
 }
 
-/// The pair that is renewed is the one in the store. A kubeconfig that brings another is where the first one comes from.
+/// The renewed pair is the one in the store. A kubeconfig that names another pair provides the first one.
 async fn from_store(
     kubeconfig: Kubeconfig,
     options: &Options,
@@ -216,7 +216,7 @@ async fn read(source: &Source, host: &Arc<dyn Host>) -> anyhow::Result<String> {
     String::from_utf8(pem).context("the kubeconfig's certificate or key is not PEM")
 }
 
-/// What a renewal needs of the world.
+/// The dependencies of a renewal.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     host: &'a Arc<dyn Host>,

@@ -1,6 +1,6 @@
-//! The command line: what to do, and with which settings.
+//! The command line: commands, arguments and settings.
 //!
-//! Owns: the commands and their arguments. Never: does any of it; `main.rs` does.
+//! Owns: the commands and their arguments. Never: runs them; `main.rs` does.
 //! Upstream: `cmd/kubelet/app/server.go` (NewKubeletCommand).
 
 pub mod acted_on;
@@ -28,24 +28,24 @@ pub use self::{
     options::{Flags, Options, host_name, report, this_host},
 };
 
-/// The Kubernetes version whose behaviour this is, as `kubeadm` and others want to read it.
+/// The Kubernetes version whose behaviour this is, in the format `kubeadm` and others parse.
 pub const KUBERNETES_VERSION: &str = concat!("v1.36.3+rubelet.", env!("CARGO_PKG_VERSION"));
 
 #[derive(Debug)]
 pub enum Command {
     Run(Box<Options>),
     ConfigCheck(Sources),
-    /// These four read their own arguments.
+    /// These four parse their own arguments.
     Pods(Vec<String>),
     Explain(Vec<String>),
     Logs(Vec<String>),
     Events(Vec<String>),
-    /// To be printed, then nothing else.
+    /// Printed, then the program exits.
     Version(String),
     Help(String),
 }
 
-/// Why nothing is done: everything that is wrong, each naming what it is about and what is allowed.
+/// Why the program does nothing: all problems, each with its subject and the allowed values.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
     pub during: &'static str,
@@ -67,7 +67,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Command {
-    /// `words` without the program's name. Reads the configuration files that are named and touches nothing.
+    /// `words` without the program's name. Reads the named configuration files and changes nothing.
     pub fn parse(words: &[String], host: Host) -> Result<Command, Failure> {
         if let Some((first, rest)) = words.split_first() {
             match first.as_str() {
@@ -360,12 +360,12 @@ mod tests {
         assert_eq!(settings.node.default_seccomp, rubelet_core::settings::DefaultSeccomp::RuntimeDefault);
         let serial = no_files().options("").settings("node", Vec::new());
         assert_eq!((serial.max_parallel_pulls, serial.sources.len()), (Some(1), 0));
-        // What the simulator and tests start from is what no flags at all give.
+        // The defaults of simulator and tests equal those of an empty command line.
         let mut default = rubelet_core::settings::Settings {
             sources: Vec::new(),
             ..rubelet_core::settings::Settings::for_node("node")
         };
-        // Asked for here; given once the node is seen to have it.
+        // Requested here; set once the node is known to support it.
         default.node.oom_kills_whole_container = true;
         assert_eq!(serial, default);
     }

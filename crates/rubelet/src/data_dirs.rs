@@ -1,6 +1,6 @@
-//! The directories that are there before any pod is.
+//! The directories created before any pod starts.
 //!
-//! Owns: which they are, with their modes. Never: what is put into them.
+//! Owns: their names and modes. Never: their contents.
 //! Upstream: `setupDataDirs` in `kubelet.go`; the device manager makes `device-plugins`.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use rubelet_host::mount;
 
-/// Below the root directory. DaemonSets mount them with type Directory, so nobody else makes them.
+/// Below the root directory. DaemonSets mount them with type Directory, which requires them to exist.
 const BELOW_ROOT: [(&str, u32); 6] = [
     ("pods", 0o750),
     ("plugins", 0o750),
@@ -22,7 +22,7 @@ const BELOW_ROOT: [(&str, u32); 6] = [
     ("device-plugins", 0o750),
 ];
 
-/// Makes the root directory and those in it; what a pod mounts there with Bidirectional propagation is seen outside of it.
+/// Creates the root directory and those in it, with shared propagation: Bidirectional mounts of pods are visible outside.
 pub(crate) fn make_root(dir: &Path) -> anyhow::Result<PathBuf> {
     let root = made_and_resolved(dir, 0o750)?;
     mount::make_rshared(&root).with_context(|| format!("share mounts below {}", root.display()))?;
@@ -37,7 +37,7 @@ fn make_below(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The directory as the kernel knows it: mounts are found by their true path, so a link in it must not get in the way.
+/// The resolved path: the kernel lists mounts by it, so links in the configured path must not hide them.
 pub(crate) fn made_and_resolved(dir: &Path, mode: u32) -> anyhow::Result<PathBuf> {
     DirBuilder::new()
         .recursive(true)

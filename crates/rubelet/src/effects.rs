@@ -1,6 +1,6 @@
 //! Effects: the only I/O on behalf of pods.
 //!
-//! Owns: running each effect in a task of its own, its deadline, its cancellation, its answer, and the log lines about it.
+//! Owns: running each effect in its own task, its deadline, its cancellation, its result, and its log lines.
 //! Never: decides; an effect gathers, builds, calls and reports.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub mod sandbox;
 pub mod status;
 pub mod volume;
 
-/// The effects under way. Dropping it aborts them all.
+/// The running effects. Dropping it aborts them all.
 #[derive(Debug)]
 pub struct Effects {
     world: World,
@@ -47,7 +47,7 @@ struct UnderWay {
     recalled: Recalled,
 }
 
-/// Tells an effect to begin no further step. Effects that start something look at it before each call.
+/// Recalls an effect: it begins no further step. Effects that start something check this before each call.
 pub type Recalled = CancellationToken;
 
 impl Effects {
@@ -69,7 +69,7 @@ impl Effects {
                     });
                     log_end(&op, &result);
                     world.metrics.effect_ended(&op, &result, began, world.clock.now());
-                    // The loop has gone: nobody is left to tell.
+                    // The loop has ended; the result has no receiver.
                     let _ = inbox.send(Event::Done { id, result }).await;
                 });
                 self.under_way.insert(id, UnderWay { task, recalled });
@@ -88,7 +88,7 @@ impl Effects {
         }
     }
 
-    /// The answer has arrived: the task is over.
+    /// The result has arrived: the task has ended.
     pub fn ended(&mut self, id: EffectId) {
         self.under_way.remove(&id);
         while let Some(joined) = self.tasks.try_join_next() {
@@ -158,8 +158,8 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
     }
 }
 
-/// One line per decision that changes something; looks are told only at a high verbosity, for a runtime that stays away
-/// would fill the log with them (the node's own event says it once).
+/// One line per decision that changes something. Looks are logged at a high verbosity only: with the runtime down they would
+/// fill the log, and a node event reports that once.
 fn log_start(op: &Op, reason: &str) {
     let name = op.name();
     match op.kind() {

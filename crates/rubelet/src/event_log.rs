@@ -17,7 +17,7 @@ const CAPACITY: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoggedEvent {
-    /// Grows with every record, so that a reader can ask for what is new.
+    /// Grows with every record, so that a reader can request newer ones.
     pub sequence: u64,
     #[serde(flatten)]
     pub record: EventRecord,

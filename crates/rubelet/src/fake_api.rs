@@ -1,4 +1,4 @@
-//! An API server for tests: answers in the order told, and remembers what it was asked.
+//! An API server for tests: gives scripted responses in order, and records the requests.
 
 use std::{
     collections::VecDeque,
@@ -19,12 +19,12 @@ pub(crate) struct FakeApi {
 }
 
 impl FakeApi {
-    /// What is not told is answered with an empty object, and a watch nobody told of never says anything.
+    /// Unscripted calls get an empty object, and unscripted watches never send anything.
     pub(crate) fn answering(answers: impl IntoIterator<Item = Result<String, ApiErrorKind>>) -> Arc<Self> {
         Arc::new(FakeApi { answers: Mutex::new(answers.into_iter().collect()), ..FakeApi::default() })
     }
 
-    /// The next watch tells this and then ends.
+    /// The next watch sends this and then ends.
     pub(crate) fn watched(self: Arc<Self>, events: impl IntoIterator<Item = WatchEvent>) -> Arc<Self> {
         self.watches.lock().unwrap().push_back(events.into_iter().collect());
         self

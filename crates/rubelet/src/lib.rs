@@ -1,6 +1,6 @@
 //! The shell around the pure core: sources, observation, effects, servers, and the loop that ties them together.
 //!
-//! A library, so that the simulator runs the very same loop over its own world.
+//! A library, so that the simulator runs the same loop over its simulated world.
 
 #![warn(unreachable_pub)]
 

@@ -9,7 +9,7 @@
 //! | 6 to 9 | trace: also what went over the wire | debug |
 //! | 10 and more | trace | trace |
 //!
-//! Text and string values are quoted and escaped, so what a container or a manifest says can never forge a line.
+//! Text and string values are quoted and escaped, so text of a container or a manifest cannot forge a line.
 //! Times are UTC.
 
 use std::{
@@ -51,16 +51,16 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// As the configuration says; it was checked, so any other word than `json` is `text`.
+    /// From the validated configuration: any value but `json` means `text`.
     pub fn of(config: &rubelet_core::config::Logging) -> Self {
         let format = if config.format == "json" { Format::Json } else { Format::Text };
         Logging { format, verbosity: config.verbosity }
     }
 }
 
-/// Sends everything logged from here on to standard error. Called once, by main.
+/// Sends all log lines from here on to standard error. Called once, by main.
 pub fn start(logging: Logging, clock: Clock) {
-    // One write per line: lines of two threads never mix. A closed standard error must not end the agent.
+    // One write per line: lines of two threads never mix. A closed standard error must not end the process.
     let lines =
         Lines { format: logging.format, clock, out: |line: &str| drop(std::io::stderr().write_all(line.as_bytes())) };
     let (filter, handle) = reload::Layer::new(filter(logging.verbosity));
@@ -72,10 +72,10 @@ pub fn start(logging: Logging, clock: Clock) {
 /// As global as the subscriber it belongs to.
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
-/// Lets through what `-v` with this number would from now on.
+/// Sets the verbosity that `-v` sets at start.
 pub fn set_verbosity(verbosity: u32) {
     if let Some(handle) = FILTER.get() {
-        // It fails only when there is no subscriber left to tell.
+        // It fails only when the subscriber is gone.
         let _ = handle.reload(filter(verbosity));
     }
 }
@@ -118,7 +118,7 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        // The innermost word counts when a span and the event both say who they are about.
+        // If a span and the event both name the subject, the innermost value is used.
         for span in context.event_scope(event).into_iter().flatten() {
             let extensions = span.extensions();
             for (name, value) in extensions.get::<Fields>().into_iter().flat_map(|fields| &fields.rest) {
@@ -136,7 +136,7 @@ where
     }
 }
 
-/// What an event or a span says, in the order it was written.
+/// The fields of an event or a span, in the order written.
 #[derive(Clone, Debug, Default)]
 struct Fields {
     message: String,
@@ -147,7 +147,7 @@ impl Fields {
     fn add(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(message)) => self.message = message,
-            // Upstream's name for it.
+            // Upstream's key.
             ("error", value) => self.rest.push(("err", value.into())),
             (name, value) => self.rest.push((name, value.into())),
         }

@@ -1,4 +1,4 @@
-//! The rubelet program: reads its command line and does what it says.
+//! The rubelet program: parses its command line and runs the command.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 
 fn run_agent(options: &Options) -> ExitCode {
     logging::start(logging::Logging::of(&options.config.logging), Clock::system());
-    // One thread does everything that does not block; file calls that may block have a small pool of their own.
+    // One thread for everything that does not block; blocking file calls have a small pool.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(64)
@@ -40,7 +40,7 @@ fn run_agent(options: &Options) -> ExitCode {
     }
 }
 
-/// A reader that went away is no failure.
+/// A closed pipe is not a failure.
 fn print(text: &str) -> ExitCode {
     use std::io::Write as _;
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -1,8 +1,8 @@
-//! What the agent counts and times of itself.
+//! Metrics of the agent itself.
 //!
-//! Owns: every family, and the three pages made of them. What can be told from the last snapshot is told from it when somebody
-//! asks, and kept nowhere. Observing is a line where the thing happens; nothing here wakes up by itself.
-//! Never: decides; nothing reads a metric back. The core counts nothing.
+//! Owns: every family, and the three pages made of them. Values that the last snapshot has are computed from it at a scrape and
+//! not stored. An observation is one line where the thing happens; no metrics task runs in the background.
+//! Never: decides; no decision reads a metric. The core counts nothing.
 //! Upstream: `pkg/kubelet/metrics`, `legacyregistry`. docs/parity.md has the table of upstream's metrics, and why some are missing.
 
 pub(crate) mod api;
@@ -76,7 +76,7 @@ impl Metrics {
         }
     }
 
-    /// The effect that began then has ended now.
+    /// An effect has ended; it began at the given time.
     pub fn effect_ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
         self.effects.ended(op, result, began, now);
         match (op, result) {
@@ -89,7 +89,7 @@ impl Metrics {
         }
     }
 
-    /// A turn of the loop made one picture of another.
+    /// Compares the snapshots before and after a turn.
     pub fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) {
         for (uid, view) in self.pod_lifecycle.turned(before, after, now) {
             self.probes.forget(&PodRef { uid, ..PodRef::of(&view.pod) });

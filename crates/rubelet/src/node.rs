@@ -1,6 +1,6 @@
-//! The node's part in its cluster: it registers, reports its status, and renews its lease.
+//! The node in its cluster: registration, status reports and the lease.
 //!
-//! Owns: the tasks that do so, and what they share. Never: decides what is reported (`rubelet_core::node_status`), or
+//! Owns: these tasks, and what they share. Never: decides what is reported (`rubelet_core::node_status`), or
 //! whether the node is ready (the sync loop, whose snapshots are read).
 //! Upstream: `syncNodeStatus`, `fastStatusUpdateOnce`, the node lease controller.
 
@@ -30,9 +30,9 @@ use crate::world::World;
 pub struct NodeReporting {
     pub setup: NodeSetup,
     pub machine: Machine,
-    /// `--node-ip`, as told.
+    /// `--node-ip`, as given.
     pub node_ip: String,
-    /// `registerNode`; otherwise somebody else makes the Node object, and it is waited for.
+    /// `registerNode`; without it the agent waits until the Node object is created by another client.
     pub registers: bool,
     /// `nodeStatusUpdateFrequency`.
     pub check_every: Duration,
@@ -43,7 +43,7 @@ pub struct NodeReporting {
 }
 
 impl NodeReporting {
-    /// A call that takes longer has missed its heartbeat.
+    /// A call that takes longer has missed its period.
     fn timeout(&self) -> Duration {
         self.check_every.min(self.lease_duration())
     }
@@ -52,7 +52,7 @@ impl NodeReporting {
         Duration::from_secs(u64::try_from(self.lease_secs).unwrap_or(0))
     }
 
-    /// The same on every start, another one on every node: it spreads the nodes of a cluster over time.
+    /// Constant per node and different between nodes: spreads the requests of a cluster's nodes over time.
     pub(crate) fn seed(&self) -> u64 {
         fnv32a(self.setup.name.as_bytes()).into()
     }
@@ -62,7 +62,7 @@ impl NodeReporting {
     }
 }
 
-/// Runs until it is dropped. The lease has a task of its own: nothing that keeps a report waiting keeps the lease waiting.
+/// Runs until it is dropped. The lease has its own task: a delayed report does not delay the lease.
 pub async fn run(
     world: World,
     api: Arc<dyn ApiServer>,
@@ -86,7 +86,7 @@ pub async fn run(
 /// Which version of an object to ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ResourceVersion {
-    /// Out of the server's memory, which may be a moment behind and costs it next to nothing.
+    /// From the server's watch cache, which may be slightly stale and is cheap.
     Cached,
     Newest,
 }
@@ -112,7 +112,7 @@ async fn get_node(api: &dyn ApiServer, reporting: &NodeReporting, version: Resou
     })
 }
 
-/// Half of a Node is the record of who wrote which field; nobody here reads it.
+/// `managedFields` are about half of a Node and are not used.
 fn without_managed_fields(mut node: Node) -> Node {
     node.metadata.managed_fields = None;
     node

@@ -1,7 +1,7 @@
-//! The config maps, secrets, runtime classes, CSI drivers, services and tokens that pods of this node need, kept no longer than they need them.
+//! The config maps, secrets, runtime classes, CSI drivers, services and tokens that pods of this node need, cached while they are needed.
 //!
-//! Owns: one watch per object that is needed, the hint to the loop when one changes. Never: decides who needs what (snapshots
-//! say it), lists a whole kind (but services), keeps more of an object than what counts of it, logs a value.
+//! Owns: one watch per needed object, the hint to the loop when one changes. Never: decides which pod needs what (snapshots
+//! have it), lists a whole kind (except services), stores unused fields of an object, logs a value.
 //! Upstream: `pkg/kubelet/util/manager`, `pkg/kubelet/{configmap,secret,token}`.
 
 use std::{
@@ -39,11 +39,11 @@ mod services;
 pub(crate) mod tests;
 mod tokens;
 
-/// How long a pod's step waits for the first list of a new watch. The step is tried again, and the list hints when it is
-/// there; so this only saves a failure that people would see.
+/// How long a pod's step waits for the first list of a new watch. The step is retried, and the list hints when it arrives;
+/// this wait only avoids a failure event.
 const FIRST_LIST: Duration = Duration::from_secs(3);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a value that was read is good under `Strategy::Cache`, as upstream.
+/// How long a cached value is valid under `Strategy::Cache`, as upstream.
 const CACHE_TTL: Duration = Duration::from_secs(60);
 
 /// `configMapAndSecretChangeDetectionStrategy`.
@@ -51,14 +51,14 @@ const CACHE_TTL: Duration = Duration::from_secs(60);
 pub enum Strategy {
     #[default]
     Watch,
-    /// Read again when the last answer is a minute old.
+    /// Read again when the last response is a minute old.
     Cache,
     /// Read each time.
     Get,
 }
 
 impl Strategy {
-    /// A configuration that was checked has no other words than these.
+    /// The validated configuration has no other values.
     pub fn of(word: &str) -> Self {
         match word {
             "Cache" => Strategy::Cache,
@@ -81,7 +81,7 @@ impl fmt::Debug for ObjectCache {
     }
 }
 
-/// What the watches share with those who ask. No lock is held over an await.
+/// State shared by the watches and the readers. No lock is held over an await.
 struct Shared {
     api: Arc<dyn ApiServer>,
     clock: Clock,
@@ -96,11 +96,11 @@ struct Shared {
 
 /// An object that some pod needs.
 struct Entry {
-    /// Who needs it; never empty.
+    /// The pods that need it; never empty.
     pods: BTreeSet<PodUid>,
     cached: watch::Sender<CachedObject>,
     watching: Option<AbortHandle>,
-    /// Somebody asked, and went away without an answer.
+    /// A reader timed out before the first list.
     was_missed: bool,
 }
 
@@ -108,7 +108,7 @@ struct Entry {
 enum CachedObject {
     Unread,
     Read {
-        /// `None`: it is not there.
+        /// `None`: the object does not exist.
         object: Option<Arc<Object>>,
         at: Uptime,
     },
@@ -129,15 +129,15 @@ impl ObjectCache {
         ObjectCache { shared: Arc::new(shared), tasks: Arc::default() }
     }
 
-    /// Begins to follow the services, and tells the loop of changes from now on.
+    /// Starts the watch of services, and hints the loop of changes from now on.
     pub fn connect(&self, inbox: mpsc::Sender<Event>) {
         if self.shared.inbox.set(inbox).is_ok() {
             self.spawn(services::follow(self.shared.clone()));
         }
     }
 
-    /// Makes the entries, their watches and the tokens equal to what pods need now. Between two snapshots only pods that
-    /// changed are looked at; who needs an object that another pod gives up in the same turn keeps its watch.
+    /// Makes the entries, their watches and the tokens equal to what pods need now. Only pods that changed between two snapshots
+    /// are processed; an object that one pod releases and another requires in the same turn keeps its watch.
     pub fn update_needs(&self, before: &Snapshot, newest: &Snapshot) {
         let nothing = Arc::default();
         let mut entries = locked(&self.shared.entries);
@@ -167,7 +167,7 @@ impl ObjectCache {
         }
     }
 
-    /// The objects, each read or with the reason why not. An object that the pod's published needs do not have is an error.
+    /// The objects, or the error of each. An object missing from the pod's published needs is an error.
     pub async fn gather(&self, pod: &PodUid, keys: BTreeSet<ObjectKey>) -> objects::Objects {
         let lookups = keys.into_iter().map(|key| async {
             let lookup = self.look_up(pod, &key).await;
@@ -176,7 +176,7 @@ impl ObjectCache {
         objects::Objects(join_all(lookups).await.into_iter().collect())
     }
 
-    /// Everything a volume is made of.
+    /// All sources of a volume's content.
     pub async fn gather_for_volume(&self, pod: &PodUid, needs: Needs) -> Gathered {
         let tokens = needs.tokens.into_iter().map(|key| async {
             let token = self.shared.tokens.token(&*self.shared.api, &key, &self.shared.clock).await;
@@ -243,14 +243,14 @@ impl Drop for Entry {
 }
 
 impl Shared {
-    /// `None`: it is not among what the pod needs.
+    /// `None`: the pod does not need this object.
     fn subscribe(&self, pod: &PodUid, key: &ObjectKey) -> Option<watch::Receiver<CachedObject>> {
         let entries = locked(&self.entries);
         let entry = entries.get(key).filter(|entry| entry.pods.contains(pod))?;
         Some(entry.cached.subscribe())
     }
 
-    /// In upstream's words. When the list comes after all, its pods are told.
+    /// Upstream's text. When the list arrives later, its pods are hinted.
     fn missed(&self, key: &ObjectKey) -> ObjectError {
         if let Some(entry) = locked(&self.entries).get_mut(key) {
             entry.was_missed = true;
@@ -280,21 +280,21 @@ impl Shared {
                 }
                 object
             }
-            // Better an old value than none, as upstream.
+            // A stale value is preferred to none, as upstream.
             (Err(_), CachedObject::Read { object, .. }) => object,
             (Err(error), CachedObject::Unread) => return Err(error),
         };
         object.ok_or_else(|| key.not_found())
     }
 
-    /// `None`: it is not there.
+    /// `None`: the object does not exist.
     async fn fetch(&self, key: &ObjectKey) -> Result<Option<Object>, ObjectError> {
         let path = collection(key).named(&key.name);
         let (lane, verb, timeout) = (Lane::Ordinary, Verb::Get, CALL_TIMEOUT);
         let call = Call { lane, verb, path, query: Vec::new(), body: None, timeout };
         let unreadable = |message| ObjectError { kind: ObjectErrorKind::Unreadable, message };
         match self.api.call(call).await {
-            // The error's own text may quote a value.
+            // The error's text may quote a secret value.
             Ok(body) => Object::read(key.kind, &body).map(Some).map_err(|error| {
                 unreadable(format!("{key} cannot be read: line {}, column {}", error.line(), error.column()))
             }),
@@ -318,7 +318,7 @@ fn collection(key: &ObjectKey) -> ObjectPath {
     }
 }
 
-/// A thread that panicked while it held the lock left nothing half-done that the next write would not replace.
+/// A panic while the lock was held leaves nothing that the next write does not replace.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

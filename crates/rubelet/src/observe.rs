@@ -1,6 +1,6 @@
-//! Looking at the runtime: relist, inspection of one pod, container events.
+//! Inspection of the runtime: relist, look at one pod, container events.
 //!
-//! Owns: the parsing of CRI answers into facts. Never: changes anything, remembers anything.
+//! Owns: parsing CRI responses into facts. Never: changes anything, stores anything.
 //! Upstream: PLEG, `GetPodStatus`, `updateRuntimeUp`.
 
 pub mod events;
@@ -23,7 +23,7 @@ use rubelet_cri::{
 
 use crate::world::World;
 
-/// The runtime's own word about itself.
+/// The runtime's status as it reports it.
 pub async fn check_runtime(world: &World) -> Result<Facts, EffectError> {
     let (status, version, cgroup_driver) =
         tokio::try_join!(world.runtime.status(), world.runtime.version(), cgroup_driver(world))
@@ -51,7 +51,7 @@ fn handler(handler: v1::RuntimeHandler) -> RuntimeHandler {
     }
 }
 
-/// Who makes the containers' cgroups; `None` where the runtime is too old to say.
+/// The cgroup driver the runtime uses; `None` if it is too old to report it.
 async fn cgroup_driver(world: &World) -> RpcResult<Option<CgroupDriver>> {
     match world.runtime.runtime_config().await {
         Ok(config) => Ok(config.linux.map(|linux| match linux.cgroup_driver() {
@@ -63,14 +63,14 @@ async fn cgroup_driver(world: &World) -> RpcResult<Option<CgroupDriver>> {
     }
 }
 
-/// A runtime that cannot be looked at is away, whatever it says, unless it is merely slow.
+/// A runtime that cannot be listed is down, whatever its status says, unless it is merely slow.
 fn failed(error: &RpcError) -> EffectError {
     let is_late = error.kind == RpcErrorKind::DeadlineExceeded;
     let kind = if is_late { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
     EffectError { kind, message: error.to_string() }
 }
 
-/// A condition that is not reported does not hold.
+/// A condition that is not reported is false.
 fn problem(conditions: &[v1::RuntimeCondition], name: &str, what: &str) -> Option<String> {
     match conditions.iter().find(|condition| condition.r#type == name) {
         Some(condition) if condition.status => None,

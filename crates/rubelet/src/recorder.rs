@@ -1,7 +1,7 @@
-//! Tells the API server what happened: the event log becomes core/v1 Events.
+//! Writes recorded events to the API server as core/v1 Events.
 //!
-//! Owns: following the log. The log is the queue, so nobody who records ever waits; when it was lapped, how much was lost is
-//! said. Never: decides what is worth writing (`recorder/correlator.rs`), writes (`recorder/writer.rs`).
+//! Owns: reading the event log. The log is the queue, so recording never waits; if it wraps, the number of lost events is
+//! logged. Never: decides what is worth writing (`recorder/correlator.rs`), writes (`recorder/writer.rs`).
 //! Upstream: `client-go/tools/record/event.go`.
 
 mod correlator;
@@ -24,7 +24,7 @@ use self::{
     writer::Writer,
 };
 
-/// Follows the log until the task is ended. What the snapshots say of a pod is part of what its events refer to.
+/// Reads the log until the task ends. Snapshots provide the involved objects of events.
 pub(crate) async fn run(
     api: Arc<dyn ApiServer>,
     events: EventLog,
@@ -35,7 +35,7 @@ pub(crate) async fn run(
     let mut reader = Reader::default();
     let mut correlator = Correlator::new(&node);
     let mut writer = Writer::new(api);
-    // As many as one look at the log shows.
+    // As many as one read of the log returns.
     let mut unwritten = VecDeque::new();
     loop {
         if unwritten.is_empty() {
@@ -51,9 +51,9 @@ pub(crate) async fn run(
         }
         tokio::select! {
             biased;
-            // Cancel-safe: what is under way stays with the writer.
+            // Cancel-safe: running calls stay with the writer.
             () = writer.turn() => {}
-            // Cancel-safe: only a reason to look.
+            // Cancel-safe: it only triggers a read.
             heard = newest.wait_for(|sequence| *sequence > reader.sequence), if unwritten.is_empty() => {
                 if heard.is_err() {
                     return;
@@ -63,16 +63,16 @@ pub(crate) async fn run(
     }
 }
 
-/// What of the log was read.
+/// The read position in the log.
 #[derive(Debug, Default)]
 struct Reader {
     sequence: u64,
-    /// Of each event in the log: when it was entered, and how often it had happened at the last look.
+    /// For each event in the log: its sequence number, and its count at the last read.
     counts: LruCache<(Timestamp, u32)>,
 }
 
 impl Reader {
-    /// What is new, oldest first, with how often it happened since the last look.
+    /// New events, oldest first, with their count since the last read.
     fn read(&mut self, events: &EventLog) -> Vec<(LoggedEvent, u32)> {
         let new = events.since(self.sequence);
         let Some(newest) = new.last().map(|event| event.sequence) else { return Vec::new() };
@@ -92,7 +92,7 @@ impl Reader {
         let known = self.counts.entry(&key, || (event.first_at, 0));
         let before = if known.0 == event.first_at { known.1 } else { 0 };
         *known = (event.first_at, event.count);
-        // An event is in the log because it happened.
+        // Every event in the log has happened at least once.
         event.count.saturating_sub(before).max(1)
     }
 }

@@ -1,7 +1,7 @@
-//! The real agent from its options to its end: its ports, its sockets, and the signal that ends it.
+//! The real agent from its options to its exit: its ports, its sockets, and the signal that stops it.
 //!
-//! Owns: the servers and what renews certificates; `start.rs` starts the agent itself. Nothing outside the agent is touched
-//! before the options were found good.
+//! Owns: the servers and the certificate tasks; `start.rs` starts the agent itself. Nothing outside the process changes
+//! before the options are validated.
 //! Upstream: `run` and `RunKubelet` of `cmd/kubelet/app/server.go`.
 
 use std::{
@@ -56,9 +56,9 @@ use crate::{
     world::{Clock, Cluster, World},
 };
 
-/// Runs until SIGTERM or SIGINT. Pods go on running after it.
+/// Runs until SIGTERM or SIGINT. Pods keep running afterwards.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
-    // Without a source that could want them, every pod in the runtime would be an orphan.
+    // Without any source, every pod in the runtime would be an orphan.
     if options.sources().is_empty() {
         bail!("no source of pods: set --kubeconfig, staticPodPath or staticPodURL");
     }

@@ -1,8 +1,8 @@
-//! What others may ask: on the root-only socket of the command line, the health port, the read-only port, and in `secured` on
-//! the kubelet's own port.
+//! The agent's servers: the root-only socket of the command line, the health port, the read-only port, and in `secured` the
+//! kubelet's own port.
 //!
-//! Owns: which listener serves what, and their end. Never: changes a pod; answers come from the last snapshot, from logs, and
-//! from the runtime's streaming server.
+//! Owns: which listener serves what, and their shutdown. Never: changes a pod; responses come from the last snapshot, from logs,
+//! and from the runtime's streaming server.
 //! Upstream: `pkg/kubelet/server`, and the healthz server of `cmd/kubelet/app/server.go`.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
@@ -39,7 +39,7 @@ use admin::AdminSocket;
 use connections::Limits;
 use health::LoopHealth;
 
-/// All that answers are made of.
+/// All inputs of responses.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerContext {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -49,12 +49,12 @@ pub(crate) struct ServerContext {
     pub clock: Clock,
     pub health: Arc<LoopHealth>,
     pub stats: Stats,
-    /// For those who follow logs.
+    /// For log followers.
     pub log_watches: Watches,
 }
 
 impl ServerContext {
-    /// The picture after the last turn.
+    /// The snapshot after the last turn.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshots.borrow().clone()
     }
@@ -64,7 +64,7 @@ impl ServerContext {
     }
 }
 
-/// Where to listen.
+/// The listen addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Addresses {
     /// Usually [`admin::socket_path`] of the root directory.
@@ -83,7 +83,7 @@ pub(crate) enum BindError {
     ReadOnly { address: SocketAddr, source: io::Error },
 }
 
-/// Listeners that are open but do not answer yet.
+/// Bound listeners that do not accept yet.
 #[derive(Debug)]
 pub(crate) struct Server {
     admin: AdminSocket,
@@ -92,8 +92,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Opens what must be there before the agent touches anything. The health port is not among it: like upstream, an
-    /// agent whose health port is taken works on and tries again.
+    /// Binds the listeners that must exist before the agent starts. The health port is not one of them: as upstream, an agent
+    /// whose health port is taken runs and retries.
     pub(crate) async fn bind(addresses: &Addresses) -> Result<Server, BindError> {
         let admin = AdminSocket::bind(&addresses.socket)?;
         let read_only = match addresses.read_only {
@@ -105,7 +105,7 @@ impl Server {
         Ok(Server { admin, health: addresses.health, read_only })
     }
 
-    /// Answers until `stop`; open connections are given a moment to finish, then cut.
+    /// Serves until `stop`; open connections get a moment to finish, then are closed.
     pub(crate) async fn serve(self, context: ServerContext, stop: CancellationToken) {
         let admin = admin::serve(self.admin, context.clone(), &stop);
         let health = async {

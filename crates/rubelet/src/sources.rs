@@ -1,7 +1,7 @@
-//! Where pods come from: a directory of manifests, a URL, the API server.
+//! The sources of pods: a directory of manifests, a URL, the API server.
 //!
-//! Owns: reading, and telling people what was wrong with what was read. Never: judges a pod (`rubelet_core::manifest`),
-//! finds out what changed for the agent (`rubelet_core::pod_config`).
+//! Owns: reading, and reporting what was wrong with the input. Never: validates a pod (`rubelet_core::manifest`),
+//! computes changes (`rubelet_core::pod_config`).
 //! Upstream: `config/file.go`, `config/http.go`, `config/apiserver.go`.
 
 pub mod api;
@@ -19,10 +19,10 @@ use crate::{
     yaml::{self, DuplicateKeys},
 };
 
-/// Upstream's limit for a manifest, file or answer.
+/// Upstream's size limit for a manifest file or response.
 const MAX_MANIFEST_BYTES: u64 = 10 << 20;
 
-/// What came of one manifest's text: pods or the reason why not, and remarks that do not stop the pods.
+/// The result of decoding one manifest: pods or the error, and warnings that do not stop the pods.
 #[derive(Debug)]
 struct Reading {
     pods: Result<Vec<std::sync::Arc<k8s_openapi::api::core::v1::Pod>>, String>,
@@ -36,7 +36,7 @@ fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
     };
     let mut remarks = Vec::new();
     if document.ignored_documents > 0 {
-        // Upstream reads the first document too, but does not say so.
+        // Upstream also reads only the first document, without a warning.
         remarks.push(format!(
             "only the first document is used, {} more are ignored: one pod per manifest",
             document.ignored_documents
@@ -51,12 +51,12 @@ fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
     }
 }
 
-/// A manifest that makes no pod.
+/// A manifest that defines no valid pod.
 fn refuse(world: &World, manifest: &str, problem: &str) {
     record(world, manifest, event_reasons::FAILED_VALIDATION, problem);
 }
 
-/// A manifest whose pods run although something in it is left out.
+/// A manifest whose pods run although one of its fields is ignored.
 fn remark(world: &World, manifest: &str, remark: &str) {
     record(world, manifest, event_reasons::IGNORED_FIELD, remark);
 }

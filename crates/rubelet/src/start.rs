@@ -1,6 +1,6 @@
-//! The agent over its ports: the tasks it is made of, and the order they are started in.
+//! The agent over its ports: its tasks, and their start order.
 //!
-//! Owns: those tasks, from their start to their end. Never: makes a port, reads an option, binds a socket; `run.rs` does for
+//! Owns: those tasks, from start to end. Never: creates a port, reads an option, binds a socket; `run.rs` does that for
 //! the real agent, `rubelet-sim` for the simulated one.
 //! Upstream: `startKubelet`, `Kubelet.Run`.
 
@@ -29,7 +29,7 @@ use crate::{
 pub struct Inputs {
     pub manifest_dir: Option<ManifestDir>,
     pub manifest_url: Option<ManifestUrl>,
-    /// Used on a node of a cluster only.
+    /// Used only on a node of a cluster.
     pub reporting: Arc<node::NodeReporting>,
     pub observer: Option<TurnObserver>,
 }
@@ -58,7 +58,7 @@ pub struct ManifestUrl {
 #[derive(Debug)]
 pub struct Running {
     pub handles: Handles,
-    /// Each lasts as long as the agent.
+    /// Each runs as long as the agent.
     inputs: JoinSet<()>,
     /// One task. It ends when `stop` is cancelled.
     sync_loop: JoinSet<()>,
@@ -87,7 +87,7 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
     running
 }
 
-/// What a node of a cluster runs beyond a standalone one.
+/// The tasks that only a node of a cluster has.
 fn join_cluster(
     world: &World,
     cluster: &Cluster,
@@ -104,7 +104,7 @@ fn join_cluster(
     tasks.spawn(node::run(world.clone(), api.clone(), reporting, snapshots.clone(), seen));
 }
 
-/// Lasts as long as the agent, though the runtime may have no events to follow.
+/// Runs as long as the agent, even if the runtime has no events.
 async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
     if observe::events::follow(&world, &inbox).await == observe::events::Ended::Unsupported {
         tracing::info!("the runtime has no GetContainerEvents, relisting every second");
@@ -124,21 +124,21 @@ fn record_start(world: &World) {
 }
 
 impl Running {
-    /// Ends what feeds the loop, then the loop. What the node runs goes on.
+    /// Stops the inputs of the loop, then the loop. Pods keep running.
     pub async fn stop(mut self) {
         self.inputs.shutdown().await;
         self.stop.cancel();
         while self.sync_loop.join_next().await.is_some() {}
     }
 
-    /// Ends everything at once and in the middle, as `kill -9` does.
+    /// Aborts every task at any await point, as `kill -9` does.
     pub async fn kill(mut self) {
         self.inputs.abort_all();
         self.sync_loop.shutdown().await;
         self.inputs.shutdown().await;
     }
 
-    /// Whether some task is over, though each should last as long as the agent. Its panic is passed on.
+    /// Whether a task has ended although each should run as long as the agent. Its panic is propagated.
     pub fn has_ended(&mut self) -> bool {
         match self.sync_loop.try_join_next().or_else(|| self.inputs.try_join_next()) {
             None => false,

@@ -1,7 +1,7 @@
-//! What the node and its pods use, for whoever asks: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
+//! Resource usage of the node and its pods: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
 //!
-//! Owns: the one place that samples, and the documents made of a sample. Nothing is read while nobody asks: there is no
-//! housekeeping per container, and askers at the same moment share a sample.
+//! Owns: sampling, and the documents made of a sample. Files are read only on request: there is no housekeeping per container,
+//! and concurrent requests share a sample.
 //! Upstream: `pkg/kubelet/stats`, `pkg/kubelet/server/stats`, `metrics/collectors/resource_metrics.go`, cAdvisor.
 
 pub(crate) mod cadvisor;

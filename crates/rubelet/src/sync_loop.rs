@@ -1,7 +1,7 @@
-//! The sync loop: the only place that changes the agent, and the only `select!` over its inputs.
+//! The sync loop: the only code that changes the agent, and the only `select!` over its inputs.
 //!
-//! Owns: the agent, the inbox, the timer. It awaits nothing but the next event, so no pod can slow another.
-//! Config updates, runtime hints, probe results and ended effects all arrive in the inbox; the sync timer and
+//! Owns: the agent, the inbox, the timer. It awaits only the next event, so no pod can slow another.
+//! Config updates, runtime hints, probe results and effect results all arrive in the inbox; the sync timer and
 //! housekeeping are the agent's own deadlines.
 //! Upstream: `syncLoop`, `syncLoopIteration`.
 
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{effects::Effects, server::health::LoopHealth, world::World};
 
-/// Enough for every pod of a large node to answer at once; who finds it full waits, and the loop drains it in microseconds.
+/// Enough for every pod of a large node to report at once; senders wait while it is full, and the loop drains it in microseconds.
 pub const INBOX_CAPACITY: usize = 1024;
 
 /// Sees every turn: the simulator's trace and checkers.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for SyncLoop {
     }
 }
 
-/// The ends of the loop that others hold.
+/// The channel ends that other tasks hold.
 #[derive(Debug)]
 pub struct Handles {
     pub inbox: mpsc::Sender<Event>,
@@ -60,12 +60,12 @@ impl SyncLoop {
         (SyncLoop { agent, world, inbox, effects, snapshots, health, observer }, handles)
     }
 
-    /// Runs until told to stop. What the node runs goes on without the agent.
+    /// Runs until stopped. Pods keep running without the agent.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             let wake_at = self.world.clock.instant(self.agent.wake_at(self.world.clock.now()));
             let event = tokio::select! {
-                // Stopping comes first, then what has happened, and only then what time brings.
+                // Priority: stop, then events, then deadlines.
                 biased;
                 // Cancel-safe: a token keeps its state.
                 () = stop.cancelled() => break,
@@ -91,7 +91,7 @@ impl SyncLoop {
                 effects
             }
         };
-        // Before the effects: they read objects that the newest snapshot says are needed.
+        // Before the effects: they read objects that the newest snapshot lists as needed.
         self.publish(now);
         for effect in effects {
             self.effects.start(effect);
@@ -99,7 +99,7 @@ impl SyncLoop {
         self.health.turned(now.uptime);
     }
 
-    /// Readers are woken only when there is something new.
+    /// Readers are woken only if something changed.
     fn publish(&self, now: Now) {
         let newest = self.agent.snapshot();
         self.snapshots.send_if_modified(|known| {

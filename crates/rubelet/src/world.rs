@@ -1,4 +1,4 @@
-//! The world the agent acts on: the ports, and where things lie on disk.
+//! The world the agent acts on: its ports and its paths on disk.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     objects::{ObjectCache, Strategy},
 };
 
-/// Where upstream and log collectors look for links to container logs.
+/// Where upstream puts links to container logs and log collectors read them.
 const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
 
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct World {
 }
 
 impl World {
-    /// A standalone node's, with nothing recorded yet and upstream's paths.
+    /// The world of a standalone node, with no events recorded and upstream's paths.
     pub fn new(runtime: Arc<dyn ContainerRuntime>, host: Arc<dyn Host>, clock: Clock, settings: Settings) -> Self {
         World {
             runtime,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for World {
     }
 }
 
-/// What a node of a cluster has beyond a standalone one.
+/// What only a node of a cluster has.
 #[derive(Clone)]
 pub struct Cluster {
     pub api: Arc<dyn ApiServer>,
@@ -75,12 +75,12 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// The only reader of clocks. It reads tokio's, so pausing tokio pauses the agent.
+/// The only reader of clocks. It uses tokio's time, so pausing tokio pauses the agent.
 #[derive(Clone, Debug)]
 pub struct Clock {
     started: Instant,
     started_wall: jiff::Timestamp,
-    /// The simulator moves the wall clock, and its wall clock stands still with tokio's.
+    /// The simulator moves the wall clock, which otherwise advances with tokio's time.
     source: WallSource,
 }
 
@@ -115,7 +115,7 @@ impl Clock {
         Now { uptime: rubelet_core::time::Uptime::new(since_start), wall }
     }
 
-    /// The tokio instant of an uptime, for sleeping until it.
+    /// The tokio instant of an uptime, for sleeping until then.
     pub fn instant(&self, uptime: rubelet_core::time::Uptime) -> Instant {
         self.started + uptime.as_duration().min(Duration::from_secs(86_400 * 365))
     }
@@ -156,7 +156,7 @@ pub mod testing {
 
     use super::{Clock, World};
 
-    /// The real host, below a directory of the test's own; a runtime that never answers.
+    /// The real host, below a temporary directory, and a runtime that never responds.
     pub fn world_in(dir: &Path) -> World {
         let dir = dir.canonicalize().unwrap();
         let runtime = CriClient::new("unix:///nowhere", "unix:///nowhere", Duration::from_secs(1)).unwrap();

@@ -1,20 +1,20 @@
-//! From the text of a manifest or a configuration file to plain data.
+//! Parses the text of a manifest or a configuration file into plain data.
 //!
-//! Owns: which YAML we read: YAML 1.1 as Kubernetes writes it (`0644` is octal, `yes` is true), JSON included.
+//! Owns: the YAML dialect: YAML 1.1 as Kubernetes writes it (`0644` is octal, `yes` is true), JSON included.
 //! Never: knows what a pod or a configuration is.
 
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
-/// Advice to programmers in the middle of a message to users.
+/// serde's advice to programmers, removed from messages to users.
 const LIBRARY_HINT: &str = ", set DuplicateKeyPolicy in Options if acceptable";
 
-/// What becomes of a key that stands twice in one mapping.
+/// How a duplicate key in one mapping is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DuplicateKeys {
-    /// One of the two values would silently lose.
+    /// One of the two values would be ignored silently.
     Refuse,
-    /// As upstream's lenient decoder has it.
+    /// As upstream's lenient decoder.
     LastWins,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn parse(text: &[u8], duplicate_keys: DuplicateKeys) -> Result<Docume
             DuplicateKeys::Refuse => DuplicateKeyPolicy::Error,
             DuplicateKeys::LastWins => DuplicateKeyPolicy::LastWins,
         },
-        // No file repeats itself so much; a few lines of aliases can stand for gigabytes.
+        // Limits aliases: a few lines of them can expand to gigabytes.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     let mut reader = text;

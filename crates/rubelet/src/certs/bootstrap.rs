@@ -1,6 +1,6 @@
-//! How a node that has no certificate yet gets its first, and the kubeconfig that uses it.
+//! Gets a node's first certificate, and writes the kubeconfig that uses it.
 //!
-//! Owns: whether that is needed, and the order: key, request, certificate, kubeconfig. Whatever is cut off is taken up again
+//! Owns: whether that is needed, and the order: key, request, certificate, kubeconfig. An interrupted bootstrap resumes
 //! at the next start, with the same key and the same request.
 //! Upstream: `pkg/kubelet/certificate/bootstrap`.
 
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::world::Clock;
 
-/// How long a person may take to approve.
+/// How long an administrator may take to approve.
 const PATIENCE: Duration = Duration::from_secs(3600);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
@@ -38,9 +38,9 @@ pub(crate) struct Bootstrap {
     pub host: Arc<dyn Host>,
     pub clock: Clock,
     pub node_name: String,
-    /// Written when the certificate is there.
+    /// Written once the certificate is signed.
     pub kubeconfig: PathBuf,
-    /// May do nothing but ask for a certificate.
+    /// Its credentials allow only certificate requests.
     pub bootstrap_kubeconfig: PathBuf,
     pub cert_dir: PathBuf,
 }
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
-    /// Whether the node has yet to join; what it would join with is looked at now.
+    /// Whether the node needs a bootstrap; the bootstrap kubeconfig is checked now.
     pub(crate) async fn is_needed(&self) -> anyhow::Result<bool> {
         if self.is_done().await.is_ok() {
             return Ok(false);
@@ -60,7 +60,7 @@ impl Bootstrap {
         client(&self.bootstrap_kubeconfig).map(|_| true)
     }
 
-    /// Makes sure that the kubeconfig is there and its certificate has not ended.
+    /// Ensures that the kubeconfig exists and its certificate has not expired.
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig.display();
         let Err(reason) = self.is_done().await else {
@@ -77,7 +77,7 @@ impl Bootstrap {
         Ok(())
     }
 
-    /// Or why not.
+    /// Or the reason why not.
     async fn is_done(&self) -> Result<(), String> {
         match self.host.file_kind(&self.kubeconfig).await {
             Ok(None) => return Err("is not there yet".to_owned()),
@@ -108,7 +108,7 @@ impl Bootstrap {
         Ok(store)
     }
 
-    /// Asks until there is an answer; a server that is away is waited for.
+    /// Retries until the server responds; an unreachable server is waited for.
     async fn ask(&self, api: &dyn ApiServer) -> anyhow::Result<(String, KeyPair)> {
         let template = CertificateTemplate::client(&self.node_name);
         let mut pause = FIRST_PAUSE;
@@ -151,7 +151,7 @@ impl Bootstrap {
     }
 }
 
-/// Asks seldom, so nothing limits it.
+/// Requests are rare, so there is no rate limit.
 pub(crate) fn client(bootstrap_kubeconfig: &Path) -> anyhow::Result<Client> {
     let kubeconfig = Kubeconfig::read(bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
     let limits = RateLimits { ordinary: RateLimit::NONE, events: RateLimit::NONE };

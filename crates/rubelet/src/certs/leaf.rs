@@ -1,4 +1,4 @@
-//! What a certificate says, as far as the node must know.
+//! The fields of a certificate that the node uses.
 //!
 //! Owns: reading PEM and X.509, and the check that key and certificate belong together.
 
@@ -13,7 +13,7 @@ use x509_cert::{
     name::Name,
 };
 
-/// The first certificate of a chain: the one that names us.
+/// The first certificate of a chain: the node's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     pub common_name: String,
@@ -25,7 +25,7 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    /// Of a text that holds a chain and the key of its first certificate.
+    /// Parses a text that holds a chain and the key of its first certificate.
     pub(crate) fn of_pair(pem: &[u8]) -> Result<Self, String> {
         let chain = rubelet_tls::certificates(pem).map_err(|error| error.to_string())?;
         let leaf = Self::parse(&chain[0])?;
@@ -56,7 +56,7 @@ impl Leaf {
     }
 }
 
-/// When the first certificate of the text to end does.
+/// The earliest expiry of all certificates in the text.
 pub(crate) fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
     let mut ends = Vec::new();
     for certificate in rubelet_tls::certificates(pem).map_err(|error| error.to_string())? {
@@ -65,7 +65,7 @@ pub(crate) fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
     Ok(ends.into_iter().min().expect("a chain is not empty"))
 }
 
-/// Whatever kind of string it is: all that occur are UTF-8 but for the very old.
+/// For any string type: all but very old certificates use UTF-8.
 fn values(subject: &Name, attribute: ObjectIdentifier) -> Vec<String> {
     let found = subject.iter().filter(|pair| pair.oid == attribute);
     found.map(|pair| String::from_utf8_lossy(pair.value.value()).into_owned()).collect()
@@ -84,7 +84,7 @@ fn ip(name: &GeneralName) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes.as_bytes()).map(IpAddr::from)).ok()
 }
 
-/// X.509 knows no fractions of a second and ends in the year 9999.
+/// X.509 has no fractions of a second and ends in the year 9999.
 fn timestamp(time: x509_cert::time::Time) -> Timestamp {
     let seconds = i64::try_from(time.to_unix_duration().as_secs()).unwrap_or(i64::MAX);
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX)

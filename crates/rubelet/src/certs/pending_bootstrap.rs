@@ -1,7 +1,7 @@
-//! A node that has yet to join its cluster, and runs what it was given by hand meanwhile.
+//! A node that waits for its first certificate and runs static pods meanwhile.
 //!
-//! Owns: joining beside everything else, and the API server as it is until then: every question waits for it, or for its own
-//! end. Upstream: `buildKubeletClientConfig` with `rotateCertificates`.
+//! Owns: the bootstrap in the background, and the API port until then: every request waits for it, or for its own
+//! deadline. Upstream: `buildKubeletClientConfig` with `rotateCertificates`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{cli::Options, metrics::Metrics, world::Clock};
 
 /// As long as a watch may take to open.
 const WATCH_PATIENCE: Duration = Duration::from_secs(30);
-/// An API server that has just started refuses tokens it has not read yet; a person looks at a wrong one in minutes.
+/// A new API server refuses tokens it has not loaded yet; a wrong token is retried for minutes, until an administrator replaces it.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(4);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -46,7 +46,7 @@ impl PendingBootstrap {
         Arc::new(DeferredApi { joined: self.joined.subscribe() })
     }
 
-    /// Joins, and then renews the certificate for as long as the agent runs.
+    /// Bootstraps, then renews the certificate for as long as the agent runs.
     pub(crate) async fn run(self) {
         for refusals in 0.. {
             match self.join().await {
@@ -79,7 +79,7 @@ fn pause_after(refusals: u32) -> Duration {
     PAUSE_AFTER_REFUSAL.saturating_mul(2_u32.saturating_pow(refusals)).min(PAUSE_MAX)
 }
 
-/// The API server of a node that will have joined.
+/// The API port of a node whose bootstrap is pending.
 struct DeferredApi {
     joined: watch::Receiver<Option<Client>>,
 }

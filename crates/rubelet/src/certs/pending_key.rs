@@ -1,4 +1,4 @@
-//! The key a bootstrap asks with, kept until the certificate is there: whoever starts again asks with the same one.
+//! The private key of a pending bootstrap, kept until the certificate is signed: a restarted agent reuses it.
 //!
 //! Owns: `kubelet-client.key.tmp`. Reads what upstream writes (SEC 1) and what we write (PKCS#8).
 
@@ -26,7 +26,7 @@ pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// The key that is waiting for its certificate, or a new one, written down.
+/// The stored pending key, or a new one, which is stored.
 pub(super) async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyPair> {
     let path = path(dir);
     match host.read_file(&path, MAX_BYTES).await {

@@ -1,6 +1,6 @@
-//! What the node asks of a signer, and under which name.
+//! The contents and the name of the node's certificate requests.
 //!
-//! Owns: subjects, usages and signers, the request in PKCS#10, and whether a certificate is what is wanted.
+//! Owns: subjects, usages and signers, the request in PKCS#10, and whether a certificate matches a template.
 //! Upstream: `newGetTemplateFn`, `DefaultKubelet{Client,Serving}GetUsages`, `digestedName`.
 
 use std::net::IpAddr;
@@ -15,9 +15,9 @@ const ORGANIZATION: &str = "system:nodes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To be somebody at the API server.
+    /// Authenticates the node to the API server.
     Client,
-    /// To be believed by those who call the node.
+    /// Authenticates the node to clients of its own port.
     Serving,
 }
 
@@ -29,7 +29,7 @@ impl Purpose {
         }
     }
 
-    /// Our keys are of elliptic curves, which encipher nothing.
+    /// Our keys are elliptic curve keys, which have no key encipherment.
     pub(super) fn usages(self) -> [&'static str; 2] {
         match self {
             Purpose::Client => ["digital signature", "client auth"],
@@ -37,7 +37,7 @@ impl Purpose {
         }
     }
 
-    /// How its files are called.
+    /// The prefix of its file names.
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Purpose::Client => "kubelet-client",
@@ -50,7 +50,7 @@ impl Purpose {
 pub(super) struct CertificateTemplate {
     pub purpose: Purpose,
     pub node_name: String,
-    /// By which the node is called; a client needs none.
+    /// Names and addresses of the node; a client certificate has none.
     pub dns_names: Vec<String>,
     pub ips: Vec<IpAddr>,
 }
@@ -65,7 +65,7 @@ impl CertificateTemplate {
         }
     }
 
-    /// More than is wanted does no harm.
+    /// A certificate with more names than requested also matches.
     pub(super) fn is_met_by(&self, leaf: &Leaf) -> bool {
         leaf.common_name == self.common_name()
             && leaf.organizations.iter().any(|organization| organization == ORGANIZATION)
@@ -83,12 +83,12 @@ impl CertificateTemplate {
         params.serialize_request(key)?.pem()
     }
 
-    /// The same for the same key and wish, so that whoever asks again after a restart finds the first request.
+    /// The same for the same key and template, so that a restarted agent finds its first request.
     pub(super) fn digested_name(&self, key: &KeyPair) -> String {
         let mut hash = Sha512_256::new();
         let mut write = |part: &[u8]| {
             hash.update(URL_SAFE_NO_PAD.encode(part));
-            // In no part's alphabet: two wishes cannot look the same.
+            // Occurs in no part: two different templates cannot have the same digest.
             hash.update(b"|");
         };
         write(&key.subject_public_key_info());

@@ -1,6 +1,6 @@
-//! Renews a certificate before it ends, for as long as the agent runs.
+//! Renews a certificate before it expires, for as long as the agent runs.
 //!
-//! Owns: when to ask, what to do when that fails, and telling the client that there is a new pair.
+//! Owns: when to renew, what to do when that fails, and notifying the client of a new pair.
 //! Upstream: the loop of `client-go/util/certificate/certificate_manager.go`.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -23,13 +23,13 @@ use crate::{
     world::Clock,
 };
 
-/// A request that nobody answers is made anew after this long.
+/// A request without a response is made anew after this long.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LAST_PAUSE: Duration = Duration::from_secs(32);
-/// The wall clock may be set, or the machine sleep, while we wait for a time of day.
+/// The wall clock may be set, or the machine suspended, during a wait for a wall-clock time.
 const LONGEST_NAP: Duration = Duration::from_secs(60);
-/// A signer whose certificates are due as soon as they are made must not be asked without end.
+/// A signer whose certificates are due at once must not be called in a loop.
 const BETWEEN_ROTATIONS: Duration = Duration::from_secs(1);
 
 pub(super) struct Rotation {
@@ -38,9 +38,9 @@ pub(super) struct Rotation {
     pub template: CertificateTemplate,
     pub clock: Clock,
     pub metrics: Arc<Metrics>,
-    /// Who uses the certificate and is told of a new one.
+    /// The client that uses the certificate and reloads a new one.
     pub user: Option<Client>,
-    /// How to ask when the certificate has ended and the API server does not know us any more.
+    /// The client for when the certificate has expired and the API server rejects it.
     pub bootstrap_kubeconfig: Option<PathBuf>,
 }
 
@@ -51,13 +51,13 @@ impl std::fmt::Debug for Rotation {
 }
 
 impl Rotation {
-    /// The client is told of each new pair, which is its own.
+    /// The client reloads its own certificate after each renewal.
     #[must_use]
     pub(super) fn renewing_for(self, client: Client) -> Self {
         Rotation { user: Some(client), ..self }
     }
 
-    /// Until the task is ended.
+    /// Runs until the task is aborted.
     pub(super) async fn run(self) {
         let mut failures = 0;
         loop {
@@ -89,7 +89,7 @@ impl Rotation {
         }
     }
 
-    /// The pair in use, if it is what we want.
+    /// The pair in use, if it matches the template.
     async fn current(&self) -> Option<Leaf> {
         match self.store.current().await {
             Ok(Some(leaf)) if self.template.is_met_by(&leaf) => Some(leaf),
@@ -116,7 +116,7 @@ impl Rotation {
         Ok(leaf)
     }
 
-    /// The client that uses the certificate, unless the certificate has ended.
+    /// The client that uses the certificate, unless it has expired.
     fn api(&self, current: Option<&Leaf>) -> anyhow::Result<Arc<dyn ApiServer>> {
         let has_ended = current.is_none_or(|leaf| leaf.not_after <= self.clock.now().wall);
         match &self.bootstrap_kubeconfig {
@@ -149,7 +149,7 @@ impl Rotation {
         }
     }
 
-    /// Differs from node to node and from certificate to certificate, and is the same after a restart.
+    /// Differs between nodes and certificates, and is the same after a restart.
     fn jitter(&self, leaf: &Leaf) -> f64 {
         let seed = format!("{} {} {}", self.template.node_name, self.signer(), leaf.not_after);
         let [a, b, ..] = Sha256::digest(seed).0;
@@ -168,8 +168,8 @@ impl Rotation {
     }
 }
 
-/// Between 70 and 90 per cent of its life: `jitter` from 0 to 1 says where, so that nodes that joined together do not all
-/// ask together.
+/// At 70 to 90 per cent of the validity, chosen by `jitter` (0 to 1), so that nodes that joined together do not renew
+/// together.
 fn due_at(leaf: &Leaf, jitter: f64) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let part = life.as_secs_f64() * (0.7 + 0.2 * jitter);

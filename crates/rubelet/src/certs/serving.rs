@@ -1,6 +1,6 @@
-//! The certificate the node's own server shows.
+//! The serving certificate of the node's own port.
 //!
-//! Owns: which of the three ways there are to it is taken, and the pair we sign ourselves.
+//! Owns: which of its three origins is used, and the self-signed pair.
 //! Upstream: `InitializeTLS`, `NewKubeletServerCertificateManager`, `GenerateSelfSignedCertKey`.
 
 use std::{
@@ -21,10 +21,10 @@ use super::{leaf::Leaf, store::make_missing_dir};
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 const VALID_FOR: Duration = Duration::from_secs(365 * 86_400);
-/// For callers whose clocks are behind ours.
+/// Tolerates clients whose clocks are behind ours.
 const VALID_SINCE: Duration = Duration::from_secs(3600);
 
-/// Two files, as told or as made.
+/// Two files, configured or generated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Files {
     pub certificate: PathBuf,
@@ -36,7 +36,7 @@ impl Files {
         Files { certificate: cert_dir.join("kubelet.crt"), key: cert_dir.join("kubelet.key") }
     }
 
-    /// Says what is wrong with them, if anything is.
+    /// Returns what is wrong with them, if anything.
     pub(crate) async fn check(&self, host: &dyn Host) -> anyhow::Result<Leaf> {
         let mut pair = Vec::new();
         for path in [&self.certificate, &self.key] {
@@ -49,7 +49,7 @@ impl Files {
     }
 }
 
-/// Leaves a pair in the directory: the one that is there, or a new one that nobody but its owner can vouch for.
+/// Ensures that the directory holds a pair: the existing one, or a new self-signed one.
 pub(crate) async fn self_signed(
     host: &dyn Host,
     cert_dir: &Path,
@@ -69,7 +69,7 @@ pub(crate) async fn self_signed(
     }
     let (chain, key) = make_pair(node_name, ips, now).context("make a serving certificate")?;
     make_missing_dir(host, cert_dir).await.with_context(|| cert_dir.display().to_string())?;
-    // The key first: a certificate alone would keep the next start from making both.
+    // The key first: an existing certificate would keep the next start from generating both.
     for (path, pem, mode) in [(&files.key, key, 0o600), (&files.certificate, chain, 0o644)] {
         host.write_file(path, pem.as_bytes(), mode).await.with_context(|| path.display().to_string())?;
     }
@@ -77,7 +77,7 @@ pub(crate) async fn self_signed(
     Ok(())
 }
 
-/// The chain of a certificate and the authority made for it alone, and the certificate's key.
+/// The chain of a certificate and its one-off CA, and the certificate's key.
 fn make_pair(node_name: &str, ips: &[IpAddr], now: Timestamp) -> Result<(String, String), rcgen::Error> {
     let stamp = now.as_second();
     let mut authority = params(format!("{node_name}-ca@{stamp}"), now);

@@ -1,7 +1,7 @@
-//! From a request to a certificate: a CertificateSigningRequest is created, and waited for.
+//! Creates a CertificateSigningRequest and waits for the certificate.
 //!
-//! Owns: the object, what its conditions mean, and waiting through broken watches and an absent server.
-//! Never: decides whether and when to ask again. Upstream: `client-go/util/certificate/csr`.
+//! Owns: the object, what its conditions mean, and waiting through broken watches and an unreachable server.
+//! Never: decides whether and when to request again. Upstream: `client-go/util/certificate/csr`.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use tokio::time::{sleep, timeout};
 use super::CertificateTemplate;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// A watch is opened anew after this long, with a fresh look in between: a lost change costs no more.
+/// A watch is reopened after this long, after a fresh read: a lost event costs no more.
 const WATCH_SECS: u64 = 300;
-/// The server ends the watch; this is for when nothing is heard of it.
+/// The server ends the watch; this bounds a watch on a dead connection.
 const WATCH_OVERDUE: Duration = Duration::from_secs(WATCH_SECS + 30);
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ pub(super) enum SigningError {
     Request(#[from] rcgen::Error),
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A person or a program decided against it.
+    /// Denied by an approver.
     #[error("certificate signing request {name:?} {message}")]
     Refused { name: String, message: String },
     #[error("certificate signing request {name:?} was not answered within {} minutes", patience.as_secs() / 60)]
@@ -41,22 +41,22 @@ pub(super) enum SigningError {
 }
 
 impl SigningError {
-    /// The server may just be away or busy.
+    /// The server may be unreachable or busy.
     pub(super) fn is_passing(&self) -> bool {
         matches!(self, SigningError::Api(error) if is_passing(error))
     }
 }
 
-/// Under what name a request is made.
+/// How a request is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// A new one each time.
     Generated,
-    /// From key and wish: the request of an earlier run is found again.
+    /// From key and template: finds the request of an earlier run.
     Digested,
 }
 
-/// The chain in PEM. Waits at most `patience` once the request is made.
+/// Returns the chain in PEM. Waits at most `patience` once the request exists.
 pub(super) async fn request_certificate(
     api: &dyn ApiServer,
     template: &CertificateTemplate,
@@ -104,7 +104,7 @@ async fn create(
     }
 }
 
-/// Looks and watches in turn until there is an answer.
+/// Reads and watches in turn until the request is decided.
 async fn issued(api: &dyn ApiServer, made: &CertificateSigningRequest, name: &str) -> Result<String, SigningError> {
     let mut is_approved = false;
     loop {
@@ -120,7 +120,7 @@ async fn issued(api: &dyn ApiServer, made: &CertificateSigningRequest, name: &st
     }
 }
 
-/// `None`: the watch ended and nothing was decided.
+/// `None`: the watch ended before a decision.
 async fn look_and_watch(
     api: &dyn ApiServer,
     made: &CertificateSigningRequest,
@@ -154,7 +154,7 @@ async fn look_and_watch(
     while let Ok(Some(change)) = timeout(WATCH_OVERDUE, changes.next()).await {
         match change? {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                // What cannot be read is looked at again, and then the reason is told.
+                // An undecodable object is read again, and that reports the reason.
                 let Ok(csr) = serde_json::from_slice(&object) else { return Ok(None) };
                 if let Some(chain) = judge(&csr)? {
                     return Ok(Some(chain));

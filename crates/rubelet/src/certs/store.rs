@@ -1,8 +1,8 @@
-//! Where a certificate and its key lie: one file per pair, and a link to the one in use.
+//! Stores a certificate and its key: one file per pair, and a link to the one in use.
 //!
-//! Owns: `<prefix>-<date>.pem`, `<prefix>-current.pem`, their modes, and the order of writing: whoever reads the link sees the
-//! old pair or the new one, whole.
-//! Upstream: `client-go/util/certificate/certificate_store.go`. Its link is gone for a moment while it is changed; ours never is.
+//! Owns: `<prefix>-<date>.pem`, `<prefix>-current.pem`, their modes, and the order of writes: a reader of the link sees the
+//! complete old pair or the complete new one.
+//! Upstream: `client-go/util/certificate/certificate_store.go`, which removes the link before it creates the new one.
 
 use std::{
     io,
@@ -48,7 +48,7 @@ impl Store {
         current_path(&self.dir, self.prefix)
     }
 
-    /// What the pair in use says; `None` when there is none yet.
+    /// The certificate of the pair in use; `None` if there is none yet.
     pub(super) async fn current(&self) -> Result<Option<Leaf>, StoreError> {
         self.finish_change().await?;
         let path = self.current_path();
@@ -60,7 +60,7 @@ impl Store {
         }
     }
 
-    /// Takes a new pair into use.
+    /// Stores a new pair and puts it to use.
     pub(super) async fn update(&self, certificates: &str, key: &str, now: Timestamp) -> Result<Leaf, StoreError> {
         let date = now.strftime("%Y-%m-%d-%H-%M-%S").to_string();
         let path = self.path(&date);
@@ -69,14 +69,14 @@ impl Store {
         make_missing_dir(self.host.as_ref(), &self.dir).await.map_err(wrong(&self.dir))?;
         self.may_be_replaced(&self.current_path()).await?;
         self.host.write_file(&path, pair.as_bytes(), 0o600).await.map_err(wrong(&path))?;
-        // A power cut must not leave the link pointing at a pair that was never written.
+        // After a power cut the link must not point to a pair that was never written.
         synced(path.clone()).await.map_err(wrong(&path))?;
         self.host.make_link(&path, &self.current_path()).await.map_err(wrong(&self.current_path()))?;
         synced(self.dir.clone()).await.map_err(wrong(&self.dir))?;
         Ok(leaf)
     }
 
-    /// Upstream's agent may have died between taking the old link away and setting the new one.
+    /// Upstream's agent may have died between removing the old link and creating the new one.
     async fn finish_change(&self) -> Result<(), StoreError> {
         let (current, updated) = (self.current_path(), self.path("updated"));
         if self.host.file_kind(&current).await.map_err(wrong(&current))?.is_some() {
@@ -107,7 +107,7 @@ pub(super) fn current_path(dir: &Path, prefix: &str) -> PathBuf {
     dir.join(format!("{prefix}-current.pem"))
 }
 
-/// As upstream makes it; the mode of one that is there is its owner's choice.
+/// Upstream's mode for a new directory; an existing one keeps its mode.
 pub(super) async fn make_missing_dir(host: &dyn Host, dir: &Path) -> io::Result<()> {
     match host.file_kind(dir).await? {
         Some(FileKind::Directory) => Ok(()),

@@ -1,4 +1,4 @@
-//! A signer for tests, with keys made anew each time.
+//! A signer for tests, with new keys each time.
 
 use std::{
     sync::{Arc, Mutex},
@@ -33,13 +33,13 @@ pub(super) struct Validity {
     pub not_after: Timestamp,
 }
 
-/// When the tests play.
+/// The wall-clock time of the tests.
 pub(super) fn start() -> Timestamp {
     "2026-11-16T00:00:00Z".parse().unwrap()
 }
 
 impl Validity {
-    /// From the start of the tests.
+    /// Relative to the start of the tests.
     pub(super) fn hours(hours: i64) -> Self {
         Self::secs_from(start(), hours * 3600)
     }
@@ -83,13 +83,13 @@ fn system_time(at: Timestamp) -> SystemTime {
     at.into()
 }
 
-/// An API server that signs at once what it is asked to.
+/// An API server that signs every request at once.
 pub(super) struct Signer {
     authority: Authority,
     clock: Clock,
     template: CertificateTemplate,
     life_secs: i64,
-    /// How many of the next requests are not taken.
+    /// How many of the next requests are rejected.
     pub refusals: Mutex<u32>,
     pub asked_at: Mutex<Vec<Timestamp>>,
     issued: Mutex<String>,

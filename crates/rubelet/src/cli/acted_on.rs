@@ -1,6 +1,6 @@
-//! Which settings Rubelet acts on, and which it only accepts so far.
+//! Which settings take effect, and which are only accepted.
 //!
-//! Owns: the two lists. Whoever makes a setting take effect adds it here.
+//! Owns: the two lists. A change that makes a setting take effect adds it here.
 
 use rubelet_core::config::{self, KubeletConfiguration};
 
@@ -96,7 +96,7 @@ pub const ACTED_ON_FLAGS: &[&str] = &[
     "seccomp-default",
 ];
 
-/// Fields that differ from `default` and change nothing yet.
+/// Fields that differ from `default` and have no effect yet.
 pub fn not_acted_on(config: &KubeletConfiguration, default: &KubeletConfiguration) -> Vec<String> {
     let (config, default) = (config::shown(config), config::shown(default));
     let fields = config.as_object().into_iter().chain(default.as_object()).flat_map(|fields| fields.keys());

@@ -1,4 +1,4 @@
-//! Go's way of writing flags on a command line: `--a=b`, `--a b`, `--a`, `-v2`, `--`.
+//! Go's syntax of command-line flags: `--a=b`, `--a b`, `--a`, `-v2`, `--`.
 //!
 //! Owns: which word belongs to which flag; `_` for `-` in names. Never: what a flag does.
 //! Upstream: `pflag.FlagSet.Parse`, `cliflag.WordSepNormalizeFunc`.
@@ -12,7 +12,7 @@ use super::{
     values,
 };
 
-/// What a command line says, before any file is read.
+/// A parsed command line, before any file is read.
 #[derive(Debug, Default, PartialEq)]
 pub struct Arguments {
     /// Values of `Flags` members, by flag name.
@@ -21,12 +21,12 @@ pub struct Arguments {
     pub fields: Vec<FlagValue>,
     /// Values of flags without effect, by flag name.
     pub idle: Map<String, Value>,
-    /// What upstream tells about deprecated flags, once each.
+    /// Upstream's deprecation warnings, once each.
     pub notices: Vec<String>,
     /// Words that belong to no flag.
     pub positional: Vec<String>,
     pub help: bool,
-    /// `true`, `"raw"` or a version to claim.
+    /// `true`, `"raw"` or a version to print.
     pub version: Option<Value>,
 }
 
@@ -65,7 +65,7 @@ impl Reading<'_> {
         let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
         let Some(flag) = flags::by_name(&name.replace('_', "-")) else {
             self.errors.push(format!("unknown flag: --{name}"));
-            // The next word is likely its value; taking it for a command would be a second, wrong error.
+            // The next word is likely its value; parsing it as a command would give a second, wrong error.
             if value.is_none() && self.words.as_slice().first().is_some_and(|next| !next.starts_with('-')) {
                 self.words.next();
             }

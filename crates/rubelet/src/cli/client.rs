@@ -1,7 +1,7 @@
-//! The command line's side of the agent's socket.
+//! The client of the agent's socket.
 //!
-//! Owns: connecting, asking, and saying in plain words why there is no answer. Every wait has a deadline but that for the
-//! next line of a stream somebody follows.
+//! Owns: connecting, requests, and plain errors when there is no response. Every wait has a deadline except that for the
+//! next line of a followed stream.
 
 use std::{
     io,
@@ -26,10 +26,10 @@ use crate::server::{
 
 const DEFAULT_ROOT_DIR: &str = "/var/lib/kubelet";
 
-/// The agent answers from memory; this is for a machine under heavy load.
+/// The agent answers from memory; this allows for a machine under heavy load.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Our own views are a few kilobytes per pod; more than this is not our agent.
+/// Our views are a few kilobytes per pod; a longer response is not from our agent.
 const LINE_LIMIT_BYTES: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ pub(super) enum CliError {
     NoAnswer(PathBuf),
     #[error(transparent)]
     NotFound(#[from] NotFound),
-    /// The agent said no, in its own words.
+    /// The agent returned an error with this message.
     #[error("{0}")]
     Refused(String),
     #[error("talk to rubelet on its socket")]
@@ -53,13 +53,13 @@ pub(super) enum CliError {
     Usage(#[from] UsageError),
 }
 
-/// Runs a command to its exit code: 0 done, 1 failed, 2 wrongly used.
+/// Runs a command to its exit code: 0 success, 1 failure, 2 usage error.
 pub(super) fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.map_err(CliError::Output).and_then(|runtime| runtime.block_on(command));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read our output has seen enough; `rubelet pods | head` is no failure.
+        // A closed output pipe is no failure: `rubelet pods | head`.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(CliError::Usage(usage)) => {
             let _ = usage.print();
@@ -72,7 +72,7 @@ pub(super) fn run(command: impl Future<Output = Result<(), CliError>>) -> ExitCo
     }
 }
 
-/// The two ways to say which agent is meant, for every command that asks one.
+/// The two options that choose the agent, for every command that connects to one.
 pub(super) fn with_socket_args(command: Command) -> Command {
     command
         .no_binary_name(true)
@@ -104,14 +104,14 @@ impl Client {
         Client { socket: text("socket").map_or_else(in_root_dir, PathBuf::from) }
     }
 
-    /// One JSON answer.
+    /// One JSON response.
     pub(super) async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         let mut lines = self.stream(path).await?;
         let body = timeout(ANSWER_TIMEOUT, lines.rest()).await.map_err(|_| self.no_answer())??;
         parse(&body)
     }
 
-    /// An answer that comes bit by bit.
+    /// A streamed response.
     pub(super) async fn stream(&self, path: &str) -> Result<Stream, CliError> {
         let response = timeout(ANSWER_TIMEOUT, self.ask(path)).await.map_err(|_| self.no_answer())??;
         let status = response.status();
@@ -135,7 +135,7 @@ impl Client {
             _ => connection(error),
         })?;
         let (mut sender, connected) = http1::handshake(TokioIo::new(stream)).await.map_err(connection)?;
-        // Ends with the process, which is this one command; its errors come out where the answer is read.
+        // Ends with the process, which runs this one command; its errors surface where the response is read.
         drop(tokio::spawn(connected));
         let request = Request::get(path).header("host", "rubelet").body(Body::empty()).map_err(connection)?;
         sender.send_request(request).await.map_err(connection)
@@ -146,7 +146,7 @@ impl Client {
     }
 }
 
-/// An answer being read.
+/// A response being read.
 #[derive(Debug)]
 pub(super) struct Stream {
     body: Incoming,
@@ -171,7 +171,7 @@ impl Stream {
         }
     }
 
-    /// The next bytes as they come; `None` at the end.
+    /// The next chunk; `None` at the end.
     pub(super) async fn next_bytes(&mut self) -> Result<Option<axum::body::Bytes>, CliError> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame.map_err(connection)?.into_data() {
@@ -201,7 +201,7 @@ fn connection(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Cli
     CliError::Connection(error.into())
 }
 
-/// A path of the agent's socket with what people typed made harmless.
+/// A path of the agent's socket with user input escaped.
 pub(super) fn path(segments: &[&str], query: &[(&str, &str)]) -> String {
     let mut path = String::new();
     for segment in segments {

@@ -1,6 +1,6 @@
-//! `rubelet events`: what happened lately.
+//! `rubelet events`: recent events.
 //!
-//! Owns: the look of the table and which events are meant. Upstream: `kubectl events`.
+//! Owns: the table layout and the event filter. Upstream: `kubectl events`.
 
 use std::{io::Write, process::ExitCode};
 
@@ -29,7 +29,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         let mut printer = Printer { as_json: matches.contains_id("output"), ..Printer::default() };
         let mut out = std::io::stdout();
         let clock = Clock::system();
-        // Without following, all are known before the first is printed, so that columns fit.
+        // Without `--watch`, all events are known before the first is printed, so that columns fit.
         let mut known = Vec::new();
         while let Some(event) = events.next_line::<LoggedEvent>().await? {
             if !wanted.means(&event.record.about) {
@@ -52,7 +52,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
     })
 }
 
-/// Every event the agent remembers, oldest first.
+/// Every event in the agent's log, oldest first.
 pub(super) async fn all(client: &Client) -> Result<Vec<LoggedEvent>, CliError> {
     let mut lines = client.stream("/events").await?;
     let mut events = Vec::new();
@@ -62,7 +62,7 @@ pub(super) async fn all(client: &Client) -> Result<Vec<LoggedEvent>, CliError> {
     Ok(events)
 }
 
-/// A whole table.
+/// A complete table.
 pub(super) fn render(events: &[LoggedEvent], now: Timestamp) -> String {
     Printer::default().lines(events, now)
 }
@@ -105,7 +105,7 @@ fn command() -> Command {
         )
 }
 
-/// Whose events are wanted.
+/// Selects events.
 #[derive(Clone, Debug, Default)]
 struct EventFilter {
     pod: Option<String>,

@@ -1,6 +1,6 @@
-//! `rubelet explain POD`: where a pod is on its way, what it waits for, and since when.
+//! `rubelet explain POD`: the state of a pod, what it waits for, and since when.
 //!
-//! Owns: the telling. The steps themselves come from the agent, which gives its reasons with every plan.
+//! Owns: the text. The steps come from the agent, which gives its reasons with every plan.
 
 use std::{io::Write, process::ExitCode};
 
@@ -29,7 +29,7 @@ use crate::{
     world::Clock,
 };
 
-/// The last so many of the pod's events close the story.
+/// The number of the pod's last events shown at the end.
 const EVENTS_SHOWN: usize = 5;
 
 pub fn run(args: Vec<String>) -> ExitCode {
@@ -56,13 +56,13 @@ pub fn run(args: Vec<String>) -> ExitCode {
     })
 }
 
-/// The pod somebody means.
+/// The pod that the argument names.
 pub(super) async fn ask(client: &Client, pod: &str, namespace: Option<&str>) -> Result<Explanation, CliError> {
     let query: Vec<_> = namespace.map(|namespace| ("namespace", namespace)).into_iter().collect();
     client.json(&path(&["explain", pod], &query)).await
 }
 
-/// A pod that is not there because its manifest is wrong: then that is the answer.
+/// A pod that does not exist because its manifest is invalid: shows the manifest's error.
 fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> CliError {
     let refused = events.iter().rev().find_map(|event| match &event.record.about {
         InvolvedObject::Manifest(path) => {
@@ -255,7 +255,7 @@ fn container_row(container: &ContainerStatus, kind: &str) -> Vec<String> {
     ]
 }
 
-/// Marks a terminal can show: plain letters where the locale is not UTF-8.
+/// Symbols that a terminal can show: ASCII if the locale is not UTF-8.
 fn marks() -> fn(StepState) -> &'static str {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .into_iter()

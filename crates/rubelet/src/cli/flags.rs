@@ -18,18 +18,18 @@ pub struct Flag {
     pub kind: Kind,
     pub target: Target,
     pub help: &'static str,
-    /// What upstream tells those who still use it.
+    /// Upstream's deprecation text.
     pub deprecated: Option<&'static str>,
 }
 
 impl Flag {
-    /// Its value is nobody's business, even where the others are shown.
+    /// Its value is secret: `/flagz` does not show it.
     pub fn is_secret(&self) -> bool {
         matches!(self.name, "manifest-url-header" | "storage-driver-password")
     }
 }
 
-/// How the text after the flag is read.
+/// How the value is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Text,
@@ -64,7 +64,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What the flag alone, without a value, stands for.
+    /// The value of the flag given without a value.
     pub fn without_value(self) -> Option<&'static str> {
         matches!(self, Bool | Version).then_some("true")
     }
@@ -76,7 +76,7 @@ pub enum Target {
     Field(&'static str),
     /// A member of `Flags`, named like the flag.
     Own,
-    /// Without effect. What upstream has when it is not given.
+    /// No effect. Holds upstream's default.
     Nothing(&'static str),
     Help,
     PrintVersion,
@@ -295,7 +295,7 @@ const fn field(name: &'static str, kind: Kind, path: &'static str, help: &'stati
     Flag { name, short: None, kind, target: Field(path), help, deprecated: Some(MOVED) }
 }
 
-/// A field whose flag is here to stay.
+/// A field whose flag is not deprecated.
 const fn kept(name: &'static str, kind: Kind, path: &'static str, help: &'static str) -> Flag {
     Flag { name, short: None, kind, target: Field(path), help, deprecated: None }
 }
@@ -312,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    /// Upstream's flags, from its own flag set: name, Go type, whether deprecated, where it goes.
+    /// Upstream's flags, from its own flag set: name, Go type, whether deprecated, its destination.
     const UPSTREAM: &str = include_str!("../../testdata/flags.txt");
 
     fn go_type(kind: Kind) -> &'static str {

@@ -1,6 +1,6 @@
 //! Every flag with its value, as `/flagz` shows them.
 //!
-//! Owns: each kind's text, and which values are not shown. Never: serves it (`server/secured/zpages.rs`).
+//! Owns: the text of each kind, and which values are hidden. Never: serves it (`server/secured/zpages.rs`).
 //! Upstream: `String()` of `pflag`, `component-base/cli/flag` and `pkg/util/flag`; `flagz.NamedFlagSetsReader`. Unlike upstream's, the
 //! headers of `--manifest-url-header` are a secret.
 
@@ -16,7 +16,7 @@ use super::{
 
 const SECRET: &str = "CLASSIFIED";
 
-/// `config` is what the flags alone make of it; `idle` the values of flags without effect.
+/// `config` is the configuration from flags alone; `idle` the values of flags without effect.
 pub(super) fn shown(
     own: &Flags,
     config: &KubeletConfiguration,
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::cli::arguments;
 
-    /// What upstream's flag set holds after the command line below.
+    /// The contents of upstream's flag set after the command line below.
     const UPSTREAM: &str = include_str!("../../testdata/flagz.txt");
 
     #[test]

@@ -25,7 +25,7 @@ Put lasting settings into a KubeletConfiguration and name it with --config. A fl
 most such flags are deprecated in favour of the file. Flags win over drop-ins, drop-ins over the file.
 ";
 
-/// Where help begins; longer names get a line of their own.
+/// The column of the help text; longer names get a line of their own.
 const HELP_COLUMN: usize = 44;
 
 pub(super) fn text() -> String {

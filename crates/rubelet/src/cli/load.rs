@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::yaml::{self, DuplicateKeys, YamlError};
 
-/// No configuration is near this; a device or a wrong path must not fill the memory.
+/// Larger than any configuration; a device or a wrong path must not fill the memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The files that make up a configuration.
@@ -26,7 +26,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// File and drop-ins put together, before flags. All problems at once.
+    /// File and drop-ins merged, before flags. Returns all problems at once.
     pub fn load(&self, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, Vec<String>> {
         let mut draft = match &self.file {
             None => Draft::without_file(),
@@ -63,7 +63,7 @@ fn load_file(file: &Path, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, 
     let mut warnings = Vec::new();
     let document = match parse(&text, DuplicateKeys::Refuse) {
         Ok(document) => document,
-        // The main file of v1beta1 is read leniently when it cannot be read strictly.
+        // The main file of v1beta1 is decoded leniently if strict decoding fails.
         Err(strict) => {
             let document = parse(&text, DuplicateKeys::LastWins).map_err(|_| refuse(strict.clone()))?;
             warnings.push(format!("{}: Using lenient decoding as strict decoding failed: {strict}", file.display()));
@@ -76,7 +76,7 @@ fn load_file(file: &Path, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, 
     Ok(draft)
 }
 
-/// `.conf` files in the order of their names; a directory's files stand where its name stands.
+/// `.conf` files sorted by name; a directory's files come at the position of its name.
 fn walk(dir: &Path, files: &mut Vec<PathBuf>, warnings: &mut Vec<String>) -> Result<(), String> {
     let at = |error: std::io::Error| format!("{}: {error}", dir.display());
     let mut entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at)?;

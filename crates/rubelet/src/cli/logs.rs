@@ -1,6 +1,6 @@
-//! `rubelet logs POD`: what a container wrote.
+//! `rubelet logs POD`: a container's log.
 //!
-//! Owns: which container is meant when none is named. Upstream: `kubectl logs`.
+//! Owns: the default container. Upstream: `kubectl logs`.
 
 use std::{io::Write, process::ExitCode};
 
@@ -13,7 +13,7 @@ use super::{
     explain,
 };
 
-/// Names the container to show when none is asked for.
+/// The annotation that names the default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 pub fn run(args: Vec<String>) -> ExitCode {
@@ -27,7 +27,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         if let Some(notice) = &chosen.notice {
             eprintln!("{notice}");
         }
-        // By UID: the pod that was asked about, even if another takes its name meanwhile.
+        // By UID: the pod that was found, even if another takes its name meanwhile.
         let segments = ["logs", explanation.uid.as_str(), &chosen.container];
         let query = query(&matches);
         let query: Vec<_> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -116,7 +116,7 @@ fn query(matches: &ArgMatches) -> Vec<(&'static str, String)> {
 #[derive(Debug, PartialEq, Eq)]
 struct Chosen {
     container: String,
-    /// Said when somebody might have meant another one.
+    /// Printed if another container could have been meant.
     notice: Option<String>,
 }
 

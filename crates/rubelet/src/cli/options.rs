@@ -1,6 +1,6 @@
-//! Everything the agent was told: flags and configuration, complete and checked.
+//! The agent's options: flags and configuration, complete and validated.
 //!
-//! Owns: the flags that are not in KubeletConfiguration, the node's name, and what the core needs to know of it all.
+//! Owns: the flags that are not in KubeletConfiguration, the node's name, and the core's settings made from them.
 //! Upstream: `KubeletFlags`, `nodeutil.GetHostname`.
 
 use std::{
@@ -34,7 +34,7 @@ pub struct Options {
     pub gates: Gates,
     /// Every flag as `/flagz` shows it.
     pub shown_flags: BTreeMap<&'static str, String>,
-    /// To be told once at start.
+    /// Logged once at start.
     pub warnings: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl Default for Flags {
 }
 
 impl Options {
-    /// Reads the files the arguments name. Touches nothing else. All problems at once.
+    /// Reads the files the arguments name and changes nothing. Returns all problems at once.
     pub fn load(arguments: Arguments, host: Host) -> Result<Options, Vec<String>> {
         let Arguments { own, fields, idle, notices: mut warnings, .. } = arguments;
         let flags: Flags =
@@ -118,14 +118,14 @@ impl Options {
         Ok(Options { flags, config: checked.config, gates: checked.gates, shown_flags, warnings })
     }
 
-    /// The node's name: as told, or the host's; trimmed and in lower case.
+    /// The node's name: `--hostname-override` or the host's; trimmed and in lower case.
     pub fn node_name(&self, host_name: &str) -> Result<String, String> {
         let told = &self.flags.hostname_override;
         let name = if told.is_empty() { host_name } else { told }.trim().to_lowercase();
         if name.is_empty() { Err("empty hostname is invalid".to_owned()) } else { Ok(name) }
     }
 
-    /// Where pods are asked for.
+    /// The sources of pods.
     pub fn sources(&self) -> Vec<Source> {
         let told = |text: &str| !text.is_empty();
         let sources = [
@@ -136,7 +136,7 @@ impl Options {
         sources.into_iter().flatten().collect()
     }
 
-    /// What the core decides by. The root directory is as told: whoever runs the agent makes it and resolves its links.
+    /// The core's settings. The root directory is as given: `run.rs` creates it and resolves its links.
     pub fn settings(&self, node_name: &str, host_ips: Vec<String>) -> Settings {
         let Options { flags, config, .. } = self;
         let max_parallel = config.max_parallel_image_pulls.and_then(|most| u32::try_from(most).ok());
@@ -185,7 +185,7 @@ impl Options {
     }
 }
 
-/// The configuration that upstream's flags still show when the agent runs: a file makes another one of its own.
+/// The configuration that upstream's flags show at run time: a configuration file does not change it.
 fn as_flags(flags: &Flags, fields: &[FlagValue], used: &KubeletConfiguration) -> KubeletConfiguration {
     if flags.config.is_empty() {
         return used.clone();
@@ -193,7 +193,7 @@ fn as_flags(flags: &Flags, fields: &[FlagValue], used: &KubeletConfiguration) ->
     Draft::without_file().flags(fields).expect("these values were put in once already").config
 }
 
-/// What `rubelet config check` says of files that hold to every rule.
+/// The output of `rubelet config check` for valid files.
 pub fn report(sources: &Sources, host: Host) -> Result<String, Vec<String>> {
     let checked = check(sources, &[], host)?;
     let mut lines = checked.warnings;
@@ -207,13 +207,13 @@ pub fn report(sources: &Sources, host: Host) -> Result<String, Vec<String>> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Asks the kernel which cgroup version the host uses.
+/// The cgroup version of the host.
 pub fn this_host() -> Host {
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     if unified { Host::CgroupV2 } else { Host::CgroupV1 }
 }
 
-/// The host's name, as the kernel has it.
+/// The host's name, from the kernel.
 pub fn host_name() -> Result<String, String> {
     const FILE: &str = "/proc/sys/kernel/hostname";
     std::fs::read_to_string(FILE).map_err(|error| format!("couldn't determine hostname: {FILE}: {error}"))
@@ -228,7 +228,7 @@ fn check(sources: &Sources, fields: &[FlagValue], host: Host) -> Result<Checked,
     flagged.check(host).map_err(|problems| load::lines(&problems))
 }
 
-/// What the configuration would be had the files and flags said nothing.
+/// The default configuration, without files and flags.
 fn defaults(sources: &Sources) -> KubeletConfiguration {
     match sources.file {
         None => Draft::without_file().config,

@@ -1,6 +1,6 @@
 //! `rubelet pods`: the pods of this node as a table.
 //!
-//! Owns: the look of the table, once or followed. Upstream: what `kubectl get pods -A` prints.
+//! Owns: the table layout, once or watched. Upstream: what `kubectl get pods -A` prints.
 
 use std::{
     collections::BTreeMap,
@@ -82,7 +82,7 @@ fn command() -> Command {
         )
 }
 
-/// What of the table is wanted.
+/// The options of the table.
 #[derive(Clone, Debug, Default)]
 struct View {
     wide: bool,
@@ -130,7 +130,7 @@ impl View {
 }
 
 fn print_once(view: &View, pods: &PodTable, now: Timestamp) -> Result<(), CliError> {
-    // Beside the table, not in it: a program that reads the table is not disturbed.
+    // On standard error: a program that reads the table is not disturbed.
     for notice in notices(&pods.node, now) {
         eprintln!("{notice}");
     }
@@ -149,7 +149,7 @@ fn render(view: &View, pods: &PodTable, now: Timestamp) -> String {
     table(&rows)
 }
 
-/// What stands above the table when the node itself is in trouble.
+/// The lines above the table when the node has problems.
 pub(super) fn notices(node: &NodeView, now: Timestamp) -> Vec<String> {
     let mut notices = Vec::new();
     for (what, problem) in [("The runtime", &node.runtime_problem), ("The pod network", &node.network_problem)] {
@@ -171,11 +171,11 @@ async fn watch(client: &Client, view: &View) -> Result<(), CliError> {
     let mut out = std::io::stdout();
     let mut screen = if out.is_terminal() { Screen::Redrawn(None) } else { Screen::Appended(Changes::default()) };
     loop {
-        // Cancel safe: a line read in part stays in `tables`.
+        // Cancel safe: a partly read line stays in `tables`.
         let next = tokio::select! {
             biased;
             table = tables.next_line::<PodTable>() => Some(table?),
-            // Ages go on while nothing else changes.
+            // Ages advance while nothing else changes.
             () = sleep(Duration::from_secs(1)), if matches!(screen, Screen::Redrawn(Some(_))) => None,
         };
         let now = clock.now().wall;
@@ -199,20 +199,20 @@ async fn watch(client: &Client, view: &View) -> Result<(), CliError> {
 }
 
 enum Screen {
-    /// A terminal: the whole table again and again, with what was last heard.
+    /// A terminal: redraws the whole table from the last update.
     Redrawn(Option<PodTable>),
     /// A file or a pipe: one line per change.
     Appended(Changes),
 }
 
-/// Home, the table with each line cleared to its end, the rest of the screen cleared: no flicker, nothing left over.
+/// Moves the cursor home, clears each line to its end, then the rest of the screen: no flicker, no leftovers.
 fn picture(view: &View, pods: &PodTable, now: Timestamp) -> String {
     let mut text: String = notices(&pods.node, now).iter().map(|notice| format!("{notice}\n")).collect();
     text.push_str(&render(view, pods, now));
     format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
 }
 
-/// Rows that differ from when they were last printed.
+/// Rows that differ from those last printed.
 #[derive(Debug, Default)]
 struct Changes {
     columns: Columns,

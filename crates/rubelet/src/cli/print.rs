@@ -1,17 +1,17 @@
-//! How the command line writes: tables, ages, text that came from elsewhere.
+//! Output of the command line: tables, ages, untrusted text.
 //!
-//! Owns: the look of kubectl's tables. Upstream: `HumanDuration`, the tab writer of kubectl's printers.
+//! Owns: kubectl's table layout. Upstream: `HumanDuration`, the tab writer of kubectl's printers.
 
 use jiff::Timestamp;
 
-/// A table that grows line by line: columns get wider when they must, never narrower.
+/// A table printed line by line: columns only get wider.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Columns {
     widths: Vec<usize>,
 }
 
 impl Columns {
-    /// Makes room for these rows.
+    /// Widens the columns for these rows.
     pub(super) fn fit(&mut self, rows: &[Vec<String>]) {
         for row in rows {
             self.widths.resize(self.widths.len().max(row.len()), 0);
@@ -26,7 +26,7 @@ impl Columns {
         for (position, cell) in row.iter().enumerate() {
             line.push_str(cell);
             if position + 1 < row.len() {
-                // kubectl's least cell is 6 wide, and 3 blanks part two cells.
+                // kubectl's minimum cell width is 6, and cells are separated by 3 blanks.
                 let width = (self.widths.get(position).copied().unwrap_or(0) + 3).max(6);
                 line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count())));
             }
@@ -36,14 +36,14 @@ impl Columns {
     }
 }
 
-/// A whole table at once.
+/// A complete table.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let mut columns = Columns::default();
     columns.fit(rows);
     rows.iter().map(|row| columns.line(row)).collect()
 }
 
-/// Text from containers and manifests, made harmless for a terminal and kept to one line.
+/// Escapes text from containers and manifests for a terminal, on one line.
 pub(super) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for symbol in text.trim_end().chars() {
@@ -52,12 +52,12 @@ pub(super) fn printable(text: &str) -> String {
     safe
 }
 
-/// How long ago, as kubectl says it.
+/// The time since, formatted as kubectl does.
 pub(super) fn age(moment: Timestamp, now: Timestamp) -> String {
     short(now.duration_since(moment).as_secs())
 }
 
-/// How long from now.
+/// The time until.
 pub(super) fn until(moment: Timestamp, now: Timestamp) -> String {
     match moment.duration_since(now).as_secs() {
         secs if secs <= 0 => "now".to_owned(),
@@ -72,7 +72,7 @@ fn short(secs: i64) -> String {
         small => format!("{large}{unit}{small}{small_unit}"),
     };
     match secs {
-        // Clocks that differ by a second are no news.
+        // Clocks may differ by a second.
         ..=-2 => "<invalid>".to_owned(),
         -1 => "0s".to_owned(),
         _ if secs < 120 => format!("{secs}s"),

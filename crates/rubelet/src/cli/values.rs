@@ -1,6 +1,6 @@
-//! From the text after a flag to a value for its field.
+//! Parses the value of a flag for its field.
 //!
-//! Owns: Go's reading of numbers, booleans, lists and maps, and its error messages.
+//! Owns: Go's parsing of numbers, booleans, lists and maps, and its error messages.
 //! Upstream: `pflag`, `component-base/cli/flag`, `pkg/util/flag`.
 
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::flags::Kind;
 
-/// `before` is what earlier occurrences of the same flag gave.
+/// `before` is the value of earlier occurrences of the same flag.
 pub(super) fn parse(kind: Kind, text: &str, before: Option<Value>) -> Result<Value, String> {
     match kind {
         Kind::Text => Ok(json!(text)),
@@ -92,10 +92,10 @@ fn level_of(text: &str) -> Result<u32, String> {
 
 fn ip_of(text: &str, before: Option<Value>) -> Result<Value, String> {
     if text.is_empty() {
-        // Upstream takes the empty text for "leave it as it is".
+        // Upstream treats an empty value as no change.
         return Ok(before.unwrap_or(Value::Null));
     }
-    // Go takes octets with leading zeroes as decimal.
+    // Go parses octets with leading zeroes as decimal.
     let without_zeroes =
         text.split('.').map(|part| part.trim_start_matches('0')).map(|part| if part.is_empty() { "0" } else { part });
     let readable = if text.contains(':') { text.to_owned() } else { without_zeroes.collect::<Vec<_>>().join(".") };
@@ -105,7 +105,7 @@ fn ip_of(text: &str, before: Option<Value>) -> Result<Value, String> {
     }
 }
 
-/// One line of comma-separated values, where quotes keep commas together.
+/// One line of comma-separated values; quoted commas do not separate.
 fn csv(text: &str) -> Result<Vec<String>, String> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -181,7 +181,7 @@ fn gates(text: &str, before: Option<Value>) -> Result<Value, String> {
 
 fn taints(text: &str) -> Result<Value, String> {
     let mut taints: Vec<Value> = Vec::new();
-    // An item that ends in a dash asks for removal, which means nothing for a node that is yet to register.
+    // A trailing dash requests removal, which has no meaning for a node that is not registered yet.
     for item in text.split(',').filter(|item| !item.is_empty() && !item.ends_with('-')) {
         let invalid = || format!("invalid taint spec: {item}");
         let (pair, effect) = item.split_once(':').ok_or_else(invalid)?;

@@ -1,6 +1,6 @@
-//! A pod's cgroup, and those above it.
+//! A pod's cgroup, and its parents.
 //!
-//! Owns: making, listing and removing them. Never: names one or decides a limit (`rubelet-core/src/cgroups.rs`).
+//! Owns: creating, listing and removing them. Never: names one or decides a limit (`rubelet-core/src/cgroups.rs`).
 //! Upstream: `pcm.EnsureExists`, `pcm.Destroy`, `UpdateQOSCgroups`, `GetAllPodsFromCgroups`.
 
 use std::{io, path::Path};
@@ -18,7 +18,7 @@ pub(super) async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<
     Ok(Facts::Nothing)
 }
 
-/// Sets the tiers from the top down, and lists what is in them.
+/// Sets the limits of the QoS cgroups from the top down, and lists the pod cgroups in them.
 pub(super) async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, EffectError> {
     let mut names = Vec::new();
     for tier in tiers {

@@ -36,12 +36,12 @@ use crate::{objects::Patience, world::World};
 const LOG_DIR_MODE: u32 = 0o755;
 const CONTAINER_DIR_MODE: u32 = 0o750;
 const HOSTS_MODE: u32 = 0o644;
-/// The container may run as anybody, and must be able to write why it ends.
+/// The container may run as any user, and must be able to write its termination message.
 const TERMINATION_MESSAGE_MODE: u32 = 0o666;
-/// A hosts file beyond this is somebody's ad blocker; it is still copied, but not without end.
+/// A size limit for copying the host's hosts file.
 const NODE_HOSTS_LIMIT_BYTES: u64 = 16 << 20;
 
-/// Creates and starts. Repeating it collides in the runtime: the container's name carries the attempt.
+/// Creates and starts. Repeating it fails in the runtime: the container's name includes the attempt.
 pub async fn start_container(world: &World, order: &StartContainer, recalled: &Recalled) -> Result<Facts, EffectError> {
     let rejected = |error: ConfigError| failure::config(error, Reason::CreateContainerConfigError);
     let spec = &*container::find(&order.pod, &order.container).map_err(rejected)?;
@@ -69,7 +69,7 @@ pub async fn start_container(world: &World, order: &StartContainer, recalled: &R
     Ok(Facts::Container { id: ContainerId::new(id) })
 }
 
-/// Starts what an attempt that was cut off had created.
+/// Starts the container that an interrupted attempt has created.
 pub async fn resume_container(world: &World, id: &ContainerId, recalled: &Recalled) -> Result<Facts, EffectError> {
     let status = world
         .runtime
@@ -88,13 +88,13 @@ pub async fn resume_container(world: &World, id: &ContainerId, recalled: &Recall
     Ok(Facts::Container { id: id.clone() })
 }
 
-/// SIGTERM, then SIGKILL when the grace period is over.
+/// SIGTERM, then SIGKILL after the grace period.
 pub async fn stop_container(world: &World, id: &ContainerId, grace_secs: i64) -> Result<Facts, EffectError> {
     failure::gone_is_done(world.runtime.stop_container(id.as_str(), grace_secs).await)?;
     Ok(Facts::Nothing)
 }
 
-/// Logs first, as upstream does: a container whose logs cannot be removed stays, and is tried again.
+/// Logs first, as upstream does: a container whose logs cannot be removed stays, and its removal is retried.
 pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, EffectError> {
     match world.runtime.container_status(id.as_str()).await {
         Ok(status) => remove_logs(world, &status).await?,
@@ -105,7 +105,7 @@ pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, 
     Ok(Facts::Nothing)
 }
 
-/// What the container's environment is made of beside the pod itself.
+/// The inputs of the container's environment besides the pod itself.
 async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sources {
     let needs = environment::needs(&order.pod, spec);
     let files = read_env_files(world, order, spec).await;
@@ -122,7 +122,7 @@ async fn gather(world: &World, order: &StartContainer, spec: &Container) -> Sour
     Sources { objects, services, files }
 }
 
-/// The values that the container wants from files of the pod's volumes, each file read once.
+/// The environment variables that come from files of the pod's volumes, each file read once.
 async fn read_env_files(world: &World, order: &StartContainer, spec: &Container) -> FileValues {
     let needs = files::needs(spec);
     let mut keys: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
@@ -145,7 +145,7 @@ async fn read_env_files(world: &World, order: &StartContainer, spec: &Container)
             }
             found.insert(FileKey { volume: volume.to_owned(), path: path.to_owned(), key: key.to_owned() }, value);
         }
-        // No process could be started with more, so the rest need not be read.
+        // No process can have a larger environment, so the rest is not read.
         if bytes > MAX_EXEC_BYTES {
             break;
         }
@@ -153,7 +153,7 @@ async fn read_env_files(world: &World, order: &StartContainer, spec: &Container)
     found
 }
 
-/// What is wrong with it stays in our log: it might tell the container's owner what else is on the node.
+/// The cause is logged only: it could reveal files of the node to the container's owner.
 async fn bind_sub_path(world: &World, container: &str, part: &SubPath) -> Result<(), ConfigError> {
     let SubPath { name, volume, path, place } = part;
     world.host.bind_sub_path(volume, path, place).await.map_err(|error| {
@@ -178,7 +178,7 @@ async fn make_files(
     if let Some(path) = mounts::termination_message_file(order, spec, &world.settings.root_dir) {
         let dir = path.parent().unwrap_or(&path);
         host.make_dir(dir, CONTAINER_DIR_MODE).await.map_err(|error| failure::io("make", dir, &error))?;
-        // A repeated start must not take away the file that the first one's container may be writing to.
+        // A repeated start must not replace the file that the first container may be writing to.
         let found = host.file_kind(&path).await.map_err(|error| failure::io("look at", &path, &error))?;
         if found.is_none() {
             host.write_file(&path, b"", TERMINATION_MESSAGE_MODE)
@@ -200,7 +200,7 @@ async fn write_hosts(world: &World, order: &StartContainer) -> Result<(), Effect
     )
     .map_err(|error| failure::config(error, Reason::CreateContainerConfigError))?;
     let path = mounts::hosts_file(&world.settings.root_dir, &order.uid);
-    // Replacing the file would cut off the containers that have it mounted; so it is left alone while it is right.
+    // Replacing the file would detach it from containers that mount it; so a correct file is left alone.
     let is_current =
         world.host.read_file(&path, NODE_HOSTS_LIMIT_BYTES).await.is_ok_and(|current| current == content.as_bytes());
     if is_current {
@@ -217,10 +217,10 @@ async fn read(world: &World, path: &Path) -> Result<Vec<u8>, EffectError> {
     world.host.read_file(path, NODE_HOSTS_LIMIT_BYTES).await.map_err(|error| failure::io("read", path, &error))
 }
 
-/// Log shippers find logs by these links. A container without one runs all the same, so a failure is only told.
+/// Log shippers find logs by these links. A container runs without one, so a failure is only logged.
 async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
     let Some(link) = link_path(world, labels, id) else { return };
-    // Where logs go elsewhere there is no file, and a link would lead nowhere.
+    // With another log driver there is no file, and the link would dangle.
     if !matches!(world.host.file_kind(log).await, Ok(Some(_))) {
         return;
     }
@@ -260,7 +260,7 @@ async fn log_files(world: &World, log: &Path) -> Result<Vec<PathBuf>, EffectErro
     }
 }
 
-/// `None` for a container that no kubelet made.
+/// `None` for a container that was not created by a kubelet.
 fn link_path(world: &World, labels: &labels::Map, id: &str) -> Option<PathBuf> {
     let PodRef { namespace, name, .. } = labels::owner(labels)?;
     let container = labels.get(labels::CONTAINER_NAME)?;

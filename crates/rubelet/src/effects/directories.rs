@@ -1,6 +1,6 @@
 //! A pod's directories: its own under the root directory, and its logs.
 //!
-//! Owns: making, listing and removing them. Never: removes what is mounted, or anything outside them.
+//! Owns: creating, listing and removing them. Never: removes what is mounted, or anything outside them.
 //! Upstream: `makePodDataDirs`, `cleanupOrphanedPodDirs`, `kuberuntime_gc.evictPodLogsDirectories`.
 
 use std::{
@@ -26,7 +26,7 @@ pub async fn make_pod_dirs(world: &World, pod: &PodRef) -> Result<Facts, EffectE
     Ok(Facts::Nothing)
 }
 
-/// Pods whose directory or logs are on the disk, wanted or not.
+/// Pods whose directory or logs are on the disk, desired or not.
 pub async fn list_pod_dirs(world: &World) -> Result<Facts, EffectError> {
     let uids = directories_in(world, &world.paths.pods_dir()).await?.into_iter().map(PodUid::new).collect();
     let log_dirs = directories_in(world, &world.paths.pod_logs_dir).await?;
@@ -46,7 +46,7 @@ pub async fn remove_pod_dir(world: &World, uid: &PodUid) -> Result<(), EffectErr
     world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove pod directory", &dir, &error))
 }
 
-/// With the links into it.
+/// With the links to its files.
 pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<(), EffectError> {
     let dir = world.paths.pod_logs_dir.join(component(dir_name)?);
     for link in links_into(world, dir_name).await? {
@@ -55,7 +55,7 @@ pub async fn remove_log_dir(world: &World, dir_name: &str) -> Result<(), EffectE
     world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove log directory", &dir, &error))
 }
 
-/// The log directory of this name is there, or a link into it.
+/// Whether the log directory of this name exists, or a link into it.
 pub(super) async fn has_logs(world: &World, dir_name: &str) -> Result<bool, EffectError> {
     let dir = world.paths.pod_logs_dir.join(component(dir_name)?);
     let kind = world.host.file_kind(&dir).await.map_err(|error| failure::io("look for", &dir, &error))?;
@@ -91,7 +91,7 @@ async fn directories_in(world: &World, dir: &Path) -> Result<Vec<String>, Effect
     Ok(entries.into_iter().filter(|entry| entry.kind == FileKind::Directory).map(|entry| entry.name).collect())
 }
 
-/// A directory that does not exist holds nothing.
+/// A missing directory is empty.
 async fn entries_of(world: &World, dir: &Path) -> Result<Vec<DirEntry>, EffectError> {
     match world.host.list_dir(dir).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -99,7 +99,7 @@ async fn entries_of(world: &World, dir: &Path) -> Result<Vec<DirEntry>, EffectEr
     }
 }
 
-/// One name in a path. UIDs and names come from manifests and from the runtime's labels; none may lead elsewhere.
+/// One path component. UIDs and names come from manifests and from the runtime's labels and must not leave the directory.
 pub(super) fn component(name: &str) -> Result<&str, EffectError> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(failure::refused(format!("{name:?} cannot be the name of a directory")));

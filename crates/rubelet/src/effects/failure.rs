@@ -1,6 +1,6 @@
-//! From a failed call to an effect's error.
+//! Maps a failed call to an effect's error.
 //!
-//! Owns: which failures mean that the runtime is away, and that nothing was there to fail on. Never: looks at texts.
+//! Owns: which failures mean that the runtime is down, and which that the object does not exist. Never: inspects texts.
 
 use std::{error::Error, fmt, path::Path};
 
@@ -13,12 +13,12 @@ use rubelet_kube::error_chain;
 
 use super::Recalled;
 
-/// The step failed for this reason, unless the runtime does not answer at all.
+/// The step failed for this reason, unless the runtime is down.
 pub(super) fn step(error: &RpcError, reason: Reason) -> EffectError {
     of(error, ErrorKind::Reject(reason), error.message.clone())
 }
 
-/// Try again, unless the runtime does not answer at all.
+/// Retryable, unless the runtime is down.
 pub(super) fn retry(error: &RpcError) -> EffectError {
     of(error, ErrorKind::Retry, error.grpc_text())
 }
@@ -27,12 +27,12 @@ pub(super) fn config(error: ConfigError, reason: Reason) -> EffectError {
     EffectError { kind: ErrorKind::Reject(reason), message: error.0 }
 }
 
-/// Of a file or a directory: the disk may have room again later.
+/// A file system error: there may be space later.
 pub(super) fn io(what: &str, path: &Path, error: &(dyn Error + 'static)) -> EffectError {
     caused(ErrorKind::Retry, format_args!("{what} {}", path.display()), error)
 }
 
-/// Names all causes of the error: of an effect that failed the core and the user get this text and nothing else.
+/// The text of the error with all its causes: the core and the user get nothing else.
 pub(super) fn caused(kind: ErrorKind, what: impl fmt::Display, error: &(dyn Error + 'static)) -> EffectError {
     EffectError { kind, message: format!("{what}: {}", error_chain(error)) }
 }
@@ -41,7 +41,7 @@ pub(super) fn refused(message: String) -> EffectError {
     EffectError { kind: ErrorKind::Refused, message }
 }
 
-/// Ends an effect that was recalled before it begins another step.
+/// Ends a recalled effect before its next step.
 pub(super) fn unless(recalled: &Recalled) -> Result<(), EffectError> {
     if recalled.is_cancelled() {
         return Err(EffectError { kind: ErrorKind::Retry, message: "pod is terminating".to_owned() });
@@ -49,7 +49,7 @@ pub(super) fn unless(recalled: &Recalled) -> Result<(), EffectError> {
     Ok(())
 }
 
-/// What is not there needs no stopping and no removing.
+/// A missing object needs no stop and no removal.
 pub(super) fn gone_is_done(result: RpcResult<()>) -> Result<(), EffectError> {
     match result {
         Err(error) if error.kind != RpcErrorKind::NotFound => Err(retry(&error)),

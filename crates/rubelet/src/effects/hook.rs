@@ -1,6 +1,6 @@
-//! Hooks: one thing a container is told when it starts or stops.
+//! Lifecycle hooks: postStart and preStop.
 //!
-//! Owns: the call, and why it failed in upstream's words. Never: decides what a failure leads to.
+//! Owns: the call, and upstream's text of its failure. Never: decides what a failure leads to.
 //! Upstream: `lifecycle/handlers.go`.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::world::World;
 
-/// A hook that does not end in its time is left behind, and that is no failure.
+/// A preStop hook that exceeds its time is abandoned, which is not a failure.
 pub(super) async fn run_hook(world: &World, order: &HookRequest) -> Result<Facts, EffectError> {
     match timeout(order.limit, run(world, order)).await {
         Ok(Err(message)) => Err(EffectError { kind: ErrorKind::Retry, message }),
@@ -51,8 +51,8 @@ async fn exec(world: &World, order: &HookRequest, command: &[String]) -> Result<
     Err(format!("Exec lifecycle hook ([{words}]) for {} failed - error: {error}, message: {output:?}", subject(order)))
 }
 
-/// Whatever the container answers, it was told. One that was to be told over TLS and has none is told without, as upstream
-/// does, and without the secret it was to prove itself by.
+/// Any HTTP response is a success. If the container does not serve TLS, the hook falls back to HTTP, as upstream does, without
+/// the Authorization header.
 async fn http(world: &World, order: &HookRequest, get: &HttpGet) -> Result<Facts, String> {
     let mut check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
     let error = match world.host.check_http(&check).await {
@@ -100,7 +100,7 @@ mod tests {
             action: HookAction::Http(HttpGet { url: url.clone(), headers }),
             limit: Duration::from_secs(5),
         };
-        // What Go's server says to a client that speaks TLS, and then a good answer.
+        // The error of Go's server for a client with TLS, then a success.
         let serve = async {
             let mut heard = Vec::new();
             for answer in ["400 Bad Request", "200 OK"] {

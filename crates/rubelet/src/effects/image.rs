@@ -1,4 +1,4 @@
-//! Effects on images: look, pull.
+//! Effects on images: status, pull.
 //!
 //! Owns: the calls, and upstream's reasons for their failures. Never: policies, back-off, how many at once.
 //! Upstream: `images.imageManager`, `getImageUser`.
@@ -19,7 +19,7 @@ use rubelet_cri::{
 use super::failure;
 use crate::world::World;
 
-/// `Facts::Image(None)`: it is not there.
+/// `Facts::Image(None)`: the image is not on the node.
 pub async fn inspect_image(world: &World, image: &str) -> Result<Facts, EffectError> {
     let spec = spec_of(image)?;
     let found = world.runtime.image_status(&spec).await.map_err(|error| inspect_failure(image, &error))?;
@@ -29,13 +29,13 @@ pub async fn inspect_image(world: &World, image: &str) -> Result<Facts, EffectEr
 pub async fn pull_image(world: &World, pod: &PodRef, image: &str, secrets: &[String]) -> Result<Facts, EffectError> {
     let spec = spec_of(image)?;
     let pulled = pull(world, pod, &spec, secrets).await.map_err(|error| pull_failure(image, &error))?;
-    // Who the image runs as is not in the answer.
+    // The response does not have the image's user.
     let spec = v1::ImageSpec { image: pulled, ..v1::ImageSpec::default() };
     let found = world.runtime.image_status(&spec).await.map_err(|error| inspect_failure(image, &error))?;
     Ok(Facts::Image(found.map(facts_of)))
 }
 
-/// With each of the pod's credentials in turn, or with none if it has none for this registry.
+/// With each of the pod's credentials in turn, or without any if none matches this registry.
 async fn pull(world: &World, pod: &PodRef, spec: &v1::ImageSpec, secrets: &[String]) -> RpcResult<String> {
     let sandbox = sandbox_config::for_pull(pod);
     let mut credentials = credentials(world, pod, &spec.image, secrets).await.into_iter().peekable();
@@ -55,10 +55,10 @@ async fn pull(world: &World, pod: &PodRef, spec: &v1::ImageSpec, secrets: &[Stri
     }
 }
 
-/// A secret that is missing is told; the image may be for everybody.
+/// A missing secret is reported as an event; the image may be public.
 async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String]) -> Vec<Credentials> {
     let Some(cluster) = world.cluster.as_ref().filter(|_| !secrets.is_empty()) else { return Vec::new() };
-    // The API lets a reference have no name; upstream ignores it.
+    // The API allows a reference without a name; upstream ignores it.
     let names = secrets.iter().filter(|name| !name.is_empty());
     let keys: Vec<_> = names.map(|name| ObjectKey::secret(&pod.namespace, name)).collect();
     let gathered = cluster.objects.gather(&pod.uid, keys.iter().cloned().collect()).await;
@@ -103,7 +103,7 @@ fn inspect_failure(image: &str, error: &RpcError) -> EffectError {
     failed
 }
 
-/// CRI has no codes for these two: a runtime says them in the first word of its message.
+/// CRI has no codes for these two: the runtime's message begins with them.
 fn pull_failure(image: &str, error: &RpcError) -> EffectError {
     let known = [
         (Reason::RegistryUnavailable, "the registry is unavailable"),

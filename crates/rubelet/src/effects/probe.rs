@@ -1,6 +1,6 @@
-//! Probes: one question to one container.
+//! Probes: one check of one container.
 //!
-//! Owns: what an answer counts as, in upstream's words. Never: counts answers; the core has the thresholds.
+//! Owns: the result of a check and upstream's texts. Never: counts results; the core has the thresholds.
 //! Upstream: `prober.go` (runProbeWithRetries), `probe/{exec,http,tcp,grpc}`.
 
 use std::time::Duration;
@@ -18,9 +18,9 @@ use rubelet_host::{
 
 use crate::world::World;
 
-/// A probe that could not be made is made again, this often in all.
+/// The number of tries of a probe that returns an error.
 const MAX_TRIES: u32 = 3;
-/// What an event shows of a command's output.
+/// The part of a command's output that an event shows.
 const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
 
 pub(super) async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, EffectError> {
@@ -79,7 +79,7 @@ async fn http(world: &World, get: &HttpGet, timeout: Duration) -> ProbeOutcome {
                 let body = String::from_utf8_lossy(&answer.body);
                 ProbeOutcome::Warning(format!("Probe terminated redirects, Response body: {body}"))
             }
-            // The body stays out of it: it may hold what is nobody's business.
+            // The text omits the body, which may hold secrets.
             status => ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
         },
         Err(error @ CheckError::Body(_)) => ProbeOutcome::Discarded(error.to_string()),
@@ -103,7 +103,7 @@ fn grpc_text(failure: &GrpcFailure, check: &GrpcCheck) -> String {
     }
 }
 
-/// Both streams, one after the other, as far as anybody reads.
+/// Both streams, one after the other, up to the limit.
 fn output(stdout: &[u8], stderr: &[u8]) -> String {
     let mut bytes = [stdout, stderr].concat();
     bytes.truncate(OUTPUT_LIMIT_BYTES);

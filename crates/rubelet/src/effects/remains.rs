@@ -1,6 +1,6 @@
-//! What is left on the node of a pod that has ended?
+//! What a terminated pod leaves on the node.
 //!
-//! Owns: the look for it after each removal, so that an answer says what is there and not what should be. Never: removes
+//! Owns: the check after each removal, so that the result reports the actual state. Never: removes
 //! anything.
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use rubelet_core::{
 use super::{directories, failure};
 use crate::world::World;
 
-/// Removes something of the pod, and looks for what remains of it.
+/// Removes something of the pod, then checks what remains of it.
 pub(super) async fn after(
     world: &World,
     place: &PodPlace,

@@ -1,6 +1,6 @@
 //! Effects on sandboxes: run, stop, remove.
 //!
-//! Owns: the calls and what must be on disk before them. Never: decides when a sandbox is due.
+//! Owns: the calls and the files they require. Never: decides when a sandbox is due.
 //! Upstream: `createPodSandbox`, `killPodWithSyncResult`, `removeSandbox`.
 
 use std::{collections::BTreeSet, path::Path};
@@ -16,11 +16,11 @@ use rubelet_core::{
 use super::{Recalled, failure};
 use crate::world::World;
 
-/// No resolver reads more; upstream's limit.
+/// Upstream's limit.
 const RESOLV_CONF_LIMIT_BYTES: u64 = 10 << 20;
 const LOG_DIR_MODE: u32 = 0o755;
 
-/// Repeating it collides in the runtime: the sandbox's name carries the attempt.
+/// Repeating it fails in the runtime: the sandbox's name includes the attempt.
 pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled) -> Result<Facts, EffectError> {
     let resolv_conf = read_resolv_conf(world).await?;
     let identity = container::Identity { uid: &order.uid, attempt: order.attempt, cgroup_parent: &order.cgroup_parent };
@@ -38,8 +38,8 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled)
     Ok(Facts::Sandbox { id: SandboxId::new(id) })
 }
 
-/// By the pod's RuntimeClass; empty is the runtime's default. A standalone node knows no classes and takes the default, as
-/// upstream.
+/// From the pod's RuntimeClass; empty is the runtime's default. A standalone node has no RuntimeClasses and uses the default,
+/// as upstream.
 async fn runtime_handler(world: &World, order: &RunSandbox) -> Result<String, EffectError> {
     let key = order.pod.spec.as_ref().and_then(ObjectKey::runtime_class);
     let Some((key, cluster)) = key.zip(world.cluster.as_ref()) else { return Ok(String::new()) };
@@ -56,7 +56,7 @@ pub async fn stop_sandbox(world: &World, id: &SandboxId) -> Result<Facts, Effect
     Ok(Facts::Nothing)
 }
 
-/// Stops it once more first, as upstream does: what is left of its network goes with it.
+/// Stops the sandbox again first, as upstream does: that removes what is left of its network.
 pub async fn remove_sandbox(world: &World, id: &SandboxId) -> Result<Facts, EffectError> {
     failure::gone_is_done(world.runtime.stop_pod_sandbox(id.as_str()).await)?;
     failure::gone_is_done(world.runtime.remove_pod_sandbox(id.as_str()).await)?;

@@ -1,6 +1,6 @@
-//! Effects on pods in the API: status, end, mirror pods.
+//! Effects on pods in the API: status, deletion, mirror pods.
 //!
-//! Owns: the requests and what their failures mean. Never: what a status says, or when a pod may go (`rubelet_core`).
+//! Owns: the requests and what their failures mean. Never: what a status contains, or when a pod is deleted (`rubelet_core`).
 //! Upstream: `statusManager.syncPod`, `PatchPodStatus`, `pod/mirror_client.go`.
 
 use std::{sync::Arc, time::Duration};
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use super::failure;
 use crate::world::World;
 
-/// A request within an effect, which has a deadline of its own.
+/// A request within an effect, which has its own deadline.
 const TIMEOUT: Duration = Duration::from_secs(25);
 
 pub async fn patch_status(world: &World, pod: &PodRef, patch: &Value) -> Result<Facts, EffectError> {
@@ -34,14 +34,14 @@ pub async fn patch_status(world: &World, pod: &PodRef, patch: &Value) -> Result<
     Ok(Facts::ApiPod(Arc::new(stored)))
 }
 
-/// Without grace, because its grace is over; of another pod of this name the UID keeps it away.
+/// With grace period 0, because it is over; the UID precondition protects another pod of this name.
 pub async fn delete_pod(world: &World, pod: &PodRef) -> Result<Facts, EffectError> {
     let options = json!({ "gracePeriodSeconds": 0, "preconditions": { "uid": pod.uid } });
     request(world, Verb::Delete, path_of(pod), Some(&options)).await?;
     Ok(Facts::Nothing)
 }
 
-/// The node owns its mirror pods: the API server accepts them from it for no other reason.
+/// The node owns its mirror pods: the API server rejects them otherwise.
 pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, EffectError> {
     let node = node(world).await.map_err(|error| {
         let kind = if error.kind == ErrorKind::Gone { ErrorKind::Retry } else { error.kind };
@@ -52,7 +52,7 @@ pub async fn create_mirror_pod(world: &World, pod: &Pod) -> Result<Facts, Effect
     let body = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": mirror.metadata, "spec": mirror.spec });
     match api(world)?.call(call(Verb::Create, path, Some(&body))).await {
         Ok(_) => Ok(Facts::Nothing),
-        // The watch will show whether it is the one that is wanted.
+        // The watch shows whether it is the expected one.
         Err(error) if error.kind == ApiErrorKind::AlreadyExists => Ok(Facts::Nothing),
         Err(error) => Err(failed(&error)),
     }
@@ -103,8 +103,8 @@ fn api(world: &World) -> Result<&dyn ApiServer, EffectError> {
     world.cluster.as_ref().map(|cluster| cluster.api.as_ref()).ok_or_else(none)
 }
 
-/// A pod that is not there needs to hear nothing; a server that is away is waited for; everything else may be otherwise the next time. Another pod of the same
-/// name (409) is known by the watch, sooner or later.
+/// A missing pod needs no status; an unreachable server is retried; any other error is retried later. Another pod of the same
+/// name (409) is reported by the watch.
 fn failed(error: &ApiError) -> EffectError {
     let kind = match error.kind {
         ApiErrorKind::NotFound => ErrorKind::Gone,

@@ -1,7 +1,7 @@
-//! A pod's volumes, set up and torn down.
+//! Setup and teardown of a pod's volumes.
 //!
-//! Owns: emptyDir on disk and in memory, the checks of hostPath, files made of objects (`volume/files.rs`). Never: removes what
-//! a hostPath points to, unmounts anything outside the pod's directory.
+//! Owns: emptyDir on disk and in memory, the checks of hostPath, files from objects (`volume/files.rs`). Never: removes the
+//! target of a hostPath, unmounts anything outside the pod's directory.
 //! Upstream: `pkg/volume/emptydir`, `pkg/volume/hostpath`.
 
 use std::{io, path::Path};
@@ -21,17 +21,17 @@ use crate::world::World;
 mod csi;
 mod files;
 
-/// A tmpfs as upstream mounts it: everybody may write, only owners may remove.
+/// A tmpfs as upstream mounts it: world-writable with the sticky bit.
 const TMPFS_MODE: u32 = 0o1777;
 
-/// Sets up every volume, also after one failed: the others then wait for nothing at the next try.
+/// Sets up every volume, also after a failure: the next try then only has the failed one to set up.
 pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
     set_up_each(world, &owner, volumes::volumes_to_mount(pod)).await
 }
 
-/// Only volumes whose content changes with time.
+/// Only volumes whose content can change.
 pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
@@ -63,7 +63,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
 pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), EffectError> {
     component(pod.uid.as_str())?;
     let pod_dir = world.paths.pod_dir(&pod.uid);
-    // First of all the marks that say "ready": a half removed volume must not be taken for a good one.
+    // The ready marks first: a partly removed volume must not look ready.
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
     world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
     for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumes")] {
@@ -105,11 +105,11 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
         let dir = &dir;
         move |error: io::Error| failure::io(what, dir, &error)
     };
-    // Once it was ready it belongs to the containers: they may have changed its mode, and a restart of the agent keeps that.
+    // A ready volume belongs to the containers: they may have changed its mode, and a restarted agent keeps that.
     if host.file_kind(&ready).await.map_err(|error| failure::io("stat", &ready, &error))? == Some(FileKind::File) {
         let is_there = match volume.medium {
             Medium::Disk => host.file_kind(&dir).await.map_err(at_dir("stat"))? == Some(FileKind::Directory),
-            // Memory is lost with the node.
+            // Memory is lost when the node restarts.
             Medium::Memory { .. } => {
                 !host.mounts_below(&dir).await.map_err(at_dir("look for mounts below"))?.is_empty()
             }
@@ -247,7 +247,7 @@ mod tests {
         fs::create_dir(dir.path().join("real")).unwrap();
         symlink(dir.path().join("real"), &behind).unwrap();
         let mut world = world_in(dir.path());
-        // Even a root directory that nobody resolved.
+        // Also below a root directory that contains links.
         world.paths.root_dir = behind;
         let pod = pod(&json!([{"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}]));
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A node's first certificate, and when none is needed.
+//! Tests of a node's first certificate, and when none is needed.
 
 use std::{fs, os::unix::fs::MetadataExt as _, sync::atomic::AtomicI64};
 

@@ -1,4 +1,4 @@
-//! What becomes of a request: every way it can end.
+//! Tests of every outcome of a request.
 
 use std::sync::Arc;
 

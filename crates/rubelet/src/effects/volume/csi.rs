@@ -1,6 +1,6 @@
-//! A volume of a CSI driver, which no driver can make yet: none can register with this agent.
+//! CSI volumes, which always fail: no driver can register with this agent yet.
 //!
-//! Owns: saying so, with what the driver's object in the API tells about it. The object is followed while the pod waits.
+//! Owns: that error, with the information of the CSIDriver object. The object is watched while the pod waits.
 //! Upstream: `csiMountMgr.SetUpAt`, `supportsVolumeLifecycleMode` of `pkg/volume/csi`.
 
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use rubelet_core::{
 
 use crate::{effects::failure, world::World};
 
-/// How the API calls a volume that lives as long as its pod.
+/// The API's name for the lifecycle of an inline volume.
 const EPHEMERAL: &str = "Ephemeral";
 
-/// In upstream's words, its second reason with the first.
+/// Upstream's text, with both of its reasons.
 pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
     let key = ObjectKey::csi_driver(driver);
     let wanted = BTreeSet::from([key.clone()]);
@@ -37,7 +37,7 @@ pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> Effect
     })
 }
 
-/// Why the driver would not make such a volume, if it were there.
+/// Why the driver would reject such a volume.
 fn unfit(driver: &str, object: Option<&Object>) -> Option<String> {
     let refusal = format!("volume mode {EPHEMERAL:?} not supported by driver {driver}");
     let Some(Object::CsiDriver(CsiDriver { volume_lifecycle_modes: modes })) = object else {

@@ -1,6 +1,6 @@
-//! Volumes made of what the API and the pod say, written and brought up to date.
+//! Volumes with content from the API and the pod: written and updated.
 //!
-//! Owns: the order of gathering, making and writing. What cannot be gathered leaves what is there.
+//! Owns: the order of gathering, building and writing. If gathering fails, the existing content stays.
 //! Upstream: SetUpAt of `pkg/volume/{configmap,secret,downwardapi,projected}`.
 
 use std::{
@@ -27,18 +27,18 @@ use crate::{
     world::World,
 };
 
-/// Open, as an emptyDir: the files have modes of their own.
+/// World-writable like an emptyDir: the files have their own modes.
 const DIR_MODE: u32 = 0o777;
 const NESTED_MODE: u32 = 0o755;
 
-/// The pod whose volume it is.
+/// The pod of the volume.
 pub(super) struct Owner<'a> {
     pub pod: &'a Pod,
     pub uid: &'a PodUid,
     pub dir: &'a Path,
 }
 
-/// What is right already is left alone, so this is also how a volume is brought up to date.
+/// Unchanged content is left alone, so this also updates a volume.
 pub(super) async fn set_up(
     world: &World,
     owner: &Owner<'_>,
@@ -53,7 +53,7 @@ pub(super) async fn set_up(
     let host = &world.host;
     host.make_dir(&dir, DIR_MODE).await.map_err(|error| failure::io("make directory", &dir, &error))?;
     if volume.plugin.is_in_memory() {
-        // Without a limit: only we write there, and what we write was in an object of the API.
+        // Without a size limit: only the agent writes there, and the content came from API objects.
         host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| failure::io("mount tmpfs at", &dir, &error))?;
     }
     if let Some(group) = volume.group {
@@ -85,7 +85,7 @@ fn projected(files: Files) -> BTreeMap<PathBuf, ProjectedFile> {
     files.into_iter().map(|(path, made)| (path, file(made))).collect()
 }
 
-/// Upstream's name for a version of the content: the time it was written.
+/// Upstream's name of a content version: the time of the write.
 fn stamp(world: &World) -> String {
     let now = world.clock.now().wall.to_zoned(TimeZone::UTC);
     now.strftime("..%Y_%m_%d_%H_%M_%S.").to_string()
