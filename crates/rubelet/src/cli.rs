@@ -186,7 +186,7 @@ mod tests {
         Flag --pod-manifest-path has been deprecated
         Flag --fail-swap-on has been deprecated
         Flag --max-pods has been deprecated
-        failSwapOn is accepted but not acted on yet
+        failSwapOn is accepted but without effect
         ");
     }
 
@@ -338,8 +338,8 @@ mod tests {
         let Command::ConfigCheck(sources) = files.parse("config check DIR/c").unwrap() else { panic!("it is a check") };
         insta::assert_snapshot!(files.hidden(&report(&sources, Host::CgroupV2).unwrap()), @r#"
         DIR/c: unknown field "prot" is ignored
-        DIR/c: every value is allowed
-        accepted but not acted on yet:
+        DIR/c: all values are valid
+        accepted but without effect:
           evictionHard
         "#);
     }

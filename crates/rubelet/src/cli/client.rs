@@ -34,20 +34,20 @@ const LINE_LIMIT_BYTES: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CliError {
-    #[error("nothing listens on {0:?}: is rubelet running? Its --root-dir must be given here too")]
+    #[error("connection refused: {0:?}; check that rubelet runs and pass its --root-dir")]
     NotRunning(PathBuf),
     #[error("permission denied: {0:?}; run as root")]
     Denied(PathBuf),
-    #[error("rubelet does not answer on {0:?}: it is stopped, or too many commands are being served")]
+    #[error("no response on {0:?}: rubelet is stopped or serves too many commands")]
     NoAnswer(PathBuf),
     #[error(transparent)]
     NotFound(#[from] NotFound),
     /// The agent returned an error with this message.
     #[error("{0}")]
     Refused(String),
-    #[error("talk to rubelet on its socket")]
+    #[error("failed to read from rubelet's socket")]
     Connection(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("write the answer")]
+    #[error("failed to write the output")]
     Output(#[from] io::Error),
     #[error(transparent)]
     Usage(#[from] UsageError),
@@ -81,14 +81,14 @@ pub(super) fn with_socket_args(command: Command) -> Command {
                 .long("root-dir")
                 .value_name("DIR")
                 .default_value(DEFAULT_ROOT_DIR)
-                .help("The agent's --root-dir; its socket lies there"),
+                .help("The agent's --root-dir, which holds its socket"),
         )
         .arg(
             Arg::new("socket")
                 .long("socket")
                 .value_name("PATH")
                 .conflicts_with("root-dir")
-                .help("The agent's socket itself, if it is elsewhere"),
+                .help("Path of the agent's socket"),
         )
 }
 
@@ -166,7 +166,7 @@ impl Stream {
                 None => return Ok(None),
             }
             if self.read.len() > LINE_LIMIT_BYTES {
-                return Err(connection("the answer is too long"));
+                return Err(connection("the response is too long"));
             }
         }
     }
@@ -186,7 +186,7 @@ impl Stream {
         while let Some(bytes) = self.next_bytes().await? {
             all.extend_from_slice(&bytes);
             if all.len() > LINE_LIMIT_BYTES {
-                return Err(connection("the answer is too long"));
+                return Err(connection("the response is too long"));
             }
         }
         Ok(all)
@@ -371,7 +371,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         for socket in [socket_path(root.path()), socket_path(&root.path().join("gone"))] {
             let error = Client { socket }.json::<Value>("/pods").await.unwrap_err();
-            assert!(error.to_string().contains("is rubelet running?"), "{error}");
+            assert!(error.to_string().contains("check that rubelet runs"), "{error}");
         }
         let socket = socket_path(root.path());
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());

@@ -68,26 +68,20 @@ pub(super) fn render(events: &[LoggedEvent], now: Timestamp) -> String {
 }
 
 fn command() -> Command {
-    client::with_socket_args(Command::new("rubelet events").about("Show what happened lately on this node"))
-        .arg(
-            Arg::new("follow")
-                .short('f')
-                .long("follow")
-                .action(ArgAction::SetTrue)
-                .help("Stay, and show events as they happen"),
-        )
+    client::with_socket_args(Command::new("rubelet events").about("Show recent events of this node"))
+        .arg(Arg::new("follow").short('f').long("follow").action(ArgAction::SetTrue).help("Watch for new events"))
         .arg(
             Arg::new("pod")
                 .long("pod")
                 .value_name("POD")
-                .help("Only of this pod: its name, with or without the node's, or its UID"),
+                .help("Only events of this pod: name, with or without the node name suffix, or UID"),
         )
         .arg(
             Arg::new("namespace")
                 .short('n')
                 .long("namespace")
                 .value_name("NAMESPACE")
-                .help("Only of pods in this namespace"),
+                .help("Only events of pods in this namespace"),
         )
         .arg(
             Arg::new("output")

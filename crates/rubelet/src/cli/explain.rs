@@ -74,7 +74,7 @@ fn or_refused_manifest(error: NotFound, typed: &str, events: &[LoggedEvent]) -> 
         None => error.into(),
         Some((path, event)) => {
             let (path, message) = (printable(path), printable(&event.record.message));
-            CliError::Refused(format!("{error}\nA manifest that may be meant was refused: {path}: {message}"))
+            CliError::Refused(format!("{error}\nA manifest with a similar name was rejected: {path}: {message}"))
         }
     }
 }
@@ -85,14 +85,14 @@ fn command() -> Command {
             Arg::new("pod")
                 .value_name("POD")
                 .required(true)
-                .help("A pod's name, with or without the node's name behind it, or its UID"),
+                .help("Pod name, with or without the node name suffix, or pod UID"),
         )
         .arg(
             Arg::new("namespace")
                 .short('n')
                 .long("namespace")
                 .value_name("NAMESPACE")
-                .help("Where to look; everywhere without it"),
+                .help("Namespace; default is all namespaces"),
         )
         .arg(
             Arg::new("output")
@@ -100,7 +100,7 @@ fn command() -> Command {
                 .long("output")
                 .value_name("FORMAT")
                 .value_parser(["json"])
-                .help("json: all that is known of it"),
+                .help("json: all details"),
         )
         .after_help(
             "Examples:\n  rubelet explain web             the story of web-<node>, step by step\n  \
@@ -143,7 +143,7 @@ impl Story<'_> {
             Some(Source::File) => "from a manifest file",
             Some(Source::Http) => "from the manifest URL",
             Some(Source::Api) => "from the API server",
-            None => "known to the runtime only: nobody asks for it",
+            None => "known to the runtime only: in no source",
         };
         let restarts = match column.restarts {
             0 => String::new(),
@@ -396,7 +396,7 @@ mod tests {
         let unknown = |name: &str| NotFound::Unknown { wanted: name.to_owned(), similar: Vec::new() };
         assert_snapshot!(or_refused_manifest(unknown("web"), "web", &log.since(0)), @r#"
         pods "web" not found
-        A manifest that may be meant was refused: /manifests/web.yaml: spec.containers: Required value
+        A manifest with a similar name was rejected: /manifests/web.yaml: spec.containers: Required value
         "#);
         assert_eq!(or_refused_manifest(unknown("db"), "db", &log.since(0)).to_string(), r#"pods "db" not found"#);
     }
@@ -411,7 +411,7 @@ mod tests {
         explanation.view = view.into();
         let now = at("2026-11-15T19:00:00Z");
         assert_snapshot!(Story { explanation: &explanation, events: &[], marks: letters, now }.tell(), @"
-        Pod default/web-n1 (UID u1), known to the runtime only: nobody asks for it
+        Pod default/web-n1 (UID u1), known to the runtime only: in no source
         Unknown: 0/1 ready; Syncing for 60m
 
           + desired  from a file (10m ago)

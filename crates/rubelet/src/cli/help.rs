@@ -12,17 +12,17 @@ Rubelet runs the pods of one Kubernetes node.
 Usage:
   rubelet [flags]                            run the node
   rubelet pods                               the pods, as a table
-  rubelet explain POD                        what a pod waits for, and why
-  rubelet logs POD [-c CONTAINER] [-f]       what a container printed
-  rubelet events                             what happened lately
+  rubelet explain POD                        a pod's current state, and what it waits for
+  rubelet logs POD [-c CONTAINER] [-f]       a container's log
+  rubelet events                             recent events
   rubelet config check FILE [--config-dir DIR]
-                                             is this configuration right, and what of it is not acted on yet?
+                                             validate a configuration; list fields without effect
 
-A node that stands alone needs a directory of manifests and a runtime:
+A standalone node needs a directory of manifests and a container runtime:
   rubelet --pod-manifest-path=/etc/kubernetes/manifests
 
-Put lasting settings into a KubeletConfiguration and name it with --config. A flag with an arrow sets that field;
-most such flags are deprecated in favour of the file. Flags win over drop-ins, drop-ins over the file.
+Use --config to load a KubeletConfiguration file. A flag with an arrow sets that field;
+most such flags are deprecated in favour of the file. Flags override drop-ins, drop-ins override the file.
 ";
 
 /// The column of the help text; longer names get a line of their own.

@@ -43,12 +43,12 @@ pub fn run(args: Vec<String>) -> ExitCode {
 
 fn command() -> Command {
     let switch = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
-    client::with_socket_args(Command::new("rubelet logs").about("Print what a container of a pod wrote"))
+    client::with_socket_args(Command::new("rubelet logs").about("Print the log of a container"))
         .arg(
             Arg::new("pod")
                 .value_name("POD")
                 .required(true)
-                .help("A pod's name, with or without the node's name behind it, or its UID"),
+                .help("Pod name, with or without the node name suffix, or pod UID"),
         )
         .arg(Arg::new("container-name").value_name("CONTAINER").conflicts_with("container").help("As -c"))
         .arg(
@@ -56,32 +56,32 @@ fn command() -> Command {
                 .short('c')
                 .long("container")
                 .value_name("NAME")
-                .help("Which container; the first without it"),
+                .help("Container name; default is the annotated or the first one"),
         )
         .arg(
             Arg::new("namespace")
                 .short('n')
                 .long("namespace")
                 .value_name("NAMESPACE")
-                .help("Where to look; everywhere without it"),
+                .help("Namespace; default is all namespaces"),
         )
-        .arg(switch("follow").short('f').help("Stay until the container stops"))
-        .arg(switch("previous").short('p').help("The run before this one, as after a crash"))
-        .arg(switch("timestamps").help("Put the time before each line"))
+        .arg(switch("follow").short('f').help("Follow the log until the container stops"))
+        .arg(switch("previous").short('p').help("Log of the previous run of the container"))
+        .arg(switch("timestamps").help("Prefix each line with its time"))
         .arg(
             Arg::new("tail")
                 .long("tail")
                 .value_name("LINES")
                 .allow_hyphen_values(true)
                 .value_parser(value_parser!(i64).range(-1..))
-                .help("Only the last so many lines; -1 for all"),
+                .help("Number of last lines to show; -1 for all"),
         )
         .arg(
             Arg::new("since")
                 .long("since")
                 .value_name("DURATION")
                 .value_parser(secs_since)
-                .help("Only what is newer than this, like 30s, 5m or 2h"),
+                .help("Only lines newer than a duration such as 30s, 5m, 2h"),
         )
         .after_help(
             "Examples:\n  rubelet logs web                what the first container of web-<node> wrote\n  \
@@ -146,7 +146,7 @@ fn choose(pod: &Pod, asked: Option<&str>) -> Result<Chosen, CliError> {
         return Ok(Chosen { container: container.clone(), notice: None });
     }
     let Some(first) = main.first() else {
-        let message = format!("nothing is known of the containers of pod {pod_name}; name one with -c");
+        let message = format!("containers of pod {pod_name} are unknown; name one with -c");
         return Err(CliError::Refused(message));
     };
     let is_only = main.len() + init.len() + ephemeral.len() == 1;
@@ -199,7 +199,7 @@ mod tests {
         annotated: b None
         asked for: i None
         mistyped: error: container x is not valid for pod two-n1; it has: a, b, i (init)
-        none known: error: nothing is known of the containers of pod stray; name one with -c
+        none known: error: containers of pod stray are unknown; name one with -c
         "#);
     }
 

@@ -113,7 +113,7 @@ impl Options {
             own.keys().filter(|name| !ACTED_ON_FLAGS.contains(&name.as_str())).map(|name| format!("--{name}"));
         let idle_fields = acted_on::not_acted_on(&checked.config, &defaults(&sources));
         warnings.extend(checked.warnings);
-        warnings.extend(idle_flags.chain(idle_fields).map(|name| format!("{name} is accepted but not acted on yet")));
+        warnings.extend(idle_flags.chain(idle_fields).map(|name| format!("{name} is accepted but without effect")));
         let shown_flags = flagz::shown(&flags, &as_flags(&flags, &fields, &checked.config), &idle);
         Ok(Options { flags, config: checked.config, gates: checked.gates, shown_flags, warnings })
     }
@@ -199,9 +199,9 @@ pub fn report(sources: &Sources, host: Host) -> Result<String, Vec<String>> {
     let mut lines = checked.warnings;
     let idle = acted_on::not_acted_on(&checked.config, &defaults(sources));
     let name = sources.file.as_deref().unwrap_or(Path::new("(defaults)")).display();
-    lines.push(format!("{name}: every value is allowed"));
+    lines.push(format!("{name}: all values are valid"));
     if !idle.is_empty() {
-        lines.push("accepted but not acted on yet:".to_owned());
+        lines.push("accepted but without effect:".to_owned());
         lines.extend(idle.into_iter().map(|field| format!("  {field}")));
     }
     Ok(lines.join("\n") + "\n")

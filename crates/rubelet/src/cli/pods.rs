@@ -48,7 +48,7 @@ fn command() -> Command {
                 .short('n')
                 .long("namespace")
                 .value_name("NAMESPACE")
-                .help("Only this namespace; all are shown without it"),
+                .help("Namespace; default is all namespaces"),
         )
         .arg(
             Arg::new("all-namespaces")
@@ -56,7 +56,7 @@ fn command() -> Command {
                 .long("all-namespaces")
                 .action(ArgAction::SetTrue)
                 .conflicts_with("namespace")
-                .help("All namespaces, which is what you get anyway"),
+                .help("All namespaces (the default)"),
         )
         .arg(
             Arg::new("output")
@@ -64,15 +64,9 @@ fn command() -> Command {
                 .long("output")
                 .value_name("FORMAT")
                 .value_parser(["wide", "json"])
-                .help("wide: also address and node. json: a v1 PodList with everything"),
+                .help("wide: adds address and node. json: a complete v1 PodList"),
         )
-        .arg(
-            Arg::new("watch")
-                .short('w')
-                .long("watch")
-                .action(ArgAction::SetTrue)
-                .help("Stay, and show changes as they happen"),
-        )
+        .arg(Arg::new("watch").short('w').long("watch").action(ArgAction::SetTrue).help("Watch for changes"))
         .after_help(
             "Examples:\n  rubelet pods                    every pod, with why it is not running if it is not\n  \
              rubelet pods -o wide            also its address\n  \

@@ -1,6 +1,6 @@
-//! Which pod does somebody mean?
+//! Finds the pod that a user names.
 //!
-//! Owns: names as people type them: in full, without the node's name behind, by UID, nearly right. Pure.
+//! Owns: names as users type them: in full, without the node name suffix, by UID, misspelled. Pure.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rubelet_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What was typed.
+/// The user's input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodQuery<'a> {
     pub name: &'a str,
@@ -18,12 +18,12 @@ pub(crate) struct PodQuery<'a> {
     pub namespace: Option<&'a str>,
 }
 
-/// Why no single pod is meant.
+/// Why no single pod matches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub(crate) enum NotFound {
     #[error("pods {wanted:?} not found{}", suggestions(similar))]
     Unknown { wanted: String, similar: Vec<String> },
-    #[error("{wanted:?} could be any of {}; say which with -n NAMESPACE, or use the UID", candidates.join(", "))]
+    #[error("{wanted:?} matches {}; use -n NAMESPACE or the UID", candidates.join(", "))]
     Ambiguous { wanted: String, candidates: Vec<String> },
 }
 
@@ -31,7 +31,7 @@ fn suggestions(similar: &[String]) -> String {
     if similar.is_empty() { String::new() } else { format!("; did you mean {}?", similar.join(" or ")) }
 }
 
-/// The pod of this UID, else of this name, else of this name with the node's behind it.
+/// The pod with this UID, else this name, else this name with the node name suffix.
 pub(crate) fn find<'a>(
     snapshot: &'a Snapshot,
     query: PodQuery<'_>,
@@ -46,7 +46,7 @@ pub(crate) fn find<'a>(
     ];
     for meant in readings {
         let mut found: Vec<_> = snapshot.pods.iter().filter(|(uid, view)| meant(uid, view)).collect();
-        // An old pod on its way out does not make the name of its successor unclear.
+        // A terminating pod does not make the name of its successor ambiguous.
         if found.len() > 1 && found.iter().any(|(_, view)| is_staying(view)) {
             found.retain(|(_, view)| is_staying(view));
         }
@@ -70,7 +70,7 @@ fn full_name(view: &PodView) -> String {
     format!("{}/{}", namespace_of(&view.pod), name_of(&view.pod))
 }
 
-/// At most three names that are nearly what was typed, the nearest first; also those found only in another namespace.
+/// At most three similar names, the closest first; also those in another namespace.
 fn similar(snapshot: &Snapshot, typed: &str) -> Vec<String> {
     let suffix = format!("-{}", snapshot.node.name);
     let mut near: Vec<(usize, String)> = snapshot
@@ -88,7 +88,7 @@ fn similar(snapshot: &Snapshot, typed: &str) -> Vec<String> {
     near.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// Letters to add, drop, change or swap with their neighbour to get from one word to the other.
+/// The edit distance, with transpositions.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
@@ -148,7 +148,7 @@ mod tests {
         web-n1 None -> u1 default/web-n1
         u3 None -> u3 kube-system/cache-n1
         cache Some("kube-system") -> u3 kube-system/cache-n1
-        cache None -> "cache" could be any of default/cache-n1 (UID u2), kube-system/cache-n1 (UID u3); say which with -n NAMESPACE, or use the UID
+        cache None -> "cache" matches default/cache-n1 (UID u2), kube-system/cache-n1 (UID u3); use -n NAMESPACE or the UID
         wbe None -> pods "wbe" not found; did you mean default/web-n1?
         web Some("kube-system") -> pods "web" not found; did you mean default/web-n1?
         database None -> pods "database" not found
