@@ -147,7 +147,7 @@ pub(crate) async fn start(
                 let place = Place { host, clock, metrics };
                 tasks.spawn(rotation(options, place, api, serving_template(world))?.run());
             }
-            None => tracing::warn!("serverTLSBootstrap needs an API server to ask, and there is no --kubeconfig"),
+            None => tracing::warn!("serverTLSBootstrap requires --kubeconfig, ignored"),
         }
     } else if !config.tls_cert_file.is_empty() {
         serving_files(options)?.check(world.host.as_ref()).await.context("tlsCertFile and tlsPrivateKeyFile")?;
@@ -188,7 +188,7 @@ async fn from_store(
     clock: &Clock,
 ) -> anyhow::Result<Kubeconfig> {
     let Some(pair) = &kubeconfig.user.certificate else {
-        tracing::warn!("rotateCertificates has nothing to renew: the kubeconfig names no client certificate");
+        tracing::warn!("rotateCertificates ignored: the kubeconfig has no client certificate");
         return Ok(kubeconfig);
     };
     let store = Store::new(host.clone(), &cert_dir(options)?, Purpose::Client.prefix());

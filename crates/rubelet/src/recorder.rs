@@ -80,7 +80,7 @@ impl Reader {
         let told: u64 = counted.iter().map(|(times, _)| u64::from(*times)).sum();
         let lost = (newest - self.sequence).saturating_sub(told);
         if lost > 0 {
-            tracing::warn!(lost, "events happened faster than they could be written; the oldest were not");
+            tracing::warn!(lost, "event log overflowed, oldest events not written");
         }
         self.sequence = newest;
         counted.into_iter().map(|(times, event)| (event, times)).collect()

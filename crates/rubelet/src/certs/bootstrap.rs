@@ -64,16 +64,16 @@ impl Bootstrap {
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig.display();
         let Err(reason) = self.is_done().await else {
-            tracing::info!(%kubeconfig, "has a certificate that is good; no bootstrap is needed");
+            tracing::info!(%kubeconfig, "client certificate is valid, no bootstrap needed");
             return Ok(());
         };
-        tracing::info!(%kubeconfig, reason, "joining the cluster with {}", self.bootstrap_kubeconfig.display());
+        tracing::info!(%kubeconfig, reason, "bootstrapping with {}", self.bootstrap_kubeconfig.display());
         let bootstrap = Kubeconfig::read(&self.bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
         let api = client(&self.bootstrap_kubeconfig)?;
         let store = self.get_certificate(&api).await?;
         let own = bootstrap.with_client_certificate(&store.current_path());
         self.write_kubeconfig(&own.to_yaml()).await.with_context(|| format!("write {kubeconfig}"))?;
-        tracing::info!(%kubeconfig, "joined the cluster");
+        tracing::info!(%kubeconfig, "bootstrap finished");
         Ok(())
     }
 
@@ -118,12 +118,12 @@ impl Bootstrap {
                 .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
             match signing::request_certificate(api, &template, &key, Name::Digested, PATIENCE).await {
                 Ok(chain) if leaf::first_end(chain.as_bytes()).is_ok_and(|ends| ends <= self.clock.now().wall) => {
-                    tracing::info!("an earlier request's certificate has ended meanwhile; asking with a new key");
+                    tracing::info!("certificate of the earlier CSR has expired, creating a new key");
                     self.forget_key().await?;
                 }
                 Ok(chain) => return Ok((chain, key)),
                 Err(error) if error.is_passing() => {
-                    tracing::warn!(%error, "cannot ask for a certificate; trying again in {} s", pause.as_secs());
+                    tracing::warn!(%error, "failed to request a certificate, will retry in {} s", pause.as_secs());
                 }
                 Err(error @ SigningError::Refused { .. }) => {
                     return Err(error)

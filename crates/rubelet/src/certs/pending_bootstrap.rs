@@ -56,12 +56,12 @@ impl PendingBootstrap {
                     let place = Place { host: &self.host, clock: &self.clock, metrics: &self.metrics };
                     match rotation(&self.options, place, Arc::new(client.clone()), template) {
                         Ok(rotation) => return rotation.renewing_for(client).run().await,
-                        Err(error) => return tracing::error!("the certificate will not be renewed: {error:#}"),
+                        Err(error) => return tracing::error!("certificate rotation is disabled: {error:#}"),
                     }
                 }
                 Err(error) => {
                     let pause = pause_after(refusals);
-                    tracing::error!("not joined; trying again in {pause:?}: {error:#}");
+                    tracing::error!("bootstrap failed, will retry in {pause:?}: {error:#}");
                     sleep(pause).await;
                 }
             }

@@ -34,10 +34,10 @@ pub(super) async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyP
             if let Some(key) = parse(&pem) {
                 return Ok(key);
             }
-            tracing::warn!(path = %path.display(), "holds no key of the kind we use; making a new one");
+            tracing::warn!(path = %path.display(), "unsupported key type, creating a new key");
         }
         Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be read; making a new key"),
+        Err(error) => tracing::warn!(path = %path.display(), %error, "failed to read key, creating a new one"),
     }
     let key = KeyPair::generate().map_err(io::Error::other)?;
     make_missing_dir(host, dir).await?;

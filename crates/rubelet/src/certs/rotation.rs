@@ -76,7 +76,7 @@ impl Rotation {
                     if let Some(previous) = &current {
                         self.counted().replaced(previous.not_before, self.clock.now().wall);
                     }
-                    tracing::info!(signer = self.signer(), ends = %leaf.not_after, "got a new certificate");
+                    tracing::info!(signer = self.signer(), ends = %leaf.not_after, "certificate rotated");
                     sleep(BETWEEN_ROTATIONS).await;
                 }
                 Err(error) => {
@@ -94,12 +94,12 @@ impl Rotation {
         match self.store.current().await {
             Ok(Some(leaf)) if self.template.is_met_by(&leaf) => Some(leaf),
             Ok(Some(_)) => {
-                tracing::info!(signer = self.signer(), "the certificate names other addresses than the node has");
+                tracing::info!(signer = self.signer(), "certificate has other addresses than the node");
                 None
             }
             Ok(None) => None,
             Err(error) => {
-                tracing::warn!(signer = self.signer(), %error, "the certificate in use cannot be read");
+                tracing::warn!(signer = self.signer(), %error, "failed to read the current certificate");
                 None
             }
         }
@@ -132,9 +132,9 @@ impl Rotation {
                 tracing::error!(signer, ended = %leaf.not_after, "certificate expired, rotation failed: {error:#}");
             }
             Some(leaf) => {
-                tracing::warn!(signer, ends = %leaf.not_after, "the certificate was not renewed; trying again: {error:#}");
+                tracing::warn!(signer, ends = %leaf.not_after, "certificate rotation failed, will retry: {error:#}");
             }
-            None => tracing::warn!(signer, "got no certificate; trying again: {error:#}"),
+            None => tracing::warn!(signer, "failed to get a certificate, will retry: {error:#}"),
         }
     }
 

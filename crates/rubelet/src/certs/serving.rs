@@ -73,7 +73,7 @@ pub(crate) async fn self_signed(
     for (path, pem, mode) in [(&files.key, key, 0o600), (&files.certificate, chain, 0o644)] {
         host.write_file(path, pem.as_bytes(), mode).await.with_context(|| path.display().to_string())?;
     }
-    tracing::info!(certificate = %files.certificate.display(), "made a serving certificate and signed it ourselves");
+    tracing::info!(certificate = %files.certificate.display(), "created a self-signed serving certificate");
     Ok(())
 }
 

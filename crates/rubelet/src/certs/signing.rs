@@ -29,14 +29,14 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SigningError {
-    #[error("the request cannot be made: {0}")]
+    #[error("failed to create the request: {0}")]
     Request(#[from] rcgen::Error),
     #[error(transparent)]
     Api(#[from] ApiError),
     /// Denied by an approver.
     #[error("certificate signing request {name:?} {message}")]
     Refused { name: String, message: String },
-    #[error("certificate signing request {name:?} was not answered within {} minutes", patience.as_secs() / 60)]
+    #[error("certificate signing request {name:?} was not decided within {} minutes", patience.as_secs() / 60)]
     NotAnswered { name: String, patience: Duration },
 }
 
@@ -97,7 +97,7 @@ async fn create(
     };
     match (calls::create(api, Lane::Ordinary, collection(), &request, CALL_TIMEOUT).await, name) {
         (Err(error), Some(name)) if error.kind == ApiErrorKind::AlreadyExists => {
-            tracing::info!(csr = name, "was asked for before; waiting for that request's answer");
+            tracing::info!(csr = name, "CSR exists already, waiting for it");
             Ok(look(api, &name).await?)
         }
         (answer, _) => Ok(answer?),
@@ -112,7 +112,7 @@ async fn issued(api: &dyn ApiServer, made: &CertificateSigningRequest, name: &st
             Ok(Some(chain)) => return Ok(chain),
             Ok(None) => {}
             Err(SigningError::Api(error)) if is_passing(&error) => {
-                tracing::warn!(csr = name, %error, "cannot see how a request is doing; looking again");
+                tracing::warn!(csr = name, %error, "failed to watch CSR, will retry");
             }
             Err(error) => return Err(error),
         }
@@ -132,7 +132,7 @@ async fn look_and_watch(
         CsrState::Issued(chain) => Ok(Some(chain)),
         CsrState::Refused(message) => Err(refused(message)),
         CsrState::Approved if !std::mem::replace(is_approved, true) => {
-            tracing::info!(csr = name, "approved; waiting for the certificate");
+            tracing::info!(csr = name, "CSR approved, waiting for the certificate");
             Ok(None)
         }
         CsrState::Approved | CsrState::Undecided => Ok(None),

@@ -39,7 +39,7 @@ pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result
 async fn apply(world: &World, cgroup: &Cgroup) -> Result<(), EffectError> {
     let unset = world.host.apply_cgroup(cgroup).await.map_err(|error| failed("set up", &cgroup.path, &error))?;
     for limit in unset {
-        tracing::warn!(cgroup = cgroup.path, "a limit could not be set: {limit}");
+        tracing::warn!(cgroup = cgroup.path, "failed to set cgroup limit: {limit}");
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub async fn host_ips(told: &str, node_name: &str, ask: Ask) -> anyhow::Result<V
     if names_an_address(told) {
         let strangers = told_ips.iter().filter(|ip| !is_of_this_node(**ip));
         for ip in strangers {
-            tracing::warn!("--node-ip: {ip} is no address others could reach this node by");
+            tracing::warn!("--node-ip: {ip} is not reachable from other nodes");
         }
         return Ok(told_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string).collect());
     }

@@ -82,7 +82,7 @@ fn state_after(change: Delta, before: &NodeWatchState) -> Option<NodeWatchState>
     match serde_json::from_slice(&body) {
         Ok(node) => Some(NodeWatchState::Seen(Arc::new(without_managed_fields(node)))),
         Err(error) => {
-            tracing::warn!("the Node object cannot be read: {error}");
+            tracing::warn!("failed to decode the Node object: {error}");
             None
         }
     }

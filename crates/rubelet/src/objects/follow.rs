@@ -53,14 +53,14 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
         Ok(object) => object.map(Arc::new),
         Err(error) => {
             // What it says of the place is safe to tell; what is there may not be.
-            tracing::warn!(object = %key, line = error.line(), column = error.column(), "the object cannot be read");
+            tracing::warn!(object = %key, line = error.line(), column = error.column(), "failed to decode object");
             return Next::GoOn;
         }
     };
     let is_immutable = object.as_ref().is_some_and(|object| object.is_immutable());
     let Some(pods) = shared.enter(key, object.as_ref()) else { return Next::Stop };
     if !pods.is_empty() {
-        tracing::debug!(object = %key, pods = pods.len(), "changed");
+        tracing::debug!(object = %key, pods = pods.len(), "object changed");
     }
     if let Some(inbox) = shared.inbox.get() {
         for pod in pods {

@@ -100,7 +100,7 @@ pub(super) async fn follow(shared: Arc<Shared>) {
 }
 
 fn read(body: &[u8]) -> Option<api::Service> {
-    serde_json::from_slice(body).inspect_err(|error| tracing::warn!("a service cannot be read: {error}")).ok()
+    serde_json::from_slice(body).inspect_err(|error| tracing::warn!("failed to decode a service: {error}")).ok()
 }
 
 fn kept(service: &api::Service) -> Option<((String, String), Service)> {

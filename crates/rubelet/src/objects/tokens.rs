@@ -57,7 +57,7 @@ impl TokenCache {
             }
             (Err(error), Some(known)) if known.expires_at > clock.now().wall => {
                 let pod = format!("{}/{}", key.namespace, key.pod_name);
-                tracing::warn!(pod, "cannot renew a service account token, the old one is still good: {error}");
+                tracing::warn!(pod, "failed to renew service account token, using the cached one: {error}");
                 Ok(known.token)
             }
             (Err(error), Some(_)) => Err(format!("token expired and refresh failed: {error}")),

@@ -41,7 +41,7 @@ pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
                 }
             }
             Err(error) if error.kind == RpcErrorKind::Unimplemented => return Ended::Unsupported,
-            Err(error) => tracing::debug!(%error, "no container events from the runtime"),
+            Err(error) => tracing::debug!(%error, "container event stream failed"),
         }
         // Cancel-safe: neither of the two holds anything.
         tokio::select! {

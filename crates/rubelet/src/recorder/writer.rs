@@ -115,9 +115,9 @@ impl Writer {
         };
         let reason = written.event.reason.clone();
         if !may_succeed_later(error.kind) {
-            tracing::warn!(%error, reason, "the server did not take an event");
+            tracing::warn!(%error, reason, "event rejected by the API server");
         } else if tries < TRIES {
-            tracing::warn!(%error, tries, "an event could not be written; trying again");
+            tracing::warn!(%error, tries, "failed to write event, will retry");
             let event = newer.map_or(written.event, |newer| newer.event);
             let written = CorrelateResult { event, is_update: written.is_update };
             let name = name.to_owned();
@@ -128,7 +128,7 @@ impl Writer {
             }));
         } else {
             let message = written.event.message;
-            tracing::error!(reason, message, "an event was given up after {TRIES} tries");
+            tracing::error!(reason, message, "event dropped after {TRIES} tries");
         }
     }
 }

@@ -194,14 +194,14 @@ pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limit
                 open.spawn(async move {
                     match opening.await {
                         Ok(opened) => converse(opened, router, limits, stop).await,
-                        Err(error) => debug!(error = %error, "A connection was not opened"),
+                        Err(error) => debug!(error = %error, "connection setup failed"),
                     }
                     drop(place);
                 });
             }
             Err(error) => {
                 // Out of descriptors, mostly: trying again at once would only spin.
-                debug!(error = %error, "Could not accept a connection");
+                debug!(error = %error, "failed to accept a connection");
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -274,7 +274,7 @@ where
         }
     };
     if let Err(error) = ended {
-        debug!(error = %error, "A connection ended early");
+        debug!(error = %error, "connection ended early");
         return;
     }
     if let Some(work) = after.take() {

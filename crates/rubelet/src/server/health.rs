@@ -105,7 +105,7 @@ pub(crate) async fn serve(address: SocketAddr, metrics: &Arc<Metrics>, stop: &Ca
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
-            Err(error) => error!(%address, error = %error, "Failed to start healthz server; trying again"),
+            Err(error) => error!(%address, error = %error, "failed to start healthz server, will retry"),
         }
         // Cancel safe: neither arm holds data.
         tokio::select! {

@@ -33,7 +33,7 @@ async fn stats_summary(State(context): State<ServerContext>, RawQuery(query): Ra
     let sample = match context.stats.sample(extent, Rate::Wanted).await {
         Ok(sample) => sample,
         Err(error) => {
-            tracing::warn!(%error, "/stats/summary cannot be answered");
+            tracing::warn!(%error, "failed to sample /stats/summary");
             return text(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {error}"));
         }
     };
@@ -53,7 +53,7 @@ fn only_cpu_and_memory(query: &str) -> bool {
 async fn cadvisor(State(context): State<ServerContext>) -> Response {
     let sample = context.stats.sample(Extent::Everything, Rate::Unneeded).await;
     if let Err(error) = &sample {
-        tracing::warn!(%error, "/metrics/cadvisor has no figures");
+        tracing::warn!(%error, "failed to sample /metrics/cadvisor");
     }
     cadvisor::exposition(sample.as_deref()).into_response()
 }
@@ -61,7 +61,7 @@ async fn cadvisor(State(context): State<ServerContext>) -> Response {
 async fn resource(State(context): State<ServerContext>) -> Response {
     let sample = context.stats.sample(Extent::Usage, Rate::Unneeded).await;
     if let Err(error) = &sample {
-        tracing::warn!(%error, "/metrics/resource has no figures");
+        tracing::warn!(%error, "failed to sample /metrics/resource");
     }
     resource_metrics::exposition(sample.as_deref()).into_response()
 }

@@ -61,7 +61,7 @@ pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events
         }
         match &taken.turn {
             Some(Turn::Failing(problem)) => refuse(&world, &shown_url, problem),
-            Some(Turn::Recovered) => tracing::info!(url = shown_url, "pods are read from the URL again"),
+            Some(Turn::Recovered) => tracing::info!(url = shown_url, "static pod URL readable again"),
             None => {}
         }
         if let Some(pods) = taken.pods

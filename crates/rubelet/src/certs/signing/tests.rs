@@ -54,7 +54,7 @@ async fn a_request_that_is_deleted_is_not_waited_for() {
 async fn a_request_that_nobody_answers_is_given_up_in_the_end() {
     let api = FakeApi::answering((0..20).map(|_| Ok(undecided())));
     let error = obtain_from(&api).await.unwrap_err().to_string();
-    assert_eq!(error, "certificate signing request \"csr-x1\" was not answered within 15 minutes");
+    assert_eq!(error, "certificate signing request \"csr-x1\" was not decided within 15 minutes");
     assert!(api.calls().len() < 6, "a quiet watch is looked after every five minutes, not more");
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn socket_path(root_dir: &Path) -> PathBuf {
 pub(crate) enum SocketError {
     #[error("another rubelet is running on {0:?}")]
     Taken(PathBuf),
-    #[error("open the socket {path:?}")]
+    #[error("failed to open the socket {path:?}")]
     Io { path: PathBuf, source: io::Error },
 }
 
@@ -85,7 +85,7 @@ impl Accept for AdminSocket {
             if uid == 0 || uid == self.owner_uid {
                 return Ok(stream);
             }
-            warn!(uid, "Refused a connection to the root-only socket");
+            warn!(uid, "rejected a connection to the root-only socket");
         }
     }
 

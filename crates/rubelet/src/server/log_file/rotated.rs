@@ -73,7 +73,7 @@ impl RotatedLogs {
         // Rotation may have removed it meanwhile.
         let reader = self.open.get_or_insert_with(|| open(place, file).unwrap_or_else(|_| Box::new(io::empty())));
         let read = reader.read(buffer).unwrap_or_else(|error| {
-            tracing::warn!(file = %file.display(), error = %error, "The rest of an older log cannot be read");
+            tracing::warn!(file = %file.display(), error = %error, "failed to read a rotated log");
             0
         });
         if read == 0 {

@@ -147,7 +147,7 @@ impl TokenReviewer {
                 .map_err(|error| format!("cannot ask about a token: {error}"))?;
             let status = answer.status.unwrap_or_default();
             if let Some(error) = status.error.filter(|error| !error.is_empty()) {
-                tracing::debug!(error, "a token was not accepted");
+                tracing::debug!(error, "token rejected");
             }
             let user = status.user.filter(|_| status.authenticated == Some(true));
             Ok((user.map(identity_of), self.keep))

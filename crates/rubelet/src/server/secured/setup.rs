@@ -35,10 +35,10 @@ impl Secured {
             curves: told.tls_curve_preferences.clone(),
         });
         for suite in unknown.suites {
-            tracing::warn!(suite, "tlsCipherSuites names a suite that is not offered here");
+            tracing::warn!(suite, "tlsCipherSuites: unsupported cipher suite ignored");
         }
         for curve in unknown.curves {
-            tracing::warn!(curve, "tlsCurvePreferences names a curve that is not offered here");
+            tracing::warn!(curve, "tlsCurvePreferences: unsupported curve ignored");
         }
         let tls = Arc::new(tls);
         let guard = Guard {

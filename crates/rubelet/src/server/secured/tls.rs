@@ -110,7 +110,7 @@ impl Tls {
             (Ok(None), Some(known)) => return Ok(known),
             (Ok(Some(new)), _) => new,
             (Err(error), Some(known)) => {
-                tracing::warn!("keeping the old serving certificate and client authority: {error}");
+                tracing::warn!("failed to reload TLS files, keeping the current ones: {error}");
                 return Ok(known);
             }
             (Err(error), None) => return Err(error),

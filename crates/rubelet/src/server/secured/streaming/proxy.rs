@@ -167,7 +167,7 @@ async fn agree(url: &str, mode: ProxyMode, mut request: Request) -> anyhow::Resu
     let (caller, runtime) = (hyper::upgrade::on(&mut request), hyper::upgrade::on(agreed));
     after.set(async move {
         if let Err(error) = converse(mode, caller, runtime).await {
-            tracing::debug!(error = %error, "A stream ended early");
+            tracing::debug!(error = %error, "stream ended early");
         }
     });
     Ok(answer)

@@ -56,7 +56,7 @@ pub(super) async fn answer(dir: &Path, query: &Query) -> Response {
         parts.push(match spawn(&query.arguments(&native)) {
             Ok(running) => running.output(),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "journalctl could not be started");
+                tracing::warn!(error = &error as &dyn std::error::Error, "failed to start journalctl");
                 let missing = if query.is_of_this_boot() { "\nerror: journal output not available\n" } else { "" };
                 said(missing.to_owned())
             }
