@@ -141,7 +141,9 @@ async fn read_env_files(world: &World, order: &StartContainer, spec: &Container)
         for (key, value) in values {
             match &value {
                 Ok(value) => bytes += value.len(),
-                Err(error) => tracing::warn!(container = spec.name, volume, path, key, "cannot read env file: {error}"),
+                Err(error) => {
+                    tracing::warn!(container = spec.name, volume, path, key, "failed to read env file: {error}")
+                }
             }
             found.insert(FileKey { volume: volume.to_owned(), path: path.to_owned(), key: key.to_owned() }, value);
         }
@@ -157,7 +159,7 @@ async fn read_env_files(world: &World, order: &StartContainer, spec: &Container)
 async fn bind_sub_path(world: &World, container: &str, part: &SubPath) -> Result<(), ConfigError> {
     let SubPath { name, volume, path, place } = part;
     world.host.bind_sub_path(volume, path, place).await.map_err(|error| {
-        tracing::warn!(container, volume = %volume.display(), path = %path.display(), "cannot mount a sub path: {error}");
+        tracing::warn!(container, volume = %volume.display(), path = %path.display(), "failed to mount subPath: {error}");
         ConfigError(format!("failed to prepare subPath for volumeMount {name:?} of container {container:?}"))
     })
 }
@@ -230,7 +232,7 @@ async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
         Err(error) => Err(error),
     };
     if let Err(error) = made {
-        tracing::warn!(link = %link.display(), %error, "cannot link the container's log");
+        tracing::warn!(link = %link.display(), %error, "failed to link container log");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests to the API server.
 //!
-//! Owns: the families of the client. Watches are counted, not timed.
+//! Owns: the metric families of the API client. Watches are counted, not timed.
 //! Upstream: `component-base/metrics/prometheus/restclient`.
 
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl ApiCalls {
     }
 }
 
-/// For the client whose requests are counted.
+/// The observer of the client.
 pub(crate) fn observer(metrics: &Arc<Metrics>) -> Observer {
     let metrics = metrics.clone();
     Observer::new(move |observed| metrics.api.observe(observed))

@@ -1,6 +1,6 @@
-//! The certificates the agent renews by itself.
+//! The certificates that the agent renews.
 //!
-//! Owns: when each ends, and how renewals went. One that is not renewed by us is not mentioned.
+//! Owns: their expiry times, and the results of renewals. A certificate that the agent does not renew has no series.
 //! Upstream: `pkg/kubelet/certificate/kubelet.go`, `buildKubeletClientConfig` of `cmd/kubelet/app`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,10 +24,10 @@ pub struct Certificates {
 #[derive(Debug)]
 pub struct Certificate {
     ttl: (&'static str, &'static str),
-    /// `None`: we do not renew it. Inside: when it ends, once there is one.
+    /// `None`: not renewed by the agent. Inside: its expiry, once there is a certificate.
     end: Mutex<Option<Option<Timestamp>>>,
     errors: Counters<0>,
-    /// How old certificates became.
+    /// The age of certificates when they were replaced.
     ages: Option<Histograms<0>>,
 }
 
@@ -79,7 +79,7 @@ impl Certificates {
 }
 
 impl Certificate {
-    /// This is the one in use now, or there is none yet.
+    /// The certificate now in use, or none yet.
     pub fn in_use(&self, ends: Option<Timestamp>) {
         *self.lock() = Some(ends);
     }
@@ -88,7 +88,7 @@ impl Certificate {
         self.errors.inc([]);
     }
 
-    /// Another has taken its place.
+    /// A certificate was replaced.
     pub fn replaced(&self, made: Timestamp, now: Timestamp) {
         if let Some(ages) = &self.ages {
             ages.observe([], now.duration_since(made).as_secs_f64());

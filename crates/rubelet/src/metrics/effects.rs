@@ -1,6 +1,6 @@
-//! What was done for pods, from the ends of effects.
+//! Metrics of finished effects.
 //!
-//! Owns: which effect is which of upstream's operations. One that was taken back before its end is not counted.
+//! Owns: the mapping from effects to upstream's operations. A cancelled effect is not counted.
 //! Upstream: `pleg/generic.go`, `kuberuntime_manager.go` (SyncPod), `images/image_manager.go`, `cm/cgroup_manager_linux.go`,
 //! `lifecycle/handlers.go`, `status/status_manager.go`.
 
@@ -30,7 +30,7 @@ const STATUS_SYNC_BOUNDS: &[f64] = &[0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0,
 const STORAGE_BOUNDS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Images larger than the bound are called so; the largest bound first.
+/// The label of images larger than each bound; the largest bound first.
 const IMAGE_SIZES: &[(u64, &str)] = &[
     (100 * GIB, "GT100GB"),
     (60 * GIB, "60GB-100GB"),
@@ -63,7 +63,7 @@ pub struct EffectMetrics {
     storage: Histograms<4>,
 }
 
-/// Looks at the runtime.
+/// Looks and relists.
 #[derive(Debug)]
 struct Pleg {
     relist_duration: Histograms<0>,
@@ -145,7 +145,7 @@ impl EffectMetrics {
         }
     }
 
-    /// The effect that began then has ended now.
+    /// An effect has ended; it began at the given time.
     pub fn ended(&self, op: &Op, result: &Result<Facts, EffectError>, began: Uptime, now: Now) {
         let took = now.uptime.since(began).as_secs_f64();
         match (op, result) {
@@ -174,7 +174,7 @@ impl EffectMetrics {
         }
     }
 
-    /// A volume was set up, or could not be.
+    /// A volume setup succeeded or failed.
     pub fn volume_mounted(&self, plugin: &'static str, is_good: bool, took: Duration) {
         let status = if is_good { "success" } else { "fail-unknown" };
         self.storage.observe([plugin, "volume_mount", status, "false"], took.as_secs_f64());
@@ -210,7 +210,7 @@ impl EffectMetrics {
         }
     }
 
-    /// The runtime's stream of events was asked for.
+    /// The event stream of the runtime was opened.
     pub fn events_followed(&self, is_open: bool) {
         let counter = if is_open { &self.pleg.event_streams } else { &self.pleg.event_stream_errors };
         counter.inc([]);

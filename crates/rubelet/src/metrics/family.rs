@@ -1,14 +1,14 @@
 //! Counters, gauges and histograms, with and without labels.
 //!
-//! Owns: the series of a family, and how many there may be. Observing allocates only when a series is seen for the first time.
-//! Never: a label whose values somebody outside can make up; who observes picks from a bounded set.
+//! Owns: the series of a family, and their maximum number. Observing allocates only for a new series.
+//! Never: a label value that a client can choose; the caller uses a bounded set.
 //! Upstream: `component-base/metrics`, `prometheus/client_golang`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::text::{Labels, Text};
 
-/// Far more than a full node needs; beyond it, new series are not made. A guard against mistakes, for labels are bounded.
+/// Far more than a full node needs; beyond it, new series are dropped. A guard against mistakes, since labels are bounded.
 const MAX_SERIES: usize = 8192;
 
 /// `prometheus.DefBuckets`, in seconds.
@@ -18,20 +18,20 @@ pub(crate) type Counters<const N: usize> = Family<Counter, N>;
 pub(crate) type Gauges<const N: usize> = Family<Gauge, N>;
 pub(crate) type Histograms<const N: usize> = Family<Histogram, N>;
 
-/// Series of one name, told apart by `N` labels. Without labels there is one from the beginning.
+/// Series of one name with `N` labels. Without labels there is one series from the start.
 #[derive(Debug)]
 pub(crate) struct Family<V, const N: usize> {
     name: &'static str,
     labels: [&'static str; N],
     /// With the stability level in front, as upstream shows it.
     help: &'static str,
-    /// What a new series begins as.
+    /// The initial value of a new series.
     fresh: V,
-    /// In the order of the labels' values.
+    /// Sorted by label values.
     series: Mutex<Vec<([Box<str>; N], V)>>,
 }
 
-/// What a series holds.
+/// The value of a series.
 pub(crate) trait Value: Clone {
     const KIND: &'static str;
 
@@ -47,7 +47,7 @@ pub(crate) struct Gauge(f64);
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     bounds: &'static [f64],
-    /// One per bound, and the last for what is above all of them; not yet summed up.
+    /// One count per bound, and the last for values above all bounds; not cumulative.
     counts: Box<[u64]>,
     sum: f64,
 }
@@ -77,7 +77,7 @@ impl<const N: usize> Gauges<N> {
 }
 
 impl<const N: usize> Histograms<N> {
-    /// `bounds` in rising order.
+    /// `bounds` in ascending order.
     pub(crate) fn new(
         name: &'static str,
         labels: [&'static str; N],
@@ -121,12 +121,12 @@ impl<V: Value, const N: usize> Family<V, N> {
         }
     }
 
-    /// Forgets the series whose labels' values are not wanted any more.
+    /// Removes series by label values.
     pub(crate) fn retain(&self, mut is_wanted: impl FnMut(&[Box<str>; N]) -> bool) {
         self.lock().retain(|(labels, _)| is_wanted(labels));
     }
 
-    /// A family without series is not mentioned.
+    /// A family without series is not written.
     pub(crate) fn write(&self, text: &mut Text) {
         let series = self.lock();
         if series.is_empty() {

@@ -1,7 +1,7 @@
 //! Requests to the agent's ports.
 //!
-//! Owns: the labels of a request, each from a set that no caller can extend, and when a request is over: with the last byte of
-//! its answer, or of the stream it became.
+//! Owns: the labels of a request, each from a fixed set, and when a request ends: with the last byte of
+//! its response, or of the stream it was upgraded to.
 //! Upstream: `ServeHTTP`, `getMetricBucket` and `server/metrics` of `pkg/kubelet/server`.
 
 use std::{
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{server::connections::AfterUpgrade, world::Clock};
 
-/// What is asked for, as upstream groups it; the rest is `other`.
+/// The request path as upstream groups it; the rest is `other`.
 const PATHS: &[&str] = &[
     "attach",
     "checkpoint",
@@ -49,7 +49,7 @@ const PATHS: &[&str] = &[
     "stats",
     "statusz",
 ];
-/// Upstream looks for `portforward` here, which no path is called, so port forwards are not among them.
+/// Upstream matches `portforward`, which no path is called, so port forwards are not counted.
 const LONG_RUNNING_PATHS: &[&str] = &["attach", "debug", "exec"];
 const METHODS: &[Method] = &[
     Method::OPTIONS,
@@ -106,14 +106,14 @@ impl HttpMetrics {
     }
 }
 
-/// Which port is asked.
+/// The port of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
     ReadOnly,
     Secured,
 }
 
-/// Who counts the requests to a port.
+/// The request metrics of one port.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting {
     pub metrics: Arc<Metrics>,
@@ -121,7 +121,7 @@ pub(crate) struct Counting {
     pub port: Port,
 }
 
-/// The layer around a port's router, outside of its guard: who is turned away has asked, too.
+/// The layer around a port's router, outside of its authentication: rejected requests are counted, too.
 pub(crate) async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
     let upgrade = request.extensions().get::<AfterUpgrade>().cloned();
     let web_socket = web_socket_of(&request);
@@ -137,7 +137,7 @@ pub(crate) async fn count(State(counting): State<Counting>, request: Request, ne
     response.map(|body| Body::new(Held { body, _in_flight: in_flight }))
 }
 
-/// A request that is not over yet.
+/// A running request.
 #[derive(Debug)]
 struct InFlight {
     counting: Counting,
@@ -174,7 +174,7 @@ fn labels(method: &Method, path: &str, port: Port) -> [&'static str; 4] {
     [method, path, port, if LONG_RUNNING_PATHS.contains(&path) { "true" } else { "false" }]
 }
 
-/// The first word of the path, or two below `/metrics`.
+/// The first segment of the path, or two below `/metrics`.
 fn known_path(path: &str) -> &'static str {
     let path = path.strip_prefix('/').unwrap_or(path);
     let mut words = path.split('/');
@@ -199,7 +199,7 @@ fn web_socket_of(request: &Request) -> Option<&'static str> {
     }
 }
 
-/// An answer's body; the request is over when it is dropped.
+/// A response body; the request ends when it is dropped.
 struct Held {
     body: Body,
     _in_flight: InFlight,

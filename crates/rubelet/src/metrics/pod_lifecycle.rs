@@ -1,7 +1,7 @@
-//! How long pods take to start, and how they and their containers end, from one snapshot to the next.
+//! Start latency of pods, and ends of pods and containers, from one snapshot to the next.
 //!
-//! Owns: what must be remembered of a pod between its first sight and its start, for as long as the pod is known. A pod that ran
-//! before the agent began has no start to be timed.
+//! Owns: the state of a pod between first seen and started, while the pod is known. A pod that ran
+//! before this process started has no start latency.
 //! Upstream: `util/pod_startup_latency_tracker.go`, `podWorkerLoop` of `pod_workers.go`, `SyncPod` of `kubelet.go`,
 //! `recordAdmissionRejection`, the end of `updateStatusInternal` of `status/status_manager.go`.
 
@@ -32,7 +32,7 @@ const START_BOUNDS: &[f64] = &[
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
-/// The reasons that are counted by name; upstream's other reasons cannot occur here.
+/// The rejection reasons counted by name; upstream's other reasons cannot occur here.
 const REJECTIONS: &[&str] = &[
     "AppArmor",
     "InvalidNodeInfo",
@@ -67,18 +67,18 @@ pub(crate) struct PodLifecycleMetrics {
     orphans: Counters<0>,
 }
 
-/// What is remembered of a pod.
+/// The state kept per pod.
 #[derive(Debug)]
 struct Life {
     seen: Uptime,
-    /// The API server is to hear of its start, and has not.
+    /// Its start is not yet reported to the API server.
     is_awaited: bool,
     /// When images were pulled for it.
     pulls: Vec<(Uptime, Uptime)>,
     round: Option<Round>,
 }
 
-/// What is done for a pod from the change that calls for it until nothing is left to do; what waits for its time is not under way.
+/// The work on a pod, from the change that requires it until the plan is empty; waiting for a deadline is not work.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     operation: &'static str,
@@ -156,7 +156,7 @@ impl PodLifecycleMetrics {
         }
     }
 
-    /// A turn made one picture of another. Answers which pods are gone.
+    /// Compares the snapshots before and after a turn. Returns the pods that are gone.
     pub(crate) fn turned(&self, before: &Snapshot, after: &Snapshot, now: Now) -> Vec<(PodUid, Arc<PodView>)> {
         let mut gone = Vec::new();
         for uid in &after.changed {
@@ -189,7 +189,7 @@ impl PodLifecycleMetrics {
             if old.is_none_or(|old| old.counts.rejected.is_none()) {
                 self.rejected.inc([rejection(reason)]);
             }
-            // Nothing is ever done for it.
+            // A rejected pod has no work.
             if let Some(life) = self.lock().get_mut(uid) {
                 life.round = None;
             }
@@ -213,7 +213,7 @@ impl PodLifecycleMetrics {
         }
     }
 
-    /// Ends the round under way, begins one, or both.
+    /// Ends the current period of work, begins one, or both.
     fn work(&self, uid: &PodUid, old: Option<&PodView>, new: &PodView, now: Now) {
         let mut known = self.lock();
         let Some(life) = known.get_mut(uid) else { return };
@@ -263,7 +263,7 @@ impl PodLifecycleMetrics {
         }
     }
 
-    /// The API server has taken in a pod's status.
+    /// A pod's status was written to the API server.
     pub(crate) fn told(&self, pod: &Pod, now: Now) {
         let (uid, mut known) = (PodUid::of(pod), self.lock());
         let Some(life) = known.get_mut(&uid).filter(|life| life.is_awaited) else { return };
@@ -301,7 +301,7 @@ impl PodLifecycleMetrics {
     }
 }
 
-/// What calls for work, in upstream's words.
+/// The operation type, as upstream names it.
 fn operation(old: Option<&PodView>, new: &PodView) -> &'static str {
     let Some(old) = old else { return if new.source.is_some() { "create" } else { "kill" } };
     if old.source.is_some() && new.source.is_none() {
@@ -315,7 +315,7 @@ fn operation(old: Option<&PodView>, new: &PodView) -> &'static str {
     }
 }
 
-/// More than its status has changed at the source.
+/// The pod changed at its source beyond its status.
 fn is_updated(old: &Arc<Pod>, new: &Arc<Pod>) -> bool {
     let (was, is) = (&old.metadata, &new.metadata);
     !Arc::ptr_eq(old, new)
@@ -325,7 +325,7 @@ fn is_updated(old: &Arc<Pod>, new: &Arc<Pod>) -> bool {
             || was.deletion_timestamp != is.deletion_timestamp)
 }
 
-/// As upstream counts it: resources of others make their own names, and those that users can make up are taken together.
+/// Upstream's label: vendor resources are grouped under one name, since users can invent them.
 fn rejection(reason: &str) -> &str {
     match REJECTIONS.iter().find(|known| **known == reason) {
         Some(known) => known,
@@ -334,7 +334,7 @@ fn rejection(reason: &str) -> &str {
     }
 }
 
-/// The end of an instance that had not ended when it was last told of; one that was started again at once shows it as its last.
+/// The end of a container that was not terminated in the last status; a restarted one has it as its last state.
 fn new_end<'a>(old: &ContainerStatus, new: &'a ContainerStatus) -> Option<&'a ContainerStateTerminated> {
     let ended = |status: &'a ContainerStatus| status.state.as_ref()?.terminated.as_ref();
     if old.state.as_ref().is_some_and(|state| state.terminated.is_some()) {
@@ -356,7 +356,7 @@ fn has_started(status: &PodStatus) -> bool {
     !statuses.is_empty() && statuses.iter().all(runs)
 }
 
-/// How long at least one of the spans was under way.
+/// The union of the spans.
 fn covered(spans: &mut [(Uptime, Uptime)]) -> Duration {
     spans.sort();
     let (mut total, mut until) = (Duration::ZERO, Uptime::ZERO);
@@ -373,7 +373,7 @@ fn init_time(status: &PodStatus) -> Duration {
     ends.filter_map(|end| Some(took(end.started_at.as_ref()?.0, end.finished_at.as_ref()?.0))).sum()
 }
 
-/// The SLI is of pods whose volumes come from the API or from nowhere.
+/// The SLI covers pods whose volumes come from the API or have no external storage.
 fn is_stateful(volume: &Volume) -> bool {
     volume.secret.is_none()
         && volume.config_map.is_none()

@@ -1,6 +1,6 @@
-//! How many pods and containers there are, by what is known of them now.
+//! Numbers of pods and containers in the current snapshot.
 //!
-//! Owns: counting a snapshot. Never: keeps a number from one question to the next.
+//! Owns: counting a snapshot. Never: stores a number between scrapes.
 //! Upstream: `updateRunningPodAndContainerMetrics` of `pleg/generic.go`, the counts at the end of `HandlePodCleanups`.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
     write_working(snapshot, text);
 }
 
-/// What the runtime has, as it was last seen.
+/// Containers and sandboxes in the runtime at the last look.
 fn write_runtime(snapshot: &Snapshot, text: &mut Text) {
     const CONTAINERS: &str = "kubelet_running_containers";
     let running = snapshot.pods.values().filter(|view| view.counts.has_ready_sandbox).count();
@@ -50,7 +50,7 @@ fn write_runtime(snapshot: &Snapshot, text: &mut Text) {
 /// Whether a pod is one of those a family counts.
 type Counts = fn(&PodView) -> bool;
 
-/// What is asked for.
+/// Desired pods.
 fn write_config(snapshot: &Snapshot, text: &mut Text) {
     let desired = || snapshot.pods.values().filter(|view| view.source.is_some());
     let families: [(&str, &str, Counts); 2] = [
@@ -96,7 +96,7 @@ fn is_active(view: &PodView) -> bool {
     view.counts.stage != LifecycleStage::Terminated && view.counts.rejected.is_none() && !is_over
 }
 
-/// What is being done about them. A pod that was not let in is nobody's work.
+/// Pods with a worker. A rejected pod has none.
 fn write_working(snapshot: &Snapshot, text: &mut Text) {
     const WORKING: &str = "kubelet_working_pods";
     let mut counts: BTreeMap<[&str; 3], usize> = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! What probes found.
+//! Results of probes.
 //!
-//! Owns: counting them for as long as their pod is known. Never: judges; the core has the thresholds.
+//! Owns: counting them while their pod is known. Never: evaluates them; the core has the thresholds.
 //! Upstream: `ProberResults` and `ProberDuration` of `prober/prober_manager.go`.
 
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Probes {
             ProbeOutcome::Discarded(_) | ProbeOutcome::Unknown(_) => "unknown",
         };
         self.total.inc([kind, result, &order.container, name, namespace, uid.as_str()]);
-        // Upstream leaves out how long a failure took.
+        // Upstream does not record the duration of failures.
         if !matches!(outcome, ProbeOutcome::Failure(_)) {
             self.duration.observe([kind, &order.container, name, namespace], took.as_secs_f64());
         }

@@ -1,6 +1,6 @@
-//! The agent's own process, and what it was built from.
+//! The agent's process and build information.
 //!
-//! Owns: the figures the kernel has of us, read when somebody asks. All of it is in /proc, so no read of it waits for a disk.
+//! Owns: process figures of the kernel, read at a scrape. They are all in /proc, so no read waits for a disk.
 //! Upstream: `prometheus/client_golang` (process collector), `component-base/metrics` (build info, start time).
 
 use std::fs;
@@ -11,7 +11,7 @@ use crate::cli::KUBERNETES_VERSION;
 /// Of `/proc/self/stat`: fixed on every architecture Rubelet is built for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What cannot be read is left out.
+/// Unreadable figures are omitted.
 pub(crate) fn write(text: &mut Text) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (stat, limits, status) = (read("/proc/self/stat"), read("/proc/self/limits"), read("/proc/self/status"));
@@ -40,10 +40,10 @@ pub(crate) fn write(text: &mut Text) {
 }
 
 const START_TIME: &str = "Start time of the process since unix epoch in seconds.";
-/// The same on a page of its own, where upstream tells it with a stability level.
+/// The same metric for another page, where upstream adds a stability level.
 pub(crate) const START_TIME_OF_KUBERNETES: &str = "[ALPHA] Start time of the process since unix epoch in seconds.";
 
-/// Readers of counters compare it, to see that they began anew.
+/// Lets readers of counters detect a restart.
 pub(crate) fn write_start_time(text: &mut Text, help: &str) {
     if let Some(began) = start_time_secs() {
         text.single("process_start_time_seconds", "gauge", help, began);
@@ -56,7 +56,7 @@ pub(crate) fn start_time_secs() -> Option<f64> {
     start_time(&read("/proc/self/stat"), &read("/proc/stat"))
 }
 
-/// The version of Kubernetes we stand in for. What Go made upstream's from is empty here.
+/// The Kubernetes version that is implemented. Fields about Go's build are empty.
 pub(crate) fn write_build_info(text: &mut Text) {
     const NAME: &str = "kubernetes_build_info";
     let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, \
@@ -99,7 +99,7 @@ fn start_time(stat: &str, system: &str) -> Option<f64> {
     Some(booted + field(stat, 22)? / TICKS_PER_SECOND)
 }
 
-/// The soft limit. No limit is as many as can be counted, as upstream shows it.
+/// The soft limit. Unlimited is the largest value, as upstream shows it.
 fn limit(limits: &str, name: &str) -> Option<f64> {
     let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
     if soft == "unlimited" { Some(2f64.powi(64)) } else { soft.parse().ok() }
@@ -111,7 +111,7 @@ fn size(status: &str, name: &str) -> Option<f64> {
     Some(kibibytes * 1024.0)
 }
 
-/// The one the directory is read by is not counted.
+/// The descriptor of the directory itself is not counted.
 #[expect(clippy::cast_precision_loss, reason = "the kernel allows fewer files than a float can count")]
 fn open_files() -> Option<f64> {
     let open = fs::read_dir("/proc/self/fd").ok()?.count();

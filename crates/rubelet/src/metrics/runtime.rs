@@ -1,7 +1,7 @@
-//! Calls to the container runtime, counted and timed.
+//! Counts and durations of calls to the container runtime.
 //!
-//! Owns: the names of the operations, which are upstream's. A call that is cut off before it was answered is an error.
-//! Never: changes what is asked or answered.
+//! Owns: the operation names, which are upstream's. A call cancelled before its response counts as an error.
+//! Never: changes requests or responses.
 //! Upstream: `kuberuntime/instrumented_services.go`.
 
 use std::{sync::Arc, time::Duration};
@@ -115,7 +115,7 @@ impl InstrumentedRuntime {
     }
 }
 
-/// Counts when it is dropped, with or without an answer.
+/// Records the call when dropped, with or without a response.
 struct CallTimer<'a> {
     measured: &'a InstrumentedRuntime,
     operation: &'static str,

@@ -1,7 +1,7 @@
-//! How the agent's own health checks went.
+//! Results of the agent's health checks.
 //!
-//! Owns: their last results and how often there was which. Counted when somebody asks for all of them, as upstream does; who asks
-//! for one by name changes nothing.
+//! Owns: their last results and counts. Counted when a request runs all checks, as upstream does; a request for one check
+//! by name changes nothing.
 //! Upstream: `component-base/metrics/prometheus/slis`.
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::server::health::Check;
 
-/// What upstream calls the kind of checks behind `/healthz`.
+/// Upstream's type label for the checks of `/healthz`.
 const HEALTHZ: &str = "healthz";
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Pages as a scraper reads them.
+//! Tests of pages as a scraper reads them.
 
 mod mixin;
 
@@ -117,7 +117,7 @@ async fn a_request_is_in_flight_until_its_answer_is_read() {
     "#);
 }
 
-/// CVE-2020-8551: whoever reaches a port must not be able to fill the agent's memory.
+/// CVE-2020-8551: requests to a port must not grow the agent's memory without bound.
 #[tokio::test]
 async fn no_caller_can_make_series() {
     let (_sender, context) = context(Snapshot::default(), Path::new("/nonexistent"));

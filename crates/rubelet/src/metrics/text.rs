@@ -1,29 +1,29 @@
-//! The exposition format: what Prometheus and everybody else reads.
+//! The Prometheus text exposition format.
 //!
-//! Owns: the lines of a page, their escaping, and numbers as Go prints them: the bound of a bucket is a label, and must be the
-//! same text on every node of a cluster. Never: knows what is counted.
+//! Owns: the lines of a page, their escaping, and numbers as Go prints them: a bucket's bound is a label, and must be the
+//! same text on every node of a cluster. Never: knows which metrics there are.
 //! Upstream: `prometheus/common/expfmt`.
 
 use std::fmt::{Display, Write as _};
 
 use jiff::Timestamp;
 
-/// The content type of a page, but for what `server/metrics_encoding.rs` adds for its reader.
+/// The content type of a page, without what `server/metrics_encoding.rs` adds.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page in the making.
+/// A page being written.
 #[derive(Debug, Default)]
 pub struct Text(String);
 
 impl Text {
-    /// What is said once of a family, before its series. `kind` is `counter`, `gauge` or `histogram`.
+    /// The HELP and TYPE lines of a family. `kind` is `counter`, `gauge` or `histogram`.
     pub fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = write!(self.0, "# HELP {name} ");
         escape(&mut self.0, help, Quotes::Plain);
         let _ = writeln!(self.0, "\n# TYPE {name} {kind}");
     }
 
-    /// One series; `suffix` is what a histogram's parts are told apart by.
+    /// One series; `suffix` distinguishes the parts of a histogram.
     pub fn sample(&mut self, (name, suffix): (&str, &str), labels: Labels<'_>, value: f64) {
         let Labels { pairs, bound } = labels;
         self.0.push_str(name);
@@ -49,7 +49,7 @@ impl Text {
         self.sample((name, ""), Labels::default(), value);
     }
 
-    /// One series whose labels are written already; `at` is when it was measured, else it counts for the moment of the scrape.
+    /// One series with encoded labels; `at` is its measurement time, otherwise the time of the scrape applies.
     pub fn prepared(&mut self, name: &str, labels: &str, value: impl Display, at: Option<Timestamp>) {
         self.0.push_str(name);
         if !labels.is_empty() {
@@ -71,7 +71,7 @@ impl Text {
     }
 }
 
-/// One label, as it stands between the braces.
+/// One label, encoded.
 pub(crate) fn write_label(out: &mut String, name: &str, value: &str) {
     out.push_str(name);
     out.push_str("=\"");
@@ -84,7 +84,7 @@ pub(crate) fn write_label(out: &mut String, name: &str, value: &str) {
 pub struct Labels<'a> {
     /// Names and values.
     pub pairs: &'a [(&'a str, &'a str)],
-    /// Of a histogram's bucket.
+    /// The bound of a histogram bucket.
     pub bound: Option<f64>,
 }
 

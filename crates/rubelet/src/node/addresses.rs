@@ -1,6 +1,6 @@
-//! Under which addresses is this node reached?
+//! The node's addresses.
 //!
-//! Owns: `--node-ip`, or what the node's name or the kernel's routes say. Nothing is sent but a question to the resolver.
+//! Owns: `--node-ip`, or the address from the node's name or the kernel's routes. It sends nothing but DNS queries.
 //! Upstream: `nodestatus.NodeAddress`, `validateNodeIP`, `ResolveBindAddress`.
 
 use std::{
@@ -10,17 +10,17 @@ use std::{
 
 use anyhow::Context as _;
 
-/// A resolver that takes longer shall not hold up the node; the kernel's routes answer at once.
+/// A slower resolver must not delay the node; the kernel's routes answer at once.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Addresses set aside for documentation: routed like any other, owned by nobody.
+/// Documentation addresses: routed like any other, in use nowhere.
 const PROBES: [(&str, &str); 2] = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
 
-/// Whose word about the node's address is asked for when `--node-ip` says nothing.
+/// Where the node's address comes from without `--node-ip`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// First the resolver about the node's name, as in a cluster.
+    /// First the DNS address of the node's name, as in a cluster.
     ResolverAndRoutes,
-    /// A node that stands alone.
+    /// A standalone node.
     Routes,
 }
 
@@ -47,7 +47,7 @@ pub async fn host_ips(told: &str, node_name: &str, ask: Ask) -> anyhow::Result<V
     Ok(found.map(|ip| ip.to_string()).into_iter().collect())
 }
 
-/// Whether `--node-ip` says more than which family is preferred (`0.0.0.0`, `::`).
+/// Whether `--node-ip` gives an address and not just a family (`0.0.0.0`, `::`).
 pub fn names_an_address(told: &str) -> bool {
     parse(told).is_ok_and(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
 }
@@ -65,7 +65,7 @@ async fn resolved(node_name: &str) -> Vec<IpAddr> {
     }
 }
 
-/// The address the node would use to reach others. Asking the kernel for a route sends nothing.
+/// The source address of routes to others. A route lookup sends no packet.
 fn routed(prefers_v6: bool) -> Option<IpAddr> {
     let mut probes = PROBES;
     if prefers_v6 {

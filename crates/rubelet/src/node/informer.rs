@@ -1,6 +1,6 @@
-//! The Node object as the API server shows it.
+//! The Node object in the API.
 //!
-//! Owns: the one watch of it, and who hears of a change: the loop, which judges pods by it, and the reporter. Never: writes it.
+//! Owns: its watch, and the receivers of changes: the loop, for admission, and the reporter. Never: writes it.
 //! Upstream: the node informer, `nodeHasSynced`, `GetCachedNode`.
 
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use tokio::sync::{mpsc, watch};
 
 use super::without_managed_fields;
 
-/// One node changes seldom; should it change more often, the watch waits.
+/// A node changes rarely; otherwise the watch waits.
 const CHANGES_BOUND: usize = 4;
 
-/// What the API server last showed.
+/// The last state in the API.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum NodeWatchState {
     #[default]
     Unseen,
-    /// It answered, and has not had one yet.
+    /// The server responded, and the node has not existed yet.
     Absent,
     Seen(Arc<Node>),
-    /// It had one.
+    /// It existed and was deleted.
     Gone,
 }
 
@@ -36,7 +36,7 @@ impl NodeWatchState {
     }
 }
 
-/// Follows until the loop is gone. What the loop is told, it is told before `node_states` says so.
+/// Watches until the loop ends. The loop is notified before `node_states` changes.
 pub async fn run(
     api: Arc<dyn ApiServer>,
     node_name: String,
@@ -60,13 +60,13 @@ pub async fn run(
     };
     tokio::select! {
         biased;
-        // Neither is taken up again after this: one of them is over, and so is the other.
+        // Neither is resumed after this: when one ends, both end.
         () = telling => {}
         () = reflector::follow(&*api, &selection, seed, &sender) => {}
     }
 }
 
-/// `None` when it cannot be read, and what was seen before stays.
+/// `None` if it cannot be decoded; the last state stays.
 fn state_after(change: Delta, before: &NodeWatchState) -> Option<NodeWatchState> {
     let body = match change {
         Delta::Replaced(nodes) => nodes.into_iter().next(),

@@ -1,6 +1,6 @@
-//! The node's heartbeat: its lease, renewed at a quarter of its life.
+//! The node's lease, renewed at a quarter of its duration.
 //!
-//! Owns: renewing, finding and making the lease, and the tries when that fails. Never: waits for anything else of the agent.
+//! Owns: renewing, reading and creating the lease, and the retries. Never: waits for any other part of the agent.
 //! Upstream: `component-helpers/apimachinery/lease`.
 
 use std::{sync::Arc, time::Duration};
@@ -16,7 +16,7 @@ use tokio::{sync::watch, time::sleep};
 use super::NodeReporting;
 use crate::world::Clock;
 
-/// Quick tries of one renewal before the lease is read again.
+/// Quick retries of one renewal before the lease is read again.
 const TRIES: u32 = 5;
 const BACK_OFF_FIRST: Duration = Duration::from_millis(200);
 const BACK_OFF_MAX: Duration = Duration::from_secs(7);
@@ -28,7 +28,7 @@ pub async fn run(
     reporting: Arc<NodeReporting>,
     node_uid: watch::Receiver<Option<String>>,
 ) {
-    // Up to a twenty-fifth longer, so that the nodes of a cluster do not renew in step.
+    // Up to 4 % longer, so that the nodes of a cluster do not renew in step.
     let stretch = fastrand::Rng::with_seed(reporting.seed()).f64() * 0.04;
     let every = (reporting.lease_duration() / 4).mul_f64(1.0 + stretch);
     let mut controller = LeaseController { api, clock, reporting, node_uid, lease: None };
@@ -43,7 +43,7 @@ struct LeaseController {
     clock: Clock,
     reporting: Arc<NodeReporting>,
     node_uid: watch::Receiver<Option<String>>,
-    /// As of the last renewal: as long as nobody else writes it, it need not be read.
+    /// As of the last renewal: unless another client writes it, it need not be read.
     lease: Option<Lease>,
 }
 
@@ -91,7 +91,7 @@ impl LeaseController {
         }
     }
 
-    /// Does not give up; without a lease the node is taken for dead.
+    /// Retries without end; a node without a lease is considered dead.
     async fn backoff_ensure_lease(&self) -> Found {
         let mut wait = BACK_OFF_FIRST;
         loop {
@@ -112,7 +112,7 @@ impl LeaseController {
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // A lease without its node would outlive it.
+        // Without its owner the lease would outlive the node.
         let is_registered = self.node_uid.clone().wait_for(Option::is_some).await.is_ok();
         if !is_registered {
             std::future::pending::<()>().await;
@@ -148,7 +148,7 @@ mod tests {
         Ok(json!({"metadata": {"name": "n1", "resourceVersion": version}, "spec": {"holderIdentity": "n1"}}))
     }
 
-    /// A lease controller on a server that gives these answers. It stops when the test ends.
+    /// A lease controller with a scripted server. It stops when the test ends.
     struct LeaseFixture {
         api: Arc<Scripted>,
         node_uid: watch::Sender<Option<String>>,

@@ -1,6 +1,6 @@
-//! Making the node known to its cluster.
+//! Registers the node with its cluster.
 //!
-//! Owns: finding the Node object, creating it, putting right what an earlier agent left on it, and trying again.
+//! Owns: reading the Node object, creating it, reconciling what an earlier process left on it, and retrying.
 //! Upstream: `registerWithAPIServer`, `tryRegisterWithAPIServer`.
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub enum Registered {
     Existing(Node),
 }
 
-/// Tries until the node is known. The report is made anew for each try.
+/// Retries until the node is registered. Each try has a new report.
 pub async fn register<'a>(
     api: &dyn ApiServer,
     reporting: &NodeReporting,
@@ -49,7 +49,7 @@ pub(super) async fn try_register(
     reporting: &NodeReporting,
     report: Report<'_>,
 ) -> Result<Registered, ApiError> {
-    // Upstream creates first; a node that restarts is known, and looking costs the server less than a refused write.
+    // Upstream creates first; a restarted node exists, and a read costs the server less than a rejected write.
     let error = match get_node(api, reporting, ResourceVersion::Cached).await {
         Ok(known) => return reconcile(api, reporting, known, report).await,
         Err(error) => error,
@@ -65,7 +65,7 @@ pub(super) async fn try_register(
         Err(error) => error,
     };
     match error.kind {
-        // Who may not create a node may still have one.
+        // Without permission to create a node, an existing one can still be used.
         ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden => {
             match get_node(api, reporting, ResourceVersion::Newest).await {
                 Ok(known) => reconcile(api, reporting, known, report).await,
@@ -92,7 +92,7 @@ async fn reconcile(
     Ok(Registered::Existing(node))
 }
 
-/// The answer is the node after the patch.
+/// Returns the node after the patch.
 pub(super) async fn patch_status(
     api: &dyn ApiServer,
     reporting: &NodeReporting,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::node::testing::{NOT_FOUND, Scripted, UNREACHABLE, node, report, reporting, view};
 
-    /// Registers at a server that gives these answers; shows what was asked, and what came of it.
+    /// Registers with a scripted server; returns the requests and the result.
     async fn registered(
         reporting: &NodeReporting,
         answers: impl IntoIterator<Item = Result<serde_json::Value, ApiErrorKind>>,

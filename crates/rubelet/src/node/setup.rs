@@ -1,6 +1,6 @@
-//! What the options say of the node and its duties.
+//! Node settings from the options.
 //!
-//! Owns: from flags and configuration to `NodeSetup` and `NodeReporting`. Never: asks anybody.
+//! Owns: the mapping from flags and configuration to `NodeSetup` and `NodeReporting`. Never: sends a request.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub fn setup(options: &Options, node_name: &str, internal_ips: &[String]) -> Nod
     }
 }
 
-/// Upstream's list has more; what is not done here is not declared.
+/// Upstream's list has more; unimplemented features are not declared.
 fn declared_features(gates: &Gates) -> Vec<String> {
     let done = [Gate::ExtendWebSocketsToKubelet];
     let is_declared = |gate: &Gate| gates.enabled(Gate::NodeDeclaredFeatures) && gates.enabled(*gate);
@@ -69,7 +69,7 @@ pub fn reporting(options: &Options, setup: NodeSetup, machine: Machine) -> Arc<N
     })
 }
 
-/// What a container without a limit may believe it has.
+/// The resource values a container without a limit sees.
 pub fn allocatable(machine: &Machine, setup: &NodeSetup) -> Allocatable {
     let left = allocatable_list(machine, setup);
     let amount = |name| quantity::amount(Some(&left), name);
@@ -98,7 +98,7 @@ pub fn kubepods_limits(options: &Options, machine: &Machine, setup: &NodeSetup) 
     KubepodsLimits { cpu_millis: amount("cpu").millis(), memory_bytes: amount("memory").value() }
 }
 
-/// In Go's words, which are the API's.
+/// Go's architecture names, which the API uses.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,7 +1,7 @@
-//! Reporting the node: at once when something changed, now and then when nothing did.
+//! Reports the node status: at once after a change, otherwise periodically.
 //!
-//! Owns: when to look, when to report, the newest Node object, the events a report causes.
-//! Never: decides what the node is (`rubelet_core::node_status`).
+//! Owns: when to check, when to report, the newest Node object, the events a report causes.
+//! Never: decides the contents of the status (`rubelet_core::node_status`).
 //! Upstream: `syncNodeStatus`, `tryUpdateNodeStatus`, `fastNodeStatusUpdate`.
 
 use std::{sync::Arc, time::Duration};
@@ -30,15 +30,15 @@ use super::{
 };
 use crate::world::World;
 
-/// Tries of one report before the next look.
+/// Tries of one report before the next check.
 const TRIES: u32 = 5;
-/// A list of images is good for this long, as upstream.
+/// A list of images is cached this long, as upstream.
 const IMAGES_LAST: Duration = Duration::from_secs(30);
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a report that somebody else's change to the node caused: two who do not agree shall not keep the server busy.
+/// Minimum time between reports caused by another client's change: two writers that disagree must not flood the server.
 const PAUSE_AFTER_DISPUTE: Duration = Duration::from_secs(1);
 
-/// Reports until it is dropped. Says the node's UID once it is known.
+/// Reports until it is dropped. Publishes the node's UID once it is known.
 pub async fn run(
     world: World,
     api: Arc<dyn ApiServer>,
@@ -46,7 +46,7 @@ pub async fn run(
     mut inputs: Inputs,
     uid: watch::Sender<Option<String>>,
 ) {
-    // Nothing is said of the node before its runtime was asked: a restart of the agent is no reason to call it not ready.
+    // No report before the first runtime status: a restarted agent must not report NotReady.
     let is_checked =
         inputs.snapshots.wait_for(|snapshot| snapshot.node.readiness != NodeReadiness::Unchecked).await.is_ok();
     if !is_checked {
@@ -63,14 +63,14 @@ pub async fn run(
     }
 }
 
-/// What a report depends on.
+/// The inputs of a report.
 #[derive(Debug)]
 pub struct Inputs {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     pub node_states: watch::Receiver<NodeWatchState>,
 }
 
-/// Why the reporter looks again.
+/// What triggered a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReportTrigger {
     Time,
@@ -92,14 +92,14 @@ struct Reporter {
     inputs: Inputs,
     uid: watch::Sender<Option<String>>,
     random: fastrand::Rng,
-    /// What the last report was made of.
+    /// The inputs of the last report.
     view: NodeView,
-    /// `None` until the runtime was asked once.
+    /// `None` until the first runtime status.
     images: Option<Vec<ImageFacts>>,
     images_at: Uptime,
-    /// The newest Node object we know.
+    /// The newest known Node object.
     node: Node,
-    /// An unchanged status is reported then.
+    /// When an unchanged status is reported.
     report_at: Uptime,
     is_unschedulable: bool,
 }
@@ -140,7 +140,7 @@ impl Reporter {
             }
             Registered::Existing(node) => {
                 tracing::info!(node = reporter.reporting.setup.name, "node was previously registered");
-                // The agent before this one may have reported a moment ago.
+                // The previous process may have reported a moment ago.
                 let since = node_status::last_report(&node).map(|reported| now.wall_since(reported));
                 let left = since.map_or(Duration::ZERO, |since| reporter.reporting.report_every.saturating_sub(since));
                 reporter.report_at = now.uptime + left;
@@ -150,7 +150,7 @@ impl Reporter {
         reporter
     }
 
-    /// Reports if there is something to report.
+    /// Reports if something changed or the report is due.
     async fn check(&mut self) -> Outcome {
         self.refresh_images().await;
         self.refresh_addresses().await;
@@ -190,7 +190,7 @@ impl Reporter {
         }
     }
 
-    /// Until something may have changed.
+    /// Waits for a possible change.
     async fn wait(&mut self) -> ReportTrigger {
         let next_look = self.world.clock.instant(self.world.clock.now().uptime + self.reporting.check_every);
         loop {
@@ -212,12 +212,12 @@ impl Reporter {
         }
     }
 
-    /// Whether it is another node than the one that was known.
+    /// Whether the UID differs from the known one.
     fn take_state(&mut self, state: NodeWatchState) -> bool {
         match state {
             NodeWatchState::Unseen | NodeWatchState::Absent => false,
             NodeWatchState::Gone => {
-                // As upstream: whoever deletes a node may be about to take its machine away.
+                // As upstream: a deleted node may be about to be shut down, so it is not registered again.
                 tracing::warn!(node = self.reporting.setup.name, "Node object deleted; restart to register again");
                 self.uid.send_replace(None);
                 false
@@ -257,7 +257,7 @@ impl Reporter {
         }
     }
 
-    /// Those that were told stay. A node that loses its network for a while keeps what it had.
+    /// Configured addresses stay. A node that loses its network for a while keeps its last addresses.
     async fn refresh_addresses(&mut self) {
         let NodeReporting { setup, node_ip, .. } = &*self.reporting;
         if setup.has_configured_ips {
@@ -283,7 +283,7 @@ impl Reporter {
         }
     }
 
-    /// Between half and one and a half of it, so that nodes that changed together do not report together for ever.
+    /// Jitter between 0.5 and 1.5, so that nodes that changed together do not keep reporting together.
     fn jitter(&mut self, every: Duration) -> Duration {
         every.mul_f64(0.5 + self.random.f64())
     }
@@ -295,7 +295,7 @@ impl Reporter {
     }
 }
 
-/// `None` when the runtime did not answer.
+/// `None` if the runtime did not respond.
 async fn list_images(world: &World) -> Option<Vec<ImageFacts>> {
     match timeout(IMAGES_TIMEOUT, world.runtime.list_images()).await {
         Ok(Ok(images)) => Some(images.into_iter().map(image_facts).collect()),
@@ -315,7 +315,7 @@ fn image_facts(image: v1::Image) -> ImageFacts {
     }
 }
 
-/// A watch may be behind what a patch answered. Versions of one kind of object are whole numbers that grow.
+/// A watch may be older than a patch response. Resource versions of one kind are increasing integers.
 fn is_newer(node: &Node, known: &Node) -> bool {
     let version =
         |node: &Node| node.metadata.resource_version.as_deref().and_then(|version| version.parse::<u128>().ok());

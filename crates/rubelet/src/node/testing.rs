@@ -1,4 +1,4 @@
-//! An API server that answers as the test says, for tests only.
+//! A scripted API server, for tests only.
 
 use std::{collections::VecDeque, sync::Mutex, time::Duration};
 
@@ -18,7 +18,7 @@ pub(super) const UNREACHABLE: Answer = Err(ApiErrorKind::Unreachable);
 
 pub(super) type Answer = Result<Value, ApiErrorKind>;
 
-/// Answers in order; a call too many never ends.
+/// Responses in order; calls beyond the last never return.
 pub(super) struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
     heard: Mutex<Vec<(String, Value)>>,
@@ -91,7 +91,7 @@ pub(super) fn report<'a>(reporting: &'a NodeReporting, view: &'a NodeView) -> Re
     Report { setup: &reporting.setup, machine: &reporting.machine, view, images: None, at }
 }
 
-/// A node with the labels the agent wants, and a `role` of somebody else's.
+/// A node with the agent's labels, and a `role` label of another client.
 pub(super) fn node() -> Value {
     json!({
         "metadata": {"name": "n1", "uid": "u1", "resourceVersion": "5", "labels": {

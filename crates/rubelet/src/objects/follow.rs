@@ -1,6 +1,6 @@
-//! One object, followed for as long as a pod needs it.
+//! Watches one object for as long as a pod needs it.
 //!
-//! Owns: the watch of a single object, and what a change of it means. An immutable one is read once.
+//! Owns: the watch of a single object, and the effect of a change. An immutable object is read once.
 //! Upstream: `watch_based_manager.go`.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::{CachedObject, Shared, collection, locked};
 
-/// Changes of one object are rare, and each is taken in at once.
+/// Changes of one object are rare, and each is applied at once.
 const BACKLOG: usize = 1;
 
 pub(super) async fn follow(shared: Arc<Shared>, key: ObjectKey) {
@@ -39,7 +39,7 @@ pub(super) async fn follow(shared: Arc<Shared>, key: ObjectKey) {
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,
-    /// It will not change any more, or nobody needs it.
+    /// It is immutable, or no pod needs it.
     Stop,
 }
 
@@ -52,7 +52,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
     let object = match body.map(|body| Object::read(key.kind, &body)).transpose() {
         Ok(object) => object.map(Arc::new),
         Err(error) => {
-            // What it says of the place is safe to tell; what is there may not be.
+            // The error's position is safe to log; the value there may be secret.
             tracing::warn!(object = %key, line = error.line(), column = error.column(), "failed to decode object");
             return Next::GoOn;
         }
@@ -64,7 +64,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
     }
     if let Some(inbox) = shared.inbox.get() {
         for pod in pods {
-            // Without a loop nobody is left to tell.
+            // The loop has ended; the hint has no receiver.
             let _ = inbox.send(Event::Refresh { pod }).await;
         }
     }
@@ -72,7 +72,7 @@ async fn take_in(shared: &Shared, key: &ObjectKey, change: Delta) -> Next {
 }
 
 impl Shared {
-    /// Keeps the new value, and names the pods that must hear of it; `None` when nobody needs it.
+    /// Stores the new value, and returns the pods to hint; `None` if no pod needs it.
     fn enter(&self, key: &ObjectKey, object: Option<&Arc<Object>>) -> Option<Vec<PodUid>> {
         let mut entries = locked(&self.entries);
         let entry = entries.get_mut(key)?;

@@ -1,6 +1,6 @@
-//! The services of the cluster, for the environments of containers.
+//! The services of the cluster, for the environment variables of containers.
 //!
-//! Owns: one watch over all services that have an address, and the little that is kept of each.
+//! Owns: one watch of all services with a cluster IP, and the fields kept of each.
 //! Upstream: the service informer of `NewMainKubelet`.
 
 use std::{
@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{FIRST_LIST, Shared, locked};
 
-/// Who lists is far slower than who takes in.
+/// The receiver is far faster than the server.
 const BACKLOG: usize = 16;
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ pub struct KnownServices {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     Wait,
-    /// A static pod runs with what is known.
+    /// A static pod starts with the services known so far.
     Now,
 }
 
@@ -82,7 +82,7 @@ impl KnownServices {
 }
 
 pub(super) async fn follow(shared: Arc<Shared>) {
-    // Services without an address have no variables: why move them?
+    // Services without an address have no variables, so they are not requested.
     let fields = Some("spec.clusterIP!=None".to_owned());
     let selection = Selection { collection: ObjectPath::all("v1", "services"), fields };
     let (sender, mut changes) = mpsc::channel(BACKLOG);

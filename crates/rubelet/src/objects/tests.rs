@@ -1,4 +1,4 @@
-//! The object cache against an API server that says what the test wants.
+//! The object cache with a scripted API server.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::server::views::tests::view;
 
-/// Holds objects by their path, and lets watches hear of changes.
+/// Holds objects by their path, and sends changes to watches.
 #[derive(Default)]
 struct Script {
     objects: BTreeMap<String, Value>,
@@ -30,7 +30,7 @@ impl Scripted {
         act(&mut self.0.lock().unwrap())
     }
 
-    /// Stores the object and tells its watch.
+    /// Stores the object and notifies its watch.
     pub(crate) async fn put(&self, path: &str, mut object: Value) {
         let (event, watch) = self.with(|script| {
             script.version += 1;
@@ -114,7 +114,7 @@ impl ApiServer for Scripted {
 
 const MAP: &str = "/api/v1/namespaces/prod/configmaps/m";
 
-/// The snapshot after `last` in which this pod needs this, and nothing if it is gone.
+/// The snapshot after `last` in which this pod needs this, or nothing if it is gone.
 pub(crate) fn next_snapshot(last: &Snapshot, pod: &PodUid, needs: Option<Needs>) -> Snapshot {
     let mut next = Snapshot { changed: BTreeSet::from([pod.clone()]), ..last.clone() };
     match needs {
@@ -144,7 +144,7 @@ impl ObjectsFixture {
         ObjectsFixture { api, objects, snapshot: Snapshot::default(), hints }
     }
 
-    /// Publishes what the pod needs from now on; `None` when it is gone.
+    /// Publishes the pod's needs; `None` if it is gone.
     fn publish(&mut self, pod: &str, needs: Option<Needs>) {
         let next = next_snapshot(&self.snapshot, &pod.into(), needs);
         self.objects.update_needs(&self.snapshot, &next);
@@ -159,7 +159,7 @@ impl ObjectsFixture {
         self
     }
 
-    /// The value of key `k` of config map `m`, as one pod sees it.
+    /// The value of key `k` of config map `m`, as one pod gets it.
     async fn read(&self, pod: &str) -> String {
         let key = ObjectKey::config_map("prod", "m");
         let found = self.objects.gather(&PodUid::new(pod), BTreeSet::from([key.clone()])).await;
@@ -169,7 +169,7 @@ impl ObjectsFixture {
         }
     }
 
-    /// What was hinted so far, once everything has settled.
+    /// The hints so far, once all tasks are idle.
     async fn hinted(&mut self) -> Vec<String> {
         tokio::time::sleep(Duration::from_millis(10)).await;
         let mut pods = Vec::new();

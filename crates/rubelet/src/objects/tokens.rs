@@ -1,6 +1,6 @@
-//! Service account tokens for pods: asked for once, and again before they grow old.
+//! Service account tokens for pods: requested once, and again before they expire.
 //!
-//! Owns: the request, the cache, and when a token is too old. Never: logs a token.
+//! Owns: the request, the cache, and when a token is renewed. Never: logs a token.
 //! Upstream: `pkg/kubelet/token/token_manager.go`.
 
 use std::{
@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use super::{CALL_TIMEOUT, locked};
 use crate::world::Clock;
 
-/// No token is used longer than this, however long it is good.
+/// Maximum age of a token, whatever its validity.
 const MAX_AGE: SignedDuration = SignedDuration::from_hours(24);
-/// Renewals of many pods that started together are spread over this long.
+/// Renewals of pods that started together are spread over this long.
 const JITTER_SECS: u32 = 10;
 
 /// The tokens that pods need; `None` until they are requested.
@@ -37,7 +37,7 @@ struct Token {
 }
 
 impl TokenCache {
-    /// From the cache while it is young; an older one as long as no newer one can be had.
+    /// From the cache while it is fresh; a stale one is used if no newer one can be requested.
     pub(super) async fn token(&self, api: &dyn ApiServer, key: &TokenKey, clock: &Clock) -> Result<String, String> {
         let Some(known) = locked(&self.0).get(key).cloned() else {
             let TokenKey { namespace, service_account, pod_name, .. } = key;
@@ -49,7 +49,7 @@ impl TokenCache {
         match (request(api, key).await, known) {
             (Ok(fresh), _) => {
                 let token = fresh.token.clone();
-                // A pod that has ended meanwhile needs none.
+                // The pod may have been removed meanwhile.
                 if let Some(known) = locked(&self.0).get_mut(key) {
                     *known = Some(fresh);
                 }
@@ -65,7 +65,7 @@ impl TokenCache {
         }
     }
 
-    /// One pod's needs have changed; a token is one pod's alone.
+    /// Updates the tokens of one pod; tokens are not shared.
     pub(super) fn update_needs(&self, before: &BTreeSet<TokenKey>, now: &BTreeSet<TokenKey>) {
         let mut tokens = locked(&self.0);
         tokens.extend(now.difference(before).map(|key| (key.clone(), None)));
@@ -76,14 +76,14 @@ impl TokenCache {
 }
 
 impl Token {
-    /// In the last fifth of its life, or a day old.
+    /// In the last fifth of its validity, or a day old.
     fn is_old(&self, jitter: SignedDuration, now: Timestamp) -> bool {
         let issued_at = self.expires_at - self.lifetime;
         now > issued_at + (MAX_AGE - jitter) || now > self.expires_at - self.lifetime / 5 - jitter
     }
 }
 
-/// The same for one token at all times, and another for the next.
+/// Constant for one token, different between tokens.
 fn jitter(key: &TokenKey) -> SignedDuration {
     SignedDuration::from_secs(i64::from(fnv32a(key.pod_uid.as_str().as_bytes()) % JITTER_SECS))
 }
@@ -110,7 +110,7 @@ struct TokenResponseStatus {
 async fn request(api: &dyn ApiServer, key: &TokenKey) -> Result<Token, ApiError> {
     let path = ObjectPath::all("v1", "serviceaccounts").within(&key.namespace).named(&key.service_account).sub("token");
     let response: TokenResponse = calls::create(api, Lane::Ordinary, path, &body(key), CALL_TIMEOUT).await?;
-    // The server may give another lifetime than was asked for.
+    // The server may grant another lifetime than requested.
     let lifetime = SignedDuration::from_secs(response.spec.expiration_seconds.unwrap_or(key.expiration_secs));
     Ok(Token { token: response.status.token, expires_at: response.status.expiration_timestamp, lifetime })
 }

@@ -1,6 +1,6 @@
 //! The runtime's container events, as hints.
 //!
-//! Owns: the stream, its reconnection, telling the loop whether it is up. Never: trusts an event beyond "look at this pod".
+//! Owns: the stream, its reconnection, reporting to the loop whether it is connected. Never: uses an event for more than a hint.
 //! Upstream: `EventedPLEG`.
 
 use std::time::Duration;
@@ -15,19 +15,19 @@ use tokio::sync::mpsc;
 use crate::world::World;
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// A runtime that is back is noticed by the next relist anyway; this only brings the events back.
+/// The next relist notices a runtime that is back; this only reopens the stream.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// Why nobody follows events any more.
+/// Why the stream is not followed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The runtime has no such call (containerd before 2.0): relists have to do.
+    /// The runtime has no such call (containerd before 2.0): only relists find changes.
     Unsupported,
-    /// The loop is gone.
+    /// The loop has ended.
     Unwanted,
 }
 
-/// Runs until the loop is gone, or the runtime turns out to have no events. Dropping it ends the stream.
+/// Runs until the loop ends, or the runtime turns out to have no events. Dropping it ends the stream.
 pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
     let mut wait = FIRST_WAIT;
     loop {
@@ -55,7 +55,7 @@ pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
 
 struct Unwanted;
 
-/// Until the stream ends.
+/// Runs until the stream ends.
 async fn pass_on(
     mut events: mpsc::Receiver<v1::ContainerEventResponse>,
     inbox: &mpsc::Sender<Event>,
@@ -63,7 +63,7 @@ async fn pass_on(
     let send = async |event| inbox.send(event).await.map_err(|_| Unwanted);
     send(Event::RuntimeEvents(EventStream::Up)).await?;
     loop {
-        // Cancel-safe: `recv` is; an event lost with the last listener has nobody to reach.
+        // Cancel-safe: `recv` is; without a receiver a lost event does not matter.
         let event = tokio::select! {
             biased;
             () = inbox.closed() => return Err(Unwanted),

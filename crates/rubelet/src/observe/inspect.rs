@@ -1,6 +1,6 @@
-//! All there is to know of one pod.
+//! The look at one pod.
 //!
-//! Owns: facts about its sandboxes and containers, and what their log directory remembers. Never: judges them.
+//! Owns: facts about its sandboxes and containers, and about its log directory. Never: evaluates them.
 //! Upstream: `GetPodStatus`, `getPodContainerStatuses`, `toKubeContainerStatus`, `calcRestartCountByLogDir`.
 
 use std::{cmp::Reverse, collections::BTreeMap, path::Path};
@@ -52,7 +52,7 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
         containers: containers.into_iter().flatten().collect(),
         logged_attempts: BTreeMap::new(),
     };
-    // By attempt before time, because a wall clock can jump back; ids last, so that equal times have an order, too.
+    // By attempt before time, because the wall clock can jump back; by id last, for a total order.
     facts.sandboxes.sort_by_key(|sandbox| (Reverse((sandbox.attempt, sandbox.created_at)), sandbox.id.clone()));
     facts
         .containers
@@ -61,7 +61,7 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
     Ok(Facts::Pod(facts))
 }
 
-/// `None` when it went away after the list was made: then it is as if the list had not had it.
+/// `None` if it was removed after the list: as if it had not been listed.
 async fn sandbox_facts(world: &World, sandbox: v1::PodSandbox) -> RpcResult<Option<SandboxFacts>> {
     let state = sandbox_state(sandbox.state());
     let mut facts = SandboxFacts {
@@ -73,7 +73,7 @@ async fn sandbox_facts(world: &World, sandbox: v1::PodSandbox) -> RpcResult<Opti
         host_network: false,
         ips: Vec::new(),
     };
-    // Only a sandbox that is ready has a network worth asking for.
+    // Only a ready sandbox has network addresses.
     if state == SandboxState::Ready {
         let status = match world.runtime.pod_sandbox_status(&sandbox.id).await {
             Ok(status) => status,
@@ -92,7 +92,7 @@ fn is_host_network(status: &v1::PodSandboxStatus) -> bool {
     options.is_some_and(|options| options.network() == v1::NamespaceMode::Node)
 }
 
-/// An address that is none makes all of them doubtful, as upstream sees it.
+/// One invalid address discards all of them, as upstream does.
 fn ips(network: Option<v1::PodSandboxNetworkStatus>) -> Vec<String> {
     let Some(network) = network else { return Vec::new() };
     let ips: Vec<String> = std::iter::once(network.ip)
@@ -146,7 +146,7 @@ async fn container_state(world: &World, status: &v1::ContainerStatus, annotated:
     }
 }
 
-/// Shares and quota as upstream reads them back; what is zero is not limited, or not reported.
+/// Shares and quota as upstream reads them back; zero is unlimited or not reported.
 fn container_resources(reported: Option<v1::LinuxContainerResources>) -> ContainerResources {
     let reported = reported.unwrap_or_default();
     let positive = |amount: i64| Some(amount).filter(|amount| *amount > 0);
@@ -157,8 +157,8 @@ fn container_resources(reported: Option<v1::LinuxContainerResources>) -> Contain
     }
 }
 
-/// The highest attempt of each container that left a log and is not known to the runtime. A directory that cannot be read
-/// has nothing to tell.
+/// The highest attempt of each container that has a log and is unknown to the runtime. An unreadable directory
+/// counts as empty.
 async fn logged_attempts(world: &World, pod: &PodRef, known: &[ContainerFacts]) -> BTreeMap<String, u32> {
     let dir = logs::pod_dir(&world.settings.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
     let mut attempts = BTreeMap::new();
@@ -178,7 +178,7 @@ async fn highest_attempt(world: &World, container_dir: &Path) -> Option<u32> {
     files.iter().filter(|file| file.kind != FileKind::Directory).filter_map(|file| logs::attempt_of(&file.name)).max()
 }
 
-/// CRI's nanoseconds since 1970. What lies outside of a calendar is as good as never.
+/// CRI's nanoseconds since 1970. Times out of range count as unset.
 fn timestamp(nanos: i64) -> Timestamp {
     Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or(Timestamp::UNIX_EPOCH)
 }

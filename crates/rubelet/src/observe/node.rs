@@ -1,6 +1,6 @@
-//! What kind of node is this?
+//! Facts about the node's kernel and hardware.
 //!
-//! Owns: the facts of kernel and hardware that end up in CRI configurations and in the Node object. Read once, at the start.
+//! Owns: the facts that CRI configurations and the Node object contain. Read once, at start.
 //! Upstream: cAdvisor's machine info, `checkSwapControllerAvailability`, `possibleCPUs`, `HugePageSizes`.
 
 use std::{
@@ -20,7 +20,7 @@ const CGROUP: &str = "/sys/fs/cgroup";
 /// Files of the kernel: a page or two.
 const LIMIT_BYTES: u64 = 1 << 20;
 
-/// What the machine is. What cannot be read is taken as not there.
+/// The machine. Unreadable facts count as absent.
 pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
     let meminfo = text(host, Path::new("/proc/meminfo")).await;
     let storage = host.capacity_bytes(root_dir).await;
@@ -47,7 +47,7 @@ pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
     }
 }
 
-/// How many processors `0-3,8` names.
+/// The number of processors in a list such as `0-3,8`.
 pub fn cpu_list_len(list: &str) -> i64 {
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -57,8 +57,8 @@ pub fn cpu_list_len(list: &str) -> i64 {
     ranges.sum()
 }
 
-/// Completes what the configuration says by what the node is. In `configured`, `oom_kills_whole_container` means "where the
-/// kernel can". What cannot be read is taken as not there.
+/// Completes the configuration with the node's facts. In `configured`, `oom_kills_whole_container` means "where the
+/// kernel supports it". Unreadable facts count as absent.
 pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine) -> NodeProfile {
     let is_cgroup_v2 = exists(host, &Path::new(CGROUP).join("cgroup.controllers")).await;
     NodeProfile {
@@ -82,7 +82,7 @@ async fn text(host: &dyn Host, path: &Path) -> String {
     String::from_utf8_lossy(&content).into_owned()
 }
 
-/// What the first of these files that exists says.
+/// The content of the first of these files that exists.
 async fn first_line(host: &dyn Host, paths: &[&str]) -> String {
     for path in paths {
         let content = text(host, Path::new(path)).await;
@@ -115,7 +115,7 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> i64 {
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
-/// Directories `cpu0`, `cpu1`, … of the processors the node has, in the order of their numbers.
+/// Directories `cpu0`, `cpu1`, … of the present processors, sorted by number.
 async fn cpus(host: &dyn Host) -> Vec<PathBuf> {
     let entries = host.list_dir(Path::new(CPUS)).await.unwrap_or_default();
     let mut numbers: Vec<u32> =
@@ -135,7 +135,7 @@ async fn thermal_throttle_paths(host: &dyn Host, cpus: &[PathBuf]) -> Vec<String
     paths
 }
 
-/// Pages set aside, by the size of a page in bytes.
+/// Reserved pages, by page size in bytes.
 async fn huge_pages(host: &dyn Host) -> BTreeMap<i64, i64> {
     let dir = Path::new("/sys/kernel/mm/hugepages");
     let mut sizes = BTreeMap::new();
@@ -148,7 +148,7 @@ async fn huge_pages(host: &dyn Host) -> BTreeMap<i64, i64> {
     sizes
 }
 
-/// `hugepages-2048kB` is of 2 MiB.
+/// `hugepages-2048kB` means 2 MiB.
 fn huge_page_bytes(name: &str) -> Option<i64> {
     let kib: i64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
     kib.checked_mul(1024)
@@ -160,7 +160,7 @@ async fn swap_on_v1(host: &dyn Host) -> SwapController {
 }
 
 async fn swap_on_v2(host: &dyn Host) -> SwapController {
-    // The root cgroup has no limits; our own has them if any has.
+    // The root cgroup has no limit files; the agent's own cgroup has them if the kernel supports them.
     let own = text(host, Path::new("/proc/self/cgroup")).await;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let limit = Path::new(CGROUP).join(path).join("memory.swap.max");

@@ -1,6 +1,6 @@
-//! Everything the runtime has, in two calls.
+//! Lists everything in the runtime with two calls.
 //!
-//! Owns: the listing. Never: asks for the status of single things; that is `inspect.rs`.
+//! Owns: the listing. Never: requests the status of single objects; that is `inspect.rs`.
 //! Upstream: `GenericPLEG.Relist`, `GetPods`.
 
 use rubelet_core::{
@@ -48,7 +48,7 @@ fn listed_state(state: v1::ContainerState) -> ListedState {
     }
 }
 
-/// `None` for what no kubelet made: it is not ours to look at.
+/// `None` for objects that were not created by a kubelet.
 fn listed_pod<'a>(listing: &'a mut Listing, labels: &labels::Map) -> Option<&'a mut ListedPod> {
     let pod = labels::owner(labels)?;
     Some(listing.pods.entry(pod.uid.clone()).or_insert_with(|| ListedPod {

@@ -1,6 +1,6 @@
-//! Why did a container end, in its own words?
+//! A container's termination message.
 //!
-//! Owns: the termination message file, and the log's last lines where the pod asks to fall back to them.
+//! Owns: the termination message file, and the last log lines if the pod's policy falls back to them.
 //! Upstream: `getTerminationMessage`, `readLastStringFromContainerLogs`, `convertToKubeContainerStatus`.
 
 use std::{io::ErrorKind, path::Path};
@@ -11,14 +11,14 @@ use rubelet_host::port::ReadError;
 
 use crate::world::World;
 
-/// As much as upstream takes from the file, and from the log.
+/// Upstream's limit for the file and for the log.
 const FILE_LIMIT_BYTES: u64 = 4096;
 const LOG_LIMIT_BYTES: usize = 2048;
 const LOG_LIMIT_LINES: usize = 80;
-/// Holds the last 80 lines' worth of message with their time stamps; containerd cuts lines at 16 KiB.
+/// Holds the last 80 lines of a message with their timestamps; containerd splits lines at 16 KiB.
 const LOG_TAIL_BYTES: u64 = 64 << 10;
 
-/// The runtime's message and the container's own, joined as upstream joins them.
+/// The runtime's message and the container's, joined as upstream joins them.
 pub async fn of(world: &World, status: &v1::ContainerStatus, annotated: &Annotated) -> String {
     let own = own_words(world, status, annotated).await;
     match (status.message.is_empty(), own.is_empty()) {
@@ -29,7 +29,7 @@ pub async fn of(world: &World, status: &v1::ContainerStatus, annotated: &Annotat
 }
 
 async fn own_words(world: &World, status: &v1::ContainerStatus, annotated: &Annotated) -> String {
-    // A container that could not even be started has no log.
+    // A container that was never started has no log.
     let falls_back = annotated.falls_back_to_logs && status.exit_code != 0 && status.reason != "ContainerCannotRun";
     let path = absolute(&annotated.termination_message_path);
     let mount = status.mounts.iter().find(|mount| !path.is_empty() && mount.container_path == path);
@@ -53,7 +53,7 @@ async fn log_end(world: &World, path: &str) -> String {
     }
 }
 
-/// The messages of the last lines of a CRI log, without what the runtime put in front of them.
+/// The messages of the last lines of a CRI log, without the runtime's prefix.
 fn last_words(log: &[u8]) -> String {
     let lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
     let mut words = Vec::new();
@@ -63,14 +63,14 @@ fn last_words(log: &[u8]) -> String {
     String::from_utf8_lossy(&words[words.len().saturating_sub(LOG_LIMIT_BYTES)..]).into_owned()
 }
 
-/// `<time> <stream> <tags> <message>`; `None` for what is no such line, as where the tail cut one.
+/// `<time> <stream> <tags> <message>`; `None` for other lines, such as one cut by the tail.
 fn message(line: &[u8]) -> Option<&[u8]> {
     let mut fields = line.splitn(4, |byte| *byte == b' ');
     let (_time, stream, tags, message) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     if !matches!(stream, b"stdout" | b"stderr") {
         return None;
     }
-    // The first of a line's parts ends without a line break of its own.
+    // The first part of a partial line has no line break.
     let is_partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
     Some(if is_partial { message.strip_suffix(b"\n").unwrap_or(message) } else { message })
 }

@@ -1,6 +1,6 @@
-//! Which of the events that happen are written, as what?
+//! Decides which events are written, and how.
 //!
-//! Owns: counting what repeats, combining what differs only in its message, and the limit on events about one object.
+//! Owns: counting repeats, aggregating similar events, and the rate limit per object.
 //! Never: writes anything, reads a clock.
 //! Upstream: `EventCorrelator` of `client-go/tools/record/events_cache.go`.
 
@@ -15,21 +15,21 @@ use rubelet_core::effect::Severity;
 
 use super::lru::LruCache;
 
-/// From this many different messages of one reason on, they are combined.
+/// From this many different messages of one reason on, they are aggregated.
 const COMBINED_FROM: usize = 10;
-/// Events further apart than this are not similar any more.
+/// Events further apart than this are not similar.
 const SIMILAR_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 const COMBINED_PREFIX: &str = "(combined from similar events): ";
 
-/// So many events of one type about an object at once, then one more every five minutes.
+/// The burst of events per object and type, then one every five minutes.
 const SPAM_BURST: f64 = 25.0;
 const SPAM_REFILL_SECS: f64 = 300.0;
 
 const COMPONENT: &str = "kubelet";
-/// What the API allows in a name.
+/// The API's limit for names.
 const NAME_MAX: usize = 253;
 
-/// Something that happened to an object, once or several times since the last look.
+/// An event observed once or several times since the last read.
 #[derive(Clone, Debug)]
 pub(super) struct ObservedEvent {
     pub object: ObjectReference,
@@ -41,12 +41,12 @@ pub(super) struct ObservedEvent {
     pub last_at: Timestamp,
 }
 
-/// What to write of it.
+/// The request to write.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct CorrelateResult {
-    /// Whole, as it is created when it is new or the server has forgotten it.
+    /// Complete, for creation, also when the server has expired it.
     pub event: Event,
-    /// The server should have it: only its count, time and message change.
+    /// Exists on the server: only its count, time and message change.
     pub is_update: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Correlator {
     similar: LruCache<AggregateRecord>,
     known: LruCache<Option<EventLogEntry>>,
     budgets: LruCache<SpamRecord>,
-    /// The last name's number: no two events get the same name.
+    /// Makes the event names unique.
     last_number: i128,
 }
 
@@ -91,7 +91,7 @@ impl Correlator {
         }
     }
 
-    /// `None`: there were too many of its kind, it is not written.
+    /// `None`: rate limited, not written.
     pub(super) fn correlate(&mut self, observed: ObservedEvent) -> Option<CorrelateResult> {
         let (observed, key) = self.combined(observed);
         let written = self.counted(&observed, &key);
@@ -99,7 +99,7 @@ impl Correlator {
         budget.spend(observed.last_at).then_some(written)
     }
 
-    /// The event as it is to be written, and the key under which it is counted.
+    /// The event to write, and the key under which it is counted.
     fn combined(&mut self, mut observed: ObservedEvent) -> (ObservedEvent, String) {
         let at = observed.last_at;
         let reason_key = joined(&[&object_key(&observed), &observed.reason]);
@@ -114,7 +114,7 @@ impl Correlator {
             let key = joined(&[&reason_key, field, &observed.message]);
             return (observed, key);
         }
-        // The set does not grow: whatever is new from now on is told under the one combined event.
+        // The set does not grow: new messages are counted under the aggregate event.
         similar.messages.remove(&observed.message);
         observed.message = format!("{COMBINED_PREFIX}{}", observed.message);
         observed.first_at = at;
@@ -157,7 +157,7 @@ fn event(observed: &ObservedEvent, known: &EventLogEntry, host: &str) -> Event {
     Event {
         metadata: ObjectMeta {
             name: Some(known.name.clone()),
-            // Events about what is in no namespace are kept in this one.
+            // Events about cluster-scoped objects are stored in this namespace.
             namespace: Some(object.namespace.clone().unwrap_or_else(|| "default".to_owned())),
             ..ObjectMeta::default()
         },
@@ -175,7 +175,7 @@ fn event(observed: &ObservedEvent, known: &EventLogEntry, host: &str) -> Event {
     }
 }
 
-/// `web.18796fabc0d1e2f3`; an object's name that would make it too long is cut.
+/// `web.18796fabc0d1e2f3`; a long object name is truncated.
 fn event_name(object_name: &str, number: i128) -> String {
     let number = format!(".{number:x}");
     let room = NAME_MAX - number.len();
@@ -196,7 +196,7 @@ fn object_key(observed: &ObservedEvent) -> String {
     ])
 }
 
-/// A NUL is in none of the parts.
+/// A NUL occurs in none of the parts.
 fn joined(parts: &[&str]) -> String {
     parts.join("\0")
 }

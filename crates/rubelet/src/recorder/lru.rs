@@ -1,16 +1,16 @@
-//! A map that forgets what was not used for longest.
+//! A map that evicts the least recently used entry.
 //!
-//! Owns: the bound on what the recorder remembers. Upstream: `utils/lru`.
+//! Owns: the bound on the recorder's memory. Upstream: `utils/lru`.
 
 use std::collections::BTreeMap;
 
-/// As many as upstream remembers; a few hundred bytes each.
+/// Upstream's size; a few hundred bytes per entry.
 const CAPACITY: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct LruCache<V> {
     entries: BTreeMap<String, (u64, V)>,
-    /// Who was used when; the first was not used for longest.
+    /// Entries by last use, the least recently used first.
     uses: BTreeMap<u64, String>,
     now: u64,
 }
@@ -22,7 +22,7 @@ impl<V> Default for LruCache<V> {
 }
 
 impl<V> LruCache<V> {
-    /// What is remembered under the key, or what `make` gives. Either is the most recently used now.
+    /// The value of the key, or what `make` returns. It becomes the most recently used.
     pub(super) fn entry(&mut self, key: &str, make: impl FnOnce() -> V) -> &mut V {
         self.now += 1;
         match self.entries.get(key) {

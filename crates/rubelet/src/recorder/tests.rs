@@ -1,4 +1,4 @@
-//! What reaches the API server of what was recorded.
+//! Tests of what reaches the API server.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,8 +1,8 @@
-//! Writes events, each in its own time: one that the server does not take holds up no other.
+//! Writes events, each with its own retries: a rejected event delays no other.
 //!
-//! Owns: what waits for its turn or for another try, the calls under way, when an event is given up. Never: decides what is
+//! Owns: queued and failed events, the running calls, when an event is dropped. Never: decides what is
 //! worth writing.
-//! Upstream: `recordToSink` of `client-go/tools/record/event.go`, which holds everything while it tries.
+//! Upstream: `recordToSink` of `client-go/tools/record/event.go`, which blocks all events while it retries one.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,17 +17,17 @@ use super::correlator::CorrelateResult;
 pub(super) const TRIES: u32 = 12;
 const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Calls at once: some that get no answer leave room for others.
+/// Concurrent calls: calls without a response leave room for others.
 const MAX_CALLS: usize = 4;
-/// Events that wait here; all others wait in the log, which counts what repeats.
+/// Events queued here; all others stay in the log, which counts repeats.
 const MAX_WAITING: usize = 16;
 
 pub(super) struct Writer {
     api: Arc<dyn ApiServer>,
-    /// By the event's name: an event is written by one call at a time.
+    /// By event name: one call at a time per event.
     waiting: BTreeMap<String, Waiting>,
     calls: FuturesUnordered<BoxFuture<'static, (String, Result<(), ApiError>)>>,
-    /// The names of events that failed, each after its pause.
+    /// The names of failed events, each until its retry.
     pauses: FuturesUnordered<BoxFuture<'static, String>>,
     arrivals: u64,
 }
@@ -41,9 +41,9 @@ struct Waiting {
 
 enum Turn {
     Ready,
-    /// It failed, and is tried again after a while.
+    /// It failed, and is retried later.
     Pausing,
-    /// With what happened meanwhile.
+    /// Updated by later occurrences.
     UnderWay(Option<Box<CorrelateResult>>),
 }
 
@@ -65,18 +65,18 @@ impl Writer {
             return;
         };
         match &mut waiting.turn {
-            // The newest count says it all. One that is to be created still is.
+            // The newest count replaces the older one. A pending creation stays one.
             Turn::Ready | Turn::Pausing => waiting.written.event = written.event,
             Turn::UnderWay(newer) => *newer = Some(Box::new(written)),
         }
     }
 
-    /// Starts what it can, and waits until a call or a pause is over.
+    /// Starts calls while there is room, and waits for the end of a call or a pause.
     pub(super) async fn turn(&mut self) {
         self.start_calls();
         tokio::select! {
             biased;
-            // Both cancel-safe: what was not taken stays in its set.
+            // Both cancel-safe: an item not taken stays in its set.
             Some((name, answer)) = self.calls.next() => self.answered(&name, answer),
             Some(name) = self.pauses.next() => {
                 if let Some(waiting) = self.waiting.get_mut(&name) {
@@ -87,7 +87,7 @@ impl Writer {
         }
     }
 
-    /// New ones go before those that failed.
+    /// New events before failed ones.
     fn start_calls(&mut self) {
         while self.calls.len() < MAX_CALLS {
             let ready = self.waiting.iter_mut().filter(|(_, waiting)| matches!(waiting.turn, Turn::Ready));
@@ -150,13 +150,13 @@ fn may_succeed_later(kind: ApiErrorKind) -> bool {
 async fn write(api: &dyn ApiServer, written: &CorrelateResult) -> Result<(), ApiError> {
     if written.is_update {
         match api.call(update(&written.event)).await {
-            // Events live for an hour; what happens again after that is told anew.
+            // Events expire after an hour; a later occurrence is created again.
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
             answer => return answer.map(drop),
         }
     }
     match api.call(creation(&written.event)).await {
-        // An earlier try got through whose answer did not.
+        // An earlier try succeeded without a response.
         Err(error) if error.kind == ApiErrorKind::AlreadyExists => Ok(()),
         answer => answer.map(drop),
     }

@@ -1,6 +1,6 @@
 //! The `Accept` header, as upstream reads it.
 //!
-//! Owns: its alternatives and their order. Never: knows what there is to be had.
+//! Owns: its alternatives and their order. Never: knows the available types.
 //! Upstream: `goautoneg`.
 
 /// One alternative.
@@ -39,12 +39,12 @@ impl<'a> Clause<'a> {
         self.params.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// It is this very type.
+    /// Exactly this type.
     pub(super) fn names(&self, media_type: &str) -> bool {
         media_type.split_once('/') == Some((self.main, self.sub))
     }
 
-    /// It is this type, or leaves a part of it open.
+    /// This type, or a wildcard that covers it.
     pub(super) fn covers(&self, media_type: &str) -> bool {
         let (main, _) = media_type.split_once('/').expect("a media type of ours");
         self.names(media_type) || (self.sub == "*" && (self.main == main || self.main == "*"))

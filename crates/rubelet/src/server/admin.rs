@@ -1,7 +1,7 @@
 //! The root-only socket behind `rubelet pods`, `explain`, `logs` and `events`.
 //!
-//! Owns: its routes and answers, all of them read-only. Who may connect is `socket.rs`.
-//! Upstream has no counterpart; kubectl needs a cluster for the same answers.
+//! Owns: its routes and responses, all of them read-only. Access control is `socket.rs`.
+//! Upstream has no counterpart; kubectl needs a cluster for the same information.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ pub(crate) mod socket;
 
 pub(crate) use socket::{AdminSocket, SocketError, socket_path};
 
-/// A watcher gets at most one table per this time, so that a burst of turns costs one redraw.
+/// A watcher gets at most one table per this time, so that a burst of turns causes one redraw.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
-/// The answer to `explain`: the pod, and the troubles of its node.
+/// The response to `explain`: the pod, and the problems of its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Explanation {
     pub node: NodeView,
@@ -90,7 +90,7 @@ async fn pods(State(context): State<ServerContext>, Query(query): Query<PodsQuer
     snapshots.mark_changed();
     let tables = stream::unfold((snapshots, None), |(mut snapshots, last)| async move {
         loop {
-            // The loop is gone: so are the tables.
+            // The loop has ended.
             snapshots.changed().await.ok()?;
             if last.is_some() {
                 sleep(WATCH_PAUSE).await;
@@ -123,7 +123,7 @@ async fn explain(
     }
 }
 
-/// The body is the [`NotFound`] itself, for the client to phrase.
+/// The body is the [`NotFound`] itself; the client formats it.
 fn not_found(error: NotFound) -> Response {
     let status = match &error {
         NotFound::Unknown { .. } => StatusCode::NOT_FOUND,
@@ -148,7 +148,7 @@ async fn events(State(context): State<ServerContext>, Query(query): Query<Events
         let lines: Vec<_> = log.since(query.since).iter().map(line).collect();
         return ndjson(Body::from_stream(stream::iter(lines)));
     }
-    // A reader that is slow misses what the ring forgets meanwhile; it never holds the ring up.
+    // A slow reader misses what the ring overwrites; it never blocks the ring.
     let events = stream::unfold((log, newest, query.since), |(log, mut newest, mut since)| async move {
         loop {
             newest.changed().await.ok()?;

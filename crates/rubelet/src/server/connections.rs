@@ -1,7 +1,7 @@
 //! One accept loop for every listener.
 //!
-//! Owns: how many connections there may be, how long a peer may take, how the loop ends. A slow or silent peer costs one
-//! task and one of the places, and only for a limited time.
+//! Owns: the maximum number of connections, the timeouts of a peer, how the loop ends. A slow or silent peer costs one
+//! task and one slot, and only for a limited time.
 
 use std::{
     convert::Infallible,
@@ -36,34 +36,34 @@ use tokio_util::sync::CancellationToken;
 use tower::{ServiceExt, service_fn};
 use tracing::debug;
 
-/// Streams of one HTTP/2 connection at once, as Go's server has it.
+/// Concurrent streams of one HTTP/2 connection, as Go's server.
 const HTTP2_STREAMS: u32 = 250;
-/// A peer that opens streams only to reset them, or makes us reset them, is cut off after so many (CVE-2023-44487).
+/// A peer that resets so many streams, or causes us to, is disconnected (CVE-2023-44487).
 const HTTP2_RESETS: usize = 20;
-/// A head may wait in each stream at once, before anybody knows whose it is, so it is smaller than over HTTP/1. Long commands come by
-/// upgrade, which HTTP/2 has not. It also bounds CONTINUATION frames.
+/// A head may be buffered per stream before authentication, so it is smaller than over HTTP/1. Long commands use
+/// upgrades, which HTTP/2 does not have. It also bounds CONTINUATION frames.
 const HTTP2_HEAD_BYTES: u32 = 64 << 10;
-/// What a peer may send ahead, per stream and in all, and what of an answer may wait per stream: no route here takes a body of size.
+/// The receive windows per stream and in total, and the send buffer per stream: no route here takes a large body.
 const HTTP2_WINDOW_BYTES: u32 = 64 << 10;
 
-/// What a peer may cost.
+/// Limits per listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// At most so many connections at once; more wait in the kernel's backlog.
+    /// Maximum number of connections; more wait in the kernel's backlog.
     pub connections: usize,
-    /// A request's head must be complete this long after the connection opened or fell idle.
+    /// A request's head must be complete this long after the connection opened or became idle.
     pub head_timeout: Duration,
-    /// A request's head may be this large. Hyper's least is 8 KiB.
+    /// Maximum size of a request's head. Hyper's minimum is 8 KiB.
     pub head_bytes: usize,
-    /// An answer is over this long after its request, whether its caller reads it or not. A stream after an upgrade is none.
+    /// A response ends this long after its request, whether the client reads it or not. A stream after an upgrade does not count.
     pub answer: Duration,
-    /// A connection older than this is closed, in the middle of an answer if its peer does not read.
+    /// A connection older than this is closed, even during a response.
     pub lifetime: Option<Duration>,
 }
 
 impl Limits {
-    /// For a port anybody on the network may reach. A pod list is a few hundred kilobytes: five minutes is plenty, and
-    /// 128 readers at once is far more than a node's scrapers.
+    /// For a port that the whole network may reach. A pod list is a few hundred kilobytes: five minutes is plenty, and
+    /// 128 connections are far more than a node's scrapers.
     pub(crate) const OPEN_PORT: Limits = Limits {
         connections: 128,
         head_timeout: Duration::from_secs(30),
@@ -72,8 +72,8 @@ impl Limits {
         lifetime: Some(Duration::from_secs(300)),
     };
 
-    /// For the port whose callers are asked who they are. A command may be as long as a request's head, streams last as long as
-    /// their peers want, and answers as long as upstream's: also a log that is followed ends then. The head is Go's 1 MiB and slack.
+    /// For the authenticated port. A command may be as long as a request's head, streams last as long as
+    /// their peers keep them, and responses as long as upstream's: that also ends a followed log. The head is Go's 1 MiB and slack.
     pub(crate) const SECURED_PORT: Limits = Limits {
         connections: 2048,
         head_timeout: Duration::from_secs(90),
@@ -82,7 +82,7 @@ impl Limits {
         lifetime: None,
     };
 
-    /// For the socket only root may open. `--watch` and `logs -f` last as long as their reader wants.
+    /// For the root-only socket. `--watch` and `logs -f` last as long as their reader stays.
     pub(crate) const ROOT_SOCKET: Limits = Limits {
         connections: 32,
         head_timeout: Duration::from_secs(30),
@@ -92,7 +92,7 @@ impl Limits {
     };
 }
 
-/// A listener this loop can serve: TCP, TLS, or the root socket that checks who calls.
+/// A listener this loop can serve: TCP, TLS, or the root socket that checks the peer.
 pub(crate) trait Accept {
     type Raw: Send + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
@@ -100,7 +100,7 @@ pub(crate) trait Accept {
     /// Must be cancel safe.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Raw>> + Send;
 
-    /// What comes before the first request, in the connection's own task: a peer that is slow here holds up nobody.
+    /// The handshake before the first request, in the connection's own task: a slow peer delays no other.
     fn open(&self, raw: Self::Raw) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static;
 }
 
@@ -124,14 +124,14 @@ pub(crate) enum Protocol {
     Http2,
 }
 
-/// Who calls, as far as the connection tells: the certificates it showed, not yet believed. In every request's extensions.
+/// The peer's certificates, not verified yet. In every request's extensions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
     pub certificates: Arc<[CertificateDer<'static>]>,
 }
 
-/// What an answer `101 Switching Protocols` leaves to be done with the connection, in the connection's own task: so it keeps
-/// its place and ends at `stop`. In every request's extensions.
+/// The work after a response `101 Switching Protocols`, in the connection's own task: so it keeps
+/// its slot and ends at `stop`. In every request's extensions.
 #[derive(Clone, Default)]
 pub(crate) struct AfterUpgrade(Arc<Mutex<Option<Work>>>);
 
@@ -176,12 +176,12 @@ impl Accept for TcpListener {
     }
 }
 
-/// Serves until `stop`, then gives open connections a second to finish what they answer.
+/// Serves until `stop`, then gives open connections a second to finish their responses.
 pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop: &CancellationToken) {
     let places = Arc::new(Semaphore::new(limits.connections));
     let mut open = JoinSet::new();
     loop {
-        // Cancel safe: a place that was got and an accept that did not finish lose nothing when dropped.
+        // Cancel safe: dropping an acquired slot or an unfinished accept loses nothing.
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -200,7 +200,7 @@ pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limit
                 });
             }
             Err(error) => {
-                // Out of descriptors, mostly: trying again at once would only spin.
+                // Mostly out of descriptors: an immediate retry would only spin.
                 debug!(error = %error, "failed to accept a connection");
                 sleep(Duration::from_millis(100)).await;
             }
@@ -212,7 +212,7 @@ pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limit
 
 type Place = tokio::sync::OwnedSemaphorePermit;
 
-/// The place comes first, so that a peer without one waits in the backlog and costs us nothing.
+/// The slot comes first, so that a peer without one waits in the backlog at no cost.
 async fn next<L: Accept>(listener: &L, places: &Arc<Semaphore>) -> io::Result<(L::Raw, Place)> {
     let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
     Ok((listener.accept().await?, place))
@@ -232,7 +232,7 @@ where
         let (router, serving) = (router.clone(), Serving::start(&busy));
         async move {
             let answer = router.oneshot(request.map(Body::new)).await?;
-            // Until the last of the answer is on its way.
+            // Until the last byte of the response is written.
             Ok::<_, Infallible>(answer.map(|body| {
                 body.map_frame(move |frame| {
                     let _ = &serving;
@@ -251,7 +251,7 @@ where
                 .half_close(false)
                 .serve_connection(io, service)
                 .with_upgrades();
-            // Hyper itself cuts off who sends no head. There is one request at a time.
+            // Hyper itself closes connections without a head. There is one request at a time.
             let overdue = stays(|requests| requests > 0, limits.answer, requests);
             until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, overdue, &stop)).await
         }
@@ -268,7 +268,7 @@ where
                 .keep_alive_interval(limits.head_timeout)
                 .keep_alive_timeout(limits.head_timeout)
                 .serve_connection(io, service);
-            // A peer could keep its place by answering pings alone.
+            // A peer could keep its slot by answering pings alone.
             let quiet = stays(|requests| requests == 0, limits.head_timeout, requests);
             until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
         }
@@ -278,7 +278,7 @@ where
         return;
     }
     if let Some(work) = after.take() {
-        // Cancel safe: at `stop` what was being passed on is cut, as every stream is.
+        // Cancel safe: `stop` ends every stream.
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
@@ -287,7 +287,7 @@ where
     }
 }
 
-/// One request that is being answered.
+/// One running request.
 struct Serving(watch::Sender<usize>);
 
 impl Serving {
@@ -315,12 +315,12 @@ where
     F::Output: Send + 'static,
 {
     fn execute(&self, stream: F) {
-        // Dropped, it is reset, and the others go on.
+        // Dropping it resets the stream; the others continue.
         tokio::spawn(timeout(self.answer, stream));
     }
 }
 
-/// Completes when so many requests were being answered for this long, and none began or ended.
+/// Completes when so many requests were running for this long, and none began or ended.
 async fn stays(is_so: fn(usize) -> bool, limit: Duration, mut requests: watch::Receiver<usize>) {
     loop {
         let was_so = is_so(*requests.borrow_and_update());
@@ -333,7 +333,7 @@ async fn stays(is_so: fn(usize) -> bool, limit: Duration, mut requests: watch::R
     }
 }
 
-/// Completes when a connection is to end, whatever its peer wants.
+/// Completes when a connection has to end.
 async fn ending(limits: Limits, over: impl Future<Output = ()>, stop: &CancellationToken) {
     let too_old = async {
         match limits.lifetime {

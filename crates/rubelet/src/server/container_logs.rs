@@ -1,6 +1,6 @@
-//! What a container wrote, as an answer.
+//! Container logs as responses.
 //!
-//! Owns: from a pod and a container's name to the log file that is meant, and when following it is over. Reading is `log_file.rs`.
+//! Owns: finding the log file of a pod's container, and when following it ends. Reading is `log_file.rs`.
 
 use axum::{
     body::Body,
@@ -21,7 +21,7 @@ use super::{
     log_file::{self, Follow, LogRequest, LogRun, Stopped, Streams, Timestamps, choose_attempt},
 };
 
-/// What is to be shown of a log.
+/// The options of a log request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogOptions {
     pub run: LogRun,
@@ -79,7 +79,7 @@ struct Run {
 }
 
 impl Run {
-    /// Completes when this run is over, as the agent sees it, or the agent is.
+    /// Completes when this run has ended in a snapshot, or the agent stops.
     fn stopped(self, context: &ServerContext) -> Stopped {
         let mut snapshots = context.snapshots.clone();
         Box::pin(async move {

@@ -1,6 +1,6 @@
-//! Is the agent alive?
+//! Health of the agent.
 //!
-//! Owns: the answer about the sync loop, and the bodies of `/healthz`. Never: checks pods or the runtime: a node whose
+//! Owns: the check of the sync loop, and the bodies of `/healthz`. Never: checks pods or the runtime: a node whose
 //! runtime is down still has a healthy agent.
 //! Upstream: `SyncLoopHealthCheck`, `apiserver/pkg/server/healthz`, the healthz server of `cmd/kubelet/app`.
 
@@ -28,19 +28,19 @@ use tracing::{error, info};
 use super::connections::{self, Limits};
 use crate::metrics::Metrics;
 
-/// Upstream's wait before it tries the health port again.
+/// Upstream's wait before it retries the health port.
 const BIND_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// When the sync loop last turned. The loop writes, servers read.
+/// The time of the last turn. The loop writes, servers read.
 #[derive(Debug)]
 pub struct LoopHealth {
-    /// Zero: not yet, which is healthy, as upstream has it.
+    /// Zero: no turn yet, which is healthy, as upstream.
     last_turn_ms: AtomicU64,
     stale_after: Duration,
 }
 
 impl LoopHealth {
-    /// The loop must turn at least once per `sync_frequency`, also when there is nothing to do.
+    /// The loop must turn at least once per `sync_frequency`, even when idle.
     pub fn new(sync_frequency: Duration) -> Self {
         LoopHealth {
             last_turn_ms: AtomicU64::new(0),
@@ -64,7 +64,7 @@ impl LoopHealth {
     }
 }
 
-/// One named check and how it went.
+/// One named check and its result.
 pub(crate) type Check = (&'static str, Result<(), &'static str>);
 
 /// The body of `/healthz`: `ok`, or with `?verbose` or a failure one line per check.
@@ -74,7 +74,7 @@ pub(crate) fn answer(checks: &[Check], query: Option<&str>) -> Response {
     for (name, result) in checks {
         lines.push_str(&match result {
             Ok(()) => format!("[+]{name} ok\n"),
-            // The reason is for those who may ask for this check by name, as upstream has it.
+            // The reason is shown only to clients with access to this check by name, as upstream.
             Err(_) => format!("[-]{name} failed: reason withheld\n"),
         });
     }
@@ -94,13 +94,13 @@ pub(crate) fn answer_one(check: &Check) -> Response {
     }
 }
 
-/// Plain text that no browser takes for anything else.
+/// Plain text with sniffing disabled.
 pub(crate) fn text(status: StatusCode, body: String) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, body).into_response()
 }
 
-/// The health port: upstream's answers `ping` and nothing more, whatever the method.
+/// The health port: as upstream's, it has only the check `ping`, for every method.
 pub(crate) async fn serve(address: SocketAddr, metrics: &Arc<Metrics>, stop: &CancellationToken) {
     let listener = loop {
         match TcpListener::bind(address).await {

@@ -1,8 +1,8 @@
-//! Reading a container's log, as it lies or as it grows.
+//! Reads a container's log, once or following it.
 //!
-//! Owns: the way from a log's files in the format of CRI to the bytes a container wrote: the last lines, lines since a moment,
-//! following across rotation. Whoever asks for more than the live file holds gets what rotation put aside as well. Never: follows a
-//! link below the log directory, reads anything but a regular file, holds a thread while its reader is slow.
+//! Owns: decoding CRI log files to the container's output: the last lines, lines since a time,
+//! following across rotation. If the live file has too few lines, rotated files are read as well. Never: follows a
+//! link below the log directory, reads anything but a regular file, blocks a thread for a slow reader.
 //! Upstream: `cri-client/pkg/logs`.
 
 use std::{
@@ -36,19 +36,19 @@ use lines::{Filter, Lines};
 pub(crate) use lines::{Streams, Timestamps};
 use rotated::RotatedLogs;
 
-/// How much of a file is read at a time, and about how much is handed out at a time.
+/// Bytes read at a time, and approximate bytes returned at a time.
 const BLOCK_BYTES: usize = 64 * 1024;
-/// Where a change went unheard, a look this often finds it.
+/// The poll period that finds changes without a hint.
 const AUDIT: Duration = Duration::from_secs(5);
-/// Where the kernel has no watch left, a follower looks this often, as upstream does.
+/// The poll period when the inotify limit is reached, as upstream's.
 const LOOK: Duration = Duration::from_secs(1);
-/// What a container wrote last may still be on its way when we hear that it stopped.
+/// The last output may not be written yet when the container is reported stopped.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// Completes when the container has stopped.
 pub(crate) type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Until when a log is followed, and from whom its changes are heard.
+/// When following ends, and its source of hints.
 pub(crate) struct Follow {
     pub stopped: Stopped,
     pub watches: Watches,
@@ -61,22 +61,22 @@ impl fmt::Debug for Follow {
 }
 
 pub(crate) struct LogRequest {
-    /// `podLogsDir`. Nothing below it is followed if it is a link.
+    /// `podLogsDir`. Links below it are not followed.
     pub logs_dir: PathBuf,
     /// `<namespace>_<name>_<uid>`
     pub pod_dir_name: String,
     pub container: String,
     /// Which run of the container; see `choose_attempt`.
     pub attempt: u32,
-    /// Only so many lines from the end.
+    /// Only this many lines from the end.
     pub tail: Option<u64>,
-    /// Only what was written at this moment or later.
+    /// Only lines written at this time or later.
     pub since: Option<Timestamp>,
-    /// No more than so many bytes in all.
+    /// At most this many bytes in total.
     pub limit_bytes: Option<u64>,
     pub timestamps: Timestamps,
     pub streams: Streams,
-    /// Go on reading what is written, until the container has stopped.
+    /// Follow the log until the container has stopped.
     pub follow: Option<Follow>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct LogError {
     source: ReadError,
 }
 
-/// Opens the log and streams it. The stream reads only when it is asked for more, so a slow reader costs nothing.
+/// Opens the log and streams it. The stream reads only when polled, so a slow reader costs nothing.
 pub(crate) async fn read(
     request: LogRequest,
 ) -> Result<impl Stream<Item = io::Result<Bytes>> + Send + 'static, LogError> {
@@ -112,7 +112,7 @@ pub(crate) async fn read(
 
 async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
     let place = Place { logs_dir: request.logs_dir.clone(), file: request.file() };
-    // Watched before it is read: what is written in between is then heard.
+    // Watched before it is read, so that no write in between is missed.
     let following = match request.follow {
         None => None,
         Some(Follow { stopped, watches }) => {
@@ -142,14 +142,14 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
 
 struct LogReader {
     source: Source,
-    /// How many bytes may still be handed out.
+    /// The remaining byte limit.
     allowed: u64,
     following: Option<Following>,
 }
 
 struct Following {
     stopped: Stopped,
-    /// That the log may have changed.
+    /// The log may have changed.
     hints: Option<Hints>,
     phase: Phase,
 }
@@ -157,7 +157,7 @@ struct Following {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// The container stopped; one more look, then the end.
+    /// The container stopped; one more read, then the end.
     Stopped,
     Over,
 }
@@ -196,7 +196,7 @@ impl LogReader {
 }
 
 impl Following {
-    /// Until there may be more to read. Nothing is lost if this is dropped: a hint not taken stays in its channel.
+    /// Waits until there may be more to read. Cancel safe: a hint not taken stays in its channel.
     async fn wait(&mut self) {
         if self.phase == Phase::Stopped {
             self.phase = Phase::Over;
@@ -212,7 +212,7 @@ impl Following {
         };
         tokio::select! {
             biased;
-            // All arms only wait, so whichever loses can be waited for again.
+            // All arms only wait, so the losers can be awaited again.
             hint = hint => has_stopped = hint.is_none(),
             () = &mut self.stopped => {
                 tokio::time::sleep(LAST_WORDS).await;
@@ -237,10 +237,10 @@ impl Place {
     }
 }
 
-/// The blocking side: a file, and what was read of it but not handed out.
+/// The blocking side: a file, and bytes read but not yet returned.
 struct Source {
     place: Place,
-    /// To be read before the file.
+    /// Read before the file.
     rotated: RotatedLogs,
     file: File,
     left: u64,
@@ -254,7 +254,7 @@ struct Block {
 
 #[derive(PartialEq, Eq)]
 enum Reached {
-    /// There may be more at once.
+    /// There may be more data now.
     More,
     End,
 }
@@ -282,11 +282,11 @@ impl Source {
         }
     }
 
-    /// At the end of the file: was it rotated away or cut? Then reading goes on at the start of the new one.
+    /// At the end of the file: if it was rotated or truncated, reading continues at the start of the new one.
     fn move_on(&mut self) -> io::Result<Move> {
         let current = match self.place.open() {
             Ok(file) => file,
-            // Between the renaming of the old file and the making of the new one, or after the pod is gone.
+            // Between the rename of the old file and the creation of the new one, or after the pod was removed.
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(Move::Nowhere),
             Err(ReadError::Io(error)) => return Err(error),
             Err(error) => return Err(io::Error::other(error)),
@@ -299,7 +299,7 @@ impl Source {
                 return Ok(Move::Nowhere);
             }
         } else if new.len() == 0 {
-            // The runtime makes the new file first and changes over then: until something is in it, the old one may grow.
+            // The runtime creates the new file before it switches to it: while the new one is empty, the old one may grow.
             return Ok(Move::Nowhere);
         } else if old.len() > position {
             // Written after our last read and before the rotation.
@@ -312,15 +312,15 @@ impl Source {
 
 enum Move {
     Nowhere,
-    /// There is more in the same file after all.
+    /// There is more in the same file.
     Further,
     NewFile,
 }
 
-/// What of a file is its last lines.
+/// The last lines of a file.
 struct Tail {
     start: u64,
-    /// How many lines it has too few of; `None` where as many are wanted as there are.
+    /// How many lines are missing; `None` if there is no line limit.
     missing: Option<u64>,
 }
 
@@ -328,7 +328,7 @@ impl Tail {
     const WHOLE: Tail = Tail { start: 0, missing: None };
 }
 
-/// Where the last `lines` lines begin. A last line without its end does not count.
+/// Where the last `lines` lines begin. An incomplete last line does not count.
 fn start_of_tail(file: &mut File, lines: u64) -> io::Result<Tail> {
     let mut seen = 0;
     let mut right = file.seek(SeekFrom::End(0))?;
@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// A log that is followed, and what came of it.
+    /// A followed log, and its output.
     struct Follower {
         stream: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>,
         stop: Option<oneshot::Sender<()>>,
@@ -437,7 +437,7 @@ mod tests {
 
         async fn until(&mut self, text: &str) {
             while !self.seen.contains(text) {
-                // Shorter than the audit, so that it is the hint that is tested.
+                // Shorter than the poll period, so that the hint is tested.
                 let chunk = tokio::time::timeout(Duration::from_secs(3), self.stream.next()).await;
                 let chunk = chunk.unwrap_or_else(|_| panic!("{text:?} does not come after {:?}", self.seen));
                 self.seen += std::str::from_utf8(&chunk.unwrap().unwrap()).unwrap();
@@ -558,7 +558,7 @@ mod tests {
         }
         let seen = join_all(followers.iter_mut().map(|follower| follower.until("second")));
         let written = async {
-            // All of them have seen the first line by then, and wait.
+            // By now all of them have read the first line and wait.
             tokio::time::sleep(Duration::from_millis(500)).await;
             fixture.append("0.log", &["second"]);
         };
@@ -605,7 +605,7 @@ mod tests {
         served.await.unwrap();
     }
 
-    /// A client that saw the first line.
+    /// A client that received the first line.
     async fn follow(address: SocketAddr) -> TcpStream {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(b"GET / HTTP/1.1\r\nHost: n\r\n\r\n").await.unwrap();

@@ -1,6 +1,6 @@
 //! `/metrics`, `/metrics/probes` and `/metrics/slis`.
 //!
-//! Owns: the routes. How a page is sent is in `metrics_encoding.rs`.
+//! Owns: the routes. Encoding is `metrics_encoding.rs`.
 //! Upstream: `InstallAuthNotRequiredHandlers` of `pkg/kubelet/server`, `slis.SLIMetricsWithReset`.
 
 use axum::{
@@ -31,7 +31,7 @@ async fn probes(State(context): State<ServerContext>) -> Response {
     page(context.metrics.probe_page())
 }
 
-/// Upstream begins anew for everybody who may delete.
+/// Upstream resets for every caller with the permission to delete.
 async fn slis(State(context): State<ServerContext>, method: Method) -> Response {
     if method == Method::DELETE {
         context.metrics.slis.reset();

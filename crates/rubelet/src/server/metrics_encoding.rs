@@ -1,7 +1,7 @@
-//! How a page of metrics reaches whoever scrapes it.
+//! Content negotiation of metrics pages.
 //!
-//! Owns: its content type and its compression, as the caller wants them. Text is all there is: upstream also has protobuf, and no
-//! OpenMetrics either. Never: what a page says.
+//! Owns: content type and compression, as the client accepts them. Only text is available: upstream also has protobuf, and no
+//! OpenMetrics either. Never: the contents of a page.
 //! Upstream: `promhttp.HandlerFor`, `expfmt.Negotiate`, `httputil.NegotiateContentEncoding`.
 
 use std::io::{self, Write as _};
@@ -22,7 +22,7 @@ use super::{accept::clauses, health::text};
 use crate::metrics::{process, text::CONTENT_TYPE};
 
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
-/// How names that older readers cannot take are written. There are none, so it is a word in the answer and no more.
+/// The name escaping for older readers. No name needs it, so it only appears in the content type.
 const ESCAPINGS: [&str; 4] = ["allow-utf-8", "underscores", "dots", "values"];
 const DEFAULT_ESCAPING: &str = "underscores";
 
@@ -30,7 +30,7 @@ const DEFAULT_ESCAPING: &str = "underscores";
 pub(super) async fn send(request: Request, next: Next) -> Response {
     let (content_type, takes_gzip) = (content_type(request.headers()), takes_gzip(request.headers()));
     let (mut head, mut body) = next.run(request).await.into_parts();
-    // Else it is a refusal, or the answer to a reset.
+    // Otherwise it is an error, or the response to a reset.
     if head.headers.get(header::CONTENT_TYPE).is_none_or(|found| found != CONTENT_TYPE) {
         return (head, body).into_response();
     }
@@ -46,12 +46,12 @@ pub(super) async fn send(request: Request, next: Next) -> Response {
     (head, body).into_response()
 }
 
-/// Beside the thread that serves everybody: a page of many pods takes tens of milliseconds.
+/// On another thread: a page of many pods takes tens of milliseconds.
 async fn compressed(body: Body) -> io::Result<Vec<u8>> {
-    // It is in memory already, in one piece.
+    // The body is in memory already, in one piece.
     let page: Bytes = to_bytes(body, usize::MAX).await.map_err(io::Error::other)?;
     blocking(move || {
-        // Its lines are much alike.
+        // The lines are similar, so the fastest level compresses well.
         let mut packed = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
         packed.write_all(&page)?;
         packed.finish()
@@ -63,7 +63,7 @@ fn content_type(headers: &HeaderMap) -> HeaderValue {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let mut escaping = DEFAULT_ESCAPING;
     for clause in clauses(accept) {
-        // Upstream's quirk: it may be said of a form that is not to be had, and counts all the same.
+        // Upstream's quirk: escaping in an unsupported alternative counts as well.
         let told = clause.param("escaping").filter(|told| ESCAPINGS.contains(told));
         escaping = told.unwrap_or(escaping);
         if clause.names("text/plain") && matches!(clause.param("version"), None | Some("0.0.4")) {
@@ -73,10 +73,10 @@ fn content_type(headers: &HeaderMap) -> HeaderValue {
     HeaderValue::from_str(&format!("{CONTENT_TYPE}; escaping={escaping}")).expect("words of ours")
 }
 
-/// Upstream's order: the page as it is unless gzip is liked better, so whoever likes all the same gets no gzip.
+/// Upstream's order: identity unless gzip has a higher quality.
 fn takes_gzip(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|line| line.to_str().ok());
-    // What follows something odd in a line is not heard.
+    // After a syntax error the rest of the line is ignored.
     let told: Vec<(&str, f32)> = lines.flat_map(|line| line.split(',').map_while(coding)).collect();
     let liking = |coding: &str| {
         let likings = told.iter().filter(|(named, _)| *named == coding || *named == "*").map(|(_, quality)| *quality);

@@ -1,6 +1,6 @@
-//! The read-only port: what anybody who reaches it may know, without authentication.
+//! The read-only port, without authentication.
 //!
-//! Owns: its routes. Never: logs, exec or anything that changes; those paths answer as upstream's do there.
+//! Owns: its routes. Never: logs, exec or anything that changes state; those paths respond as upstream's do there.
 //! Upstream: `ListenAndServeKubeletReadOnlyServer`.
 
 use axum::{
@@ -26,7 +26,7 @@ pub(crate) fn router(context: ServerContext) -> Router {
     without_debugging(open_routes(context)).layer(middleware::from_fn_with_state(counting, count))
 }
 
-/// What this port and the secured one have in common.
+/// The routes that this port and the secured one share.
 pub(crate) fn open_routes(context: ServerContext) -> Router {
     Router::new()
         .route("/healthz", any(healthz))
@@ -39,7 +39,7 @@ pub(crate) fn open_routes(context: ServerContext) -> Router {
         .with_state(context)
 }
 
-/// A route of go-restful: for these methods and no others, not even HEAD where GET is one of them.
+/// A route of go-restful: for these methods only, without an implicit HEAD.
 pub(crate) fn only<H, T, S, const N: usize>(methods: [Method; N], handler: H) -> MethodRouter<S>
 where
     H: Handler<T, S>,
@@ -56,7 +56,7 @@ where
     on(taken, handler).head(refuse.clone()).fallback(refuse)
 }
 
-/// Where people may look for what is not served, they are told so.
+/// Paths that are not implemented return an explanation.
 pub(crate) fn without_debugging(mut router: Router) -> Router {
     for path in ["/run", "/exec", "/attach", "/portForward", "/containerLogs", "/runningpods", "/logs", "/debug/pprof"]
     {

@@ -1,7 +1,7 @@
 //! The kubelet's API on its port: for the API server and through it kubectl, for monitoring, for administrators.
 //!
-//! Owns: its routes, and the guard in front of all of them: nobody gets an answer, not even that there is none, before it is
-//! known who calls and that the call is allowed.
+//! Owns: its routes, and the auth filter in front of all of them: no response, not even 404, before the caller is
+//! authenticated and authorized.
 //! Upstream: `ListenAndServeKubeletServer`, `NewServer`, `InstallAuthFilter` of `pkg/kubelet/server`.
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ use super::{
 };
 use crate::metrics::http::{Port, count};
 
-/// What the port needs beyond what all answers are made of.
+/// The configuration of the port.
 #[derive(Clone)]
 pub(crate) struct Secured {
     pub context: ServerContext,
@@ -75,7 +75,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Arc<Tls>, secured: Secured
     connections::serve(&listener, router(secured), Limits::SECURED_PORT, &stop).await;
 }
 
-/// Who may come in.
+/// Authentication and authorization.
 #[derive(Debug)]
 pub(crate) struct Guard {
     pub authentication: Authentication,
@@ -118,7 +118,7 @@ async fn running_pods(State(secured): State<Secured>) -> Response {
     read_only::json(&views::running_pods(&secured.context.snapshot()))
 }
 
-/// What `rubelet explain` tells on the node itself.
+/// The data of `rubelet explain`.
 async fn explain(
     State(secured): State<Secured>,
     Path((namespace, pod)): Path<(String, String)>,
@@ -133,7 +133,7 @@ async fn configz(State(secured): State<Secured>) -> Response {
     read_only::json(&json!({ "kubeletconfig": *secured.configuration }))
 }
 
-/// Why there is no answer, in upstream's words.
+/// Upstream's error responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HttpError(StatusCode, String);
 
@@ -143,7 +143,7 @@ impl IntoResponse for HttpError {
     }
 }
 
-/// The guard at the door.
+/// The auth filter.
 async fn auth_filter(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     match guard.judge(&head).await {

@@ -1,6 +1,6 @@
-//! The paths under which figures are read: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
+//! The paths of resource usage: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
 //!
-//! Owns: what of a request decides how much is sampled, and how an answer without figures looks.
+//! Owns: which detail a request samples, and the response without data.
 //! Upstream: `pkg/kubelet/server/stats/handler.go`, `InstallAuthNotRequiredHandlers`.
 
 use axum::{
@@ -44,7 +44,7 @@ async fn stats_summary(State(context): State<ServerContext>, RawQuery(query): Ra
     Json(summary::summary(&sample, &disks)).into_response()
 }
 
-/// Said once, and with this very word.
+/// Written once, with this exact name.
 fn only_cpu_and_memory(query: &str) -> bool {
     let mut said = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "only_cpu_and_memory");
     said.next().is_some_and(|(_, value)| value == "true") && said.next().is_none()

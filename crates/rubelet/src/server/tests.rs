@@ -1,4 +1,4 @@
-//! The servers as their peers see them: over real sockets.
+//! Tests of the servers over real sockets.
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
     (sender, context)
 }
 
-/// A server on a free port, ended with the value.
+/// A server on a free port, stopped on drop.
 struct ServerFixture {
     address: SocketAddr,
     stop: CancellationToken,
@@ -87,7 +87,7 @@ impl ServerFixture {
         ServerFixture { address, stop, task }
     }
 
-    /// Sends a raw head and returns all that comes back until the server closes.
+    /// Sends a raw head and returns all bytes until the server closes.
     async fn raw(&self, head: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(head.as_bytes()).await.unwrap();
@@ -102,7 +102,7 @@ impl ServerFixture {
 
 async fn until_closed(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
-    // A reset after an answer is an end too.
+    // A reset after a response is an end too.
     let _ = timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await.expect("the server closes");
     String::from_utf8(answer).unwrap()
 }
@@ -251,7 +251,7 @@ async fn peers_that_dawdle_lose_their_place_to_others() {
     let mut silent = TcpStream::connect(server.address).await.unwrap();
     let mut dripping = TcpStream::connect(server.address).await.unwrap();
     dripping.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
-    // Both places are taken; this one waits in the backlog and is served when they are thrown out.
+    // Both slots are taken; this one waits in the backlog and is served when they are closed.
     let answer = server.raw("GET /healthz HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     for slow in [&mut silent, &mut dripping] {

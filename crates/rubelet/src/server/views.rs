@@ -1,4 +1,4 @@
-//! From a snapshot to what people and programs read.
+//! Views of a snapshot for users and programs.
 //!
 //! Owns: the rows of `rubelet pods`, the lists of `/pods` and `/runningpods`. Pure: a snapshot in, a value out.
 //! Upstream: `printPod` of `pkg/printers` for the columns, `GetPods` and `GetRunningPods` for the lists.
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 pub(crate) mod find;
 pub(crate) mod status_column;
 
-/// What `rubelet pods` prints: the node's troubles and a row per pod.
+/// The data of `rubelet pods`: the node's problems and a row per pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PodTable {
     pub node: NodeView,
@@ -23,7 +23,7 @@ pub(crate) struct PodTable {
     pub rows: Vec<PodRow>,
 }
 
-/// Moments, not ages: whoever prints the row knows what time it is then.
+/// Timestamps, not ages: the client computes ages when it prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PodRow {
     pub uid: PodUid,
@@ -36,7 +36,7 @@ pub(crate) struct PodRow {
     pub last_restart: Option<Timestamp>,
     pub created: Timestamp,
     pub ip: Option<String>,
-    /// `None`: nobody asked for this pod.
+    /// `None`: the pod is in no source.
     pub source: Option<Source>,
 }
 
@@ -62,13 +62,13 @@ fn pod_row(uid: &PodUid, view: &PodView) -> PodRow {
     }
 }
 
-/// A static pod has no creation time of its own, so the best witness that survives a restart of the agent comes first.
+/// A static pod has no creation time of its own, so the most durable timestamp comes first.
 fn created(view: &PodView) -> Timestamp {
     let asked = view.pod.metadata.creation_timestamp.as_ref();
     asked.or(view.status.start_time.as_ref()).map_or(view.lifecycle_since, |time| time.0)
 }
 
-/// The body of `/pods`: every pod somebody asked for, with its status.
+/// The body of `/pods`: every desired pod, with its status.
 pub(crate) fn pod_list(snapshot: &Snapshot) -> Value {
     let wanted = snapshot.pods.values().filter(|view| view.source.is_some());
     list(wanted.map(|view| {
@@ -78,7 +78,7 @@ pub(crate) fn pod_list(snapshot: &Snapshot) -> Value {
     }))
 }
 
-/// The body of `/runningpods`: every pod with a running container, asked for or not, and only what the runtime knows.
+/// The body of `/runningpods`: every pod with a running container, desired or not, with only the runtime's data.
 pub(crate) fn running_pods(snapshot: &Snapshot) -> Value {
     let running = snapshot.pods.iter().filter(|(_, view)| !view.running.is_empty());
     list(running.map(|(uid, view)| {

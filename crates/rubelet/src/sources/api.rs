@@ -1,7 +1,7 @@
 //! Pods of this node in the API.
 //!
-//! Owns: the node's set of pods as the API server last said it. It speaks for the first time after a complete list, so nothing
-//! is taken for unwanted while the API server is away. The pods it keeps are those the core works with, not copies.
+//! Owns: the node's set of pods as last received. The source is ready after the first complete list, so no pod is
+//! considered undesired while the API server is unreachable. The pods it keeps are those the core uses, not copies.
 //! Upstream: `config/apiserver.go`.
 
 use std::{
@@ -26,12 +26,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{node::informer::NodeWatchState, world::World};
 
-/// Who follows is faster than any server; what is beyond this waits in the connection.
+/// The receiver is faster than any server; the rest waits in the connection.
 const CHANGES_CAPACITY: usize = 64;
 
-/// Follows the pods bound to the node until the loop is gone.
+/// Watches the pods bound to the node until the loop ends.
 ///
-/// Nothing is told before the node was seen, for pods are judged by it.
+/// Nothing is sent before the node was read, because admission needs it.
 pub async fn run(
     api: Arc<dyn ApiServer>,
     world: World,
@@ -52,7 +52,7 @@ pub async fn run(
         while let Some(change) = changes.recv().await {
             let now = world.clock.now().wall;
             pods.apply(change, now);
-            // What has already come is told together.
+            // Deltas that have already arrived are sent together.
             while let Ok(change) = changes.try_recv() {
                 pods.apply(change, now);
             }
@@ -69,7 +69,7 @@ pub async fn run(
     };
     tokio::select! {
         biased;
-        // Neither is taken up again after this: one of them is over, and so is the source.
+        // Neither is resumed after this: when one ends, the source ends.
         () = telling => {}
         () = following => {}
     }
@@ -79,15 +79,15 @@ pub async fn run(
 #[derive(Debug, Default)]
 struct Pods {
     readable: BTreeMap<PodUid, Arc<Pod>>,
-    /// They are there, and were never seen in a form that could be read.
+    /// Pods that exist and could never be decoded.
     unreadable: BTreeSet<PodUid>,
     news: News,
 }
 
-/// What the loop has not been told yet.
+/// What the loop has not received yet.
 #[derive(Debug, Default)]
 struct News {
-    /// There was a list: all of it is news.
+    /// There was a list: all pods are sent.
     is_whole: bool,
     changed: BTreeSet<PodUid>,
 }
@@ -122,7 +122,7 @@ impl Pods {
         self.readable.remove(uid)
     }
 
-    /// A pod that cannot be read stays as it was: an odd field must not end what runs.
+    /// An undecodable pod keeps its last state: an unknown field must not terminate a pod.
     fn put(&mut self, object: &[u8], before: &BTreeMap<PodUid, Arc<Pod>>, now: Timestamp) {
         match api_pod::decode(object) {
             Ok(mut pod) => {
@@ -130,16 +130,13 @@ impl Pods {
                 let known = before.get(&uid);
                 let first_seen = known.and_then(|known| seen(known)).map_or_else(|| now.to_string(), str::to_owned);
                 mark(&mut pod, Source::Api, &first_seen);
-                // After a list most are what they were.
+                // After a relist most pods are unchanged.
                 let same = known.filter(|known| ***known == pod).cloned();
                 self.readable.insert(uid, same.unwrap_or_else(|| Arc::new(pod)));
             }
             Err(error) => {
                 let uid = uid_of(object);
-                tracing::warn!(
-                    uid = uid.as_ref().map(PodUid::as_str),
-                    "a pod of the API server cannot be read: {error}"
-                );
+                tracing::warn!(uid = uid.as_ref().map(PodUid::as_str), "failed to decode a pod of the API: {error}");
                 let Some(uid) = uid else { return };
                 match before.get(&uid) {
                     Some(pod) => drop(self.readable.insert(uid, pod.clone())),
@@ -243,7 +240,7 @@ mod tests {
         assert_eq!(shown(&pods), "a Running");
         pods.hear(Delta::Replaced(vec![odd("a"), odd("b"), odd("c"), Bytes::from_static(b"{")]));
         assert_eq!(shown(&pods), "a Running");
-        // Those that were never read are there all the same, until they are read or gone.
+        // Pods that were never decoded count as present until they are decoded or deleted.
         assert_eq!(pods.unreadable, BTreeSet::from([PodUid::new("b"), PodUid::new("c")]));
         pods.hear(Delta::Applied(object("b", "Pending")));
         pods.hear(Delta::Deleted(odd("c")));

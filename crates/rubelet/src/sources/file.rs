@@ -1,10 +1,10 @@
 //! Static pods from a directory of manifests, or from a single file.
 //!
-//! Owns: noticing changes, and which pods each file stands for. A hint from the kernel only causes a look; a slow look
-//! finds what hints lost. One bad file affects no other, and a file that was good keeps its pods while it is unreadable
-//! or half written: nobody's pod dies of an editor. Only a file that is gone takes its pods along. While a file cannot be read
-//! that this process has not read before, the set is partial: what runs may be its pod, and is no orphan.
-//! Upstream: `config/file.go`, `config/file_linux.go`; there a file gone bad loses its pod at the next look.
+//! Owns: noticing changes, and which pods each file defines. A kernel hint only triggers a read; a slow periodic read
+//! finds what hints lost. An invalid file affects no other, and a file that was valid keeps its pods while it is unreadable
+//! or half written. Only removing a file removes its pods. While there is an unreadable file
+//! that this process has never read, the set is partial: a running pod may be defined by it, and is not an orphan.
+//! Upstream: `config/file.go`, `config/file_linux.go`; there an invalid file loses its pod at the next read.
 
 use std::{
     collections::BTreeMap,
@@ -32,25 +32,25 @@ use tokio::{
 use super::{MAX_MANIFEST_BYTES, Reading, read_manifest, refuse, remark};
 use crate::world::World;
 
-/// Files are local; one that takes longer lies on something that hangs.
+/// Files are local; a slower read means a hung file system.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
-/// How often to look for a directory that cannot be watched: it does not exist yet, or the node is out of watches.
+/// The retry period for a directory that cannot be watched: it does not exist yet, or the watch limit is reached.
 const UNWATCHED_PERIOD: Duration = Duration::from_secs(1);
-/// A writer is taken to be done when nothing happened for this long.
+/// A write counts as complete after this long without another change.
 const QUIET: Duration = Duration::from_millis(5);
-/// But a directory in which something happens all the time is looked at nevertheless.
+/// A directory that changes all the time is read after this long.
 const MAX_SETTLE_ROUNDS: u32 = 10;
-/// A file must stay bad this long before people are told: most bad files are half-written ones.
+/// A file must stay invalid this long before it is reported: most invalid files are half written.
 const BAD_FOR: Duration = Duration::from_millis(50);
 
-/// Sends the whole set of pods whenever it changed, and once at the start. Ends when nobody listens any more.
+/// Sends the complete set of pods on each change, and once at start. Ends when the receiver is gone.
 pub async fn run(world: World, path: PathBuf, check_every: Duration, events: mpsc::Sender<Event>) {
     let mut manifests = Manifests { node_name: world.settings.node_name.clone(), files: BTreeMap::new() };
     let mut hints = None;
     let mut sent: Option<Event> = None;
     let mut unreadable: Option<String> = None;
     loop {
-        // Watch first, then look: what changes in between leaves a hint.
+        // Watch first, then read: a change in between leaves a hint.
         if hints.is_none() {
             hints = watch(&world, &path).await;
         }
@@ -73,7 +73,7 @@ pub async fn run(world: World, path: PathBuf, check_every: Duration, events: mps
                     }
                 }
             }
-            // Unreadable is not empty: every pod stays, and a source that never was read is not ready.
+            // Unreadable is not empty: every pod stays, and a source that was never read is not ready.
             Err(error) => {
                 let problem = format!("cannot read manifests: {error}");
                 if unreadable.as_ref() != Some(&problem) {
@@ -93,7 +93,7 @@ pub async fn run(world: World, path: PathBuf, check_every: Duration, events: mps
     }
 }
 
-/// Waits for a hint or until it is time to look anyway; gives the watch back unless it ended.
+/// Waits for a hint or the next periodic read; returns the watch unless it ended.
 async fn next_hint(hints: Option<Hints>, wait: Duration) -> Option<Hints> {
     let Some(mut hints) = hints else {
         sleep(wait).await;
@@ -102,7 +102,7 @@ async fn next_hint(hints: Option<Hints>, wait: Duration) -> Option<Hints> {
     match timeout(wait, hints.recv()).await {
         Err(_elapsed) => return Some(hints),
         Ok(None) => {
-            // The directory went away. Were it back at once and gone again, this must not spin.
+            // The directory was removed. If it is recreated and removed repeatedly, this must not spin.
             sleep(QUIET).await;
             return None;
         }
@@ -127,23 +127,23 @@ async fn watch(world: &World, path: &Path) -> Option<Hints> {
     timeout(READ_DEADLINE, world.host.watch_dir(dir)).await.ok()?.ok()
 }
 
-/// What lies there now.
+/// The files present now.
 type Found = Vec<(PathBuf, Content)>;
 
 #[derive(Debug)]
 enum Content {
     Text(Vec<u8>),
-    /// It is there, but why not readable: perhaps it will be again.
+    /// It exists and is unreadable: perhaps temporarily.
     Unreadable(String),
-    /// It is there, and nothing that a pod could be read from.
+    /// It exists, and is not a regular file.
     Unfit(String),
-    /// A link to nothing, which is how a linked manifest is taken away.
+    /// A dangling link, which removes a linked manifest.
     Dangling,
 }
 
 async fn look(world: &World, path: &Path) -> io::Result<Found> {
     match timeout(READ_DEADLINE, world.host.file_kind(path)).await?? {
-        // Nothing there is an empty set, so that a node without manifests gets going.
+        // A missing directory is an empty set, so that a node without manifests becomes ready.
         None => Ok(Vec::new()),
         Some(FileKind::Directory) => look_into(world, path).await,
         Some(
@@ -181,7 +181,7 @@ async fn look_into(world: &World, dir: &Path) -> io::Result<Found> {
     Ok(found)
 }
 
-/// `None`: there is nothing (any more).
+/// `None`: it does not exist.
 async fn read(world: &World, path: &Path) -> Option<Content> {
     match timeout(READ_DEADLINE, world.host.read_file(path, MAX_MANIFEST_BYTES)).await {
         Ok(Ok(text)) => Some(Content::Text(text)),
@@ -192,7 +192,7 @@ async fn read(world: &World, path: &Path) -> Option<Content> {
     }
 }
 
-/// The files known and what they stand for.
+/// The known files and their pods.
 #[derive(Debug)]
 struct Manifests {
     node_name: String,
@@ -201,14 +201,14 @@ struct Manifests {
 
 #[derive(Debug)]
 struct Known {
-    /// What the last look found, to tell whether there is anything to do.
+    /// The result of the last read, to detect changes.
     seen: Seen,
-    /// Of the last good content; `None` when it could not be read since this process started.
+    /// Of the last valid content; `None` if it was never read by this process.
     pods: Option<Vec<Arc<Pod>>>,
     state: FileState,
 }
 
-/// What two looks are compared by.
+/// Detects changes between two reads.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Text(Fnv128),
@@ -229,13 +229,13 @@ impl Seen {
 #[derive(Debug)]
 enum FileState {
     Good,
-    /// Bad since the last look; perhaps somebody is still writing.
+    /// Invalid since the last read; it may still be being written.
     Doubtful(String),
-    /// Bad, and people were told.
+    /// Invalid, and reported.
     Bad,
 }
 
-/// What people should hear about a file.
+/// What to report about a file.
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     Refused { path: PathBuf, problem: String },
@@ -252,7 +252,7 @@ impl News {
 }
 
 impl Manifests {
-    /// Takes over what a look found.
+    /// Applies the result of a read.
     fn take(&mut self, found: Found) -> Vec<News> {
         let mut before = std::mem::take(&mut self.files);
         let mut news = Vec::new();
@@ -293,12 +293,12 @@ impl Manifests {
         read_manifest(text, &Origin::File(path.to_string_lossy().into_owned()), &self.node_name)
     }
 
-    /// In the files' order: of two pods of one name the first file's wins, whenever they were written.
+    /// In file order: of two pods of one name the first file's wins, whenever they were written.
     fn pods(&self) -> Vec<Arc<Pod>> {
         self.files.values().flat_map(|known| &known.pods).flatten().cloned().collect()
     }
 
-    /// A file is there of which nobody knows what it stands for.
+    /// Whether a file exists whose pods are unknown.
     fn has_unread(&self) -> bool {
         self.files.values().any(|known| known.pods.is_none())
     }
@@ -323,7 +323,7 @@ impl Known {
     }
 }
 
-/// Unchanged files keep their pods, so it is enough to compare what is pointed to.
+/// Unchanged files keep their pods, so comparing pointers is enough.
 fn same(a: &Event, b: &Event) -> bool {
     match (a, b) {
         (Event::Config { pods: a, .. }, Event::Config { pods: b, .. })

@@ -1,8 +1,8 @@
 //! Static pods from a URL.
 //!
-//! Owns: asking again and again, and what the last good answer was: a server that fails, or answers nonsense, takes no
-//! pod away. Never: shows the URL's credentials or query to anybody.
-//! Upstream: `config/http.go`; there an empty answer removes every pod of the source.
+//! Owns: polling, and the last valid response: a failing server or an invalid response removes no
+//! pod. Never: shows the URL's credentials or query.
+//! Upstream: `config/http.go`; there an empty response removes every pod of the source.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,21 +25,21 @@ use crate::world::World;
 /// Upstream's limit for one request.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whom to ask, and with which headers (`staticPodURLHeader`).
+/// The URL and its headers (`staticPodURLHeader`).
 #[derive(Clone, Default)]
 pub struct Endpoint {
     pub url: String,
     pub headers: Vec<(String, String)>,
 }
 
-/// The headers may hold a token, and so may the URL.
+/// Headers and URL may hold a token.
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Endpoint").field("url", &without_secrets(&self.url)).finish_non_exhaustive()
     }
 }
 
-/// Sends the whole set of pods whenever it changed, and once when the first good answer came. Ends when nobody listens.
+/// Sends the complete set of pods on each change, and once after the first valid response. Ends when the receiver is gone.
 pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events: mpsc::Sender<Event>) {
     let shown_url = without_secrets(&endpoint.url);
     let request = FetchRequest {
@@ -50,7 +50,7 @@ pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events
     };
     let mut answers = Answers::new(endpoint.url, world.settings.node_name.clone());
     loop {
-        // The host keeps the timeout too; this one holds should it not.
+        // The host enforces the timeout too; this is a safeguard.
         let answer = match timeout(FETCH_TIMEOUT * 2, world.host.fetch(&request)).await {
             Ok(answer) => answer.map_err(|error| error_chain(&error).replace(user_of(&request.url), "")),
             Err(_elapsed) => Err("no answer in time".to_owned()),
@@ -73,20 +73,20 @@ pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events
     }
 }
 
-/// What was answered so far.
+/// State of the responses so far.
 #[derive(Debug)]
 struct Answers {
     origin: Origin,
     node_name: String,
-    /// The last body, and what was wrong with it.
+    /// The last body, and its error.
     body: Option<(Fnv128, Option<String>)>,
-    /// The pods of the last good body.
+    /// The pods of the last valid body.
     pods: Vec<Arc<Pod>>,
     problem: Option<String>,
     is_sent: bool,
 }
 
-/// What to do about an answer.
+/// The result of a response.
 #[derive(Debug, Default)]
 struct Taken {
     /// To be sent.
@@ -95,7 +95,7 @@ struct Taken {
     turn: Option<Turn>,
 }
 
-/// People hear of changes only, not of every try.
+/// Only changes are reported, not every try.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Failing(String),
@@ -112,7 +112,7 @@ impl Answers {
         let problem = match answer {
             Err(problem) => Some(problem),
             Ok(FetchResponse { status: 200, body }) if body.is_empty() => {
-                // A server without pods is a source that has spoken; one that had pods and now says nothing is broken.
+                // A server without pods is a ready source; one that had pods and now returns an empty body is broken.
                 if !self.is_sent {
                     taken.pods = Some(Vec::new());
                 }
@@ -162,7 +162,7 @@ impl Answers {
     }
 }
 
-/// The URL as people may see it: no user, no password, no query.
+/// The URL without user, password and query.
 fn without_secrets(url: &str) -> String {
     let shown = url.split(['?', '#']).next().unwrap_or_default();
     match user_of(url) {
@@ -200,7 +200,7 @@ mod tests {
         Ok(FetchResponse { status: 200, body: body.as_bytes().to_vec() })
     }
 
-    /// One line per answer: what is sent and what people hear.
+    /// One line per response: what is sent and what is reported.
     fn played(answers: Vec<Result<FetchResponse, String>>) -> String {
         let mut source = Answers::new("http://m/".to_owned(), "n1".to_owned());
         let mut lines = Vec::new();
@@ -271,7 +271,7 @@ mod tests {
         "#);
     }
 
-    /// Answers one request with each body, then hangs up on everybody; tells what the requests looked like.
+    /// Gives one response per body, then closes connections; returns the requests.
     async fn serve(listener: TcpListener, bodies: Vec<String>) -> Vec<String> {
         let mut requests = Vec::new();
         for body in bodies {

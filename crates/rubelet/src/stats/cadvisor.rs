@@ -1,6 +1,6 @@
-//! `/metrics/cadvisor`: all that is known of the cgroups of node, pods and containers, under cAdvisor's names.
+//! `/metrics/cadvisor`: usage of the cgroups of node, pods and containers, with cAdvisor's names.
 //!
-//! Owns: its names and labels. What cAdvisor itself never fills in a kubelet (load, task states, health, NVM) is not named.
+//! Owns: its names and labels. Metrics that cAdvisor never fills in a kubelet (load, task states, health, NVM) are omitted.
 //! Upstream: `metrics/prometheus.go` and `prometheus_machine.go` of cAdvisor, `containerPrometheusLabelsFunc` of
 //! `pkg/kubelet/server/server.go`, which also chooses the sets of metrics.
 
@@ -26,9 +26,9 @@ struct CgroupView<'a> {
     at: Timestamp,
     measured: &'a Measured,
     interfaces: &'a [Interface],
-    /// Of containers and sandboxes alone.
+    /// Only of containers and sandboxes.
     processes: Option<Processes>,
-    /// The machine's, where the cgroup is the root.
+    /// Of the machine, for the root cgroup.
     memory_limit_bytes: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ fn views(sample: &Sample) -> Vec<CgroupView<'_>> {
     });
     let pods_root = sample.tiers.first().map(|tier| tier.cgroup.as_str());
     let system = sample.system.iter().map(|(_, measured)| measured);
-    // An agent in no cgroup of its own is in the root, which is there already.
+    // An agent without its own cgroup is in the root, which is listed already.
     let system = system.filter(|measured| pods_root != Some(&measured.cgroup) && measured.cgroup != "/");
     let mut views: Vec<CgroupView<'_>> = root.chain(system.chain(&sample.tiers).map(plain)).collect();
     for pod in &sample.pods {
@@ -95,7 +95,7 @@ fn views(sample: &Sample) -> Vec<CgroupView<'_>> {
         views.extend(
             pod.own.iter().map(|own| CgroupView { labels: labels(own, ["", "", "", namespace, name]), ..plain(own) }),
         );
-        // The sandbox is the one with the network, which all of them share.
+        // Network metrics are those of the sandbox, which all containers share.
         let sandbox = pod.sandbox.iter().map(|sandbox| (sandbox, pod.interfaces.as_slice()));
         let containers = pod.containers.iter().map(|container| (container, [].as_slice()));
         views.extend(sandbox.chain(containers).map(|(container, interfaces)| CgroupView {
@@ -119,7 +119,7 @@ fn labels(measured: &Measured, [container, image, name, namespace, pod]: [&str; 
     ])
 }
 
-/// A name with one value per cgroup, or none.
+/// A metric with at most one value per cgroup.
 struct Plain {
     name: &'static str,
     kind: Kind,
@@ -150,7 +150,7 @@ fn cpu(view: &CgroupView<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
     view.measured.stats.cpu.as_ref().map(value)
 }
 
-/// Only of a cgroup with a limit.
+/// Only for a cgroup with a limit.
 fn limited(view: &CgroupView<'_>, value: fn(&Cpu) -> Number) -> Option<Number> {
     view.measured.stats.cpu.as_ref().filter(|cpu| cpu.limits.quota_micros.is_some()).map(value)
 }
@@ -292,7 +292,7 @@ const PRESSURE: &[Plain] = &[
     ),
 ];
 
-/// What a cgroup may use; these hold until they are changed and bear no time.
+/// Limits; they are constant and have no timestamp.
 const SPEC: &[Plain] = &[
     gauge("container_spec_cpu_period", "CPU period of the container.", |it| {
         it.measured.stats.cpu.as_ref()?.limits.period_micros.map(Number::Whole)
@@ -330,7 +330,7 @@ fn of_spec(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     }
 }
 
-/// Names with labels of their own beside the common ones.
+/// Metrics with additional labels.
 fn faults(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     let mut family =
         exposition.counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds.");
@@ -344,7 +344,7 @@ fn faults(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     let mut family = exposition.counter("container_memory_failures_total", help);
     for view in views {
         let Some(memory) = &view.measured.stats.memory else { continue };
-        // Both scopes are the same, as they are upstream.
+        // Both scopes are equal, as upstream.
         for scope in ["container", "hierarchy"] {
             for (kind, value) in [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)] {
                 let labels = view.labels.and([("failure_type", kind), ("scope", scope)]);

@@ -1,7 +1,7 @@
-//! How much room pods, images and the node take on disk.
+//! Disk usage of pods, images and the node.
 //!
-//! Owns: what is added up, how long a sum counts, and that a disk that hangs holds up nobody: its figures are missing, and nobody
-//! asks it again until it answers.
+//! Owns: what is added up, how long a sum is cached, and that a hung disk blocks no request: its values are missing, and it
+//! is not measured again until it responds.
 //! Upstream: `volume_stat_calculator.go`, `host_stats_provider.go`, `ImageFsStats`, `makePodStorageStats`.
 
 use std::{
@@ -27,15 +27,15 @@ use tokio::{sync::Semaphore, time::timeout};
 use super::targets::PodTarget;
 use crate::world::{Clock, Paths};
 
-/// As long as an asker waits for disks or for the runtime.
+/// How long a request waits for disks or for the runtime.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// containerd itself looks at its layers every ten seconds.
+/// containerd itself measures its layers every ten seconds.
 const LAYERS_COUNT_FOR: Duration = Duration::from_secs(10);
 
-/// Volumes that are gone with their pod and take room of the node's disk.
+/// Volumes that are deleted with their pod and use the node's disk.
 const EPHEMERAL: [&str; 2] = ["kubernetes.io~empty-dir", "kubernetes.io~configmap"];
 
-/// Room on disk, as far as it is known.
+/// Disk usage, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disks {
     /// Of the agent's root directory.
@@ -46,13 +46,13 @@ pub(crate) struct Disks {
     pub pods: BTreeMap<PodUid, PodDisk>,
 }
 
-/// What a container wrote beside its image, or all images together.
+/// The writable layer of a container, or all images together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
     pub at: Timestamp,
     pub used_bytes: Option<u64>,
     pub inodes_used: Option<u64>,
-    /// The file system it lies on.
+    /// Its file system.
     pub on: Option<FileSystem>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct PodDisk {
     pub volumes: Vec<Volume>,
     /// By container.
     pub logs: BTreeMap<String, Usage>,
-    /// Other files of the pod: its own logs, its hosts file.
+    /// Other files of the pod: its logs, its hosts file.
     pub others: Usage,
     pub(super) counted: Uptime,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Volume {
     pub on: FileSystem,
 }
 
-/// Where to look.
+/// The directories to measure.
 pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub paths: Paths,
@@ -90,20 +90,20 @@ impl std::fmt::Debug for DiskSources {
     }
 }
 
-/// The one that counts.
+/// The valid measurement.
 #[derive(Debug)]
 pub(crate) struct DiskCounter {
     sources: DiskSources,
     kept: Arc<Mutex<Kept>>,
-    /// Askers of one moment share a count.
+    /// Concurrent requests share a measurement.
     turn: Semaphore,
-    /// A thread counts, perhaps one that nobody waits for any more.
+    /// A thread is measuring, perhaps after its requests timed out.
     is_counting: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// No more than there are pods.
+    /// At most one per pod.
     pods: BTreeMap<PodUid, PodDisk>,
     layers: BTreeMap<String, Layer>,
     images: Option<Layer>,
@@ -116,16 +116,16 @@ impl DiskCounter {
         DiskCounter { sources, kept: Arc::default(), turn: Semaphore::new(1), is_counting: Arc::default() }
     }
 
-    /// What is known after a while of asking.
+    /// The measurement after a bounded wait.
     pub(crate) async fn disks(&self, pods: &[PodTarget]) -> Disks {
         let _turn = self.turn.acquire().await.expect("nobody closes it");
-        // Cancel-safe: a count that nobody waits for goes on and is there for the next asker.
+        // Cancel-safe: an abandoned measurement continues and is available to the next request.
         let ((), ()) = tokio::join!(self.count(pods), self.ask_runtime());
         let kept = lock(&self.kept);
         Disks { node: kept.node, images: kept.images.clone(), layers: kept.layers.clone(), pods: kept.pods.clone() }
     }
 
-    /// Counts the pods whose figures are old or missing.
+    /// Measures pods whose values are stale or missing.
     async fn count(&self, pods: &[PodTarget]) {
         let now = self.sources.clock.now().uptime;
         let counts_for = self.sources.volumes_count_for;
@@ -156,7 +156,7 @@ impl DiskCounter {
             }
             std::io::Result::Ok(())
         });
-        // Late or not, what was found so far counts.
+        // Late or not, the results so far are used.
         let _ = timeout(PATIENCE, counting).await;
     }
 
@@ -202,7 +202,7 @@ impl Places {
     }
 }
 
-/// Says that counting is over, however it ended.
+/// Marks the measurement as ended on drop.
 struct Done(Arc<AtomicBool>);
 
 impl Drop for Done {
@@ -225,7 +225,7 @@ fn pod_disk(pod: &PodTarget, paths: &Paths, with_volumes: bool) -> PodDisk {
     }
 }
 
-/// `<plugin>/<volume>`; one that cannot be counted is left out.
+/// `<plugin>/<volume>`; a volume that cannot be measured is omitted.
 fn volumes(dir: &Path) -> Vec<Volume> {
     let names_in = |dir: &Path| -> Vec<(String, PathBuf)> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!((found.logs["a"].inodes, found.others.inodes), (1, 1));
         assert!(disks.pods[&PodUid::new("u2")].volumes.is_empty());
 
-        // For a minute it counts, whatever happens on disk; a pod that is gone is forgotten.
+        // Cached for a minute, whatever changes on disk; a removed pod is dropped.
         fs::remove_file(volume.join("big")).unwrap();
         let again = counter.disks(&[pod("u1")]).await;
         assert_eq!(again.pods[&PodUid::new("u1")].volumes, found.volumes);

@@ -1,6 +1,6 @@
-//! Pages of figures, family by family.
+//! Metrics pages, family by family.
 //!
-//! Owns: labels that many samples share, written once. A family that has no sample is not named at all, as Go's client does it.
+//! Owns: labels shared by many samples, encoded once. A family without samples is omitted, as Go's client does.
 //! The syntax is `metrics/text.rs`'.
 
 use std::fmt::Display;
@@ -34,7 +34,7 @@ pub(crate) struct Family<'a> {
     has_samples: bool,
 }
 
-/// Names and values of labels, as they stand between the braces.
+/// Encoded names and values of labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels(String);
 
@@ -63,7 +63,7 @@ impl IntoResponse for Exposition {
 }
 
 impl Family<'_> {
-    /// `at` is when it was measured; without, it counts for the moment of the scrape.
+    /// `at` is the measurement time; without it the time of the scrape applies.
     pub(crate) fn add(&mut self, labels: &Labels, value: impl Display, at: Option<Timestamp>) {
         if !self.has_samples {
             let kind = match self.kind {
@@ -82,7 +82,7 @@ impl Labels {
         Labels::default().and(labels)
     }
 
-    /// These and more.
+    /// These labels and more.
     pub(crate) fn and<'a>(&self, labels: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut text = self.0.clone();
         for (name, value) in labels {

@@ -1,6 +1,6 @@
 //! One pass over the kernel's files.
 //!
-//! Owns: what is read for a sample, in which order. Blocking: it runs on a thread for that. Never: waits, asks the runtime.
+//! Owns: which files are read for a sample, in which order. Blocking: it runs on its own thread. Never: waits, calls the runtime.
 //! Upstream: cAdvisor's housekeeping of one container.
 
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::{
     targets::{ContainerTarget, PodTarget, Targets, cgroup_of},
 };
 
-/// What a pass found.
+/// The result of a pass.
 #[derive(Debug)]
 pub(super) struct Found {
     pub machine: process::Machine,
@@ -31,7 +31,7 @@ pub(super) struct Found {
     pub pods: Vec<PodSample>,
 }
 
-/// Reads of a pass share a buffer, and what it is for.
+/// A shared read buffer, and the parameters of the pass.
 pub(super) struct Pass<'a> {
     pub trees: &'a Trees,
     pub named: &'a NamedCgroups,
@@ -72,7 +72,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Only processor times, for a rate.
+    /// Only CPU times, for a rate.
     pub(super) fn reading(&mut self, targets: &Targets) -> Reading {
         let mut cgroups = vec!["/".to_owned()];
         cgroups.extend(self.system_cgroups(targets).into_iter().map(|(_, cgroup)| cgroup));
@@ -139,7 +139,7 @@ impl Pass<'_> {
         }
         let mut containers = Vec::with_capacity(target.containers.len());
         for container in &target.containers {
-            // One that ended meanwhile is not there.
+            // A process that ended meanwhile is skipped.
             let Some(child) = cgroup_of(&container.id, &children) else { continue };
             let Some((measured, processes)) = self.container(&format!("{parent}/{child}")) else { continue };
             containers.push(ContainerSample { target: container.clone(), measured, processes });
@@ -155,7 +155,7 @@ impl Pass<'_> {
             processes.count = pids.len() as u64;
             if self.extent == Extent::Everything {
                 processes.open = process::open_files(&pids);
-                // The oldest is the container's first.
+                // The oldest process is the container's first.
                 let first = pids.iter().min();
                 processes.open_files_limit = first.and_then(|pid| process::open_files_limit(*pid, &mut self.reader));
             }
@@ -164,7 +164,7 @@ impl Pass<'_> {
     }
 }
 
-/// Every cgroup that was measured.
+/// Every measured cgroup.
 pub(super) fn all_measured(found: &mut Found) -> impl Iterator<Item = &mut Measured> {
     let pods = found.pods.iter_mut().flat_map(|pod| {
         let containers = pod.containers.iter_mut().chain(&mut pod.sandbox);
@@ -174,7 +174,7 @@ pub(super) fn all_measured(found: &mut Found) -> impl Iterator<Item = &mut Measu
     found.root.iter_mut().chain(system).chain(&mut found.tiers).chain(pods)
 }
 
-/// Of nothing that was asked for there is anything: the node's cgroups cannot be read.
+/// Nothing was readable: the node's cgroups are unavailable.
 pub(super) fn is_blind(found: &Found) -> bool {
     let has_figures = |stats: &CgroupStats| stats.cpu.is_some() || stats.memory.is_some();
     !found.root.as_ref().is_some_and(|root| has_figures(&root.stats))

@@ -1,27 +1,27 @@
-//! How fast is a processor used now?
+//! CPU usage rates.
 //!
-//! Owns: earlier readings of processor time, and which of them a rate is taken from. Pure.
+//! Owns: earlier readings of CPU time, and which of them a rate uses. Pure.
 //! Upstream: `cpuUsageCache` of the CRI stats provider, which the eviction manager moves every 10 s; cAdvisor's `CpuInst`.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use rubelet_core::time::Uptime;
 
-/// A younger reading makes a rate that jumps.
+/// A younger reading makes the rate noisy.
 const YOUNGEST: Duration = Duration::from_secs(5);
-/// A rate over more than this is no longer one of now.
+/// An older reading makes the rate outdated.
 const OLDEST: Duration = Duration::from_secs(60);
-/// How far apart readings are kept: what upstream moves its own by.
+/// The distance between kept readings: upstream's period.
 const APART: Duration = Duration::from_secs(10);
 
-/// Processor time at a moment, by cgroup, in nanoseconds.
+/// CPU time at a moment, by cgroup, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     pub at: Uptime,
     pub nanos: BTreeMap<String, u64>,
 }
 
-/// Two earlier readings: when the newer is too young for a rate, the older is not.
+/// Two earlier readings: if the newer is too young for a rate, the older is used.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readings {
     older: Option<Reading>,
@@ -29,7 +29,7 @@ pub(super) struct Readings {
 }
 
 impl Readings {
-    /// The newest reading a rate can be taken from.
+    /// The newest reading old enough for a rate.
     pub(super) fn base(&self, now: Uptime) -> Option<&Reading> {
         let fits = |reading: &&Reading| (YOUNGEST..=OLDEST).contains(&now.since(reading.at));
         [&self.newer, &self.older].into_iter().flatten().find(fits)
@@ -44,7 +44,7 @@ impl Readings {
 }
 
 impl Reading {
-    /// Cores used since this reading, in billionths; `None` for a cgroup that is newer, or was made anew under its name.
+    /// Nanocores used since this reading; `None` for a cgroup that is newer, or was recreated under its name.
     pub(super) fn nano_cores(&self, cgroup: &str, nanos: u64, now: Uptime) -> Option<u64> {
         let used = nanos.checked_sub(*self.nanos.get(cgroup)?)?;
         let elapsed = now.since(self.at).as_nanos();
@@ -66,7 +66,7 @@ mod tests {
         let mut readings = Readings::default();
         let base_at = |readings: &Readings, secs| readings.base(Uptime::from_secs(secs)).map(|reading| reading.at);
         assert_eq!(base_at(&readings, 100), None);
-        // Asked every second: readings are kept ten seconds apart, and there is always one to compare with.
+        // Requests every second: readings are kept ten seconds apart, and one is always old enough.
         for secs in 100..=131 {
             readings.keep(reading(secs, 0));
         }

@@ -1,6 +1,6 @@
-//! `/metrics/resource`: processor, memory and swap of the node, its pods and their containers; what metrics-server reads.
+//! `/metrics/resource`: CPU, memory and swap of the node, its pods and their containers; metrics-server reads it.
 //!
-//! Owns: its names and labels. metrics-server makes rates itself, from two of its scrapes and `container_start_time_seconds`.
+//! Owns: its names and labels. metrics-server computes rates itself, from two scrapes and `container_start_time_seconds`.
 //! Upstream: `pkg/kubelet/metrics/collectors/resource_metrics.go`.
 
 use super::{

@@ -1,7 +1,7 @@
-//! The figures of one moment, taken when somebody asks.
+//! Samples of resource usage, taken on request.
 //!
-//! Owns: that one sample is taken at a time, how long it counts, and the earlier readings rates are made of. Never: samples by
-//! itself.
+//! Owns: that one sample is taken at a time, how long it is cached, and the earlier readings for rates. Never: samples
+//! periodically.
 //! Upstream: `StatsProvider`, `resourceAnalyzer`; cAdvisor's manager and its memory cache.
 
 use std::{
@@ -37,17 +37,17 @@ use super::{
 };
 use crate::world::Clock;
 
-/// Askers within this time share a sample.
+/// Requests within this time share a sample.
 const FRESH: Duration = Duration::from_secs(1);
-/// The kernel's files answer at once; this is for a machine that does not.
+/// Kernel files are read at once; this bounds an overloaded machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How far apart the two readings of a first rate are. Short enough for an asker to wait, long enough for a processor's clock.
+/// The time between the two readings of a first rate. Short enough for a request to wait, long enough for the clock's resolution.
 const FIRST_RATE: Duration = Duration::from_millis(500);
 
-/// How much an asker wants to know.
+/// The detail of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
-    /// Processor and memory.
+    /// CPU and memory.
     Usage,
     /// Also networks and processes.
     Summary,
@@ -64,12 +64,12 @@ impl Extent {
     }
 }
 
-/// Whether an asker wants to know how fast processors are used now, too.
+/// Whether CPU usage rates are requested, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rate {
-    /// What is only counted is rated by whoever collects it: Prometheus, metrics-server.
+    /// Prometheus and metrics-server compute rates from counters themselves.
     Unneeded,
-    /// A first asker waits for a second reading, rather than getting an answer without.
+    /// The first request waits for a second reading, rather than returning no rate.
     Wanted,
 }
 
@@ -85,16 +85,16 @@ pub(crate) struct Sample {
     pub partitions: Vec<Partition>,
     pub root: Option<Measured>,
     pub interfaces: Vec<Interface>,
-    /// `kubelet`, `runtime`, `misc`, `pods`, as far as they are there.
+    /// `kubelet`, `runtime`, `misc`, `pods`, as far as they exist.
     pub system: Vec<(&'static str, Measured)>,
-    /// The cgroup above all pods and those of their classes.
+    /// The cgroup of all pods and those of the QoS classes.
     pub tiers: Vec<Measured>,
     pub pods: Vec<PodSample>,
     pub(super) has_rates: bool,
     pub(super) taken: Uptime,
 }
 
-/// A cgroup, and what was read of it.
+/// A cgroup and its values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measured {
     pub cgroup: String,
@@ -122,7 +122,7 @@ pub(crate) struct ContainerSample {
 pub(crate) struct Processes {
     pub count: u64,
     pub open: OpenFiles,
-    /// `-1` is no limit.
+    /// `-1` is unlimited.
     pub open_files_limit: Option<i64>,
 }
 
@@ -134,7 +134,7 @@ pub(crate) enum SampleError {
     TooSlow,
 }
 
-/// Where figures come from.
+/// The inputs of samples.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -148,7 +148,7 @@ pub(crate) struct Sources {
     pub root_dir: PathBuf,
 }
 
-/// Cgroups that only the configuration knows; empty: nobody knows.
+/// Cgroups from the configuration; empty if not configured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NamedCgroups {
     /// `--runtime-cgroups`.
@@ -157,7 +157,7 @@ pub(crate) struct NamedCgroups {
     pub system: String,
 }
 
-/// The one that samples; clones share it.
+/// The sampler; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Stats(Arc<Shared>);
 
@@ -166,7 +166,7 @@ struct Shared {
     sources: Sources,
     started: Timestamp,
     trees: OnceLock<Arc<Trees>>,
-    /// One at a time; who waits here finds a fresh sample.
+    /// One at a time; waiting requests then find a fresh sample.
     turn: Semaphore,
     kept: Mutex<Kept>,
 }
@@ -188,14 +188,14 @@ impl Stats {
         if let Some(fresh) = self.fresh(extent, rate) {
             return Ok(fresh);
         }
-        // Cancel-safe: a pass whose asker is gone ends by itself, and its figures are dropped.
+        // Cancel-safe: an abandoned pass ends by itself, and its result is dropped.
         let taken = tokio::time::timeout(DEADLINE, self.take(extent, rate)).await;
         let sample = Arc::new(taken.unwrap_or(Err(SampleError::TooSlow))?);
         self.kept().latest = Some(sample.clone());
         Ok(sample)
     }
 
-    /// What the pods of a sample take on disk.
+    /// The disk usage of the pods in a sample.
     pub(crate) async fn disks(&self, sample: &Sample) -> Disks {
         let pods: Vec<PodTarget> = sample.pods.iter().map(|pod| pod.target.clone()).collect();
         self.0.sources.disk.disks(&pods).await
@@ -257,7 +257,7 @@ impl Stats {
         })
     }
 
-    /// Completes what was found by how fast processors are used, and keeps it for later rates.
+    /// Adds CPU usage rates, and keeps the reading for later rates.
     fn rate(&self, found: &mut Found, base: Option<&Reading>, now: Now) -> bool {
         let mut reading = Reading { at: now.uptime, ..Reading::default() };
         for measured in measure::all_measured(found) {
@@ -283,7 +283,7 @@ impl Stats {
         .await
     }
 
-    /// They do not move while the node is up.
+    /// Constant while the node is up.
     async fn trees(&self) -> Result<Arc<Trees>, SampleError> {
         if let Some(trees) = self.0.trees.get() {
             return Ok(trees.clone());

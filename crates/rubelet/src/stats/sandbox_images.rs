@@ -1,8 +1,8 @@
-//! Which image does a sandbox run?
+//! The images of sandboxes.
 //!
-//! Owns: the images of the sandboxes last seen; CRI tells them in the verbose status only, so each sandbox is asked about once.
-//! Never: holds a sample up for long; an image that is not known yet is empty.
-//! Upstream: cAdvisor, which asks containerd itself.
+//! Owns: a cache of the images of known sandboxes; CRI has them in the verbose status only, so each is requested once.
+//! Never: delays a sample for long; an unknown image is empty.
+//! Upstream: cAdvisor, which calls containerd directly.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ pub(crate) struct SandboxImages {
     known: Mutex<BTreeMap<String, String>>,
 }
 
-/// What is read of the runtime's own words; containerd and CRI-O agree on it.
+/// The used part of the runtime's verbose info; containerd and CRI-O agree on it.
 #[derive(Deserialize)]
 struct SandboxInfo {
     #[serde(default)]
@@ -47,7 +47,7 @@ impl SandboxImages {
             ids.filter(|id| !known.contains_key(*id)).cloned().collect()
         };
         let asked = stream::iter(unknown).for_each_concurrent(CALLS_AT_ONCE, |id| self.ask(id));
-        // What was not told in time is asked for by the next sample.
+        // The next sample requests what did not arrive in time.
         let _ = tokio::time::timeout(DEADLINE, asked).await;
         let known = self.known();
         for pod in pods {
@@ -66,7 +66,7 @@ impl SandboxImages {
     }
 }
 
-/// Empty when the runtime does not say.
+/// Empty if the runtime does not report it.
 fn image_of(info: &str) -> String {
     serde_json::from_str(info).map(|info: SandboxInfo| info.image).unwrap_or_default()
 }

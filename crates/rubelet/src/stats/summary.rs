@@ -1,6 +1,6 @@
 //! `/stats/summary`: a sample as the JSON document `Summary` of `stats/v1alpha1`.
 //!
-//! Owns: which figure goes where. What is not known is left out; one missing figure never costs the others.
+//! Owns: the mapping of values to fields. Unknown values are omitted; one missing value never affects the others.
 //! Upstream: `k8s.io/kubelet/pkg/apis/stats/v1alpha1`, `pkg/kubelet/server/stats/summary.go`, `cri_stats_provider.go`.
 
 use jiff::Timestamp;
@@ -26,7 +26,7 @@ use types::{
 /// The interface that CNI gives every pod.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// Processor and memory only.
+/// CPU and memory only.
 pub(crate) fn usage(sample: &Sample) -> Summary {
     Summary {
         node: NodeStats {
@@ -43,7 +43,7 @@ pub(crate) fn usage(sample: &Sample) -> Summary {
     }
 }
 
-/// Everything.
+/// All fields.
 pub(crate) fn summary(sample: &Sample, disks: &Disks) -> Summary {
     let mut summary = usage(sample);
     let node = &mut summary.node;
@@ -91,7 +91,7 @@ fn complete_pod(stats: &mut PodStats, pod: &PodSample, at: Timestamp, disks: &Di
     stats.ephemeral_storage = disk.map(|disk| ephemeral(stats, disk, disks.node.as_ref()));
 }
 
-/// All that the pod takes of the node's own disk: layers, logs, volumes that end with it.
+/// All disk usage of the pod on the node: layers, logs, ephemeral volumes.
 fn ephemeral(stats: &PodStats, disk: &PodDisk, node: Option<&FileSystem>) -> FsStats {
     let layers = stats.containers.iter().filter_map(|container| {
         let rootfs = container.rootfs.as_ref()?;
@@ -171,7 +171,7 @@ fn container_usage(sample: &Sample, container: &ContainerSample) -> ContainerSta
     }
 }
 
-/// The agent's own life began when it says; of others the cgroup's age is all that is known.
+/// The agent's own start time is known; for others the age of the cgroup is used.
 fn system(sample: &Sample, name: &str, own: &Measured) -> ContainerStats {
     let created = own.stats.created.and_then(|created| Timestamp::try_from(created).ok());
     let start_time =
@@ -190,7 +190,7 @@ fn boot_time(sample: &Sample) -> Timestamp {
     Timestamp::from_second(secs).unwrap_or_default()
 }
 
-/// The node's limits are the machine's.
+/// The node's limits are those of the machine.
 fn node_usage(sample: &Sample) -> Usage {
     let mut usage = sample.root.as_ref().map(|root| of_cgroup(root, sample.at)).unwrap_or_default();
     let machine = &sample.machine;
@@ -238,7 +238,7 @@ fn swap(memory: &Memory, time: Time) -> SwapStats {
     }
 }
 
-/// Zeros where the kernel measures none, as on cgroup version 1: upstream shows them wherever its gate is on, and it is locked.
+/// Zeros if the kernel does not measure it, as on cgroup v1: upstream shows them whenever its gate is on, and it is locked.
 fn psi(pressure: Option<Pressure>) -> PsiStats {
     let pressure = pressure.unwrap_or_default();
     let data = |stall: Stall| PsiData {

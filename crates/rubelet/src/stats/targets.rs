@@ -1,6 +1,6 @@
-//! Whose figures are read, and from which cgroups?
+//! The pods and containers of a sample, and their cgroups.
 //!
-//! Owns: from the last snapshot to names, ids and cgroup paths. Pure.
+//! Owns: the mapping from the last snapshot to names, ids and cgroup paths. Pure.
 //! Upstream: `getPodAndContainerMaps` and `removeTerminatedPods` of the CRI stats provider; cAdvisor's recognition of containers.
 
 use jiff::Timestamp;
@@ -16,7 +16,7 @@ use rubelet_core::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Targets {
     pub node_name: String,
-    /// The cgroup above all pods, and those of the classes below it; none when pods have no cgroups of their own.
+    /// The cgroup of all pods, and those of the QoS classes below it; none without `cgroupsPerQOS`.
     pub tiers: Vec<String>,
     pub pods: Vec<PodTarget>,
 }
@@ -28,9 +28,9 @@ pub(crate) struct PodTarget {
     pub name: String,
     pub created: Timestamp,
     pub sandbox_id: String,
-    /// Filled in for a sample that shows sandboxes.
+    /// Set in a sample that shows sandboxes.
     pub sandbox_image: String,
-    /// Where its cgroup may be: of a pod that only the runtime knows nobody knows the class.
+    /// Candidates for its cgroup: the QoS class of a pod known only to the runtime is unknown.
     pub cgroups: Vec<String>,
     pub containers: Vec<ContainerTarget>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct ContainerTarget {
     pub created: Timestamp,
 }
 
-/// The pods that have a sandbox and a container that runs.
+/// The pods with a sandbox and a running container.
 pub(crate) fn targets(snapshot: &Snapshot, settings: &Settings) -> Targets {
     let tree = CgroupTree::new(settings, snapshot.node.cgroup_driver);
     let tiers = tree.map(|tree| tree.qos_cgroups(std::iter::empty::<&PodSpec>())).unwrap_or_default();
@@ -91,7 +91,7 @@ fn container(facts: &ContainerFacts) -> Option<ContainerTarget> {
 }
 
 /// The cgroup of a container among those of its pod: `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`. CRI-O puts its
-/// watcher beside it, as `crio-conmon-<id>.scope`.
+/// monitor beside it, as `crio-conmon-<id>.scope`.
 pub(crate) fn cgroup_of<'a>(id: &str, children: &'a [String]) -> Option<&'a str> {
     let is_its = |name: &&String| match name.strip_suffix(".scope") {
         Some(scope) => {

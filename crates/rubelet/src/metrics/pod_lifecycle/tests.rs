@@ -1,4 +1,4 @@
-//! Pods from their first sight to their end.
+//! Tests of pods from first seen to terminated.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn now(secs: u64) -> Now {
     Now { uptime: Uptime::from_secs(secs), wall }
 }
 
-/// Turns through these views of one pod, one every second.
+/// Turns over these views of one pod, one per second.
 fn live(pod_lifecycle: &PodLifecycleMetrics, views: Vec<PodView>) {
     let mut before = Snapshot::default();
     for (secs, view) in (1..).zip(views) {

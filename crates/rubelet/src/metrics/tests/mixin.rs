@@ -92,7 +92,7 @@ const ABSENT: &[(&str, &str)] = &[
     ("volume_manager_total_volumes", "not yet: volumes are not counted by plugin"),
 ];
 
-/// Everything that is only shown once it has happened.
+/// Metrics that appear only after their first event.
 async fn busy() -> Metrics {
     let metrics = Arc::new(Metrics::default());
     let now = Now { uptime: Uptime::from_secs(2), wall: Timestamp::UNIX_EPOCH };

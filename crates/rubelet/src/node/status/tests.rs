@@ -1,4 +1,4 @@
-//! When the node is reported, on paused time, at a server that answers as told.
+//! Tests of status reports in paused time, with a scripted server.
 
 use rubelet_core::{node_status::initial, settings::Settings};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const NEWEST: &str = "Get nodes/n1";
 const PATCH: &str = "Patch(StrategicMerge) nodes/n1/status";
 const CREATE: &str = "Create nodes";
 
-/// The node as this very agent reported it at the moment the tests begin.
+/// The node as this agent reported it when the tests begin.
 fn reported(version: u64) -> Value {
     let reporting = reporting();
     let mut node = serde_json::to_value(initial(report(&reporting, &view()))).unwrap();
@@ -33,7 +33,7 @@ fn reported_not_ready(version: u64) -> Value {
     node
 }
 
-/// A reporter at a server that gives these answers, on a node whose runtime is not there to list images.
+/// A reporter with a scripted server, on a node whose runtime is down.
 struct StatusFixture {
     api: Arc<Scripted>,
     world: World,
@@ -164,7 +164,7 @@ async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone
 async fn changed_node_address_is_reported_unless_set_by_flag() {
     for (is_told, address) in [(false, "192.0.2.77"), (true, "10.0.0.7")] {
         let mut reporting = reporting();
-        // A node named by its address has that address, whatever was found at the start.
+        // A node named by its address has that address, whatever was found at start.
         reporting.setup.name = "192.0.2.77".to_owned();
         reporting.setup.has_configured_ips = is_told;
         reporting.node_ip = String::new();

@@ -1,6 +1,6 @@
-//! `/logs`: what a container wrote, over the root-only socket.
+//! `/logs`: container logs over the root-only socket.
 //!
-//! Owns: the words of a request. From there on it is `container_logs.rs`.
+//! Owns: the query parameters. The rest is `container_logs.rs`.
 
 use axum::{
     extract::{Path, Query, State},

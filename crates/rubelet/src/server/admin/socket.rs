@@ -1,9 +1,9 @@
 //! A unix socket only its owner and root can open.
 //!
-//! Owns: its file, from before it can be reached to after the agent's end, and the check of who connects.
-//! The socket is made in a directory nobody else may enter, gets its mode there, and is then moved to its place in one
-//! step: at no moment can another user connect, and a socket left by a dead agent is replaced. A lock beside it, which
-//! the kernel drops with the process, tells a dead agent from a living one.
+//! Owns: its file, from before it is reachable until the process ends, and the check of the peer's user.
+//! The socket is created in a private directory, gets its mode there, and is then renamed to its place
+//! atomically: no other user can connect at any time, and a socket left by a dead agent is replaced. A lock file beside it,
+//! whose lock the kernel releases with the process, tells a dead agent from a running one.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError},
@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::server::connections::{Accept, Opened};
 
-/// Where the agent of this root directory listens.
+/// The socket path for this root directory.
 pub(crate) fn socket_path(root_dir: &Path) -> PathBuf {
     root_dir.join("rubelet.sock")
 }
@@ -67,7 +67,7 @@ impl AdminSocket {
 }
 
 impl Drop for AdminSocket {
-    /// We hold the lock, so what lies there is ours.
+    /// The lock is held, so the file there is stale or ours.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -77,7 +77,7 @@ impl Accept for AdminSocket {
     type Raw = UnixStream;
     type Stream = UnixStream;
 
-    /// The file's mode keeps others out already; this holds even if somebody changes the mode.
+    /// The file's mode keeps others out already; this check holds even if the mode is changed.
     async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.listener.accept().await?;
@@ -94,7 +94,7 @@ impl Accept for AdminSocket {
     }
 }
 
-/// Connects to the agent's socket, however long its path is.
+/// Connects to the agent's socket, whatever the length of its path.
 pub(crate) async fn connect(path: &Path) -> io::Result<UnixStream> {
     let (dir, name) = dir_and_name(path)?;
     UnixStream::connect(beneath(&dir).join(name)).await
@@ -102,7 +102,7 @@ pub(crate) async fn connect(path: &Path) -> io::Result<UnixStream> {
 
 fn bind_in_private(path: &Path) -> io::Result<(UnixListener, u32)> {
     let private = path.with_added_extension("new");
-    // Left by an agent that died right here. Only the holder of the lock comes by.
+    // Left by an agent that died at this point. Only the holder of the lock gets here.
     match fs::remove_dir_all(&private) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -124,7 +124,7 @@ fn dir_and_name(path: &Path) -> io::Result<(File, &Path)> {
     Ok((File::open(dir)?, Path::new(name)))
 }
 
-/// A short path to an open directory: a socket's address has room for 107 bytes only, and root directories may be longer.
+/// A short path to an open directory: a socket address holds 107 bytes only, and root directories may be longer.
 fn beneath(dir: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
@@ -172,7 +172,7 @@ mod tests {
         connect(&path).await.unwrap();
         drop(first);
 
-        // What an agent leaves that was killed while it ran, and one killed while it opened the socket.
+        // The leftovers of an agent killed while it ran, and of one killed while it opened the socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         fs::create_dir(path.with_added_extension("new")).unwrap();
         fs::write(path.with_added_extension("new").join("socket"), "").unwrap();

@@ -1,26 +1,26 @@
-//! Which run of a container does somebody mean who asks for its log?
+//! Chooses the run of a container whose log is requested.
 //!
-//! Owns: upstream's rules and words. Never: looks at files.
+//! Owns: upstream's rules and texts. Never: reads files.
 //! Upstream: `validateContainerLogStatus`.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogRun {
-    /// The run that goes on; else the one that ended last.
+    /// The current run; otherwise the last terminated one.
     Current,
     /// The run before the current one.
     Previous,
 }
 
-/// The attempt whose log is meant, or why there is none.
+/// The attempt whose log is requested, or why there is none.
 pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, run: LogRun) -> Result<u32, String> {
     let statuses = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let Some(found) = statuses.into_iter().flatten().flatten().find(|status| status.name == container) else {
         return Err(format!("container {container:?} in pod {pod:?} is not available"));
     };
     let newest = u32::try_from(found.restart_count).unwrap_or_default();
-    // While the next run has not begun, the last one that ended is also the newest.
+    // Before the next run starts, the last terminated run is also the newest.
     let last_ended = if has_run(found) { newest.checked_sub(1) } else { Some(newest) };
     let last_state = found.last_state.as_ref().and_then(|state| state.terminated.as_ref());
     let last_ended = last_state.filter(|ended| has_container(ended)).and(last_ended);
@@ -35,7 +35,7 @@ pub(crate) fn choose_attempt(status: &PodStatus, pod: &str, container: &str, run
     }
 }
 
-/// The container named by the current state exists, running or ended.
+/// The container ID of the current state exists, running or terminated.
 fn has_run(status: &ContainerStatus) -> bool {
     status
         .state

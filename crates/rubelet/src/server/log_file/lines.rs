@@ -1,11 +1,11 @@
 //! Lines in the format of CRI: `<time> <stdout|stderr> <P|F>[:tag…] <text>`.
 //!
-//! Owns: what of a line is shown. A partial line (`P`) is joined with the next; a line in no such format is shown as it is.
+//! Owns: which part of a line is shown. A partial line (`P`) is joined with the next; a line in another format is shown as is.
 //! Never: keeps more than one line, nor a line longer than any runtime writes.
 
 use jiff::Timestamp;
 
-/// Runtimes split at 16 KiB. Longer lines are no log of a container; they are shown in pieces.
+/// Runtimes split at 16 KiB. Longer lines are not CRI log lines; they are shown in pieces.
 const MAX_LINE_BYTES: usize = 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) enum Timestamps {
     Shown,
 }
 
-/// Which of a container's two streams to show.
+/// Selects stdout, stderr or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Streams {
     #[default]
@@ -41,18 +41,18 @@ pub(super) struct Filter {
     pub streams: Streams,
 }
 
-/// From blocks of a file to the text to show.
+/// Decodes blocks of a file to the text to show.
 pub(super) struct Lines {
     filter: Filter,
-    /// The start of a line whose end has not been read yet.
+    /// The start of an incomplete line.
     begun: Vec<u8>,
-    /// The last shown line was partial, so the next goes on in the same place.
+    /// The last shown line was partial, so the next continues it.
     inside_line: bool,
 }
 
 struct Line<'a> {
     time: &'a [u8],
-    /// Empty where the line is not one of CRI.
+    /// Empty if the line is not in CRI format.
     stream: &'a [u8],
     is_partial: bool,
     text: &'a [u8],
@@ -83,7 +83,7 @@ impl Lines {
         shown
     }
 
-    /// A last line that never got its end.
+    /// An incomplete last line.
     pub(super) fn take_rest(&mut self) -> Vec<u8> {
         let mut shown = Vec::new();
         if !self.begun.is_empty() {

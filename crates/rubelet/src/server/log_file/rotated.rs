@@ -1,8 +1,8 @@
-//! What rotation put aside of a log: `0.log.20261115-100000`, later `0.log.20261115-100000.gz`.
+//! Rotated log files: `0.log.20261115-100000`, later `0.log.20261115-100000.gz`.
 //!
-//! Owns: which such files there are and what of them is to be read, compressed or not. Never: follows a link, reads a file that is
-//! still being compressed, keeps more of one in memory than a block.
-//! Upstream: `container_log_manager.go` makes them; its `kubectl logs` does not read them.
+//! Owns: finding them and reading the requested part, compressed or not. Never: follows a link, reads a file that is
+//! still being compressed, buffers more than a block.
+//! Upstream: `container_log_manager.go` creates them; its `kubectl logs` does not read them.
 
 use std::{
     collections::VecDeque,
@@ -19,21 +19,21 @@ use rubelet_host::{fs, port::ReadError};
 
 use super::{BLOCK_BYTES, Place};
 
-/// `containerLogMaxFiles` is 5 by default; nobody reads through more than this.
+/// `containerLogMaxFiles` is 5 by default; more than this many are not read.
 const MAX_FILES: usize = 100;
 const PACKED: &str = ".gz";
 
-/// The older files that are still to be read, the oldest first.
+/// The rotated files that are still to be read, the oldest first.
 #[derive(Default)]
 pub(super) struct RotatedLogs {
     files: VecDeque<PathBuf>,
-    /// Lines of the first of them that nobody asked for.
+    /// Lines of the first file to skip.
     skip: u64,
     open: Option<Box<dyn io::Read + Send>>,
 }
 
 impl RotatedLogs {
-    /// All of them that may hold something since then.
+    /// All files that may hold lines since then.
     pub(super) fn all(place: &Place, live: &File, since: Option<Timestamp>) -> Result<RotatedLogs, ReadError> {
         let live = live.metadata()?;
         let mut files = VecDeque::new();
@@ -41,7 +41,7 @@ impl RotatedLogs {
             let file = place.file.with_file_name(name);
             let Ok(opened) = fs::open_beneath(&place.logs_dir, &file) else { continue };
             let found = opened.metadata()?;
-            // Rotated since it was opened: it is read as the live one.
+            // Rotated after it was opened: it is read as the live one.
             let is_live = (found.dev(), found.ino()) == (live.dev(), live.ino());
             let since = since.map(SystemTime::from);
             let is_old = since.is_some_and(|since| found.modified().is_ok_and(|written| written < since));
@@ -52,7 +52,7 @@ impl RotatedLogs {
         Ok(RotatedLogs { files, ..RotatedLogs::default() })
     }
 
-    /// Only so many lines of their end.
+    /// Only this many lines of their end.
     pub(super) fn tail(place: &Place, live: &File, mut lines: u64) -> Result<RotatedLogs, ReadError> {
         let mut all = RotatedLogs::all(place, live, None)?;
         let mut rotated = RotatedLogs::default();
@@ -67,7 +67,7 @@ impl RotatedLogs {
         Ok(rotated)
     }
 
-    /// The next of them into the buffer.
+    /// Reads the next block into the buffer.
     pub(super) fn read(&mut self, place: &Place, buffer: &mut [u8]) -> Read {
         let Some(file) = self.files.front() else { return Read::Nothing };
         // Rotation may have removed it meanwhile.
@@ -84,7 +84,7 @@ impl RotatedLogs {
         Read::Block { bytes: read, start: self.skip_in(&buffer[..read]) }
     }
 
-    /// Where in a block that begins so begins what is asked for.
+    /// Where in this block the requested part begins.
     fn skip_in(&mut self, block: &[u8]) -> usize {
         let mut start = 0;
         while self.skip > 0 {
@@ -96,19 +96,19 @@ impl RotatedLogs {
     }
 }
 
-/// What was read.
+/// The result of a read.
 pub(super) enum Read {
     Block {
         bytes: usize,
         start: usize,
     },
-    /// One file is over.
+    /// One file has ended.
     End,
-    /// All are.
+    /// All files have ended.
     Nothing,
 }
 
-/// The names of the older files, the oldest first.
+/// The names of the rotated files, the oldest first.
 fn names(place: &Place) -> Result<Vec<String>, ReadError> {
     let dir = place.logs_dir.join(place.file.parent().expect("it was joined from three parts"));
     let live = place.file.file_name().and_then(|name| name.to_str()).expect("a number and `.log`");
@@ -118,7 +118,7 @@ fn names(place: &Place) -> Result<Vec<String>, ReadError> {
     let mut names: Vec<String> = entries
         .filter(|name| moment(name).is_some_and(|rest| is_moment(rest.strip_suffix(PACKED).unwrap_or(&rest))))
         .collect();
-    // They are sorted, so a file stands before what it is being compressed to.
+    // The names are sorted, so a file precedes its compressed copy.
     names.dedup_by(|next, kept| next.strip_suffix(PACKED) == Some(kept));
     Ok(names.split_off(names.len().saturating_sub(MAX_FILES)))
 }
@@ -129,7 +129,7 @@ fn open(place: &Place, file: &Path) -> Result<Box<dyn io::Read + Send>, ReadErro
     Ok(if is_packed { Box::new(MultiGzDecoder::new(opened)) } else { Box::new(opened) })
 }
 
-/// As far as it can be read.
+/// As far as it is readable.
 fn count_lines(place: &Place, file: &Path) -> u64 {
     let Ok(mut reader) = open(place, file) else { return 0 };
     let (mut buffer, mut lines) = (vec![0; BLOCK_BYTES], 0);
@@ -148,7 +148,7 @@ mod tests {
 
     use super::super::{LogRequest, Streams, Timestamps, read};
 
-    /// A log of which rotation put three files aside, and files that are none of it.
+    /// A log with three rotated files, and unrelated files.
     struct RotatedLogFixture(tempfile::TempDir);
 
     impl RotatedLogFixture {
@@ -159,7 +159,7 @@ mod tests {
             let (one, two) = (lines(&["1", "2", "3"]), lines(&["4", "5"]));
             std_fs::write(dir.join("0.log.20261115-100000.gz"), packed(&one)).unwrap();
             std_fs::write(dir.join("0.log.20261115-110000"), &two).unwrap();
-            // It is being compressed, and was not before.
+            // Its compression is not finished.
             std_fs::write(dir.join("0.log.20261115-110000.gz"), packed(&two)).unwrap();
             std_fs::write(dir.join("0.log.20261115-120000.tmp"), lines(&["no"])).unwrap();
             std_fs::write(dir.join("0.log.20261115-120000.gz"), b"torn").unwrap();
@@ -224,7 +224,7 @@ mod tests {
         let fixture = RotatedLogFixture::new();
         assert_eq!(fixture.shown(None, Some("2026-11-15T10:00:05Z")).await, "5 6 7");
         assert_eq!(fixture.shown(Some(6), Some("2026-11-15T10:00:05Z")).await, "5 6 7");
-        // Last written long before: whatever its lines say.
+        // Its modification time is long before, whatever its lines say.
         let old = std_fs::File::options().append(true).open(fixture.dir().join("0.log.20261115-110000")).unwrap();
         old.set_modified(std::time::UNIX_EPOCH).unwrap();
         assert_eq!(fixture.shown(None, Some("2026-11-15T10:00:05Z")).await, "6 7");

@@ -1,6 +1,6 @@
-//! Who calls: by client certificate, by bearer token, or nobody in particular.
+//! Authentication: client certificate, bearer token, or anonymous.
 //!
-//! Owns: the order of the ways to know somebody, and what a failure of one of them means. Never: what the caller may do.
+//! Owns: the order of the authenticators, and what a failure of one of them means. Never: authorization.
 //! Upstream: `BuildAuth` of `cmd/kubelet/app/auth.go`, `apiserver/pkg/authentication` (x509, bearertoken, union, anonymous).
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc, time::Duration};
@@ -21,12 +21,12 @@ use crate::{
     world::{Clock, Cluster},
 };
 
-/// Upstream's limit for one question to the API server.
+/// Upstream's timeout of one review.
 pub(crate) const ASK: Duration = Duration::from_secs(10);
 
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// A caller as the API server knows callers.
+/// A user as the API server defines it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub user: String,
@@ -55,7 +55,7 @@ impl Identity {
 #[derive(Debug)]
 pub(crate) struct Authentication {
     pub tls: Arc<Tls>,
-    /// Asks the API server about tokens: `authentication.webhook`.
+    /// TokenReview requests: `authentication.webhook`.
     pub tokens: Option<TokenReviewer>,
     /// `authentication.anonymous.enabled`.
     pub anonymous: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Authentication {
 }
 
 impl Authentication {
-    /// `Ok(None)`: the caller shows nothing, and strangers are not let in. An error: what it shows is no good.
+    /// `Ok(None)`: no credentials, and anonymous requests are disabled. An error: the credentials are invalid.
     pub(crate) async fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Option<Identity>, String> {
         let mut failures = Vec::new();
         match self.by_certificate(&peer.certificates).await {
@@ -84,7 +84,7 @@ impl Authentication {
         }
     }
 
-    /// The name is the certificate's common name, the groups its organizations.
+    /// The user name is the certificate's common name, the groups its organizations.
     async fn by_certificate(&self, shown: &[CertificateDer<'static>]) -> Result<Option<Identity>, String> {
         let [leaf, intermediates @ ..] = shown else { return Ok(None) };
         let verifier = self.tls.client_verifier().await.map_err(|error| error.to_string())?;
@@ -122,7 +122,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// Bearer tokens, by question to the API server.
+/// Authenticates bearer tokens with the API server.
 #[derive(Debug)]
 pub(crate) struct TokenReviewer {
     cluster: Cluster,

@@ -1,6 +1,6 @@
-//! What a caller may do, in the words of the API: a verb on a subresource of this node.
+//! Authorization: a verb on a subresource of this node.
 //!
-//! Owns: from method and path to these words, and the question whether they are allowed.
+//! Owns: the mapping from method and path to attributes, and their authorization.
 //! Upstream: `pkg/kubelet/server/auth.go`, `apiserver/plugin/pkg/authorizer/webhook`.
 
 use std::time::Duration;
@@ -26,11 +26,11 @@ use crate::world::{Clock, Cluster};
 pub(crate) enum Authorization {
     AlwaysAllow,
     Webhook(WebhookAuthorizer),
-    /// The API server decides, and this node has none.
+    /// Mode Webhook on a node without an API server.
     NoApiServer,
 }
 
-/// The verb of the API for a method; others have none, and no rule of RBAC but `*` allows that.
+/// The API verb of a method; other methods have none, which only the RBAC rule `*` allows.
 pub(crate) fn verb_of(method: &Method) -> &'static str {
     match *method {
         Method::POST => "create",
@@ -42,7 +42,7 @@ pub(crate) fn verb_of(method: &Method) -> &'static str {
     }
 }
 
-/// Any one of them is enough; the finest comes first.
+/// Any one of them is sufficient; the most specific comes first.
 pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
     let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let fine = [
@@ -50,7 +50,7 @@ pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
         ("/healthz", "healthz"),
         ("/configz", "configz"),
         ("/runningpods", "pods"),
-        // Ours: it tells of a pod what `/pods` tells of all.
+        // Our own route: it shows of one pod what `/pods` shows of all.
         ("/explain", "pods"),
     ];
     let own = [
@@ -67,7 +67,7 @@ pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
     subresources
 }
 
-/// Rights, by question to the API server.
+/// Authorizes with SubjectAccessReviews.
 #[derive(Debug)]
 pub(crate) struct WebhookAuthorizer {
     cluster: Cluster,

@@ -1,6 +1,6 @@
-//! `POST /checkpoint/…`: a container's state, written to an archive by the runtime.
+//! `POST /checkpoint/…`: the runtime writes a container's state to an archive.
 //!
-//! Owns: where the archive goes, and upstream's words for what fails. Never: removes one; they are the administrator's.
+//! Owns: the path of the archive, and upstream's error texts. Never: removes an archive; administrators do.
 //! Upstream: `checkpoint` of `pkg/kubelet/server`, `CheckpointContainer` of the kubelet.
 
 use std::path::PathBuf;
@@ -51,13 +51,13 @@ pub(super) async fn checkpoint(
     Ok(read_only::json(&json!({ "items": [location] })))
 }
 
-/// The last one counts.
+/// The last value is used.
 fn timeout_secs(query: &str) -> Result<i64, ()> {
     let asked = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "timeout").last();
     asked.map_or(Ok(0), |(_, value)| value.parse().map_err(drop))
 }
 
-/// What a container had in memory is for root alone.
+/// A container's memory must be readable by root only.
 async fn make_private(dir: PathBuf) -> std::io::Result<()> {
     blocking(move || make_dir(&dir, 0o700)).await
 }

@@ -1,6 +1,6 @@
-//! `/containerLogs`: what a container wrote, for `kubectl logs`.
+//! `/containerLogs`: container logs for `kubectl logs`.
 //!
-//! Owns: `PodLogOptions` as a query, and what is wrong with one. From there on it is `container_logs.rs`.
+//! Owns: `PodLogOptions` as a query, and its validation. The rest is `container_logs.rs`.
 //! Upstream: `getContainerLogs`, `ValidatePodLogOptions`.
 
 use std::borrow::Cow;
@@ -49,9 +49,9 @@ pub(super) async fn logs(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
-    /// A value is not what its field holds.
+    /// A value cannot be parsed.
     Query,
-    /// A value is out of its bounds, or two exclude each other.
+    /// A value is out of bounds, or two exclude each other.
     Options,
 }
 
@@ -59,9 +59,9 @@ fn options(query: &str, now: Now) -> Result<LogOptions, Wrong> {
     let pairs: Vec<(Cow<'_, str>, Cow<'_, str>)> = form_urlencoded::parse(query.as_bytes()).collect();
     let value = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_ref());
     let number = |name: &str| value(name).map(|text| text.parse::<i64>().map_err(|_| Wrong::Query)).transpose();
-    // As Go's API machinery reads a flag: anything but these two is yes.
+    // As Go's API machinery parses a boolean: anything but these two is true.
     let flag = |name: &str| value(name).is_some_and(|text| !text.eq_ignore_ascii_case("false") && text != "0");
-    // The name before `tailLines` was one.
+    // The older name of `tailLines`.
     let tail = match value("tail") {
         None | Some("") => number("tailLines")?,
         Some("all") => None,

@@ -1,6 +1,6 @@
-//! The pages about the agent and its node rather than about pods: which of them there are, and what answers where there is none.
+//! Pages about the agent and its node: which of them are enabled, and the response of disabled ones.
 //!
-//! Owns: gates and `enable…` fields as routes. Never: what a page says.
+//! Owns: feature gates and `enable…` fields as routes. Never: the contents of a page.
 //! Upstream: `InstallSystemLogHandler`, `InstallProfilingHandler`, `InstallDebugFlagsHandler`, `InstallZPages`.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -28,14 +28,14 @@ use crate::{
 
 /// Where a node's logs are.
 const LOG_DIR: &str = "/var/log";
-/// A level is a few digits; whoever takes longer to send them is not waited for.
+/// A level is a few digits; a slower client times out.
 const LEVEL_MAX_BYTES: usize = 64;
 const LEVEL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the configuration says of these pages.
+/// The configuration of these pages.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pages {
-    /// Every flag with its value; `None` when there is no `/flagz`.
+    /// Every flag with its value; `None` disables `/flagz`.
     pub flags: Option<BTreeMap<&'static str, String>>,
     pub has_statusz: bool,
     /// `ContainerCheckpoint`.
@@ -61,7 +61,7 @@ impl Pages {
         }
     }
 
-    /// The first parts of the paths that upstream answers without a web service of go-restful, which is what its `/statusz` lists.
+    /// The first path segments that upstream serves without a go-restful web service; its `/statusz` lists them.
     pub(crate) fn listed(&self) -> Vec<&'static str> {
         let mut listed = vec!["/configz", "/debug", "/healthz", "/metrics"];
         listed.extend(self.flags.is_some().then_some("/flagz"));
@@ -73,7 +73,7 @@ impl Pages {
 
 pub(super) fn routes(pages: &Pages) -> Router<Secured> {
     let mut routes = Router::new()
-        // There is no profile of Go's kind to be had; upstream says this when it has none to give.
+        // There are no Go profiles; this is upstream's response when profiling is disabled.
         .route("/debug/pprof/", any(|| disabled("profiling")))
         .route("/debug/pprof/{*profile}", any(|| disabled("profiling")))
         .merge(system_logs::routes(&pages.system_logs));
@@ -95,7 +95,7 @@ pub(super) async fn disabled(what: &str) -> Response {
     text(StatusCode::METHOD_NOT_ALLOWED, format!("{what} endpoint is disabled.\n"))
 }
 
-/// `PUT /debug/flags/v` with a number: how much is logged from now on.
+/// `PUT /debug/flags/v` with a number: sets the log verbosity.
 async fn set_verbosity(method: Method, body: Body) -> Response {
     if method != Method::PUT {
         return text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n".to_owned());

@@ -1,7 +1,7 @@
-//! Answers of the API server that hold for a while.
+//! A cache of reviews by the API server.
 //!
-//! Owns: how long an answer counts, that the same question is asked once however many wait for it, how many are asked at once and how
-//! many are kept.
+//! Owns: how long a review is cached, sharing one request between concurrent callers, the maximum of running requests and of
+//! entries.
 //! Upstream: `cachedTokenAuthenticator`, the LRU of the authorizer's webhook.
 
 use std::{
@@ -15,13 +15,13 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::world::Clock;
 
-/// A token or a set of attributes, as SHA-256: what is kept tells nobody a secret.
+/// A token or a set of attributes, as SHA-256: the cache holds no secret.
 pub(super) type Question = [u8; 32];
 
-/// Enough for every monitor and controller that asks a node, and small when somebody tries many.
+/// Enough for every monitor and controller that calls a node, and small if a client tries many tokens.
 const KEPT: usize = 1024;
 
-/// Questions under way; more wait. Whoever tries many tokens keeps only other new tokens waiting.
+/// Running reviews; more wait. A client that tries many tokens delays only other uncached tokens.
 const ASKED_AT_ONCE: usize = 32;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl<T: Clone> Reviews<T> {
         Reviews { clock, turns: Semaphore::new(ASKED_AT_ONCE), answers: Mutex::default() }
     }
 
-    /// The kept answer, or what `ask` brings, with the time for which it may be kept. An error is not kept.
+    /// The cached review, or the result of `ask` with its cache time. An error is not cached.
     pub(super) async fn get<E>(
         &self,
         question: Question,
@@ -61,7 +61,7 @@ impl<T: Clone> Reviews<T> {
         asked
     }
 
-    /// The place for the answer: one that holds, one that is being filled, or a new one.
+    /// The entry for the key: valid, being filled, or new.
     fn cell(&self, question: Question) -> Arc<OnceCell<Answer<T>>> {
         let now = self.clock.now().uptime;
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +74,7 @@ impl<T: Clone> Reviews<T> {
             answers.retain(|_, cell| cell.get().is_none_or(|answer| now < answer.until));
         }
         if answers.len() >= KEPT {
-            // Whoever waits for an answer holds its place; only the memory of it is lost.
+            // Waiting callers hold the entry itself; eviction only removes it from the cache.
             answers.pop_first();
         }
         let cell = Arc::new(OnceCell::new());

@@ -1,6 +1,6 @@
-//! The port as it is configured.
+//! The configuration of the kubelet's port.
 //!
-//! Owns: from `authentication`, `authorization` and the TLS fields to who may come in, and what is said about them at start.
+//! Owns: from `authentication`, `authorization` and the TLS fields to the filters, and the log lines about them at start.
 //! Upstream: `BuildAuth`, `InitializeTLS`.
 
 use std::{path::PathBuf, sync::Arc};
@@ -58,7 +58,7 @@ impl Secured {
     }
 }
 
-/// The configuration without what gives its readers more than knowledge of it; upstream shows these headers.
+/// The configuration without credentials; upstream shows these headers.
 fn shown(config: &KubeletConfiguration) -> Value {
     let mut shown = config::shown(config);
     let headers = shown.get_mut("staticPodURLHeader").and_then(Value::as_object_mut);

@@ -1,6 +1,6 @@
-//! `exec`, `attach`, `portForward` and `run`: into a pod and out of it.
+//! `exec`, `attach`, `portForward` and `run`.
 //!
-//! Owns: from a path and a query to what the runtime is asked for, and which way the caller's protocol takes. From there on it is
+//! Owns: from path and query to the runtime's request, and the choice of the proxy mode. The rest is
 //! `proxy.rs`.
 //! Upstream: `getExec`, `getAttach`, `getPortForward`, `getRun`.
 
@@ -75,7 +75,7 @@ pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, r
     let target = Target::of(&names.0);
     let mode = if secured.translates_websockets { ProxyMode::to_ports(&request)? } else { ProxyMode::Relay };
     let port = match &mode {
-        // Each stream in the tunnel says its port.
+        // Each stream in the tunnel names its port.
         ProxyMode::Tunnel { .. } => Ok(Vec::new()),
         ProxyMode::Relay | ProxyMode::Translate { .. } => Query::of(&request).ports(request.headers()),
     };
@@ -99,7 +99,7 @@ pub(super) async fn port_forward(State(secured): State<Secured>, names: Names, r
     pass_on(&url, mode, request).await
 }
 
-/// A command without streams: its output is the answer.
+/// A command without streams: its output is the response.
 pub(super) async fn run(State(secured): State<Secured>, names: Names, RawQuery(query): RawQuery) -> Answer {
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let query = Query::parse(query.as_deref().unwrap_or_default());
@@ -144,7 +144,7 @@ fn container_id(secured: &Secured, target: &Target<'_>) -> Result<String, HttpEr
 
 struct Query(Vec<(String, String)>);
 
-/// What of a command's the caller wants.
+/// The requested streams of a command.
 #[derive(Clone, Copy, Debug)]
 struct Streams {
     stdin: bool,
@@ -181,7 +181,7 @@ impl Query {
         Err(HttpError(StatusCode::BAD_REQUEST, "you must specify at least 1 of stdin, stdout, stderr".to_owned()))
     }
 
-    /// Only a WebSocket says them beforehand; SPDY says a port with each of its streams.
+    /// Only a WebSocket names them in advance; SPDY names a port with each of its streams.
     fn ports(&self, headers: &HeaderMap) -> Result<Vec<i32>, String> {
         let told: Vec<_> = self.0.iter().filter(|(key, _)| key == "port" || key == "ports").collect();
         if !websocket::is_websocket(headers) {

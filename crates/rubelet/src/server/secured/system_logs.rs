@@ -25,7 +25,7 @@ use query::Query;
 use super::{Secured, pages::disabled};
 use crate::server::{health::text, read_only::only};
 
-/// What the configuration lets callers read.
+/// What callers may read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SystemLogs {
     /// `enableSystemLogHandler: false`.

@@ -1,6 +1,6 @@
-//! Which pod and container a path means.
+//! Finds the pod and container that a path names.
 //!
-//! Owns: exact names, as programs give them; people's names are `views/find.rs`.
+//! Owns: exact names, as programs use them; names typed by users are `views/find.rs`.
 //! Upstream: `GetPodByName`, `GetContainerSpec`, `findContainer`, `TranslatePodUID`.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rubelet_core::{
     snapshot::{PodView, Snapshot},
 };
 
-/// The pod somebody asks for under this name. Of two, the one that is not on its way out.
+/// The pod of this name. Of two, the one that is not terminating.
 pub(super) fn pod_named<'a>(
     snapshot: &'a Snapshot,
     namespace: &str,
@@ -21,7 +21,7 @@ pub(super) fn pod_named<'a>(
     named.min_by_key(|(_, view)| !matches!(view.lifecycle.as_str(), "Waiting" | "Syncing"))
 }
 
-/// A static pod is also meant by the UID of its mirror, under which the API server and everybody it tells know it.
+/// A static pod is also found by the UID of its mirror pod, which API clients know it by.
 pub(super) fn has_uid(uid: &PodUid, view: &PodView, wanted: &str) -> bool {
     [Some(uid), view.mirror_uid.as_ref()].into_iter().flatten().any(|known| known.as_str() == wanted)
 }

@@ -1,4 +1,4 @@
-//! The kubelet's port as its callers see it: over real TLS.
+//! Tests of the kubelet's port over real TLS.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Mutex};
 
@@ -40,7 +40,7 @@ use crate::{
 mod hostile;
 mod matrix;
 
-/// Knows who has a token and who may do what, and counts the questions.
+/// Maps tokens to users and users to permissions, and records the reviews.
 #[derive(Default)]
 pub(super) struct Reviewer {
     asked: Mutex<Vec<String>>,
@@ -80,7 +80,7 @@ impl ApiServer for Reviewer {
     }
 }
 
-/// Signs clients.
+/// Signs client certificates.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 pub(super) struct Pair {
@@ -106,7 +106,7 @@ impl Authority {
     }
 }
 
-/// The port, ended with the value.
+/// The port, closed on drop.
 pub(super) struct Port {
     address: SocketAddr,
     pub(super) dir: tempfile::TempDir,
@@ -298,7 +298,7 @@ async fn certificate_and_client_ca_reload_without_restart() {
     for name in ["kubelet.crt", "kubelet.key"] {
         fs::remove_file(port.dir.path().join(name)).unwrap();
     }
-    // Nothing to read: what was read last still serves, and then the new one does.
+    // While the files are missing the last certificate is used, then the new one.
     make_certificate(port.dir.path()).await;
     port.authority = Authority::new();
     fs::write(port.dir.path().join("ca.crt"), port.authority.0.pem()).unwrap();

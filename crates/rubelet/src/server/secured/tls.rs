@@ -1,7 +1,7 @@
-//! The listener that speaks TLS: which certificate it shows, and which authority its callers should know.
+//! The TLS listener: its certificate, and its client CA.
 //!
-//! Owns: reading both anew when their files change, versions, cipher suites and curves. Never: decides whether a caller's certificate is
-//! good; whoever shows none is served too (`authentication.rs`).
+//! Owns: reloading both when their files change, versions, cipher suites and curves. Never: decides whether a client certificate is
+//! valid; clients without one are served too (`authentication.rs`).
 //! Upstream: `ListenAndServeKubeletServer`, `InitializeTLS`, `dynamiccertificates`.
 
 use std::{
@@ -32,14 +32,14 @@ use crate::server::connections::{Accept, Opened, Peer, Protocol};
 const PEM_MAX_BYTES: u64 = 1 << 20;
 /// A handshake is two round trips.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A peer that says nothing is asked by the kernel whether it is still there, as often as Go has it.
+/// TCP keepalive of silent peers, with Go's periods.
 const ASK_AFTER: Duration = Duration::from_secs(15);
 const ASK_TIMES: u32 = 9;
 
-/// What the server is told about TLS.
+/// The TLS settings of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TlsSettings {
-    /// May be missing for now: a certificate that was asked for and not yet signed.
+    /// May be missing for now: a requested certificate that is not signed yet.
     pub certificate: PathBuf,
     /// May be the same file.
     pub key: PathBuf,
@@ -47,20 +47,20 @@ pub(crate) struct TlsSettings {
     pub client_authority: Option<PathBuf>,
     /// `tlsMinVersion`: `VersionTLS12` or empty, or `VersionTLS13`.
     pub min_version: String,
-    /// `tlsCipherSuites` by their names; empty means all. Those of TLS 1.3 cannot be chosen.
+    /// `tlsCipherSuites` by name; empty means all. Those of TLS 1.3 cannot be configured.
     pub cipher_suites: Vec<String>,
     /// `tlsCurvePreferences`, as numbers of TLS; empty means all.
     pub curves: Vec<i32>,
 }
 
-/// What is asked for and not to be had.
+/// Unsupported settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unknown {
     pub suites: Vec<String>,
     pub curves: Vec<i32>,
 }
 
-/// The settings with what their files hold now.
+/// The settings with the current contents of their files.
 #[derive(Debug)]
 pub(crate) struct Tls {
     settings: TlsSettings,
@@ -74,7 +74,7 @@ struct Loaded {
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-/// What differs when a file was written anew, or another was put in its place.
+/// Differs when a file was rewritten or replaced.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 impl Tls {
@@ -89,12 +89,12 @@ impl Tls {
         Ok(TlsAcceptor::from(self.current().await?.server))
     }
 
-    /// Who decides whether a caller's certificate is good; `None` when there is no authority to judge by.
+    /// The verifier of client certificates; `None` without a client CA.
     pub(crate) async fn client_verifier(&self) -> io::Result<Option<Arc<dyn ClientCertVerifier>>> {
         Ok(self.current().await?.verifier)
     }
 
-    /// Reads the files when they are not those that were read last. A new file that is no good leaves the old one in use.
+    /// Reloads files that changed. An invalid new file leaves the old one in use.
     async fn current(&self) -> io::Result<Loaded> {
         let known = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let settings = self.settings.clone();
@@ -145,7 +145,7 @@ impl TlsSettings {
             Some(_) => error,
         })?;
         let key = read_pem(&self.key, rubelet_tls::private_key)?;
-        // A client with an unknown certificate gets an answer, not an alert, and the authority may change while a connection lasts.
+        // A client with an unknown certificate gets a response, not an alert, and the CA may change during a connection.
         let any_client = AnyPeer::new(&provider, KeyProof::Required).with_authorities(hints);
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(self.versions())
@@ -165,7 +165,7 @@ impl TlsSettings {
             };
             provider.cipher_suites.retain(wanted);
         }
-        // With none of them to be had there would be no handshake at all.
+        // With no supported suite there would be no handshake at all.
         let curves: Vec<_> = self.curves.iter().filter_map(|curve| curve_of(*curve)).collect();
         if !curves.is_empty() {
             provider.kx_groups = curves;
@@ -203,7 +203,7 @@ fn read_pem<T>(path: &Path, parse: fn(&[u8]) -> Result<T, PemError>) -> Result<T
     parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A port that answers in TLS.
+/// A port that serves TLS.
 #[derive(Debug)]
 pub(crate) struct TlsListener {
     pub listener: TcpListener,
@@ -221,9 +221,9 @@ impl Accept for TlsListener {
     fn open(&self, raw: TcpStream) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static {
         let tls = self.tls.clone();
         async move {
-            // Small answers of exec and attach must not wait for more to come.
+            // Small packets of exec and attach must not be delayed.
             raw.set_nodelay(true)?;
-            // A stream may be silent for hours, and its peer gone without a word.
+            // A stream may be silent for hours after its peer has disappeared.
             sockopt::set_socket_keepalive(&raw, true)?;
             sockopt::set_tcp_keepidle(&raw, ASK_AFTER)?;
             sockopt::set_tcp_keepintvl(&raw, ASK_AFTER)?;

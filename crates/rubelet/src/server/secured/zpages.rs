@@ -1,7 +1,7 @@
-//! `/flagz` and `/statusz`: with which flags the agent runs, since when, and which version it is.
+//! `/flagz` and `/statusz`: flags, start time and version of the agent.
 //!
 //! Owns: both pages as text and as documents of `config.k8s.io`. Never: which values are secret (`cli/flagz.rs`).
-//! Upstream: `apiserver/pkg/server/flagz`, `apiserver/pkg/server/statusz`. The text's delimiter changes, so that no program reads it.
+//! Upstream: `apiserver/pkg/server/flagz`, `apiserver/pkg/server/statusz`. The text's delimiter is random, so that programs do not parse it.
 
 use axum::{
     extract::{RawQuery, State},
@@ -31,7 +31,7 @@ const UNACCEPTABLE: &str =
 pub(super) async fn flagz(State(secured): State<Secured>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
     let flags = secured.pages.flags.iter().flatten();
     let text = |now: Now| {
-        // Until the agent's end it is always the same one.
+        // Constant for the life of the process.
         let delimiter = delimiter(started(now).as_second());
         let lines = flags.clone().map(|(name, value)| format!("{name}{delimiter}{value}\n"));
         format!("\n{COMPONENT} flagz\n{WARNING}\n{}", lines.collect::<String>())
@@ -52,7 +52,7 @@ fn delimiter(number: i64) -> &'static str {
     DELIMITERS[usize::try_from(number.rem_euclid(4)).expect("below four")]
 }
 
-/// To the second, as upstream knows it.
+/// To the second, as upstream.
 fn started(now: Now) -> Timestamp {
     let uptime = SignedDuration::try_from(now.uptime.as_duration()).unwrap_or_default();
     let exact = now.wall.checked_sub(uptime).unwrap_or(now.wall);
@@ -78,7 +78,7 @@ impl Status {
         Status {
             start_time: started.to_string(),
             uptime_seconds: now.uptime.as_duration().as_secs(),
-            // The field is upstream's; this is no program of Go's.
+            // Upstream's field; there is no Go version.
             go_version: "rustc",
             binary_version: KUBERNETES_VERSION.trim_start_matches('v'),
             emulation_version: "1.36",
@@ -100,7 +100,7 @@ impl Status {
     }
 }
 
-/// One page, as far as both are alike.
+/// One page: the common part of both.
 struct Page<D> {
     kind: &'static str,
     endpoint: &'static str,
@@ -172,7 +172,7 @@ fn refused(refusal: &NotAcceptable) -> Response {
         reason: "NotAcceptable",
         code: 406,
     };
-    // Who understands none of our encodings is told all the same.
+    // A client that accepts none of our encodings gets the error all the same.
     let encoding = refusal.encoding.unwrap_or(Encoding::Json { pretty: true });
     let headers = [(header::CONTENT_TYPE, encoding.media_type())];
     (StatusCode::NOT_ACCEPTABLE, headers, encoding.encode(&failure)).into_response()

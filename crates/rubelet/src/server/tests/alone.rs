@@ -1,10 +1,10 @@
-//! Tests that count what a process holds, and must therefore have one to themselves.
+//! Tests that count the resources of a process, and therefore run in their own.
 
 use std::{process::Command, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
-/// Runs the test alone in a process of its own, where descriptors can be counted; says whether this is that process.
+/// Runs the test in its own process, where descriptors can be counted; returns whether this is that process.
 pub(crate) fn is_alone(module: &str, test: &str) -> bool {
     const ALONE: &str = "RUBELET_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -21,12 +21,12 @@ pub(crate) fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// How many streams are abandoned: more than any node sees in a day where somebody asks for it.
+/// The number of abandoned streams: more than a node has in a day.
 pub(crate) fn many() -> usize {
     std::env::var("RUBELET_TEST_STREAMS").map_or(1_000, |text| text.parse().unwrap())
 }
 
-/// Until no more tasks than these are left: the listener, and what has nothing to do with streams.
+/// Waits until at most these tasks are left: the listener, and those unrelated to streams.
 pub(crate) async fn settle(tasks: usize) {
     let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let quiet = async {

@@ -1,7 +1,7 @@
-//! READY, STATUS and RESTARTS as kubectl would print them.
+//! READY, STATUS and RESTARTS as kubectl prints them.
 //!
-//! Owns: the one word that says how a pod is. Upstream: `printPod`. A static pod has no deletion timestamp, so here the
-//! lifecycle says that it terminates.
+//! Owns: the status word of a pod. Upstream: `printPod`. A static pod has no deletion timestamp, so its
+//! lifecycle state is used instead.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub(crate) fn of(view: &PodView) -> Column {
     column
 }
 
-/// The pod's own reason, else its phase, else, before it has a status, where it is in its life.
+/// The pod's reason, else its phase, else, before it has a status, its lifecycle state.
 fn starting_word(view: &PodView) -> String {
     let own = view.status.reason.as_deref().filter(|reason| !reason.is_empty());
     let phase = view.status.phase.as_deref().filter(|phase| !phase.is_empty());
@@ -63,7 +63,7 @@ fn is_being_deleted(view: &PodView) -> bool {
     view.pod.metadata.deletion_timestamp.is_some() || view.lifecycle == "Terminating"
 }
 
-/// Counts restarts up to the first init container that is not through, and says what that one waits for.
+/// Counts restarts up to the first unfinished init container, and returns what that one waits for.
 fn init_part(status: &PodStatus, init: &BTreeMap<&str, &Container>, column: &mut Column) -> Option<String> {
     for (position, container) in status.init_container_statuses.iter().flatten().enumerate() {
         count_restarts(container, column);
@@ -86,7 +86,7 @@ fn init_part(status: &PodStatus, init: &BTreeMap<&str, &Container>, column: &mut
 }
 
 fn main_part(status: &PodStatus, init: &BTreeMap<&str, &Container>, column: &mut Column) {
-    // Restarts of ordinary init containers no longer matter once the pod is through them.
+    // Restarts of ordinary init containers are ignored after initialization.
     (column.restarts, column.last_restart) = (0, None);
     for container in status.init_container_statuses.iter().flatten() {
         if init.get(container.name.as_str()).is_some_and(|spec| is_sidecar(spec)) {
@@ -96,7 +96,7 @@ fn main_part(status: &PodStatus, init: &BTreeMap<&str, &Container>, column: &mut
 
     let mut has_running = false;
     let mut failure = None;
-    // From the last to the first, so that the first container's word wins.
+    // From the last to the first, so that the first container's reason wins.
     for container in status.container_statuses.iter().flatten().rev() {
         count_restarts(container, column);
         let state = container.state.as_ref();

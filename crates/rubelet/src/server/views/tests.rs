@@ -17,7 +17,7 @@ pub(crate) fn at(moment: &str) -> Timestamp {
     moment.parse().unwrap()
 }
 
-/// A pod with these containers and this status, asked for by a file, running what its status says is running.
+/// A pod from a file with these containers and this status, whose running containers are those of its status.
 pub(crate) fn view(namespace: &str, name: &str, containers: &[&str], init: &[&str], status: Value) -> PodView {
     let named = |names: &[&str]| -> Vec<Value> {
         names.iter().map(|name| json!({ "name": name, "image": format!("{name}:1") })).collect()

@@ -23,7 +23,7 @@ fn names(pods: &[Arc<Pod>]) -> String {
     pods.iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// One line per look: the pods after it and the news.
+/// One line per read: the pods after it and the reports.
 fn played(looks: &[&[(&str, &str)]]) -> String {
     let mut manifests = Manifests { node_name: "n1".to_owned(), files: BTreeMap::new() };
     let mut lines = Vec::new();
@@ -144,7 +144,7 @@ impl FileSourceFixture {
         let dir = TempDir::new().unwrap();
         let world = world_in(dir.path());
         let (sender, events) = mpsc::channel(8);
-        // So slow a poll that only hints can explain what the tests see.
+        // A poll so slow that only hints can cause the observed changes.
         let slow = Duration::from_secs(3600);
         let task = tokio::spawn(run(world.clone(), dir.path().join(path), slow, sender));
         FileSourceFixture { dir, world, task, events }
@@ -162,7 +162,7 @@ impl FileSourceFixture {
         }
     }
 
-    /// Waits until so many warnings were recorded; answers them without the directory's name.
+    /// Waits for this many recorded warnings; returns them without the directory's name.
     async fn warnings(&self, count: usize) -> String {
         for _ in 0..200 {
             let recorded = self.world.events.since(0);

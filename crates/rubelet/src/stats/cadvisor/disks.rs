@@ -1,7 +1,7 @@
-//! What went to and from disks, by cgroup and by file system, and how full file systems are.
+//! Disk I/O by cgroup and by file system, and usage of file systems.
 //!
-//! Owns: the names that begin with `container_fs_` and `container_blkio_`. A cgroup has figures of the disks it used; those of whole
-//! file systems are the root's, for containers have none that cAdvisor knows with containerd.
+//! Owns: the names that begin with `container_fs_` and `container_blkio_`. A cgroup has values of the disks it used; those of whole
+//! file systems belong to the root, since cAdvisor has none for containers of containerd.
 //! Upstream: `ioValues` and `fsValues` of cAdvisor's `metrics/prometheus.go`.
 
 use rubelet_host::stats::{
@@ -12,7 +12,7 @@ use rubelet_host::stats::{
 use super::{CgroupView, Number};
 use crate::stats::exposition::{Exposition, Family, Kind};
 
-/// A name with a value for every disk of a cgroup and for every file system of the root.
+/// A metric with a value for every disk of a cgroup and for every file system of the root.
 struct DiskMetric {
     name: &'static str,
     kind: Kind,
@@ -34,7 +34,7 @@ pub(super) fn write(exposition: &mut Exposition, views: &[CgroupView<'_>], parti
                     seen.push(&device.name);
                 }
             }
-            // The root comes first. A file system on a whole disk has the disk's name, and one series is one series.
+            // The root comes first. A file system on a whole disk has the disk's name, which would duplicate the series.
             let own = if index == 0 { partitions } else { &[] };
             for partition in own.iter().filter(|partition| !seen.contains(&partition.device.as_str())) {
                 if let Some(value) = metric.of_partition {
@@ -63,7 +63,7 @@ fn operations(exposition: &mut Exposition, views: &[CgroupView<'_>]) {
     }
 }
 
-/// `None` where nobody counts operations of this kind, zero where this one did not happen.
+/// `None` if operations of this kind are not counted, zero if there were none.
 fn count(operations: &Operations, wanted: &str) -> Option<u64> {
     let found = operations.iter().find(|(operation, _)| operation == wanted);
     (!operations.is_empty()).then(|| found.map_or(0, |(_, value)| *value))
@@ -81,8 +81,8 @@ fn cost(device: &Device, micros: fn(IoCost) -> u64) -> Option<Number> {
     device.cost.map(|cost| Number::Real(micros(cost) as f64 / 1e6))
 }
 
-/// Upstream divides the kernel's milliseconds by a billion, as if they were nanoseconds; whoever reads both agents' figures must
-/// find the same.
+/// Upstream divides the kernel's milliseconds by a billion, as if they were nanoseconds; both agents must
+/// report the same values.
 fn millis(millis: u64) -> Number {
     Number::Real(millis as f64 / 1e9)
 }

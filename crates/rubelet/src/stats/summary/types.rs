@@ -1,6 +1,6 @@
 //! The fields of `Summary`, by their names in JSON.
 //!
-//! Owns: names and which may be missing. Never: fills one.
+//! Owns: names and which are optional. Never: fills one.
 
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -68,7 +68,7 @@ pub(crate) struct ContainerStats {
     pub logs: Option<FsStats>,
 }
 
-/// What nodes, pods and containers have alike.
+/// The common fields of nodes, pods and containers.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Usage {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,7 +138,7 @@ pub(crate) struct IoStats {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NetworkStats {
     pub time: Time,
-    /// The one every pod has; a node may have none of that name.
+    /// The interface every pod has; a node may have none of that name.
     #[serde(flatten)]
     pub default: InterfaceStats,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,8 +1,8 @@
-//! The caller, the runtime's streaming server, and the protocol both speak.
+//! The proxy between the caller and the runtime's streaming server.
 //!
-//! Owns: the request to the runtime, its answer, the answer to the caller, and the passing on of bytes where both speak the same.
-//! Never: follows or passes on a redirect, hands the caller's credentials to the runtime, holds more than a buffer of what one
-//! side sent and the other does not read.
+//! Owns: the request to the runtime, its response, the response to the caller, and copying bytes if both use the same protocol.
+//! Never: follows or forwards a redirect, sends the caller's credentials to the runtime, buffers more than one block per
+//! direction.
 //! Upstream: `UpgradeAwareHandler`, `IsWebSocketRequestWithStreamCloseProtocol`, `NewTunnelingHandler`.
 
 use std::time::Duration;
@@ -30,29 +30,29 @@ use super::{
 };
 use crate::server::{connections::AfterUpgrade, health::text};
 
-/// The runtime's server is on this machine and answers at once, or the command cannot be started.
+/// The runtime's server is local and responds at once, or the command cannot be started.
 const AGREE: Duration = Duration::from_secs(30);
 const ERROR_MAX_BYTES: usize = 64 << 10;
-/// As much as is read at a time and held for a peer that is slow.
+/// Bytes read at a time and buffered for a slow peer.
 pub(super) const BUFFER_BYTES: usize = 64 << 10;
-/// How long the last words may take to a peer that no longer reads.
+/// Timeout of the closing handshake with a peer that no longer reads.
 const FAREWELL: Duration = Duration::from_secs(10);
 const SPDY: &str = "SPDY/3.1";
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
-/// From the caller's protocol to the runtime's.
+/// The mapping from the caller's protocol to the runtime's.
 #[derive(Debug)]
 pub(super) enum ProxyMode {
-    /// They speak the same.
+    /// Both use the same protocol.
     Relay,
-    /// The caller's channels in a WebSocket are streams of SPDY for the runtime.
+    /// Channels of the caller's WebSocket are SPDY streams to the runtime.
     Translate { handshake: Handshake, streams: Streams },
-    /// SPDY comes as messages of a WebSocket.
+    /// SPDY inside WebSocket messages.
     Tunnel { handshake: Handshake, protocols: Vec<String> },
 }
 
 impl ProxyMode {
-    /// No runtime speaks the WebSocket in which an input can be closed; all but that one they speak themselves.
+    /// Runtimes support all WebSocket protocols except v5, in which an input can be closed.
     pub(super) fn into_container(streams: Streams, request: &Request) -> Result<Self, HttpError> {
         let headers = request.headers();
         let is_v5 = is_websocket(headers) && protocols(headers).any(|protocol| protocol == V5);
@@ -85,7 +85,7 @@ impl ProxyMode {
             ProxyMode::Relay => {
                 *asked.method_mut() = caller.method().clone();
                 *asked.headers_mut() = std::mem::take(caller.headers_mut());
-                // Our caller's secret is not the runtime's to know.
+                // The caller's credentials are not sent to the runtime.
                 asked.headers_mut().remove(header::AUTHORIZATION);
             }
             ProxyMode::Translate { .. } => {
@@ -105,7 +105,7 @@ impl ProxyMode {
         Ok(asked)
     }
 
-    /// The answer to the caller, now that the runtime agreed with this head.
+    /// The response to the caller after the runtime's upgrade response.
     fn answer(&self, agreed: &HeaderMap) -> anyhow::Result<Response> {
         let told = |name: HeaderName| agreed.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let speaks_spdy = || {
@@ -133,8 +133,8 @@ impl ProxyMode {
 
 type RuntimeRequest = hyper::Request<Empty<bytes::Bytes>>;
 
-/// The caller's request goes to the runtime's server, its answer to the caller; if both agree to change the protocol, bytes go
-/// both ways from then on until one side ends it.
+/// Sends the caller's request to the runtime's server and its response to the caller; after an upgrade, bytes are copied
+/// both ways until one side ends.
 pub(super) async fn pass_on(url: &str, mode: ProxyMode, request: Request) -> Answer {
     if !is_upgrade(request.headers()) {
         return Err(HttpError(StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
@@ -184,7 +184,7 @@ async fn ask(authority: &Authority, asked: RuntimeRequest) -> anyhow::Result<Sai
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(backend)).await?;
     let connection = connection.with_upgrades();
     let (mut connection, mut sent) = (std::pin::pin!(connection), std::pin::pin!(sender.send_request(asked)));
-    // Cancel safe: what did not end here is polled on below.
+    // Cancel safe: the rest is polled below.
     let (answer, is_over) = tokio::select! {
         biased;
         answer = sent.as_mut() => (answer?, false),
@@ -203,7 +203,7 @@ async fn ask(authority: &Authority, asked: RuntimeRequest) -> anyhow::Result<Sai
     Ok(Said::Yes(answer))
 }
 
-/// The runtime does not want to: what it says is said to the caller, but for a redirect, which nobody shall follow.
+/// The runtime's error is forwarded, except for a redirect.
 async fn refusal(
     answer: hyper::Response<Incoming>,
     connection: impl Future<Output = hyper::Result<()>>,
@@ -231,13 +231,13 @@ async fn converse(mode: ProxyMode, caller: OnUpgrade, runtime: OnUpgrade) -> any
 
 pub(super) type Stream = TokioIo<hyper::upgrade::Upgraded>;
 
-/// Until either side is done: all it sent has then reached the other.
+/// Until either side has ended and all its bytes have reached the other.
 async fn relay(caller: Stream, runtime: Stream) -> std::io::Result<()> {
     let (from_caller, mut to_caller) = split(caller);
     let (from_runtime, mut to_runtime) = split(runtime);
     let mut from_caller = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_caller);
     let mut from_runtime = tokio::io::BufReader::with_capacity(BUFFER_BYTES, from_runtime);
-    // Not cancel safe, and needs not be: the stream is over with the first of them.
+    // Not cancel safe, which is fine: the stream ends with the first of them.
     tokio::select! {
         biased;
         copied = copy_buf(&mut from_runtime, &mut to_caller) => copied?,
@@ -248,13 +248,13 @@ async fn relay(caller: Stream, runtime: Stream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The last words to the caller, and then what it still sends, unheard: a connection closed before that would be one reset, and its
-/// last words might be lost with it.
+/// Sends the last bytes to the caller, then discards its input: closing a connection with unread input resets it, and the
+/// last bytes could be lost.
 pub(super) async fn part<T>(last_words: impl Future<Output = T>, mut from_caller: impl AsyncRead + Unpin) {
     let unheard = async {
         let mut buffer = vec![0; BUFFER_BYTES];
         while let Ok(1..) = from_caller.read(&mut buffer).await {}
     };
-    // Whoever does not end it by then gets the reset.
+    // A caller that does not close in time gets the reset.
     let _ = timeout(FAREWELL, async { tokio::join!(last_words, unheard) }).await;
 }

@@ -1,11 +1,11 @@
-//! SPDY/3.1, as a client of a runtime's streaming server speaks it.
+//! SPDY/3.1, the client side for a runtime's streaming server.
 //!
-//! Owns: frames in and out. Never: reads or writes a socket, understands what a stream says.
+//! Owns: frames in and out. Never: reads or writes a socket, interprets stream data.
 //!
-//! The servers of all runtimes are built on one library, `moby/spdystream`, and two things follow from it. It keeps no windows: it
-//! neither says how much may be sent nor listens to it, so who waited for leave to send would wait for ever. What holds up a sender
-//! is the connection: whoever cannot go on stops reading it. And headers need no compression: a header block is compressed by
-//! zlib, and zlib can hold bytes as they are. Nothing a server says in headers matters here, so they are skipped unread.
+//! The servers of all runtimes use one library, `moby/spdystream`, with two consequences. It has no flow control: it
+//! neither sends nor honours window updates, so waiting for one would never end. Backpressure is that of
+//! the connection: a slow reader stops reading it. And headers need no compression: a header block is compressed by
+//! zlib, and zlib can store bytes uncompressed. Headers of a server are not needed here, so they are skipped.
 //! Upstream: `httpstream/spdy` over `moby/spdystream`.
 
 use std::io;
@@ -27,13 +27,13 @@ const MAX_LENGTH: usize = (1 << 24) - 1;
 pub(super) enum Frame {
     /// Never empty.
     Data { stream: u32, bytes: BytesMut },
-    /// The server says nothing more on this stream.
+    /// The server has ended this stream.
     End { stream: u32 },
     /// To be sent back.
     Ping(u32),
 }
 
-/// From a server's bytes to frames.
+/// Decodes a server's bytes to frames.
 #[derive(Debug, Default)]
 pub(super) struct Decoder(Part);
 
@@ -46,7 +46,7 @@ enum Part {
         left: usize,
         is_last: bool,
     },
-    /// What is left of a frame nobody needs.
+    /// The rest of a skipped frame.
     Skip(usize),
 }
 
@@ -86,7 +86,7 @@ impl codec::Decoder for Decoder {
 }
 
 enum Reached {
-    /// Not enough of it is here.
+    /// The frame is incomplete.
     Nowhere,
     Part,
     Frame(Frame),
@@ -142,7 +142,7 @@ pub(super) fn stream_id(number: usize) -> u32 {
     u32::try_from(number * 2 + 1).expect("a handful of streams")
 }
 
-/// Opens one stream for each header, in this order and before anything else is sent.
+/// Opens one stream per header, in this order and before anything else is sent.
 pub(super) fn open(headers: &[(&str, &str)]) -> Bytes {
     let mut frames = BytesMut::new();
     for (number, (name, value)) in headers.iter().enumerate() {
@@ -160,14 +160,14 @@ pub(super) fn open(headers: &[(&str, &str)]) -> Bytes {
             body.put_u16(0x7801); // one zlib stream goes through all header blocks
         }
         put_stored(&mut body, &block);
-        // The reader hands on what it has when it meets an empty block.
+        // The reader flushes at an empty block.
         put_stored(&mut body, &[]);
         put_control(&mut frames, SYN_STREAM, &body);
     }
     frames.freeze()
 }
 
-/// A block of zlib that holds bytes as they are.
+/// An uncompressed zlib block.
 fn put_stored(to: &mut BytesMut, bytes: &[u8]) {
     let length = u16::try_from(bytes.len()).expect("a header is short");
     to.put_u8(0);
@@ -189,7 +189,7 @@ pub(super) fn ping(id: u32) -> Bytes {
     frame.freeze()
 }
 
-/// A data frame, all but the data.
+/// The header of a data frame.
 pub(super) fn data_head(stream: u32, length: usize) -> Bytes {
     assert!(length <= MAX_LENGTH, "no read is so large");
     let mut head = BytesMut::with_capacity(8);
@@ -198,7 +198,7 @@ pub(super) fn data_head(stream: u32, length: usize) -> Bytes {
     head.freeze()
 }
 
-/// Nothing more comes from us on this stream.
+/// Ends our side of the stream.
 pub(super) fn end(stream: u32) -> Bytes {
     let mut frame = BytesMut::with_capacity(8);
     frame.put_u32(stream);

@@ -1,4 +1,4 @@
-//! Callers and runtimes of every kind, over real sockets.
+//! Tests of callers and runtimes over real sockets.
 
 use std::{io, net::SocketAddr};
 
@@ -25,7 +25,7 @@ use crate::server::{
 
 const SOON: Duration = Duration::from_secs(10);
 const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };
-/// The ids of a command's streams, as `ALL` of them are opened.
+/// The ids of a command's streams when all are opened.
 const ERROR: u32 = 1;
 const STDIN: u32 = 3;
 const STDOUT: u32 = 5;
@@ -37,7 +37,7 @@ const SPDY: &str = "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k
 const V5: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
                   Sec-WebSocket-Protocol: v4.channel.k8s.io, v5.channel.k8s.io\r\n";
 
-/// Our port, in front of a runtime's server that a test plays.
+/// The kubelet's port, with a runtime server that the test implements.
 struct StreamingFixture {
     address: SocketAddr,
     runtime: TcpListener,
@@ -66,7 +66,7 @@ impl StreamingFixture {
         StreamingFixture { address, runtime, stop, task }
     }
 
-    /// A caller that asks for this, with these headers.
+    /// A caller with this request and these headers.
     async fn call(&self, path: &str, headers: &str) -> TcpStream {
         let mut caller = TcpStream::connect(self.address).await.unwrap();
         let method = if headers.contains("websocket") { "GET" } else { "POST" };
@@ -77,7 +77,7 @@ impl StreamingFixture {
         caller
     }
 
-    /// What the runtime is asked, and its answer.
+    /// The request to the runtime, and its response.
     async fn runtime(&self, answer: &str) -> (String, TcpStream) {
         let (mut stream, _) = timeout(SOON, self.runtime.accept()).await.expect("the runtime is asked").unwrap();
         let head = read_head(&mut stream).await;
@@ -85,7 +85,7 @@ impl StreamingFixture {
         (head, stream)
     }
 
-    /// A command both have agreed on.
+    /// An upgraded exec connection.
     async fn command(&self, headers: &str) -> (TcpStream, TcpStream) {
         let mut caller = self.call("/exec", headers).await;
         let (_, runtime) = self.runtime(AGREED).await;
@@ -118,7 +118,7 @@ async fn read_rest(mut stream: TcpStream) -> String {
     rest
 }
 
-/// The next frame of a server's WebSocket: its kind and what it holds.
+/// The next frame of a server's WebSocket: its opcode and payload.
 async fn read_message(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     let read = async {
         let (first, second) = (stream.read_u8().await?, stream.read_u8().await?);
@@ -134,7 +134,7 @@ async fn read_message(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     timeout(SOON, read).await.expect("a message in time").unwrap()
 }
 
-/// What is said on one channel up to the next message on another.
+/// The data of one channel up to the next message on another.
 async fn hear(caller: &mut TcpStream, channel: u8, length: usize) -> Vec<u8> {
     let mut heard = Vec::new();
     while heard.len() < length {
@@ -163,7 +163,7 @@ async fn websocket_exec_reaches_spdy_runtime() {
     assert_eq!(opened, opening);
     assert_eq!(read_message(&mut caller).await, (2, vec![1]), "the sign that the connection stands");
 
-    // Input, also what nobody hears, a question aside, and the input's end.
+    // Input, an unknown channel, a ping, and the end of input.
     let input = vec![7; 100_000];
     let said = [
         masked(0x82, &[&[0][..], &input].concat()),
@@ -193,7 +193,7 @@ async fn websocket_exec_reaches_spdy_runtime() {
     assert_eq!(heard, input);
     assert_eq!(read_message(&mut caller).await, (10, b"there?".to_vec()));
 
-    // Output, a question aside, and how it ended.
+    // Output, a ping, and the status.
     let status = json!({ "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode" });
     let said = [
         frames::control(2, 0, &[0, 0, 0, 5]),
@@ -304,7 +304,7 @@ async fn runtime_redirects_are_blocked_and_errors_passed_on() {
         fixture.runtime("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await;
         let head = read_head(&mut caller).await;
         assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
-        // Another protocol than was asked for would only be noise to the caller.
+        // An unrequested protocol must not reach the caller.
         let mut caller = fixture.call("/exec", headers).await;
         fixture.runtime(&AGREED.replace("v4.channel", "v9.channel")).await;
         let head = read_head(&mut caller).await;
@@ -339,7 +339,7 @@ async fn idle_websocket_is_closed_after_four_hours() {
     assert_eq!(read_message(&mut caller).await, (2, vec![1]));
     tokio::time::pause();
     let began = tokio::time::Instant::now();
-    // Whatever either says counts, but for questions aside.
+    // Traffic of either side resets the idle timer, except pings.
     for said in [frames::data(STDOUT, b"out"), frames::data(STDERR, b"err")] {
         tokio::time::sleep(3 * HOUR).await;
         runtime.write_all(&said).await.unwrap();
@@ -364,7 +364,7 @@ async fn abandoned_streams_leave_no_descriptor_and_no_task() {
         return;
     }
     let fixture = StreamingFixture::set().await;
-    // What the runtime itself keeps open.
+    // The connections the runtime keeps open.
     drop(fixture.command(V5).await);
     settle(2).await;
     let before = descriptors();
@@ -380,7 +380,7 @@ async fn abandoned_streams_leave_no_descriptor_and_no_task() {
             }
             open.push((caller, runtime));
         }
-        // Some are left by their callers, some by the runtime, some by both.
+        // Some are closed by their callers, some by the runtime, some by both.
         for (number, (caller, runtime)) in open.into_iter().enumerate() {
             match (number + round) % 3 {
                 0 => drop(runtime),

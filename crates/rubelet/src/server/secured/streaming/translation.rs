@@ -1,7 +1,7 @@
-//! Commands over WebSockets, for runtimes that speak SPDY alone.
+//! Translates exec over WebSockets for runtimes that support only SPDY.
 //!
-//! Owns: which channel of the WebSocket is which stream of SPDY, the end of a command and what is said about it. Bytes go from one
-//! connection to the other as they come: whoever does not read holds up only its own side.
+//! Owns: the mapping of WebSocket channels to SPDY streams, the end of a command and its status. Bytes are copied as they
+//! arrive: a slow reader delays only its own direction.
 //! Upstream: `StreamTranslatorHandler`, `wsstream`, `remotecommand`'s `streamProtocolV4`.
 
 use std::{io, time::Duration};
@@ -24,9 +24,9 @@ use super::{
     websocket::{self, Piece},
 };
 
-/// The only protocol of a WebSocket in which a client can say that its input has ended.
+/// The only WebSocket protocol in which a client can close its input.
 pub(super) const V5: &str = "v5.channel.k8s.io";
-/// The newest runtimes speak over SPDY; it tells how a command ended.
+/// The newest protocol of runtimes over SPDY; it reports the exit status.
 pub(super) const V4: &str = "v4.channel.k8s.io";
 
 const STDIN: u8 = 0;
@@ -34,14 +34,14 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// In the place of a channel: the one that follows has ended.
+/// In place of a channel number: the channel that follows has ended.
 const CLOSE: u8 = 255;
 
 /// A runtime's status is a few hundred bytes.
 const STATUS_MAX_BYTES: usize = 64 << 10;
-/// A caller that neither says nor takes anything for so long is gone. Upstream's number, whatever `streamingConnectionIdleTimeout` says.
+/// Idle timeout of a caller. Upstream's number, whatever `streamingConnectionIdleTimeout` says.
 const IDLE: Duration = Duration::from_secs(4 * 3600);
-/// Of what must be said aside from the streams: a peer that asks for more before it was answered is not answered all of it.
+/// Queue of control frames: pings beyond it before the first pong are dropped.
 const ASIDES: usize = 4;
 
 type FromCaller = FramedRead<ReadHalf<Stream>, websocket::Decoder>;
@@ -54,7 +54,7 @@ pub(super) async fn translate(caller: Stream, runtime: Stream, streams: Streams)
     let mut from_caller = FramedRead::with_capacity(from_caller, websocket::Decoder::default(), BUFFER_BYTES);
     let from_runtime = FramedRead::with_capacity(from_runtime, spdy::Decoder::default(), BUFFER_BYTES);
     write(&mut to_runtime, channels.opening(), Bytes::new()).await?;
-    // Upstream's sign that the connection stands.
+    // Upstream's first message on the connection.
     show(&mut to_caller, channels.first_output(), BytesMut::new()).await?;
     let (pongs, pongs_asked) = mpsc::channel(ASIDES);
     let (pings, pings_asked) = mpsc::channel(ASIDES);
@@ -63,19 +63,19 @@ pub(super) async fn translate(caller: Stream, runtime: Stream, streams: Streams)
         let (input, output) = (Input::new(&channels, &moved), Output::new(&channels, &moved));
         let mut output = std::pin::pin!(carry_output(output, from_runtime, &mut to_caller, pings, pongs_asked));
         let input = carry_input(input, &mut from_caller, &mut to_runtime, pongs, pings_asked);
-        // Not cancel safe, and needs not be: what is dropped is over.
+        // Not cancel safe, which is fine: what is dropped has ended.
         tokio::select! {
             biased;
             end = output.as_mut() => end,
             left = input => match left {
                 Ok(Left::Caller) => Ok(None),
-                // The command may have ended without reading all of its input; what it said is on its way.
+                // The command may have ended without reading all of its input; its output is still to come.
                 Ok(Left::Runtime) => output.await,
                 Err(error) => Err(error),
             },
         }
     };
-    // Not cancel safe, and needs not be: what is dropped is over.
+    // Not cancel safe, which is fine: what is dropped has ended.
     let end = tokio::select! {
         biased;
         end = carried => end,
@@ -94,12 +94,12 @@ pub(super) async fn translate(caller: Stream, runtime: Stream, streams: Streams)
     end.map(drop)
 }
 
-/// Completes when nothing has moved for too long.
+/// Completes after the idle timeout.
 async fn idle(moved: &Notify) {
     while timeout(IDLE, moved.notified()).await.is_ok() {}
 }
 
-/// Who ended the input.
+/// Which side ended the input.
 enum Left {
     Caller,
     Runtime,
@@ -113,7 +113,7 @@ async fn carry_input(
     mut pings: mpsc::Receiver<u32>,
 ) -> io::Result<Left> {
     loop {
-        // Cancel safe: neither takes anything until it is done.
+        // Cancel safe: neither consumes data before it completes.
         let piece = tokio::select! {
             biased;
             Some(id) = pings.recv() => {
@@ -144,7 +144,7 @@ async fn carry_input(
     }
 }
 
-/// Until the command has ended, to what is to be said about it.
+/// Runs until the command has ended; returns its status.
 async fn carry_output(
     mut output: Output<'_>,
     mut from_runtime: FromRuntime,
@@ -153,7 +153,7 @@ async fn carry_output(
     mut pongs: mpsc::Receiver<Bytes>,
 ) -> io::Result<Option<Value>> {
     while !output.is_over() {
-        // Cancel safe: neither takes anything until it is done.
+        // Cancel safe: neither consumes data before it completes.
         let frame = tokio::select! {
             biased;
             Some(pong) = pongs.recv() => {
@@ -218,7 +218,7 @@ impl Channels {
     }
 }
 
-/// What the caller says.
+/// Decodes the caller's messages.
 #[derive(Debug)]
 struct Input<'a> {
     channels: &'a Channels,
@@ -227,11 +227,11 @@ struct Input<'a> {
     has_ended: bool,
 }
 
-/// Where in a message we are.
+/// The position in a message.
 #[derive(Clone, Copy, Debug)]
 enum Message {
     Of(u8),
-    /// The next byte is the channel that ends.
+    /// The next byte is the channel to close.
     Close,
     Closed,
 }
@@ -275,14 +275,14 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Where what the caller says is heard.
+    /// The destination of the caller's data.
     fn stream(&self, channel: u8) -> Option<u32> {
         let is_heard = channel == RESIZE || (channel == STDIN && !self.has_ended);
         self.channels.stream(channel).filter(|_| is_heard)
     }
 }
 
-/// What the command says, and how it ends.
+/// The command's output and its end.
 #[derive(Debug)]
 struct Output<'a> {
     channels: &'a Channels,
@@ -297,7 +297,7 @@ impl<'a> Output<'a> {
         Output { channels, moved, open, status: Vec::new() }
     }
 
-    /// What is to be shown, and where.
+    /// Output, and its channel.
     fn take(&mut self, stream: u32, bytes: BytesMut) -> Option<(u8, BytesMut)> {
         self.moved.notify_one();
         match self.channels.channel(stream)? {
@@ -319,7 +319,7 @@ impl<'a> Output<'a> {
         self.open.is_empty()
     }
 
-    /// The runtime's own words. One that ended the connection without any is not taken for one whose command went well.
+    /// The runtime's status. A connection that ended without one is an error.
     fn status(&self) -> Value {
         if self.status.is_empty() && self.is_over() {
             return json!({ "metadata": {}, "status": "Success" });

@@ -1,6 +1,6 @@
-//! Port forwarding whose SPDY comes as messages of a WebSocket.
+//! Port forwarding with SPDY inside WebSocket messages.
 //!
-//! Owns: taking it out of them and putting it in. Never: looks into it; the runtime speaks SPDY itself.
+//! Owns: packing and unpacking. Never: decodes the SPDY; the runtime does.
 //! Upstream: `NewTunnelingHandler`, `portforward.NewTunnelingConnection`.
 
 use std::io;
@@ -19,10 +19,10 @@ use super::{
 };
 
 const PREFIX: &str = "SPDY/3.1+";
-/// Of what must be said aside from the stream: a peer that asks for more before it was answered is not answered all of it.
+/// Queue of control frames: pings beyond it before the first pong are dropped.
 const ASIDES: usize = 4;
 
-/// Of the protocol of a WebSocket, if it is such a tunnel, the protocol inside.
+/// The inner protocol, if the WebSocket protocol is a tunnel.
 pub(super) fn inner(protocol: &str) -> Option<&str> {
     protocol.strip_prefix(PREFIX).filter(|inner| inner.ends_with(".k8s.io"))
 }
@@ -36,7 +36,7 @@ pub(super) async fn unwrap(caller: Stream, runtime: Stream) -> io::Result<()> {
     let (from_runtime, mut to_runtime) = split(runtime);
     let mut from_caller = FramedRead::with_capacity(from_caller, Decoder::default(), BUFFER_BYTES);
     let (pongs, asked) = mpsc::channel(ASIDES);
-    // Not cancel safe, and needs not be: the tunnel is over with the first of them.
+    // Not cancel safe, which is fine: the tunnel ends with the first of them.
     let ended = tokio::select! {
         biased;
         ended = wrap_all(from_runtime, &mut to_caller, asked) => ended,
@@ -75,7 +75,7 @@ async fn wrap_all(
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(BUFFER_BYTES);
-        // Cancel safe: neither takes anything until it is done.
+        // Cancel safe: neither consumes data before it completes.
         let read = tokio::select! {
             biased;
             Some(pong) = pongs.recv() => {
@@ -91,7 +91,7 @@ async fn wrap_all(
     }
 }
 
-/// A frame in one go, and out of every buffer.
+/// Writes a complete frame and flushes.
 pub(super) async fn write(to: &mut (impl AsyncWrite + Unpin), head: impl Buf, bytes: impl Buf) -> io::Result<()> {
     to.write_all_buf(&mut head.chain(bytes)).await?;
     to.flush().await

@@ -1,7 +1,7 @@
-//! WebSocket, as a server speaks it.
+//! WebSocket, the server side.
 //!
-//! Owns: the handshake, and frames in and out. What is in a message is handed on as it comes, so the largest costs no more room than
-//! one read. Never: reads or writes a socket, understands what a message says.
+//! Owns: the handshake, and frames in and out. Message data is passed on as it arrives, so the largest message costs one
+//! read buffer. Never: reads or writes a socket, interprets a message.
 //! Upstream: `wsstream` over `golang.org/x/net/websocket`, gorilla's `websocket`; RFC 6455.
 
 use std::io;
@@ -14,7 +14,7 @@ use tokio_util::codec;
 
 use super::super::HttpError;
 
-/// What every server appends to the client's key, to show that it understood it.
+/// The GUID that a server appends to the client's key.
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const CONTROL_MAX_BYTES: usize = 125;
 
@@ -22,13 +22,13 @@ pub(super) fn is_websocket(headers: &HeaderMap) -> bool {
     headers.get(header::UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
-/// The subprotocols the client would speak, best first.
+/// The client's subprotocols, in order of preference.
 pub(super) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-/// A client's request that can be agreed to.
+/// A valid upgrade request of a client.
 #[derive(Debug)]
 pub(super) struct Handshake {
     accept: String,
@@ -54,7 +54,7 @@ impl Handshake {
         Ok(Handshake { accept: BASE64.encode(hash) })
     }
 
-    /// The head of the answer that agrees.
+    /// The head of the upgrade response.
     pub(super) fn agreed(&self, protocol: &str) -> http::Result<Builder> {
         let answer = http::Response::builder()
             .status(StatusCode::SWITCHING_PROTOCOLS)
@@ -89,24 +89,24 @@ impl Opcode {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// Never empty. A message is one such piece that begins it, and those up to the next that begins one.
+    /// Never empty. A message is a piece with `begins`, and those up to the next such piece.
     Data {
         bytes: BytesMut,
         begins: bool,
     },
-    /// To be answered with its own bytes.
+    /// The server sends it back as a pong.
     Ping(BytesMut),
     Close,
 }
 
-/// From a client's bytes to pieces.
+/// Decodes a client's bytes to pieces.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
-    /// Of the frame that is being read: how much of it is to come, and the mask, turned to the next byte.
+    /// Of the current frame: the remaining length, and the mask, rotated to the next byte.
     frame: Option<(u64, [u8; 4])>,
-    /// A message was begun and not ended: what comes next must continue it.
+    /// A message is incomplete: the next data frame must continue it.
     is_open: bool,
-    /// The next data is a message's first.
+    /// The next data begins a message.
     begins: bool,
 }
 
@@ -159,14 +159,14 @@ struct Head {
 }
 
 enum Control {
-    /// Not all of it is here.
+    /// Incomplete.
     Awaited,
     Nothing,
     Piece(Piece),
 }
 
 impl Head {
-    /// `None` while it is not all here.
+    /// `None` while it is incomplete.
     fn read(buffer: &[u8]) -> io::Result<Option<Head>> {
         let mut rest = buffer;
         if rest.len() < 2 {
@@ -209,7 +209,7 @@ impl Head {
     }
 }
 
-/// The mask is turned by what it was used for.
+/// The mask, rotated by the bytes used.
 fn unmask(bytes: &mut [u8], mask: &mut [u8; 4]) {
     let wide = u128::from_ne_bytes(std::array::from_fn(|index| mask[index % 4]));
     let (blocks, rest) = bytes.as_chunks_mut();
@@ -226,7 +226,7 @@ fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the caller's WebSocket sent {what}"))
 }
 
-/// A message of `length` bytes, all but the bytes.
+/// The header of a message of `length` bytes.
 pub(super) fn message_head(length: usize) -> BytesMut {
     head(Opcode::Binary, length)
 }
@@ -235,7 +235,7 @@ pub(super) fn pong(bytes: &[u8]) -> Bytes {
     control(Opcode::Pong, bytes)
 }
 
-/// The status says why: 1000 all is done, 1002 the peer broke the rules.
+/// The status code: 1000 normal, 1002 protocol error.
 pub(super) fn close(status: u16) -> Bytes {
     control(Opcode::Close, &status.to_be_bytes())
 }
@@ -282,7 +282,7 @@ pub(super) mod tests {
         frame
     }
 
-    /// What comes of bytes that arrive in parts of this size.
+    /// The pieces of bytes that arrive in parts of this size.
     fn read(bytes: &[u8], part: usize) -> io::Result<Vec<Piece>> {
         let (mut decoder, mut buffer, mut pieces) = (Decoder::default(), BytesMut::new(), Vec::new());
         for part in bytes.chunks(part) {

@@ -1,4 +1,4 @@
-//! A file as a body, read while it is sent.
+//! A file as a streamed body.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
 
@@ -8,7 +8,7 @@ use rubelet_host::linux::blocking;
 
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// From `from` to before `to`, or to where the file ends when it is reached.
+/// From `from` to before `to`, or to the end of the file.
 pub(super) fn chunks(file: File, from: u64, to: u64) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let file = Arc::new(file);
     stream::try_unfold(from, move |at| {

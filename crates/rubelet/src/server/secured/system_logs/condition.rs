@@ -1,6 +1,6 @@
-//! Which part of a file a caller wants, and whether it wants it at all.
+//! Conditional and range requests.
 //!
-//! Owns: the conditional headers and `Range`, for files without an entity tag. Never: looks at a file.
+//! Owns: the conditional headers and `Range`, for files without an entity tag. Never: reads a file.
 //! Upstream: `checkPreconditions`, `parseRange` of Go's `net/http`. Several ranges at once get the whole file, as HTTP allows.
 
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(super) enum Precondition {
     Part(Range<u64>),
     NotModified,
     Failed,
-    /// With Go's words for what is wrong with the range; the length is told when the range is beyond it.
+    /// With Go's error text; the length is included if the range is beyond it.
     BadRange(&'static str),
 }
 
@@ -24,7 +24,7 @@ pub(super) fn http_date(time: Timestamp) -> String {
     time.strftime(HTTP_DATE).to_string()
 }
 
-/// What a file of this length, changed at this time, is to be answered with.
+/// The response for a file of this length and modification time.
 pub(super) fn check_preconditions(headers: &HeaderMap, length: u64, modified: Timestamp) -> Precondition {
     // To the second, as dates in headers are.
     let modified = modified.as_second();
@@ -55,7 +55,7 @@ pub(super) fn check_preconditions(headers: &HeaderMap, length: u64, modified: Ti
     }
 }
 
-/// All that Go asks of a directory.
+/// The only precondition Go checks for a directory.
 pub(super) fn is_unchanged(headers: &HeaderMap, modified_secs: i64) -> bool {
     let since = headers.get(header::IF_MODIFIED_SINCE).and_then(|value| value.to_str().ok()).and_then(parse_date);
     since.is_some_and(|since| modified_secs <= since)

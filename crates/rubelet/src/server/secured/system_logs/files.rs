@@ -1,7 +1,7 @@
-//! Files and directories of one directory over HTTP.
+//! Serves files and directories of one directory over HTTP.
 //!
-//! Owns: listings, redirects, and that nothing outside the directory is ever read: links are followed only to what lies inside, where
-//! upstream follows them anywhere. Never: takes a file for anything but text or bytes, since containers write these files.
+//! Owns: listings, redirects, and that nothing outside the directory is read: links are followed only inside it, while
+//! upstream follows them anywhere. Never: sniffs types beyond text or bytes, since containers write these files.
 //! Upstream: `http.FileServer` over `/var/log`.
 
 use std::{fs::File, io, path::PathBuf};
@@ -24,24 +24,24 @@ use super::{
 };
 use crate::server::health::text;
 
-/// As much as Go looks at to tell text from bytes.
+/// The bytes Go sniffs to tell text from binary.
 const SNIFFED_BYTES: usize = 512;
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug)]
 enum Found {
     Directory { modified: Timestamp, entries: Vec<DirEntry> },
     File { file: File, modified: Timestamp, length: u64, start: Vec<u8> },
 }
 
-/// What else a request says.
+/// The other parameters of a request.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub headers: HeaderMap,
     pub query: Option<String>,
 }
 
-/// Answers for what lies at `path` in `dir`.
+/// Responds for `path` in `dir`.
 pub(super) async fn serve(dir: &std::path::Path, path: &str, asked: &Asked) -> Response {
     let inside = inside(path);
     let found = match open(dir.to_owned(), inside.clone()).await {
@@ -61,7 +61,7 @@ pub(super) async fn serve(dir: &std::path::Path, path: &str, asked: &Asked) -> R
     }
 }
 
-/// Why a file cannot be had, in the words of Go's `os.Root`; `None` when it can.
+/// Why a file cannot be opened, in the texts of Go's `os.Root`; `None` if it can.
 pub(super) async fn problem(dir: &std::path::Path, path: &str) -> Option<String> {
     let escapes = path.starts_with('/') || depth(path).is_none();
     let why = match open(dir.to_owned(), PathBuf::from(path)).await {
@@ -74,7 +74,7 @@ pub(super) async fn problem(dir: &std::path::Path, path: &str) -> Option<String>
     Some(format!("statat {path}: {why}"))
 }
 
-/// How deep a path leads; `None` if it leaves where it began.
+/// The depth of a path; `None` if it leaves its start.
 fn depth(path: &str) -> Option<usize> {
     path.split('/').try_fold(0_usize, |depth, part| match part {
         "" | "." => Some(depth),
@@ -116,7 +116,7 @@ fn failed(error: &ReadError) -> Response {
     let (status, body) = match error {
         ReadError::Io(error) => match error.kind() {
             io::ErrorKind::PermissionDenied => (StatusCode::FORBIDDEN, "403 Forbidden\n"),
-            // A path that no file can have is missing too.
+            // An invalid path counts as missing too.
             io::ErrorKind::NotFound
             | io::ErrorKind::NotADirectory
             | io::ErrorKind::InvalidInput
@@ -152,7 +152,7 @@ fn directory(modified: Timestamp, entries: &[DirEntry], headers: &HeaderMap) -> 
     (headers, page).into_response()
 }
 
-/// What of a file goes into headers.
+/// The attributes of a file for headers.
 #[derive(Debug)]
 struct Shape {
     modified: Timestamp,
@@ -200,7 +200,7 @@ fn media_type(start: &[u8]) -> &'static str {
     }
 }
 
-/// As a relative link. A colon in its first part would make a scheme of it.
+/// As a relative link. A colon in its first segment would be parsed as a scheme.
 fn encoded(name: &str) -> String {
     let mut link = if name.contains(':') { "./".to_owned() } else { String::new() };
     for byte in name.bytes() {

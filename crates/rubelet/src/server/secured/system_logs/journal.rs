@@ -1,7 +1,7 @@
-//! The logs of services: from the journal where they write into it, else from files that bear their names.
+//! Logs of services: from the journal if they use it, otherwise from files with their names.
 //!
-//! Owns: which of the two a service does, journalctl's run and its end. Never: a shell; journalctl gets words, and no longer than
-//! [`DEADLINE`] or until its reader is gone.
+//! Owns: which of the two a service uses, running and ending journalctl. Never: a shell; journalctl gets separate arguments, and
+//! runs no longer than [`DEADLINE`] or until its reader is gone.
 //! Upstream: `nodeLogQuery.Copy`, `checkForNativeLogger`, `heuristicsCopyFileLogs`.
 
 use std::{
@@ -33,9 +33,9 @@ use tokio::{
 
 use super::{chunks::chunks, query::Query};
 
-/// Upstream's, for all of an answer.
+/// Upstream's, for a complete response.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Names of units, of which a node has hundreds.
+/// Size limit of the list of units, of which a node has hundreds.
 const UNITS_MAX_BYTES: u64 = 4 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -43,7 +43,7 @@ type Parts = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 pub(super) async fn answer(dir: &Path, query: &Query) -> Response {
     let mut late = Box::pin(sleep(DEADLINE));
-    // Cancel safe: journalctl is killed with the future that reads it.
+    // Cancel safe: dropping the future kills journalctl.
     let units = tokio::select! {
         biased;
         units = units() => units.unwrap_or_default(),
@@ -73,7 +73,7 @@ pub(super) async fn answer(dir: &Path, query: &Query) -> Response {
     }
     let all = stream::iter(parts).flatten();
     let in_time = stream::unfold((Box::pin(all), late), |(mut all, mut late)| async {
-        // Cancel safe: an answer that takes too long just ends, as upstream's does.
+        // Cancel safe: a response that takes too long is truncated, as upstream's.
         let part = tokio::select! {
             biased;
             () = &mut late => None,
@@ -96,9 +96,9 @@ async fn units() -> io::Result<String> {
     Ok(String::from_utf8_lossy(&output).into_owned())
 }
 
-/// journalctl, killed with this value.
+/// journalctl, killed on drop.
 struct Running {
-    /// What it writes to either of its outputs.
+    /// Its standard output and standard error.
     output: pipe::Receiver,
     _child: Child,
 }
@@ -127,7 +127,7 @@ impl Running {
     }
 }
 
-/// The first of the names under which a service may keep a log.
+/// The first existing log file of a service.
 async fn file_of(dir: PathBuf, service: String) -> Parts {
     let names = [service.clone(), format!("{service}.log"), format!("{service}/{service}.log")];
     let found = blocking(move || {

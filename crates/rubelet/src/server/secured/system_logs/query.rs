@@ -1,7 +1,7 @@
-//! What `?query=…` asks of the logs of a node.
+//! The query parameters of `/logs/?query=…`.
 //!
-//! Owns: its options and their bounds, in upstream's words. Never: reads a log.
-//! Upstream: `newNodeLogQuery`, `validate`, `getLoggingCmd` of `kubelet_server_journal.go`. A pattern is left to journalctl to judge.
+//! Owns: its options and their bounds, with upstream's texts. Never: reads a log.
+//! Upstream: `newNodeLogQuery`, `validate`, `getLoggingCmd` of `kubelet_server_journal.go`. journalctl validates the pattern.
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -22,7 +22,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// `None`: nothing is asked, so it is a file that is wanted.
+    /// `None`: no query, so a file is requested.
     pub(super) fn parse(query: &str) -> Result<Option<Query>, Vec<String>> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let first = |name: &str| pairs.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_ref());
@@ -59,7 +59,7 @@ impl Query {
         }
     }
 
-    /// What is wrong with it, but for the file it may name.
+    /// Its validation errors, except for the file it may name.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems: Vec<String> = self.services.iter().filter_map(|service| service_problem(service)).collect();
         if self.services.len() > SERVICES_MAX {
@@ -93,7 +93,7 @@ impl Query {
         problems
     }
 
-    /// The one file it names.
+    /// The single file it names.
     pub(super) fn file(&self) -> Option<&str> {
         self.files.first().map(String::as_str)
     }
@@ -107,9 +107,9 @@ impl Query {
         self.boot.unwrap_or(0) == 0
     }
 
-    /// What journalctl is to be told. Each is one word, whatever it holds.
+    /// journalctl's arguments. Each value is one argument, whatever it contains.
     pub(super) fn arguments(&self, services: &[String]) -> Vec<String> {
-        // Upstream leaves the zone out, and journalctl then takes the node's own.
+        // Upstream omits the zone, and journalctl then uses the node's own.
         let time = |(time, _): &(Timestamp, String)| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
         let mut arguments = ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).to_vec();
         arguments.extend(self.since.as_ref().map(|since| format!("--since={}", time(since))));

@@ -1,4 +1,4 @@
-//! Over the real port, as callers see it.
+//! Tests over the real port.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{super::tests::Port, *};
 
-/// A directory of logs: a file, a directory, links in and out, and what is no file.
+/// A directory of logs: a file, a directory, links in and out, and a special file.
 fn make_logs(dir: &Path) {
     fs::write(dir.join("a.log"), "hi\n").unwrap();
     fs::create_dir(dir.join("d")).unwrap();

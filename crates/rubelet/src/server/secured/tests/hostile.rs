@@ -1,4 +1,4 @@
-//! Callers who mean harm: whatever they send, they are cut off or made to wait, memory stays where it was, and others are served.
+//! Hostile clients: they are disconnected or slowed down, memory stays bounded, and other clients are served.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -6,10 +6,10 @@ use super::*;
 use crate::server::tests::alone::{descriptors, is_alone, settle};
 
 const MIB: u64 = 1 << 20;
-/// What an allocator may keep; what a flood would cost is a multiple of it.
+/// Slack of the allocator; a successful flood would cost a multiple of it.
 const GROWTH_MAX_BYTES: u64 = 16 * MIB;
 
-/// The tasks of a port that nobody calls.
+/// The tasks of an idle port.
 const OF_A_PORT: usize = 3;
 
 const HEADERS: u8 = 1;
@@ -40,15 +40,15 @@ fn memory_bytes() -> u64 {
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// What a flood sends next.
+/// The next bytes of a flood.
 type Next = Box<dyn FnMut() -> Vec<u8>>;
 
-/// How a flood ended.
+/// The outcome of a flood.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The server said that it has had enough, or just closed.
+    /// The server sent an error, or closed the connection.
     CutOff,
-    /// The server does not take more before its answers are read.
+    /// The server stops reading until its responses are read.
     HeldBack,
 }
 
@@ -68,7 +68,7 @@ async fn flood(
             Err(_) => return End::HeldBack,
         }
     }
-    // All of it was taken: then it must have been the end.
+    // All bytes were accepted: then the connection must have ended.
     let mut heard = Vec::new();
     match timeout(Duration::from_secs(5), stream.read_to_end(&mut heard)).await {
         Ok(_) => End::CutOff,
@@ -145,7 +145,7 @@ async fn who_dawdles_loses_its_place_to_others() {
     let limits = Limits { connections: 4, head_timeout: patience, ..Limits::SECURED_PORT };
     let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
     let root = port.authority.client("root");
-    // All places: no preface, a preface and no request, a head and a body byte by byte.
+    // All slots: no preface, a preface and no request, a head and a body byte by byte.
     let mut silent = port.connect(None, b"h2").await;
     let mut idle = port.connect(None, b"h2").await;
     idle.write_all(&preface()).await.unwrap();
@@ -168,7 +168,7 @@ async fn who_dawdles_loses_its_place_to_others() {
     port.end().await;
 }
 
-/// A file that no socket's buffers hold.
+/// A file larger than all socket buffers.
 fn big_log(port: &Port) {
     let file = fs::File::create(port.dir.path().join("var-log/big")).unwrap();
     file.set_len(256 * MIB).unwrap();
@@ -185,7 +185,7 @@ async fn who_never_reads_an_answer_loses_its_place() {
     assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
     drop(stream);
 
-    // Over HTTP/2 the stream alone is ended.
+    // Over HTTP/2 only the stream ends.
     let stream = hyper_util::rt::TokioIo::new(port.connect(Some(&root), b"h2").await);
     let executor = hyper_util::rt::TokioExecutor::new();
     let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, stream).await.unwrap();
@@ -221,7 +221,7 @@ async fn the_kernel_asks_silent_peers_whether_they_are_there() {
     port.end().await;
 }
 
-/// Serves one caller, so that all is open that stays open, and counts that.
+/// Serves one client, so that everything that stays open is open, and counts it.
 async fn at_rest(port: &Port) -> usize {
     let root = port.authority.client("root");
     assert_eq!(port.ask(&Caller::Certificate(&root), "GET /healthz").await, "200 ok");
@@ -242,7 +242,7 @@ async fn handshakes_that_never_end_are_ended_and_leave_nothing() {
     let port = Port::open(false).await;
     let before = at_rest(&port).await;
     tokio::time::pause();
-    // Nothing at all, and the beginning of a handshake that is to be long.
+    // Nothing at all, and the beginning of a long handshake.
     let mut open = Vec::new();
     for said in [&b""[..], &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]].repeat(20) {
         let mut stream = TcpStream::connect(port.address).await.unwrap();
@@ -319,7 +319,7 @@ async fn oversized_and_absurd_requests_are_refused() {
     assert_eq!(port.status(&caller, &format!("GET /pods?a={long}")).await, "431");
     let largest = "x".repeat(1 << 20);
     assert_eq!(port.status(&caller, &format!("GET /pods HTTP/1.1\r\nX-Long: {largest}\r\nX-End:")).await, "200");
-    // Hyper's answer; Go takes it.
+    // Hyper rejects it; Go accepts it.
     assert_eq!(port.status(&caller, &format!("GET /pods?a={}", "x".repeat(100_000))).await, "414");
     assert_eq!(port.status(&caller, &format!("GET /pods HTTP/1.1\r\nX-Long: {long}\r\nX-End:")).await, "431");
     let query = "command=ls&".repeat(5_000);
@@ -337,7 +337,7 @@ async fn oversized_and_absurd_requests_are_refused() {
     port.end().await;
 }
 
-/// Unauthorized, and with every right: 20,000 paths, or as many as `RUBELET_RANDOM_PATHS` says.
+/// Without credentials, and with all permissions: 20,000 paths, or as many as `RUBELET_RANDOM_PATHS` sets.
 #[tokio::test]
 async fn random_paths_leave_nothing_in_memory() {
     if !is_alone(module_path!(), "random_paths_leave_nothing_in_memory") {

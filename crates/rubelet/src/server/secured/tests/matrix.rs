@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use super::*;
 use crate::server::{Addresses, Server, admin};
 
-/// A route as the sources write it, and a request that takes it.
+/// A route as in the source code, and a request that matches it.
 const ROWS: &[(&str, &str)] = &[
     ("/healthz", "GET /healthz"),
     ("/healthz", "POST /healthz"),
@@ -66,12 +66,12 @@ const ROWS: &[(&str, &str)] = &[
     ("(none)", "GET /"),
 ];
 
-/// The routes that the sources of the ports name.
+/// The routes in the source code of the ports.
 fn routes() -> BTreeSet<String> {
     fn visit(dir: PathBuf, routes: &mut BTreeSet<String>) {
         for entry in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
             let name = entry.file_name().unwrap().to_str().unwrap();
-            // The root-only socket is no port.
+            // The root-only socket is not a port.
             if name.starts_with("tests") || name.starts_with("admin") {
                 continue;
             }
@@ -101,7 +101,7 @@ fn every_route_has_a_row() {
     assert!(missing.is_empty(), "no row says who may take {missing:?}");
 }
 
-/// The two ports that ask nobody who they are.
+/// The two ports without authentication.
 struct OpenPorts {
     read_only: SocketAddr,
     health: SocketAddr,
@@ -163,7 +163,7 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
         columns.push(open.status(open.read_only, request).await);
         columns.push(open.status(open.health, request).await);
         let answer = port.ask(&Caller::Certificate(&root), request).await;
-        // Numbers are never the same twice.
+        // Numbers differ between runs.
         let shown = if ["/metrics", "/stats"].iter().any(|figures| path.starts_with(figures)) { 3 } else { 64 };
         let answer: String = answer.chars().take(shown).collect();
         matrix.push_str(format!("{request:53} {} | {answer}", columns.join(" ")).trim_end());

@@ -1,6 +1,6 @@
-//! Which form of a document a caller wants.
+//! Content negotiation of z-pages.
 //!
-//! Owns: what an `Accept` header means for the pages there are, and JSON and YAML as upstream writes them.
+//! Owns: what an `Accept` header means for these pages, and JSON and YAML as upstream writes them.
 //! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `FlagzEndpointRestrictions`.
 
 use axum::http::{HeaderMap, header};
@@ -24,17 +24,17 @@ pub(super) enum Encoding {
     Yaml,
 }
 
-/// Nothing that is asked for is to be had. With what the caller would understand all the same.
+/// No accepted alternative is available. Holds an encoding for the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotAcceptable {
     pub encoding: Option<Encoding>,
 }
 
-/// What a caller says about the form.
+/// The content negotiation headers and parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
     accept: String,
-    /// The caller is a person: `?pretty=1`, or a browser or curl.
+    /// Formatted for reading: `?pretty=1`, or a browser or curl.
     pretty: bool,
 }
 
@@ -100,7 +100,7 @@ impl Encoding {
     }
 }
 
-/// Neither a watch nor a version of the server's own is to be had here.
+/// Watches and other API versions are not available here.
 fn is_plain(clause: &Clause<'_>) -> bool {
     clause.param("stream").is_none() && clause.param("sv").is_none()
 }
@@ -114,7 +114,7 @@ fn version(clause: &Clause<'_>, group: &str, kind: &str) -> Option<&'static str>
     VERSIONS.into_iter().find(|version| *version == wanted)
 }
 
-/// Keys in order, as Kubernetes writes YAML. Every text is quoted, which spares all questions of what it could be taken for.
+/// Sorted keys, as Kubernetes writes YAML. Every string is quoted, so that none is parsed as another type.
 fn write_yaml(out: &mut String, value: &Value, depth: usize) {
     let indent = "  ".repeat(depth);
     match value {

@@ -1,4 +1,4 @@
-//! Both pages beside what upstream's own handlers answer to the same headers.
+//! Both pages compared with the responses of upstream's handlers to the same headers.
 
 use axum::http::HeaderValue;
 use rubelet_core::time::Uptime;
