@@ -1,7 +1,7 @@
-//! Starts pods by the bare CRI calls and nothing else: what `cargo xtask bench` compares the agent with.
+//! Starts pods with plain CRI calls: the baseline of `cargo xtask bench`.
 //!
 //! Usage: `bare_pods SOCKET LOG_DIR IMAGE COUNT`. Prints, for each pod, the wall-clock milliseconds at which its first call
-//! began and the milliseconds the calls took; its log lies at `LOG_DIR/<number>/main.log`. Pods are removed before the next.
+//! began and the milliseconds the calls took; its log is `LOG_DIR/<number>/main.log`. Each pod is removed before the next.
 
 use std::{
     error::Error,
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let began = wall()?;
         let sandbox = start(&client, &format!("{log_dir}/{number}"), image, number).await?;
         println!("{} {}", began.as_millis(), (wall()? - began).as_millis());
-        // Time for its line to reach the log, so that removal does not disturb the measurement.
+        // Lets its line reach the log, so that removal does not disturb the measurement.
         tokio::time::sleep(Duration::from_millis(300)).await;
         client.stop_pod_sandbox(&sandbox).await?;
         client.remove_pod_sandbox(&sandbox).await?;

@@ -1,7 +1,7 @@
 //! The CRI client: gRPC over a unix socket.
 //!
-//! Owns: the connection, a deadline per call, the translation of gRPC codes. Never: retries, decides, keeps state of pods.
-//! The channel connects on first use and again after it broke, so a runtime that comes back needs nothing done here.
+//! Owns: the connection, a deadline per call, the mapping of gRPC codes. Never: retries, decides, keeps state of pods.
+//! The channel connects on first use and reconnects after it broke, so a restarted runtime needs nothing done here.
 //! Upstream: `k8s.io/cri-client`.
 
 use std::time::Duration;
@@ -18,17 +18,17 @@ use crate::{
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
-/// A relist of a node full of dead containers is larger than gRPC's default of 4 MiB; upstream's limit.
+/// A relist of a node full of dead containers exceeds gRPC's default of 4 MiB; this is upstream's limit.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// The version of the kubelet's runtime API, from before CRI had versions of its own; runtimes answer with it to this day.
+/// The version of the kubelet's runtime API, from before CRI had its own versions; runtimes still return it.
 const KUBE_RUNTIME_API_VERSION: &str = "0.1.0";
-/// A socket that does not accept at once belongs to a runtime that is not there.
+/// A socket that does not accept at once belongs to a runtime that is down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pulls have no limit of their own, the caller's deadline holds. gRPC wants one, so that a lost caller leaves none behind.
+/// Pulls are bounded by the caller's deadline. gRPC needs a timeout, so that a lost caller leaves no call behind.
 const PULL_TIMEOUT: Duration = Duration::from_secs(86_400);
-/// A hundred years. A pod may ask for a longer grace period, but neither gRPC nor a runtime can count that far.
+/// A hundred years. A pod may have a longer grace period, but neither gRPC nor a runtime can represent it.
 const FOREVER_SECS: i64 = 100 * 365 * 86_400;
-/// Events are hints that coalesce into looks; a reader that is behind by more than this makes the runtime wait.
+/// Events are hints that coalesce into looks; a reader further behind than this blocks the runtime's stream.
 const EVENT_BACKLOG: usize = 64;
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub struct EndpointError {
 }
 
 impl CriClient {
-    /// Does not connect yet. An empty `image_endpoint` means that the runtime serves images, too. Must be called in a tokio runtime.
+    /// Does not connect yet. An empty `image_endpoint` means the runtime's endpoint. Must be called in a tokio runtime.
     pub fn new(runtime_endpoint: &str, image_endpoint: &str, timeout: Duration) -> Result<Self, EndpointError> {
         let runtime = channel(runtime_endpoint)?;
         let images = match image_endpoint {
@@ -61,7 +61,7 @@ impl CriClient {
     }
 }
 
-/// The path of the socket an endpoint names.
+/// The socket path of an endpoint.
 pub fn socket_path(endpoint: &str) -> Result<&str, EndpointError> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     if path.starts_with('/') { Ok(path) } else { Err(EndpointError { endpoint: endpoint.to_owned() }) }
@@ -71,7 +71,7 @@ fn channel(endpoint: &str) -> Result<Channel, EndpointError> {
     let path = socket_path(endpoint)?;
     let endpoint =
         Endpoint::from_shared(format!("unix://{path}")).map_err(|_| EndpointError { endpoint: endpoint.to_owned() })?;
-    // containerd refuses requests whose authority is a path; upstream calls it localhost as well.
+    // containerd rejects requests whose authority is a path; upstream uses localhost as well.
     let origin = tonic::codegen::http::Uri::from_static("http://localhost");
     Ok(endpoint.origin(origin).connect_timeout(CONNECT_TIMEOUT).connect_lazy())
 }
@@ -102,7 +102,7 @@ impl ContainerRuntime for CriClient {
         let request =
             v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: runtime_handler.to_owned() };
         let mut client = self.runtime.clone();
-        // Setting up a network takes its time: upstream doubles the limit for this call.
+        // Network setup takes time: upstream doubles the limit for this call.
         let answer =
             call("RunPodSandbox", self.timeout * 2, request, |request| client.run_pod_sandbox(request)).await?;
         non_empty("RunPodSandbox", answer.pod_sandbox_id)
@@ -233,7 +233,7 @@ impl ContainerRuntime for CriClient {
             timeout: i64::try_from(timeout.as_secs()).unwrap_or(FOREVER_SECS),
         };
         let mut client = self.runtime.clone();
-        // The runtime keeps the command's time; ours is for a runtime that does not.
+        // The runtime enforces the command's timeout; ours is for a runtime that does not.
         let deadline = self.timeout.saturating_add(timeout);
         call("ExecSync", deadline, request, |request| client.exec_sync(request)).await
     }
@@ -290,11 +290,11 @@ impl ContainerRuntime for CriClient {
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>> {
         let (sender, receiver) = mpsc::channel(EVENT_BACKLOG);
         let (verdict_sender, verdict) = oneshot::channel();
-        // The task ends with the receiver, whoever drops it: a caller that gives up waiting here, or the reader later.
+        // The task ends when the receiver is dropped: by a caller that stops waiting here, or later by the reader.
         tokio::spawn(follow_events(self.runtime.clone(), sender, verdict_sender));
         match tokio::time::timeout(OPENING_VERDICT, verdict).await {
             Ok(Ok(Err(error))) => Err(error),
-            // Open, or nobody said no: a runtime sends its answer's head with the first event, perhaps hours from now.
+            // Open, or no error yet: a runtime sends the response head with the first event, perhaps hours later.
             Ok(Ok(Ok(()))) | Err(_) => Ok(receiver),
             Ok(Err(_gone)) => Err(incomplete(EVENTS)),
         }
@@ -302,10 +302,10 @@ impl ContainerRuntime for CriClient {
 }
 
 const EVENTS: &str = "GetContainerEvents";
-/// A runtime that lacks the call says so at once.
+/// A runtime without the call returns the error at once.
 const OPENING_VERDICT: Duration = Duration::from_secs(1);
 
-/// Ends with the stream, or when nobody reads any more; either way the channel and the stream close together.
+/// Ends with the stream, or when the receiver is gone; either way the channel and the stream close together.
 async fn follow_events(
     mut client: RuntimeServiceClient<Channel>,
     sender: mpsc::Sender<v1::ContainerEventResponse>,
@@ -320,7 +320,7 @@ async fn follow_events(
     let mut stream = match opened {
         Ok(response) => response.into_inner(),
         Err(status) => {
-            // Nobody waits for it any more when the verdict comes late; then the closed channel says it.
+            // A late result has no receiver; then the closed channel reports it.
             let _ = verdict.send(Err(error(EVENTS, &status)));
             return;
         }
@@ -340,7 +340,7 @@ async fn follow_events(
     }
 }
 
-/// One unary call with a deadline the runtime is told of, too, and that holds even if the runtime ignores it.
+/// One unary call with a deadline that is sent to the runtime, and enforced here too.
 async fn call<Ask, Answer, Call>(
     method: &'static str,
     timeout: Duration,
@@ -386,7 +386,7 @@ fn error(method: &'static str, status: &Status) -> RpcError {
     RpcError { method, kind, message: text(status) }
 }
 
-/// The runtime's message; for a transport error, which has none worth reading, the innermost cause.
+/// The runtime's message; for a transport error, the innermost cause.
 fn text(status: &Status) -> String {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
     let mut innermost = None;

@@ -1,6 +1,6 @@
 //! CRI: the messages, the `ContainerRuntime` port and its gRPC client.
 //!
-//! Owns: the wire. Never: decides; parses nothing beyond gRPC.
+//! Owns: the wire format. Never: decides; parses nothing beyond gRPC.
 //! `proto/cri.proto` is ours, with the numbers of cri-api v1; `cargo xtask gen` turns it into `src/generated/`.
 
 #![warn(unreachable_pub)]
@@ -17,7 +17,7 @@ pub mod client;
 pub mod port;
 
 impl std::fmt::Debug for v1::AuthConfig {
-    /// Says that there are credentials, never which.
+    /// Shows that there are credentials, never which.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthConfig").field("server_address", &self.server_address).finish_non_exhaustive()
     }

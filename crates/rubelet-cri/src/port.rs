@@ -1,4 +1,4 @@
-//! What the agent needs of a container runtime: CRI v1, one method per RPC we use.
+//! The container runtime port: CRI v1, one method per RPC in use.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::v1;
 
-/// Why a call failed: kind for the machine, text for people.
+/// Why a call failed: kind for decisions, text for users.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{method}: {message}")]
 pub struct RpcError {
@@ -18,9 +18,9 @@ pub struct RpcError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RpcErrorKind {
-    /// Nobody answers on the socket.
+    /// The socket refuses connections.
     Unavailable,
-    /// No answer in time. What was asked may have happened.
+    /// No response in time. The request may have been executed.
     DeadlineExceeded,
     NotFound,
     AlreadyExists,
@@ -57,14 +57,14 @@ pub type RpcResult<T> = Result<T, RpcError>;
 pub trait ContainerRuntime: Send + Sync + 'static {
     async fn version(&self) -> RpcResult<v1::VersionResponse>;
     async fn status(&self) -> RpcResult<v1::StatusResponse>;
-    /// `Unimplemented` where the runtime is older than the call.
+    /// `Unimplemented` if the runtime is older than the call.
     async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse>;
 
     async fn run_pod_sandbox(&self, config: &v1::PodSandboxConfig, runtime_handler: &str) -> RpcResult<String>;
     async fn stop_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
     async fn remove_pod_sandbox(&self, sandbox_id: &str) -> RpcResult<()>;
     async fn pod_sandbox_status(&self, sandbox_id: &str) -> RpcResult<v1::PodSandboxStatus>;
-    /// The verbose part of `PodSandboxStatus`: JSON of the runtime's own making; empty where it gives none.
+    /// The verbose part of `PodSandboxStatus`: runtime-specific JSON; empty if there is none.
     async fn pod_sandbox_info(&self, sandbox_id: &str) -> RpcResult<String>;
     async fn list_pod_sandbox(&self, filter: Option<v1::PodSandboxFilter>) -> RpcResult<Vec<v1::PodSandbox>>;
 
@@ -75,12 +75,12 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> RpcResult<String>;
     async fn start_container(&self, container_id: &str) -> RpcResult<()>;
-    /// SIGTERM, and SIGKILL when `timeout_secs` are over. The call lasts as long.
+    /// SIGTERM, and SIGKILL after `timeout_secs`. The call lasts as long.
     async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()>;
     async fn remove_container(&self, container_id: &str) -> RpcResult<()>;
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
-    /// Of all containers that run.
+    /// Of all running containers.
     async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>>;
     /// Runs a command in a container and waits for its end. `DeadlineExceeded` when it was killed for taking longer than
     /// `timeout`, which is counted in whole seconds.
@@ -90,8 +90,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         command: &[String],
         timeout: Duration,
     ) -> RpcResult<v1::ExecSyncResponse>;
-    /// Prepares a command in a container. Like the next two, the answer is the URL of the runtime's streaming server where it
-    /// is to be had, once.
+    /// Prepares a command in a container. Like the next two, it returns a URL of the runtime's streaming server
+    /// that is valid for one connection.
     async fn exec(&self, request: v1::ExecRequest) -> RpcResult<String>;
     async fn attach(&self, request: v1::AttachRequest) -> RpcResult<String>;
     async fn port_forward(&self, request: v1::PortForwardRequest) -> RpcResult<String>;
@@ -99,7 +99,7 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     async fn checkpoint_container(&self, request: v1::CheckpointContainerRequest) -> RpcResult<()>;
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>>;
-    /// `None`: the image is not there.
+    /// `None`: the image is not present.
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>>;
     /// Returns the reference of the pulled image.
     async fn pull_image(
@@ -109,9 +109,9 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> RpcResult<String>;
 
-    /// How much room images take, and where.
+    /// Disk usage of images, and their location.
     async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse>;
 
-    /// Container events as they happen; the channel closes when the stream ends. `Unimplemented` where the runtime has none.
+    /// Container events; the channel closes when the stream ends. `Unimplemented` if the runtime has none.
     async fn container_events(&self) -> RpcResult<mpsc::Receiver<v1::ContainerEventResponse>>;
 }

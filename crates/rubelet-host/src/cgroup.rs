@@ -1,7 +1,7 @@
-//! The kernel's cgroup trees: one per controller in version 1, one for all in version 2, both side by side on hybrid nodes.
+//! The kernel's cgroup hierarchies: one per controller in version 1, one for all in version 2, both on hybrid nodes.
 //!
-//! Owns: making a cgroup in every tree, setting its limits, emptying and removing it; what has a slice's name is made and
-//! ended by systemd. Never: names one, decides a limit, moves a process.
+//! Owns: creating a cgroup in every hierarchy, setting its limits, emptying and removing it; slices are created and
+//! stopped by systemd. Never: names one, decides a limit, moves a process.
 //! Upstream: `github.com/opencontainers/cgroups` (fs, fs2, systemd) as `cm/cgroup_manager_linux.go` uses it.
 
 use std::{
@@ -19,10 +19,10 @@ use crate::{
     systemd::{Property, Systemd, Value},
 };
 
-/// Where the kernel's cgroup file systems are mounted on every node.
+/// The usual mount point of cgroup file systems.
 pub(crate) const BASE: &str = "/sys/fs/cgroup";
 
-/// One mounted tree.
+/// One mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     mount: PathBuf,
@@ -35,12 +35,12 @@ enum Version {
     V2,
 }
 
-/// All the trees of this node.
+/// All hierarchies of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchies(Vec<Hierarchy>);
 
 impl Hierarchies {
-    /// Those mounted now. Containers may have views of them elsewhere; only the node's own place counts.
+    /// The mounted ones. Containers may have views of them elsewhere; only the usual mount point counts.
     pub(crate) fn mounted() -> io::Result<Self> {
         let mounts = mount::mount_table()?.into_iter().filter(|mount| mount.point.starts_with(BASE));
         let found: Vec<Hierarchy> = mounts
@@ -57,8 +57,8 @@ impl Hierarchies {
         Ok(Hierarchies(found))
     }
 
-    /// Creates it in every tree, parents included, and sets its limits. Returns what could not be set, for people: a node
-    /// may lack a controller, and its pods run all the same.
+    /// Creates it in every hierarchy, parents included, and sets its limits. Returns the limits that failed, as text: a node
+    /// may lack a controller, and its pods run without the limit.
     pub(crate) fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
         let mut limits = cgroup.limits.clone();
         let path = Path::new(&cgroup.path);
@@ -75,7 +75,7 @@ impl Hierarchies {
         Ok(set(&dirs, &limits))
     }
 
-    /// Kills what runs in it and removes it from every tree. It is no error if it is gone. Processes take a moment to die:
+    /// Kills its processes and removes it from every hierarchy. A missing cgroup is no error. Processes take a moment to die:
     /// until then it is busy, and stays.
     pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         let mut dirs = Vec::new();
@@ -97,7 +97,7 @@ impl Hierarchies {
         Ok(())
     }
 
-    /// Whether any tree has it.
+    /// Whether any hierarchy has it.
     pub(crate) fn contains(&self, path: &Path) -> io::Result<bool> {
         for hierarchy in &self.0 {
             if below(&hierarchy.mount, path)?.try_exists()? {
@@ -107,7 +107,7 @@ impl Hierarchies {
         Ok(false)
     }
 
-    /// The names of the cgroups right below this one, in whichever tree.
+    /// The names of the direct children of this cgroup, in any hierarchy.
     pub(crate) fn children(&self, path: &Path) -> io::Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for hierarchy in &self.0 {
@@ -125,7 +125,7 @@ fn slice(path: &Path) -> Option<&str> {
     path.file_name()?.to_str().filter(|name| name.ends_with(".slice"))
 }
 
-/// Limits in systemd's words, so that it does not take them away again; it knows no huge pages.
+/// Limits as systemd properties, so that systemd does not reset them; it has none for huge pages.
 fn properties(limits: &Limits) -> Vec<Property<'static>> {
     let mut properties = Vec::new();
     let mut add = |name, number| properties.push((name, Value::Number(number)));
@@ -145,7 +145,7 @@ fn properties(limits: &Limits) -> Vec<Property<'static>> {
     properties
 }
 
-/// Systemd counts in hundredths of a processor; upstream rounds up, so that no container has more than its pod.
+/// Systemd counts whole percents of a CPU; upstream rounds up, so that no container has more than its pod.
 fn whole_percents(quota: CpuQuota) -> CpuQuota {
     const PERCENT: u64 = 10_000;
     let whole =
@@ -180,7 +180,7 @@ impl Hierarchy {
     }
 }
 
-/// In version 2 a cgroup's controllers are those its parent gives to all its children.
+/// In version 2 a cgroup's controllers are those its parent enables for its children.
 fn enable_controllers(dir: &Path) {
     let Ok(controllers) = fs::read_to_string(dir.join("cgroup.controllers")) else { return };
     let file = dir.join("cgroup.subtree_control");
@@ -189,12 +189,12 @@ fn enable_controllers(dir: &Path) {
         return;
     }
     for controller in &wanted {
-        // What cannot be given is missed where a limit needs it.
+        // A missing controller fails later, where a limit needs it.
         let _ = write(&file, controller);
     }
 }
 
-/// In version 1 a new cgroup may use no processor and no memory node at all until it is told.
+/// In version 1 a new cpuset has no CPU and no memory node until they are set.
 fn inherit_cpuset(dir: &Path, parent: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let Ok(own) = fs::read_to_string(dir.join(file)) else { continue };
@@ -206,7 +206,7 @@ fn inherit_cpuset(dir: &Path, parent: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns what could not be set.
+/// Returns the limits that failed.
 fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
     let mut again = Vec::new();
     let mut unset = Vec::new();
@@ -215,7 +215,7 @@ fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
     for Knob { file, value, needed } in knobs(limits, version) {
         let place = dirs.iter().map(|(dir, _)| dir.join(&file)).find(|path| path.exists());
         match place {
-            // A value may be refused until another that it must fit has been set: it is tried again after them.
+            // A value may be rejected until another one is set: it is retried after them.
             Some(path) if write(&path, &value).is_err() => again.push((path, value)),
             Some(_) => {}
             None if needed => unset.push(format!("{file} = {value}: the node has no such controller")),
@@ -230,16 +230,16 @@ fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
     unset
 }
 
-/// On a hybrid node the second tree has no controllers.
+/// On a hybrid node the second hierarchy has no controllers.
 fn is_hybrid_part(dir: &Path) -> bool {
     dir.starts_with(Path::new(BASE).join("unified"))
 }
 
-/// A file and what is written into it.
+/// A file and its value.
 struct Knob {
     file: String,
     value: String,
-    /// A node without it does less than was asked for.
+    /// Without the file the limit is not enforced.
     needed: bool,
 }
 
@@ -304,10 +304,10 @@ fn kill_all(dir: &Path) -> io::Result<()> {
         Err(error) if is_gone(&error) => return Ok(()),
         Err(error) => return Err(named("read", dir, &error)),
     };
-    // A process of another PID namespace shows as 0; nobody here can end it.
+    // A process of another PID namespace shows as 0 and cannot be killed from here.
     let pids = pids.lines().filter_map(|line| line.parse().ok()).filter_map(Pid::from_raw);
     for pid in pids.filter(|pid| *pid != rustix::process::getpid()) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     Ok(())
@@ -324,7 +324,7 @@ fn remove_bottom_up(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// What is not there has no children.
+/// A missing cgroup has no children.
 fn child_dirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -335,17 +335,17 @@ fn child_dirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries.map(|entry| entry.path()).collect())
 }
 
-/// The kernel says ENODEV of the files of a cgroup that is being removed.
+/// The kernel returns ENODEV for files of a cgroup that is being removed.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// In one call, as the kernel wants it; never creates the file.
+/// In one write, as the kernel requires; never creates the file.
 fn write(file: &Path, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(file)?.write_all(value.as_bytes())
 }
 
-/// Names come from manifests and from the runtime's labels; none may lead elsewhere.
+/// Names come from manifests and from the runtime's labels and must not leave the directory.
 pub(crate) fn below(mount: &Path, path: &Path) -> io::Result<PathBuf> {
     let inside = path.strip_prefix("/").unwrap_or(path);
     if inside.as_os_str().is_empty() || !inside.components().all(|part| matches!(part, Component::Normal(_))) {

@@ -1,7 +1,7 @@
-//! Is somebody there? Connections to containers, for probes and hooks.
+//! Connections to containers, for probes and hooks.
 //!
-//! Owns: one connection per check, its deadline, redirects on the same host, errors in the words Go has for them.
-//! Never: verifies who answers (upstream does not either), keeps connections, judges the answer.
+//! Owns: one connection per check, its deadline, redirects on the same host, Go's error texts.
+//! Never: verifies the server (upstream does not either), keeps connections, evaluates the response.
 //! Upstream: `probe/http`, `probe/tcp`.
 
 mod grpc;
@@ -33,10 +33,10 @@ use crate::{
     port::{CheckError, FetchResponse, HttpCheck},
 };
 
-/// What is read of an answer; the rest of it is left where it is.
+/// The limit of a body; the rest is not read.
 const BODY_LIMIT_BYTES: usize = 10 << 10;
 const MAX_REQUESTS: usize = 10;
-/// How an answer without TLS begins.
+/// The start of a response without TLS.
 const PLAIN_HTTP: &[u8] = b"HTTP/";
 
 /// Opens a TCP connection and closes it.
@@ -50,7 +50,7 @@ pub(crate) async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Res
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checker {
-    /// Made at the first `https` URL: most nodes need none.
+    /// Created at the first `https` URL: most nodes need none.
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
@@ -68,7 +68,7 @@ impl Checker {
         })
     }
 
-    /// `has_headers` says how far the answer has come, for whoever does not wait for the rest.
+    /// `has_headers` tells whether the response head has arrived.
     async fn follow(&self, check: &HttpCheck, has_headers: &AtomicBool) -> Result<FetchResponse, CheckError> {
         let first: Uri = check.url.parse().map_err(|error| invalid(format!("invalid URL: {error}")))?;
         let mut headers = headers(&check.headers)?;
@@ -81,7 +81,7 @@ impl Checker {
             if next.host() != first.host() {
                 return answer.response();
             }
-            // A name given by hand goes along only where the server stays the same.
+            // A configured Host header is sent only to the same server.
             if location.contains("://") {
                 headers.remove(header::HOST);
             }
@@ -119,7 +119,7 @@ impl Checker {
     fn tls(&self) -> Arc<ClientConfig> {
         let make = || {
             let provider = Arc::new(rustls::crypto::ring::default_provider());
-            // A probe asks whether somebody answers, not who.
+            // A probe checks that the server responds, not its identity.
             let verifier = AnyPeer::new(&provider, KeyProof::Ignored);
             let config = ClientConfig::builder_with_provider(provider)
                 .with_safe_default_protocol_versions()
@@ -167,7 +167,7 @@ async fn read_body(mut frames: Incoming) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-/// In Go's words.
+/// Go's text.
 fn broken_body(error: &hyper::Error) -> String {
     match error.source().and_then(|cause| cause.downcast_ref::<io::Error>()) {
         Some(cause) if cause.kind() != io::ErrorKind::UnexpectedEof => format!("read: {}", go_text(cause)),
@@ -205,12 +205,12 @@ async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
     })
 }
 
-/// As a URL or a message has it.
+/// As in a URL or a message.
 pub fn address(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Go says what the C library says, without its number and in small letters.
+/// Go prints the C library's text, without its number and in lower case.
 fn go_text(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();

@@ -28,7 +28,7 @@ const MAX_REQUESTS: usize = 10;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fetcher {
-    /// Made at the first `https` URL, because reading the node's certificate authorities takes time and memory.
+    /// Created at the first `https` URL, because loading the node's CAs takes time and memory.
     tls: Arc<OnceLock<HttpsConnector<HttpConnector>>>,
 }
 
@@ -50,7 +50,7 @@ impl Fetcher {
             };
             let next = resolve(&uri, &next)?;
             if next.host() != uri.host() || (is_https(&uri) && !is_https(&next)) {
-                // Credentials are for the server they were given for.
+                // Credentials are sent only to the server they were given for.
                 for secret in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
                     headers.remove(secret);
                 }
@@ -118,7 +118,7 @@ where
     tokio::pin!(driver, answer);
     tokio::select! {
         biased;
-        // The driver runs until the connection closes; its error comes out of `answer` too. Losing it is the end of both.
+        // The driver runs until the connection closes; its error also comes out of `answer`. Losing it ends both.
         answer = &mut answer => answer,
         _ = &mut driver => answer.await,
     }
@@ -174,7 +174,7 @@ fn check(uri: &Uri) -> io::Result<()> {
     }
 }
 
-/// Where a `Location` leads, seen from the page that sent it.
+/// Resolves a `Location` relative to the page that sent it.
 pub(crate) fn resolve(base: &Uri, location: &str) -> io::Result<Uri> {
     let location = location.split('#').next().unwrap_or_default();
     let scheme = base.scheme_str().unwrap_or("http");
@@ -197,7 +197,7 @@ pub(crate) fn is_https(uri: &Uri) -> bool {
 }
 
 fn unreachable(uri: &Uri, error: &(dyn std::error::Error + 'static)) -> io::Error {
-    // Not the authority: a name and a password may stand in it.
+    // Without the authority, which may have user and password.
     let port = uri.port().map_or(String::new(), |port| format!(":{port}"));
     let mut message = format!("connect to {}{port}: {error}", uri.host().unwrap_or_default());
     let mut source = error.source();

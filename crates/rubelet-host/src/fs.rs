@@ -1,7 +1,7 @@
 //! Files and directories, one blocking call each.
 //!
-//! Owns: how a file is opened, replaced and removed so that nothing hostile at the path can block us, be half seen, or lead
-//! us elsewhere. Never: decides which files; every descriptor is close-on-exec.
+//! Owns: opening, replacing and removing files so that a hostile file at the path cannot block the agent, be half seen, or
+//! redirect it. Never: decides which files; every descriptor is close-on-exec.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -29,11 +29,11 @@ pub fn list_dir(path: &Path) -> io::Result<Vec<DirEntry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        // A name that is not UTF-8 is shown as well as can be; opening it then fails with that name in the message.
+        // A name that is not UTF-8 is shown lossily; opening it then fails with that name in the message.
         let name = entry.file_name().to_string_lossy().into_owned();
         match entry.file_type() {
             Ok(file_type) => entries.push(DirEntry { name, kind: kind_of(file_type) }),
-            // It went away while we were looking.
+            // Removed during the listing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -46,7 +46,7 @@ pub fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     read_all(open_regular(path)?, limit_bytes)
 }
 
-/// As containers that have `root` for their own see the path: a link from its top, or above it, leads no further than to it.
+/// Resolves links as a container with `root` as its root would: absolute links and `..` do not leave it.
 pub fn read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let root = rustix::fs::open(root, flags, Mode::empty()).map_err(io::Error::from)?;
@@ -73,13 +73,13 @@ pub fn read_tail(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     let length = file.metadata()?.len();
     file.seek(io::SeekFrom::Start(length.saturating_sub(limit_bytes)))?;
     let mut content = Vec::new();
-    // What is written while we read is not part of the end we set out for.
+    // Bytes written during the read are not part of the tail.
     file.take(limit_bytes).read_to_end(&mut content)?;
     Ok(content)
 }
 
 fn open_regular(path: &Path) -> Result<File, ReadError> {
-    // A path-only descriptor first: opening a FIFO or a device for reading is itself an act with effects.
+    // A path-only descriptor first: opening a FIFO or a device for reading has side effects.
     let place =
         File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from)?);
     regular(&place)
@@ -92,7 +92,7 @@ fn regular(place: &File) -> Result<File, ReadError> {
     }
 }
 
-/// Opens a regular file below `dir` for reading. Neither a link nor a mount on the way is followed.
+/// Opens a regular file below `dir` for reading. Links and mounts on the way are errors.
 pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(io::Error::from)?;
@@ -101,7 +101,7 @@ pub fn open_beneath(dir: &Path, relative: &Path) -> Result<File, ReadError> {
     regular(&File::from(place))
 }
 
-/// Opens a regular file or a directory below `dir` for reading. Links are followed as long as they lead to something below it.
+/// Opens a regular file or a directory below `dir` for reading. Links are followed inside of it only.
 pub fn open_inside(dir: &Path, relative: &Path) -> Result<(File, FileKind), ReadError> {
     let path_only = OFlags::PATH | OFlags::CLOEXEC;
     let top = rustix::fs::open(dir, path_only | OFlags::DIRECTORY, Mode::empty()).map_err(io::Error::from)?;
@@ -110,8 +110,8 @@ pub fn open_inside(dir: &Path, relative: &Path) -> Result<(File, FileKind), Read
         resolve::open(&top, named, OFlags::PATH, ResolveFlags::BENEATH | resolve)
     };
     let place = match open(relative, ResolveFlags::NO_MAGICLINKS) {
-        // A link by its full path, as those to containers' logs are, may still lead back below `dir`. Where it leads is opened
-        // without following anything, should it change meanwhile.
+        // An absolute link, such as those to container logs, may still point below `dir`. Its target is opened
+        // without following links, in case it changes meanwhile.
         Err(rustix::io::Errno::XDEV) => {
             let (there, dir) = (fs::canonicalize(dir.join(relative))?, fs::canonicalize(dir)?);
             let inside = there.strip_prefix(&dir).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))?;
@@ -126,7 +126,7 @@ pub fn open_inside(dir: &Path, relative: &Path) -> Result<(File, FileKind), Read
     }
 }
 
-/// What an open directory holds, whatever its path leads to by now.
+/// The entries of an open directory, whatever its path is by now.
 pub fn list_open_dir(dir: &File) -> io::Result<Vec<DirEntry>> {
     list_dir(Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())))
 }
@@ -143,7 +143,7 @@ pub fn capacity_bytes(path: &Path) -> io::Result<u64> {
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
     let dir = File::open(path)?;
-    // Only the permissions: a set-group-ID bit given to the directory later is not ours to take away.
+    // Only the permissions: a set-group-ID bit set later is kept.
     if dir.metadata()?.mode() & 0o777 != mode & 0o777 {
         dir.set_permissions(Permissions::from_mode(mode))?;
     }
@@ -154,13 +154,13 @@ pub fn share_dir(path: &Path, group: u32) -> io::Result<()> {
     let dir = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     rustix::fs::fchown(&dir, None, Some(Gid::from_raw(group)))?;
     let dir = File::from(dir);
-    // After the change of group: that clears the set-group-ID bit.
+    // After the change of group, which clears the set-group-ID bit.
     let mode = dir.metadata()?.mode() & 0o7777;
     dir.set_permissions(Permissions::from_mode(mode | 0o2770))
 }
 
 pub fn make_file(path: &Path, mode: u32) -> io::Result<()> {
-    // Never truncates, and never waits should it turn out to be a FIFO.
+    // Never truncates, and never blocks on a FIFO.
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?;
     Ok(())
@@ -171,7 +171,7 @@ pub fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::open(temporary, flags, Mode::from_raw_mode(0o600))?);
         file.write_all(content)?;
-        // Not synced to the disk: whatever we write is written anew after a power cut.
+        // Not synced to disk: all such files are rewritten after a power cut.
         file.set_permissions(Permissions::from_mode(mode))
     })
 }
@@ -182,7 +182,7 @@ pub fn make_link(target: &Path, link: &Path) -> io::Result<()> {
 
 pub fn read_link(path: &Path) -> io::Result<Option<PathBuf>> {
     match fs::read_link(path) {
-        // Something is there, but it is no link.
+        // Something exists there, but not a link.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
         read => absent_is_none(read),
     }
@@ -192,23 +192,23 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     absent_is_none(fs::remove_file(path)).map(|_| ())
 }
 
-/// Makes something under a name of its own beside `path`, then renames it: a reader sees the old or the new, whole.
+/// Creates it under a temporary name beside `path`, then renames it: a reader sees the old or the new, complete.
 fn in_one_step(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    // The name starts with a dot so that readers of manifest directories pass over it.
+    // The name starts with a dot so that readers of manifest directories skip it.
     let temporary = path.with_file_name(format!(".rubelet-{}-{number}.tmp", std::process::id()));
-    // Left over by a process that had our id.
+    // Left over by a process with the same id.
     remove_file(&temporary)?;
     let done = make(&temporary).and_then(|()| Ok(rustix::fs::renameat(CWD, &temporary, CWD, path)?));
     if done.is_err() {
-        // The first error is the one worth telling.
+        // The first error is the relevant one.
         let _ = remove_file(&temporary);
     }
     done
 }
 
-/// From a path-only descriptor to one that reads. The file was found to be regular, so this cannot block on a peer.
+/// Reopens a path-only descriptor for reading. The file is known to be regular, so this cannot block.
 fn reopen(place: &File) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", place.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
@@ -383,7 +383,7 @@ mod tests {
         fs::write(&path, "12345").unwrap();
         assert_eq!(read_file(&path, 5).unwrap(), b"12345");
         assert!(matches!(read_file(&path, 4), Err(ReadError::TooLarge { limit_bytes: 4 })));
-        // Its size reads as zero, as that of a file that grows after the look.
+        // Its size reads as zero, like that of a file that grows after the stat.
         assert!(matches!(read_file(Path::new("/proc/self/mountinfo"), 10), Err(ReadError::TooLarge { .. })));
     }
 

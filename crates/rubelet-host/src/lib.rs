@@ -1,4 +1,4 @@
-//! The node under our feet: files, mounts, cgroups, watches, HTTP fetches, checks of containers.
+//! The node: files, mounts, cgroups, watches, HTTP fetches, checks of containers.
 //!
 //! Owns: the `Host` port and its Linux implementation. The simulator has the second implementation.
 //! Never: decides anything about pods.

@@ -1,7 +1,7 @@
 //! The Linux node.
 //!
-//! Owns: `LinuxHost`, which hands every call that may block to tokio's blocking pool. Never: blocks the caller's thread,
-//! retries, decides. A call whose caller gave up may still finish on its thread; only the long ones (removing a tree) stop early.
+//! Owns: `LinuxHost`, which runs every call that may block on tokio's blocking pool. Never: blocks the caller's thread,
+//! retries, decides. An abandoned call may still finish on its thread; only the long ones (removing a tree) stop early.
 
 use std::{
     io,
@@ -188,7 +188,7 @@ impl Host for LinuxHost {
     }
 }
 
-/// Raised when the caller's future is dropped, so that long work on a thread ends soon after.
+/// Set when the caller's future is dropped, so that long work on a thread ends soon after.
 #[derive(Default)]
 struct Abandoned(Arc<AtomicBool>);
 
@@ -198,7 +198,7 @@ impl Drop for Abandoned {
     }
 }
 
-/// Runs on the blocking pool. A panic over there is a panic here; a runtime that shuts down is an error.
+/// Runs on the blocking pool. A panic there is propagated; a runtime shutdown is an error.
 pub async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,

@@ -1,6 +1,6 @@
-//! The mount table, and the four things we do to it.
+//! The mount table, and the operations on it.
 //!
-//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs and parts of volumes (`mount/sub_path.rs`), sharing, unmounting. Never: lazy or
+//! Owns: reading `/proc/self/mountinfo`, mounting tmpfs and subPaths (`mount/sub_path.rs`), sharing, unmounting. Never: lazy or
 //! forced unmounts, shell commands.
 //! Upstream: `k8s.io/mount-utils`, `emptydir.setupTmpfs`.
 
@@ -25,26 +25,26 @@ use rustix::{
 pub struct Mount {
     pub point: PathBuf,
     pub fs_type: String,
-    /// The device, the server's directory, or whatever was said when it was mounted.
+    /// The device, the server's directory, or any text given to mount.
     pub source: String,
     pub major: u32,
     pub minor: u32,
-    /// What is mounted below it appears in its peers, too.
+    /// Mounts below it propagate to its peers.
     pub is_shared: bool,
 }
 
-/// Mount points at or below `path`, deepest first. Nothing is mounted below what is not there.
+/// Mount points at or below `path`, deepest first. A missing path has none.
 pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     let Some(path) = resolved(path)? else { return Ok(Vec::new()) };
     let mut points: Vec<PathBuf> =
         mount_table()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(&path)).collect();
-    // Of two mounts on one point the table names the upper one last; it has to go first.
+    // Of two mounts on one point the table lists the upper one last; it must be unmounted first.
     points.reverse();
     points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
     Ok(points)
 }
 
-/// Lets what is mounted below `path` be seen by all who see `path`: as it is on a shared mount, or by a mount of its own.
+/// Gives `path` shared propagation: as part of a shared mount, or with a bind mount of its own.
 pub fn make_rshared(path: &Path) -> io::Result<()> {
     // The last line that leads there is the uppermost mount.
     let is_shared = mount_table()?.iter().rfind(|mount| path.starts_with(&mount.point)).is_some_and(|on| on.is_shared);
@@ -120,7 +120,7 @@ fn top_mount(path: &Path) -> io::Result<Option<Mount>> {
 
 pub(crate) fn mount_table() -> io::Result<Vec<Mount>> {
     // The kernel hands the table out in pieces, and a change between two pieces can hide a line. Two equal readings are
-    // a true picture; on a node where mounts never stop changing the last one has to do.
+    // consistent; on a node whose mounts keep changing the last one is used.
     const READINGS: usize = 5;
     let mut last = std::fs::read("/proc/self/mountinfo")?;
     for _ in 1..READINGS {
@@ -155,7 +155,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Space, tab, newline and backslash stand as `\ooo`.
+/// Space, tab, newline and backslash are written as `\ooo`.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -211,7 +211,7 @@ short line
         let _guard = MountGuard(path.clone());
         let on =
             |path: &Path| mount_table().unwrap().into_iter().rfind(|mount| path.starts_with(&mount.point)).unwrap();
-        // On a machine that shares everything nothing is to be done.
+        // On a machine with shared propagation there is nothing to do.
         rustix::mount::mount_bind(&path, &path).unwrap();
         rustix::mount::mount_change(&path, MountPropagationFlags::PRIVATE).unwrap();
         assert!(!on(&path).is_shared);

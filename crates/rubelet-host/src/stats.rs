@@ -1,7 +1,7 @@
-//! Figures the kernel keeps of cgroups, processes, networks and file systems.
+//! Kernel statistics of cgroups, processes, networks and file systems.
 //!
-//! Owns: reading and parsing them. Never: keeps one, adds two up, or asks a runtime. What is not there reads as `None`: a node
-//! may lack a controller, and a cgroup may go between being listed and being read.
+//! Owns: reading and parsing them. Never: stores or aggregates them, or calls a runtime. Missing values are `None`: a node
+//! may lack a controller, and a cgroup may be removed between being listed and being read.
 //! Upstream: cAdvisor's `container/libcontainer`, `github.com/opencontainers/cgroups`, `pkg/volume` `MetricsDu`, `MetricsStatFS`.
 
 pub mod cgroup;

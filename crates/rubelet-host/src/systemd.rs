@@ -1,6 +1,6 @@
-//! Slices: on a node with the systemd driver they are systemd's to make and to end.
+//! Systemd slices: with the systemd driver, systemd creates and stops them.
 //!
-//! Owns: what is asked of systemd, and waiting until it is done. Never: writes a cgroup's files, decides a limit.
+//! Owns: the calls to systemd, and waiting for their jobs. Never: writes a cgroup's files, decides a limit.
 //! Upstream: `systemd` of `github.com/opencontainers/cgroups`, over `go-systemd`.
 
 use std::{
@@ -13,12 +13,12 @@ use self::wire::{Body, Connection, Reply};
 
 mod wire;
 
-/// Systemd's own end, for root alone: no bus has to run, and it tells of every finished job unasked.
+/// Systemd's private socket, for root alone: it needs no bus, and reports every finished job without a subscription.
 const SOCKET: &str = "/run/systemd/private";
-/// Upstream waits as long for a job.
+/// Upstream's timeout of a job.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// A property of a unit, by systemd's name for it.
+/// A property of a unit, by systemd's name.
 pub(crate) type Property<'a> = (&'static str, Value<'a>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) enum Value<'a> {
     Flag(bool),
     Number(u64),
     Text(&'a str),
-    /// A list of one.
+    /// A list with one entry.
     Name(&'a str),
 }
 
@@ -46,7 +46,7 @@ impl Systemd<UnixStream> {
 }
 
 impl<S: Read + Write> Systemd<S> {
-    /// Makes the slice with these limits, or sets them where it is there.
+    /// Creates the slice with these limits, or sets them on an existing one.
     pub(crate) fn start_slice(&mut self, name: &str, limits: &[Property<'_>]) -> io::Result<()> {
         let parent = parent(name);
         let mut properties = vec![("Description", Value::Text(name)), ("Wants", Value::Name(&parent))];
@@ -63,7 +63,7 @@ impl<S: Read + Write> Systemd<S> {
         }
     }
 
-    /// It is no error if it is gone.
+    /// A missing slice is no error.
     pub(crate) fn stop(&mut self, name: &str) -> io::Result<()> {
         match self.0.call("StopUnit", "ss", &Body::default().text(name).text("replace"))? {
             Reply::Error { name: error, .. } if error == "org.freedesktop.systemd1.NoSuchUnit" => Ok(()),
@@ -80,7 +80,7 @@ impl<S: Read + Write> Systemd<S> {
         }
     }
 
-    /// The answer names a job; the unit is as asked when that is over.
+    /// The reply names a job; the unit has the requested state when the job ends.
     fn finish(&mut self, what: &str, name: &str, reply: Reply) -> io::Result<()> {
         let job = match reply {
             Reply::Return(job) => job,
@@ -93,7 +93,7 @@ impl<S: Read + Write> Systemd<S> {
     }
 }
 
-/// `a-b.slice` lies in `a.slice`, and that in the root of all.
+/// `a-b.slice` is in `a.slice`, and that in the root slice.
 fn parent(slice: &str) -> String {
     match slice.rsplit_once('-') {
         Some((parent, _)) => format!("{parent}.slice"),

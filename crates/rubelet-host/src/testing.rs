@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers shared by the tests of this crate.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,12 +11,12 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Fails rather than skips: a test that did not run proves nothing.
+/// Fails instead of skipping: a skipped test proves nothing.
 pub(crate) fn need_root() {
     assert!(rustix::process::geteuid().is_root(), "this test mounts file systems: run it as root");
 }
 
-/// Takes a mount away when the test ends, however it ends.
+/// Unmounts when the test ends, however it ends.
 pub(crate) struct MountGuard(pub PathBuf);
 
 impl Drop for MountGuard {
@@ -25,7 +25,7 @@ impl Drop for MountGuard {
     }
 }
 
-/// Answers every connection with what `answer` makes of the request's text.
+/// Responds to every connection with what `answer` makes of the request's text.
 pub(crate) struct WebServer {
     pub address: String,
     task: JoinHandle<()>,
@@ -36,7 +36,7 @@ impl WebServer {
         WebServer::serve(None, answer).await
     }
 
-    /// With a certificate that nobody vouches for.
+    /// With a self-signed certificate.
     pub(crate) async fn tls(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
@@ -78,7 +78,7 @@ async fn converse(mut connection: impl AsyncRead + AsyncWrite + Unpin, answer: i
     let mut request = vec![0; 8192];
     let read = connection.read(&mut request).await.unwrap();
     let text = answer(&String::from_utf8_lossy(&request[..read]));
-    // The reader may have had enough.
+    // The reader may have closed the connection.
     let _ = connection.write_all(text.as_bytes()).await;
     let _ = connection.shutdown().await;
 }

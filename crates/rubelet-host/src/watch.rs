@@ -1,8 +1,8 @@
-//! Hints that something in a directory changed.
+//! Hints about changes in directories.
 //!
-//! Owns: one inotify instance for any number of directories, and the task that reads it. Both are there only while somebody
-//! watches: the kernel gives a user 128 instances, and root's other programs need theirs.
-//! Never: says what changed; the receiver looks for itself.
+//! Owns: one inotify instance for any number of directories, and the task that reads it. Both exist only while there are
+//! watches: the kernel allows a user 128 instances, and other programs of root need theirs.
+//! Never: reports what changed; the receiver reads the directory.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +21,10 @@ use tokio::{io::unix::AsyncFd, sync::mpsc, task::AbortHandle};
 
 use crate::linux::blocking;
 
-/// What a watcher wants to hear of.
+/// The events a watcher receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Entries that come, go, or are complete after writing.
+    /// Entries created, removed, or closed after writing.
     Entries,
     /// The same, and every single write: for following a log.
     Writes,
@@ -48,7 +48,7 @@ impl Interest {
     }
 }
 
-/// Who wants to hear of which directory. Clones share one inotify instance.
+/// The watchers by directory. Clones share one inotify instance.
 #[derive(Clone, Debug)]
 pub struct Watches {
     interest: Interest,
@@ -58,11 +58,11 @@ pub struct Watches {
 #[derive(Debug, Default)]
 struct State {
     open: Option<Open>,
-    /// By the kernel's number for the directory: two who watch the same one share it.
+    /// By the kernel's watch descriptor: watchers of the same directory share it.
     watched: BTreeMap<i32, Vec<mpsc::Sender<()>>>,
-    /// How many are about to be entered: until then no number is given back, it may be theirs.
+    /// Watchers being registered: until they are, no watch descriptor is removed, since it may be theirs.
     arriving: usize,
-    /// Somebody left while others arrived.
+    /// A watcher left while others were being registered.
     is_untidy: bool,
 }
 
@@ -84,7 +84,7 @@ impl Watches {
         let (inotify, path, events) = (arrival.inotify.clone(), path.to_owned(), self.interest.events());
         let number =
             blocking(move || Ok::<_, io::Error>(inotify::add_watch(inotify.get_ref(), &path, events)?)).await?;
-        // One hint is enough: a second would say nothing the first does not.
+        // One hint is enough: a second one adds nothing.
         let (hints, receiver) = mpsc::channel(1);
         self.state().watched.entry(number).or_default().push(hints);
         Ok(Hints { receiver, watch: Some((self.clone(), number)) })
@@ -107,11 +107,11 @@ impl Watches {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked while holding it left only a list of channels.
+        // A panic while the lock was held leaves only a list of channels.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who watch the directory; those of one that is gone hear no more.
+    /// Notifies the watchers of the directory; the channels of a removed one are closed.
     fn tell(&self, number: i32, fate: Fate) {
         let mut state = self.state();
         for hints in state.watched.get(&number).into_iter().flatten() {
@@ -159,7 +159,7 @@ impl State {
     fn give_back(&mut self, number: i32) {
         self.watched.remove(&number);
         if let Some(open) = &self.open {
-            // One that the kernel has dropped by itself is refused, and gone all the same.
+            // The kernel may have removed the watch already, which is an error to ignore.
             let _ = inotify::remove_watch(open.inotify.get_ref(), number);
         }
     }
@@ -174,7 +174,7 @@ impl State {
     }
 }
 
-/// Somebody who has asked for a watch and is not entered yet, or will never be.
+/// A watcher being registered, or one that never will be.
 struct Arrival<'a> {
     watches: &'a Watches,
     inotify: Arc<AsyncFd<OwnedFd>>,
@@ -190,12 +190,12 @@ impl Drop for Arrival<'_> {
 #[derive(Debug)]
 pub struct Hints {
     receiver: mpsc::Receiver<()>,
-    /// `None` for those who hear from somebody else than the kernel.
+    /// `None` for hints that do not come from the kernel.
     watch: Option<(Watches, i32)>,
 }
 
 impl Hints {
-    /// `None` when the directory went away. Cancel safe: a hint not taken stays.
+    /// `None` if the directory was removed. Cancel safe: a hint not taken stays.
     pub async fn recv(&mut self) -> Option<()> {
         self.receiver.recv().await
     }
@@ -235,7 +235,7 @@ async fn read(inotify: Arc<AsyncFd<OwnedFd>>, watches: Watches) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Alive,
-    /// The directory was removed, renamed or unmounted: its path means something else now.
+    /// The directory was removed, renamed or unmounted: its path may name another one now.
     Gone,
 }
 
@@ -246,7 +246,7 @@ fn drain(inotify: &OwnedFd, watches: &Watches) -> io::Result<()> {
     let last_words = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT | ReadFlags::IGNORED;
     loop {
         match reader.next() {
-            // Nobody knows of which directory it was.
+            // The queue overflowed: every directory may have changed.
             Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => watches.tell_all(),
             Ok(event) if event.events().intersects(last_words) => watches.tell(event.wd(), Fate::Gone),
             Ok(event) => watches.tell(event.wd(), Fate::Alive),
@@ -303,7 +303,7 @@ mod tests {
             fs::write(dir.path().join(number.to_string()), "x").unwrap();
         }
         assert_eq!(hint(&mut hints).await, Some(()));
-        // What the task saw in between may be one more.
+        // A read by the task in between may add one.
         let more = usize::from(!quiet(&mut hints).await) + usize::from(!quiet(&mut hints).await);
         assert!(more <= 1, "{more} more hints");
     }

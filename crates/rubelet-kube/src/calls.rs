@@ -1,6 +1,6 @@
-//! Requests whose bodies are typed: the port's calls with JSON read and written.
+//! Typed requests: the port's calls with JSON encoding and decoding.
 //!
-//! Owns: from a value to a body and back, and what is said when that fails. Never: connects, retries, knows a particular kind.
+//! Owns: encoding and decoding of bodies, and the errors of both. Never: connects, retries, knows a particular kind.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub async fn get<R: DeserializeOwned>(
     typed(api, Call { lane, verb: Verb::Get, path, query: Vec::new(), body: None, timeout }).await
 }
 
-/// Into a collection, or into a subresource such as `binding`; the answer is the object as stored.
+/// Into a collection, or into a subresource such as `binding`; returns the object as stored.
 pub async fn create<T: Serialize + Sync, R: DeserializeOwned>(
     api: &dyn ApiServer,
     lane: Lane,
@@ -44,7 +44,7 @@ pub async fn update<T: Serialize + Sync, R: DeserializeOwned>(
     typed(api, Call { lane, verb: Verb::Update, path, query: Vec::new(), body, timeout }).await
 }
 
-/// The answer is the object after the patch.
+/// Returns the object after the patch.
 pub async fn patch<R: DeserializeOwned>(
     api: &dyn ApiServer,
     lane: Lane,
@@ -57,7 +57,7 @@ pub async fn patch<R: DeserializeOwned>(
     typed(api, Call { lane, verb: Verb::Patch(kind), path, query: Vec::new(), body, timeout }).await
 }
 
-/// `options` are `DeleteOptions`: grace period, preconditions. What the server answers is not looked at.
+/// `options` are `DeleteOptions`: grace period, preconditions. The response body is ignored.
 pub async fn delete(
     api: &dyn ApiServer,
     lane: Lane,
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::port::{Watch, WatchStream};
 
-    /// Answers every call with the same body, and remembers the call.
+    /// Gives every call the same response, and records the call.
     struct Answering {
         body: &'static str,
         heard: Mutex<Vec<Call>>,

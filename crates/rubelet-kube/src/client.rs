@@ -1,7 +1,7 @@
 //! The API server's client: HTTP with JSON bodies.
 //!
-//! Owns: which connection a request takes, how long it may take, when it is made again, and as whom.
-//! Never: reads objects, remembers them, or repeats what may already have been done.
+//! Owns: the connection of a request, its timeout, its retries, and its credentials.
+//! Never: decodes or stores objects, or repeats a request that may have been executed.
 //! Guarantees: a lane's requests never wait for another lane's or for a watch; no request outlives its timeout.
 //! Upstream: `client-go/rest` and `client-go/transport`.
 
@@ -44,11 +44,11 @@ use crate::{
 
 /// The longest list of a large cluster is some tens of MiB.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// A refusal is a few hundred bytes.
+/// An error response is a few hundred bytes.
 const MAX_REFUSAL_BYTES: usize = 1 << 20;
-/// The server answers a watch at once, also when it has nothing to tell.
+/// The server responds to a watch at once, even without events.
 const WATCH_OPENS_WITHIN: Duration = Duration::from_secs(30);
-/// client-go's number of tries for a server that asks for patience.
+/// client-go's number of tries for a server that sends `Retry-After`.
 const MAX_TRIES: u32 = 10;
 
 /// A clone is the same client.
@@ -92,7 +92,7 @@ impl Client {
         Client::observed(kubeconfig, limits, None)
     }
 
-    /// One whose traffic somebody counts.
+    /// With an observer of its traffic.
     pub fn observed(
         kubeconfig: &Kubeconfig,
         limits: RateLimits,
@@ -110,13 +110,13 @@ impl Client {
             ordinary: lane(limits.ordinary),
             events: lane(limits.events),
             reviews: lane(RateLimit::NONE),
-            // As upstream: an open watch is what keeps other requests away.
+            // As upstream: an open watch keeps the connection from being idle.
             watches: Connections { traffic: Traffic::Watches, ..lane(RateLimit::NONE) },
         };
         Ok(Client { inner: Arc::new(inner) })
     }
 
-    /// For whoever has put a new client certificate in its place: from now on it is the one that is used.
+    /// Reloads the client certificate at once.
     pub async fn credentials_changed(&self) {
         self.inner.look_at_credentials(Reload::Now).await;
     }
@@ -153,7 +153,7 @@ impl ApiServer for Client {
     }
 }
 
-/// A request that may have to be made more than once.
+/// A request that may need several tries.
 struct Outgoing {
     /// The verb and the path, for messages.
     operation: String,
@@ -165,19 +165,19 @@ struct Outgoing {
     deadline: Instant,
 }
 
-/// The head of a success; its body is still to be read.
+/// The head of a success; its body is not read yet.
 struct ResponseHead {
     response: Response<Incoming>,
     lease: Lease,
 }
 
-/// How one try ended without success.
+/// How one try failed.
 enum Failed {
-    /// On a connection that turned out to be closed: nothing was sent.
+    /// The connection turned out to be closed: nothing was sent.
     Unsent(ApiError),
-    /// The connection broke while the request was under way.
+    /// The connection broke during the request.
     Cut(ApiError),
-    /// Anything that another try will not change, and what the server said.
+    /// An error that another try will not change, and the server's message.
     Answered(ApiError),
 }
 
@@ -222,7 +222,7 @@ impl Outgoing {
 }
 
 impl Connections {
-    /// A connection that kept a request waiting for too long may be dead: the next request takes another.
+    /// A connection whose request timed out may be dead: the next request uses another.
     fn gave_up(&self, lease: &Lease, request: &Outgoing) -> ApiError {
         self.pool.abandon(lease);
         request.late()
@@ -239,7 +239,7 @@ impl Inner {
         }
     }
 
-    /// Tries until there is an answer that trying again will not improve.
+    /// Retries until the response is final.
     async fn answer(&self, request: &Outgoing, connections: &Connections) -> Result<ResponseHead, ApiError> {
         let mut reload = Reload::IfStale;
         let mut tries = 0;
@@ -248,7 +248,7 @@ impl Inner {
             let error = match self.attempt(request, connections, reload).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failed::Unsent(_)) if tries < MAX_TRIES => continue,
-                // Asking twice does no harm.
+                // Reads are safe to repeat.
                 Err(Failed::Cut(_)) if tries == 1 && request.method == Method::GET => continue,
                 Err(Failed::Unsent(error) | Failed::Cut(error) | Failed::Answered(error)) => error,
             };
@@ -317,7 +317,7 @@ impl Inner {
         Connection::open(Arc::clone(&self.server), tls, generation, traffic).await
     }
 
-    /// Notices new credentials, and lets go of connections made with older ones.
+    /// Notices new credentials, and closes connections made with older ones.
     async fn look_at_credentials(&self, reload: Reload) -> (Option<Arc<rustls::ClientConfig>>, u64) {
         let (tls, generation) = self.credentials.tls(reload).await;
         for connections in [&self.heartbeat, &self.ordinary, &self.events, &self.reviews, &self.watches] {
@@ -351,7 +351,7 @@ impl Inner {
 
 async fn refusal(request: &Outgoing, response: Response<Incoming>) -> ApiError {
     let (status, headers) = (response.status(), response.headers().clone());
-    // Without its words a refusal still has its code.
+    // Without a readable body the error still has its status code.
     let body = read(response, MAX_REFUSAL_BYTES).await.unwrap_or_default();
     errors::refused(&request.operation, status, &headers, &body)
 }
@@ -378,7 +378,7 @@ fn target(path: &str, query: &[(&'static str, String)]) -> String {
     target
 }
 
-/// As kubelets call themselves: `rubelet/0.1.0 (linux/amd64) kubernetes/v1.36`.
+/// In the format of kubelets: `rubelet/0.1.0 (linux/amd64) kubernetes/v1.36`.
 fn user_agent() -> HeaderValue {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",

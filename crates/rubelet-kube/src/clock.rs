@@ -1,6 +1,6 @@
 //! The client's clocks.
 //!
-//! Owns: reading them. Waits are by tokio's, so pausing tokio pauses the client.
+//! Owns: reading them. Waits use tokio's time, so pausing tokio pauses the client.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// By the calendar: for credentials whose end is a date.
+/// The wall clock: for credentials with an expiry date.
 #[expect(clippy::disallowed_methods, reason = "a date is compared with a date, nothing is decided for pods by it")]
 pub(crate) fn wall() -> jiff::Timestamp {
     jiff::Timestamp::now()

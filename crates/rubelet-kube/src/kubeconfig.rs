@@ -1,7 +1,7 @@
-//! How to reach the API server, and as whom: the kubeconfig file.
+//! The kubeconfig file: the API server's address and the client's credentials.
 //!
-//! Owns: which fields are read, what they mean together, and the words for what is wrong with them.
-//! Never: connects; reads the files a kubeconfig names (but tells where they are).
+//! Owns: which fields are read, how they combine, and the error texts.
+//! Never: connects; reads the files a kubeconfig names (it only resolves their paths).
 //! Upstream: `client-go/tools/clientcmd`.
 
 use std::{
@@ -17,7 +17,7 @@ use serde_json::Value;
 /// The cluster and the user of the current context.
 #[derive(Clone, Debug)]
 pub struct Kubeconfig {
-    /// Where it was read, for messages.
+    /// Its path, for messages.
     pub path: PathBuf,
     pub cluster: Cluster,
     pub user: User,
@@ -26,9 +26,9 @@ pub struct Kubeconfig {
 #[derive(Clone, Debug)]
 pub struct Cluster {
     pub server: Uri,
-    /// Without one the node's own authorities count.
+    /// Without one the node's trusted CAs are used.
     pub certificate_authority: Option<Source>,
-    /// The name the server's certificate must have, where it is not the server's host.
+    /// The name the server's certificate must have, if it differs from the server's host.
     pub tls_server_name: Option<String>,
     pub verification: Verification,
 }
@@ -62,11 +62,11 @@ pub enum Authorization {
         username: String,
         password: String,
     },
-    /// A program is asked for a token or a certificate.
+    /// An exec plugin returns a token or a certificate.
     Exec(Box<ExecPlugin>),
 }
 
-/// Names the way, never the secret.
+/// Names the kind of credential, never the secret.
 impl fmt::Debug for Authorization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -86,7 +86,7 @@ pub struct ExecPlugin {
     pub env: Vec<(String, String)>,
     /// `client.authentication.k8s.io/v1` or `/v1beta1`.
     pub api_version: String,
-    /// Shown when the command is not there.
+    /// Shown if the command does not exist.
     pub install_hint: String,
     pub is_told_the_cluster: bool,
 }
@@ -98,7 +98,7 @@ impl fmt::Debug for ExecPlugin {
     }
 }
 
-/// Where PEM is: beside the kubeconfig, or in it.
+/// PEM data, in a file or inline.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Source {
     File(PathBuf),
@@ -121,7 +121,7 @@ pub struct KubeconfigError {
     message: String,
 }
 
-/// Certificates and keys in it make a kubeconfig a few KiB long.
+/// Inline certificates and keys make a kubeconfig a few KiB long.
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Kubeconfig {
@@ -136,7 +136,7 @@ impl Kubeconfig {
         Self::parse(&text, &path).map_err(wrong)
     }
 
-    /// `path` is where the text comes from: files it names are relative to it.
+    /// `path` is the path of the text: files it names are relative to it.
     fn parse(text: &[u8], path: &Path) -> Result<Self, String> {
         let file: File = serde_json::from_value(yaml(text)?).map_err(|error| error.to_string())?;
         if file.current_context.is_empty() {
@@ -145,7 +145,7 @@ impl Kubeconfig {
         let context: Context = chosen("context", &file.contexts, &file.current_context)?;
         let cluster: RawCluster = chosen("cluster", &file.clusters, &context.cluster)?;
         let user = match context.user.as_str() {
-            // Upstream takes a context without a user as nobody in particular.
+            // Upstream treats a context without a user as anonymous.
             "" => RawUser::default(),
             name => chosen("user", &file.users, name)?,
         };
@@ -159,12 +159,12 @@ impl Kubeconfig {
         })
     }
 
-    /// Something it names is not as it should be.
+    /// One of its references is invalid.
     pub(crate) fn wrong(&self, message: String) -> KubeconfigError {
         KubeconfigError { path: self.path.clone(), message }
     }
 
-    /// The same cluster, for a node that got a certificate: certificate and key are both in the file at `pem`.
+    /// The same cluster with a new client certificate: certificate and key are both in the file at `pem`.
     #[must_use]
     pub fn with_client_certificate(&self, pem: &Path) -> Self {
         let source = Source::File(pem.to_owned());
@@ -173,7 +173,7 @@ impl Kubeconfig {
         Kubeconfig { user, ..self.clone() }
     }
 
-    /// As upstream's bootstrap writes it, with the same names. Only a certificate in files is written, no other credential.
+    /// In upstream's bootstrap format, with the same names. Only a certificate in files is written, no other credential.
     pub fn to_yaml(&self) -> String {
         let mut cluster = Vec::new();
         match &self.cluster.certificate_authority {
@@ -236,7 +236,7 @@ struct File {
     users: Vec<Entry>,
 }
 
-/// Entries that are not chosen need not be good, so they stay unread.
+/// Entries that are not selected need not be valid, so they are not decoded.
 #[derive(Deserialize)]
 struct Entry {
     name: String,
@@ -350,7 +350,7 @@ impl RawUser {
         };
         let token_file = (!self.token_file.is_empty())
             .then(|| ("tokenFile", Authorization::TokenFile(directory.join(self.token_file))));
-        // Upstream: a token file goes before a token.
+        // Upstream: a token file overrides a token.
         let token =
             (!self.token.is_empty() && token_file.is_none()).then_some(("token", Authorization::Token(self.token)));
         let has_password = !self.username.is_empty() || !self.password.is_empty();
@@ -387,7 +387,7 @@ impl RawExec {
             "Always" => return Err("`exec.interactiveMode` is Always: a node has nobody to ask".to_owned()),
             other => return Err(format!("`exec.interactiveMode` is {other:?}, must be Never or IfAvailable")),
         }
-        // Only a path is relative to the kubeconfig; a name is looked up in PATH.
+        // Only a path is relative to the kubeconfig; a name is searched in PATH.
         let is_path = self.command.contains('/');
         let variables = self.env.unwrap_or_default().into_iter();
         Ok(ExecPlugin {
@@ -417,7 +417,7 @@ fn source((file_field, file): Field, (data_field, data): Field, directory: &Path
     }
 }
 
-/// Without a scheme upstream takes a host for `https` if there is anything to verify it with; we ask for the scheme.
+/// Without a scheme upstream uses `https` if there is anything to verify it with; we require the scheme.
 fn server(text: &str) -> Result<Uri, String> {
     if text.is_empty() {
         return Err("`server` is empty: give the API server's URL, such as https://10.0.0.1:6443".to_owned());
@@ -448,7 +448,7 @@ fn chosen<T: DeserializeOwned>(word: &str, entries: &[Entry], name: &str) -> Res
 fn yaml(text: &[u8]) -> Result<Value, String> {
     let options = serde_saphyr::options! {
         with_snippet: false,
-        // No kubeconfig repeats itself so much; a few lines of aliases can stand for gigabytes.
+        // Limits aliases: a few lines of them can expand to gigabytes.
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
     };
     let mut reader = text;

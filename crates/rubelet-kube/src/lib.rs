@@ -1,4 +1,4 @@
-//! The API server: what the agent needs of it, and the client that gets it.
+//! The API server: the port the agent uses, and its client.
 
 #![warn(unreachable_pub)]
 

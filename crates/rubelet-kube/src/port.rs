@@ -1,7 +1,7 @@
-//! What the agent needs of the API server: calls, and watches.
+//! The API server port: calls and watches.
 //!
-//! Owns: the port, which the client and the simulator implement, and the words of a request and of an error.
-//! Never: knows what is in an object; bodies are JSON as sent.
+//! Owns: the port, which the client and the simulator implement, and the types of requests and errors.
+//! Never: interprets an object; bodies are JSON as sent.
 
 use std::{fmt, pin::Pin, time::Duration};
 
@@ -11,10 +11,10 @@ use futures_util::Stream;
 
 #[async_trait]
 pub trait ApiServer: Send + Sync + 'static {
-    /// One request and the body of its answer. An answer that is no success is an error.
+    /// One request and the body of its response. An unsuccessful response is an error.
     async fn call(&self, call: Call) -> Result<Bytes, ApiError>;
 
-    /// Opens a watch; the stream ends when the server or the network ends it, and is opened again by whoever follows.
+    /// Opens a watch; the stream ends when the server or the network ends it, and the caller reopens it.
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError>;
 }
 
@@ -25,21 +25,21 @@ pub struct Call {
     pub path: ObjectPath,
     pub query: Vec<(&'static str, String)>,
     pub body: Option<Bytes>,
-    /// From the moment the request is made, waiting for its turn included.
+    /// From the call on, including the rate limiter's wait.
     pub timeout: Duration,
 }
 
-/// Traffic of one lane cannot hold up another's: each has connections of its own. Watches have theirs.
+/// Traffic of one lane cannot delay another's: each has its own connections. Watches have theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// The lease and the node's status: never limited, never behind pods.
+    /// The lease and the node's status: not rate limited, independent of pods.
     Heartbeat,
     /// Everything else, within `kubeAPIQPS` and `kubeAPIBurst`.
     Ordinary,
     /// Within `eventRecordQPS` and `eventBurst`.
     Events,
-    /// Who calls the agent's own port, and what they may do. Never limited, as upstream's is not: strangers decide how often it is
-    /// asked, and what they cause must not use up what pods need.
+    /// TokenReviews and SubjectAccessReviews. Not rate limited, as upstream: clients of the agent's port cause them,
+    /// and they must not use up the limit of pods.
     Reviews,
 }
 
@@ -56,11 +56,11 @@ pub enum Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchKind {
     Merge,
-    /// Lists are merged by the keys the API's types name.
+    /// Lists are merged by their patch merge keys.
     StrategicMerge,
 }
 
-/// Where an object or a collection is: `/api/v1/namespaces/default/pods/web/status`.
+/// The path of an object or a collection: `/api/v1/namespaces/default/pods/web/status`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectPath {
     /// `v1`, or group and version: `coordination.k8s.io/v1`.
@@ -73,7 +73,7 @@ pub struct ObjectPath {
 }
 
 impl ObjectPath {
-    /// Everything of a kind, in all namespaces or in none.
+    /// A cluster-scoped collection, or one across all namespaces.
     pub fn all(group_version: &'static str, resource: &'static str) -> Self {
         ObjectPath { group_version, resource, namespace: None, name: None, subresource: None }
     }
@@ -98,7 +98,7 @@ impl ObjectPath {
     }
 }
 
-/// The path of the URL. Names are as the API allows them, so nothing in them needs escaping.
+/// The path of the URL. Valid API names need no escaping.
 impl fmt::Display for ObjectPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let root = if self.group_version.contains('/') { "apis" } else { "api" };
@@ -120,7 +120,7 @@ impl fmt::Display for ObjectPath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch {
     pub collection: ObjectPath,
-    /// Selectors and, to go on from somewhere, the resource version.
+    /// Selectors and, to resume, the resource version.
     pub query: Vec<(&'static str, String)>,
 }
 
@@ -132,16 +132,16 @@ pub enum WatchEvent {
     Added(Bytes),
     Modified(Bytes),
     Deleted(Bytes),
-    /// Nothing happened up to this object's resource version.
+    /// No changes up to this object's resource version.
     Bookmark(Bytes),
 }
 
-/// Kind for the machine, text for people.
+/// Kind for decisions, text for users.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     pub kind: ApiErrorKind,
-    /// Names the request and what the server or the network said.
+    /// Names the request and the error of the server or the network.
     pub message: String,
 }
 
@@ -153,7 +153,7 @@ pub enum ApiErrorKind {
     AlreadyExists,
     /// 409 because of a precondition or a newer version.
     Conflict,
-    /// 410, or a resource version the server does not have any more or not yet: list again.
+    /// 410, or a resource version the server no longer has or does not have yet: list again.
     Expired,
     /// 401.
     Unauthorized,
@@ -165,9 +165,9 @@ pub enum ApiErrorKind {
     TooManyRequests { retry_after: Option<Duration> },
     /// The server failed: 5xx.
     Server,
-    /// The answer is not what was asked for, or no JSON.
+    /// The response has an unexpected format, or is not JSON.
     Unreadable,
-    /// No answer: refused, cut off, not in time. Whether the request was carried out is not known.
+    /// No response: refused, cut off, timed out. Whether the request was executed is unknown.
     Unreachable,
 }
 

@@ -1,8 +1,8 @@
-//! A collection kept up with: listed once, then watched for as long as anybody cares.
+//! Lists and watches a collection.
 //!
-//! Owns: lists (streamed where the server can), watches, going on from the last known version, listing anew when the server has
-//! forgotten that version, and the waits between tries. Never: keeps objects; who follows gets each change and decides what to
-//! remember.
+//! Owns: lists (streamed if the server supports it), watches, resuming from the last known version, relisting when the
+//! version has expired, and the back-off. Never: stores objects; the receiver gets each change and decides what to
+//! keep.
 //! Upstream: client-go's Reflector.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -21,7 +21,7 @@ use crate::{
     port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb, Watch, WatchEvent, WatchStream},
 };
 
-/// What of a collection is of interest.
+/// The selected part of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     pub collection: ObjectPath,
@@ -32,7 +32,7 @@ pub struct Selection {
 /// Objects are JSON as the server sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
-    /// This is all there is.
+    /// The complete set.
     Replaced(Vec<Bytes>),
     /// New, or changed.
     Applied(Bytes),
@@ -40,13 +40,13 @@ pub enum Delta {
 }
 
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// A streamed list whose objects neither go on nor end for this long comes from a server that does not know the option.
+/// A streamed list without progress for this long comes from a server that ignores the option.
 const STREAM_PAUSE: Duration = Duration::from_secs(10);
-/// The server ends a watch after this long, give or take; a connection that died silently is noticed then at the latest.
+/// The server ends a watch after about this long; a dead connection is noticed then at the latest.
 const WATCH_SECS: u64 = 300;
-/// A watch that ends in peace after less than this is no peace, but a server that cannot serve it.
+/// A watch that ends without an error sooner than this comes from a server that cannot serve it.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
-/// A server that answers this many watches from one version with an error may never get past what comes next: a list does.
+/// After this many failed watches from one version, the collection is listed: the watch may never get past the next event.
 const REFUSALS_AT_ONE_VERSION: u32 = 5;
 const RETRY_FIRST: Duration = Duration::from_millis(800);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -54,17 +54,17 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// On the bookmark that ends a streamed list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// Follows until nobody receives any more. `seed` spreads the retries of many nodes over time.
+/// Runs until the receiver is gone. `seed` spreads the retries of many nodes over time.
 ///
-/// Guarantees: the first change is `Replaced`, and is consistent: whatever was in the collection when it was asked for is in it.
-/// After it, every change between two lists is told in the server's order, or a new `Replaced` stands for it, which is never
-/// older than what was told before.
+/// Guarantees: the first change is `Replaced`, and is consistent: it contains everything in the collection at the time of the request.
+/// After it, every change between two lists is sent in the server's order, or a new `Replaced` stands for it, which is never
+/// older than what was sent before.
 pub async fn follow(api: &dyn ApiServer, selection: &Selection, seed: u64, changes: &mpsc::Sender<Delta>) {
     let retry = Retry { random: fastrand::Rng::with_seed(seed), delay: RETRY_FIRST, was_unreachable: false };
     let mut follower = Follower { api, selection, changes, version: None, may_stream: true, retry };
     tokio::select! {
         biased;
-        // Cancel-safe: a request or a watch that is dropped is closed, and nobody is left to miss what it had.
+        // Cancel-safe: a dropped request or watch is closed, and nothing waits for it.
         () = changes.closed() => {}
         () = follower.list_and_watch() => {}
     }
@@ -74,9 +74,9 @@ struct Follower<'a> {
     api: &'a dyn ApiServer,
     selection: &'a Selection,
     changes: &'a mpsc::Sender<Delta>,
-    /// What was heard last: the next watch goes on from it, and no list may be older. Without it a list is consistent.
+    /// The last received version: the next watch resumes from it, and no list may be older. Without it a list is consistent.
     version: Option<String>,
-    /// The server has not shown that it has no streamed lists.
+    /// The server has not shown that it lacks streamed lists.
     may_stream: bool,
     retry: Retry,
 }
@@ -84,7 +84,7 @@ struct Follower<'a> {
 struct Listed {
     objects: Vec<Bytes>,
     version: String,
-    /// A streamed list goes on as a watch.
+    /// A streamed list continues as a watch.
     watch: Option<WatchStream>,
 }
 
@@ -109,7 +109,7 @@ impl Follower<'_> {
         }
     }
 
-    /// One watch after another, each from where the last one got. The error is why only a list helps.
+    /// Watches repeatedly, each from the last version. The error is why a relist is needed.
     async fn watch_on(&mut self, mut watch: Option<WatchStream>) -> ApiError {
         let mut refusals = 0;
         loop {
@@ -129,7 +129,7 @@ impl Follower<'_> {
             }
             match error.kind {
                 ApiErrorKind::Unreachable | ApiErrorKind::TooManyRequests { .. } => {}
-                // The version is forgotten, or the server does not like the question or we its answer: start over.
+                // The version has expired, or request or response were invalid: relist.
                 ApiErrorKind::Expired | ApiErrorKind::Invalid | ApiErrorKind::NotFound | ApiErrorKind::Unreadable => {
                     return error;
                 }
@@ -148,7 +148,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Streamed if the server can, else as one answer.
+    /// Streamed if the server supports it, otherwise as one response.
     async fn list(&mut self) -> Result<Listed, ApiError> {
         if self.may_stream {
             let streamed = timeout(LIST_TIMEOUT, self.stream_list()).await;
@@ -166,7 +166,7 @@ impl Follower<'_> {
             }
         }
         match self.list_at_once().await {
-            // This server does not have the version any more, or not yet.
+            // This server no longer has the version, or does not have it yet.
             Err(error) if error.kind == ApiErrorKind::Expired && self.version.take().is_some() => {
                 self.list_at_once().await
             }
@@ -229,7 +229,7 @@ impl Follower<'_> {
         }
     }
 
-    /// One watch, from the last version on, which moves with what it brings. `Ok` when the server ended it in peace.
+    /// One watch from the last version, which advances with its events. `Ok` if the server ended it without an error.
     async fn watch(&mut self, open: Option<WatchStream>) -> Result<(), ApiError> {
         let mut events = match open {
             Some(events) => events,
@@ -238,7 +238,7 @@ impl Follower<'_> {
         let opened = clock::now();
         while let Some(event) = events.next().await {
             let event = event.inspect_err(|_| {
-                // It was served until its connection broke: what went wrong before it is over.
+                // The watch was served until its connection broke: earlier failures are forgotten.
                 if opened.elapsed() >= SHORT_WATCH {
                     self.retry.reset();
                 }
@@ -251,7 +251,7 @@ impl Follower<'_> {
                 WatchEvent::Deleted(_) => Delta::Deleted(object),
                 WatchEvent::Bookmark(_) => continue,
             };
-            // Nobody there to hear it: `follow` ends.
+            // The receiver is gone: `follow` ends.
             let _ = self.changes.send(change).await;
         }
         Ok(())
@@ -287,13 +287,13 @@ impl Follower<'_> {
         ApiError { kind: ApiErrorKind::Unreadable, message }
     }
 
-    /// Worth another try from the same version.
+    /// Retryable from the same version.
     fn failed(&self, what: &str) -> ApiError {
         ApiError { kind: ApiErrorKind::Unreachable, message: format!("{}: {what}", self.selection.collection) }
     }
 }
 
-/// What of an object tells it from others. A bookmark has no name.
+/// The identity of an object. A bookmark has no name.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Meta {
@@ -306,8 +306,8 @@ struct Meta {
     annotations: BTreeMap<String, String>,
 }
 
-/// Waits grow to `RETRY_MAX`, each between half and all of its length, so that nodes that lost a server together do not come
-/// back together. A server that refuses after it could not be reached is back: waits start over.
+/// Waits grow to `RETRY_MAX`, each with jitter between 0.5 and 1, so that nodes that lost a server together do not
+/// reconnect together. An error response after a network failure means the server is back: waits start over.
 struct Retry {
     random: fastrand::Rng,
     delay: Duration,

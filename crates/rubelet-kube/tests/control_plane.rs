@@ -30,7 +30,7 @@ fn config_maps() -> ObjectPath {
     ObjectPath::all("v1", "configmaps").within("default")
 }
 
-/// Objects of one test, apart from those of others.
+/// Objects of one test, separate from those of others.
 fn config_map(name: &str, value: &str) -> Value {
     json!({"metadata": {"name": name}, "data": {"key": value}})
 }

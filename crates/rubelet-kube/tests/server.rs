@@ -1,4 +1,4 @@
-//! The client against a server of our own on real sockets: TLS, HTTP/2 and what servers do wrong.
+//! The client against a test server on real sockets: TLS, HTTP/2 and server faults.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -297,7 +297,7 @@ async fn a_certificate_that_changed_on_disk_is_noticed() {
     server.cut_connections().await;
     assert_eq!(ask().await.unwrap(), "node-new");
 
-    // Half of a rotation is no certificate: the last good one stays.
+    // A half-finished rotation is invalid: the last valid certificate stays.
     std::fs::write(certificates.path("client.pem"), "half").unwrap();
     server.cut_connections().await;
     assert_eq!(ask().await.unwrap(), "node-new");
@@ -322,7 +322,7 @@ async fn plain_http_and_a_token_file_are_enough() {
     assert_eq!(client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap(), "GET GET");
 }
 
-/// A program that counts its runs and answers with `token-<run>`.
+/// A plugin that counts its runs and returns `token-<run>`.
 fn counting_plugin(certificates: &Certificates, rest_of_status: &str) -> String {
     let script = format!(
         "cd \"$(dirname \"$0\")\"; echo \"$KUBERNETES_EXEC_INFO\" > asked; echo run >> runs\n\
@@ -355,7 +355,7 @@ async fn exec_plugin_runs_once_and_again_after_unauthorized() {
         serde_json::from_str(&std::fs::read_to_string(certificates.path("asked")).unwrap()).unwrap();
     assert_eq!(asked["spec"]["cluster"]["server"], server.url);
 
-    // Asked for a moment ago, and refused all the same: not asked for again at once.
+    // Requested a moment ago and rejected: not requested again at once.
     assert_eq!(ask().await.unwrap_err().kind, ApiErrorKind::Unauthorized);
     assert_eq!(server.requests(), 4);
 }

@@ -1,4 +1,4 @@
-//! The kernel's own cgroups, below one that is the test's; and version 2 on a directory that stands for its tree.
+//! Tests on real cgroups below one of the test; version 2 on a directory that imitates its hierarchy.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 use super::*;
 use crate::testing::need_root;
 
-/// A cgroup of the test's own in every tree, gone with the value.
+/// A cgroup of the test in every hierarchy, removed on drop.
 struct CgroupFixture {
     path: PathBuf,
     trees: Hierarchies,
@@ -32,7 +32,7 @@ impl CgroupFixture {
         self.trees.0.iter().map(|tree| tree.mount.join(&inside)).collect()
     }
 
-    /// What the kernel says, in whichever tree has the file.
+    /// The value in any hierarchy that has the file.
     fn read(&self, name: &str, file: &str) -> String {
         let found = self.dirs(name).into_iter().find_map(|dir| fs::read_to_string(dir.join(file)).ok());
         found.unwrap_or_default().trim().to_owned()
@@ -140,7 +140,7 @@ fn no_name_leads_out_of_the_tree() {
     }
 }
 
-/// A directory with the files version 2 has; the kernel would make them with the directory.
+/// A directory with the files of version 2; the kernel would create them with the directory.
 fn unified_tree(files: &[&str]) -> (tempfile::TempDir, Hierarchies) {
     let dir = tempfile::tempdir().unwrap();
     let levels = ["", "kubepods", "kubepods/burstable", "kubepods/burstable/pod1"].map(|level| dir.path().join(level));

@@ -1,6 +1,6 @@
-//! Is a gRPC server healthy? One call of `grpc.health.v1.Health/Check` over plain HTTP/2.
+//! gRPC health checks: one call of `grpc.health.v1.Health/Check` over plain HTTP/2.
 //!
-//! Owns: the connection, which lives in the caller's future, and the two messages. Never: encrypts, keeps connections.
+//! Owns: the connection, which is part of the caller's future, and the two messages. Never: encrypts, keeps connections.
 //! Upstream: `probe/grpc`.
 
 use std::time::Duration;
@@ -21,11 +21,11 @@ use tonic::{Code, Status};
 use super::{address, dial};
 use crate::port::{GrpcCheck, GrpcFailure};
 
-/// Until its time is over a server that refuses us is tried again: it may be about to listen.
+/// A server that refuses connections is retried until the deadline: it may be about to listen.
 const DIAL_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// One enum: whoever sends more is no health service.
+/// The response is one enum; a longer one is not from a health service.
 const ANSWER_LIMIT_BYTES: usize = 1 << 10;
-/// Before each message: not compressed, and its length.
+/// The prefix of each message: not compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
 #[derive(Message)]
@@ -79,7 +79,7 @@ fn judge(status: i32) -> Result<(), GrpcFailure> {
     Err(GrpcFailure::Unhealthy(name))
 }
 
-/// Until somebody speaks HTTP/2. A server that does has sent its settings before it echoes a ping.
+/// Retries until a peer speaks HTTP/2. Such a server has sent its settings before it echoes a ping.
 async fn connect(check: &GrpcCheck) -> (SendRequest<Bytes>, Connection<TcpStream, Bytes>) {
     loop {
         if let Ok(stream) = dial(&check.host, check.port).await
@@ -95,11 +95,11 @@ async fn connect(check: &GrpcCheck) -> (SendRequest<Bytes>, Connection<TcpStream
     }
 }
 
-/// The connection moves while `wish` waits; `None` when it closes first.
+/// Drives the connection while `wish` waits; `None` if it closes first.
 async fn drive<T>(connection: &mut Connection<TcpStream, Bytes>, wish: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
-        // Either end is the end of both: a wish that is dropped was for this connection.
+        // Both end together: a dropped wish belongs to this connection.
         outcome = wish => Some(outcome),
         _ = connection => None,
     }
@@ -136,7 +136,7 @@ async fn send(check: &GrpcCheck, sender: SendRequest<Bytes>) -> Result<ResponseF
 
 async fn receive(response: ResponseFuture) -> Result<i32, Status> {
     let (head, mut body) = response.await.map_err(|error| broken(&error))?.into_parts();
-    // A failure may come without a body, and then with its status at once.
+    // A failure may have no body, and then its status in the head.
     told(&head.headers)?;
     if head.status != StatusCode::OK {
         let message = format!("unexpected HTTP status code received from server: {}", head.status);
@@ -145,7 +145,7 @@ async fn receive(response: ResponseFuture) -> Result<i32, Status> {
     let mut answer = Vec::new();
     while let Some(data) = body.data().await {
         let data = data.map_err(|error| broken(&error))?;
-        // What is not given back is not sent again, so this cannot grow for ever either way.
+        // Without released capacity no more data is sent, so the buffer is bounded.
         let _ = body.flow_control().release_capacity(data.len());
         answer.extend_from_slice(&data);
         if answer.len() > ANSWER_LIMIT_BYTES {
@@ -169,7 +169,7 @@ fn told(headers: &HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// gRPC's own table of what a proxy or another kind of server means.
+/// gRPC's table for HTTP status codes.
 fn code_of(status: StatusCode) -> Code {
     match status.as_u16() {
         400 => Code::Internal,
@@ -199,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// A health service whose services' names are the answers it gives.
+    /// A health service whose service names are its responses.
     struct Server {
         port: u16,
         task: JoinHandle<()>,

@@ -1,9 +1,9 @@
-//! Files shown in a directory all at once, and replaced all at once.
+//! Projects files into a directory and replaces them atomically.
 //!
-//! Owns: upstream's layout. The files lie in a hidden directory with a date in its name; `..data` leads to it; what readers
-//! see are links through `..data`. Renaming that one link changes everything in one step. Every step goes from an open
+//! Owns: upstream's layout. The files are in a hidden directory with a date in its name; `..data` links to it; the visible
+//! names are links through `..data`. Renaming that one link changes everything at once. Every step goes from an open
 //! directory to a name in it, so that no link on the way leads elsewhere.
-//! Never: touches what is there when the content is right already.
+//! Never: changes anything if the content is unchanged.
 //! Upstream: `pkg/volume/util/atomic_writer.go`.
 
 use std::{
@@ -30,10 +30,10 @@ use crate::port::{Projected, ProjectedFile, Projection};
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 const DIR_MODE: u32 = 0o755;
-/// What a group gets that shares a directory, or a file, it must not write to.
+/// The permissions of the group that shares a directory or file without write access.
 const GROUP_DIR_BITS: u32 = 0o2550;
 const GROUP_FILE_BITS: u32 = 0o440;
-/// Names tried for the hidden directory before something is clearly wrong.
+/// Names tried for the hidden directory before giving up.
 const MAX_NAMES: u32 = 1000;
 
 /// See `Host::project`.
@@ -53,20 +53,20 @@ pub fn project(path: &Path, projection: &Projection) -> io::Result<Projected> {
         Some(name) => (name, Projected::Unchanged),
         None => (replace(path, dir.as_fd(), projection)?, Projected::Written),
     };
-    // Also when nothing changed: an earlier try may have ended between the steps.
+    // Also without changes: an earlier try may have been interrupted.
     link_names(dir.as_fd(), &projection.files)?;
     remove_rest(path, dir.as_fd(), &name, &projection.files)?;
     Ok(projected)
 }
 
-/// Nothing but names, the first of which is none of ours.
+/// Only plain names, the first of which is not one of ours.
 fn is_plain(path: &Path) -> bool {
     let mut names = path.components();
     let is_ours = path.as_os_str().as_bytes().starts_with(b"..");
     !is_ours && path.file_name().is_some() && names.all(|name| matches!(name, Component::Normal(_)))
 }
 
-/// The hidden directory `..data` leads to.
+/// The hidden directory that `..data` links to.
 fn current_name(dir: BorrowedFd<'_>) -> io::Result<Option<String>> {
     let target = match rustix::fs::readlinkat(dir, DATA, Vec::new()) {
         Ok(target) => target,
@@ -77,7 +77,7 @@ fn current_name(dir: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(name.filter(|name| name != ".." && name != DATA && name != NEW_DATA))
 }
 
-/// The hidden directory holds these files, each with this content, and no other.
+/// Whether the hidden directory holds exactly these files with these contents.
 fn shows(dir: BorrowedFd<'_>, name: &str, files: &BTreeMap<PathBuf, ProjectedFile>) -> io::Result<bool> {
     let top = match open_beneath(dir, Path::new(name), OFlags::DIRECTORY) {
         Ok(top) => top,
@@ -119,7 +119,7 @@ fn has_content(top: BorrowedFd<'_>, path: &Path, content: &[u8]) -> io::Result<b
     Ok(found == content)
 }
 
-/// Writes everything into a hidden directory of its own, then lets `..data` lead there. Returns its name.
+/// Writes everything into a new hidden directory, then links `..data` to it. Returns its name.
 fn replace(path: &Path, dir: BorrowedFd<'_>, projection: &Projection) -> io::Result<String> {
     let name = make_hidden(dir, &projection.stamp)?;
     let written = write_all(dir, &name, projection).and_then(|()| {
@@ -128,7 +128,7 @@ fn replace(path: &Path, dir: BorrowedFd<'_>, projection: &Projection) -> io::Res
         Ok(rustix::fs::renameat(dir, NEW_DATA, dir, DATA)?)
     });
     if written.is_err() {
-        // The first error is the one worth telling; what stays is removed at the next try.
+        // The first error is the relevant one; leftovers are removed at the next try.
         let _ = remove_tree(&path.join(&name), &AtomicBool::new(false));
     }
     written.map(|()| name)
@@ -169,18 +169,18 @@ fn write_one(top: BorrowedFd<'_>, path: &Path, file: &ProjectedFile, group: Opti
     let mut made = File::from(made);
     made.write_all(&file.content)?;
     let group_bits = if group.is_some() { GROUP_FILE_BITS } else { 0 };
-    // Last: writing and a change of owner clear bits.
+    // Last: writing and a change of owner clear mode bits.
     made.set_permissions(Permissions::from_mode(file.mode | group_bits))
 }
 
-/// Everybody may look into a directory; a group shares it.
+/// Directories are world-readable; a group shares them.
 fn open_up(directory: OwnedFd, group: Option<u32>) -> io::Result<()> {
     rustix::fs::fchown(&directory, None, group.map(Gid::from_raw))?;
     let group_bits = if group.is_some() { GROUP_DIR_BITS } else { 0 };
     File::from(directory).set_permissions(Permissions::from_mode(DIR_MODE | group_bits))
 }
 
-/// The names readers see. What is there already stays, be it a link or a mount point for another volume.
+/// The visible names. Existing ones stay, whether links or mount points for another volume.
 fn link_names(dir: BorrowedFd<'_>, files: &BTreeMap<PathBuf, ProjectedFile>) -> io::Result<()> {
     for name in first_names(files) {
         match rustix::fs::symlinkat(Path::new(DATA).join(name), dir, name) {
@@ -191,7 +191,7 @@ fn link_names(dir: BorrowedFd<'_>, files: &BTreeMap<PathBuf, ProjectedFile>) -> 
     Ok(())
 }
 
-/// Links to what is not shown any more, and hidden directories that are not the current one.
+/// Removes links to files that are gone, and hidden directories other than the current one.
 fn remove_rest(
     path: &Path,
     dir: BorrowedFd<'_>,

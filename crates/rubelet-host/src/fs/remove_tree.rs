@@ -1,8 +1,8 @@
-//! Removing a tree that somebody hostile filled.
+//! Removes a tree with hostile content.
 //!
 //! Owns: a removal that never leaves the tree. Every step goes from an open directory to a name in it, and the kernel itself
-//! refuses to go through a link or into another mount; so links, renames and mounts under our feet can at worst make the
-//! removal fail. Depth costs neither stack nor descriptors: what lies too deep is moved up to the top first.
+//! refuses to traverse a link or another mount; so concurrent links, renames and mounts can at worst make the
+//! removal fail. Depth costs neither stack nor descriptors: deep levels are moved to the top first.
 //! Never: follows a link, crosses a mount, recurses.
 
 use std::{
@@ -25,15 +25,15 @@ use rustix::{
 use super::resolve;
 use crate::mount;
 
-/// Directories held open at once; one level deeper is moved to the top of the tree.
+/// Maximum of open directories; a level deeper is moved to the top of the tree.
 const MAX_OPEN: usize = 16;
-/// How often a directory that somebody keeps filling is gone through before we say so.
+/// How often a directory that is being refilled is emptied before it is an error.
 const MAX_PASSES: u32 = 64;
 
-/// Nothing can be called by a longer name (`NAME_MAX`), though a pod's names together can be that long.
+/// The maximum of a name (`NAME_MAX`), which the combined names of a pod can exceed.
 const MAX_NAME_BYTES: usize = 255;
 
-/// See `Host::remove_tree`. Stops soon after `abandoned` is raised.
+/// See `Host::remove_tree`. Stops soon after `abandoned` is set.
 pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name to remove", path.display())));
@@ -41,7 +41,7 @@ pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
     if name.len() > MAX_NAME_BYTES {
         return Ok(());
     }
-    // Asked first, so that a tree with a mount in it stays whole instead of half removed.
+    // Checked first, so that a tree with a mount in it stays complete instead of half removed.
     if let Some(point) = mount::mounts_below(path)?.first() {
         let message = format!("{} is still mounted", point.display());
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
@@ -58,7 +58,7 @@ pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
 }
 
 struct Removal<'a> {
-    /// From the top of the tree to where we are.
+    /// From the top of the tree to the current directory.
     stack: Vec<Level>,
     /// The directory that holds the tree.
     parent: OwnedFd,
@@ -95,7 +95,7 @@ impl Removal<'_> {
             return Ok(());
         }
         let here = self.stack.last().expect("an entry was read from it").dir.fd()?;
-        // Most entries are files; a directory that only looked like one answers so.
+        // Most entries are files; unlinking a directory fails recognisably.
         if file_type != FileType::Directory {
             match unlink(here, name, AtFlags::empty()) {
                 Err(Errno::ISDIR) => {}
@@ -112,7 +112,7 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Where the file system refuses (another project quota), the caller goes deeper as long as descriptors last.
+    /// If the file system refuses (another project quota), the caller descends as long as descriptors last.
     fn move_to_top(&mut self, name: &CStr) -> io::Result<Moved> {
         let here = self.stack.last().expect("the caller is in it").dir.fd()?;
         let top = self.stack.first().expect("as above").dir.fd()?;
@@ -121,14 +121,14 @@ impl Removal<'_> {
             let free = format!(".rubelet-removing-{}", self.moved);
             match rustix::fs::renameat_with(here, name, top, &*free, RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok(Moved::Yes),
-                // The tree's owner may have thought of this name, or an earlier removal was cut off.
+                // The tree may contain this name, or an earlier removal was interrupted.
                 Err(Errno::EXIST) => {}
                 Err(_) => return Ok(Moved::No),
             }
         }
     }
 
-    /// The directory was read to its end: remove it, or go through it again.
+    /// At the end of the directory: remove it, or read it again.
     fn leave(&mut self) -> io::Result<()> {
         let mut level = self.stack.pop().expect("it was just read");
         let above = match self.stack.last() {
@@ -139,7 +139,7 @@ impl Removal<'_> {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             done => return done.map_err(|errno| failed(&level.name, errno)),
         }
-        // A pass that found directories moved up by us is work, not a quarrel.
+        // A pass that found directories moved up by us does not count as a refill.
         if self.moved == self.moved_before_pass {
             level.passes += 1;
         }
@@ -159,7 +159,7 @@ enum Moved {
     No,
 }
 
-/// Opens a directory to be emptied. `None` when it is gone, or was no directory and has been removed on the spot.
+/// Opens a directory to be emptied. `None` if it is gone, or was not a directory and has been removed.
 fn enter(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<Level>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -177,7 +177,7 @@ fn enter(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<Level>> {
     }
 }
 
-/// Removes one name; it is no error if it is gone.
+/// Removes one name; a missing one is no error.
 fn unlink(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> rustix::io::Result<()> {
     match rustix::fs::unlinkat(parent, name, flags) {
         Err(Errno::NOENT) => Ok(()),
@@ -193,7 +193,7 @@ fn unlink(parent: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> rustix::io::Re
     }
 }
 
-/// Only what has flags and can be opened without side effects.
+/// Only files that have flags and can be opened without side effects.
 fn open_plain(parent: BorrowedFd<'_>, name: &CStr) -> Option<File> {
     let found = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     if !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Directory) {
@@ -208,7 +208,7 @@ fn make_mutable(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let stubborn = IFlags::IMMUTABLE | IFlags::APPEND;
     match rustix::fs::ioctl_getflags(file) {
         Ok(flags) if flags.intersects(stubborn) => rustix::fs::ioctl_setflags(file, flags - stubborn),
-        // The file system knows no such flags: the refusal had another reason, and the next try will tell it.
+        // The file system has no such flags: the refusal had another reason, which the next try reports.
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -238,7 +238,7 @@ mod tests {
         remove_tree(path, &AtomicBool::new(false))
     }
 
-    /// A directory to be removed beside one that must survive.
+    /// A directory to remove beside one that must survive.
     struct TreeFixture {
         dir: tempfile::TempDir,
     }
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn tree_deeper_than_path_and_descriptor_limits_is_removed() {
         need_root();
-        // In memory, because making this many directories on a disk takes a minute.
+        // In memory, because creating this many directories on a disk takes a minute.
         let disk = tempfile::tempdir().unwrap();
         let _guard = MountGuard(disk.path().to_owned());
         mount::Mounter::default().mount_tmpfs(disk.path(), None, 0o700).unwrap();
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(error.to_string().ends_with("/tree/z/mounted is still mounted"), "{error}");
         assert!(fixture.tree().join("a").exists());
-        // Had the table not told, the kernel would: this is what happens to a mount that comes in between.
+        // Without the mount table the kernel refuses: this covers a mount added in between.
         let parent = fs::File::open(fixture.tree().join("z")).unwrap();
         let error = enter(parent.as_fd(), c"mounted").err().expect("a mount is not entered");
         assert_eq!(error.to_string(), "\"mounted\" is still mounted");
@@ -400,7 +400,7 @@ mod tests {
             }
         });
         for _ in 0..100 {
-            // It may fail with a directory that is never empty; it must not reach outside.
+            // It may fail because the directory never becomes empty; it must not reach outside.
             let _ = remove(&tree);
             let _ = fs::create_dir(&tree);
         }

@@ -1,6 +1,6 @@
-//! Opens what a path leads to without leaving a directory.
+//! Opens a path without leaving a directory.
 //!
-//! Owns: the one call that resolves untrusted paths, and its repetition. Never: decides what a path may cross.
+//! Owns: the one call that resolves untrusted paths, and its retry. Never: decides what a path may cross.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use rustix::{
     path::Arg,
 };
 
-/// The kernel cannot vouch for `..` while anything on the node is renamed or mounted, and asks for another try. Who moves
-/// directories for ever is refused.
+/// The kernel returns EAGAIN for `..` while anything on the node is renamed or mounted. After
+/// too many retries the path is refused.
 const MAX_TRIES: u32 = 128;
 
 pub(crate) fn open(

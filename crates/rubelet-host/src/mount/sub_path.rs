@@ -1,7 +1,7 @@
-//! A part of a volume, mounted where no container can exchange it for something else.
+//! Mounts a subPath of a volume safely against concurrent changes.
 //!
-//! Owns: finding the part without leaving the volume, making what is missing of it, the bind mount. What a container puts into
-//! its volume may be hostile, and may change at any moment: whatever is found is held by a descriptor, and that is mounted.
+//! Owns: resolving the subPath without leaving the volume, creating missing directories, the bind mount. A container's
+//! volume content may be hostile, and may change at any time: the result is held by a descriptor, and that is mounted.
 //! Never: follows a link out of the volume.
 //! Upstream: `pkg/volume/util/subpath`.
 
@@ -26,7 +26,7 @@ use super::{Mounter, resolved, top_mount};
 use crate::fs::resolve;
 
 impl Mounter {
-    /// Mounts what is at `sub_path` in the volume at `target`; it is no error if that is mounted there already.
+    /// Mounts `sub_path` of the volume at `target`; it is no error if it is mounted there already.
     pub fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
         let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let part = find_or_make(volume, sub_path)?;
@@ -49,7 +49,7 @@ fn is_dir(found: &Stat) -> bool {
     FileType::from_raw_mode(found.st_mode) == FileType::Directory
 }
 
-/// Directories that are missing get the mode of the volume itself.
+/// Missing directories get the mode of the volume itself.
 fn find_or_make(volume: &Path, sub_path: &Path) -> io::Result<OwnedFd> {
     let root = rustix::fs::open(volume, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     match open_within(root.as_fd(), sub_path) {
@@ -72,7 +72,7 @@ fn find_or_make(volume: &Path, sub_path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Links are followed as long as they stay in the volume: files made of config maps are such links.
+/// Links are followed inside the volume: files from config maps are such links.
 fn open_within(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     resolve::open(root, path, OFlags::PATH, resolve)
@@ -85,7 +85,7 @@ fn make_dir(parent: BorrowedFd<'_>, name: &Path, mode: Mode) -> rustix::io::Resu
     };
     match rustix::fs::mkdirat(parent, name, mode) {
         Ok(()) => {}
-        // Somebody was quicker, and it is theirs; a link in its place is refused.
+        // Created by another process meanwhile; a link in its place is refused.
         Err(Errno::EXIST) => return open(),
         Err(errno) => return Err(errno),
     }
@@ -94,7 +94,7 @@ fn make_dir(parent: BorrowedFd<'_>, name: &Path, mode: Mode) -> rustix::io::Resu
     Ok(made)
 }
 
-/// Something of the same kind to mount over, in directories of ours.
+/// A mount point of the same kind, in a directory of the agent.
 fn make_target(target: &Path, is_dir: bool) -> io::Result<()> {
     if let Some(parent) = target.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::testing::{MountGuard, need_root};
 
-    /// A volume beside what is none of its business.
+    /// A volume beside an unrelated directory.
     struct SubPathFixture {
         dir: TempDir,
         _guard: MountGuard,
@@ -184,7 +184,7 @@ mod tests {
         place.bind("key").unwrap();
         assert_eq!(fs::read_to_string(place.target()).unwrap(), "..2");
         assert_eq!(super::super::mounts_below(&place.target()).unwrap().len(), 1);
-        // A file gives way to a directory.
+        // A directory replaces the file.
         place.bind("..1").unwrap();
         assert_eq!(fs::read_to_string(place.target().join("key")).unwrap(), "..1");
     }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 1);
     }
 
-    /// A container that exchanges a directory for a link all the time gets the directory or nothing.
+    /// A container that keeps exchanging a directory for a link gets the directory or nothing.
     #[test]
     fn sub_path_swapped_for_link_during_mount_exposes_nothing_outside() {
         let place = SubPathFixture::new();

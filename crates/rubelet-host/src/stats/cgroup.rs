@@ -1,6 +1,6 @@
-//! What a cgroup used, what it may use, and what it waited for.
+//! Usage, limits and pressure of a cgroup.
 //!
-//! Owns: which file of which version says it. In version 1 every controller has a tree, in version 2 all share one.
+//! Owns: which file of which version has a value. In version 1 every controller has a hierarchy, in version 2 all share one.
 //! Never: names a cgroup, computes a rate.
 //! Upstream: `fs` and `fs2` of `github.com/opencontainers/cgroups`, `GetSpec` of cAdvisor's `container/common`.
 
@@ -19,12 +19,12 @@ use crate::cgroup::{BASE, below};
 mod v1;
 mod v2;
 
-/// How much is read: every file costs the kernel something.
+/// How much is read: every file has a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// Processor and memory.
+    /// CPU and memory.
     Usage,
-    /// Also processes, disks, limits and what the details of cAdvisor are made of.
+    /// Also processes, disks, limits and the details of cAdvisor.
     All,
 }
 
@@ -72,7 +72,7 @@ pub struct CpuLimits {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     pub usage_bytes: u64,
-    /// What cannot be given up without harm: all but pages of files that nobody touched lately.
+    /// The working set: all but inactive file pages.
     pub working_set_bytes: u64,
     pub rss_bytes: u64,
     pub cache_bytes: u64,
@@ -84,7 +84,7 @@ pub struct Memory {
     pub major_page_faults: u64,
     /// `None` is no limit.
     pub limit_bytes: Option<u64>,
-    /// Of swap alone; `None` is no limit, or nobody counts.
+    /// Of swap alone; `None` is no limit, or not counted.
     pub swap_limit_bytes: Option<u64>,
     pub pressure: Option<Pressure>,
     pub details: MemoryDetails,
@@ -110,7 +110,7 @@ pub struct Pids {
     pub limit: Option<u64>,
 }
 
-/// A disk, and what went to and from it.
+/// A disk, and its I/O.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// `/dev/…`.
@@ -130,7 +130,7 @@ pub struct Device {
     pub cost: Option<IoCost>,
 }
 
-/// By `Read`, `Write`, in version 1 others; `Count` where they are not told apart.
+/// By `Read`, `Write`, in version 1 others; `Count` if they are not distinguished.
 pub type Operations = Vec<(String, u64)>;
 
 /// Time by the kernel's model of a disk, in microseconds.
@@ -158,7 +158,7 @@ pub struct Stall {
     pub avg300: f64,
 }
 
-/// Where each controller's tree is mounted.
+/// Where each controller's hierarchy is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trees {
     V1(v1::Mounts),
@@ -166,7 +166,7 @@ pub enum Trees {
 }
 
 impl Trees {
-    /// Those mounted now, at the node's own place.
+    /// The mounted ones, at the usual mount point.
     pub fn mounted() -> io::Result<Self> {
         let mounts = crate::mount::mount_table()?;
         let at_base = |mount: &crate::mount::Mount| mount.point.as_path() == Path::new(BASE);
@@ -177,7 +177,7 @@ impl Trees {
         Ok(Trees::V1(v1::Mounts::new(trees.map(|mount| mount.point))))
     }
 
-    /// The names of the cgroups right below this one; none when it is not there.
+    /// The names of the direct children of this cgroup; none if it does not exist.
     pub fn children(&self, path: &str) -> Vec<String> {
         let tree = match self {
             Trees::V1(mounts) => mounts.any(),
@@ -189,7 +189,7 @@ impl Trees {
         dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    /// The processes right in this cgroup.
+    /// The processes directly in this cgroup.
     pub fn processes(&self, path: &str, reader: &mut Reader) -> Vec<u32> {
         let tree = match self {
             Trees::V1(mounts) => mounts.any(),
@@ -201,7 +201,7 @@ impl Trees {
         pids.into_iter().flat_map(str::lines).filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != 0).collect()
     }
 
-    /// All that can be read of it; `None` when there is no such cgroup. The root is `/`.
+    /// All readable values; `None` if the cgroup does not exist. The root is `/`.
     pub fn read(&self, path: &str, extent: Extent, reader: &mut Reader) -> Option<CgroupStats> {
         let mut stats = match self {
             Trees::V1(mounts) => v1::read(mounts, path, extent, reader)?,
@@ -213,7 +213,7 @@ impl Trees {
         Some(stats)
     }
 
-    /// The time it used a processor, and no more.
+    /// Only its CPU time.
     pub fn cpu_nanos(&self, path: &str, reader: &mut Reader) -> Option<u64> {
         match self {
             Trees::V1(mounts) => v1::cpu_nanos(mounts, path, reader),
@@ -221,7 +221,7 @@ impl Trees {
         }
     }
 
-    /// Where this process is, by its `/proc/…/cgroup`: in version 1 in systemd's tree, if those of `cpu` and `memory` agree.
+    /// The cgroup of this process from `/proc/…/cgroup`: in version 1 that of systemd's hierarchy, if those of `cpu` and `memory` agree.
     pub fn of_process(&self, table: &str) -> Option<String> {
         let of = |controller: &str| {
             table.lines().find_map(|line| {
@@ -249,7 +249,7 @@ fn open(tree: &Path, path: &str) -> Option<OwnedFd> {
     rustix::fs::openat(CWD, place(tree, path)?, flags, Mode::empty()).ok()
 }
 
-/// The older of a cgroup's directory and a file in it that changes seldom: the directory's time moves with its children.
+/// The older of a cgroup's directory and a rarely changed file in it: the directory's time changes with its children.
 fn created(dir: impl AsFd, file: &str) -> Option<SystemTime> {
     let modified = |stat: rustix::fs::Stat| {
         let secs = u64::try_from(stat.st_mtime).ok()?;
@@ -283,7 +283,7 @@ fn pressure(text: &str) -> Option<Pressure> {
     Some(pressure)
 }
 
-/// Above this the kernel means that there is no limit; not quite the largest number, because it rounds to pages.
+/// Above this the kernel means unlimited; less than the maximum, because it rounds to pages.
 fn limit(bytes: Option<u64>) -> Option<u64> {
     bytes.filter(|bytes| *bytes <= 1 << 62)
 }

@@ -1,4 +1,4 @@
-//! How full file systems are, and how much a directory takes.
+//! Usage of file systems and directories.
 //!
 //! Owns: statfs, and adding up a tree: bounded, without following links, without leaving its file system. Never: runs `du`.
 //! Upstream: `fs.Info` and `fs.DiskUsage` of `pkg/volume/util/fs`, `MetricsDu`, `MetricsStatFS`.
@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileSystem {
     pub capacity_bytes: u64,
-    /// For those who are not root.
+    /// Available to non-root users.
     pub available_bytes: u64,
     pub used_bytes: u64,
     pub inodes: u64,
@@ -34,7 +34,7 @@ pub fn file_system(path: &Path) -> io::Result<FileSystem> {
     })
 }
 
-/// What a tree takes.
+/// The usage of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
@@ -49,12 +49,12 @@ impl std::ops::Add for Usage {
     }
 }
 
-/// Nobody adds up more than this: a pod that makes millions of files must not keep the node busy counting them.
+/// Maximum of entries: a pod with millions of files must not keep the node busy counting them.
 const MOST_ENTRIES: u64 = 200_000;
-/// As many directories are open at once.
+/// Maximum of open directories.
 const DEEPEST: usize = 64;
 
-/// What a directory and all below it take on its own file system. An error when there is more than can be counted in time.
+/// The usage of a directory tree on its own file system. An error if it cannot be counted in time.
 pub fn tree_usage(path: &Path) -> io::Result<Usage> {
     let root = open_dir(CWD, path)?;
     let stat = rustix::fs::fstat(&root)?;
@@ -64,19 +64,19 @@ pub fn tree_usage(path: &Path) -> io::Result<Usage> {
     Ok(sum.usage)
 }
 
-/// What one file takes.
+/// The usage of one file.
 pub fn file_usage(path: &Path) -> io::Result<Usage> {
     let stat = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(Usage { bytes: stat_bytes(&stat), inodes: 1 })
 }
 
-/// What the files right in a directory take, without the directory and those in it.
+/// The usage of the files directly in a directory, without the directory itself and its subdirectories.
 pub fn files_usage(path: &Path) -> io::Result<Usage> {
     let dir = open_dir(CWD, path)?;
     let mut usage = Usage::default();
     for entry in Dir::read_from(&dir)?.take(usize::try_from(MOST_ENTRIES).unwrap_or(usize::MAX)) {
         let entry = entry?;
-        // What is gone takes nothing.
+        // A missing file uses nothing.
         let Ok(stat) = rustix::fs::statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
         if !FileType::from_raw_mode(stat.st_mode).is_dir() {
             usage = usage + Usage { bytes: stat_bytes(&stat), inodes: 1 };
@@ -85,7 +85,7 @@ pub fn files_usage(path: &Path) -> io::Result<Usage> {
     Ok(usage)
 }
 
-/// `/dev/…`, by the kernel's numbers; the numbers where it has no name.
+/// `/dev/…`, by the kernel's numbers; the numbers if it has no name.
 pub fn device_name(major: u32, minor: u32) -> String {
     let link = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok();
     let name = link.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
@@ -94,7 +94,7 @@ pub fn device_name(major: u32, minor: u32) -> String {
 
 struct Sum {
     device: u64,
-    /// Files with several names count once.
+    /// Hard-linked files count once.
     linked: BTreeSet<u64>,
     usage: Usage,
     entries: u64,
@@ -116,7 +116,7 @@ impl Sum {
             if self.entries > MOST_ENTRIES {
                 return Err(too_much(&format!("{MOST_ENTRIES} files")));
             }
-            // What is gone takes nothing.
+            // A missing file uses nothing.
             let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if stat.st_dev != self.device {
                 continue;
@@ -177,7 +177,7 @@ mod tests {
         let _guard = MountGuard(mounted.clone());
         fs::write(mounted.join("elsewhere"), vec![1; 1 << 20]).unwrap();
         let full = tree_usage(&tree).unwrap();
-        // One file and one link; the directory under the mount is not seen any more.
+        // One file and one link; the directory under the mount is hidden.
         assert_eq!(full.inodes, empty.inodes + 1);
         let grown = full.bytes - empty.bytes.min(full.bytes);
         assert!((48 << 10..512 << 10).contains(&grown), "{empty:?} {full:?}");

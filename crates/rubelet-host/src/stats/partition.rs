@@ -1,7 +1,7 @@
-//! The file systems of the node, and what went to and from the disks below them.
+//! The file systems of the node, and the I/O of their disks.
 //!
-//! Owns: which mounts count as the node's own, and reading `/proc/diskstats`. Never: asks a server: a share that hangs would hang
-//! whoever reads figures.
+//! Owns: which mounts belong to the node, and reading `/proc/diskstats`. Never: accesses a network file system: a hung share
+//! would block the reader.
 //! Upstream: `processMounts`, `GetFsInfoForPath` and `getDiskStatsMap` of cAdvisor's `fs`.
 
 use std::{collections::BTreeMap, io, path::Path};
@@ -18,11 +18,11 @@ pub struct Partition {
     /// `/dev/…`, or where it is mounted if it is in memory.
     pub device: String,
     pub file_system: FileSystem,
-    /// Zeros where no disk is below it.
+    /// Zeros without a disk.
     pub disk: DiskStats,
 }
 
-/// What the kernel counted of a disk or a part of it since it was there.
+/// The kernel's counters of a disk or a partition since it appeared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     pub reads: u64,
@@ -38,7 +38,7 @@ pub struct DiskStats {
     pub weighted_io_millis: u64,
 }
 
-/// Those of disks and those in memory, without those of pods: `agent_dir` is where the agent mounts for them.
+/// Disk and memory file systems, without those of pods: `agent_dir` holds the agent's mounts for them.
 pub fn partitions(agent_dir: &Path, reader: &mut Reader) -> io::Result<Vec<Partition>> {
     let disks = disk_stats(reader.text_at("/proc/diskstats").unwrap_or_default());
     let mounts = own_mounts(mount_table()?, agent_dir);
@@ -61,7 +61,7 @@ fn own_mounts(mounts: Vec<Mount>, agent_dir: &Path) -> BTreeMap<String, Mount> {
             }
             "tmpfs" => mount.point.to_string_lossy().into_owned(),
             _ if mount.source.starts_with("/dev/") && mount.fs_type != "devtmpfs" => mount.source.clone(),
-            // A node that runs from an image.
+            // A node booted from an image.
             "overlay" if mount.point == Path::new("/") => mount.source.clone(),
             _ => continue,
         };

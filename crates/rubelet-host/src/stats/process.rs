@@ -1,6 +1,6 @@
-//! Figures of /proc: of the machine, of networks, of processes.
+//! Statistics of /proc: machine, networks, processes.
 //!
-//! Owns: parsing them, and counting the files that processes have open.
+//! Owns: parsing them, and counting open files of processes.
 //! Upstream: cAdvisor's `networkStatsFromProc`, `processStatsFromProcs`; `pkg/kubelet/stats/pidlimit`, `GetBootTime`.
 
 use std::path::Path;
@@ -19,7 +19,7 @@ pub struct Machine {
     pub swap_free_bytes: u64,
     /// Since 1970.
     pub boot_secs: u64,
-    /// The most processes and threads there can be.
+    /// The maximum of processes and threads.
     pub max_pid: Option<u64>,
     /// How many there are.
     pub tasks: Option<u64>,
@@ -56,7 +56,7 @@ fn tasks(loadavg: &str) -> Option<u64> {
     number(all)
 }
 
-/// A network interface, and what went through it.
+/// A network interface and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
@@ -72,7 +72,7 @@ pub struct Traffic {
     pub dropped: u64,
 }
 
-/// The interfaces that the process sees, without those that lead nowhere or into a pod.
+/// The interfaces that the process sees, without loopback and pod interfaces.
 pub fn interfaces(pid: u32, reader: &mut Reader) -> Option<Vec<Interface>> {
     reader.text_at(&format!("/proc/{pid}/net/dev")).map(parse_interfaces)
 }
@@ -90,7 +90,7 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
                 errors: numbers.next()??,
                 dropped: numbers.next()??,
             };
-            // FIFO errors, frames or collisions, compressed and multicast or carrier errors: nobody asks for them.
+            // FIFO errors, frames or collisions, compressed and multicast or carrier errors are not used.
             let rest = numbers.by_ref().take(4).count();
             (rest == 4).then_some(traffic)
         };
@@ -100,14 +100,14 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
     text.lines().filter_map(interface).collect()
 }
 
-/// The files that processes have open.
+/// The open files of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFiles {
     pub files: u64,
     pub sockets: u64,
 }
 
-/// So many are counted of one container; one that has more has at least these.
+/// The maximum counted per container; the result is then a lower bound.
 const MOST_FILES: u64 = 65_536;
 
 pub fn open_files(pids: &[u32]) -> OpenFiles {
@@ -143,7 +143,7 @@ fn count_files(pid: u32, open: &mut OpenFiles) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// How many files the process may have open; `-1` is no limit.
+/// The limit of open files of the process; `-1` is unlimited.
 pub fn open_files_limit(pid: u32, reader: &mut Reader) -> Option<i64> {
     soft_limit(reader.text_at(&format!("/proc/{pid}/limits"))?, "Max open files")
 }
@@ -159,7 +159,7 @@ pub fn cgroups_of_self(reader: &mut Reader) -> Option<String> {
     reader.text_at("/proc/self/cgroup").map(str::to_owned)
 }
 
-/// How the processors are built.
+/// The CPU topology.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     pub cores: usize,

@@ -1,6 +1,6 @@
 //! Small text files of the kernel.
 //!
-//! Owns: reading one whole through a buffer that is used again, and the two shapes they have: one number, or names with numbers.
+//! Owns: reading a whole file through a reused buffer, and the two formats: one number, or names with numbers.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -26,7 +26,7 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// What the file says; `None` when it cannot be read or is no text.
+    /// The content of the file; `None` if it is unreadable or not text.
     pub fn text(&mut self, dir: impl AsFd, name: &str) -> Option<&str> {
         let file = open(dir, name)?;
         let mut filled = 0;
@@ -41,21 +41,21 @@ impl Reader {
                 Ok(0) => return std::str::from_utf8(&self.buffer[..filled]).ok(),
                 Ok(count) => filled += count,
                 Err(Errno::INTR) => {}
-                // The kernel says ENODEV of a cgroup that is being removed, and EOPNOTSUPP of pressure that is not measured.
+                // The kernel returns ENODEV for a cgroup that is being removed, and EOPNOTSUPP for pressure that is not measured.
                 Err(_) => return None,
             }
         }
     }
 
-    /// The same by its whole path.
+    /// The same by full path.
     pub fn text_at(&mut self, path: &str) -> Option<&str> {
         self.text(CWD, path)
     }
 
-    /// The one number in a file; `max`, and what v1 writes in its place, is no number.
+    /// The number in a file; `max`, and its equivalent in v1, is not a number.
     pub fn number(&mut self, dir: impl AsFd, name: &str) -> Option<u64> {
         let file = open(dir, name)?;
-        // The kernel gives a line whole: nobody needs to ask whether there is more.
+        // The kernel returns the whole line at once: no second read is needed.
         let count = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *self.buffer)).ok()?;
         number(std::str::from_utf8(&self.buffer[..count]).ok()?)
     }

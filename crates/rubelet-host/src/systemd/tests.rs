@@ -1,4 +1,4 @@
-//! A peer that answers as systemd does, in the order it may.
+//! Tests with a peer that replies like systemd, in any order systemd may.
 
 use std::{io::BufRead as _, io::BufReader, thread};
 
@@ -9,7 +9,7 @@ use super::{
 
 const JOB: &str = "/org/freedesktop/systemd1/job/7";
 
-/// A call as the peer sees it: which it is on its connection, and what it says.
+/// A call as the peer sees it: its number on the connection, and its content.
 struct Call {
     serial: u32,
     message: Message,
@@ -40,7 +40,7 @@ fn refusal(call: &Call, error: &str) -> Vec<u8> {
     message(ERROR, 3, &[to(call), (ERROR_NAME, "s", text(error)), signature("s")], &text("so it is"))
 }
 
-/// Runs `ask` against a peer that answers each call with what `answer` makes of it; returns the calls.
+/// Runs `ask` against a peer whose replies `answer` makes; returns the calls.
 fn with_peer<T>(
     answer: impl Fn(&Call) -> Vec<Vec<u8>> + Send + 'static,
     ask: impl FnOnce(&mut Systemd<UnixStream>) -> T,
@@ -101,7 +101,7 @@ fn existing_slice_gets_limits_and_missing_slice_needs_no_stop() {
     assert_eq!(result.unwrap_err().to_string(), "systemd does not start a.slice: so it is");
 }
 
-/// Byte for byte as the specification of D-Bus lays it out.
+/// Byte for byte as in the D-Bus specification.
 #[test]
 #[cfg(target_endian = "little")]
 fn properties_are_laid_out_as_the_bus_wants_them() {

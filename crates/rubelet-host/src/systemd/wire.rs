@@ -1,6 +1,6 @@
-//! As much of D-Bus as calls of systemd's manager need.
+//! The part of D-Bus that calls to systemd's manager need.
 //!
-//! Owns: how messages are written and read. Upstream: `github.com/godbus/dbus`.
+//! Owns: encoding and decoding messages. Upstream: `github.com/godbus/dbus`.
 
 use std::io::{self, Read, Write};
 
@@ -11,7 +11,7 @@ pub(super) const RETURN: u8 = 2;
 pub(super) const ERROR: u8 = 3;
 pub(super) const SIGNAL: u8 = 4;
 
-/// Which field of a header is which.
+/// The codes of header fields.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 pub(super) const MEMBER: u8 = 3;
@@ -21,14 +21,14 @@ pub(super) const SIGNATURE: u8 = 8;
 
 const OWN_ORDER: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
 
-/// Far more than systemd tells of anything.
+/// Far larger than any message of systemd.
 const LARGEST: usize = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct Connection<S> {
     stream: S,
     serial: u32,
-    /// Jobs that ended before somebody asked, with their results.
+    /// Jobs that ended before they were awaited, with their results.
     ended: Vec<(String, String)>,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Reply {
 }
 
 impl<S: Read + Write> Connection<S> {
-    /// Says who we are, which the kernel vouches for.
+    /// Authenticates with our user id, which the kernel verifies.
     pub(super) fn new(mut stream: S) -> io::Result<Self> {
         let uid = rustix::process::geteuid().as_raw().to_string();
         let uid: String = uid.bytes().map(|digit| format!("{digit:02x}")).collect();
@@ -61,7 +61,7 @@ impl<S: Read + Write> Connection<S> {
         Ok(Connection { stream, serial: 0, ended: Vec::new() })
     }
 
-    /// Asks systemd's manager.
+    /// Calls systemd's manager.
     pub(super) fn call(&mut self, method: &str, signature: &str, arguments: &Body) -> io::Result<Reply> {
         self.serial += 1;
         let fields = [
@@ -108,7 +108,7 @@ impl<S: Read + Write> Connection<S> {
     }
 }
 
-/// What of a message counts here.
+/// The used part of a message.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     pub kind: u8,
@@ -177,7 +177,7 @@ pub(super) fn message(kind: u8, serial: u32, fields: &[(u8, &str, Body)], body: 
         head.align(8);
         head.0.push(*code);
         head = head.signature(letter);
-        // Four bytes behind a multiple of eight, where numbers and texts may begin.
+        // Four bytes past a multiple of eight, where numbers and strings may begin.
         head.0.extend(&value.0);
     }
     let fields = length(&head.0[start + 4..]);
@@ -187,7 +187,7 @@ pub(super) fn message(kind: u8, serial: u32, fields: &[(u8, &str, Body)], body: 
     head.0
 }
 
-/// Values in a row, each where its alignment wants it.
+/// Values in sequence, each at its alignment.
 #[derive(Debug, Default)]
 pub(super) struct Body(Vec<u8>);
 
@@ -222,7 +222,7 @@ impl Body {
                 Value::Flag(flag) => self.signature("b").flag(*flag),
                 Value::Text(text) => self.signature("s").text(text),
                 Value::Name(name) => {
-                    // The length of the list: that of its one entry, with the number before and the zero behind it.
+                    // The length of the list: that of its one entry, with the length before and the NUL after it.
                     self.signature("as").number(length(name.as_bytes()) + 5).text(name)
                 }
                 Value::Number(number) => {
@@ -238,7 +238,7 @@ impl Body {
         self
     }
 
-    /// A list of structures with nothing in it.
+    /// An empty list of structures.
     pub(super) fn empty_structs(self) -> Self {
         let mut body = self.number(0);
         body.align(8);
@@ -257,7 +257,7 @@ impl Body {
     }
 }
 
-/// Reads what [`Body`] writes.
+/// Decodes what [`Body`] encodes.
 #[derive(Debug)]
 struct Cursor<'a> {
     bytes: &'a [u8],
@@ -303,7 +303,7 @@ impl<'a> Cursor<'a> {
         self.characters(length)
     }
 
-    /// A zero follows them.
+    /// A NUL follows them.
     fn characters(&mut self, count: usize) -> io::Result<&'a str> {
         let text = std::str::from_utf8(self.take(count)?).map_err(|_| malformed())?;
         self.byte()?;

@@ -1,6 +1,6 @@
-//! As whom we come, kept up to date with where it is written.
+//! The client's credentials, reloaded when their source changes.
 //!
-//! Owns: when certificates and tokens are read or asked for again, and what is used meanwhile.
+//! Owns: when certificates and tokens are reloaded or requested again, and what is used meanwhile.
 //! Upstream: `client-go/transport` (cert_rotation.go, token_source.go), the cache of its exec plugin.
 
 use std::{
@@ -24,13 +24,13 @@ use crate::{
     kubeconfig::{Authorization, ClientCertificate, Cluster, ExecPlugin, Kubeconfig, Source},
 };
 
-/// Files are looked at no more often than this, unless something asks for it.
+/// Minimum time between checks of files, unless a reload is requested.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Upstream's period for a token file.
 const READ_TOKEN_EVERY: Duration = Duration::from_secs(60);
 /// Tokens are a few KiB; a header must not be much longer.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
-/// What a program just gave is not asked for again, however many requests were refused together.
+/// A new token of a plugin is not requested again, however many requests were rejected together.
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Credentials {
     certificate: Option<ClientCertificate>,
     authorization: Authorization,
     state: Mutex<State>,
-    /// One asks the program, the others wait for its answer.
+    /// One request runs the plugin, the others wait for its result.
     asking: Semaphore,
 }
 
@@ -50,7 +50,7 @@ struct State {
     generation: u64,
     stamps: Vec<Stamp>,
     looked_at: Instant,
-    /// Of a file, and when it was read.
+    /// The content of a file, and when it was read.
     token: Option<(HeaderValue, Instant)>,
     issued: Option<FromProgram>,
 }
@@ -63,19 +63,19 @@ struct FromProgram {
     asked_at: Instant,
 }
 
-/// What differs when a file was written anew, or another was put in its place.
+/// Differs when a file was rewritten or replaced.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 /// Whether files and tokens are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reload {
-    /// If they were read more than a few seconds ago.
+    /// If the last read is more than a few seconds old.
     IfStale,
     Now,
 }
 
 impl Credentials {
-    /// Reads all files, so that what is wrong with them is known at start.
+    /// Reads all files, so that errors are found at start.
     pub(super) fn load(kubeconfig: &Kubeconfig) -> Result<Self, String> {
         let certificate = kubeconfig.user.certificate.clone();
         let cluster = kubeconfig.cluster.clone();
@@ -94,7 +94,7 @@ impl Credentials {
         Ok(Credentials { cluster, certificate, authorization, state, asking: Semaphore::new(1) })
     }
 
-    /// The configuration for a new connection, and its generation: connections of an earlier one are out of date.
+    /// The configuration for a new connection, and its generation: connections of an earlier one are outdated.
     pub(super) async fn tls(&self, reload: Reload) -> (Option<Arc<ClientConfig>>, u64) {
         if let Some(known) = self.is_time_to_look(reload) {
             self.look(known).await;
@@ -115,7 +115,7 @@ impl Credentials {
         }
     }
 
-    /// Whether asking again may bring another answer.
+    /// Whether another request may give another result.
     pub(super) fn can_be_refreshed(&self) -> bool {
         match self.authorization {
             Authorization::None | Authorization::Token(_) | Authorization::Basic { .. } => false,
@@ -123,7 +123,7 @@ impl Credentials {
         }
     }
 
-    /// The stamps as known, if the files are to be looked at now. Whoever gets them looks; others go on meanwhile.
+    /// The known stamps, if the files are due for a check. One caller checks; the others continue.
     fn is_time_to_look(&self, reload: Reload) -> Option<Vec<Stamp>> {
         let mut state = self.state();
         let is_due = reload == Reload::Now || state.looked_at.elapsed() >= LOOK_EVERY;
@@ -149,7 +149,7 @@ impl Credentials {
                 state.generation += 1;
                 tracing::info!("the client certificate or its authority changed: new connections use it");
             }
-            // Perhaps half written. The stamps stay as they were, so the next look reads it again.
+            // Perhaps half written. The stamps stay, so the next check reads it again.
             Ok(Some((_, Err(error)))) => tracing::warn!("keeping the old client certificate: {error}"),
             Ok(None) => {}
             Err(error) => tracing::warn!("cannot look at the client certificate: {error}"),
@@ -178,7 +178,7 @@ impl Credentials {
         }
     }
 
-    /// `None` when the program gave a certificate instead, which `tls` then has.
+    /// `None` if the plugin returned a certificate instead, which `tls` then has.
     async fn token_of_program(&self, plugin: &ExecPlugin, reload: Reload) -> Result<Option<HeaderValue>, String> {
         if let Some(issued) = self.still_good(reload) {
             return Ok(issued.token);
@@ -226,7 +226,7 @@ fn files(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Vec<Path
         .collect()
 }
 
-/// Of the files that links lead to.
+/// Of the targets of links.
 fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
     let stamp = |path: &PathBuf| {
         let metadata = std::fs::metadata(path).ok()?;

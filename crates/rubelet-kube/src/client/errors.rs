@@ -1,6 +1,6 @@
-//! What the server's refusals and the network's failures mean.
+//! Maps error responses and network failures to errors.
 //!
-//! Owns: the kind of an error and its words. Never: shows a header or a token.
+//! Owns: the kind of an error and its text. Never: shows a header or a token.
 //! Upstream: `apimachinery/pkg/api/errors`.
 
 use std::{error::Error, time::Duration};
@@ -10,10 +10,10 @@ use serde::Deserialize;
 
 use crate::port::{ApiError, ApiErrorKind};
 
-/// Of an answer that is not the API's own: a proxy's page, a plain text. Enough to recognise it.
+/// Of a response that is not the API's own: a proxy's page, a plain text. Enough to recognise it.
 const SHOWN_TEXT_CHARS: usize = 200;
 
-/// The `metav1.Status` a refusal carries.
+/// The `metav1.Status` of an error response.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {
@@ -62,7 +62,7 @@ pub(super) fn unreachable(operation: &str, cause: impl std::fmt::Display) -> Api
     ApiError { kind: ApiErrorKind::Unreachable, message: format!("{operation}: {cause}") }
 }
 
-/// An error with what caused it, down to the innermost: the outer ones alone say little.
+/// An error with all its causes: the outer ones alone say little.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -88,7 +88,7 @@ impl Status {
     fn kind(&self, code: u16, retry_after: Option<Duration>) -> ApiErrorKind {
         match (code, self.reason.as_deref()) {
             (410, _) | (_, Some("Expired" | "Gone")) => ApiErrorKind::Expired,
-            // 504 of a server whose cache is older than the version asked for.
+            // 504 of a server whose cache is older than the requested version.
             _ if self.has_cause("ResourceVersionTooLarge") => ApiErrorKind::Expired,
             (409, Some("AlreadyExists")) => ApiErrorKind::AlreadyExists,
             (409, _) => ApiErrorKind::Conflict,

@@ -1,6 +1,6 @@
-//! Credentials from a program of the kubeconfig's choice.
+//! Credentials from an exec plugin.
 //!
-//! Owns: how the program is asked and what of its answer is taken. Never: keeps the answer, or shows it.
+//! Owns: running the plugin and decoding its output. Never: stores the output, or shows it.
 //! Upstream: `client-go/plugin/pkg/client/auth/exec`.
 
 use std::{process::Stdio, time::Duration};
@@ -12,7 +12,7 @@ use tokio::{io::AsyncReadExt as _, process::Command};
 
 use crate::kubeconfig::{ClientCertificate, Cluster, ExecPlugin, Source, Verification};
 
-/// Plugins ask a service in the network; one that takes longer hangs.
+/// Plugins call a service in the network; a slower one hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// A token or a certificate with its key are a few KiB.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
@@ -21,7 +21,7 @@ const MAX_ANSWER_BYTES: u64 = 1 << 20;
 pub(super) struct Issued {
     pub(super) token: Option<String>,
     pub(super) certificate: Option<ClientCertificate>,
-    /// `None` is for ever, or until the server refuses it.
+    /// `None`: no expiry, valid until the server rejects it.
     pub(super) expires: Option<jiff::Timestamp>,
 }
 
@@ -41,7 +41,7 @@ struct ExecCredentialStatus {
     expiration_timestamp: Option<jiff::Timestamp>,
 }
 
-/// Runs the program. It has no terminal to ask anybody at; what it says on stderr goes where our own log goes.
+/// Runs the plugin without a terminal; its stderr is that of the agent.
 pub(super) async fn run(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Issued, String> {
     let name = plugin.command.display();
     match tokio::time::timeout(DEADLINE, output(plugin, cluster)).await {
@@ -72,7 +72,7 @@ async fn output(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Vec<u8>, Strin
     if status.success() { Ok(answer) } else { Err(format!("failed: {status}")) }
 }
 
-/// What the program is told: the version we speak and, if it wants to know, for which cluster.
+/// The plugin's input: the API version and, if requested, the cluster.
 fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, String> {
     let mut spec = json!({"interactive": false});
     if plugin.is_told_the_cluster {
@@ -99,7 +99,7 @@ fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, String> {
 }
 
 fn issued(plugin: &ExecPlugin, answer: &[u8]) -> Result<Issued, String> {
-    // The library's message may show a part of the answer, which is secret.
+    // The library's message may quote the output, which is secret.
     let credential: ExecCredential =
         serde_json::from_slice(answer).map_err(|_| "its answer is not an ExecCredential in JSON".to_owned())?;
     if credential.api_version != plugin.api_version {

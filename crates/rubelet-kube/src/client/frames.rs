@@ -1,6 +1,6 @@
 //! A watch's body: one JSON document per line.
 //!
-//! Owns: lines out of chunks, and events out of lines. Never: reads what is in an object.
+//! Owns: splitting chunks into lines, and lines into events. Never: decodes an object.
 
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::{
     port::{ApiError, ApiErrorKind, WatchEvent},
 };
 
-/// The largest object is 1.5 MiB in etcd, and larger as JSON; what is longer is no event.
+/// The largest object is 1.5 MiB in etcd, and larger as JSON; a longer line is not an event.
 const MAX_FRAME_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Frames {
     /// `watch` and the path, for messages.
     operation: String,
     unread: BytesMut,
-    /// How much of `unread` is known to hold no end of a line.
+    /// How much of `unread` is known to hold no line end.
     searched: usize,
 }
 
@@ -44,7 +44,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The next event that has arrived completely.
+    /// The next complete event.
     pub(super) fn next(&mut self) -> Result<Option<WatchEvent>, ApiError> {
         loop {
             let Some(end) = self.unread[self.searched..].iter().position(|byte| *byte == b'\n') else {
@@ -61,7 +61,7 @@ impl Frames {
 
     fn event(&self, line: &[u8]) -> Result<WatchEvent, ApiError> {
         let frame: Frame<'_> = serde_json::from_slice(line).map_err(|error| self.unreadable(&error.to_string()))?;
-        // A copy: whoever keeps an object must not keep the buffer it came in.
+        // A copy: a kept object must not keep the whole buffer alive.
         let object = Bytes::copy_from_slice(frame.object.get().as_bytes());
         match frame.kind {
             "ADDED" => Ok(WatchEvent::Added(object)),

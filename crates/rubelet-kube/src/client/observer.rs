@@ -1,13 +1,13 @@
-//! What somebody who counts is told of the traffic.
+//! The observer of the client's traffic.
 //!
-//! Owns: the words of it. Never: counts; a client without an observer tells nobody.
+//! Owns: the trait. Never: counts.
 //! Upstream: `client-go/tools/metrics`.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
 
-/// Is told of everything as it happens. Nothing else can happen meanwhile: it must be quick.
+/// Called synchronously for each event: it must be quick.
 #[derive(Clone)]
 pub struct Observer(Arc<dyn Fn(&Observed<'_>) + Send + Sync>);
 
@@ -37,10 +37,10 @@ pub struct Observed<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occurrence {
-    /// A request got its turn after this long.
+    /// The rate limiter delayed a request this long.
     Waited(Duration),
-    /// One try; `None` when there was no answer.
+    /// One try; `None` without a response.
     Tried(Option<StatusCode>),
-    /// A call is over, after all its tries.
+    /// A call ended, after all its tries.
     Called { took: Duration, sent_bytes: usize, received_bytes: Option<usize> },
 }

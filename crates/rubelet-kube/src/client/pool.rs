@@ -1,6 +1,6 @@
 //! The connections of one lane.
 //!
-//! Owns: which connection a request takes, when another is opened, and when one is let go. Never: decides to try again.
+//! Owns: the connection of a request, when another is opened, and when one is closed. Never: retries.
 //! HTTP/2 connections carry many requests at once up to the server's limit, HTTP/1.1 connections one.
 
 use std::{
@@ -15,20 +15,20 @@ use crate::client::transport::{Connection, Lease};
 
 /// Name look-up, TCP, TLS and HTTP together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// More unused connections than this are closed; HTTP/2 rarely needs a second.
+/// More idle connections than this are closed; HTTP/2 rarely needs a second.
 const MAX_IDLE: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     state: Mutex<State>,
-    /// One request connects, the others wait for what it gets.
+    /// One request connects, the others wait for its result.
     connecting: Semaphore,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connections: Vec<Arc<Connection>>,
-    /// How many attempts to connect failed, and how the last one did.
+    /// How many attempts to connect failed, and the last error.
     failures: u64,
     last_failure: String,
 }
@@ -40,7 +40,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// A place on a connection, on a new one if need be.
+    /// A slot on a connection, on a new one if necessary.
     pub(super) async fn lease<Connecting>(&self, connect: impl FnOnce() -> Connecting) -> Result<Lease, String>
     where
         Connecting: Future<Output = Result<Connection, String>>,
@@ -77,12 +77,12 @@ impl Pool {
         }
     }
 
-    /// No further request goes this way; those under way go on.
+    /// The connection gets no further requests; running ones continue.
     pub(super) fn abandon(&self, lease: &Lease) {
         self.state().connections.retain(|connection| !lease.is_of(connection));
     }
 
-    /// Lets go of connections made with credentials before those of `generation`.
+    /// Closes connections made with credentials older than `generation`.
     pub(super) fn retire_before(&self, generation: u64) {
         self.state().connections.retain(|connection| {
             let is_current = connection.generation >= generation;
@@ -93,7 +93,7 @@ impl Pool {
         });
     }
 
-    /// The first connections are filled first, so that the last ones fall idle.
+    /// The first connections are filled first, so that the last ones become idle.
     fn free(&self) -> Option<Lease> {
         let mut state = self.state();
         state.connections.retain(|connection| !connection.is_closed());

@@ -1,6 +1,6 @@
-//! So many requests per second, and so many at once.
+//! The client-side rate limiter: QPS and burst.
 //!
-//! Owns: the token bucket of a lane. Never: drops or reorders; who asks first goes first.
+//! Owns: the token bucket of a lane. Never: drops or reorders; requests are served in order.
 //! Upstream: `client-go/util/flowcontrol`.
 
 use std::{
@@ -15,9 +15,9 @@ use crate::clock;
 /// `kubeAPIQPS` with `kubeAPIBurst`, or `eventRecordQPS` with `eventBurst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Zero is client-go's own default; less than zero is no limit.
+    /// Zero is client-go's default; negative is unlimited.
     pub qps: i32,
-    /// Zero is client-go's own default.
+    /// Zero is client-go's default.
     pub burst: i32,
 }
 
@@ -42,7 +42,7 @@ struct Limit {
 
 #[derive(Debug)]
 struct Level {
-    /// Below zero by what is promised to those who wait.
+    /// Negative by the tokens reserved for waiting requests.
     tokens: f64,
     at: Instant,
 }
@@ -63,7 +63,7 @@ impl Bucket {
         self.limit.is_some()
     }
 
-    /// Waits for a turn. `Err` with the wait there would be when it ends after `deadline`: nothing was taken then.
+    /// Waits for a token. `Err` with the required wait if it would end after `deadline`: no token is taken then.
     pub(super) async fn turn(&self, deadline: Instant) -> Result<(), Duration> {
         let Some(limit) = &self.limit else { return Ok(()) };
         let wait = limit.reserve(clock::now(), deadline)?;

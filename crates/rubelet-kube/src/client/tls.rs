@@ -1,6 +1,6 @@
-//! Whom we trust and as whom we come: a kubeconfig's PEM files as a TLS configuration.
+//! Builds the TLS configuration from a kubeconfig's PEM files.
 //!
-//! Owns: reading certificates and keys, and the words for what is wrong with them. Never: shows what is in a key.
+//! Owns: reading certificates and keys, and their error texts. Never: shows the content of a key.
 
 use std::{path::Path, sync::Arc};
 
@@ -13,10 +13,10 @@ use rustls::{
 
 use crate::kubeconfig::{ClientCertificate, Cluster, Source, Verification};
 
-/// A certificate file of more than this is another file.
+/// A larger file is not a certificate file.
 const MAX_PEM_BYTES: u64 = 4 << 20;
 
-/// Reads files. What is wrong names the field and the file.
+/// Reads files. Errors name the field and the file.
 pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -24,7 +24,7 @@ pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>)
         .expect("ring has what the default versions of TLS need");
     let builder = match cluster.verification {
         Verification::Required => builder.with_root_certificates(roots(cluster.certificate_authority.as_ref())?),
-        // `insecure-skip-tls-verify`: any server that has the key of the certificate it shows.
+        // `insecure-skip-tls-verify`: accepts any server that has the key of its certificate.
         Verification::Skipped => {
             let verifier = AnyPeer::new(&provider, KeyProof::Required);
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))

@@ -1,6 +1,6 @@
 //! One connection to the server: TCP, TLS, HTTP.
 //!
-//! Owns: how a connection is made, its tasks, and how many may use it. Never: tries again, knows what a request means.
+//! Owns: how a connection is made, its tasks, and its maximum of requests. Never: retries, interprets a request.
 
 use std::{
     future::Future,
@@ -27,24 +27,24 @@ use tokio_rustls::TlsConnector;
 
 use crate::{client::errors, clock, kubeconfig::Cluster};
 
-/// As client-go: a peer that said nothing for 30 s is asked, and given up when 15 s later it still says nothing.
+/// As client-go: a ping after 30 s of silence, and the connection is closed 15 s later without a reply.
 const PING_AFTER: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
-/// kube-apiserver allows 100 streams per connection; some are left for those it has not yet seen end.
+/// kube-apiserver allows 100 streams per connection; the rest is slack for streams it has not yet closed.
 const MAX_STREAMS: usize = 80;
-/// A watch nobody reads may hold back this much, so that all of a connection's watches together stay below its window.
+/// The window of a watch, so that unread watches together stay below the connection's window.
 const WATCH_WINDOW_BYTES: u32 = 64 << 10;
 const WATCH_CONNECTION_WINDOW_BYTES: u32 = WATCH_WINDOW_BYTES * 100;
-/// Followers of a retired connection's watches have this long to read what is there.
+/// Watches of a retired connection have this long to drain.
 const WATCHES_END_AFTER: Duration = Duration::from_secs(1);
 
-/// Where the server is.
+/// The server's address.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     host: String,
     port: u16,
     authority: String,
-    /// What stands before every path, without a slash at its end.
+    /// The prefix of every path, without a trailing slash.
     prefix: String,
     /// The name in its certificate; `None` for plain HTTP.
     tls_name: Option<ServerName<'static>>,
@@ -84,23 +84,23 @@ impl Server {
     }
 }
 
-/// What a connection will carry.
+/// The use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Traffic {
     Calls,
     Watches,
 }
 
-/// Lives as long as somebody uses it or may come to use it.
+/// Open while it is in use or in the pool.
 #[derive(Debug)]
 pub(super) struct Connection {
     server: Arc<Server>,
     sender: Sender,
     tasks: Tasks,
     leases: AtomicUsize,
-    /// When its watches are to end.
+    /// When its watches end.
     retirement: watch::Sender<Option<Instant>>,
-    /// Of the credentials it was made with.
+    /// The generation of its credentials.
     pub(super) generation: u64,
 }
 
@@ -110,12 +110,12 @@ enum Sender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// Why a request got no answer.
+/// Why a request got no response.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// Nothing of it left the node.
+    /// Nothing was sent.
     Unsent(String),
-    /// The server may have carried it out.
+    /// The server may have executed it.
     Sent(String),
 }
 
@@ -127,7 +127,7 @@ impl Connection {
         traffic: Traffic,
     ) -> Result<Self, String> {
         let failed = |error: io::Error| format!("connect to {}: {error}", server.address());
-        // A host that is an IP address is connected to without a look-up.
+        // A host that is an IP address needs no lookup.
         let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let tasks = Tasks::default();
@@ -157,7 +157,7 @@ impl Connection {
         self.leases.load(Ordering::Relaxed) == 0
     }
 
-    /// Its requests finish, its watches end after a moment.
+    /// Its requests finish, its watches end soon.
     pub(super) fn retire(&self) {
         self.retirement.send_if_modified(|ends| {
             let is_first = ends.is_none();
@@ -180,7 +180,7 @@ impl Drop for Connection {
     }
 }
 
-/// The right to one request at a time. Held until its answer was read.
+/// A slot for one request. Held until its response was read.
 #[derive(Debug)]
 pub(super) struct Lease {
     connection: Arc<Connection>,
@@ -247,7 +247,7 @@ where
     I: rt::Read + rt::Write + Unpin + Send + 'static,
 {
     let (mut sender, driver) = http1::handshake(stream).await?;
-    // Its error reaches whoever waits for an answer.
+    // The requests on the connection get its error.
     tasks.start(async { drop(driver.await) });
     sender.ready().await?;
     Ok(Sender::Http1(Mutex::new(sender)))
@@ -273,7 +273,7 @@ where
     Ok(Sender::Http2(sender))
 }
 
-/// What drives a connection. It ends with the connection, or is ended with it.
+/// The task that drives a connection. It ends with the connection, or is aborted with it.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 

@@ -1,6 +1,6 @@
-//! A watch once it is open.
+//! An open watch.
 //!
-//! Owns: reading events off the answer, and when the watch is over. Never: opens another.
+//! Owns: reading events off the response, and when the watch ends. Never: opens another.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::{
     port::{ApiError, Watch, WatchEvent, WatchStream},
 };
 
-/// The server ends a watch by itself at `timeoutSeconds`; one that is this late will never hear from it.
+/// The server ends a watch at `timeoutSeconds`; one that is this late is on a dead connection.
 const END_GRACE: Duration = Duration::from_secs(30);
 
 struct Watching {
     operation: String,
     body: Incoming,
     frames: Frames,
-    /// When the connection's watches are to end, once that is known.
+    /// When the connection's watches end, once that is known.
     retirement: watch::Receiver<Option<Instant>>,
     ends_at: Option<Instant>,
     has_failed: bool,
-    /// Keeps the connection.
+    /// Keeps the connection open.
     _lease: Lease,
 }
 
@@ -60,7 +60,7 @@ impl Watching {
             }
             let chunk = tokio::select! {
                 biased;
-                // Both cancel-safe: a wait has nothing to lose, a chunk that was not taken stays in the body.
+                // Both cancel-safe: a wait holds nothing, a chunk not taken stays in the body.
                 () = over(&mut self.retirement, self.ends_at) => return Ok(None),
                 chunk = self.body.frame() => chunk,
             };
@@ -79,7 +79,7 @@ impl Watching {
 
 async fn over(retirement: &mut watch::Receiver<Option<Instant>>, ends_at: Option<Instant>) {
     let retired = async {
-        // A sender that is gone retires nobody.
+        // A dropped sender retires no connection.
         let Ok(ends) = retirement.wait_for(Option::is_some).await.map(|ends| *ends) else {
             return std::future::pending().await;
         };

@@ -1,4 +1,4 @@
-//! Following a server that does what the test says.
+//! Tests with a scripted server.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::port::WatchStream;
 
-/// What the server does next. After the last step it never answers again.
+/// The server's next action. After the last step it never responds again.
 enum Step {
     List(&'static str),
     /// These events, and then the end of the stream after so many seconds.
@@ -22,7 +22,7 @@ enum Step {
 
 struct Scripted {
     steps: Mutex<VecDeque<Step>>,
-    /// What it was asked, and when.
+    /// The requests and their times.
     heard: Mutex<Vec<String>>,
     started: Instant,
 }
@@ -112,7 +112,7 @@ fn told(change: &Delta) -> String {
     }
 }
 
-/// Follows the script to its end, and a day longer: what was asked, and what was told.
+/// Runs the script to its end, and a day longer: returns the requests and the changes sent.
 async fn follow_script(steps: impl IntoIterator<Item = Step>) -> (String, String) {
     let api = Scripted::new(steps);
     let (sender, mut changes) = mpsc::channel(64);
@@ -239,7 +239,7 @@ async fn missing_resource_version_is_not_requested_twice() {
     0s list newest
     0s watch 50
     ");
-    // Nor where lists are not streamed.
+    // The same without streamed lists.
     let refused = Step::Refuse(ApiErrorKind::Invalid);
     let ended = Step::Watch(vec![Err(refusal(ApiErrorKind::Expired))], 0);
     let (asked, _) = follow_script([refused, LIST, ended, unknown(), EMPTY]).await;

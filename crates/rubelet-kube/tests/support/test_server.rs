@@ -1,4 +1,4 @@
-//! An API server of a few lines: real sockets, real TLS, scripted answers.
+//! A small API server: real sockets, real TLS, scripted responses.
 
 use std::{
     convert::Infallible,
@@ -59,7 +59,7 @@ impl Authority {
     }
 }
 
-/// A directory with an authority's certificate, a client's certificate with its key, and kubeconfigs.
+/// A directory with a CA certificate, a client certificate with its key, and kubeconfigs.
 pub struct Certificates {
     directory: TempDir,
     authority: Authority,
@@ -76,7 +76,7 @@ impl Certificates {
         self.directory.path().join(name)
     }
 
-    /// As a rotation does it: a new file takes the old one's place.
+    /// As a rotation does: a new file replaces the old one.
     pub fn write_client(&self, name: &str) {
         let (certificate, key) = self.authority.sign(name);
         std::fs::write(self.path("client.tmp"), certificate + &key).unwrap();
@@ -116,10 +116,10 @@ pub enum Protocol {
     Plain,
 }
 
-/// What the script is told of a request.
+/// A request as the script sees it.
 #[derive(Debug)]
 pub struct Asked {
-    /// How many came before it.
+    /// The number of earlier requests.
     pub number: usize,
     pub method: http::Method,
     pub target: String,
@@ -141,7 +141,7 @@ pub enum Answer {
         headers: HeaderMap,
         body: String,
     },
-    /// Told by the test, see `TestServer::next_stream`.
+    /// Written by the test, see `TestServer::next_stream`.
     Stream,
     Never,
     /// The connection is closed instead.
@@ -165,7 +165,7 @@ impl Answer {
     }
 }
 
-/// The body of an answer that the test writes. Dropping it ends the answer.
+/// The body of a response that the test writes. Dropping it ends the response.
 pub struct Told(mpsc::UnboundedSender<String>);
 
 impl Told {
@@ -222,12 +222,12 @@ impl TestServer {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// All that were ever made.
+    /// All connections ever made.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// The next answer that is `Answer::Stream`.
+    /// The next response that is `Answer::Stream`.
     pub async fn next_stream(&self) -> Told {
         self.streams.lock().await.recv().await.unwrap()
     }
@@ -268,7 +268,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, protocol: Protocol
             if protocol == Protocol::Plain {
                 return serve(stream, protocol, String::new(), shared).await;
             }
-            // A client that does not like our certificate goes.
+            // A client that rejects our certificate disconnects.
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let peer = common_name(&stream.get_ref().1.peer_certificates().unwrap()[0]);
             serve(stream, protocol, peer, shared).await;

@@ -1,4 +1,4 @@
-//! Version 1: a tree per controller.
+//! Version 1: a hierarchy per controller.
 
 use std::{
     os::fd::OwnedFd,
@@ -24,7 +24,7 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// A mount's name says whose it is: `cpu,cpuacct`.
+    /// The mount's directory name lists its controllers: `cpu,cpuacct`.
     pub fn new(points: impl Iterator<Item = PathBuf>) -> Self {
         let mut mounts = Mounts::default();
         for point in points {
@@ -44,7 +44,7 @@ impl Mounts {
         mounts
     }
 
-    /// A tree in which every container is.
+    /// A hierarchy that contains every container.
     pub fn any(&self) -> Option<&Path> {
         self.memory.as_deref().or(self.cpu.as_deref())
     }
@@ -77,7 +77,7 @@ pub(super) fn read(mounts: &Mounts, path: &str, extent: Extent, reader: &mut Rea
         cpu.limits = CpuLimits {
             shares: reader.number(&dir, "cpu.shares"),
             period_micros: reader.number(&dir, "cpu.cfs_period_us"),
-            // No limit is -1, which is no number here.
+            // Unlimited is -1, which does not parse here.
             quota_micros: reader.number(&dir, "cpu.cfs_quota_us"),
         };
     }
@@ -121,7 +121,7 @@ fn throttling(text: &str) -> Throttling {
 
 fn memory(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Memory> {
     let mut memory = Memory { usage_bytes: reader.number(dir, "memory.usage_in_bytes")?, ..Memory::default() };
-    // Without `total_` they would not count what is in the cgroups below.
+    // Without `total_` they would exclude child cgroups.
     for (name, value) in named_numbers(reader.text(dir, "memory.stat").unwrap_or_default()) {
         match name {
             "total_cache" => memory.cache_bytes = value,
@@ -157,7 +157,7 @@ fn memory(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Memory> 
 
 type OperationsOf = fn(&mut Device) -> &mut Operations;
 
-/// Beside the bytes, which every scheduler counts.
+/// Besides the bytes, which every scheduler counts.
 const DEVICE_FILES: [(&str, OperationsOf); 5] = [
     ("io_serviced", |device| &mut device.requests),
     ("io_merged", |device| &mut device.merged),
@@ -166,7 +166,7 @@ const DEVICE_FILES: [(&str, OperationsOf); 5] = [
     ("io_queued", |device| &mut device.queued),
 ];
 
-/// Which file counts depends on the scheduler of the disks; the first that says anything does.
+/// The file depends on the scheduler of the disks; the first with values is used.
 fn devices(dir: &OwnedFd, reader: &mut Reader) -> Vec<Device> {
     for kind in ["blkio.bfq", "blkio", "blkio.throttle"] {
         let mut devices = Vec::new();

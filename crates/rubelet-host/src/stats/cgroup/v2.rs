@@ -1,4 +1,4 @@
-//! Version 2: one tree for all controllers.
+//! Version 2: one hierarchy for all controllers.
 
 use std::{os::fd::OwnedFd, path::Path};
 
@@ -85,7 +85,7 @@ fn memory(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Memory> 
             _ => {}
         }
     }
-    // The root has no such file: what processes and files take is what version 1 counts there.
+    // The root has no such file: anonymous and file memory is what version 1 counts there.
     let usage = reader.number(dir, "memory.current");
     memory.usage_bytes = usage.unwrap_or(memory.rss_bytes.saturating_add(memory.cache_bytes));
     memory.working_set_bytes = memory.usage_bytes.saturating_sub(memory.inactive_file_bytes);
@@ -100,7 +100,7 @@ fn memory(dir: &OwnedFd, extent: Extent, reader: &mut Reader) -> Option<Memory> 
             kernel_bytes,
             oom_kills: oom_kills.unwrap_or(0),
             max_usage_bytes: reader.number(dir, "memory.peak").unwrap_or(0),
-            // Version 2 does not count these, and upstream says so by a zero.
+            // Version 2 does not count these; upstream reports zero.
             limit_hits: 0,
             reservation_bytes: limit(reader.number(dir, "memory.min")),
             stated_swap_limit_bytes: memory.swap_limit_bytes,
