@@ -32,7 +32,7 @@ use crate::{
 /// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
 
-/// One incarnation of the agent: what `rubelet::start` makes of the fakes.
+/// One process of the agent, started by `rubelet::start` over the fakes.
 pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
     let has = |source| sources.contains(&source);
     let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
@@ -51,7 +51,7 @@ fn reporting() -> node::NodeReporting {
     node::NodeReporting {
         setup: NodeSetup {
             name: NODE.to_owned(),
-            // Told, so that no resolver of this machine is asked: nothing here may come from outside.
+            // Set explicitly, so that no resolver of this machine is used: nothing here may come from outside.
             internal_ips: vec!["10.0.0.7".to_owned()],
             has_configured_ips: true,
             architecture: "amd64".to_owned(),

@@ -1,6 +1,6 @@
 //! The ApiServer port over the simulated state: requests take time and can fail in every way, watches fall behind, are cut and expire.
 //!
-//! Owns: the course of a request and of a watch. Never: what a request does (`act.rs`), what there is (`store.rs`).
+//! Owns: the course of a request and of a watch. Never: what a request does (`act.rs`), what is stored (`store.rs`).
 
 pub mod act;
 pub mod merge;
@@ -24,7 +24,7 @@ use crate::{
     simulation::{Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
-/// The API server as one incarnation of the agent reaches it.
+/// The API server as one process of the agent reaches it.
 #[derive(Debug)]
 pub struct FakeApi {
     simulation: Arc<Simulation>,
@@ -83,7 +83,7 @@ impl FakeApi {
         })
     }
 
-    /// Waits; then the request is cut if its connection was, and reaches nobody if packets get lost or the caller is dead.
+    /// Waits; then the request fails if its connection was cut, and is lost if packets are dropped or the caller is dead.
     async fn pass(&self, flight: &Flight, wait: Duration) -> Result<(), ApiError> {
         self.simulation.with(|sim| sim.may_kill_agent(self.incarnation));
         sleep(wait).await;
@@ -120,7 +120,7 @@ impl ApiServer for FakeApi {
     }
 }
 
-/// A request under way. When its client goes away the server never hears of it, or carries it out alone.
+/// A running request. When its client disconnects, the server never receives it, or executes it alone.
 struct Flight {
     simulation: Arc<Simulation>,
     request: Request,
@@ -153,7 +153,7 @@ impl Drop for Flight {
     }
 }
 
-/// A request the server carries out although its client went away.
+/// A request the server executes after its client disconnected.
 #[derive(Clone, Debug)]
 pub struct LateRequest {
     request: Request,
@@ -162,10 +162,10 @@ pub struct LateRequest {
 
 impl LateRequest {
     pub fn finish(&self, sim: &mut SimState) {
-        // It was cut off with its connection.
+        // Cut off with its connection.
         if self.epoch == sim.api.epoch {
             sim.log("api", format!("without a client goes on: {}", self.request));
-            // Of an agent that may be dead by now: to the current one, somebody else.
+            // From an agent that may be dead by now: a foreign write for the current one.
             if let Ok(object) = sim.serve(&self.request)
                 && let (Some(name), Some(uid)) =
                     (object["metadata"]["name"].as_str(), object["metadata"]["uid"].as_str())
@@ -177,7 +177,7 @@ impl LateRequest {
 }
 
 impl SimState {
-    /// A request of the agent's: the rules hear of it, and so does the trace.
+    /// A request of the agent: passed to the rules and the trace.
     pub(crate) fn serve_agent(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
         let key = request.key();
         let before = self.api.object(&key).cloned();
@@ -200,20 +200,20 @@ impl SimState {
         answer
     }
 
-    /// The server goes away, with all connections.
+    /// The server stops and closes all connections.
     pub fn take_api_down(&mut self) {
         self.log("world", "the API server is away");
         self.api.set_reach(Reach::Refused);
         self.api.cut_connections();
     }
 
-    /// The agent's credentials are good no longer.
+    /// The agent's credentials expire.
     pub fn expire_credentials(&mut self) {
         self.log("world", "the agent's credentials expire");
         self.api.set_reach(Reach::Unauthorized);
     }
 
-    /// Packets to it get lost.
+    /// Packets to it are dropped.
     pub fn silence_api(&mut self) {
         self.log("world", "the API server is silent");
         self.api.set_reach(Reach::Silent);
@@ -231,7 +231,7 @@ impl SimState {
         self.api.catch_up();
     }
 
-    /// Its objects outlive it; its connections do not, nor what it could have told watchers.
+    /// Objects survive; connections and the watch history do not.
     pub fn restart_api(&mut self) {
         self.log("world", "the API server restarts");
         self.api.cut_connections();

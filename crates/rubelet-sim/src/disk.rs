@@ -1,6 +1,6 @@
 //! A file system in memory: a tree, links, mounts, watches, and a device that can be full.
 //!
-//! Owns: what the paths of the fake host mean. Never: time, faults, the port (`host.rs`).
+//! Owns: the meaning of paths of the fake host. Never: time, faults, the port (`host.rs`).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use std::{
 use rubelet_host::port::{DirEntry, FileKind, Projected, Projection};
 use tokio::sync::mpsc;
 
-/// Linux gives up on a path after so many links.
+/// Linux' limit of links in a path.
 const MAX_LINKS: u32 = 40;
 const ELOOP: i32 = 40;
 
@@ -20,9 +20,9 @@ pub struct Disk {
     nodes: BTreeMap<PathBuf, Node>,
     mounts: BTreeSet<PathBuf>,
     watches: Vec<Watch>,
-    /// Directories in which something changed since the watchers were told.
+    /// Directories changed since the last hints.
     changed: BTreeSet<PathBuf>,
-    /// No byte and no name can be added.
+    /// The disk is full: no byte and no name can be added.
     pub full: bool,
 }
 
@@ -59,7 +59,7 @@ impl Disk {
         Ok(children.map(|(child, node)| DirEntry { name: file_name(child), kind: node.kind() }).collect())
     }
 
-    /// Follows links; `None` when nothing is there.
+    /// Follows links; `None` if it does not exist.
     pub fn node(&self, path: &Path) -> io::Result<Option<&Node>> {
         Ok(self.nodes.get(&self.resolve(path)?))
     }
@@ -96,7 +96,7 @@ impl Disk {
         self.put(real, Node::Fifo)
     }
 
-    /// A new hidden directory each time, as the real one; nobody here looks at modes.
+    /// A new hidden directory each time, as the real one; modes are not simulated.
     pub fn project(&mut self, path: &Path, projection: &Projection) -> io::Result<Projected> {
         let dir = self.existing_dir(path)?;
         let current = self.read_link(&dir.join("..data"))?.map(|name| dir.join(name));
@@ -182,7 +182,7 @@ impl Disk {
         Ok(self.mounts.iter().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
     }
 
-    /// What was in a tmpfs is gone with it.
+    /// Unmounting a tmpfs loses its content.
     pub fn unmount(&mut self, path: &Path) -> io::Result<()> {
         let real = self.resolve(path)?;
         if !self.mounts.remove(&real) {
@@ -195,7 +195,7 @@ impl Disk {
         Ok(())
     }
 
-    /// As after a reboot: nothing is mounted, and what was in memory is gone.
+    /// A reboot: nothing is mounted, and memory is lost.
     pub fn forget_mounts(&mut self) {
         for mount in self.mounts.clone().iter().rev() {
             self.unmount(mount).expect("a mount point resolves");
@@ -205,13 +205,13 @@ impl Disk {
 
     pub fn watch(&mut self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
         let dir = self.existing_dir(path)?;
-        // One hint says all there is to say.
+        // One hint is enough.
         let (hints, receiver) = mpsc::channel(1);
         self.watches.push(Watch { dir, hints });
         Ok(receiver)
     }
 
-    /// The directories in which something changed since the last call, for `tell`.
+    /// The directories changed since the last call, for `tell`.
     pub fn take_changed(&mut self) -> BTreeSet<PathBuf> {
         std::mem::take(&mut self.changed)
     }
@@ -219,12 +219,12 @@ impl Disk {
     pub fn tell(&mut self, dir: &Path) {
         self.watches.retain(|watch| !watch.hints.is_closed());
         for watch in self.watches.iter().filter(|watch| watch.dir == dir) {
-            // Full means a hint is waiting already.
+            // A full channel holds a hint already.
             let _ = watch.hints.try_send(());
         }
     }
 
-    /// Every path at or below `path`, and every mount: what is left when all should be gone.
+    /// Every path at or below `path`, and every mount: the leftovers when all should be gone.
     pub fn leftovers(&self, path: &Path) -> Vec<PathBuf> {
         let mut left: Vec<PathBuf> = self.below(path).map(|(path, _)| path.clone()).collect();
         left.extend(self.mounts.iter().filter(|mount| mount.starts_with(path)).cloned());
@@ -265,7 +265,7 @@ impl Disk {
         }
     }
 
-    /// The real place of a name: links in its parents followed, the name itself not.
+    /// The resolved path of a name: links in its parents are followed, the name itself not.
     fn entry(&self, path: &Path) -> io::Result<PathBuf> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Ok(path.to_path_buf());
@@ -273,7 +273,7 @@ impl Disk {
         Ok(self.existing_dir(parent)?.join(name))
     }
 
-    /// Follows every link on the way; what does not exist is taken as it is written.
+    /// Follows every link; missing components are kept as written.
     fn resolve(&self, path: &Path) -> io::Result<PathBuf> {
         let mut real = PathBuf::from("/");
         let mut ahead: Vec<PathBuf> = parts(path);

@@ -1,6 +1,6 @@
-//! What can go wrong, and how likely it is.
+//! Faults and their probabilities.
 //!
-//! Owns: the rates and the rolls of the dice. Never: acts; the fakes ask and do.
+//! Owns: the rates and the random draws. Never: acts; the fakes do.
 
 mod host;
 
@@ -11,29 +11,29 @@ use rubelet_kube::port::ApiErrorKind;
 
 pub use self::host::{HostCall, HostCourse, HostFaultRates};
 
-/// Chances per opportunity: a call, an event, a hint. All zero is a world in which nothing fails.
+/// Probabilities per call, event or hint. All zero is a world without faults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultRates {
-    /// The call fails and nothing was done.
+    /// The call fails and had no effect.
     pub error_before: f64,
-    /// The call never answers; half the time it was done.
+    /// The call never returns; half the time it had its effect.
     pub hang: f64,
-    /// It was done, and the answer is an error.
+    /// It had its effect, and returns an error.
     pub done_but_error: f64,
-    /// The answer takes seconds.
+    /// The response takes seconds.
     pub late_answer: f64,
-    /// A list of everything shows the world of some seconds ago.
+    /// A list of everything is some seconds stale.
     pub stale_list: f64,
-    /// So does a list of one pod's things, which containerd never does.
+    /// So is a list of one pod's objects, which containerd never returns.
     pub stale_look: f64,
     pub event_lost: f64,
     pub event_doubled: f64,
     pub event_late: f64,
-    /// A change in a directory that nobody is told of.
+    /// A directory change without a hint.
     pub hint_lost: f64,
-    /// The agent dies at a call, before or after it was made.
+    /// The agent dies at a call, before or after its effect.
     pub agent_death: f64,
-    /// A server that goes on with a call although its client went away.
+    /// A server that continues a call after its client disconnected.
     pub goes_on_without_client: f64,
     /// RunPodSandbox fails and leaves its sandbox behind, not ready.
     pub sandbox_left: f64,
@@ -41,26 +41,26 @@ pub struct FaultRates {
     pub api: ApiFaultRates,
 }
 
-/// Chances per request to the API server, and per event of a watch.
+/// Probabilities per request to the API server, and per watch event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ApiFaultRates {
-    /// No connection, and nothing was done.
+    /// No connection, and no effect.
     pub refused: f64,
-    /// 409 to a write, and nothing was done.
+    /// 409 for a write, and no effect.
     pub conflict: f64,
     /// 429 with `Retry-After`.
     pub throttled: f64,
-    /// 500, and nothing was done.
+    /// 500, and no effect.
     pub server_error: f64,
-    /// 401, 403 or 422, and nothing was done.
+    /// 401, 403 or 422, and no effect.
     pub rejected: f64,
-    /// It was done, and the answer is lost or an error.
+    /// It had its effect, and the response is lost or an error.
     pub done_but_error: f64,
-    /// No answer; half the time it was done.
+    /// No response; half the time it had its effect.
     pub hang: f64,
     pub late_answer: f64,
     pub watch_cut: f64,
-    /// 410: the server forgets what happened before now.
+    /// 410: the server's history expires now.
     pub gone: f64,
     pub event_doubled: f64,
     /// The watch falls behind by some seconds.
@@ -73,7 +73,7 @@ pub struct Faults {
     pub storm: Option<FaultRates>,
 }
 
-/// How one call will go.
+/// The outcome of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
     Answered,
@@ -81,11 +81,11 @@ pub enum CallOutcome {
     HangBefore,
     HangAfter,
     DoneButError,
-    /// It failed half way: what RunPodSandbox made is there and does not run.
+    /// It failed half way: the sandbox of RunPodSandbox exists and does not run.
     HalfDone,
 }
 
-/// How one call will go, and how long its parts take.
+/// The outcome of one call, and the duration of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Course {
     pub outcome: CallOutcome,
@@ -108,10 +108,10 @@ impl ApiCourse {
     }
 }
 
-/// An answer that takes this long is a fault.
+/// A response that takes this long is a fault.
 const LATE: Duration = Duration::from_millis(500);
 
-/// How a request to the API server will go, and how long its parts take.
+/// The outcome of a request to the API server, and the duration of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiCourse {
     pub outcome: ApiCallOutcome,
@@ -129,7 +129,7 @@ pub enum ApiCallOutcome {
     DoneButError(ApiErrorKind),
 }
 
-/// What happens to a watch that has something to tell.
+/// What happens to a watch that has an event to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchDelivery {
     Once,
@@ -139,7 +139,7 @@ pub enum WatchDelivery {
     Gone,
 }
 
-/// What a list was asked for.
+/// The scope of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Everything,
@@ -152,7 +152,7 @@ impl Scope {
     }
 }
 
-/// How an event reaches its listeners.
+/// How an event is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventDelivery {
     Once,
@@ -162,9 +162,9 @@ pub enum EventDelivery {
 }
 
 impl Faults {
-    /// `usual` is what such a call takes on a quiet node.
+    /// `usual` is the duration of such a call on an idle node.
     pub fn course(&self, rng: &mut Rng, usual: Duration) -> Course {
-        // From a tenth of the usual time to twice of it, so that no two calls keep step.
+        // From a tenth to twice the usual time, so that no two calls stay in step.
         let micros = u64::try_from(usual.as_micros()).unwrap_or(u64::MAX);
         let before = Duration::from_micros(rng.u64(micros / 10..=micros));
         let mut after = Duration::from_micros(rng.u64(0..=micros));
@@ -189,7 +189,7 @@ impl Faults {
         Course { outcome, before, after, goes_on_without_client }
     }
 
-    /// `is_change`: only who writes meets a conflict.
+    /// `is_change`: only writes get a conflict.
     pub fn api_course(&self, rng: &mut Rng, is_change: bool) -> ApiCourse {
         let before = Duration::from_micros(rng.u64(300..4_000));
         let mut after = Duration::from_micros(rng.u64(100..4_000));
@@ -251,7 +251,7 @@ impl Faults {
         }
     }
 
-    /// How old the list is that the next listing shows.
+    /// The age of the next list.
     pub fn list_age(&self, rng: &mut Rng, scope: Scope) -> Duration {
         let Some(rates) = &self.storm else { return Duration::ZERO };
         let chance = match scope {
@@ -261,7 +261,7 @@ impl Faults {
         if roll(rng, chance) { Duration::from_millis(rng.u64(100..3_000)) } else { Duration::ZERO }
     }
 
-    /// A runtime that goes on with a stop although its client went away.
+    /// A runtime that continues a stop after its client disconnected.
     pub fn stop_goes_on(&self, rng: &mut Rng) -> bool {
         self.storm.as_ref().is_some_and(|rates| roll(rng, rates.goes_on_without_client))
     }
@@ -275,7 +275,7 @@ impl Faults {
     }
 }
 
-/// A chance of zero leaves the generator alone, so that a rate nobody set changes no other roll.
+/// A probability of zero draws nothing, so that an unset rate changes no other draw.
 fn roll(rng: &mut Rng, chance: f64) -> bool {
     chance > 0.0 && rng.f64() < chance
 }

@@ -28,7 +28,7 @@ use crate::{
     simulation::{Incarnation, SimState, Simulation},
 };
 
-/// The host as one incarnation of the agent sees it.
+/// The host as one process of the agent sees it.
 #[derive(Debug)]
 pub struct FakeHost {
     simulation: Arc<Simulation>,
@@ -46,7 +46,7 @@ impl FakeHost {
         view: impl FnOnce(&mut SimState) -> Result<T, E>,
     ) -> Result<T, E> {
         let mut course = self.simulation.with(|sim| sim.faults.host_course(&mut sim.rng, HostCall::Look));
-        // As upstream, the agent takes a manifest that it cannot read for one that is gone.
+        // As upstream, the agent treats an unreadable manifest as removed.
         course.error.take_if(|_| path.starts_with(MANIFESTS));
         let _trouble = course.is_faulty().then(|| Faulty::enter(&self.simulation, touched_by(path)));
         self.take(course.before).await;
@@ -58,13 +58,13 @@ impl FakeHost {
         answer
     }
 
-    /// A question over the network, which no disk holds up.
+    /// A network request, which no disk delays.
     async fn ask<T>(&self, view: impl FnOnce(&mut SimState) -> T) -> T {
         self.take(self.simulation.with(|sim| Duration::from_micros(sim.rng.u64(0..500)))).await;
         self.simulation.with(view)
     }
 
-    /// Time passes; who died meanwhile goes no further.
+    /// Time passes; a caller that died meanwhile stops here.
     async fn take(&self, time: Duration) {
         sleep(time).await;
         if !self.simulation.look(|sim| sim.is_alive(self.incarnation)) {
@@ -72,7 +72,7 @@ impl FakeHost {
         }
     }
 
-    /// A change of the disk: a line in the trace, and before and after it a chance to die.
+    /// A change of the disk: a trace line, and before and after it a chance to die.
     async fn change<T>(
         &self,
         verb: &str,
@@ -102,7 +102,7 @@ impl FakeHost {
     }
 }
 
-/// The pod whose directory, logs or cgroup lie here; the node where it is none's.
+/// The pod whose directory, logs or cgroup this is; the node if it is no pod's.
 fn touched_by(path: &Path) -> Touched {
     let mut parts = path.iter().filter_map(|part| part.to_str());
     let uid = parts.find_map(|part| part.strip_prefix("pod")).and_then(|rest| match rest {
@@ -131,7 +131,7 @@ impl Host for FakeHost {
         .await
     }
 
-    /// There are no links in a volume here.
+    /// Volumes have no links here.
     async fn read_in_root(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
         let below = path.strip_prefix("/").unwrap_or(path);
         self.read_file(&root.join(below), limit_bytes).await
@@ -252,7 +252,7 @@ impl Host for FakeHost {
         self.look(path, |sim| sim.disk.watch(path)).await.map(Hints::from)
     }
 
-    /// A container does what the path says.
+    /// The path selects the container's response.
     async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         self.ask(|_| ()).await;
         let answer = |status: u16| Ok(FetchResponse { status, body: Vec::new() });

@@ -1,6 +1,6 @@
-//! What must never be, whatever goes wrong.
+//! The rules that must hold in every run.
 //!
-//! Owns: the history of every container as the runtime lived it, and the rules over it. Never: looks into the agent
+//! Owns: the history of every container in the runtime, and the rules over it. Never: inspects the agent
 //! beyond the snapshot it publishes. Each rule has a name that a failure prints.
 
 mod api;
@@ -31,7 +31,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// What upstream leaves between SIGTERM and SIGKILL at the least.
 const MINIMUM_GRACE_SECS: i64 = 2;
 
-/// Timers and the runtime's timestamps are not exact to the millisecond.
+/// Slack for timers and timestamps of the runtime.
 const SLACK: Duration = Duration::from_millis(1_100);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,20 +43,20 @@ pub struct Violation {
 
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// Every script that was ever applied, by pod name and version.
+    /// Every applied script, by pod name and version.
     scripts: BTreeMap<(String, u32), PodScript>,
     /// By pod uid.
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
     api: api::ApiSeen,
-    /// When the current agent began.
+    /// When the current agent started.
     agent_began: Duration,
-    /// When the wall clock jumped last.
+    /// When the wall clock last jumped.
     clock_jumped: Option<Duration>,
-    /// Changing calls under way, by what they change.
+    /// Running changing calls, by subject.
     busy: BTreeMap<String, u32>,
     known: patrol::Known,
-    /// How often an instance's hook ran since the agent began; what its last probe said.
+    /// Hook runs per instance since the agent started; the last probe result.
     hooks: BTreeMap<(String, Hook), u32>,
     probes: BTreeMap<String, bool>,
     pub trouble: Trouble,
@@ -66,7 +66,7 @@ pub struct Rules {
 impl Rules {
     pub fn learn(&mut self, script: &PodScript) {
         self.scripts.insert((script.name.clone(), script.version), script.clone());
-        // The same pod asked for again after it was taken away may begin a new history.
+        // The same pod, removed and added again, may begin a new history.
         let same = |pod: &PodHistory| pod.script == (script.name.clone(), script.version);
         for (uid, pod) in self.pods.iter_mut().filter(|(_, pod)| same(pod)) {
             pod.may_begin_anew = true;
@@ -88,7 +88,7 @@ impl Rules {
         pod.containers.entry(container.to_owned()).or_default().edited_image = Some(image.to_owned());
     }
 
-    /// The current agent began the postStart hook of the instance.
+    /// The current agent started the postStart hook of the instance.
     pub fn has_run_hook(&self, container: &Container) -> bool {
         let history = self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()));
         let is_since_agent_start = history.is_some_and(|history| history.last_start >= self.agent_began);
@@ -103,12 +103,12 @@ impl Rules {
         Some((self.script_of(uid)?, self.pods.get(uid)?))
     }
 
-    /// A new incarnation of the agent remembers no back-off, and no snapshot of the old one counts.
+    /// A new process of the agent has no back-off, and snapshots of the old one do not count.
     pub fn agent_begins(&mut self, now: Duration) {
         self.agent_began = now;
         self.trouble.strike(Touched::Node, now);
         self.known.agent_begins();
-        // Nobody knows whether a hook that a dead agent began came to its end.
+        // The result of a hook that a dead agent started is unknown.
         self.hooks.retain(|(_, hook), _| *hook == Hook::PostStart);
         self.seen.agent_begins();
         self.api.agent_begins();
@@ -117,7 +117,7 @@ impl Rules {
         }
     }
 
-    /// A changing call begins; the answer is for `returned`.
+    /// A changing call begins; the result is for `returned`.
     pub fn called(&mut self, now: Duration, act: &Act, picture: &Picture) -> Option<String> {
         self.check_listed(now, act, picture);
         let busy = subject(act, picture);
@@ -131,12 +131,12 @@ impl Rules {
         busy
     }
 
-    /// All containers were listed, and the answer arrived.
+    /// All containers were listed, and the response arrived.
     pub fn listed(&mut self, now: Duration) {
         self.known.listed = Some(now);
     }
 
-    /// The runtime knows none of these any more: their pods begin anew.
+    /// The runtime has lost these: their pods begin anew.
     pub fn runtime_forgot(&mut self, now: Duration, lost: &Picture) {
         self.trouble.strike(Touched::Node, now);
         for container in lost.containers.values().filter(|container| container.is_running()) {
@@ -205,10 +205,10 @@ impl Rules {
     pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
-        // A sidecar's turn and a hook take their time off the grace period; upstream's two seconds are left in any case.
+        // A sidecar's order and a hook use up the grace period; upstream's two seconds remain in any case.
         let has_less =
             script.find_container(container.name_in_pod()).is_some_and(|spec| spec.is_sidecar() || spec.has_pre_stop());
-        // So they are of a pod that only the runtime knows.
+        // The same holds for a pod that only the runtime knows.
         let has_less = has_less || self.seen.was_orphan(&container.pod.uid);
         let secs = if has_less { secs.min(MINIMUM_GRACE_SECS) } else { secs };
         let grace = Duration::from_secs(u64::try_from(secs).unwrap_or(0));
@@ -227,12 +227,12 @@ impl Rules {
         }
     }
 
-    /// A probe of the container was answered.
+    /// A probe of the container returned.
     pub fn probed(&mut self, container: &str, is_well: bool) {
         self.probes.insert(container.to_owned(), is_well);
     }
 
-    /// Whatever runs in a cgroup dies with it.
+    /// Removing a cgroup kills its processes.
     pub fn cgroup_removed(&mut self, now: Duration, path: &Path, picture: &Picture) {
         let is_inside = |sandbox: &Sandbox| {
             let linux = sandbox.config.linux.as_ref();
@@ -252,7 +252,7 @@ impl Rules {
         self.scripts.get(&self.pods.get(uid)?.script)
     }
 
-    /// Who else runs when this one starts?
+    /// The other running instances when this one starts.
     fn check_company(&mut self, now: Duration, container: &Container, picture: &Picture) {
         let others: Vec<_> = picture
             .containers
@@ -260,7 +260,7 @@ impl Rules {
             .filter(|other| other.is_running() && other.id != container.id)
             .cloned()
             .collect();
-        // A pod of the API waits for no other: force deletion must free the name even if something cannot be stopped.
+        // A pod of the API does not wait for others: force deletion must free the name even if something cannot be stopped.
         let is_static = |it: &Container| !picture.sandboxes.get(&it.sandbox).is_some_and(|home| home.is_of_the_api());
         for other in others {
             let same_pod = other.pod.uid == container.pod.uid;
@@ -278,7 +278,7 @@ impl Rules {
         }
     }
 
-    /// Init containers one after the other, then the rest. Ephemeral containers, which are in no script, wait for none.
+    /// Init containers in order, then the rest. Ephemeral containers, which are in no script, wait for none.
     fn check_order(&mut self, now: Duration, container: &Container) {
         let script = self
             .script_of(&container.pod.uid)
@@ -325,7 +325,7 @@ impl Rules {
             Policy::Never => history.starts > 0,
             // A new sandbox runs its init containers anew.
             Policy::OnFailure if script.is_init(container.name_in_pod()) => history.succeeded_in(&container.sandbox),
-            // Whoever is stopped for a failed probe runs again, however it ends.
+            // A container stopped for a failed probe restarts, however it ends.
             Policy::OnFailure
                 if script.find_container(container.name_in_pod()).is_some_and(ContainerScript::may_be_unhealthy) =>
             {
@@ -346,7 +346,7 @@ impl Rules {
             return;
         };
         let Some(exit) = &history.last_exit else { return };
-        // An exit that nobody saw before the clock jumped has no true time; the stories check what was seen.
+        // An exit that was not seen before the clock jumped has no valid time; scenarios check what was seen.
         if self.clock_jumped.is_some_and(|jumped| jumped >= exit.at) {
             return;
         }
@@ -364,7 +364,7 @@ impl Rules {
     }
 }
 
-/// What a changing call changes; two at once on one subject are one too many.
+/// The subject of a changing call; two at once on one subject break a rule.
 fn subject(act: &Act, picture: &Picture) -> Option<String> {
     match act {
         Act::RunSandbox(config) | Act::LeaveSandbox(config) => {
@@ -377,7 +377,7 @@ fn subject(act: &Act, picture: &Picture) -> Option<String> {
         }
         Act::Start(id) | Act::RemoveContainer(id) => Some(id.clone()),
         Act::StopSandbox(id) | Act::RemoveSandbox(id) => Some(id.clone()),
-        // A shorter stop may overtake a longer one; pulls are shared by no one.
+        // A shorter stop may overtake a longer one; pulls are not shared.
         Act::Term(_) | Act::Kill(_) | Act::Pull(_) => None,
     }
 }

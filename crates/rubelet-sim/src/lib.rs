@@ -1,7 +1,7 @@
-//! The second world: the real agent over fakes, in virtual time, with seeded faults.
+//! The simulator: the real agent over fakes, in virtual time, with seeded faults.
 //!
-//! Owns: a container runtime, an API server and a host that behave as the real ones do (`runtime`, `api`, `host`), what can go wrong (`faults`),
-//! what must never be (`invariants`), and how to tell a story with them (`play`, `swarm`).
+//! Owns: a fake container runtime, API server and host (`runtime`, `api`, `host`), the faults (`faults`),
+//! the rules (`invariants`), and the plays that use them (`play`, `swarm`).
 //! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
 
 pub mod agent;

@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: plays random seeds and tells which of them break a rule.
+//! `cargo xtask sim`: plays random seeds and reports those that break a rule.
 
 use std::{
     process::ExitCode,
@@ -19,14 +19,14 @@ Plays random seeds in virtual time: the real agent over a fake runtime and host,
   --minutes M   virtual minutes of faults before the calm (default 20)
 ";
 
-/// Seeds after which to stop: they show whether one cause breaks them all.
+/// Failing seeds after which to stop: enough to see whether they have one cause.
 const ENOUGH_BROKEN: usize = 10;
 
 struct Arguments {
     first: u64,
     count: u64,
     minutes: u64,
-    /// One seed is being looked at.
+    /// Examines one seed.
     whole_trace: bool,
 }
 
@@ -71,7 +71,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     Ok(Arguments { first: seed.unwrap_or(1), count, minutes, whole_trace: seed.is_some() && count == 1 })
 }
 
-/// The failures that were found, the lowest seed first.
+/// The failures, the lowest seed first.
 fn play_all(arguments: &Arguments) -> Vec<Failure> {
     let next = AtomicU64::new(arguments.first);
     let failures: Mutex<Vec<Failure>> = Mutex::default();

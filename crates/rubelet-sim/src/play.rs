@@ -1,7 +1,7 @@
-//! How to tell a story: manifests come and go, things break, and at the end everything is as it should be.
+//! Plays: simulated runs written as chains of calls.
 //!
-//! Owns: the main loop, which moves virtual time, clears away a dead agent and stops at the first broken rule.
-//! A play is written as a chain of sentences and panics with its seed, the rule and the last lines of the trace.
+//! Owns: the main loop, which advances virtual time, cleans up a dead agent and stops at the first broken rule.
+//! A play panics with its seed, the rule and the last lines of the trace.
 
 mod agreement;
 mod cluster;
@@ -34,7 +34,7 @@ use crate::{
 pub use self::cluster::Within;
 
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
-/// What the manifest URL source asks for.
+/// The URL of the manifest URL source.
 pub const MANIFEST_URL: &str = "http://manifests.test/pods";
 
 /// Lines of the trace that a failure shows.
@@ -50,7 +50,7 @@ pub fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// A run that broke a rule, with all one needs to see it again.
+/// A run that broke a rule, with all that is needed to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub seed: u64,
@@ -77,22 +77,22 @@ pub struct Play {
     incarnations: u32,
     sources: Vec<Source>,
     revival: Revival,
-    /// What the manifests say now, by pod name.
+    /// The current manifests, by pod name.
     wanted: BTreeMap<String, PodScript>,
     tokio: tokio::runtime::Runtime,
 }
 
-/// What follows a death of the agent that the play did not ask for.
+/// What follows an unplanned death of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Revival {
-    /// Somebody starts it again, as systemd would.
+    /// It is restarted, as by systemd.
     BySupervisor { at: Option<Instant> },
     /// It stays down until the play starts it.
     ByPlay,
 }
 
 impl Play {
-    /// An empty node with a running agent, on which nothing fails unless the play says so.
+    /// An empty node with a running agent, without faults unless the play adds them.
     pub fn seeded(seed: u64) -> Self {
         let mut play = Self::before_start(seed);
         play.start_agent();
@@ -137,7 +137,7 @@ impl Play {
         self.seed
     }
 
-    /// A generator for the plot, so that what happens in the simulation does not change it.
+    /// A separate generator for the plot, so that events of the simulation do not change it.
     pub fn fork_rng(&mut self) -> Rng {
         let _entered = self.tokio.enter();
         self.simulation.with(|sim| sim.rng.fork())
@@ -151,7 +151,7 @@ impl Play {
         self.simulation.look(view)
     }
 
-    /// Changes the world directly: for what no sentence below says.
+    /// Changes the simulated state directly: for what has no method.
     pub fn change(&mut self, change: impl FnOnce(&mut SimState)) -> &mut Self {
         let _entered = self.tokio.enter();
         self.simulation.with(change);
@@ -165,7 +165,7 @@ impl Play {
 
     // --- manifests
 
-    /// Writes or replaces a manifest. A name alone is the plainest pod.
+    /// Writes or replaces a manifest. A name alone is a default pod.
     pub fn apply(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         let text = script.manifest().to_string();
@@ -185,7 +185,7 @@ impl Play {
         })
     }
 
-    /// A file that is not, or not yet, a manifest.
+    /// A file that is not, or not yet, a valid manifest.
     pub fn write_manifest(&mut self, file: &str, text: &[u8]) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("write {file}"));
@@ -193,19 +193,19 @@ impl Play {
         })
     }
 
-    /// Pods come from a URL too. To be said before the agent starts.
+    /// Adds the URL source. Must be called before the agent starts.
     pub fn with_url_source(&mut self) -> &mut Self {
         self.sources.push(Source::Http);
         self
     }
 
-    /// The pod is not wanted any more, by a way the play took itself.
+    /// The pod is no longer desired, by a change the play made itself.
     pub fn forget(&mut self, name: &str) -> &mut Self {
         self.wanted.remove(name);
         self
     }
 
-    /// What the manifest URL answers from now on: pods, or nothing at all.
+    /// The response of the manifest URL from now on: pods, or nothing at all.
     pub fn serve(&mut self, scripts: &[PodScript]) -> &mut Self {
         let items: Vec<_> = scripts.iter().map(PodScript::manifest).collect();
         let list = serde_json::json!({ "apiVersion": "v1", "kind": "PodList", "items": items });
@@ -255,7 +255,7 @@ impl Play {
         self
     }
 
-    /// A dead agent is started again by itself, some seconds later.
+    /// A dead agent is restarted some seconds later.
     pub fn supervised(&mut self) -> &mut Self {
         self.revival = Revival::BySupervisor { at: None };
         self
@@ -278,7 +278,7 @@ impl Play {
         })
     }
 
-    /// The runtime has this for a while.
+    /// The runtime has this condition for a while.
     pub fn runtime_ails_for(&mut self, ailment: Ailment, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.ail(ailment);
@@ -286,7 +286,7 @@ impl Play {
         })
     }
 
-    /// Power is lost and comes back; who watches over the agent starts it again.
+    /// Power is lost and comes back; the agent is restarted.
     pub fn reboot(&mut self) -> &mut Self {
         self.crash_agent().change(SimState::reboot)
     }
@@ -299,7 +299,7 @@ impl Play {
         })
     }
 
-    /// From now on the registry has the image, and gives it as `pull` says.
+    /// The registry has the image from now on, and serves it as `pull` says.
     pub fn publish(&mut self, image: &str, pull: Pull) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("the registry has {image}"));
@@ -335,7 +335,7 @@ impl Play {
 
     // --- time
 
-    /// Lets time pass until this holds.
+    /// Advances time until the predicate holds.
     #[track_caller]
     pub fn until(&mut self, predicate: &Predicate) -> &mut Self {
         match self.run_until(PATIENCE, predicate) {
@@ -376,7 +376,7 @@ impl Play {
             let wake = revival.map_or(deadline, |at| at.min(deadline));
             let late = self.tokio.block_on(async {
                 tokio::select! {
-                    // Cancel safe: both are only reasons to look again.
+                    // Cancel safe: both only trigger another check.
                     biased;
                     () = simulation.changed.notified() => false,
                     () = tokio::time::sleep_until(wake) => wake == deadline,
@@ -389,7 +389,7 @@ impl Play {
         }
     }
 
-    /// Between two steps: checks the rules, clears away a dead agent, starts it again.
+    /// Between two steps: checks the rules, cleans up a dead agent, restarts it.
     fn attend(&mut self) -> Result<(), Box<Failure>> {
         if let Some(Violation { rule, at, detail }) = self.look(|sim| sim.rules.violations.first().cloned()) {
             return Err(Box::new(self.failure(rule, &format!("at {at:?}: {detail}"))));
@@ -423,7 +423,7 @@ impl Play {
         }
     }
 
-    /// Clears away the tasks of an agent that is dead; none of them could touch anything any more.
+    /// Aborts the tasks of a dead agent; none of them has any effect any more.
     fn bury_agent(&mut self) {
         if let Some(agent) = self.agent.take() {
             self.tokio.block_on(agent.kill());
@@ -449,7 +449,7 @@ impl Drop for Play {
     }
 }
 
-/// What the agent itself has to say about each pod.
+/// The agent's explanation of each pod.
 fn agents_words(sim: &SimState) -> String {
     let about = |view: &PodView| {
         let name = view.pod.metadata.name.as_deref().unwrap_or_default();
@@ -466,7 +466,7 @@ fn manifest_path(name: &str) -> PathBuf {
 }
 
 impl SimState {
-    /// A full disk is the agent's trouble; whoever plays the user has room.
+    /// Only the agent's disk is full; the play can still write manifests.
     fn write_as_user(&mut self, path: &std::path::Path, text: &[u8]) {
         let full = std::mem::take(&mut self.disk.full);
         self.disk.write_file(path, text, 0o644).expect("the manifest directory is there");

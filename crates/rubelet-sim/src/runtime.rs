@@ -1,6 +1,6 @@
 //! The ContainerRuntime port over the simulated state: calls take time, can fail in every way, and outlive their client or not.
 //!
-//! Owns: the course of a call. Never: what the call does (`act.rs`), what there is (`store.rs`).
+//! Owns: the course of a call. Never: what the call does (`act.rs`), what is stored (`store.rs`).
 
 pub mod act;
 mod course;
@@ -35,12 +35,12 @@ use crate::{
 const CHANGE_MS: u64 = 40;
 const SANDBOX_MS: u64 = 200;
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);
-/// The client's own, for calls that only look.
+/// The client's timeout for read-only calls.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * 60);
-/// containerd gives up a pull that makes no progress for this long.
+/// containerd cancels a pull without progress after this long.
 const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The runtime as one incarnation of the agent reaches it.
+/// The runtime as one process of the agent reaches it.
 #[derive(Debug)]
 pub struct FakeRuntime {
     simulation: Arc<Simulation>,
@@ -52,7 +52,7 @@ impl FakeRuntime {
         FakeRuntime { simulation, incarnation }
     }
 
-    /// A call that only looks, at a pod or at everything.
+    /// A read-only call, about a pod or everything.
     async fn look<T>(
         &self,
         method: &'static str,
@@ -99,7 +99,7 @@ impl FakeRuntime {
             CallOutcome::HangAfter | CallOutcome::DoneButError | CallOutcome::HalfDone | CallOutcome::Answered => {}
         }
         let answer = call.perform();
-        // A runtime that waits for a process no signal ends waits as long as its client.
+        // A runtime that waits for an unkillable process waits as long as its client.
         let waits = answer.as_ref().is_err_and(|error| error.kind == RpcErrorKind::DeadlineExceeded);
         if outcome == CallOutcome::HangAfter || waits {
             call.trouble();
@@ -109,7 +109,7 @@ impl FakeRuntime {
         if outcome == CallOutcome::DoneButError { Err(injected(method)) } else { answer }
     }
 
-    /// Takes the name that the call needs.
+    /// Reserves the name that the call needs.
     fn begin(&self, act: Act, usual: Duration) -> RpcResult<Call> {
         self.simulation.with(|sim| {
             if sim.runtime.down {
@@ -145,7 +145,7 @@ impl FakeRuntime {
         })
     }
 
-    /// Waits; then the call is cut if the runtime went down, and reaches nobody if the caller is dead.
+    /// Waits; then the call fails if the runtime went down, and is lost if the caller is dead.
     async fn pass(&self, method: &'static str, epoch: u32, wait: Duration) -> RpcResult<()> {
         self.simulation.with(|sim| sim.may_kill_agent(self.incarnation));
         sleep(wait).await;
@@ -162,7 +162,7 @@ impl FakeRuntime {
     }
 }
 
-/// A call that the server finishes although its client went away.
+/// A call that the server finishes after its client disconnected.
 #[derive(Clone, Debug)]
 pub struct LateCall {
     act: Act,
@@ -172,7 +172,7 @@ pub struct LateCall {
 
 impl LateCall {
     pub fn finish(&self, sim: &mut SimState) {
-        // A server that was restarted meanwhile knows nothing of it.
+        // A restarted server does not know it.
         if self.epoch != sim.runtime.epoch {
             return;
         }
@@ -184,13 +184,13 @@ impl LateCall {
     }
 }
 
-/// A changing call under way. When its client goes away the server drops it, or goes on with it alone.
+/// A running changing call. When its client disconnects the server drops it, or continues it alone.
 struct Call {
     simulation: Arc<Simulation>,
     id: u64,
     act: Act,
     name: Option<String>,
-    /// What the rules call the thing it changes.
+    /// The subject of the change in the rules.
     busy: Option<String>,
     course: Course,
     epoch: u32,
@@ -200,7 +200,7 @@ struct Call {
 }
 
 impl Call {
-    /// It turns out to be one that hangs.
+    /// The call will hang.
     fn trouble(&mut self) {
         self.trouble.get_or_insert_with(|| Faulty::enter(&self.simulation, self.touched.clone()));
     }
@@ -291,7 +291,7 @@ impl ContainerRuntime for FakeRuntime {
         .await
     }
 
-    /// As an old runtime: the agent's own configuration counts.
+    /// As an old runtime: the agent's own configuration is used.
     async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
         self.look("RuntimeConfig", Touched::Node, |_| {
             let message = "unknown method RuntimeConfig".to_owned();
@@ -349,7 +349,7 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()> {
-        // The signal goes out, and the call waits with its client: without the client nobody sends SIGKILL.
+        // The signal is sent, and the call waits with its client: without the client no SIGKILL follows.
         let timeout = Duration::from_secs(u64::try_from(timeout_secs).unwrap_or(0));
         let id = container_id.to_owned();
         if !timeout.is_zero() {
@@ -473,7 +473,7 @@ impl ContainerRuntime for FakeRuntime {
             sim.log("cri", format!("pulling {}", image.image));
             sim.pull_takes(&image.image)
         });
-        // For ever is as good as longer than any deadline.
+        // Longer than any deadline.
         let pull = self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER));
         let given_up = |_| {
             let message = "failed to pull and unpack image: no progress".to_owned();
@@ -494,7 +494,7 @@ impl ContainerRuntime for FakeRuntime {
     }
 }
 
-/// The uid a list of one pod's things asks for.
+/// The uid of a list of one pod's objects.
 fn pod_named_in(selector: &BTreeMap<String, String>) -> Option<String> {
     selector.get("io.kubernetes.pod.uid").cloned()
 }
@@ -503,7 +503,7 @@ fn image_called(name: &str) -> v1::Image {
     v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1 << 20, ..Default::default() }
 }
 
-/// A stop whose client goes away is a stop that sends no SIGKILL, or one that the runtime finishes alone.
+/// A stop whose client disconnects sends no SIGKILL, or is finished by the runtime alone.
 struct Stop {
     simulation: Arc<Simulation>,
     container: String,
@@ -527,7 +527,7 @@ impl FakeRuntime {
         Stop { simulation: self.simulation.clone(), container: container.to_owned(), kill_at, goes_on }
     }
 
-    /// The pod whose sandbox or container this is.
+    /// The pod of this sandbox or container.
     fn touched_by(&self, id: &str) -> Touched {
         self.simulation.look(|sim| {
             let picture = &sim.runtime.picture;

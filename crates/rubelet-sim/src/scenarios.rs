@@ -1,4 +1,4 @@
-//! Stories with a name. Each is a play over the real agent; the rules of `invariants.rs` hold throughout all of them.
+//! Named plays over the real agent; the rules of `invariants.rs` hold in all of them.
 
 mod agent_death;
 mod api;

@@ -1,17 +1,17 @@
-//! What a pod of a play is: its manifest, and what its programs do.
+//! Pod scripts: a manifest, and what its containers do.
 //!
-//! Owns: the builder of manifests, and the words a container's command is written in. The words travel through the real
-//! manifest, the real CRI request and back into the fake runtime, as a command does.
+//! Owns: the builder of manifests, and the syntax of container commands. Commands pass through the real
+//! manifest and the real CRI request into the fake runtime.
 
 use std::{str::FromStr, time::Duration};
 
 use serde_json::{Value, json};
 
-/// Labels by which the checkers find the script of a sandbox again.
+/// Labels by which the rules find the script of a sandbox.
 pub const LABEL_POD: &str = "sim/pod";
 pub const LABEL_VERSION: &str = "sim/version";
 
-/// An image every node of a play has.
+/// An image present on every simulated node.
 pub const IMAGE: &str = "sim.test/app:v1";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -24,9 +24,9 @@ pub struct PodScript {
     pub containers: Vec<ContainerScript>,
     pub empty_dir: Option<EmptyDir>,
     pub host_network: bool,
-    /// Conditions without which the pod is not ready.
+    /// Readiness gates.
     pub gates: Vec<String>,
-    /// So many seconds after its start the pod has failed.
+    /// `activeDeadlineSeconds`.
     pub deadline_secs: Option<i64>,
 }
 
@@ -54,10 +54,10 @@ pub struct ContainerScript {
     pub fields: Vec<(&'static str, Value)>,
 }
 
-/// What a container's process does.
+/// The behaviour of a container's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// Runs until told to stop, and stops at once.
+    /// Runs until SIGTERM, and exits at once.
     Run,
     Exit {
         code: i32,
@@ -67,7 +67,7 @@ pub enum Program {
     Flaky {
         times: u32,
     },
-    /// Takes its time to stop after SIGTERM.
+    /// Exits some time after SIGTERM.
     Slow {
         stop: Duration,
     },
@@ -76,12 +76,12 @@ pub enum Program {
     Oom {
         after: Duration,
     },
-    /// There is no such program: the start itself fails.
+    /// The executable is missing: the start itself fails.
     Missing,
 }
 
 impl PodScript {
-    /// A pod with no containers yet; restarts always, with a short grace period.
+    /// A pod with no containers yet; restart policy Always, with a short grace period.
     pub fn pod(name: &str) -> Self {
         PodScript {
             name: name.to_owned(),
@@ -127,13 +127,13 @@ impl PodScript {
         self
     }
 
-    /// `program` in the words of `Program::from_str`.
+    /// `program` in the syntax of `Program::from_str`.
     pub fn init(mut self, name: &str, program: &str) -> Self {
         self.init.push(ContainerScript::new(name, program));
         self
     }
 
-    /// An init container that is kept running beside what follows it. To be said before the first `container`.
+    /// A sidecar. Must be called before the first `container`.
     pub fn sidecar(self, name: &str, program: &str) -> Self {
         assert!(self.containers.is_empty(), "fields are those of the container added last");
         self.init(name, program).field("restartPolicy", "Always".into())
@@ -160,7 +160,7 @@ impl PodScript {
         self
     }
 
-    /// A field of the container added last: its probes, hooks and mounts. Commands are in the words of `Command`.
+    /// A field of the container added last: its probes, hooks and mounts. Commands have the syntax of `Command`.
     pub fn field(mut self, name: &'static str, value: Value) -> Self {
         if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
             container.fields.push((name, value));
@@ -172,14 +172,14 @@ impl PodScript {
         self.init.iter().chain(&self.containers).find(|container| container.name == name)
     }
 
-    /// The image of a container that is part of the script already.
+    /// The image of an existing container of the script.
     pub fn set_image(&mut self, name: &str, image: &str) {
         let mut containers = self.init.iter_mut().chain(&mut self.containers);
         let container = containers.find(|container| container.name == name).expect("the script has the container");
         image.clone_into(&mut container.image);
     }
 
-    /// The policy by which this container starts again.
+    /// The restart policy of this container.
     pub fn policy_of(&self, container: &ContainerScript) -> Policy {
         if container.is_sidecar() { Policy::Always } else { self.policy }
     }
@@ -247,14 +247,14 @@ impl PodScript {
 }
 
 impl From<&str> for PodScript {
-    /// The plainest pod there is: one container that runs.
+    /// The default pod: one container that runs.
     fn from(name: &str) -> Self {
         PodScript::pod(name).container("app", "run")
     }
 }
 
 impl ContainerScript {
-    /// It has a probe for whose sake it may be stopped.
+    /// It has a probe that may stop it.
     pub fn may_be_unhealthy(&self) -> bool {
         self.fields.iter().any(|(name, _)| matches!(*name, "livenessProbe" | "startupProbe"))
     }
@@ -285,7 +285,7 @@ impl ContainerScript {
         self.fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
-    /// What this probe runs, or what the server it asks comes to.
+    /// The command of this probe, or the result of its server.
     pub fn probe(&self, name: &str) -> Option<Command> {
         let probe = self.field(name)?;
         let page = || Some(probe["httpGet"]["path"].as_str()?.parse::<Page>().ok()?.comes_to());
@@ -302,7 +302,7 @@ impl ContainerScript {
     }
 }
 
-/// A command with who runs it: a hook, `pre-stop sleep 3s`, or a probe, `ok`.
+/// A command with its kind: a hook, `pre-stop sleep 3s`, or a probe, `ok`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exec {
     pub hook: Option<Hook>,
@@ -316,7 +316,7 @@ pub enum Hook {
 }
 
 impl Exec {
-    /// What a probe or a hook, as JSON, runs.
+    /// The command of a probe or a hook in JSON.
     fn in_handler(handler: &Value) -> Option<Self> {
         let words = handler["exec"]["command"].as_array()?.iter().filter_map(Value::as_str);
         words.collect::<Vec<_>>().join(" ").parse().ok()
@@ -336,18 +336,18 @@ impl FromStr for Exec {
     }
 }
 
-/// What a probe or a hook runs in a container.
+/// The command of a probe or a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     Ok,
     Fail,
-    /// Fails in the first instance of its container, and works in those that follow.
+    /// Fails in the first instance of its container, and succeeds in later ones.
     FailFirst,
-    /// Works, in the end.
+    /// Succeeds after this time.
     Sleep {
         secs: u64,
     },
-    /// Says neither that all is well nor that it is not.
+    /// Returns neither success nor failure.
     NoVerdict,
 }
 
@@ -362,15 +362,15 @@ impl Command {
     }
 }
 
-/// What a server that a probe asks does, by the path it is asked for.
+/// The behaviour of a probed server, by request path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
     Ok,
     Fail,
-    /// Never answers.
+    /// Never responds.
     Stall,
     Reset,
-    /// Begins an answer and breaks off in its body.
+    /// Starts a response and breaks off in its body.
     Half,
 }
 
@@ -426,7 +426,7 @@ impl std::fmt::Display for Command {
     }
 }
 
-/// A command that no fake program answers to.
+/// A command of no fake program.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnknownProgram;
 

@@ -1,4 +1,4 @@
-//! What all fakes share: the state of the simulated node, the clock, and the events that are scheduled.
+//! Shared by all fakes: the state of the simulated node, the clock, and scheduled events.
 //!
 //! Owns: the lock around the state (one thread, never held over an await), the queue of scheduled events. Never: decides
 //! what a runtime or a disk does.
@@ -34,13 +34,13 @@ use crate::{
     trace::Trace,
 };
 
-/// The wall clock's time when a simulation begins: 2026-01-01T00:00:00Z.
+/// The wall clock at the start of a simulation: 2026-01-01T00:00:00Z.
 const START_SECS: i64 = 1_767_225_600;
 
-/// Between two rounds of the rules about time.
+/// The period of the deadline rules.
 const PATROL: Duration = Duration::from_secs(1);
 
-/// No burst of events takes the agent so many turns: 100 pods at once take some hundreds.
+/// More turns than any burst of events takes: 100 pods at once take some hundreds.
 const TURNS_PER_INSTANT: u32 = 20_000;
 
 /// A handle on the state. The play and every fake hold one.
@@ -49,16 +49,16 @@ pub struct Simulation {
     state: Mutex<SimState>,
     /// The state changed: predicates may hold, an event may be due earlier.
     pub changed: Notify,
-    /// Something changed in the API, or in who can reach it.
+    /// The API or its reachability changed.
     pub api_changed: Notify,
     clock: Clock,
     wall_offset_ms: Arc<AtomicI64>,
 }
 
-/// Everything that is, apart from the agent itself.
+/// The simulated state, without the agent itself.
 #[derive(Debug)]
 pub struct SimState {
-    /// Time since the simulation began; no jump of the wall clock touches it.
+    /// Time since the simulation began; not affected by jumps of the wall clock.
     pub now: Duration,
     pub wall: Timestamp,
     pub rng: Rng,
@@ -67,37 +67,37 @@ pub struct SimState {
     pub runtime: Store,
     pub api: ApiStore,
     pub disk: Disk,
-    /// Every cgroup there is below the root.
+    /// Every cgroup below the root.
     pub cgroups: BTreeSet<PathBuf>,
-    /// What the web answers; nothing listens where there is no page.
+    /// Responses of the web; connections to other pages are refused.
     pub pages: BTreeMap<String, FetchResponse>,
     pub rules: Rules,
     pub agent: AgentState,
     /// The agent's last snapshot, empty while no agent runs.
     pub snapshot: Arc<Snapshot>,
-    /// What the agent still keeps of pods that are gone.
+    /// What the agent still keeps of removed pods.
     pub stale_entries: Vec<String>,
-    /// The agent dies at the border of a call when so many more have passed.
+    /// The agent dies at a call boundary after this many more.
     pub agent_dies_after: Option<u64>,
-    /// Turns of the agent's loop within one instant: one that never rests would stop time itself.
+    /// Turns of the agent's loop within one instant: an endless loop would stop time.
     turns: (Duration, u32),
     scheduled: BTreeMap<(Duration, u64), ScheduledEvent>,
     scheduled_count: u64,
 }
 
-/// One process of the agent, counted from 1. Calls of an earlier one reach nothing: the process that made them is dead.
+/// One process of the agent, counted from 1. Calls of an earlier one have no effect: that process is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incarnation(pub u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentState {
     Alive(Incarnation),
-    /// It died by itself; the play has yet to clear away its tasks.
+    /// It died; the play has yet to abort its tasks.
     Dying(Incarnation),
     Dead(Incarnation),
 }
 
-/// Something that happens by itself at its time.
+/// A scheduled event.
 #[derive(Clone, Debug)]
 pub enum ScheduledEvent {
     /// A container's process ends, if it still runs then.
@@ -106,15 +106,15 @@ pub enum ScheduledEvent {
         code: i32,
         reason: &'static str,
     },
-    /// The runtime finishes a call whose client went away.
+    /// The runtime finishes a call whose client disconnected.
     Finish(Box<LateCall>),
-    /// An event arrives at last.
+    /// A delayed event arrives.
     Event(Box<v1::ContainerEventResponse>),
-    /// The API server carries out a request whose client went away.
+    /// The API server executes a request whose client disconnected.
     Request(Box<LateRequest>),
     RuntimeReturns,
     Heals(Ailment),
-    /// The end of a stop's time, when its client is gone and the runtime goes on.
+    /// The end of a stop's timeout, if its client is gone and the runtime continues.
     Kill(String),
     ApiReturns,
     ApiCatchesUp,
@@ -156,7 +156,7 @@ impl Simulation {
         })
     }
 
-    /// Reads or changes the state; then wakes all who wait for a change.
+    /// Reads or changes the state; then wakes all waiters.
     pub fn with<T>(&self, change: impl FnOnce(&mut SimState) -> T) -> T {
         let mut sim = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
@@ -173,12 +173,12 @@ impl Simulation {
         answer
     }
 
-    /// Only looks, and wakes nobody.
+    /// Only reads, and wakes no waiter.
     pub fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
         view(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A clock as a process that starts now would have it.
+    /// A clock as a newly started process would have it.
     pub fn clock_of_a_new_process(&self) -> Clock {
         let now = self.clock.now();
         let offset = SignedDuration::from_millis(self.wall_offset_ms.load(Ordering::Relaxed));
@@ -194,16 +194,16 @@ impl Simulation {
         });
     }
 
-    /// Lets happen what happens by itself. Runs until it is aborted.
+    /// Executes scheduled events. Runs until it is aborted.
     pub async fn run_scheduled_events(self: Arc<Self>) {
         let mut patrol = tokio::time::interval(PATROL);
         loop {
-            // Registered before the look, so that an event scheduled meanwhile is not missed.
+            // Registered before the read, so that an event scheduled in between is not missed.
             let changed = self.changed.notified();
             let next = self.look(|sim| sim.scheduled.keys().next().map(|(at, _)| *at));
             let due = next.map(|at| self.clock.instant(Uptime::new(at)));
             tokio::select! {
-                // Cancel safe: no arm holds anything but a wish to look again.
+                // Cancel safe: every arm only triggers another read.
                 biased;
                 () = sleep_until(due) => self.with(SimState::run_due),
                 _ = patrol.tick() => self.with(SimState::patrol),
@@ -234,7 +234,7 @@ impl SimState {
         self.agent == AgentState::Alive(incarnation)
     }
 
-    /// An opportunity to die, at the border of a call.
+    /// A chance to die at a call boundary.
     pub fn may_kill_agent(&mut self, incarnation: Incarnation) {
         if !self.is_alive(incarnation) {
             return;
@@ -247,7 +247,7 @@ impl SimState {
         }
     }
 
-    /// Counts a turn of the agent's loop, and calls it a spin when there is no end to them.
+    /// Counts a turn of the agent's loop, and reports a spin above the limit.
     pub fn count_turn(&mut self) {
         let (since, count) = self.turns;
         self.turns = if since == self.now { (since, count + 1) } else { (self.now, 1) };

@@ -1,6 +1,6 @@
 //! Random plays: pods, programs, edits and faults, all from one seed.
 //!
-//! Owns: the plot. Each seed turns on its own few faults, because faults hide each other.
+//! Owns: the plot. Each seed enables its own few faults, because faults hide each other.
 //! A run has a stormy part and a calm end; its rules are those of every play.
 
 mod cluster;
@@ -18,12 +18,12 @@ use crate::{
     runtime::store::Pull,
 };
 
-/// Within this time of calm everything must be well: the longest back-off is five minutes, a hung call lasts four.
+/// Within this time of calm everything must settle: the longest back-off is five minutes, a hung call lasts four.
 const CALM: Duration = Duration::from_secs(25 * 60);
 const NAMES: [&str; 6] = ["ant", "bee", "cat", "dog", "eel", "fox"];
 const IMAGES: [&str; 3] = ["reg.test/quick:v1", "reg.test/slow:v1", "reg.test/late:v1"];
 
-/// What a run came to, for the statistics.
+/// The result of a run, for the statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Story {
     pub starts: usize,
@@ -62,7 +62,7 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
             happen(&mut play, &mut rng, version);
         }
     }
-    // An image that is not there by now will come, or its pod is waiting for ever: both are stories.
+    // A missing image arrives later, or its pod waits for ever: both are tested.
     if rng.bool() {
         play.publish(IMAGES[2], Pull::After(Duration::from_secs(1)));
     }
@@ -75,7 +75,7 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
     Ok(Story { starts, trace })
 }
 
-/// One thing happens.
+/// One random action.
 fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = NAMES[rng.usize(..NAMES.len())];
     match rng.u32(0..112) {
@@ -107,18 +107,18 @@ fn drop_in(play: &mut Play, rng: &mut Rng, name: &str, version: u32) {
     play.apply(scripts::script(rng, name, version));
 }
 
-/// The very same manifest again, before the agent is done with taking it away.
+/// Adds the same manifest again before the agent has finished its removal.
 fn remove_and_add(play: &mut Play, name: &str) {
     if let Some(script) = play.wanted().get(name).cloned() {
         play.remove(name);
-        // A hint lost here would show the agent no change at all, which is right too.
+        // If this hint is lost the agent sees no change at all, which is correct too.
         play.apply(script);
     }
 }
 
-/// A few faults, each as strong as this seed likes.
+/// A few faults, with strengths from the seed.
 fn rates(rng: &mut Rng) -> FaultRates {
-    // In some plays nothing fails by chance: only there can one see what a single mishap delays.
+    // Some plays have no random faults: only there the delay of a single event shows.
     if rng.u32(0..4) == 0 {
         return FaultRates::default();
     }

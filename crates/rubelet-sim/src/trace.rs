@@ -1,4 +1,4 @@
-//! What happened in a run, line by line, the same for the same seed.
+//! The trace of a run, line by line, identical for the same seed.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +8,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `actor` is who did it (`cri`, `disk`, `world`, `play`, `agent`).
+    /// `actor` is the origin (`cri`, `disk`, `world`, `play`, `agent`).
     pub fn push(&mut self, at: Duration, actor: &str, what: impl fmt::Display) {
         self.lines.push(format!("{:>9}.{:03} {actor:<5} {what}", at.as_secs(), at.subsec_millis()));
     }

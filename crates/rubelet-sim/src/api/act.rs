@@ -1,6 +1,6 @@
-//! What the fake API server does when asked, with the real one's semantics.
+//! The actions of the fake API server, with the real one's semantics.
 //!
-//! Owns: creation, updates, patches, the graceful end of pods, preconditions. Each is one step that happened or did not.
+//! Owns: creation, updates, patches, graceful deletion of pods, preconditions. Each happens completely or not at all.
 //! Upstream: `registry/core/pod/strategy.go` (CheckGracefulDelete), `registry/rest/delete.go` (BeforeDelete).
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::{
     simulation::SimState,
 };
 
-/// Of an object's metadata, what no writer may change.
+/// The metadata that no writer may change.
 const FIXED: [&str; 8] = [
     "name",
     "namespace",
@@ -46,7 +46,7 @@ impl Request {
         self.verb != Verb::Get
     }
 
-    /// The object it is about; a collection has no name.
+    /// The object of the request; a collection has no name.
     pub fn key(&self) -> Key {
         let name = self.path.name.as_deref().or_else(|| self.body.pointer("/metadata/name").and_then(Value::as_str));
         Key::of(&self.path, name.unwrap_or_default())
@@ -60,19 +60,19 @@ impl Request {
         self.query.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
 
-    /// A watch that is to begin with all there is.
+    /// A watch with `sendInitialEvents`.
     pub fn is_streamed_list(&self) -> bool {
         self.option("sendInitialEvents") == Some("true")
     }
 
-    /// It asks for all there is, and not for what comes.
+    /// It requests the current objects only, without a watch.
     pub fn is_list(&self) -> bool {
         self.verb == Verb::Get
             && self.path.name.is_none()
             && (self.option("watch").is_none() || self.is_streamed_list())
     }
 
-    /// The version it asks for.
+    /// The requested version.
     pub fn version(&self) -> Option<u64> {
         self.option("resourceVersion").and_then(|text| text.parse().ok())
     }
@@ -110,7 +110,7 @@ impl SimState {
         }
     }
 
-    /// Without a version what etcd has; with one, the cache, if it is as new.
+    /// Without a version from etcd; with one, from the cache, if it is as new.
     pub fn list_objects(&self, request: &Request) -> Result<Value, ApiError> {
         let selection = Selection::new(&request.path, &request.query);
         match request.version() {
@@ -172,7 +172,7 @@ impl SimState {
         Ok(self.replace(request, &stored, object))
     }
 
-    /// Puts the object in the place of the stored one, but for what this request may not write.
+    /// Replaces the stored object, except for what this request may not write.
     fn replace(&mut self, request: &Request, stored: &Arc<Value>, mut object: Value) -> Arc<Value> {
         for field in FIXED {
             set(&mut object["metadata"], field, &stored["metadata"][field]);
@@ -188,12 +188,12 @@ impl SimState {
             let generation = stored["metadata"]["generation"].as_i64().unwrap_or(1);
             object["metadata"]["generation"] = (generation + 1).into();
         }
-        // The last finalizer was all that held it.
+        // The last finalizer was removed.
         if metadata_ends_now(&object["metadata"]) && !has_finalizers(&object) {
             self.api.remove(&request.key());
             return stored.clone();
         }
-        // What says nothing new is no change, and has no version.
+        // A write without a change gets no new version.
         if object == **stored { stored.clone() } else { self.api.put(request.key(), object) }
     }
 
@@ -237,7 +237,7 @@ fn metadata_ends_now(metadata: &Value) -> bool {
     !metadata["deletionTimestamp"].is_null() && metadata["deletionGracePeriodSeconds"] == 0
 }
 
-/// What a deletion means for a pod.
+/// The effect of a deletion on a pod.
 enum End {
     Now,
     Graceful {
@@ -245,11 +245,11 @@ enum End {
         grace_secs: i64,
         generation: i64,
     },
-    /// It ends already, and no later than this.
+    /// It terminates already, and no later than this.
     Pending,
 }
 
-/// A pod that ended, or has no node, needs no time. A time that was given only shrinks.
+/// A terminated pod, or one without a node, is deleted at once. A grace period only shrinks.
 fn end_of_pod(pod: &Value, asked: Option<i64>, now: Timestamp) -> End {
     let metadata = &pod["metadata"];
     let generation = metadata["generation"].as_i64().unwrap_or(1);
@@ -286,7 +286,7 @@ fn set(object: &mut Value, field: &str, value: &Value) {
     }
 }
 
-/// Dates of the API are whole seconds.
+/// Dates of the API have whole seconds.
 pub fn rfc3339(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).expect("a second of a moment that is").to_string()
 }

@@ -1,7 +1,7 @@
 //! Patches as the API server applies them.
 //!
-//! Owns: merge patches, and strategic merge patches with the keys of the lists that agents and users write. Never: decides who may
-//! write what. Upstream: `apimachinery/pkg/util/strategicpatch`, and the `patchMergeKey`s of `core/v1`.
+//! Owns: merge patches, and strategic merge patches with the merge keys of the lists that agents and users write. Never: authorizes
+//! writes. Upstream: `apimachinery/pkg/util/strategicpatch`, and the `patchMergeKey`s of `core/v1`.
 
 use serde_json::{Map, Value};
 
@@ -91,7 +91,7 @@ fn merge_list(target: &mut Value, key: &str, elements: &[Value]) {
     *target = Value::Array(list);
 }
 
-/// What the order does not name comes last, as it was.
+/// Entries missing from the order come last, unchanged.
 fn sort(elements: &mut [Value], key: &str, order: &[Value]) {
     let rank = |element: &Value| order.iter().position(|named| named[key] == element[key]).unwrap_or(usize::MAX);
     elements.sort_by_key(rank);

@@ -1,6 +1,6 @@
-//! What the fake API server holds: objects as JSON, their versions, and the changes watchers may still ask for.
+//! The state of the fake API server: objects as JSON, their versions, and the history for watches.
 //!
-//! Owns: one growing version for everything, the window of history, who can reach it. Never: knows what a request means.
+//! Owns: one increasing version for all objects, the history window, reachability. Never: interprets a request.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -11,7 +11,7 @@ use std::{
 use rubelet_kube::port::{ObjectPath, WatchEvent};
 use serde_json::{Value, json};
 
-/// Changes a watch can go back by; a real server's memory is of this order.
+/// The history length of watches, in the order of a real server's.
 const HISTORY: usize = 1_000;
 
 #[derive(Debug, Default)]
@@ -19,49 +19,49 @@ pub struct Store {
     objects: BTreeMap<Key, Arc<Value>>,
     version: u64,
     history: VecDeque<Change>,
-    /// Changes up to this version are forgotten.
+    /// Changes up to this version are expired.
     forgotten: u64,
     uids_given: u64,
     pub reach: Reach,
     pub streaming: Streaming,
-    /// Objects whose names begin like this get a 500 to every write, for as long as it is here.
+    /// Objects with this name prefix get a 500 for every write.
     pub failing: BTreeSet<(&'static str, String)>,
-    /// Namespaces on their way out: nothing new is made in them.
+    /// Terminating namespaces: nothing is created in them.
     pub ending_namespaces: BTreeSet<String>,
-    /// A second server of the cluster whose cache stands still, and whether the agent's connections go to it.
+    /// A second server of the cluster with a stale cache, and whether the agent is connected to it.
     replica: Option<Replica>,
     is_on_replica: bool,
-    /// Grows when connections are cut: what was opened before is dead.
+    /// Increases when connections are cut: older connections are dead.
     pub epoch: u32,
-    /// Something changed that a watcher may wait for.
+    /// Wakes watchers after a change.
     is_stirred: bool,
 }
 
-/// What becomes of a request of the agent's.
+/// What happens to a request of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
     #[default]
     Open,
-    /// Nobody listens: an error at once.
+    /// Connection refused.
     Refused,
-    /// Packets get lost: no answer, and watches say nothing.
+    /// Packets are dropped: no response, and watches are silent.
     Silent,
-    /// The agent's credentials have expired: 401 to every request. What is open stays open.
+    /// The agent's credentials have expired: 401 for every request. Open watches stay open.
     Unauthorized,
 }
 
-/// What the server does with `sendInitialEvents`.
+/// How the server handles `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streaming {
     #[default]
     Served,
     /// Its WatchList gate is off: 422.
     Refused,
-    /// It does not know the option: the objects come, and no bookmark ends them.
+    /// It ignores the option: the objects arrive, and no bookmark ends them.
     Ignored,
 }
 
-/// What a server's cache held when it fell behind.
+/// The content of a stale cache.
 #[derive(Clone, Debug)]
 struct Replica {
     version: u64,
@@ -101,7 +101,7 @@ struct Change {
     after: Option<Arc<Value>>,
 }
 
-/// What of a collection somebody asks for.
+/// The selected part of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     resource: String,
@@ -131,7 +131,7 @@ impl Selection {
     }
 }
 
-/// The server does not know any more what happened since.
+/// The requested history has expired.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Forgotten;
 
@@ -161,12 +161,12 @@ impl Store {
         }
     }
 
-    /// How far the cache of the agent's server has got.
+    /// The version of the cache of the agent's server.
     pub fn cached_version(&self) -> u64 {
         self.lagging().map_or(self.version, |replica| replica.version)
     }
 
-    /// The agent is connected to a server whose cache stands still.
+    /// Whether the agent is connected to a server with a stale cache.
     pub fn is_behind(&self) -> bool {
         self.lagging().is_some()
     }
@@ -175,14 +175,14 @@ impl Store {
         self.replica.as_ref().filter(|_| self.is_on_replica)
     }
 
-    /// From now on the second server's cache stands still. One that stands still already stays where it is.
+    /// Freezes the second server's cache. A frozen one stays as it is.
     pub fn fall_behind(&mut self) {
         if self.replica.is_none() {
             self.replica = Some(Replica { version: self.version, objects: self.objects.clone() });
         }
     }
 
-    /// The agent's connections are cut, and new ones go to the second server.
+    /// Cuts the agent's connections; new ones go to the second server.
     pub fn fail_over(&mut self) {
         self.is_on_replica = true;
         self.cut_connections();
@@ -209,7 +209,7 @@ impl Store {
         object
     }
 
-    /// Watchers get the object as it was, with the version of its end.
+    /// Watchers get the last object, with the version of its deletion.
     pub fn remove(&mut self, key: &Key) {
         let Some(before) = self.objects.remove(key) else { return };
         self.version += 1;
@@ -228,7 +228,7 @@ impl Store {
         self.is_stirred = true;
     }
 
-    /// Who was behind must list again.
+    /// Watchers that were behind must relist.
     pub fn forget_history(&mut self) {
         self.history.clear();
         self.forgotten = self.version;
@@ -252,7 +252,7 @@ impl Store {
         version >= self.forgotten
     }
 
-    /// The first change after `position` that concerns the selection; `position` moves with what was looked through.
+    /// The first change after `position` that matches the selection; `position` advances.
     pub fn next_change(&self, selection: &Selection, position: &mut u64) -> Result<Option<WatchEvent>, Forgotten> {
         if !self.remembers(*position) {
             return Err(Forgotten);

@@ -1,4 +1,4 @@
-//! Is the fake as the real one is?
+//! Tests that the fake behaves like the real server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +50,7 @@ async fn a_deleted_pod_stays_until_it_is_deleted_without_grace() {
     assert_eq!(stored(&simulation).unwrap()["status"]["phase"], "Pending");
     delete(&simulation, json!({})).unwrap();
     assert_eq!(ends(&simulation), (json!(30), json!("2026-01-01T00:00:30Z")));
-    // Longer, or not said: nothing changes. Shorter: counted from the first request.
+    // Longer, or not given: no change. Shorter: counted from the first request.
     delete(&simulation, json!({ "gracePeriodSeconds": 60 })).unwrap();
     delete(&simulation, json!({})).unwrap();
     assert_eq!(ends(&simulation), (json!(30), json!("2026-01-01T00:00:30Z")));

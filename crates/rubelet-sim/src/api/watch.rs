@@ -1,6 +1,6 @@
-//! A watch as one incarnation of the agent has it open.
+//! An open watch of one process of the agent.
 //!
-//! Owns: where it got to, bookmarks, its end in peace or not. Events come in the server's order, some of them late or twice.
+//! Owns: its position, bookmarks, its end with or without an error. Events arrive in the server's order, some of them late or twice.
 
 use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use crate::{
 
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// A connection that gives no sign of life is given up, as the real client does.
+/// A silent connection is closed, as the real client does.
 const OPENING: Duration = Duration::from_secs(30);
-/// How long a server waits for its cache to be as new as asked.
+/// How long a server waits for its cache to reach the requested version.
 const FRESHNESS_WAIT: Duration = Duration::from_secs(3);
 
 struct Watcher {
@@ -35,20 +35,20 @@ struct Watcher {
     position: u64,
     ends_at: Instant,
     bookmark_at: Instant,
-    /// To be told next: what there is, when the watch begins with it, and the second of two.
+    /// Events to send next: the initial objects, and the second copy of a doubled event.
     first: VecDeque<WatchEvent>,
-    /// It is still telling what was there when it began.
+    /// It is still sending the initial objects.
     is_listing: bool,
     is_over: bool,
 }
 
-/// What a look at the server shows a watcher.
+/// The state of the server for a watcher.
 enum Sight {
     Nothing,
     Event(WatchEvent, WatchDelivery),
     Cut,
     Gone,
-    /// Whoever watched is dead.
+    /// The watcher's process is dead.
     Dead,
 }
 
@@ -98,7 +98,7 @@ impl FakeApi {
 }
 
 impl SimState {
-    /// Where a watch begins, and what it tells before the first change.
+    /// The start of a watch, and its initial events.
     fn begin_watch(&self, request: &Request) -> Result<(u64, VecDeque<WatchEvent>), ApiError> {
         if !request.is_streamed_list() {
             let position = request.version().unwrap_or(self.api.cached_version());
@@ -129,7 +129,7 @@ impl SimState {
     }
 }
 
-/// Whoever goes away before the objects have ended has no list.
+/// A watch that ends before the end of the initial objects is no list.
 impl Drop for Watcher {
     fn drop(&mut self) {
         if self.is_listing && !self.is_over {
@@ -140,7 +140,7 @@ impl Drop for Watcher {
 }
 
 impl Watcher {
-    /// What was there when the watch began comes late or is cut like any other event; its end is the answer to a list.
+    /// Initial objects are delayed or cut like any other event; their end is the response to a list.
     async fn tell_first(mut self, event: WatchEvent) -> (Result<WatchEvent, ApiError>, Self) {
         match self.simulation.with(|sim| sim.faults.watch_delivery(&mut sim.rng)) {
             WatchDelivery::Cut => return self.ended(ApiErrorKind::Unreachable, "watch cut"),
@@ -159,7 +159,7 @@ impl Watcher {
         (Ok(event), self)
     }
 
-    /// Why nothing comes over it any more.
+    /// Why the watch sends nothing any more.
     fn look_at_connection(&self) -> Option<Sight> {
         self.simulation.look(|sim| {
             if !sim.is_alive(self.incarnation) {
@@ -181,7 +181,7 @@ impl Watcher {
         }
         let simulation = self.simulation.clone();
         loop {
-            // Registered before the look, so that a change made meanwhile is not missed.
+            // Registered before the read, so that a change in between is not missed.
             let changed = simulation.api_changed.notified();
             match self.look() {
                 Sight::Dead => return pending().await,
@@ -201,7 +201,7 @@ impl Watcher {
                 Sight::Nothing => {}
             }
             tokio::select! {
-                // Cancel safe: all are only reasons to look again.
+                // Cancel safe: every arm only triggers another read.
                 biased;
                 () = changed => {}
                 () = sleep_until(self.ends_at) => return None,
@@ -244,7 +244,7 @@ impl Watcher {
         (Err(self.request.error(kind, what)), self)
     }
 
-    /// Everything up to its version was told.
+    /// Everything up to its version was sent.
     fn bookmark(&self) -> WatchEvent {
         let body = json!({ "kind": "Pod", "metadata": { "resourceVersion": self.position.to_string() } });
         WatchEvent::Bookmark(body.to_string().into())

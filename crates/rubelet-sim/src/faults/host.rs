@@ -1,4 +1,4 @@
-//! How a call of the host goes: disks and mounts that fail, are busy, slow or hang.
+//! Faults of host calls: disks and mounts that fail, are busy, slow or hang.
 
 use std::{io, time::Duration};
 
@@ -9,20 +9,20 @@ use super::{Faults, roll};
 const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 
-/// Chances per call of the host.
+/// Probabilities per call of the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostFaultRates {
-    /// EIO, and nothing was done.
+    /// EIO, and no effect.
     pub io_error: f64,
-    /// EBUSY to a change, and nothing was done.
+    /// EBUSY for a change, and no effect.
     pub busy: f64,
     /// The call takes seconds.
     pub slow: f64,
-    /// The call takes minutes, as on a mount whose server is away; half the time it was done at once.
+    /// The call takes minutes, as on a hung network mount; half the time it had its effect at once.
     pub hang: f64,
 }
 
-/// How one call will go: it waits, happens or fails, and waits again.
+/// The outcome of one call: it waits, happens or fails, and waits again.
 #[derive(Debug)]
 pub struct HostCourse {
     pub before: Duration,
@@ -46,7 +46,7 @@ impl HostCall {
 }
 
 impl HostCourse {
-    /// Something goes wrong with it.
+    /// Whether it is a fault.
     pub fn is_faulty(&self) -> bool {
         self.error.is_some() || self.before + self.after > Duration::from_secs(1)
     }

@@ -1,6 +1,6 @@
-//! Rules over what the agent writes to the API server.
+//! Rules over the agent's writes to the API server.
 //!
-//! Owns: what each pod's status said when the agent wrote it last, and how often it wrote. Never: judges what others write.
+//! Owns: the last status the agent wrote of each pod, and the number of writes. Never: checks writes of others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,49 +21,49 @@ use crate::{
     simulation::SimState,
 };
 
-/// Writes of a pod's status beyond one per change of it: its end may be told in two, its beginning too.
+/// Status writes allowed beyond one per change: start and end of a pod may take two each.
 const SPARE_WRITES: u32 = 3;
-/// So many watches that the server answers with an error may be a reason to list.
+/// This many failed watches may cause a list.
 const REFUSALS_PER_LIST: u32 = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct ApiSeen {
-    /// Pods that users made in the API, by uid, with the shortest grace period asked for.
+    /// Pods that users created in the API, by uid, with their shortest grace period.
     users: BTreeMap<String, Option<i64>>,
-    /// What the agent wrote last of a user's pod, by uid.
+    /// The agent's last write of a user's pod, by uid.
     written: BTreeMap<String, PodStatus>,
-    /// Pods that somebody else wrote into since, by uid.
+    /// Pods with foreign writes since, by uid.
     overwritten: BTreeSet<String>,
-    /// Status writes under way, by the uid they are for.
+    /// Running status writes, by uid.
     busy: BTreeMap<String, u32>,
     /// By pod name, because a static pod and its mirror share nothing else.
     traffic: BTreeMap<String, Traffic>,
-    /// The current agent has seen all its pods once, as they were then and not as some cache had them.
+    /// The current agent has received all its pods once, from etcd and not from a stale cache.
     is_listed: bool,
-    /// By the collection that is followed.
+    /// By watched collection.
     lists: BTreeMap<String, Lists>,
     events: EventWrites,
 }
 
-/// How often the current agent listed a collection, and how many reasons there were.
+/// Lists of a collection by the current agent, and the number of reasons for them.
 #[derive(Debug, Default)]
 struct Lists {
     made: u32,
     reasons: u32,
-    /// Watches the server answered with an error, from which one resumes.
+    /// Failed watches, after which a watch resumes.
     refused: u32,
 }
 
-/// What became of the events of the current agent.
+/// Events of the current agent.
 #[derive(Debug, Default)]
 struct EventWrites {
     recorded: u32,
     written: u32,
-    /// Writes that failed, each of which may be made once more.
+    /// Failed writes, each of which may be retried once.
     failed: u32,
 }
 
-/// How often a pod's status was written, and how many reasons there were.
+/// Status writes of a pod, and the number of reasons for them.
 #[derive(Debug, Default)]
 struct Traffic {
     writes: u32,
@@ -81,19 +81,19 @@ impl ApiSeen {
         }
     }
 
-    /// The agent tells something new of the pod.
+    /// The agent reports a change of the pod.
     pub fn news(&mut self, pod_name: &str) {
         self.traffic.entry(pod_name.to_owned()).or_default().reasons += 1;
     }
 }
 
 impl Rules {
-    /// A user made the pod.
+    /// A user created the pod.
     pub fn pod_made(&mut self, uid: &str) {
         self.api.users.insert(uid.to_owned(), None);
     }
 
-    /// Somebody else wrote into the pod.
+    /// A foreign client wrote the pod.
     pub fn pod_edited(&mut self, name: &str, uid: &str) {
         self.api.news(name);
         self.api.written.remove(uid);
@@ -112,7 +112,7 @@ impl Rules {
         }
     }
 
-    /// The shortest grace period somebody asked for.
+    /// The shortest requested grace period.
     pub(super) fn granted(&self, uid: &str) -> Option<i64> {
         self.api.users.get(uid).copied().flatten()
     }
@@ -147,7 +147,7 @@ impl Rules {
         }
     }
 
-    /// The client has its answer, or went away without.
+    /// The client has its response, or disconnected.
     pub fn api_returned(&mut self, request: &Request) {
         if let (true, Verb::Patch(_)) = (request.is_of("pods"), request.verb)
             && let Some(count) = request.body["metadata"]["uid"].as_str().and_then(|uid| self.api.busy.get_mut(uid))
@@ -156,11 +156,11 @@ impl Rules {
         }
     }
 
-    /// The client has a good answer.
+    /// The client has a successful response.
     pub fn api_answered(&mut self, now: Duration, request: &Request) {
         match request.verb {
             _ if !request.is_of("pods") => {}
-            // With a version, a cache may have answered that knew no better.
+            // With a version, the response may come from a stale cache.
             Verb::Get if request.is_list() => self.api.is_listed |= request.version().is_none(),
             Verb::Patch(_) => {
                 let name = request.key().name;
@@ -175,7 +175,7 @@ impl Rules {
         }
     }
 
-    /// What users made ends only when the agent has seen that they do not want it any more.
+    /// Users' pods are terminated only after the agent saw their deletion.
     pub(super) fn check_listed(&mut self, now: Duration, act: &Act, picture: &Picture) {
         let uid = match act {
             Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => {
@@ -193,12 +193,12 @@ impl Rules {
         }
     }
 
-    /// The agent has something to tell people.
+    /// The agent recorded an event.
     pub fn event_recorded(&mut self) {
         self.api.events.recorded += 1;
     }
 
-    /// A request to read failed; or a watch did, or what it began with broke off.
+    /// A read failed; or a watch or its initial list did.
     pub fn read_failed(&mut self, request: &Request, is_list: bool, kind: ApiErrorKind) {
         if is_event_of_a_pod(request) {
             self.api.events.failed += 1;
@@ -217,7 +217,7 @@ impl Rules {
         }
     }
 
-    /// A watch goes on from its version; only a version that is of no use is a reason to list.
+    /// A watch resumes from its version; only an unusable version justifies a list.
     fn check_lists(&mut self, now: Duration, request: &Request) {
         if !is_followed(request) || !request.is_list() {
             return;
@@ -247,14 +247,14 @@ impl Rules {
         let status = pod.status.clone().unwrap_or_default();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let readiness = false_readiness(&status);
-        // A patch leaves alone what somebody else wrote meanwhile and the watch has not shown yet.
+        // A patch keeps foreign changes that the watch has not shown yet.
         if readiness.is_none() {
             self.api.overwritten.remove(&uid);
         }
         if let Some(detail) = readiness.filter(|_| !self.api.overwritten.contains(&uid)) {
             self.broken("only what runs is ready", now, format!("{name}: {detail}"));
         }
-        // A static pod may come back and begin anew under its mirror.
+        // A static pod may restart under its mirror pod.
         if is_mirror_pod(pod) {
             return;
         }
@@ -274,7 +274,7 @@ impl Rules {
 }
 
 impl SimState {
-    /// A write of the agent's went through.
+    /// A write of the agent succeeded.
     pub fn check_write(&mut self, request: &Request, before: Option<&Value>, after: &Value) {
         if !request.is_of("pods") {
             return;
@@ -298,7 +298,7 @@ impl SimState {
         }
     }
 
-    /// Why this pod should not go from the API yet.
+    /// Why this pod must not be deleted from the API yet.
     fn held_by(&self, pod: &Pod) -> Option<String> {
         if is_mirror_pod(pod) {
             return None;
@@ -306,7 +306,7 @@ impl SimState {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-        // Somebody else may have written another phase since.
+        // A foreign client may have written another phase since.
         let is_anothers_word = self.rules.api.overwritten.contains(uid);
         if pod.metadata.deletion_timestamp.is_none() || !is_terminal(phase) && !is_anothers_word {
             return Some(format!("{name} is {phase}, to end at {:?}", pod.metadata.deletion_timestamp));
@@ -328,7 +328,7 @@ impl SimState {
     }
 }
 
-/// What is followed for as long as the agent runs. Objects that pods need are followed anew with each pod.
+/// Collections watched for as long as the agent runs. Objects of pods are watched anew with each pod.
 fn is_followed(request: &Request) -> bool {
     request.path.name.is_none() && ["pods", "nodes", "services"].iter().any(|resource| request.is_of(resource))
 }

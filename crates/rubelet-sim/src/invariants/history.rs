@@ -1,4 +1,4 @@
-//! One pod's history as the runtime lived it; it forgets nothing that the agent collects.
+//! One pod's history in the runtime; it keeps what the agent garbage-collects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,9 +12,9 @@ pub struct PodHistory {
     /// Name and version of the script it was made from.
     pub script: (String, u32),
     pub sandboxes: Vec<String>,
-    /// It was taken away and asked for again since it began.
+    /// Removed and added again since it began.
     pub may_begin_anew: bool,
-    /// The runtime lost what it knew of it: what was told of it may change.
+    /// The runtime lost its state: its reported status may change.
     pub was_forgotten: bool,
     /// By container name.
     pub containers: BTreeMap<String, ContainerHistory>,
@@ -27,13 +27,13 @@ pub struct ContainerHistory {
     pub last_start: Duration,
     pub last_sandbox: String,
     pub last_exit: Option<LastExit>,
-    /// Its last start failed before anything ran.
+    /// Its last start failed before its process ran.
     never_ran: bool,
-    /// Some start of it did run.
+    /// Some start of it succeeded.
     pub has_run: bool,
-    /// Starts after an exit, made by the current agent.
+    /// Starts after an exit, by the current agent.
     pub restarts_since_agent_start: u32,
-    /// The image a user gave it that it has not started with yet.
+    /// The new image it has not started with yet.
     pub edited_image: Option<String>,
     /// Sandboxes in which it ended with code 0.
     succeeded: BTreeSet<String>,
@@ -43,7 +43,7 @@ pub struct ContainerHistory {
 pub struct LastExit {
     pub at: Duration,
     pub code: i32,
-    /// The runtime lost track of it: nobody knows how it ended.
+    /// The runtime lost track of it: its exit is unknown.
     pub is_unknown: bool,
 }
 
@@ -60,12 +60,12 @@ impl ContainerHistory {
         self.succeeded.contains(sandbox)
     }
 
-    /// The same attempt once more, of which nothing ran before: a start cut off by the agent's death is no restart.
+    /// A repeated start of the same attempt after the agent's death is no restart.
     pub(super) fn is_made_again(&self, container: &Container) -> bool {
         self.never_ran && self.highest_attempt == Some(container.attempt())
     }
 
-    /// A user changed the image: such a restart needs neither a policy nor a back-off.
+    /// The image changed: such a restart needs neither a policy nor a back-off.
     pub(super) fn is_for_new_image(&self, container: &Container) -> bool {
         self.edited_image.as_ref() == Some(&container.image)
     }
@@ -77,7 +77,7 @@ impl ContainerHistory {
         self.never_ran = matches!(container.state, State::Exited { started_at: None, .. });
         self.has_run |= !self.never_ran;
         if let Some(exit) = self.last_exit.as_ref().filter(|_| !is_made_again) {
-            // A long healthy run forgives what was before it.
+            // A long healthy run resets the back-off.
             let forgiven = exit.at.saturating_sub(self.last_start) > 2 * super::MAX_BACKOFF;
             self.restarts_since_agent_start = if forgiven { 1 } else { self.restarts_since_agent_start + 1 };
         }

@@ -1,6 +1,6 @@
-//! Rules about time: what must have happened by now, where no fault stood in its way.
+//! Deadline rules: what must have happened by now, unless a fault prevented it.
 //!
-//! Owns: since when the agent knows of each pod and of its end. Checked every second of virtual time.
+//! Owns: when the agent learned of each pod and of its termination. Checked every second of virtual time.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,25 +12,25 @@ use crate::{
     simulation::{AgentState, SimState},
 };
 
-/// Looks, stops and retries take this long beyond a grace period.
+/// Slack of looks, stops and retries beyond a grace period.
 const END_SLACK: Duration = Duration::from_secs(20);
-/// A pod nobody disturbs has its first sandbox after this long.
+/// An undisturbed pod has its first sandbox after this long.
 const FIRST_SANDBOX: Duration = Duration::from_secs(30);
 /// A pod bound to the node has a status after this long.
 const FIRST_STATUS: Duration = Duration::from_secs(30);
-/// Upstream's relist threshold, and the time between two looks at it.
+/// Upstream's relist threshold, and the time between two checks of it.
 const LAST_LIST: Duration = Duration::from_secs(3 * 60 + 60);
 
-/// Since when the current agent knows what.
+/// When the current agent learned what.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// By pod uid.
     pods: BTreeMap<String, Duration>,
-    /// By pod uid: when it was first told to end so soon, and within how many seconds.
+    /// By pod uid: when its deletion was first seen, and its grace period in seconds.
     ends: BTreeMap<String, (Duration, i64)>,
     /// Pods of the API without a status, by uid.
     unwritten: BTreeMap<String, Duration>,
-    /// The last answer to a list of all containers.
+    /// The last response to a list of all containers.
     pub listed: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ impl Rules {
                     *known = (now, grace);
                 }
             } else {
-                // It may have ended and begun anew.
+                // It may have terminated and restarted.
                 self.known.ends.remove(uid.as_str());
             }
         }
@@ -61,7 +61,7 @@ impl Rules {
         self.known.ends.retain(|uid, _| is_told(uid));
     }
 
-    /// Within how many seconds the pod is to end, if it is.
+    /// The pod's grace period in seconds, if it is terminating.
     fn asked_grace(&self, uid: &str, view: &PodView) -> Option<i64> {
         let metadata = &view.pod.metadata;
         if rank(&view.lifecycle) < rank("Terminating") && metadata.deletion_timestamp.is_none() {
@@ -74,7 +74,7 @@ impl Rules {
 }
 
 impl SimState {
-    /// One round of the rules about time.
+    /// One check of the deadline rules.
     pub fn patrol(&mut self) {
         let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };
         let runtime = &self.runtime;
@@ -127,7 +127,7 @@ impl SimState {
         }
     }
 
-    /// Every pod that is bound to the node is told of.
+    /// Every pod bound to the node has a status.
     fn check_first_statuses(&mut self) {
         let bound = self.api.of("pods").map(|(_, pod)| pod).filter(|pod| {
             pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null()

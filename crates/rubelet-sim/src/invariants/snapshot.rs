@@ -1,4 +1,4 @@
-//! Rules over what the agent tells: a lifecycle only moves forward, a count never falls, an end is an end.
+//! Rules over snapshots: a lifecycle only moves forward, a count never falls, a termination is final.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,13 +19,13 @@ use super::Rules;
 const DATE_SLACK: Duration = Duration::from_secs(2);
 const AGENTS_CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"];
 
-/// What the last snapshot said.
+/// The last snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pods: BTreeMap<String, Told>,
     /// Per pod uid and container; outlives the agent, because restart counts do.
     restart_counts: BTreeMap<(String, String), i32>,
-    /// Pods an agent found in the runtime and no source had; outlives the agent, because a stop may.
+    /// Pods an agent found in the runtime and in no source; survives the agent, because a stop may.
     orphans: BTreeSet<String>,
 }
 
@@ -55,7 +55,7 @@ impl Seen {
         self.pods.get(uid).is_some_and(|told| rank(&told.lifecycle) >= rank("Terminating"))
     }
 
-    /// Since when the agent tells this status of the pod.
+    /// Since when the agent reports this status of the pod.
     pub fn since(&self, uid: &str) -> Option<Duration> {
         self.pods.get(uid).map(|told| told.since)
     }
@@ -66,7 +66,7 @@ impl Seen {
 }
 
 impl Rules {
-    /// Since when the agent tells this status of the pod.
+    /// Since when the agent reports this status of the pod.
     pub fn told_since(&self, uid: &str) -> Option<Duration> {
         self.seen.since(uid)
     }
@@ -78,17 +78,17 @@ impl Rules {
             self.check_life(now, uid.as_str(), view);
             self.check_counts(now, uid.as_str(), view);
         }
-        // A pod that is not told of any more may come back and begin again.
+        // A pod missing from the snapshot may come back and begin again.
         let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
         for uid in self.seen.pods.extract_if(.., |uid, _| !is_told(uid)).map(|(uid, _)| uid).collect::<Vec<_>>() {
             self.seen.forget_counts(&uid);
         }
     }
 
-    /// A condition that changes does so now: what follows from its date, as `minReadySeconds`, begins to count now.
+    /// A changed condition has the current time, because `minReadySeconds` and others count from it.
     fn check_dates(&mut self, now: Duration, wall: Timestamp, uid: &str, view: &PodView) {
         let is_clock_steady = self.clock_jumped.is_none_or(|jumped| now.saturating_sub(jumped) > DATE_SLACK);
-        // A static pod's are dated by their causes where the runtime knows them, because no API server keeps its dates.
+        // A static pod's conditions are dated by their causes if the runtime knows them, because no API server keeps their dates.
         let is_checked = is_clock_steady && view.source == Some(Source::Api);
         let Some(before) = self.seen.pods.get(uid).filter(|_| is_checked) else { return };
         let back_dated = view.status.conditions.iter().flatten().find(|condition| {
@@ -122,7 +122,7 @@ impl Rules {
             }
             return;
         };
-        // From its end a pod may only begin anew, when the same pod is asked for again.
+        // A terminated pod may only begin anew, if the same pod is added again.
         let begins_anew = rank(&before.lifecycle) >= rank("Terminated") && rank(&told.lifecycle) <= rank("Syncing");
         if begins_anew {
             self.seen.forget_counts(uid);
@@ -144,7 +144,7 @@ impl Rules {
             return;
         }
         let statuses = view.status.container_statuses.iter().chain(&view.status.init_container_statuses).flatten();
-        // A container that was made and did not start may be made again.
+        // A container that was created and not started may be created again.
         let is_counted = |status: &&ContainerStatus| status.state.as_ref().is_some_and(|it| it.waiting.is_none());
         for status in statuses.filter(is_counted) {
             let key = (uid.to_owned(), status.name.clone());
@@ -164,7 +164,7 @@ pub(super) fn rank(lifecycle: &str) -> u8 {
         "Terminating" => 2,
         "Terminated" => 3,
         "Finished" => 4,
-        // A word this table does not know must not pass for one it does.
+        // An unknown value must not pass.
         _ => u8::MAX,
     }
 }

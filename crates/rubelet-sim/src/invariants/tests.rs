@@ -1,4 +1,4 @@
-//! Every rule can be broken: a rule that nothing breaks holds nothing.
+//! Tests that every rule can be broken.
 
 mod api;
 mod patrol;
@@ -23,7 +23,7 @@ use crate::{
     simulation::{SimState, Simulation},
 };
 
-/// The rules that a story breaks.
+/// The rules that a sequence of calls breaks.
 fn broken_by(script: &PodScript, story: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let _entered = tokio.enter();

@@ -1,4 +1,4 @@
-//! Which faults touched what, and until when: rules about time ask only for time without them.
+//! Which faults affected what, and until when: deadline rules count only time without them.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     simulation::{SimState, Simulation},
 };
 
-/// What a fault touches.
+/// The scope of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Touched {
     /// One pod, by its uid.
@@ -23,7 +23,7 @@ impl Touched {
         uid.map_or(Touched::Node, Touched::Pod)
     }
 
-    /// How long after a fault its consequences last: back-offs of the pod itself, and checks of the node.
+    /// How long the consequences of a fault last: back-offs of the pod, and checks of the node.
     fn aftermath(&self) -> Duration {
         match self {
             Touched::Pod(_) => Duration::from_secs(330),
@@ -35,12 +35,12 @@ impl Touched {
 #[derive(Debug, Default)]
 pub struct Trouble {
     until: BTreeMap<Touched, Duration>,
-    /// Faulty calls under way.
+    /// Running calls with a fault.
     open: BTreeMap<Touched, u32>,
 }
 
 impl Trouble {
-    /// A fault that is over at once.
+    /// A fault without duration.
     pub fn strike(&mut self, touched: Touched, now: Duration) {
         let until = now + touched.aftermath();
         let known = self.until.entry(touched).or_default();
@@ -60,7 +60,7 @@ impl Trouble {
         self.strike(touched, now);
     }
 
-    /// Since when nothing has touched any of these; `None` while something does.
+    /// Since when none of these is affected; `None` while one is.
     pub fn clear_since(&self, all: &[Touched], now: Duration) -> Option<Duration> {
         let is_open = |it: &Touched| self.open.get(it).is_some_and(|count| *count > 0);
         let since = all.iter().filter_map(|it| self.until.get(it)).max().copied().unwrap_or_default();
@@ -93,7 +93,7 @@ impl Drop for Faulty {
 }
 
 impl SimState {
-    /// How the next event of a watch is told.
+    /// How the next watch event is delivered.
     pub fn watch_delivery(&mut self) -> WatchDelivery {
         let delivery = self.faults.watch_delivery(&mut self.rng);
         match delivery {

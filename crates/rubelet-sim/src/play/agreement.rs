@@ -1,6 +1,6 @@
-//! At the end of a play in a cluster, the API server and the agent say the same.
+//! At the end of a play in a cluster, API server and agent agree.
 //!
-//! Owns: what must be in the API when all has settled: the pods that are wanted, a mirror of each static pod, their statuses.
+//! Owns: what must be in the API once all has settled: the desired pods, a mirror pod of each static pod, their statuses.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use serde_json::Value;
 
 use crate::{api::store::Key, play::Play, simulation::SimState};
 
-/// What the agent tells is in the API after this long.
+/// The agent's status is in the API after this long.
 const LAG: Duration = Duration::from_secs(5);
 
 impl Play {
-    /// The API server holds what the agent tells.
+    /// The API server holds the agent's status.
     #[track_caller]
     pub fn expect_agreement(&mut self) -> &mut Self {
         let complaint = self.disagreement();
@@ -45,7 +45,7 @@ impl Play {
 
 /// The first difference. `wanted` are uids as the agent knows them.
 pub(super) fn complaint(sim: &SimState, wanted: &[String]) -> Option<String> {
-    // The node is the first thing of a cluster that an agent makes.
+    // The node is the first object that an agent creates.
     sim.api.of("nodes").next()?;
     let pods: Vec<Pod> = sim.api.of("pods").map(|(_, object)| read(object)).collect();
     let views = || wanted.iter().filter_map(|uid| Some((uid, sim.snapshot.pods.get(&PodUid::new(uid))?)));
@@ -56,7 +56,7 @@ pub(super) fn complaint(sim: &SimState, wanted: &[String]) -> Option<String> {
     views().find_map(|(uid, view)| disagreement(sim, uid, view))
 }
 
-/// Is it the pod itself, or the copy of a static pod as it is now?
+/// Whether it is the pod itself, or the current mirror pod of a static pod.
 fn stands_for(pod: &Pod, view: &PodView) -> bool {
     if view.source == Some(Source::Api) {
         !is_mirror_pod(pod) && pod.metadata.uid == view.pod.metadata.uid

@@ -1,6 +1,6 @@
-//! What users and their cluster do: pods in the API come, change and go, and its server is away.
+//! Actions of users and the cluster: changes of pods in the API, and outages of its server.
 //!
-//! Owns: the sentences of a play that concern the API server. What a user asks of it is a request like any other.
+//! Owns: the methods of a play that concern the API server. A user's request is a request like any other.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub enum Within {
 }
 
 impl Play {
-    /// The node belongs to a cluster. To be said before the agent starts.
+    /// The node belongs to a cluster. Must be called before the agent starts.
     pub fn in_cluster(&mut self) -> &mut Self {
         self.sources.push(Source::Api);
         self
@@ -37,7 +37,7 @@ impl Play {
         play
     }
 
-    /// Makes a pod in the API, bound to this node.
+    /// Creates a pod in the API, bound to this node.
     #[track_caller]
     pub fn create(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
@@ -51,7 +51,7 @@ impl Play {
         })
     }
 
-    /// Deletes a pod of the API; it ends in its time.
+    /// Deletes a pod of the API gracefully.
     pub fn delete(&mut self, name: &str, within: Within) -> &mut Self {
         self.wanted.remove(name);
         self.change(|sim| {
@@ -69,18 +69,18 @@ impl Play {
         })
     }
 
-    /// Takes a pod out of the API at once, whatever runs.
+    /// Force-deletes a pod of the API.
     pub fn force_delete(&mut self, name: &str) -> &mut Self {
         self.delete(name, Within::Secs(0))
     }
 
-    /// Another pod takes the name at once.
+    /// Replaces the pod by another of the same name.
     pub fn recreate(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         self.force_delete(&script.name).create(script)
     }
 
-    /// Somebody writes into a pod's status who should not; for a static pod, its mirror's name.
+    /// A foreign write to a pod's status; for a static pod, by its mirror pod's name.
     pub fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
         if status.get("containerStatuses").is_some() {
             self.change(|sim| {
@@ -93,12 +93,12 @@ impl Play {
         self.edit(name, pods().named(name).sub("status"), json!({ "status": status }))
     }
 
-    /// A label changes, which runs nothing anew.
+    /// Changes a label, which restarts nothing.
     pub fn label(&mut self, name: &str, value: &str) -> &mut Self {
         self.edit(name, pods().named(name), json!({ "metadata": { "labels": { "touched": value } } }))
     }
 
-    /// A container gets another image, for which it is restarted whatever its restart policy.
+    /// Changes a container's image, which restarts it whatever its restart policy.
     pub fn edit_image(&mut self, pod: &str, container: &str, image: &str) -> &mut Self {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         let list = if script.is_init(container) { "initContainers" } else { "containers" };
@@ -112,14 +112,14 @@ impl Play {
         self.edit(pod, pods().named(pod), json!({ "spec": { list: [{ "name": container, "image": image }] } }))
     }
 
-    /// The pod fails so many seconds after its start.
+    /// Sets `activeDeadlineSeconds`.
     pub fn set_deadline(&mut self, pod: &str, secs: i64) -> &mut Self {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         script.deadline_secs = Some(secs);
         self.edit(pod, pods().named(pod), json!({ "spec": { "activeDeadlineSeconds": secs } }))
     }
 
-    /// A container to look into the pod with. It starts once, whatever becomes of it.
+    /// Adds an ephemeral container. It starts once.
     pub fn debug(&mut self, pod: &str, name: &str, program: &str) -> &mut Self {
         let container = json!({
             "name": name,
@@ -142,7 +142,7 @@ impl Play {
         })
     }
 
-    /// A config map of the pods' namespace, made or replaced.
+    /// Creates or replaces a config map of the pods' namespace.
     pub fn put_config_map(&mut self, name: &str, data: &Value) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("config map {name} {data}"));
@@ -153,7 +153,7 @@ impl Play {
         })
     }
 
-    /// The API server is not reachable: connections are refused.
+    /// The API server refuses connections.
     pub fn partition(&mut self) -> &mut Self {
         self.change(SimState::take_api_down)
     }
@@ -162,7 +162,7 @@ impl Play {
         self.partition().change(|sim| sim.schedule_in(time, ScheduledEvent::ApiReturns))
     }
 
-    /// Packets to the API server get lost for a while.
+    /// Packets to the API server are dropped for a while.
     pub fn silence_for(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.silence_api();
@@ -178,13 +178,13 @@ impl Play {
         })
     }
 
-    /// The server has the pod in a form that no agent can read.
+    /// The server has the pod in a form that cannot be decoded.
     #[track_caller]
     pub fn garble(&mut self, name: &str) -> &mut Self {
         self.rewrite(name, |pod| pod["spec"]["containers"] = json!({ "unknown": "form" }))
     }
 
-    /// A finalizer keeps the pod in the API when everybody else is done with it.
+    /// A finalizer keeps the pod in the API.
     #[track_caller]
     pub fn hold(&mut self, name: &str) -> &mut Self {
         self.rewrite(name, |pod| pod["metadata"]["finalizers"] = json!(["example.com/hold"]))
@@ -194,7 +194,7 @@ impl Play {
         self.edit(name, pods().named(name), json!({ "metadata": { "finalizers": null } }))
     }
 
-    /// Puts the pod's object in another form, past all that a server would check.
+    /// Replaces the pod's object without the server's validation.
     #[track_caller]
     pub fn rewrite(&mut self, name: &str, change: impl FnOnce(&mut Value)) -> &mut Self {
         self.change(|sim| {
@@ -207,7 +207,7 @@ impl Play {
         })
     }
 
-    /// A second server of the cluster falls behind; nobody notices before somebody is connected to it.
+    /// A second server's cache becomes stale, without effect until the agent is connected to it.
     pub fn lag(&mut self) -> &mut Self {
         self.change(|sim| {
             sim.log("world", "the second API server falls behind");
@@ -223,7 +223,7 @@ impl Play {
         })
     }
 
-    /// The second server is as new as the first.
+    /// The second server's cache catches up.
     pub fn catch_up(&mut self) -> &mut Self {
         self.change(SimState::catch_up)
     }
@@ -242,7 +242,7 @@ impl Play {
 }
 
 impl SimState {
-    /// A request of somebody who is not the agent, on a connection that never fails.
+    /// A request of another client, on a connection that never fails.
     pub fn ask(&mut self, verb: Verb, path: ObjectPath, body: Value) -> Result<Value, ApiError> {
         let request = Request { verb, path, query: Vec::new(), body };
         self.serve(&request).map(|object| Value::clone(&object))

@@ -1,6 +1,6 @@
-//! How a play ends: faults cease, and within some minutes every pod is what its script says, and nothing else is left.
+//! The end of a play: faults stop, and within some minutes every pod is as its script says, and nothing else is left.
 //!
-//! Owns: what a script comes to in the end, and the sentences that check it.
+//! Owns: the expected final state of a script, and its checks.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -18,24 +18,24 @@ use crate::{
     simulation::SimState,
 };
 
-/// After all is well it must stay well for this long: longer than any resync.
+/// Once settled, the state must hold for this long: longer than any resync.
 const STAYS_WELL: Duration = Duration::from_secs(150);
-/// Longer than any round of the agent's.
+/// Longer than any period of the agent.
 const RESTART: Duration = Duration::from_secs(90);
-/// How often to see whether all is well.
+/// How often the state is checked.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// What a container comes to when nothing disturbs it.
+/// The final state of an undisturbed container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Runs,
     Ends,
-    /// Ends and is started again, without end; or never starts at all.
+    /// Restarts without end; or never starts at all.
     Tries,
 }
 
 impl Play {
-    /// Faults cease, everything is repaired, and within `limit` all must be as it should.
+    /// Faults stop, everything is repaired, and within `limit` the final state must be reached.
     #[track_caller]
     pub fn settle(&mut self, limit: Duration) -> &mut Self {
         match self.try_settle(limit) {
@@ -69,7 +69,7 @@ impl Play {
         self.complain("what has converged stays so")
     }
 
-    /// After all has settled: an agent that starts anew has nothing to write of pods at which nothing happens.
+    /// A restarted agent must not write statuses of settled pods.
     pub fn try_restart_in_peace(&mut self) -> Result<(), Box<Failure>> {
         let before = self.quiet_versions();
         self.crash_agent().start_agent().run_for(RESTART)?;
@@ -80,14 +80,14 @@ impl Play {
         }
     }
 
-    /// Name and version in the API of every pod that has come to rest.
+    /// Name and version in the API of every settled pod.
     fn quiet_versions(&self) -> Vec<(String, String)> {
         self.look(|sim| {
             let is_quiet = |script: &&PodScript| uid_of(sim, script).is_some_and(|uid| is_at_rest(sim, script, &uid));
             let stored =
                 self.wanted.values().filter(is_quiet).filter_map(|script| predicates::stored(sim, &script.name));
             let text = |pod: &Value, field: &str| pod["metadata"][field].as_str().unwrap_or_default().to_owned();
-            // A pod that was edited after its end is told anew by an agent that starts anew, as by upstream's.
+            // A pod edited after its termination gets a new status from a restarted agent, as from upstream's.
             let is_observed = |pod: &&Arc<Value>| {
                 let observed = &pod["status"]["observedGeneration"];
                 observed.is_null() || *observed == pod["metadata"]["generation"]
@@ -132,7 +132,7 @@ impl Play {
         self.expect(&predicates::gone(pod))
     }
 
-    /// Containers of the pod were started exactly so often, over all its versions.
+    /// Containers of the pod were started exactly this often, over all its versions.
     #[track_caller]
     pub fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
         let starts = self.look(|sim| predicates::starts(sim, pod));
@@ -140,7 +140,7 @@ impl Play {
         self
     }
 
-    /// The highest restart count the agent tells of the pod's containers.
+    /// The highest reported restart count of the pod's containers.
     #[track_caller]
     pub fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
         let told = self.look(|sim| {
@@ -152,7 +152,7 @@ impl Play {
     }
 }
 
-/// The first thing that is not as it should be.
+/// The first deviation.
 fn complaint(sim: &SimState, wanted: &[PodScript]) -> Option<String> {
     if let Some(script) = wanted.iter().find(|script| uid_of(sim, script).is_none()) {
         return Some(format!("nobody tells of {} v{}", script.name, script.version));
@@ -178,7 +178,7 @@ fn uid_of(sim: &SimState, script: &PodScript) -> Option<String> {
     found.map(|(uid, _)| uid.as_str().to_owned())
 }
 
-/// Something of a pod that nobody wants.
+/// Leftovers of an undesired pod.
 fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
     let is_wanted = |uid: &str| wanted.iter().any(|known| known == uid);
     let picture = &sim.runtime.picture;
@@ -202,7 +202,7 @@ fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
     let dirs = ["/var/lib/kubelet/pods", "/var/log/pods", "/var/log/containers"];
     let left = dirs.iter().flat_map(|dir| sim.disk.leftovers(Path::new(dir)));
     let mut unwanted = left.filter(|path| {
-        // A link is named for a container; where it leads is named for the pod.
+        // A link is named after a container, its target after the pod.
         let target = sim.disk.read_link(path).ok().flatten();
         let text = target.as_ref().unwrap_or(path).to_string_lossy();
         !wanted.iter().any(|uid| text.contains(uid.as_str()))
@@ -237,7 +237,7 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
             }
             (Expected::Runs, Some(found)) => {
                 let told = told_restarts(sim, script, &spec.name);
-                // A runtime that lost its state may count from zero again; what was told before is not taken back.
+                // A runtime that lost its state may count from zero again; reported counts stay.
                 let may_tell_more = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
                 let attempt = i64::from(found.attempt());
                 if told.is_some_and(|told| told < attempt || told > attempt && !may_tell_more) {
@@ -247,7 +247,7 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
                     return Some(complaint);
                 }
             }
-            // Its image, or its turn, is yet to come.
+            // Its image or its start is pending.
             (Expected::Ends, None)
                 if container_history(sim, spec, uid).is_none_or(|history| history.last_exit.is_none()) =>
             {
@@ -259,7 +259,7 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
     phase_complaint(sim, script, &expected).or_else(|| hoard(sim, script, uid))
 }
 
-/// A pod past its deadline has ended. The clock by which it began may lag behind the one that jumped.
+/// A pod past its deadline has failed. The clock at its start may lag behind the one that jumped.
 fn deadline_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
     let views = predicates::views(sim, &script.name);
     let has_ended = views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal));
@@ -270,7 +270,7 @@ fn deadline_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<S
     Some(format!("{} is past its deadline of {:?} s", script.name, script.deadline_secs))
 }
 
-/// A status shows what the probes say and what the runtime was given.
+/// The status matches the probes and the runtime's resources.
 fn truth_complaint(sim: &SimState, script: &PodScript, spec: &ContainerScript, found: &Container) -> Option<String> {
     let views = predicates::views(sim, &script.name);
     let told = views.iter().flat_map(|view| predicates::statuses(view)).find(|status| status.name == spec.name)?;
@@ -292,7 +292,7 @@ fn bytes(quantity: &str) -> Option<i64> {
     quantity.strip_suffix("Mi")?.parse::<i64>().ok().map(|mib| mib << 20)
 }
 
-/// What has settled before then would not stay so.
+/// Whether it has not settled yet.
 fn has_yet_to_fail(sim: &SimState, spec: &ContainerScript, found: &Container) -> bool {
     let attempt = found.attempt();
     // It runs for a second only.
@@ -300,17 +300,17 @@ fn has_yet_to_fail(sim: &SimState, spec: &ContainerScript, found: &Container) ->
     is_flaky || is_ended_by_checks(sim, spec, Some(found))
 }
 
-/// A probe or a hook ends this instance, or the first one that comes.
+/// A probe or a hook ends this instance, or the first one.
 fn is_ended_by_checks(sim: &SimState, spec: &ContainerScript, found: Option<&Container>) -> bool {
     let attempt = found.map_or(0, |found| found.attempt());
-    // As with upstream, a hook is not run when the answer to the start got lost, and nobody knows what it came to when an
-    // earlier agent began it.
+    // As upstream, a hook is not run if the response to the start was lost, and its result is unknown if an
+    // earlier agent started it.
     let is_hook_lost = found.is_some_and(|found| !sim.rules.has_run_hook(found));
     spec.is_ended_by_probes(attempt) || spec.is_ended_by_hook(attempt) && !is_hook_lost
 }
 
-/// None of its containers will start or end again by itself. A static pod knows of itself only what the runtime knows, as
-/// upstream's: its dates follow the clock by which it started, and what was before its last restart may be forgotten.
+/// None of its containers will start or end again by itself. A static pod is reconstructed from the runtime, as
+/// upstream's: its dates follow the clock at its start, and state before its last restart may be lost.
 fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     let is_static = sim.snapshot.pods.get(&PodUid::new(uid)).is_some_and(|view| view.source != Some(Source::Api));
     let has_restarted = || {
@@ -319,7 +319,7 @@ fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
             history.was_forgotten || history.containers.values().any(|container| container.starts > 1)
         })
     };
-    // What its probes said before is known only of pods of the API.
+    // Earlier probe results are known only of pods of the API.
     let probes = ["readinessProbe", "startupProbe"];
     let is_probed = || {
         script.init.iter().chain(&script.containers).any(|spec| probes.iter().any(|probe| spec.field(probe).is_some()))
@@ -331,7 +331,7 @@ fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
         return false;
     }
     let has_lost_dates = is_static && (sim.rules.has_clock_jumped() || has_restarted() || is_probed());
-    // Who opened a gate put it behind the agent's conditions; the next write puts it before them, as upstream's.
+    // A foreign condition is stored behind the agent's; the agent's next write puts it before them, as upstream's.
     if !script.gates.is_empty() || has_lost_dates {
         return false;
     }
@@ -339,14 +339,14 @@ fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     specs.all(|spec| expectation(sim, script, spec, uid) != Expected::Tries)
 }
 
-/// It had ended when the runtime lost what it knew: the API remembers, and it stays so.
+/// It had terminated when the runtime lost its state: the API keeps its status.
 fn ended_before_a_loss(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     let was_forgotten = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
     let views = predicates::views(sim, &script.name);
     was_forgotten && views.iter().any(|view| view.status.phase.as_deref().is_some_and(is_terminal))
 }
 
-/// The container had ended for good when the runtime lost what it knew: what was told of it stays.
+/// The container had terminated when the runtime lost its state: its status stays.
 fn is_told_done(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: &str) -> bool {
     let was_forgotten = sim.rules.pod(uid).is_some_and(|(_, history)| history.was_forgotten);
     let runs = sim.runtime.running().any(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
@@ -362,7 +362,7 @@ fn is_told_done(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid:
     was_forgotten && !runs && end.is_some_and(|end| is_done(end.exit_code))
 }
 
-/// As upstream: a pod that never restarts and lost its sandbox after a main container ran gets no other.
+/// As upstream: a pod with restart policy Never whose sandbox is lost after a main container ran gets no other.
 fn stays_down(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     let picture = &sim.runtime.picture;
     let has_home = picture.sandboxes.values().any(|sandbox| sandbox.ready && sandbox.identity().uid == uid);
@@ -417,7 +417,7 @@ fn expectation(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: 
         return Expected::Ends;
     }
     let running = sim.runtime.running().find(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
-    // Attempts count on where the runtime lost its state.
+    // Attempts continue after the runtime lost its state.
     let attempt = running.map_or(0, |running| running.attempt());
     let (ends, code) = match spec.program {
         Program::Run | Program::Slow { .. } | Program::Stubborn => (false, 0),
@@ -426,7 +426,7 @@ fn expectation(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: 
         Program::Oom { .. } => (true, 137),
         Program::Missing => (true, 128),
     };
-    // A probe or a hook ends it, over and over or once; what it says then counts as little as who asked.
+    // A probe or a hook ends it, repeatedly or once; its exit code does not matter then.
     match script.policy_of(spec) {
         Policy::Never if is_ended_by_checks(sim, spec, running.map(|found| &**found)) => return Expected::Ends,
         Policy::Always | Policy::OnFailure if spec.is_ended_by_checks(1) => return Expected::Tries,
@@ -445,14 +445,14 @@ fn expectation(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: 
     }
 }
 
-/// Whatever its program would do, something ended it and its policy lets it rest.
+/// It ended, and its policy does not restart it.
 fn has_ended_for_good(sim: &SimState, script: &PodScript, spec: &ContainerScript, uid: &str) -> bool {
     let Some(history) = container_history(sim, spec, uid) else { return false };
     let runs = sim.runtime.running().any(|found| found.pod.uid == uid && found.name_in_pod() == spec.name);
     let Some(exit) = history.last_exit.as_ref().filter(|_| !runs) else { return false };
     match script.policy_of(spec) {
         Policy::Always => false,
-        // Whoever is stopped for a failed check runs again, however it ends.
+        // A container stopped for a failed check restarts, however it ends.
         Policy::OnFailure => exit.code == 0 && !spec.is_ended_by_checks(1),
         Policy::Never => true,
     }

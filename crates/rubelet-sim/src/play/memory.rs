@@ -1,6 +1,6 @@
-//! When all is quiet, the agent remembers nothing of pods that are gone.
+//! Once settled, the agent keeps no state of removed pods.
 //!
-//! Owns: the sentence that checks it. What counts is the agent's own list (`Agent::entries_of_gone_pods`).
+//! Owns: that check. It uses the agent's own list (`Agent::entries_of_gone_pods`).
 
 use crate::simulation::SimState;
 

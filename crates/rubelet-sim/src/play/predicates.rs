@@ -1,4 +1,4 @@
-//! Predicates over the simulated state: what a play waits for before it goes on.
+//! Predicates over the simulated state that a play waits for.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub fn node_name_of(pod: &str) -> String {
     format!("{pod}-{NODE}")
 }
 
-/// A pod of the API has its name as it is, a static one with the node's behind it.
+/// A pod of the API has its plain name, a static one the node name suffix.
 pub fn is_called(name: &str, pod: &str) -> bool {
     name == pod || name.strip_suffix(NODE).and_then(|name| name.strip_suffix('-')) == Some(pod)
 }
@@ -57,7 +57,7 @@ pub fn running(pod: &str) -> Predicate {
     })
 }
 
-/// A container of the pod was sent SIGTERM and runs still.
+/// A container of the pod got SIGTERM and still runs.
 pub fn stopping(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} stopping"), move |sim| {
@@ -65,7 +65,7 @@ pub fn stopping(pod: &str) -> Predicate {
     })
 }
 
-/// The runtime knows nothing of the pod any more.
+/// The runtime has nothing of the pod.
 pub fn gone(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} gone"), move |sim| {
@@ -87,7 +87,7 @@ pub fn sandboxed(pod: &str) -> Predicate {
     })
 }
 
-/// The agent says that a container of the pod waits for this reason.
+/// The agent reports a container of the pod as waiting for this reason.
 pub fn waiting(pod: &str, reason: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), reason.to_owned());
     Predicate::new(format!("{pod} waiting: {reason}"), move |sim| {
@@ -100,7 +100,7 @@ pub fn waiting(pod: &str, reason: &str) -> Predicate {
     })
 }
 
-/// Containers of the pod were started so many times, over all its versions.
+/// Containers of the pod were started this often, over all its versions.
 pub fn started(pod: &str, times: u32) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{times} starts of {pod}"), move |sim| starts(sim, &name) >= times)
@@ -110,7 +110,7 @@ pub fn starts(sim: &SimState, pod: &str) -> u32 {
     sim.rules.history(pod).flat_map(|(_, history)| history.containers.values()).map(|container| container.starts).sum()
 }
 
-/// The agent says this phase of the pod.
+/// The agent reports this phase of the pod.
 pub fn phase(pod: &str, phase: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), phase.to_owned());
     Predicate::new(format!("{pod} {phase}"), move |sim| {
@@ -126,13 +126,13 @@ pub fn stored_phase(pod: &str, phase: &str) -> Predicate {
     })
 }
 
-/// The API server has the pod, or a static pod's mirror.
+/// The API server has the pod, or a static pod's mirror pod.
 pub fn known(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} in the API"), move |sim| stored(sim, &name).is_some())
 }
 
-/// Nobody has the pod any more, nor its mirror.
+/// Neither runtime nor API has the pod, nor its mirror pod.
 pub fn forgotten(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
@@ -142,7 +142,7 @@ pub fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {
     sim.api.of("pods").find(|(key, _)| is_called(&key.name, pod)).map(|(_, object)| object)
 }
 
-/// The agent says that the pod is ready.
+/// The agent reports the pod as ready.
 pub fn ready(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} ready"), move |sim| {

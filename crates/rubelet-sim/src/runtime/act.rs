@@ -1,8 +1,8 @@
-//! What the fake runtime does when asked, with containerd's semantics.
+//! The actions of the fake runtime, with containerd's semantics.
 //!
-//! Owns: every change of a sandbox, a container or an image; each is one step that either happened or did not.
-//! Names are reserved while their object lives, so a second create of the same attempt collides. Removing what runs kills
-//! it first; stopping or removing what is gone is no error.
+//! Owns: every change of a sandbox, a container or an image; each happens completely or not at all.
+//! Names are reserved while their object exists, so a second create of the same attempt fails. Removing a running object kills
+//! it first; stopping or removing a missing one is no error.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,7 +28,7 @@ const PROMPT_MS: std::ops::Range<u64> = 5..120;
 #[derive(Clone, Debug)]
 pub enum Act {
     RunSandbox(Arc<v1::PodSandboxConfig>),
-    /// RunPodSandbox that fails after the sandbox was made, and cannot take it away again.
+    /// RunPodSandbox that fails after the sandbox was created, and cannot remove it.
     LeaveSandbox(Arc<v1::PodSandboxConfig>),
     StopSandbox(String),
     RemoveSandbox(String),
@@ -38,13 +38,13 @@ pub enum Act {
     },
     Start(String),
     Term(String),
-    /// SIGKILL at the end of a stop's time.
+    /// SIGKILL at the end of a stop's timeout.
     Kill(String),
     RemoveContainer(String),
     Pull(String),
 }
 
-/// Who sent a SIGKILL, for the checkers.
+/// The sender of a SIGKILL, for the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KilledBy {
     StopContainer,
@@ -66,7 +66,7 @@ impl Act {
         }
     }
 
-    /// The name that must be free, and stays taken while the call is under way.
+    /// The name that must be free, and is reserved during the call.
     pub fn reserves(&self, sim: &SimState) -> Option<String> {
         match self {
             Act::RunSandbox(config) | Act::LeaveSandbox(config) => Some(sandbox_name(config)),
@@ -84,7 +84,7 @@ impl Act {
         }
     }
 
-    /// The pod it is for; an image is for none.
+    /// The pod of the call; an image has none.
     pub fn pod(&self, picture: &Picture) -> Option<PodIdentity> {
         let of_sandbox = |id: &String| picture.sandboxes.get(id).map(|sandbox| sandbox.identity());
         match self {
@@ -104,7 +104,7 @@ impl Act {
         RpcError { method: self.method(), kind, message: message.into() }
     }
 
-    /// What a trace line calls it.
+    /// Its name in a trace line.
     pub fn subject(&self, sim: &SimState) -> String {
         let container = |id: &String| {
             sim.runtime.picture.containers.get(id).map_or_else(|| id.clone(), |container| container.to_string())
@@ -127,7 +127,7 @@ impl Act {
 }
 
 impl SimState {
-    /// Does it. The answer is the id of what was made, or nothing.
+    /// Executes it. Returns the id of the new object, or nothing.
     pub fn perform(&mut self, act: &Act) -> RpcResult<String> {
         self.runtime.remember(self.now);
         let subject = act.subject(self);
@@ -153,7 +153,7 @@ impl SimState {
         answer
     }
 
-    /// A process ends by itself, or by the play's will. Nothing happens if it does not run.
+    /// A process ends by itself, or by the play. A container that does not run is unchanged.
     pub fn exit_container(&mut self, id: &str, code: i32, reason: &'static str) {
         self.runtime.remember(self.now);
         let wall = self.wall;
@@ -176,7 +176,7 @@ impl SimState {
         let name = sandbox_name(&config);
         let sandbox = Sandbox { id: id.clone(), name, config, ready: true, created_at: self.wall, ip };
         self.rules.sandbox_made(self.now, &sandbox);
-        // As runc does, whether or not somebody made the pod's cgroup before.
+        // As runc does, whether or not the pod's cgroup exists.
         let parent = sandbox.config.linux.as_ref().map(|linux| PathBuf::from(&linux.cgroup_parent)).unwrap_or_default();
         self.cgroups.extend(parent.ancestors().map(Path::to_path_buf));
         self.runtime.picture.sandboxes.insert(id.clone(), Arc::new(sandbox));
@@ -231,7 +231,7 @@ impl SimState {
             sandbox: sandbox.id.clone(),
             pod: sandbox.identity(),
             image,
-            // What is not in our words is no program of this image.
+            // An unknown command is a missing executable.
             program: words.parse().unwrap_or(Program::Missing),
             log_path: Path::new(&sandbox.config.log_directory).join(&config.log_path),
             config,
@@ -246,7 +246,7 @@ impl SimState {
         Ok(id)
     }
 
-    /// Whoever asked for the start went away before it was done.
+    /// The client of the start disconnected before it was done.
     pub(super) fn cancel_start(&mut self, id: &str) {
         let message = "failed to create containerd task: context canceled";
         let container = self.runtime.picture.containers.get(id).filter(|container| container.state == State::Created);
@@ -255,7 +255,7 @@ impl SimState {
         }
     }
 
-    /// Nothing of it ran.
+    /// Its process never ran.
     fn fail_start(&mut self, container: &Container, message: &'static str) {
         let finished_at = self.wall;
         let state = State::Exited { started_at: None, finished_at, code: 128, reason: "StartError", message };
@@ -340,7 +340,7 @@ impl SimState {
         }
         self.resolve_unknown(id);
         match self.runtime.picture.containers.get(id) {
-            // The runtime waits for an end that does not come.
+            // The process cannot be killed, so the runtime waits.
             Some(container) if container.is_running() => Err(never_ends(&container.id)),
             _ => Ok(String::new()),
         }
@@ -374,7 +374,7 @@ impl SimState {
         }
     }
 
-    /// containerd makes the log file and the directories it lies in.
+    /// containerd creates the log file and its directories.
     fn write_log(&mut self, sandbox: &Sandbox, container: &Container) {
         if container.config.log_path.is_empty() || sandbox.config.log_directory.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! How calls of the runtime go: chance, what the runtime has for a while, and pods whose calls always fail.
+//! Outcomes of runtime calls: random faults, conditions of the runtime, and pods whose calls always fail.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! What happens to the runtime and to the node as a whole: deaths, reboots, lost state.
+//! Events of the runtime and of the node: crashes, reboots, lost state.
 //!
-//! Owns: changes nobody asked the runtime for. Never: answers calls.
+//! Owns: changes without a request. Never: serves calls.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl SimState {
         }
     }
 
-    /// The kernel lets every process go that hung in it.
+    /// Ends every process that hung in the kernel.
     pub fn free_stuck(&mut self) {
         let stuck = self.runtime.picture.containers.values().filter_map(|it| Some((it.id.clone(), it.stuck?)));
         for (id, Stuck { exit }) in stuck.collect::<Vec<_>>() {
@@ -70,7 +70,7 @@ impl SimState {
         }
     }
 
-    /// The runtime cannot find out what became of a running container; its process is gone.
+    /// The runtime loses track of a running container; its process is gone.
     pub fn lose_track_of(&mut self, id: &str) {
         self.runtime.remember(self.now);
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
@@ -84,7 +84,7 @@ impl SimState {
         self.rules.exited(self.now, &container, UNKNOWN_EXIT);
     }
 
-    /// Whoever stops or removes a container that the runtime lost track of finds it ended.
+    /// Stopping or removing a container that the runtime lost track of finds it terminated.
     pub(super) fn resolve_unknown(&mut self, id: &str) {
         let wall = self.wall;
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
@@ -95,7 +95,7 @@ impl SimState {
         }
     }
 
-    /// Its state directory was wiped: every process is dead, and nothing is known of any of them.
+    /// Its state directory was wiped: every process is dead, and all state is lost.
     pub fn lose_runtime_state(&mut self) {
         self.log("world", "the runtime lost its state");
         self.runtime.remember(self.now);
@@ -117,7 +117,7 @@ impl SimState {
         self.rules.hook_runs(now, &container, hook);
     }
 
-    /// What a reboot leaves: disks. The agent is to be dead by then.
+    /// What a reboot leaves: disks. The agent must be dead by then.
     pub fn reboot(&mut self) {
         self.log("world", "the node reboots");
         self.runtime.epoch += 1;
@@ -126,7 +126,7 @@ impl SimState {
         self.free_stuck();
         let Picture { sandboxes, containers } = self.runtime.picture.clone();
         for id in containers.keys() {
-            // As containerd finds them when it comes up.
+            // As containerd finds them at start.
             self.exit_container(id, UNKNOWN_EXIT, "Unknown");
         }
         for id in sandboxes.keys() {
@@ -137,5 +137,5 @@ impl SimState {
     }
 }
 
-/// containerd's exit code of a process whose end it did not see.
+/// containerd's exit code of a process whose exit it missed.
 const UNKNOWN_EXIT: i32 = 255;

@@ -1,4 +1,4 @@
-//! What the fake runtime knows: sandboxes, containers, images, and who listens to its events.
+//! The state of the fake runtime: sandboxes, containers, images, and subscribers of its events.
 //!
 //! Owns: the data, and how CRI shows it. Never: changes it on its own (`act.rs` does).
 
@@ -19,29 +19,29 @@ use crate::{
     script::{IMAGE, Program},
 };
 
-/// Events a slow listener may fall behind before it loses some; containerd's own channel is of this order.
+/// The event buffer of a slow subscriber before it loses events; in the order of containerd's.
 const EVENT_QUEUE: usize = 1000;
 
-/// How far back a stale list may reach.
+/// The maximum age of a stale list.
 const MEMORY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Store {
     pub picture: Picture,
-    /// Earlier pictures with the time until which each was true, oldest first.
+    /// Earlier states with the time until which each was current, oldest first.
     past: VecDeque<(Duration, Picture)>,
-    /// Names of sandboxes and containers that are being made.
+    /// Names of sandboxes and containers being created.
     pub reserved: BTreeSet<String>,
     pub images: BTreeSet<String>,
     pub registry: BTreeMap<String, Pull>,
     pub has_events: bool,
     pub listeners: Vec<mpsc::Sender<v1::ContainerEventResponse>>,
     pub down: bool,
-    /// Grows when the runtime goes down: calls begun before then are cut off.
+    /// Increases when the runtime goes down: earlier calls fail.
     pub epoch: u32,
     pub network_ready: bool,
     pub ailments: BTreeSet<Ailment>,
-    /// How every changing call for a pod of this name goes, until the calm.
+    /// The outcome of every changing call for a pod of this name, until the calm.
     pub bad_pods: BTreeMap<String, CallOutcome>,
     pub ids_given: u32,
     /// Changing calls under way: the method and what it is about.
@@ -78,18 +78,18 @@ pub struct Container {
     pub program: Program,
     pub created_at: Timestamp,
     pub state: State,
-    /// When SIGTERM came first.
+    /// When the first SIGTERM arrived.
     pub term_at: Option<Duration>,
     /// When its preStop hook began.
     pub pre_stop_at: Option<Duration>,
-    /// Its process is in the kernel and no signal ends it.
+    /// Its process hangs in the kernel and cannot be killed.
     pub stuck: Option<Stuck>,
 }
 
-/// A process that ends only when the kernel lets it go.
+/// A process that ends only when the kernel releases it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stuck {
-    /// How it ends then: it was killed, or was about to end by itself.
+    /// How it ends then: killed, or by itself.
     pub exit: Option<(i32, &'static str)>,
 }
 
@@ -113,16 +113,16 @@ pub enum State {
         reason: &'static str,
         message: &'static str,
     },
-    /// The runtime could not find out what became of it.
+    /// The runtime lost track of it.
     Unknown {
         started_at: Timestamp,
     },
 }
 
-/// What a runtime that answers can have for a while.
+/// Temporary conditions of a running runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ailment {
-    /// It calls itself not ready.
+    /// It reports itself as not ready.
     NotReady,
     /// Lists of everything fail; all other calls work.
     ListsFail,
@@ -130,7 +130,7 @@ pub enum Ailment {
     StatusLate,
 }
 
-/// What the registry does when asked for an image.
+/// What the registry does with a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pull {
     After(Duration),
@@ -177,7 +177,7 @@ impl Store {
             || self.picture.containers.values().any(|container| container.name == name)
     }
 
-    /// Keeps the present for stale lists to come. To be called before each change.
+    /// Keeps the current state for stale lists. Called before each change.
     pub fn remember(&mut self, now: Duration) {
         self.past.push_back((now, self.picture.clone()));
         while self.past.front().is_some_and(|(until, _)| *until + MEMORY < now) {
@@ -185,7 +185,7 @@ impl Store {
         }
     }
 
-    /// The picture as it was `at` this time, as far as it is remembered.
+    /// The state at this time, as far as it is kept.
     pub fn picture_at(&self, at: Duration) -> &Picture {
         self.past.iter().find(|(until, _)| *until > at).map_or(&self.picture, |(_, picture)| picture)
     }
@@ -199,12 +199,12 @@ impl Store {
     pub fn deliver(&mut self, event: &v1::ContainerEventResponse) {
         self.listeners.retain(|listener| !listener.is_closed());
         for listener in &self.listeners {
-            // A listener that is so far behind loses it, as with the real one.
+            // A subscriber that is far behind loses it, as with the real one.
             drop(listener.try_send(event.clone()));
         }
     }
 
-    /// By its name or by the id `image_status` gave.
+    /// By its name or by the id of `image_status`.
     pub fn find_image(&self, reference: &str) -> Option<&String> {
         self.images.iter().find(|image| *image == reference || image_id(image) == reference)
     }
@@ -253,7 +253,7 @@ impl Sandbox {
         self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
     }
 
-    /// Its pod came from the API server, by the mark the agent gives every pod.
+    /// Whether its pod came from the API server, by the agent's annotation.
     pub fn is_of_the_api(&self) -> bool {
         self.config.annotations.get(SOURCE_ANNOTATION).is_some_and(|source| source == Source::Api.as_str())
     }
@@ -267,7 +267,7 @@ impl Sandbox {
             metadata: self.config.metadata.clone(),
             state: self.cri_state(),
             created_at: nanoseconds(self.created_at),
-            // containerd tells no address for the node's network, nor for a sandbox that is down.
+            // containerd reports no address for the host network, nor for a sandbox that is down.
             network: (!on_host && self.ready)
                 .then(|| v1::PodSandboxNetworkStatus { ip: self.ip.clone(), additional_ips: Vec::new() }),
             linux: Some(v1::LinuxPodSandboxStatus { namespaces: Some(v1::Namespace { options }) }),

@@ -1,4 +1,4 @@
-//! The fake keeps containerd's promises: names collide, stops take their time, a gone client leaves half a stop behind.
+//! Tests that the fake behaves like containerd: names collide, stops take time, a disconnected client leaves half a stop behind.
 
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ struct Fixture {
     runtime: FakeRuntime,
 }
 
-/// Runs a story on a paused clock.
+/// Runs a test on a paused clock.
 fn play<F: Future<Output = ()>>(story: impl FnOnce(Fixture) -> F) {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     tokio.block_on(async {

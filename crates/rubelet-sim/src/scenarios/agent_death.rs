@@ -1,4 +1,4 @@
-//! `kill -9` of the agent, at every bad point of time.
+//! `kill -9` of the agent at every critical point.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use crate::{
     script::{EmptyDir, PodScript, Policy},
 };
 
-/// Dies when `predicate` holds on the way up, comes back, and the pod was started once all the same.
+/// The agent dies when `predicate` holds, restarts, and the pod was started exactly once.
 #[track_caller]
 fn dies_on_the_way_up(seeds: std::ops::Range<u64>, predicate: fn() -> Predicate) {
     for seed in seeds {
@@ -58,7 +58,7 @@ fn a_start_that_is_cut_off_is_made_again_as_the_same_attempt() {
     assert!(cut_off >= 3, "in {cut_off} of 16 the agent dies before the program has begun");
 }
 
-/// A start that was cut off with the agent is made once more.
+/// A start interrupted by the agent's death is repeated once.
 fn starts_expected(play: &Play, otherwise: u32) -> u32 {
     let was_cut_off = play.trace().iter().any(|line| line.ends_with("its start was cut off"));
     otherwise + u32::from(was_cut_off)
@@ -153,7 +153,7 @@ fn agent_killed_at_any_call_starts_pod_once() {
         let pod =
             PodScript::pod("web").init("setup", "exit 0 after 1s").container("app", "run").image("reg.test/web:v1");
         play.apply(pod).until(&started("web", 2)).wait(seconds(2)).remove("web").settle(minutes(3));
-        // One that was cut off may have begun or not.
+        // An interrupted one may or may not have started.
         let (starts, most) = (play.look(|sim| predicates::starts(sim, "web")), starts_expected(&play, 2));
         assert!(
             (2..=most).contains(&starts),

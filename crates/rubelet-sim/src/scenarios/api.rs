@@ -1,4 +1,4 @@
-//! Pods of an API server: told of, deleted, made anew, and an API server that is away, forgetful or slow to answer.
+//! Pods of an API server: status, deletion, recreation, and an API server that is unreachable, loses history or is slow.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn api_storm(api: ApiFaultRates) -> FaultRates {
     FaultRates { api, ..FaultRates::default() }
 }
 
-/// The versions of all pods in the API: they grow with every write.
+/// The versions of all pods in the API: they increase with every write.
 fn versions(sim: &SimState) -> Vec<(String, String)> {
     let pods = sim.api.of("pods");
     pods.map(|(key, object)| (key.name.clone(), object["metadata"]["resourceVersion"].to_string())).collect()

@@ -1,4 +1,4 @@
-//! An API server that lags, refuses, holds on to objects, or has some that cannot be read.
+//! An API server that is stale, rejects requests, keeps objects, or has undecodable ones.
 
 use crate::{
     api::store::Streaming,
@@ -12,10 +12,10 @@ use crate::{
     simulation::SimState,
 };
 
-/// Of a mirror that cannot be made, in ten minutes: none is more than a try every five seconds.
+/// The limit for a mirror pod that cannot be created, in ten minutes: at most one try every five seconds.
 const MIRROR_TRIES: usize = 120;
 
-/// How often the trace says so.
+/// How often the trace contains it.
 fn count(play: &Play, what: &str) -> usize {
     play.trace().iter().filter(|line| line.contains(what)).count()
 }

@@ -1,4 +1,4 @@
-//! Users change pods of the API that run.
+//! Edits of running pods in the API.
 
 use crate::{
     play::{

@@ -1,4 +1,4 @@
-//! Images that are there, come later, or never.
+//! Images that are present, arrive later, or never.
 
 use crate::{
     play::{

@@ -1,4 +1,4 @@
-//! Pods come, run, change and go.
+//! Pods are added, run, change and are removed.
 
 use crate::{
     play::{

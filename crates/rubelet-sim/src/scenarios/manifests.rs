@@ -1,4 +1,4 @@
-//! Manifests as people and machines write them.
+//! Valid, invalid and half-written manifests.
 
 use std::path::Path;
 

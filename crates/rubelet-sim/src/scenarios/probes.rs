@@ -1,4 +1,4 @@
-//! Containers are asked how they are, and told when they start and stop.
+//! Probes and lifecycle hooks.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Containers that die and come back.
+//! Container restarts and back-off.
 
 use jiff::SignedDuration;
 

@@ -1,4 +1,4 @@
-//! A runtime that dies, hangs, lies or stays silent.
+//! A runtime that crashes, hangs, returns wrong results or sends no events.
 
 use crate::{
     faults::FaultRates,

@@ -1,4 +1,4 @@
-//! Containers that run beside the others, and end after them.
+//! Sidecar containers.
 
 use serde_json::{Value, json};
 

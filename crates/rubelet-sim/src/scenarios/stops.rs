@@ -1,4 +1,4 @@
-//! A container is being stopped for one reason when its pod is deleted.
+//! A container is being stopped when its pod is deleted.
 
 use serde_json::{Value, json};
 

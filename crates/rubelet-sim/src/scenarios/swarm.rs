@@ -1,4 +1,4 @@
-//! Random plays, a fixed number of them, and the promise that a seed is a run.
+//! A fixed number of random plays, and the test that a seed determines its run.
 
 use crate::swarm::play_out;
 

@@ -1,6 +1,6 @@
-//! What happens in the API of a random play.
+//! Random actions in the API.
 //!
-//! Owns: the plot of users, controllers and the API server itself. Its pods have names of their own.
+//! Owns: the actions of users, controllers and the API server itself. Its pods have separate names.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
 
 const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 
-/// One thing happens.
+/// One random action.
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|sim| stored(sim, name).is_some());
@@ -73,7 +73,7 @@ fn within(rng: &mut Rng) -> Within {
     }
 }
 
-/// Somebody writes what is not so.
+/// A foreign write of a wrong status.
 fn lie<'a>(play: &'a mut Play, rng: &mut Rng, name: &str) -> &'a mut Play {
     let lies = [
         json!({ "phase": "Pending" }),
@@ -85,7 +85,7 @@ fn lie<'a>(play: &'a mut Play, rng: &mut Rng, name: &str) -> &'a mut Play {
     play.overwrite_status(&target, &lies[rng.usize(..lies.len())])
 }
 
-/// A few faults, each as strong as this seed likes.
+/// A few faults, with strengths from the seed.
 pub(super) fn rates(rng: &mut Rng) -> ApiFaultRates {
     let mut some = |most: f64| if rng.u32(0..3) == 0 { rng.f64() * most } else { 0.0 };
     ApiFaultRates {

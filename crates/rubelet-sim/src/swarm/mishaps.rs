@@ -1,4 +1,4 @@
-//! What happens to containers, the runtime and the node in a random play.
+//! Random events of containers, the runtime and the node.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     simulation::SimState,
 };
 
-/// One thing goes wrong.
+/// One random event.
 pub(super) fn happen(play: &mut Play, rng: &mut Rng) {
     match rng.u32(0..18) {
         0..3 => ail(play, rng, Ailment::NotReady),

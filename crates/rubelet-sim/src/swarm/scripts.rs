@@ -1,4 +1,4 @@
-//! What the pods of a random play are.
+//! Random pods.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     let mut script = PodScript::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
     for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
         let program = ["exit 0 after 0s", "exit 0 after 3s", "flaky 1", "exit 1 after 1s"][rng.usize(..4)];
-        // A flaky init container would never end; it is one that fails.
+        // A flaky init container would never end, so it becomes one that fails.
         let program = if program == "flaky 1" { "exit 0 after 1s" } else { program };
         script = script.init(&format!("init{number}"), program);
     }
@@ -90,7 +90,7 @@ fn hooked(rng: &mut Rng, script: PodScript) -> PodScript {
     }
 }
 
-/// Each check is a command, or the path of a server that is asked.
+/// Each check is a command, or the path of a probed server.
 fn probe(rng: &mut Rng, checks: &[&str]) -> Value {
     let check = checks[rng.usize(..checks.len())];
     let mut probe = json!({

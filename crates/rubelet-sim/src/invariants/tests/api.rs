@@ -1,4 +1,4 @@
-//! Every rule over what is written to the API can be broken.
+//! Tests that every rule over API writes can be broken.
 
 use rubelet_kube::port::{ApiErrorKind, ObjectPath, PatchKind, Verb};
 use serde_json::{Value, json};

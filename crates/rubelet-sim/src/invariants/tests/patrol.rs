@@ -1,4 +1,4 @@
-//! Every rule about time can be broken, and a fault that stands in the way excuses.
+//! Tests that every deadline rule can be broken, and that a fault excuses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     simulation::{AgentState, Incarnation, SimState},
 };
 
-/// The rules broken so many seconds after the story's last word.
+/// The rules broken this many seconds after the sequence.
 fn broken_after(secs: u64, story: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
     broken_by(&PodScript::pod("web").grace_secs(5).container("app", "stubborn"), |sim| {
         sim.agent = AgentState::Alive(Incarnation(1));
