@@ -1,4 +1,4 @@
-//! `cargo xtask check`: formatting, lints, and the rules no linter knows.
+//! `cargo xtask check`: formatting, lints, and the project's own rules.
 //!
 //! Owns: what is run, in which order. The rules are in `check/tidy.rs` and `check/references.rs`.
 

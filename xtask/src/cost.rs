@@ -1,7 +1,7 @@
-//! `cargo xtask cost`: what one event costs the core, on a small node and on a large one.
+//! `cargo xtask cost`: the cost of one event in the core, on a small node and on a large one.
 //!
-//! Owns: the sizes, and the ratio above which a turn no longer costs what it touches. Instructions are counted by callgrind, so
-//! that a busy machine changes nothing.
+//! Owns: the sizes, and the maximum ratio. Instructions are counted by callgrind, so
+//! that the load of the machine does not matter.
 
 use std::{path::Path, time::Duration};
 
@@ -16,10 +16,10 @@ use rubelet_testbed::{
 const FEW_PODS: u32 = 10;
 /// A server for 500 pods, twice.
 pub const MANY_PODS: u32 = 1000;
-/// The aim: with 10,000 pods an event costs at most twice what it costs with ten. What grows with the number of pods grows
-/// evenly, so that fewer pods, which are found sooner, show it as well.
+/// The aim: with 10,000 pods an event costs at most twice what it costs with ten. Costs that depend on the number of pods grow
+/// linearly, so that fewer pods, which start sooner, show them as well.
 const PODS_THAT_MAY_DOUBLE_IT: f64 = 10_000.0;
-/// The program runs some fifty times as slow as it would alone, and first finds all its pods.
+/// Under callgrind the program is about fifty times slower, and first lists all its pods.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// Fails when an event on a node of `many_pods` costs too much more than on one of ten.
@@ -55,7 +55,7 @@ fn build() -> anyhow::Result<std::path::PathBuf> {
 
 fn instructions(program: &Path, pods: u32) -> anyhow::Result<u64> {
     let mut callgrind = command("valgrind", ["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    // Nothing is counted but the measured function.
+    // Only the measured function is counted.
     callgrind.arg("--toggle-collect=*event_cost*rounds*").arg(program).arg(pods.to_string());
     let out = capture(&mut callgrind, LIMIT)?;
     ensure!(out.success, "{}{}", out.stdout, out.stderr);

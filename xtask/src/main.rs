@@ -1,7 +1,7 @@
 //! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `cost`, `e2e`, `vm`, `conformance`, `bench`,
 //! `gen`.
 //!
-//! Owns: the command line. Each command is a file, or a program of its own.
+//! Owns: the command line. Each command is a file, or a separate program.
 
 mod check;
 mod cost;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rubelet_testbed::{command::show, project};
 
-/// In virtual time an hour is short, but whoever asks for many seeds may wait long.
+/// An hour of virtual time is short, but many seeds may take long.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything that must hold before something lands.
+//! `cargo xtask test`: all checks before a change lands.
 //!
-//! Owns: the stages and their sum. A failed stage does not stop the others, so that one run tells all that is wrong; nothing
-//! is skipped for want of a tool.
+//! Owns: the stages and their sum. A failed stage does not stop the others, so that one run reports everything; nothing
+//! is skipped because a tool is missing.
 
 use std::{
     io::{self, Read, Write as _},
@@ -19,7 +19,7 @@ use rubelet_testbed::{
 
 use crate::{check, cost, hand_over, sim};
 
-/// Fixed, so that a failure is the change's and not the dice's.
+/// Fixed, so that a failure is caused by the change and not by chance.
 const SIM_SEEDS: &str = "50";
 
 pub fn run() -> anyhow::Result<Tally> {
@@ -57,7 +57,7 @@ fn unit_tests() -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// They are another program's, which tells its tally last.
+/// They are run by another program, which prints its tally last.
 fn end_to_end() -> anyhow::Result<Tally> {
     let mut program = hand_over::program("rubelet-e2e", ["e2e"]);
     let name = describe(&program);
@@ -69,7 +69,7 @@ fn end_to_end() -> anyhow::Result<Tally> {
     tally.with_context(|| format!("`{name}` broke off ({status})"))
 }
 
-/// Shows what comes as soon as it comes, since a line may stand half-written for long; returns all of it.
+/// Prints output as it arrives, since a line may be incomplete for long; returns all of it.
 fn pass_on(mut from: impl Read) -> anyhow::Result<String> {
     let mut said = Vec::new();
     let mut block = [0; 4096];

@@ -1,6 +1,6 @@
-//! `cargo xtask up` and `down`: Rubelet on this machine, and everything gone again.
+//! `cargo xtask up` and `down`: starts and removes Rubelet on this machine.
 //!
-//! `up` may be run again: what runs goes on, and the agent is replaced by the one just built.
+//! `up` may be run again: running parts are kept, and the agent is replaced by the one just built.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub fn up(runtime: Option<Runtime>) -> anyhow::Result<()> {
     println!("\nrubelet's log: {}", agent.log().display());
     println!("try also:      {} explain web {flag}", binary.display());
     println!("Ctrl-C leaves this table and the pods running; `cargo xtask down` ends and removes everything.\n");
-    // A week: somebody may like to watch.
+    // A week: longer than anyone watches the table.
     let limit = Duration::from_secs(7 * 86_400);
     show(&mut command(&binary, ["pods", "--watch", &flag]), limit)
         .with_context(|| format!("the end of the agent's log:\n{}", tail(&agent.log(), 20)))

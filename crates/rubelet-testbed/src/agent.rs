@@ -1,6 +1,6 @@
 //! The agent under test: the `rubelet` program on a testbed, or upstream's kubelet in its place.
 //!
-//! Owns: its configuration, its start and its end (orderly or SIGKILL), and asking it about pods over its socket.
+//! Owns: its configuration, its start and its end (orderly or SIGKILL), and requests about pods over its socket.
 
 use std::{
     fs,
@@ -22,47 +22,47 @@ use crate::{
     project, tail,
 };
 
-/// The name of the node; static pods carry it behind theirs.
+/// The node name; static pods have it as a suffix.
 pub const NODE: &str = "node";
 
-/// Long enough for an answer over a local socket on a busy machine.
+/// Long enough for a response over a local socket on a busy machine.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// Which agent it is.
+/// Which agent is tested.
 #[derive(Clone, Debug)]
 pub enum Program {
     Rubelet(PathBuf),
-    /// Upstream's kubelet: it proves the tests, and is the peer in measurements. It has no commands of its own, so its log
-    /// stands in for `events`.
+    /// Upstream's kubelet: it validates the tests, and is the peer in measurements. It has no commands, so its log
+    /// replaces `events`.
     Upstream(PathBuf),
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
-    /// Where manifests come from; a directory of the testbed unless given.
+    /// The manifest source; a directory of the testbed by default.
     pub manifests: Option<PathBuf>,
-    /// What is given as `--root-dir`; a directory of the testbed unless given.
+    /// `--root-dir`; a directory of the testbed by default.
     pub root_dir: Option<PathBuf>,
-    /// A URL that has pods, too; the agent asks it every second, with a header that its server wants to see.
+    /// A URL with pods; the agent reads it every second, with a header that its server requires.
     pub url: Option<String>,
-    /// The cluster it is a node of; without one it stands alone.
+    /// The cluster of the node; standalone without one.
     pub cluster: Option<Membership>,
-    /// What is given as `--node-ip`; the node's own address unless given.
+    /// `--node-ip`; the node's own address by default.
     pub node_ip: Option<String>,
     /// Fields of the configuration that a test sets.
     pub config: serde_json::Map<String, Value>,
-    /// What is given as `-v`; 4 unless given.
+    /// `-v`; 4 by default.
     pub verbosity: Option<u32>,
 }
 
-/// How an agent takes part in a cluster.
+/// The agent's credentials in a cluster.
 #[derive(Clone, Debug)]
 pub struct Membership {
     pub node: String,
     pub kubeconfig: PathBuf,
-    /// With it, the agent asks for a certificate and writes `kubeconfig` itself.
+    /// With it, the agent requests a certificate and writes `kubeconfig` itself.
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Who signs the clients of the agent's own server.
+    /// The CA of clients of the agent's own server.
     pub client_authority: PathBuf,
 }
 
@@ -72,13 +72,13 @@ pub struct Agent {
     program: Program,
     options: AgentOptions,
     runtime_socket: PathBuf,
-    /// Above all pods of the testbed.
+    /// The parent of all pods' cgroups.
     cgroup_root: String,
     driver: CgroupDriver,
-    /// An address of this node alone.
+    /// An address of this node only.
     address: Ipv4Addr,
     port: u16,
-    /// Without TLS, for everybody.
+    /// Plain HTTP, without authentication.
     read_only_port: u16,
     root_dir: PathBuf,
     manifests: PathBuf,
@@ -122,7 +122,7 @@ impl Agent {
             "staticPodPath": self.manifests,
             "podLogsDir": self.pod_logs_dir(),
             "containerRuntimeEndpoint": format!("unix://{}", self.runtime_socket.display()),
-            // Several agents live on one machine here, so none may have the usual cgroup or port.
+            // Several agents run on one machine, so none may use the default cgroup or port.
             "cgroupRoot": self.cgroup_root,
             "cgroupDriver": self.driver.as_str(),
             "address": self.address,
@@ -153,7 +153,7 @@ impl Agent {
         json!({
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
-            // No cgroups of its own on a machine that others use, too.
+            // Without its own cgroups on a shared machine.
             "cgroupRoot": "",
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": [],
@@ -163,10 +163,10 @@ impl Agent {
         })
     }
 
-    /// What upstream's kubelet must be told to have cgroups of its own here and figures of everything, as Rubelet has.
+    /// The settings with which upstream's kubelet has its own cgroups and complete statistics here, as Rubelet has.
     pub fn own_cgroups(&self) -> anyhow::Result<serde_json::Map<String, Value>> {
         let Program::Upstream(_) = self.program else { return Ok(serde_json::Map::new()) };
-        // It wants its cgroup to be there.
+        // Its cgroup must exist.
         for tree in fs::read_dir("/sys/fs/cgroup")?.flatten().filter(|tree| tree.path().join("cgroup.procs").exists()) {
             fs::create_dir_all(tree.path().join(self.cgroup_root.trim_start_matches('/')))?;
         }
@@ -191,7 +191,7 @@ impl Agent {
         })
     }
 
-    /// Upstream has no commands to look at a node without a cluster.
+    /// Upstream has no commands to inspect a standalone node.
     pub fn is_upstream(&self) -> bool {
         matches!(self.program, Program::Upstream(_))
     }
@@ -209,7 +209,7 @@ impl Agent {
         self.dir.join("log/pods")
     }
 
-    /// Where it keeps the certificates it was given.
+    /// The directory of its certificates.
     pub fn pki_dir(&self) -> PathBuf {
         self.dir.join("pki")
     }
@@ -242,7 +242,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts it and waits until it answers.
+    /// Starts it and waits until it responds.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.spawn()?;
         let answers = clock::poll(Duration::from_secs(30), Duration::from_millis(50), || {
@@ -270,7 +270,7 @@ impl Agent {
         rubelet.arg(format!("--hostname-override={}", self.node()));
         rubelet.arg(format!("--cert-dir={}", self.pki_dir().display()));
         if self.is_upstream() {
-            // The cAdvisor within it knows the names of containers from the containerd at the usual place, unless it is told.
+            // Its cAdvisor takes container names from the containerd at the default path, unless configured.
             rubelet.arg(format!("--containerd={}", self.runtime_socket.display()));
         }
         if let Some(cluster) = &self.options.cluster {
@@ -284,7 +284,7 @@ impl Agent {
         Ok(())
     }
 
-    /// SIGTERM, and whether it ended in time.
+    /// SIGTERM; returns whether it ended in time.
     pub fn stop(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             daemon.end(Duration::from_secs(10));
@@ -307,7 +307,7 @@ impl Agent {
         serde_json::from_str(&list).context("the agent's list of pods")
     }
 
-    /// The same without starting a program, which would count in a measurement.
+    /// The same without starting a program, which would distort a measurement.
     pub fn pod_list(&self) -> anyhow::Result<String> {
         match &self.program {
             Program::Rubelet(_) => {
@@ -319,7 +319,7 @@ impl Agent {
         }
     }
 
-    /// What its read-only port answers.
+    /// A response of its read-only port.
     pub fn read_only(&self, path: &str) -> anyhow::Result<String> {
         http_get(self.connect_read_only()?, path)
     }
@@ -328,7 +328,7 @@ impl Agent {
         self.connect(self.read_only_port)
     }
 
-    /// To its own port, which wants TLS.
+    /// A request to its own port over TLS.
     pub fn connect_secured(&self) -> anyhow::Result<TcpStream> {
         self.connect(self.port)
     }
@@ -347,7 +347,7 @@ impl Agent {
         output(&mut rubelet, ANSWER)
     }
 
-    /// All there is to say about what the agent did, for somebody who reads a failed test.
+    /// The agent's state and logs, for the report of a failed test.
     pub fn diagnosis(&self, pod: Option<&str>) -> String {
         let mut questions = vec![vec!["pods", "-o", "wide"], vec!["events"]];
         questions.extend(pod.map(|pod| vec!["explain", pod]));
@@ -363,7 +363,7 @@ impl Agent {
     }
 }
 
-/// Builds what ships.
+/// Builds the release.
 pub fn build() -> anyhow::Result<PathBuf> {
     let mut cargo = project::cargo(["build", "--release", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
@@ -376,7 +376,7 @@ fn http_get(socket: impl Read + Write, path: &str) -> anyhow::Result<String> {
     Ok(body)
 }
 
-/// A request and the answer's status and body. In HTTP/1.0, so that the answer ends where the connection does.
+/// A request; returns the status and body of the response. In HTTP/1.0, so that the response ends with the connection.
 pub fn ask(mut socket: impl Read + Write, method: &str, path: &str, headers: &str) -> anyhow::Result<(u16, String)> {
     write!(socket, "{method} {path} HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n")?;
     let mut answer = String::new();

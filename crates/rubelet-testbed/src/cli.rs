@@ -1,6 +1,6 @@
-//! The command lines of what stands on a testbed: `xtask` explains them, and `rubelet-e2e` does what most of them ask.
+//! The command lines that need a testbed: `xtask` documents them, and `rubelet-e2e` runs most of them.
 //!
-//! Owns: these commands' options, what is said of them, and how a command ends.
+//! Owns: the options of these commands, their help, and their exit.
 
 use std::{path::Path, process::ExitCode};
 
@@ -8,11 +8,11 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::Runtime;
 
-/// What a node agent answers for.
+/// The suite's focus for a node agent.
 const FOCUS: &str = r"\[NodeConformance\]|\[sig-node\].*\[Conformance\]|\[sig-storage\].*\[Conformance\]";
-/// Those run alone, take very long, break the node, or fail now and then wherever they run.
+/// Specs that run alone, take very long, break the node, or are flaky everywhere.
 const SKIP: &str = r"\[Serial\]|\[Slow\]|\[Disruptive\]|\[Flaky\]";
-/// Most of a spec is waiting: ten at once keep two cores busy.
+/// A spec mostly waits: ten at once keep two cores busy.
 pub const PROCESSES: u16 = 10;
 
 pub fn up() -> Command {
@@ -117,7 +117,7 @@ fn filter_arg() -> Arg {
     Arg::new("filter").long("filter").value_name("WORDS").help("Only tests whose name contains this")
 }
 
-/// The one that is asked for.
+/// The requested one.
 pub fn runtime(args: &ArgMatches) -> anyhow::Result<Option<Runtime>> {
     args.get_one::<String>("runtime").map(|name| Runtime::parse(name)).transpose()
 }
@@ -131,7 +131,7 @@ pub fn filter(args: &ArgMatches) -> &str {
     args.get_one::<String>("filter").map_or("", String::as_str)
 }
 
-/// The end of a program: an error becomes a line for whoever typed the command, without a backtrace.
+/// The exit of a program: an error becomes one line, without a backtrace.
 pub fn conclude(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|err| {
         eprintln!("error: {err:#}");

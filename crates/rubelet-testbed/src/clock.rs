@@ -1,4 +1,4 @@
-//! Time for the commands: how long something took, and how long it may take.
+//! Durations and timeouts of the commands.
 //!
 //! Owns: every clock read of the commands, and the polling of conditions.
 
@@ -27,7 +27,7 @@ impl Stopwatch {
     }
 }
 
-/// Asks until there is an answer or `limit` has passed; the question is asked at least once.
+/// Polls until there is a value or `limit` has passed; polls at least once.
 pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = patient(limit);
     let watch = Stopwatch::start();
@@ -42,12 +42,12 @@ pub fn poll<T>(limit: Duration, every: Duration, mut ask: impl FnMut() -> Option
     }
 }
 
-/// On some machines everything may take several times as long: they may be emulated.
+/// Emulated machines may take several times as long.
 pub fn patient(limit: Duration) -> Duration {
     limit * std::env::var("XTASK_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
-/// Asks until the answer is no error; the last error then names what was waited for and what was there instead.
+/// Polls until there is no error; the last error then names the condition and the actual state.
 pub fn wait<T>(
     what: &str,
     limit: Duration,
@@ -60,7 +60,7 @@ pub fn wait<T>(
     answer.ok_or(last).with_context(|| format!("waited {:.0} s for: {what}", watch.secs()))
 }
 
-/// Wall-clock now, to compare with what the runtime reports.
+/// The wall clock, to compare with the runtime's timestamps.
 #[expect(clippy::disallowed_methods, reason = "the commands read the wall clock, in this one place")]
 pub fn wall() -> SystemTime {
     SystemTime::now()

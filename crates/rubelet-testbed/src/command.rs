@@ -1,4 +1,4 @@
-//! Running other programs, always with a limit.
+//! Runs other programs, always with a timeout.
 //!
 //! Owns: output capture, deadlines, error texts that name the command. Never: a shell string.
 
@@ -36,7 +36,7 @@ pub struct Output {
     pub code: Option<i32>,
 }
 
-/// Runs to the end and captures both streams. An error only when it cannot be run or takes too long.
+/// Runs to the end and captures both streams. An error only if it cannot be run or times out.
 pub fn capture(command: &mut Command, limit: Duration) -> anyhow::Result<Output> {
     let name = describe(command);
     let mut child = command
@@ -52,7 +52,7 @@ pub fn capture(command: &mut Command, limit: Duration) -> anyhow::Result<Output>
     Ok(Output { stdout: text(stdout), stderr: text(stderr), success: status.success(), code: status.code() })
 }
 
-/// Runs to the end; a failure is an error with what the program said. Returns its standard output.
+/// Runs to the end; a failure is an error with the program's output. Returns its standard output.
 pub fn output(command: &mut Command, limit: Duration) -> anyhow::Result<String> {
     let out = capture(command, limit)?;
     if !out.success {
@@ -88,7 +88,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     match ended {
         Some(status) => Ok(status),
         None => {
-            // Ours and still running: end it and take its status, so that nothing is left.
+            // Our child still runs: kill and reap it, so that nothing is left.
             let _ = child.kill();
             let _ = child.wait();
             match failure {
@@ -102,7 +102,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
 fn read_aside(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until an error is still the best account of what happened.
+        // The output before a read error is kept.
         let _ = stream.read_to_end(&mut bytes);
         bytes
     })

@@ -1,4 +1,4 @@
-//! containerd's configuration, in the words of each version.
+//! containerd's configuration, for each version.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ pub fn write_config(layout: &Layout, programs: &Programs, driver: CgroupDriver) 
     Ok(())
 }
 
-/// `restrict_oom_score_adj`: inside a container we may lack the right to lower it.
+/// `restrict_oom_score_adj`: inside a container the right to lower it may be missing.
 fn debian16(layout: &Layout, programs: &Programs, is_systemd: bool) -> String {
     let dir = layout.dir.display();
     let runc = programs.runc.display();

@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug)]
 pub struct GoTool {
-    /// What is shown while it is built.
+    /// The name shown during the build.
     name: &'static str,
     /// The directory under `testbed/go`.
     module: &'static str,
@@ -45,7 +45,7 @@ enum Kind {
 const PLAIN: GoTool =
     GoTool { name: "", module: "", packages: &[], tags: "", cgo: "0", program: None, kind: Kind::Programs };
 
-/// containerd 2.4 and what it runs.
+/// containerd 2.4 and its programs.
 pub const RUNTIME: &[GoTool] = &[
     GoTool {
         name: "containerd",
@@ -87,7 +87,7 @@ pub const KUBE_SCHEDULER: GoTool = kubernetes("kube-scheduler", &["k8s.io/kubern
 pub const KUBECTL: GoTool = kubernetes("kubectl", &["k8s.io/kubernetes/cmd/kubectl"]);
 pub const KUBELET: GoTool = kubernetes("kubelet", &["k8s.io/kubernetes/cmd/kubelet"]);
 
-/// What answers `kubectl top`.
+/// The backend of `kubectl top`.
 pub const METRICS_SERVER: GoTool = GoTool {
     name: "metrics-server",
     module: "metrics-server",
@@ -104,7 +104,7 @@ pub const E2E_SUITE: GoTool = GoTool {
     kind: Kind::Tests,
     ..PLAIN
 };
-/// What runs the suite, and what the suite runs in its pods.
+/// The suite's runner, and the programs of its pods.
 pub const E2E_TOOLS: GoTool = GoTool {
     name: "e2e-tools",
     module: "e2e",
@@ -120,12 +120,12 @@ pub const E2E_TOOLS: GoTool = GoTool {
 pub const AGNHOST: GoTool =
     GoTool { name: "agnhost", module: "e2e", packages: &["k8s.io/kubernetes/test/images/agnhost"], ..PLAIN };
 
-/// Each program is a tool of its own, because few tests need all of them.
+/// Each program is a separate tool, because few tests need all of them.
 const fn kubernetes(name: &'static str, packages: &'static [&'static str]) -> GoTool {
     GoTool { name, module: "kubernetes", packages, ..PLAIN }
 }
 
-/// Builds what is not built yet; returns the directory that holds the programs.
+/// Builds what is missing; returns the directory of the programs.
 pub fn ensure(tools: &[GoTool]) -> anyhow::Result<PathBuf> {
     let bin = project::target().join("testbed/bin");
     fs::create_dir_all(&bin)?;
@@ -147,7 +147,7 @@ pub fn ensure(tools: &[GoTool]) -> anyhow::Result<PathBuf> {
     Ok(bin)
 }
 
-/// What of that directory is theirs, the marks by which [`ensure`] knows them included.
+/// Their files in that directory, including the marks by which [`ensure`] knows them.
 pub fn files(tools: &[GoTool]) -> Vec<String> {
     let of = |tool: &GoTool| {
         let named = |package: &'static str| tool.program.unwrap_or(package.rsplit('/').next().unwrap_or(package));
@@ -162,7 +162,7 @@ impl GoTool {
         project::root().join("testbed/go").join(self.module)
     }
 
-    /// Where Go keeps the source of a package of the module.
+    /// Go's directory of the package's source.
     pub fn source_dir(&self, package: &str) -> anyhow::Result<PathBuf> {
         let mut go = command("go", ["list", "-f", "{{.Dir}}", package]);
         Ok(PathBuf::from(output(go.current_dir(self.dir()), SHORT)?.trim()))
@@ -179,7 +179,7 @@ impl GoTool {
     }
 
     fn build(&self, bin: &Path) -> anyhow::Result<()> {
-        // Without -trimpath, so that the packages are those that other builds on this machine have in Go's cache already.
+        // Without -trimpath, so that packages in Go's cache from other builds on this machine are reused.
         let mut go = match self.kind {
             Kind::Programs => command("go", ["build"]),
             Kind::Tests => command("go", ["test", "-c"]),
@@ -191,7 +191,7 @@ impl GoTool {
         output(&mut go, Duration::from_secs(3600)).map(drop)
     }
 
-    /// Kubernetes does not take its version from the module, and refuses to work as `v0.0.0`.
+    /// Kubernetes does not take its version from the module, and does not run as `v0.0.0`.
     fn ldflags(&self) -> anyhow::Result<String> {
         let mut flags = "-s -w".to_owned();
         if ["kubernetes", "e2e"].contains(&self.module) {

@@ -1,6 +1,6 @@
-//! The testbed's images, made without a registry: a docker archive is a tar of three files.
+//! The testbed's images, built without a registry: a docker archive is a tar of three files.
 //!
-//! Owns: the archive format, the content of the pause and busybox images. `ctr images import` takes what is written here.
+//! Owns: the archive format, the content of the pause and busybox images. `ctr images import` reads the result.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ use crate::{
     project,
 };
 
-/// What containerd runs in a sandbox: Debian's 1.6 wants the first, 2.4 the second.
+/// The sandbox images: Debian's 1.6 uses the first, 2.4 the second.
 pub const PAUSE_NAMES: [&str; 2] = ["registry.k8s.io/pause:3.6", "registry.k8s.io/pause:3.10.2"];
 /// Debian's busybox, under the name of the same version in the public registry.
 pub const BUSYBOX: &str = "docker.io/library/busybox:1.35";
 
-/// An image: what it runs, and its layers from the lowest up. Images of one archive may share layers.
+/// An image: its command, and its layers from the lowest up. Images of one archive may share layers.
 #[derive(Debug)]
 pub struct Image<'a> {
     pub names: &'a [&'a str],
@@ -33,16 +33,16 @@ pub struct Image<'a> {
     pub layers: &'a [&'a Layer],
 }
 
-/// How a container of the image starts when the pod does not say.
+/// The default command of a container.
 #[derive(Debug, Default)]
 pub struct Start<'a> {
     pub entrypoint: &'a [&'a str],
-    /// Replaced as a whole by a pod's `args`.
+    /// Replaced by a pod's `args`.
     pub cmd: &'a [&'a str],
     pub user: &'a str,
 }
 
-/// Makes the images that are not made yet; returns their archives.
+/// Builds missing images; returns their archives.
 pub fn ensure() -> anyhow::Result<Vec<PathBuf>> {
     let dir = project::target().join("testbed/images");
     fs::create_dir_all(&dir)?;
@@ -61,14 +61,14 @@ pub fn ensure() -> anyhow::Result<Vec<PathBuf>> {
     Ok(vec![pause, busybox])
 }
 
-/// Busybox under another name: for tests in which an image appears late.
+/// Busybox under another name: for tests in which an image arrives late.
 pub fn busybox_named(name: &str, path: &Path) -> anyhow::Result<()> {
     let layer = busybox_layer(Path::new("/bin/busybox"))?;
     let start = Start { cmd: &["sh"], ..Start::default() };
     write(path, &[Image { names: &[name], start, layers: &[&layer] }])
 }
 
-/// Writes all of `images` into one archive. Writes beside and renames, so that a reader never sees half of it.
+/// Writes all of `images` into one archive atomically.
 pub fn write(path: &Path, images: &[Image<'_>]) -> anyhow::Result<()> {
     let partial = path.with_extension(format!("partial.{}", std::process::id()));
     archive(fs::File::create(&partial)?, images)?.flush()?;
@@ -126,7 +126,7 @@ fn config(image: &Image<'_>) -> anyhow::Result<Vec<u8>> {
     }))?)
 }
 
-/// A tar of files, known by its digest.
+/// A tar of files, identified by its digest.
 pub struct Layer {
     digest: String,
     content: Content,
@@ -134,7 +134,7 @@ pub struct Layer {
 
 enum Content {
     Memory(Vec<u8>),
-    /// For what is too large to hold.
+    /// For layers too large for memory.
     File(PathBuf),
 }
 
@@ -230,7 +230,7 @@ fn pause_source() -> PathBuf {
     project::root().join("testbed/pause.rs")
 }
 
-/// Static, so that it runs in an image that holds nothing else.
+/// Static, so that it runs in an otherwise empty image.
 fn pause_program(dir: &Path) -> anyhow::Result<Vec<u8>> {
     let program = dir.join(format!("pause.{}", std::process::id()));
     let mut rustc = command("rustc", ["--edition=2024", "-Copt-level=s", "-Cpanic=abort", "-Cstrip=symbols"]);
@@ -244,7 +244,7 @@ fn pause_program(dir: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether it was made after all it is made of.
+/// Whether it is newer than all its inputs.
 pub fn newer(made: &Path, sources: &[&Path]) -> bool {
     let modified = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
     let Some(made) = modified(made) else { return false };

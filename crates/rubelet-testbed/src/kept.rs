@@ -1,4 +1,4 @@
-//! The testbed of `cargo xtask up`, which stays when the command ends.
+//! The testbed of `cargo xtask up`, which outlives the command.
 //!
 //! Owns: the `.rubelet` directory in the project, which holds all its state.
 
@@ -6,13 +6,13 @@ use std::{fs, path::PathBuf};
 
 use crate::{Programs, Runtime, Testbed, progress::step, project};
 
-/// Goes on with the runtime that is up, unless another is asked for.
+/// Keeps the running runtime, unless another is requested.
 pub fn open(asked: Option<Runtime>, default: Runtime) -> anyhow::Result<Testbed> {
     let file = dir().join("runtime");
     let present = fs::read_to_string(&file).ok().map(|name| Runtime::parse(&name)).transpose()?;
     let runtime = asked.or(present).unwrap_or(default);
     if let Some(present) = present.filter(|present| *present != runtime) {
-        // The state of one containerd is not the other's.
+        // Two containerd versions do not share state.
         anyhow::bail!("containerd ({}) is up; run `cargo xtask down` first", present.as_str());
     }
     let programs = Programs::ensure(runtime)?;

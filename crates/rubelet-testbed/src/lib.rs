@@ -1,9 +1,9 @@
-//! A containerd of our own: its root, state, socket, network and images, in one directory.
+//! A private containerd: its root, state, socket, network and images, in one directory.
 //!
-//! Owns: starting one and ending it with everything it made. Several live beside each other and beside a containerd of the
-//! machine's own, which is never touched. `sweep` cleans up from the directory alone, so it also works after a crash.
+//! Owns: starting one and removing it with everything it created. Several run beside each other and beside the
+//! machine's containerd, which is never touched. `sweep` cleans up from the directory alone, so it also works after a crash.
 //!
-//! Beside it is what the commands of `cargo xtask` share: packages, Go programs and images, running programs, the clock.
+//! It also has what the commands of `cargo xtask` share: packages, Go programs and images, running programs, the clock.
 
 pub mod agent;
 pub mod cli;
@@ -39,7 +39,7 @@ use crate::{
     process::{Daemon, ProcessId},
 };
 
-/// Which containerd pods run on.
+/// The containerd version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Runtime {
     /// Debian 12's package: no container events, no RuntimeConfig.
@@ -65,7 +65,7 @@ impl Runtime {
     }
 }
 
-/// Who makes the cgroups of pods.
+/// The cgroup driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupDriver {
     Cgroupfs,
@@ -81,13 +81,13 @@ impl CgroupDriver {
         }
     }
 
-    /// The one to prefer on this machine.
+    /// The default of this machine.
     pub fn of_machine() -> Self {
         if Path::new("/run/systemd/system").exists() { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs }
     }
 }
 
-/// Where a runtime's programs are.
+/// The runtime's programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
     runtime: Runtime,
@@ -135,10 +135,10 @@ impl Programs {
     }
 }
 
-/// The directory of one testbed, and where things lie in it.
+/// The directory of one testbed, and its paths.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Links resolved, because the kernel's mount table has it so.
+    /// Links resolved, as in the kernel's mount table.
     pub dir: PathBuf,
 }
 
@@ -155,11 +155,11 @@ impl Layout {
         Ok(layout)
     }
 
-    /// One that is an orphan, and swept, when we die.
+    /// One that is orphaned, and swept, when this process dies.
     pub fn temporary() -> anyhow::Result<Self> {
         let base = base_dir()?;
         let own = ProcessId::of(rustix::process::getpid().as_raw_pid()).context("we are not in /proc")?;
-        // Never used twice, or the end of one testbed could meet the beginning of another.
+        // Never reused, so that the removal of one testbed cannot affect a new one.
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let layout = Layout::create(&base.join(format!("{}-{number}", own.pid)))?;
         fs::write(layout.owner_file(), own.to_string())?;
@@ -174,14 +174,14 @@ impl Layout {
         self.dir.join("containerd.log")
     }
 
-    /// The cgroup above all pods of this testbed, so that nothing of the machine's is touched.
+    /// The cgroup of all pods of this testbed, separate from the machine's.
     pub fn cgroup_root(&self) -> String {
         let digest = Sha256::digest(self.dir.as_os_str().as_encoded_bytes());
         let digest: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
         format!("/rubelet-test-{digest}")
     }
 
-    /// The same as a unit of systemd.
+    /// The same as a systemd unit.
     pub fn slice_root(&self) -> String {
         self.cgroup_root().trim_start_matches('/').replace('-', "_")
     }
@@ -199,13 +199,13 @@ impl Layout {
         self.dir.join("bridge")
     }
 
-    /// The process whose death makes this testbed an orphan; `xtask up` has none.
+    /// The process whose death orphans this testbed; `xtask up` has none.
     fn owner_file(&self) -> PathBuf {
         self.dir.join("owner")
     }
 }
 
-/// What becomes of the testbed when the value is dropped.
+/// What happens to the testbed on drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtEnd {
     Sweep,
@@ -225,14 +225,14 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// One for a test, in a temporary directory; it is gone with the value.
+    /// One for a test, in a temporary directory; removed on drop.
     pub fn start(programs: &Programs) -> anyhow::Result<Self> {
         let mut testbed = Testbed::new(Layout::temporary()?, programs, AtEnd::Sweep);
         testbed.prepare()?;
         Ok(testbed)
     }
 
-    /// One that stays when we end, in `dir`; what already runs there goes on.
+    /// One that outlives the process, in `dir`; running parts are kept.
     pub fn open(dir: &Path, programs: &Programs) -> anyhow::Result<Self> {
         let mut testbed = Testbed::new(Layout::create(dir)?, programs, AtEnd::Leave);
         match process::from_pid_file(&testbed.layout.containerd_pid()) {
@@ -266,7 +266,7 @@ impl Testbed {
         self.wait_ready()
     }
 
-    /// Another driver for the pods to come.
+    /// Another driver for later pods.
     pub fn use_driver(&mut self, driver: CgroupDriver) -> anyhow::Result<()> {
         self.driver = driver;
         containerd::write_config(&self.layout, &self.programs, driver)?;
@@ -274,14 +274,14 @@ impl Testbed {
         self.start_containerd()
     }
 
-    /// SIGKILL, as when the runtime crashes; containers go on.
+    /// SIGKILL, as when the runtime crashes; containers keep running.
     pub fn kill_containerd(&mut self) {
         if let Some(mut containerd) = self.containerd.take() {
             containerd.kill();
         }
     }
 
-    /// As if the machine had been switched off and on: no process and no mount is left, but all files on disk.
+    /// Simulates a reboot: no process and no mount is left, but all files on disk.
     pub fn reboot(&mut self) -> anyhow::Result<()> {
         self.kill_containerd();
         sweep::end_what_runs(&self.layout)?;
@@ -325,7 +325,7 @@ impl Testbed {
         network::address(&self.layout)
     }
 
-    /// One more address of the machine, for as long as this testbed stands.
+    /// One more address of the machine, for the lifetime of this testbed.
     pub fn add_address(&self, ip: &str) -> anyhow::Result<()> {
         network::add_address(&self.layout, ip)
     }
@@ -355,7 +355,7 @@ impl Drop for Testbed {
     }
 }
 
-/// Where tests have their testbeds. Root's alone, so that nobody can put a link in our way.
+/// The directory of tests' testbeds. Writable for root only, so that no other user can place a link there.
 fn base_dir() -> anyhow::Result<PathBuf> {
     use std::os::unix::fs::MetadataExt as _;
     let base = std::env::temp_dir().join("rubelet-testbed");
@@ -370,15 +370,15 @@ fn base_dir() -> anyhow::Result<PathBuf> {
     Ok(base)
 }
 
-/// Free now; nobody on a test machine is likely to take it before its user does.
+/// Free now; unlikely to be taken on a test machine before its use.
 pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Removes testbeds whose owner died without doing so.
+/// Removes testbeds whose owner died.
 pub fn sweep_orphans() -> anyhow::Result<()> {
     let base = base_dir()?;
-    // Two of us must not sweep the same one at once.
+    // Two processes must not sweep the same one at once.
     let lock = fs::File::open(&base)?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
     for entry in fs::read_dir(&base)? {
@@ -394,7 +394,7 @@ pub fn sweep_orphans() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The last lines of a file; what there is to say when something failed.
+/// The last lines of a file, for failure reports.
 pub fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

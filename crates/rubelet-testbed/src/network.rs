@@ -1,7 +1,7 @@
-//! The pods' network: a bridge and a subnet of our own.
+//! The pods' network: a bridge and a subnet per testbed.
 //!
-//! Owns: the bridge and the CNI configuration. The bridge is made by us, not by the CNI plugin: its name is then the claim on
-//! a subnet, since the kernel gives a name only once, and nobody turns on forwarding or writes iptables rules for us.
+//! Owns: the bridge and the CNI configuration. We create the bridge, not the CNI plugin: its name claims
+//! a subnet, since the kernel gives a name only once, and nothing enables forwarding or writes iptables rules.
 
 use std::{fs, net::Ipv4Addr};
 
@@ -39,7 +39,7 @@ pub fn set_up(layout: &Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The machine's address on the bridge, which no other testbed has.
+/// The machine's address on the bridge, different for every testbed.
 pub fn address(layout: &Layout) -> anyhow::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(10, 213, number_of(&fs::read_to_string(layout.bridge_file())?)?, 1))
 }
@@ -55,7 +55,7 @@ fn number_of(bridge: &str) -> anyhow::Result<u8> {
     bridge.trim().trim_start_matches("rubelet").parse().context("the name of our bridge")
 }
 
-/// The number of a bridge that is ours now: the one we had, or the first that is free.
+/// The number of our bridge: the existing one, or the first that is free.
 fn claim(layout: &Layout) -> anyhow::Result<u8> {
     if let Ok(bridge) = fs::read_to_string(layout.bridge_file()) {
         let number = number_of(&bridge)?;

@@ -1,6 +1,6 @@
-//! What must be installed on the machine, by Debian package.
+//! Required Debian packages.
 //!
-//! Owns: the list of tools and the package each comes from. Installs what is missing and says so; where it cannot, it says
+//! Owns: the list of tools and the package of each. Installs what is missing; if it cannot, it reports
 //! exactly what is missing.
 
 use std::{os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
@@ -74,14 +74,14 @@ fn install(packages: &[&str]) -> anyhow::Result<()> {
     let install = |packages: &[&str]| {
         let mut apt = command("apt-get", ["install", "--yes", "--no-install-recommends"]);
         apt.args(packages).env("DEBIAN_FRONTEND", "noninteractive");
-        // The package starts a containerd of the machine's own; we neither need nor want it.
+        // The package starts the machine's containerd, which is not needed.
         apt.env("RUNLEVEL", "1");
         capture(&mut apt, limit)
     };
     if install(packages)?.success {
         return Ok(());
     }
-    // The lists may be missing or old, as on a fresh machine.
+    // The package lists may be missing or old, as on a fresh machine.
     output(command("apt-get", ["update"]).env("DEBIAN_FRONTEND", "noninteractive"), limit)?;
     let second = install(packages)?;
     if !second.success {

@@ -1,4 +1,4 @@
-//! Processes we may end: known by number and start time, so that a number used again is never mistaken for ours.
+//! Processes that may be killed: identified by number and start time, so that a reused number is never mistaken for ours.
 //!
 //! Owns: pid files, reading `/proc`, signals.
 
@@ -36,13 +36,13 @@ impl ProcessId {
         stat.is_some_and(|stat| stat.start_ticks == self.start_ticks && stat.state != 'Z')
     }
 
-    /// A process that is gone already is no error.
+    /// A missing process is no error.
     pub fn signal(self, signal: Signal) {
         if !self.is_alive() {
             return;
         }
         if let Some(pid) = Pid::from_raw(self.pid) {
-            // It may have ended since we looked; that is what was wanted.
+            // It may have ended meanwhile, which is fine.
             let _ = kill_process(pid, signal);
         }
     }
@@ -76,7 +76,7 @@ impl FromStr for ProcessId {
     }
 }
 
-/// Starts a program that outlives us, in a process group of its own so that our Ctrl-C does not reach it.
+/// Starts a program that outlives this one, in its own process group so that Ctrl-C does not reach it.
 pub fn start_daemon(command: &mut Command, log: &Path, pid_file: &Path) -> anyhow::Result<Daemon> {
     use std::os::unix::process::CommandExt as _;
     let out = fs::OpenOptions::new().create(true).append(true).open(log)?;
@@ -88,7 +88,7 @@ pub fn start_daemon(command: &mut Command, log: &Path, pid_file: &Path) -> anyho
         .spawn()
         .with_context(|| format!("cannot run `{}`", crate::command::describe(command)))?;
     let pid = i32::try_from(child.id()).context("a pid is small")?;
-    // A child of ours keeps its entry in /proc until we wait for it.
+    // A child keeps its entry in /proc until it is reaped.
     let id = ProcessId::of(pid).context("the child vanished from /proc")?;
     fs::write(pid_file, id.to_string())?;
     Ok(Daemon { child, id })
@@ -101,7 +101,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Whether it still runs; takes its status when it has ended.
+    /// Whether it still runs; reaps it if it has ended.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -112,7 +112,7 @@ impl Daemon {
         }
     }
 
-    /// Ends it and takes its status, so that no zombie is left.
+    /// Kills and reaps it.
     pub fn end(&mut self, grace: Duration) {
         if !self.is_alive() {
             return;
@@ -153,7 +153,7 @@ struct Stat {
 }
 
 impl Stat {
-    /// The program's name stands in brackets and may hold anything, brackets too.
+    /// The program's name is in brackets and may contain anything, brackets too.
     fn parse(stat: &str) -> Option<Stat> {
         let (_, rest) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -1,10 +1,10 @@
-//! One line per step, with seconds, so that somebody who waits knows for what.
+//! Prints one line per step, with its duration.
 
 use std::io::Write as _;
 
 use crate::clock::Stopwatch;
 
-/// Says what begins, does it, and says how long it took.
+/// Prints the step, runs it, and prints its duration.
 pub fn step<T>(what: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let watch = Stopwatch::start();
     print!("{what} … ");

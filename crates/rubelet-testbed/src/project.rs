@@ -1,4 +1,4 @@
-//! Where things are in the project, and its cargo.
+//! Paths of the project, and its cargo.
 
 use std::{
     ffi::OsStr,
@@ -22,8 +22,8 @@ pub fn target() -> PathBuf {
     }
 }
 
-/// The cargo that runs us, so that its toolchain is used throughout. It is not told what cargo told us of our own package:
-/// ring's build script looks at that, so that a build from here and one from a shell would each undo the other's.
+/// The cargo that runs this program, so that its toolchain is used throughout. Variables of our own package are removed:
+/// ring's build script reads them, so that builds from here and from a shell would invalidate each other.
 pub fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     for (name, _) in std::env::vars_os() {

@@ -1,7 +1,7 @@
-//! Removing a testbed with everything it made, from its directory alone.
+//! Removes a testbed with everything it created, from its directory alone.
 //!
 //! Owns: the order (agent, containerd, containers and their shims, mounts, bridge, cgroups, traces elsewhere, directory).
-//! Never: ends a process that is not provably this testbed's. Safe to repeat, and after a SIGKILL of anything.
+//! Never: kills a process that is not provably this testbed's. Safe to repeat, and after a SIGKILL of anything.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use crate::{
     process::{self, ProcessId},
 };
 
-/// It is no error if nothing is there.
+/// A missing testbed is no error.
 pub fn sweep(dir: &Path) -> anyhow::Result<()> {
     let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     let layout = Layout { dir };
@@ -42,14 +42,14 @@ pub fn sweep(dir: &Path) -> anyhow::Result<()> {
     fs::remove_dir_all(&layout.dir).with_context(|| format!("remove {}", layout.dir.display()))
 }
 
-/// Ends all containers and takes away all mounts; files stay.
+/// Kills all containers and unmounts all mounts; files stay.
 pub fn end_what_runs(layout: &Layout) -> anyhow::Result<()> {
     end_containers(layout, &container_ids(layout))?;
     unmount_below(&layout.dir)
 }
 
-/// Processes that were started by us and still run. The agent's comes before containerd's by name, and so it ends first;
-/// etcd ends last, because the API server cannot end in order without it.
+/// Running processes that we started. The agent's sorts before containerd's, so it ends first;
+/// etcd ends last, because the API server needs it for its shutdown.
 fn pid_files(dir: &Path) -> Vec<ProcessId> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -63,7 +63,7 @@ fn container_ids(layout: &Layout) -> BTreeSet<String> {
     let bundles = ["state", "root"].map(|part| layout.dir.join(part).join("io.containerd.runtime.v2.task/k8s.io"));
     let entries = bundles.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    // An id is 64 hexadecimal digits; anything shorter could be found in a stranger's cgroup.
+    // An id is 64 hexadecimal digits; a shorter text could match a foreign cgroup.
     names.filter(|name| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).collect()
 }
 
@@ -88,12 +88,12 @@ fn runs_in(id: ProcessId, containers: &BTreeSet<String>) -> bool {
     cgroups.lines().any(|line| line.rsplit('/').any(|part| containers.contains(id_in(part))))
 }
 
-/// Systemd's units have more in their names: `cri-containerd-<id>.scope`.
+/// Systemd units have longer names: `cri-containerd-<id>.scope`.
 fn id_in(cgroup: &str) -> &str {
     cgroup.strip_suffix(".scope").and_then(|scope| scope.rsplit('-').next()).unwrap_or(cgroup)
 }
 
-/// A shim says on its command line which containerd it belongs to.
+/// A shim's command line names its containerd.
 fn is_shim_of(id: ProcessId, layout: &Layout) -> bool {
     let words = process::command_line(id);
     let socket = layout.socket();
@@ -102,14 +102,14 @@ fn is_shim_of(id: ProcessId, layout: &Layout) -> bool {
 }
 
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
-    // A mount can hide another at the same place, so look again until none is left.
+    // A mount can hide another at the same place, so repeat until none is left.
     for _ in 0..20 {
         let mounts = mounts_below(dir)?;
         if mounts.is_empty() {
             return Ok(());
         }
         for mount in mounts.iter().rev() {
-            // Busy ones leave with their last user, who has been ended.
+            // Busy ones disappear with their last user, which was killed.
             let _ = unmount(mount, UnmountFlags::DETACH);
         }
     }
@@ -155,7 +155,7 @@ fn remove_bridge(layout: &Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes every cgroup that bears the container's id, in whichever hierarchy.
+/// Removes every cgroup with the container's id, in any hierarchy.
 fn remove_cgroups(dir: &Path, id: &str, depth: u32) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
@@ -176,11 +176,11 @@ fn remove_cgroup_tree(dir: &Path) {
     let _ = fs::remove_dir(dir);
 }
 
-/// In every hierarchy; their processes have been ended.
+/// In every hierarchy; their processes were killed.
 fn remove_pod_cgroups(layout: &Layout) {
     let slice = format!("{}.slice", layout.slice_root());
     if Path::new("/sys/fs/cgroup").join(&slice).exists() {
-        // With all that systemd made below it; if it stays, tests of the sweep see it.
+        // With its systemd units; if it stays, tests of the sweep notice.
         let _ = capture(&mut command("systemctl", ["stop", &slice]), SHORT);
     }
     for root in pod_cgroup_roots(layout) {
@@ -205,12 +205,12 @@ fn remove_empty_parents() {
     }
 }
 
-/// What containerd and CNI keep outside of the directories they were given.
+/// Files of containerd and CNI outside of the configured directories.
 fn remove_traces(layout: &Layout, ids: &BTreeSet<String>) {
     for id in ids {
         let _ = fs::remove_file(shim_socket(layout, id));
     }
-    // The agent links its containers' logs from a place all tools know.
+    // The agent links its containers' logs from a global directory.
     for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {
         if fs::read_link(link.path()).is_ok_and(|target| target.starts_with(&layout.dir)) {
             let _ = fs::remove_file(link.path());
@@ -224,7 +224,7 @@ fn remove_traces(layout: &Layout, ids: &BTreeSet<String>) {
     }
 }
 
-/// All containerds of a machine keep the sockets of their shims in one place, under a digest of whose they are.
+/// All containerds of a machine keep their shims' sockets in one directory, named by a digest of the owner.
 fn shim_socket(layout: &Layout, id: &str) -> PathBuf {
     let name = layout.socket().join("k8s.io").join(id);
     let digest = Sha256::digest(name.as_os_str().as_encoded_bytes());
@@ -232,11 +232,11 @@ fn shim_socket(layout: &Layout, id: &str) -> PathBuf {
     Path::new("/run/containerd/s").join(digest)
 }
 
-/// A bridge that cannot be confused with a later one of the same name, which another testbed may have made.
+/// A bridge identified so that a later one of the same name, perhaps of another testbed, is not mistaken for it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Bridge {
     name: String,
-    /// Given by the kernel, and never twice.
+    /// Assigned by the kernel, and never reused.
     index: String,
 }
 
@@ -247,7 +247,7 @@ impl Bridge {
     }
 }
 
-/// Whether anything of a testbed that lay in `dir` is left: used by tests of the sweep itself.
+/// Whether anything of a testbed in `dir` is left: used by tests of the sweep itself.
 pub fn leftovers(dir: &Path, bridge: &Bridge) -> anyhow::Result<Vec<String>> {
     let mut left: Vec<String> = mounts_below(dir)?.iter().map(|mount| format!("mount {}", mount.display())).collect();
     let text = dir.display().to_string();

@@ -1,6 +1,6 @@
-//! How many tests passed, and how many failed.
+//! Numbers of passed and failed tests.
 //!
-//! Owns: the line that says so, and how it is read.
+//! Owns: the line with the sum, and its parser.
 
 use std::{fmt, process::ExitCode, str::FromStr};
 
@@ -15,7 +15,7 @@ pub struct Tally {
 impl Tally {
     pub const PASSED: Tally = Tally { passed: 1, failed: 0 };
 
-    /// Prints the sum on a line of its own, as the last thing.
+    /// Prints the sum on the last line.
     pub fn conclude(self) -> ExitCode {
         println!("{self}");
         if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,7 +1,7 @@
-//! Do the tests, files, cases and rules that the papers name exist?
+//! Checks that the tests, files, cases and rules that the papers name exist.
 //!
-//! Owns: what counts as a reference in Markdown, and how each kind is looked up. Never: judges whether a test holds what its row says.
-//! Names in columns of upstream's own things (`upstream`, `kubelet`, `path`) are not references.
+//! Owns: what counts as a reference in Markdown, and how each kind is looked up. Never: checks whether a test proves its row.
+//! Names in columns of upstream's names (`upstream`, `kubelet`, `path`) are not references.
 
 use std::{
     collections::BTreeSet,
@@ -21,15 +21,15 @@ const ALIASES: &[(&str, &str)] = &[
     ("kube/", "crates/rubelet-kube/src/"),
 ];
 const EXTENSIONS: &[&str] = &[".rs", ".md", ".jsonl", ".txt", ".toml", ".proto"];
-/// Directories that hold what was built or fetched.
+/// Directories of built or fetched files.
 const SKIPPED_DIRS: &[&str] = &["target", ".git", ".rubelet"];
-/// A name of so many parts is a test's or a literal's; a shorter one may be anything in the sources.
+/// A name of this many parts is a test or a literal; a shorter one may be anything in the sources.
 const TEST_NAME_PARTS: usize = 4;
-/// A text of so many words is the name of an end-to-end case, unless it is a command.
+/// A text of this many words is the name of an end-to-end case, unless it is a command.
 const CASE_NAME_WORDS: usize = 4;
 const COMMANDS: &[&str] = &["cargo ", "rubelet "];
 
-/// Every reference that leads nowhere.
+/// Every dangling reference.
 pub fn run(root: &Path, sources: &[PathBuf]) -> anyhow::Result<Vec<String>> {
     let tree = Tree::read(root, sources)?;
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ enum Reference {
     Function(String),
     /// A function of the simulator.
     Scenario(String),
-    /// Anything the sources have a word for.
+    /// Any word in the sources.
     Name(String),
     /// Of an end-to-end test; `…` stands for anything.
     Case(String),
@@ -69,7 +69,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// What can be referred to.
+/// The possible targets.
 #[derive(Debug, Default)]
 struct Tree {
     /// Files and directories, from the root.
@@ -120,7 +120,7 @@ impl Tree {
         }
     }
 
-    /// By its path from the root, or by the end of it.
+    /// By its path from the root, or by a suffix of it.
     fn has_path(&self, path: &str) -> bool {
         let alias =
             ALIASES.iter().find_map(|(short, long)| path.strip_prefix(short).map(|rest| format!("{long}{rest}")));
@@ -130,7 +130,7 @@ impl Tree {
     }
 }
 
-/// Whether the parts of `pattern` between `…` are in `text` in their order; where it has none at an end, that is the text's end too.
+/// Whether the parts of `pattern` between `…` occur in `text` in order; without `…` at an end, it must match the end of the text.
 fn matches(text: &str, pattern: &str) -> bool {
     let parts: Vec<&str> = pattern.split('…').collect();
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
@@ -166,7 +166,7 @@ fn paths(root: &Path) -> anyhow::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// All references of a paper, in their order.
+/// All references of a paper, in order.
 fn references(text: &str) -> Vec<Reference> {
     let mut found = Vec::new();
     let mut quotes = Quotes::OfRules;
@@ -196,7 +196,7 @@ fn references(text: &str) -> Vec<Reference> {
 enum Quotes {
     /// Below the heading `## Invariants`.
     All,
-    /// Those that the word "rule" comes before, and those that follow such a one.
+    /// Those after the word "rule", and those that follow such a one.
     OfRules,
 }
 
@@ -245,7 +245,7 @@ fn in_text(text: &str, quotes: Quotes) -> Vec<Reference> {
     found
 }
 
-/// What a text in backticks refers to, which often is nothing of ours.
+/// The target of a text in backticks, often none.
 fn in_code(before: &str, span: &str) -> Vec<Reference> {
     let is_sentence = span.split(' ').count() >= CASE_NAME_WORDS
         && span.starts_with(|c: char| c.is_lowercase() || c == '…')

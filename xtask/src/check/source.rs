@@ -1,8 +1,8 @@
-//! Just enough of Rust's grammar to find functions, structs and macros in a file.
+//! A minimal Rust scanner that finds functions, structs and macros in a file.
 //!
-//! Owns: blanking out comments and literals, matching braces. A parser would know more and cost a minute of every build.
+//! Owns: blanking out comments and literals, matching braces. A parser would be more exact and cost a minute of every build.
 
-/// A source file with what may lie blanked out; every byte is still at its place.
+/// A source file with ignored parts blanked out; every byte is still at its place.
 #[derive(Debug)]
 pub struct Source {
     /// Comments and the insides of literals are spaces, and so are modules under `#[cfg(test)]`.
@@ -23,7 +23,7 @@ impl Source {
         source
     }
 
-    /// Lines that hold anything outside of test modules, plus the comments and empty lines between them.
+    /// Lines with code outside of test modules, plus the comments and empty lines between them.
     pub fn lines(&self, text: &str) -> usize {
         let mut masked = text.as_bytes().to_vec();
         for (place, byte) in masked.iter_mut().enumerate() {
@@ -83,7 +83,7 @@ impl Source {
         Some(count)
     }
 
-    /// Whether the code, without comments, literals and tests, contains this text with no name running into it.
+    /// Whether the code, without comments, literals and tests, contains this text as a whole word.
     pub fn mentions(&self, text: &str) -> bool {
         self.words(text).next().is_some()
     }
@@ -142,7 +142,7 @@ impl Source {
     }
 }
 
-/// Marks what belongs to tests; it occurs in no source.
+/// Marks test code; it occurs in no source.
 const TEST: u8 = 1;
 
 #[derive(Clone, Copy)]
@@ -173,7 +173,7 @@ fn blank_literals(text: &str) -> String {
     String::from_utf8(out).expect("whole characters were kept or became spaces")
 }
 
-/// How many bytes belong together, what comes after them, and whether they are code.
+/// How many bytes belong together, what follows them, and whether they are code.
 fn token(rest: &[u8], inside: Inside) -> (usize, Inside, bool) {
     match inside {
         Inside::Code => code_token(rest),
@@ -210,7 +210,7 @@ fn code_token(rest: &[u8]) -> (usize, Inside, bool) {
         }
     }
     if rest[0].is_ascii_alphanumeric() || rest[0] == b'_' {
-        // A name as a whole, so that the r at its end opens no raw text.
+        // A whole name, so that an r at its end opens no raw string.
         let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
         let opens_text = length == 1 && (rest[0] == b'b' || rest[0] == b'c');
         let opens_raw = length == 2 && (rest.starts_with(b"br") || rest.starts_with(b"cr"));

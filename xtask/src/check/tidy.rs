@@ -1,7 +1,7 @@
-//! The rules of the house that no linter knows, each with its reason.
+//! The project's rules that no linter has, each with its reason.
 //!
 //! Owns: the rules and their exceptions. Sizes are a ratchet: `xtask/tidy-baseline.txt` lists what is over the limit today;
-//! it may shrink, and must follow when it does, but not grow.
+//! it may shrink, and must then be updated, but not grow.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 600;
 const AGENT_FIELDS: usize = 12;
 
-/// The core decides and does nothing, so it needs nothing that could.
+/// The core is pure, so it may not use anything that does I/O.
 const CORE_DEPENDENCIES: &[&str] = &["rubelet-cri", "jiff", "k8s-openapi", "rpds", "serde", "serde_json", "thiserror"];
 
 /// Words that make a run differ from its replay, with the places that may use them.
@@ -32,7 +32,7 @@ const BANNED: &[Banned] = &[
     },
 ];
 
-/// The simulator reads tokio's clock, which it moves itself; the API client measures its waits by it.
+/// The simulator reads tokio's clock, which it controls; the API client measures its waits by it.
 const CLOCKS: &[&str] = &[
     "crates/rubelet-sim/",
     "crates/rubelet/src/world.rs",
@@ -40,7 +40,7 @@ const CLOCKS: &[&str] = &[
     "crates/rubelet-cri/examples/",
     "crates/rubelet-testbed/src/clock.rs",
 ];
-/// Generators seeded by whoever starts them, to spread what many nodes do at once.
+/// Generators seeded by their caller, to spread the actions of many nodes over time.
 const RANDOM: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/node",
@@ -49,9 +49,9 @@ const RANDOM: &[&str] = &[
     "crates/rubelet-kube/src/reflector.rs",
     "crates/rubelet-sim/",
 ];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's heartbeats come at intervals; a hook may be to sleep, and
-/// a gRPC probe dials until its time is over; the recorder and whoever asks for certificates or objects try again; servers hold back slow or greedy readers; the first
-/// rate of a processor needs two readings; the API client waits for its turn and before it tries again. The simulator's time is virtual, and the testbed and the tests on it wait for real programs.
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's reports are periodic; a hook may be a sleep, and
+/// a gRPC probe redials until its deadline; the recorder, certificates and objects retry; servers delay slow or greedy readers; the first
+/// CPU rate needs two readings; the API client has a rate limiter and a back-off. The simulator's time is virtual, and the testbed and its tests wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
     "crates/rubelet/src/sync_loop.rs",
@@ -76,11 +76,11 @@ const SLEEPERS: &[&str] = &[
 struct Banned {
     words: &'static [&'static str],
     why: &'static str,
-    /// Beginnings of paths.
+    /// Path prefixes.
     allowed: &'static [&'static str],
 }
 
-/// Every breach, all at once.
+/// All violations at once.
 pub fn run(root: &Path) -> anyhow::Result<()> {
     let mut breaches = Vec::new();
     let mut sizes = BTreeMap::new();
@@ -121,7 +121,7 @@ fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What is wrong with one file, apart from its size.
+/// The violations of one file, apart from its size.
 fn breaches_of(path: &str, text: &str) -> Vec<String> {
     let source = Source::parse(text);
     let mut found = Vec::new();
@@ -162,7 +162,7 @@ fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_tests.rs")
 }
 
-/// What is over its limit: `kind path[::function]` and by how many lines it is there.
+/// What is over its limit: `kind path[::function]` and its number of lines.
 fn oversized(path: &str, text: &str) -> Vec<(String, usize)> {
     if is_test(path) {
         return Vec::new();
