@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: how much memory, processor and time the agent takes, on a real containerd.
+//! `cargo xtask bench`: memory, CPU and latency of the agent on a real containerd.
 //!
-//! Owns: the measurements and the table. Every start of a pod is compared with the bare CRI calls for the same pod, made just
-//! before on a twin of the runtime, so that both meet the same weather on the machine. Both ends are read from the same
+//! Owns: the measurements and the table. Every pod start is compared with the plain CRI calls for the same pod, made just
+//! before on a twin of the runtime, so that both see the same load of the machine. Both ends are read from the same
 //! clock, and the end is the first line in the container's log.
 
 pub mod cluster;
@@ -48,14 +48,14 @@ pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What measurements are made with.
+/// The inputs of measurements.
 #[derive(Debug)]
 struct Bench {
     programs: Programs,
     bare_pods: PathBuf,
 }
 
-/// What one agent takes.
+/// The usage of one agent.
 #[derive(Debug)]
 struct Measured {
     idle_mb: f64,
@@ -70,11 +70,11 @@ struct Measured {
 struct Start {
     agent_ms: f64,
     bare_ms: f64,
-    /// Of the differences, pair by pair.
+    /// Of the pairwise differences.
     share_ms: f64,
 }
 
-/// A node full of pods in which nothing happens.
+/// A node full of idle pods.
 #[derive(Debug)]
 struct Full {
     resident_mb: f64,
@@ -100,12 +100,12 @@ impl Bench {
     }
 
     fn starts(&self, node: &Node) -> anyhow::Result<Start> {
-        // An agent ends pods it does not know, so the bare calls need a runtime of their own.
+        // An agent terminates unknown pods, so the plain calls need a separate runtime.
         let twin = Testbed::start(&self.programs)?;
         let mut pairs = Vec::new();
         for number in 0..=STARTS {
             let pair = (start(node, number)?, self.bare_start(&twin)?);
-            // The first start on a fresh runtime unpacks and caches; nobody is measured by it.
+            // The first start on a fresh runtime unpacks and caches, so it is not measured.
             if number > 0 {
                 pairs.push(pair);
             }
@@ -134,11 +134,11 @@ fn start(node: &Node, number: usize) -> anyhow::Result<f64> {
     let name = format!("one{number}");
     let began = Timestamp::try_from(clock::wall())?;
     node.apply(&Pod::new(&name, SCRIPT).grace_secs(1))?;
-    // Asking the agent or the runtime would cost the start a part of the processor; a look into a directory does not.
+    // Calls to the agent or the runtime would use CPU time of the start; reading a directory does not.
     let ended = node.wait("its first line", 60, |node| first_line_of(node, &name))?;
     node.remove(&name)?;
     node.wait_gone(&name, 60)?;
-    // The next one must not meet the clean-up of this one.
+    // The next measurement must not overlap the cleanup of this one.
     thread::sleep(Duration::from_secs(1));
     Ok(ms_between(began, ended))
 }
@@ -149,7 +149,7 @@ fn build_bare_pods() -> anyhow::Result<PathBuf> {
     Ok(project::target().join("release/examples/bare_pods"))
 }
 
-/// From exec to a view in which a running pod is known to run.
+/// From exec to a view that shows a running pod.
 fn restart(node: &mut Node) -> anyhow::Result<f64> {
     node.apply(&Pod::new("kept", SCRIPT).grace_secs(1))?;
     node.wait_running("kept", 60)?;
@@ -190,7 +190,7 @@ fn idle(node: &Node) -> anyhow::Result<Full> {
     let after = Usage::read(node)?;
     Ok(Full {
         resident_mb: resident_mb(node)?,
-        // A thread that ended meanwhile takes its share along.
+        // The CPU time of a thread that ended meanwhile is lost.
         cpu_percent: after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / IDLE.as_nanos() as f64 * 100.0,
         wakeups: after.switches.saturating_sub(before.switches) as f64 / IDLE.as_secs_f64(),
     })
@@ -207,7 +207,7 @@ struct Usage {
 impl Usage {
     fn read(node: &Node) -> anyhow::Result<Usage> {
         let pid = pid(node)?;
-        // Of the whole process, in hundredths of a second: threads that have ended since are in it.
+        // Of the whole process, in hundredths of a second: it includes ended threads.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let (_, fields) = stat.rsplit_once(')').context("no name in /proc/…/stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
@@ -263,7 +263,7 @@ fn machine(runtime: Runtime) -> String {
     format!("containerd {}, {}, {cores} cores", runtime.as_str(), kernel.trim())
 }
 
-/// What, unit, how to read it, what is aimed at.
+/// Name, unit, how to read it, target.
 type Row<M> = (&'static str, &'static str, fn(&M) -> f64, &'static str);
 
 const ROWS: [Row<Measured>; 9] = [

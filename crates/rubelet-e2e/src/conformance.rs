@@ -1,6 +1,6 @@
-//! `cargo xtask conformance`: upstream's own suite on a node of ours.
+//! `cargo xtask conformance`: upstream's own suite on a Rubelet node.
 //!
-//! Owns: the cluster the suite runs on, and the order of things. What the suite said is kept under
+//! Owns: the cluster of the suite, and the order of steps. The output is kept under
 //! `target/conformance/`, with the logs of the agent and of containerd.
 
 mod images;
@@ -40,11 +40,11 @@ pub struct Options {
     agent: Subject,
 }
 
-/// Whose node the suite judges.
+/// The agent under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Rubelet,
-    /// To see what the suite says of upstream's own kubelet here: what it fails, this testbed cannot offer.
+    /// Upstream's own kubelet: what it fails here, this testbed does not support.
     Upstream,
 }
 
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
     })?;
     let suite = Suite { bin: &bin, out: &out, kubeconfig: &plane.admin_kubeconfig(), kubectl: plane.kubectl_program() };
     let ran = suite.run(options);
-    // The testbed goes with its directory; what tells why a spec failed stays.
+    // The testbed is removed with its directory; logs that explain failures are kept.
     keep(&agent.log(), &out.join("agent.log"));
     keep(&testbed.layout.containerd_log(), &out.join("containerd.log"));
     agent.stop();
@@ -128,14 +128,14 @@ fn wait_ready(plane: &ControlPlane) -> anyhow::Result<()> {
     ready.map(drop).context("the node does not become ready")
 }
 
-/// A copy of the program, so that a build meanwhile changes nothing for the run.
+/// A copy of the program, so that a concurrent build does not change the run.
 fn build(out: &Path) -> anyhow::Result<PathBuf> {
     let copy = out.join("rubelet");
     e2e::build(&copy)?;
     Ok(copy)
 }
 
-/// Not worth failing for, but worth a word.
+/// A warning, not a failure.
 fn keep(log: &Path, to: &Path) {
     if let Err(err) = fs::copy(log, to) {
         eprintln!("{} is not kept: {err}", log.display());

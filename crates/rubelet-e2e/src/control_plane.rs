@@ -1,7 +1,7 @@
-//! A control plane of our own: etcd, API server, controller manager and scheduler, in one directory, on loopback ports.
+//! A private control plane: etcd, API server, controller manager and scheduler, in one directory, on loopback ports.
 //!
-//! Owns: starting them, ending them, their certificates and the kubeconfigs of those who talk to them. Its processes have
-//! their pid files where `sweep` looks, so nothing of it outlives a crash of ours.
+//! Owns: starting and stopping them, their certificates and the kubeconfigs of clients. Its processes have
+//! their pid files where `sweep` looks, so nothing of it survives a crash.
 
 pub mod api;
 pub mod bootstrap;
@@ -44,13 +44,13 @@ const READY: Duration = Duration::from_secs(180);
 
 #[derive(Clone, Debug)]
 pub struct ControlPlaneOptions {
-    /// What decides who may do what.
+    /// The authorizers.
     pub authorization_mode: &'static str,
-    /// How long certificates live that nodes ask for; the controller manager's own default is a year.
+    /// The validity of node certificates; the controller manager's default is a year.
     pub signing_duration: Option<&'static str>,
     /// How long a node may be silent before it counts as lost.
     pub node_monitor_grace: &'static str,
-    /// Whether pods that do not tolerate a node's NoExecute taint are taken away from it by the control plane.
+    /// Whether the control plane evicts pods that do not tolerate a node's NoExecute taint.
     pub taint_eviction: TaintEviction,
     /// Of the API server, where they differ from its own.
     pub feature_gates: Option<&'static str>,
@@ -59,7 +59,7 @@ pub struct ControlPlaneOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaintEviction {
     On,
-    /// What becomes of them is the node's affair alone.
+    /// No eviction: only the node acts on them.
     Off,
 }
 
@@ -95,7 +95,7 @@ struct Ports {
 }
 
 impl ControlPlane {
-    /// One for tests, in a temporary directory; it is gone with the value.
+    /// One for tests, in a temporary directory; removed on drop.
     pub fn start(programs: &ClusterPrograms, options: &ControlPlaneOptions) -> anyhow::Result<Self> {
         let layout = Layout::temporary()?;
         let mut plane = ControlPlane::new(layout, programs, options, AtEnd::Sweep)?;
@@ -103,7 +103,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// One that stays when we end, in `dir`; what already runs there goes on.
+    /// One that outlives the process, in `dir`; running parts are kept.
     pub fn open(dir: &Path, programs: &ClusterPrograms) -> anyhow::Result<Self> {
         let options = ControlPlaneOptions::default();
         let mut plane = ControlPlane::new(Layout::create(dir)?, programs, &options, AtEnd::Leave)?;
@@ -154,7 +154,7 @@ impl ControlPlane {
         })
     }
 
-    /// Starts the API server on the state that etcd has, and waits until it says it is ready.
+    /// Starts the API server on etcd's state, and waits until it is ready.
     pub fn start_apiserver(&mut self) -> anyhow::Result<()> {
         let mut apiserver = self.apiserver_command()?;
         self.run("kube-apiserver", &mut apiserver)?;
@@ -165,7 +165,7 @@ impl ControlPlane {
         })
     }
 
-    /// SIGKILL, as when its machine loses power. etcd goes on.
+    /// SIGKILL, as when its machine loses power. etcd keeps running.
     pub fn kill_apiserver(&mut self) {
         if let Some(at) = self.daemons.iter().position(|(name, _)| *name == "kube-apiserver") {
             self.daemons.remove(at).1.kill();
@@ -189,7 +189,7 @@ impl ControlPlane {
         self.dir().join("admin.kubeconfig")
     }
 
-    /// For a node that has nothing but a token yet.
+    /// For a node that has only a token.
     pub fn bootstrap_kubeconfig(&self) -> PathBuf {
         self.dir().join("bootstrap.kubeconfig")
     }
@@ -201,7 +201,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The same, but the certificate is what a program prints, which notes each time that it was asked. Returns the note, too.
+    /// The same, but an exec plugin prints the certificate and logs each run. Returns the path of that log, too.
     pub fn node_kubeconfig_by_program(&self, node: &str) -> anyhow::Result<(PathBuf, PathBuf)> {
         let Identity { certificate, key } = self.node_identity(node)?;
         let answer = json!({
@@ -222,14 +222,14 @@ impl ControlPlane {
         Ok((path, note))
     }
 
-    /// The same, with a proxy in between.
+    /// The same, through a proxy.
     pub fn node_kubeconfig_by_way_of(&self, node: &str, url: &str) -> anyhow::Result<PathBuf> {
         let path = self.dir().join(format!("node-{node}-by-proxy.kubeconfig"));
         let identity = self.node_identity(node)?;
         kubeconfig::write(&path, url, &self.authority.certificate(), &Credential::Certificate(&identity))
     }
 
-    /// Spoils what a node asks; see there.
+    /// Injects faults into a node's requests; see there.
     pub fn fault_proxy(&self, node: &str, seed: u64) -> anyhow::Result<FaultProxy> {
         let (serving, node) = (self.serving_identity()?, self.node_identity(node)?);
         FaultProxy::start(&self.server_url(), &self.authority.certificate(), &serving, &node, seed)
@@ -245,7 +245,7 @@ impl ControlPlane {
         self.authority.server("apiserver", &addresses, &names)
     }
 
-    /// What signs the clients of an agent's own server.
+    /// The CA of clients of an agent's own server.
     pub fn client_authority(&self) -> PathBuf {
         self.authority.certificate()
     }
@@ -255,7 +255,7 @@ impl ControlPlane {
         self.dir().join("audit.log")
     }
 
-    /// Runs kubectl as the administrator; returns what it printed.
+    /// Runs kubectl as the administrator; returns its output.
     pub fn kubectl<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> anyhow::Result<String> {
         output(&mut self.kubectl_command(args), SHORT)
     }
@@ -263,7 +263,7 @@ impl ControlPlane {
     pub fn kubectl_command<S: AsRef<std::ffi::OsStr>>(&self, args: &[S]) -> Command {
         let mut kubectl = command(&self.programs.kubectl, args);
         kubectl.env("KUBECONFIG", self.admin_kubeconfig());
-        // A cache of what the server offers would land in the home directory.
+        // The discovery cache would be written to the home directory.
         kubectl.env("KUBECACHEDIR", self.dir().join("kubectl-cache"));
         kubectl
     }
@@ -273,7 +273,7 @@ impl ControlPlane {
         self.send("apply", object)
     }
 
-    /// `kubectl create`, which also takes objects that are too large to be annotated with themselves.
+    /// `kubectl create`, which also works for objects too large for the last-applied annotation.
     pub fn create(&self, object: &Value) -> anyhow::Result<()> {
         self.send("create", object)
     }
@@ -286,7 +286,7 @@ impl ControlPlane {
         result
     }
 
-    /// Null when the node does not say.
+    /// Null if the node does not exist.
     pub fn node_condition(&self, node: &str, kind: &str) -> anyhow::Result<Value> {
         let node = self.api().get(&format!("/api/v1/nodes/{node}"))?;
         let conditions = node["status"]["conditions"].as_array();
@@ -323,7 +323,7 @@ impl ControlPlane {
         self.dir().join(format!("{name}.log"))
     }
 
-    /// Waits for an answer; a program that ends meanwhile ends the wait.
+    /// Waits for a response; stops waiting if a program ends.
     fn wait(&mut self, what: &str, ask: impl Fn(&ControlPlane) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut last = anyhow::anyhow!("never asked");
         let mut ended = None;
@@ -363,7 +363,7 @@ impl ControlPlane {
                 format!("--listen-peer-urls={peer}"),
                 format!("--initial-advertise-peer-urls={peer}"),
                 format!("--initial-cluster=default={peer}"),
-                // What is thrown away need not survive a power cut.
+                // Durability is not needed.
                 "--unsafe-no-fsync".to_owned(),
                 "--log-level=warn".to_owned(),
             ],
@@ -379,7 +379,7 @@ impl ControlPlane {
             Some("system:masters"),
         )?;
         let accounts = SigningKey::open(&self.pki_dir())?;
-        // Who signs the API server's words when it passes on what somebody asked of an API service.
+        // Identifies the API server to API services whose requests it proxies.
         let front_proxy = Authority::open(&self.pki_dir().join("front-proxy"))?;
         let proxy_client = front_proxy.client("client", "front-proxy-client", None)?;
         let policy = self.dir().join("audit-policy.yaml");
@@ -405,7 +405,7 @@ impl ControlPlane {
                 "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
                 flag("proxy-client-cert-file", &proxy_client.certificate),
                 flag("proxy-client-key-file", &proxy_client.key),
-                // To endpoints, since nobody routes the addresses of services here.
+                // To endpoints, since service addresses are not routed here.
                 "--enable-aggregator-routing=true".to_owned(),
                 format!("--authorization-mode={}", self.options.authorization_mode),
                 "--enable-admission-plugins=NodeRestriction".to_owned(),
@@ -417,7 +417,7 @@ impl ControlPlane {
                 "--allow-privileged=true".to_owned(),
                 flag("audit-policy-file", &policy),
                 flag("audit-log-path", &self.audit_log()),
-                // Nobody waits for what is served at the end.
+                // No graceful shutdown is needed.
                 "--shutdown-delay-duration=0s".to_owned(),
                 "--profiling=false".to_owned(),
             ],
@@ -446,7 +446,7 @@ impl ControlPlane {
                 flag("root-ca-file", &self.authority.certificate()),
                 flag("service-account-private-key-file", &accounts.private),
                 format!("--node-monitor-grace-period={}", self.options.node_monitor_grace),
-                // Twenty requests per second would be what a test of many pods waits for.
+                // The default of twenty requests per second would delay tests of many pods.
                 "--kube-api-qps=300".to_owned(),
                 "--kube-api-burst=600".to_owned(),
             ],
@@ -472,7 +472,7 @@ impl Drop for ControlPlane {
         if self.at_end == AtEnd::Leave {
             return;
         }
-        // Nothing of its state is wanted, so nothing need be finished in order.
+        // Its state is thrown away, so it may be killed.
         for (_, daemon) in &mut self.daemons {
             daemon.kill();
         }
@@ -482,7 +482,7 @@ impl Drop for ControlPlane {
     }
 }
 
-/// What nodes asked for; of the status of pods also what they said.
+/// Requests of nodes; for pod status also the bodies.
 fn audit_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -500,7 +500,7 @@ fn audit_policy() -> Value {
     })
 }
 
-/// A new file that nobody else has.
+/// A new private file.
 fn tempfile_in(dir: &Path) -> anyhow::Result<(PathBuf, fs::File)> {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! A small Debian in a directory, for images of containers and machines.
 //!
-//! Owns: the release, where it comes from, and what of it nobody needs.
+//! Owns: the release, its mirror, and which of its files are removed.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ pub fn bootstrap(dir: &Path, packages: &str) -> anyhow::Result<PathBuf> {
     Ok(root)
 }
 
-/// An empty directory where an interrupted run may have left something.
+/// An empty directory, cleared of leftovers of an interrupted run.
 pub fn fresh(dir: &Path) -> anyhow::Result<PathBuf> {
     if dir.exists() {
         fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;

@@ -1,4 +1,4 @@
-//! Chance that can be repeated: the same seed gives the same throws.
+//! A seeded random generator.
 
 /// Splitmix64.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! `cargo xtask e2e`: the built program on real containerds.
 //!
-//! Owns: the list of tests and the runner. Each test has a containerd, a network and an agent of its own, so several run at
-//! once: most of their time is waiting.
+//! Owns: the list of tests and the runner. Each test has its own containerd, network and agent, so several run at
+//! once: they mostly wait.
 
 mod cgroups;
 mod checkpoint;
@@ -46,13 +46,13 @@ use crate::{
     },
 };
 
-/// A test: what must hold, and the proof.
+/// A test: its claim, and its function.
 pub struct Case {
     pub name: &'static str,
     pub run: fn(&mut Node) -> anyhow::Result<()>,
 }
 
-/// Long ones first, so that none of them is left alone at the end. Those this machine has no means for are not among them.
+/// Long ones first, so that none runs alone at the end. Tests that this machine does not support are omitted.
 fn cases() -> Vec<Case> {
     let with_systemd = match CgroupDriver::of_machine() {
         CgroupDriver::Systemd => cgroups::WITH_SYSTEMD,
@@ -78,10 +78,10 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Most of a test is waiting, but a burst of containers wants a core.
+/// A test mostly waits, but a burst of containers needs a core.
 const AT_ONCE: usize = 4;
 
-/// Up to this many failed tests get a second try.
+/// Up to this many failed tests are retried.
 const ACCIDENTS: usize = 3;
 
 /// The agent that is tested.
@@ -89,11 +89,11 @@ const ACCIDENTS: usize = 3;
 pub enum Tested {
     /// Built from this tree.
     Rubelet,
-    /// Built elsewhere, for a machine that builds nothing.
+    /// Built elsewhere, for a machine without a build environment.
     Built(PathBuf),
-    /// Upstream's kubelet, to see whether the tests themselves are right; built from its module.
+    /// Upstream's kubelet, to validate the tests themselves; built from its module.
     Upstream,
-    /// A kubelet of upstream's that somebody has already.
+    /// An existing kubelet of upstream's.
     Kubelet(PathBuf),
 }
 
@@ -135,7 +135,7 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                // The queue is free again before the test begins.
+                // Releases the lock on the queue before the test begins.
                 let next = || lock(&queue).pop_front();
                 while let Some((programs, test)) = next() {
                     if let Verdict::Failed = run(&programs, &test) {
@@ -150,8 +150,8 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     Ok(Tally { passed: count - failed, failed })
 }
 
-/// How many fail again with the machine to themselves. One that passes now was told above with all its signs: it has a
-/// weakness to be found, but other work on this machine must not decide what may land. Many at once are no accident.
+/// How many fail again when run alone. A test that passes then was reported with its details: it is flaky,
+/// but other load on this machine must not block a change. Many failures at once are not retried.
 fn failed_alone(failed: &[(Programs, Test)], run: impl Fn(&Programs, &Test) -> Verdict) -> usize {
     if failed.is_empty() || failed.len() > ACCIDENTS {
         return failed.len();
@@ -165,7 +165,7 @@ fn failed_alone(failed: &[(Programs, Test)], run: impl Fn(&Programs, &Test) -> V
     failed.len()
 }
 
-/// A test on a node that stands alone, or on one of a cluster.
+/// A test on a standalone node, or on one of a cluster.
 enum Test {
     Node(Case),
     Cluster(&'static ClusterCase),
@@ -188,8 +188,8 @@ impl Test {
     }
 }
 
-/// Every test on every runtime, but those on a cluster, which are about the API, on the newest alone. The runtimes begin at
-/// different tests, so that the heavy ones do not meet.
+/// Every test on every runtime, except those on a cluster, which are about the API, on the newest only. The runtimes begin at
+/// different tests, so that the heavy ones do not coincide.
 fn schedule(programs: &[Programs], filter: &str) -> VecDeque<(Programs, Test)> {
     let mut orders: Vec<VecDeque<Test>> = Vec::new();
     let count = programs.len();
@@ -238,7 +238,7 @@ fn one(programs: &Programs, program: &Program, planes: Option<&Planes>, test: &T
     });
     let name = test.name();
     let runtime = programs.runtime().as_str();
-    // In one piece, because others print too.
+    // In one write, because other tests print too.
     match result {
         Ok(()) => {
             println!("ok      {runtime:6}  {} ({:.1} s)", name, watch.secs());
@@ -251,7 +251,7 @@ fn one(programs: &Programs, program: &Program, planes: Option<&Planes>, test: &T
     }
 }
 
-/// A test that panics is one that failed.
+/// A panic is a failure.
 fn guarded(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let result = panic::catch_unwind(panic::AssertUnwindSafe(test));
     result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")))
@@ -261,7 +261,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Into a copy, so that a build that goes on meanwhile cannot change what is tested.
+/// Into a copy, so that a concurrent build cannot change what is tested.
 pub fn build(copy: &Path) -> anyhow::Result<()> {
     let mut cargo = project::cargo(["build", "--package", "rubelet"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800))?;
@@ -270,12 +270,12 @@ pub fn build(copy: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The program under test; the copy is gone with the value.
+/// The program under test; the copy is removed on drop.
 struct Binary(PathBuf);
 
 impl Drop for Binary {
     fn drop(&mut self) {
-        // It was never made, or it is in nobody's way.
+        // It was never created, or it does not matter.
         let _ = fs::remove_file(&self.0);
     }
 }

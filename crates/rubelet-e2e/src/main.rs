@@ -1,7 +1,7 @@
 //! The commands of `cargo xtask` that test or measure the built program: `e2e`, `vm`, `conformance`, `bench`, and `up` with
 //! a control plane.
 //!
-//! Owns: which command is which file. Their words are in `rubelet_testbed::cli`, because `xtask` explains them, too.
+//! Owns: which command is which file. Their options are in `rubelet_testbed::cli`, because `xtask` documents them, too.
 
 mod bench;
 mod conformance;
@@ -32,7 +32,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtimes = |args| anyhow::Ok(runtime(args)?.map_or(Runtime::ALL.to_vec(), |runtime| vec![runtime]));
     match matches.subcommand() {
         Some(("up", args)) if args.get_flag("control-plane-only") => up::control_plane_only()?,
-        // Without a control plane, `up` is the affair of `xtask` itself.
+        // Without a control plane, `xtask` itself runs `up`.
         Some(("up", args)) => up::up(runtime(args)?, kubelet(args))?,
         Some(("e2e", args)) => {
             return Ok(e2e::run(&runtimes(args)?, filter(args), &tested(args))?.conclude());

@@ -49,7 +49,7 @@ pub fn up(runtime: Option<Runtime>, kubelet: Option<&Path>) -> anyhow::Result<()
     println!("kubectl:       {}", plane.kubectl_program().display());
     println!("agent's log:   {}", agent.log().display());
     println!("Ctrl-C leaves this list and the cluster running; `cargo xtask down` ends and removes everything.\n");
-    // A week: somebody may like to watch.
+    // A week.
     show(&mut plane.kubectl_command(&["get", "pods", "-o", "wide", "--watch"]), Duration::from_secs(7 * 86_400))
 }
 
@@ -80,14 +80,14 @@ fn wait_ready(plane: &ControlPlane) -> anyhow::Result<()> {
     ready.ok_or(last).context("the node does not become ready")
 }
 
-/// Returns when we are asked to end.
+/// Returns at SIGINT or SIGTERM.
 fn wait_for_interrupt() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
             biased;
-            // Both are safe to be dropped: a signal that was not taken is only another wish to end.
+            // Both are cancel safe: a lost signal is only another request to end.
             interrupted = tokio::signal::ctrl_c() => interrupted?,
             _ = terminate.recv() => {}
         }

@@ -1,7 +1,7 @@
-//! `cargo xtask vm`: the end-to-end tests on a machine with systemd, cgroup version 2 and pressure figures.
+//! `cargo xtask vm`: the end-to-end tests on a machine with systemd, cgroup version 2 and pressure metrics.
 //!
-//! Owns: the machine's disks, its start and its end. It is emulated, so it needs nothing of this machine's kernel, and is
-//! slow. Inside runs this very program (`testbed/vm/run`), with what was built here, at the same places.
+//! Owns: the machine's disks, its start and its end. It is emulated, so it is independent of this machine's kernel, and
+//! slow. Inside runs this same program (`testbed/vm/run`), with what was built here, at the same paths.
 
 mod image;
 
@@ -27,7 +27,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{debian::fresh, e2e, vm::image::Image};
 
-/// `setpriv` lets the machine end with us, however we end.
+/// `setpriv` kills the machine when this process dies.
 const NEEDS: &[Need] = &[
     program("qemu-system-x86_64", "qemu-system-x86"),
     program("mkfs.ext4", "e2fsprogs"),
@@ -61,17 +61,17 @@ pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Files of one run; they are gone with the value.
+/// Files of one run, removed on drop.
 struct Work(PathBuf);
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // What cannot be removed is in the next run's way, and told there.
+        // The next run reports what could not be removed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// A disk with all that the runner needs and cannot make inside.
+/// A disk with all that the runner needs and cannot build inside.
 fn disk(work: &Path, rubelet: &Path, runtimes: &[Runtime], filter: &str) -> anyhow::Result<PathBuf> {
     let tests = work.join("tests");
     let testbed = tests.join("project/target/testbed");
@@ -99,14 +99,14 @@ fn disk(work: &Path, rubelet: &Path, runtimes: &[Runtime], filter: &str) -> anyh
     Ok(disk)
 }
 
-/// With its times, by which the runner knows what is made.
+/// With its times, by which the runner knows what is up to date.
 fn copy(from: &Path, into: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(into)?;
     let mut cp = command("cp", ["--archive", "--dereference"]);
     output(cp.arg(from).arg(into), SHORT).map(drop)
 }
 
-/// Whatever it writes to its disks is forgotten with it.
+/// Its disk writes are discarded.
 fn machine(image: &Image, tests: &Path, console: &Path, verdict: &Path) -> Command {
     let drive = |path: &Path| format!("file={},format=raw,if=virtio,snapshot=on", path.display());
     let port = |name: &str| format!("virtserialport,chardev={name},name={name}");
@@ -122,7 +122,7 @@ fn machine(image: &Image, tests: &Path, console: &Path, verdict: &Path) -> Comma
     qemu
 }
 
-/// Runs to the end and passes on what it says, line by line.
+/// Runs to the end and prints its output line by line.
 fn show(machine: &mut Command) -> anyhow::Result<()> {
     let name = describe(machine);
     let mut child = machine.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot run `{name}`"))?;

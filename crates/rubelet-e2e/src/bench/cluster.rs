@@ -1,7 +1,7 @@
-//! The same on a real control plane: what a node costs itself and its API server.
+//! Benchmarks on a real control plane: the cost for the node and its API server.
 //!
-//! Owns: these measurements. A start is timed by a client that watches: from the pod's first event to the one that says it
-//! runs. Requests are those the API server itself noted.
+//! Owns: these measurements. A start is timed by a watching client: from the pod's first event to the one with phase
+//! Running. Requests are those in the API server's audit log.
 
 use std::{fs, io::BufRead as _, path::Path, thread, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::e2e::cluster::{ClusterNode, OBEDIENT, Plane, Planes, pod, spec};
 const PODS: usize = 30;
 const STARTS: usize = 10;
 const IDLE: Duration = Duration::from_secs(60);
-/// Until all that follows a start or a crowd of starts is told.
+/// Until all writes after one or many starts are done.
 const SETTLE: Duration = Duration::from_secs(3);
 const SETTLE_ALL: Duration = Duration::from_secs(15);
 
@@ -74,7 +74,7 @@ const ROWS: [Row<Measured>; 6] = [
 ];
 
 fn lives(cluster: &ClusterNode) -> anyhow::Result<Lives> {
-    // The first start on a fresh runtime unpacks and caches; nobody is measured by it.
+    // The first start on a fresh runtime unpacks and caches, so it is not measured.
     life(cluster, "first")?;
     let mut all = Vec::new();
     for number in 0..STARTS {
@@ -101,7 +101,7 @@ fn life(cluster: &ClusterNode, name: &str) -> anyhow::Result<Lives> {
     Ok(Lives { running_ms, start_patches: patches as f64, requests: of_life as f64 })
 }
 
-/// The pod is bound to the node as it is created, so that no scheduler has a part in it.
+/// The pod is created with `nodeName`, so that no scheduler is involved.
 fn started(cluster: &ClusterNode, name: &str) -> anyhow::Result<f64> {
     let mut spec = spec(&cluster.name, OBEDIENT);
     spec["nodeName"] = json!(cluster.name);
@@ -137,7 +137,7 @@ fn idle(cluster: &ClusterNode) -> anyhow::Result<Idle> {
     })
 }
 
-/// So many pods `many0`, `many1`, …, and all that follows from their start is over.
+/// This many pods `many0`, `many1`, …, until all their start-up writes are done.
 pub(super) fn fill(cluster: &ClusterNode, count: usize) -> anyhow::Result<()> {
     let names: Vec<String> = (0..count).map(|number| format!("many{number}")).collect();
     cluster.apply_all(names.iter().map(|name| pod(name, &spec(&cluster.name, OBEDIENT))).collect())?;
@@ -150,12 +150,12 @@ pub(super) fn fill(cluster: &ClusterNode, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The node's, as the API server noted them.
+/// The node's requests in the audit log.
 fn requests(cluster: &ClusterNode) -> anyhow::Result<Vec<Value>> {
     let user = format!("system:node:{}", cluster.name);
     let log = fs::read_to_string(cluster.plane().audit_log()).context("the API server's notes")?;
     let entries = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    // A watch is noted when it begins and when it ends.
+    // A watch is logged when it begins and when it ends.
     Ok(entries.filter(|entry| entry["user"]["username"] == user && entry["stage"] != "ResponseStarted").collect())
 }
 
@@ -167,7 +167,7 @@ fn is_status_patch(entry: &Value) -> bool {
     entry["verb"] == "patch" && entry["objectRef"]["subresource"] == "status"
 }
 
-/// What a node without pods asks, too.
+/// The requests of a node without pods.
 fn is_heartbeat(entry: &Value) -> bool {
     ["leases", "nodes", "csinodes", "runtimeclasses", "services"]
         .iter()

@@ -1,8 +1,8 @@
-//! What the agent's port costs: pages of figures, the start of a command, a log that is followed.
+//! The cost of the agent's port: metrics pages, exec, a followed log.
 //!
-//! Owns: these measurements. Pages are asked for on the read-only port, so that the agent's work is not hidden behind TLS;
-//! what a rest of the same length costs is known apart. A log goes the way of people, through the API server and kubectl, which take
-//! the same with every agent: the processor the agent took itself is beside it.
+//! Owns: these measurements. Pages are read from the read-only port, so that TLS does not hide the agent's work;
+//! the idle cost of the same time is measured separately. A log is read through the API server and kubectl, which cost
+//! the same with every agent: the agent's own CPU time is listed beside it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -30,7 +30,7 @@ use crate::e2e::{
 
 const PODS: usize = 100;
 const SCRAPES: u32 = 20;
-/// Longer than anybody keeps an answer for others.
+/// Longer than any response is cached.
 const BETWEEN_SCRAPES: Duration = Duration::from_millis(2_100);
 const TRIES: usize = 5;
 const COMMANDS: usize = 50;
@@ -43,7 +43,7 @@ pub fn run(runtime: Runtime, kubelet: Option<&Path>) -> anyhow::Result<()> {
     let planes = Planes::ensure()?;
     let measure = |name: &str, program: &Program| {
         let mut cluster = ClusterNode::new(&planes, Plane::Shared, Testbed::start(&programs)?, program)?;
-        // A log that is rotated while it is read would not be the same for both.
+        // A log rotated during the read would differ between the two.
         let mut config = cluster.node.agent.own_cgroups()?;
         config.insert("containerLogMaxSize".to_owned(), json!("2Gi"));
         let membership = Some(cluster.membership()?);
@@ -73,7 +73,7 @@ struct Measured {
     pages: Pages,
 }
 
-/// As its caller and as the agent's processor saw it.
+/// As seen by the client and as CPU time of the agent.
 #[derive(Debug)]
 struct Cost {
     taken_ms: f64,
@@ -82,7 +82,7 @@ struct Cost {
 
 #[derive(Debug)]
 struct Pages {
-    /// As long as between two scrapes of most collectors, while nobody asks.
+    /// The scrape period of most collectors, without requests.
     resting_cpu_ms: f64,
     cadvisor: Cost,
     summary: Cost,
@@ -109,13 +109,13 @@ const ROWS: [Row<Measured>; 11] = [
 ];
 
 impl Pages {
-    /// What a page costs its agent from one scrape to the next: one agent reads figures when it is asked, another all the time.
+    /// The cost of a page between two scrapes: one agent reads values on request, the other all the time.
     fn whole(&self, page: &Cost) -> f64 {
         self.resting_cpu_ms + page.cpu_ms
     }
 }
 
-/// The log lies there whole when it is asked for; following ends with the container, which has ended.
+/// The log is complete when it is requested; following ends because the container has ended.
 fn follow(cluster: &ClusterNode) -> anyhow::Result<Cost> {
     let line =
         "a line of a log as programs write it, with a time, a level, a place and a few words about what happened";
@@ -140,7 +140,7 @@ fn follow(cluster: &ClusterNode) -> anyhow::Result<Cost> {
     Ok(cost)
 }
 
-/// On the agent's own port, by WebSocket, to the word about how it ended: kubectl's and the API server's own time would hide ours.
+/// On the agent's own port, by WebSocket, until the exit status: kubectl and the API server would hide the agent's time.
 fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
     let token = account(cluster, "caller", &["proxy"])?;
     let path = format!("/exec/{}/many0/main?output=1&command=true", cluster.name);
@@ -160,7 +160,7 @@ fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
         }
         anyhow::Ok(watch.secs() * 1000.0)
     };
-    // The first asks the API server who calls; both agents remember it for the others.
+    // The first request needs a review; both agents cache it for the others.
     run()?;
     let used = Usage::read(&cluster.node)?;
     let taken: Vec<f64> = (0..COMMANDS).map(|_| run()).collect::<Result<_, _>>()?;
@@ -170,7 +170,7 @@ fn commands(cluster: &ClusterNode) -> anyhow::Result<Cost> {
 
 fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
     let page = |path: &str| {
-        // The first may prepare what the others use.
+        // The first may warm caches for the others.
         scrape(cluster, path)?;
         thread::sleep(BETWEEN_SCRAPES);
         let mut taken = Vec::new();
@@ -185,7 +185,7 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
     };
     let (cadvisor, summary, resource) =
         (page("/metrics/cadvisor")?, page("/stats/summary")?, page("/metrics/resource")?);
-    // Last, when the start of the pods has long been dealt with.
+    // Last, long after the start of the pods.
     let resting_ms = resting_ms(cluster, BETWEEN_SCRAPES * SCRAPES)?;
     let answering = |page: Cost| Cost { cpu_ms: (page.cpu_ms - resting_ms).max(0.0) / f64::from(SCRAPES), ..page };
     Ok(Pages {
@@ -196,7 +196,7 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
     })
 }
 
-/// Upstream refuses its whole summary when one part of it cannot be had just then; it is asked again, as monitoring would.
+/// Upstream returns no summary if one part of it is unavailable; it is requested again, as monitoring would.
 fn scrape(cluster: &ClusterNode, path: &str) -> anyhow::Result<(String, f64)> {
     let mut refused = None;
     for _ in 0..TRIES {

@@ -1,6 +1,6 @@
-//! The images the specs use, made here, because no registry is reachable.
+//! The images of the specs, built here, because no registry is reachable.
 //!
-//! Owns: what is in them and under which names the suite asks for them. They stand on two bases: a small Debian, for the
+//! Owns: their content and their names. They have two bases: a small Debian, for the
 //! programs Kubernetes' own images bring, and a busybox whose shell keeps variables such as `data-1`, as the original does
 //! and Debian's does not.
 
@@ -32,7 +32,7 @@ const DEBIAN_PACKAGES: &str = "bash,bind9-dnsutils,curl,iperf,iproute2,netcat-op
 const PASSWD_OF_IMAGE: &str = "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n";
 const GROUP_OF_IMAGE: &str = "user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
 
-/// Makes what is not made yet; returns one archive with all of them. `programs` holds what was built of the suite's module.
+/// Builds missing images; returns one archive with all of them. `programs` holds the programs built of the suite's module.
 pub fn ensure(programs: &Path) -> anyhow::Result<PathBuf> {
     let dir = project::target().join("testbed/images");
     fs::create_dir_all(&dir)?;

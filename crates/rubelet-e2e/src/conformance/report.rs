@@ -1,7 +1,7 @@
-//! What the suite said, in a page.
+//! The report of the suite.
 //!
-//! Owns: reading ginkgo's report, and telling failures that only say that the agent serves no logs, exec or port-forward
-//! from those that say something about how it runs pods.
+//! Owns: reading ginkgo's report, and separating failures because the agent serves no logs, exec or port-forward
+//! from failures of running pods.
 
 use std::{fs, io::BufReader, path::Path};
 
@@ -34,9 +34,9 @@ const MESSAGE_CHARS: usize = 200;
 pub struct Report {
     minutes: f64,
     passed: usize,
-    /// Specs that asked the cluster and found that they do not apply to it.
+    /// Specs that skipped themselves on this cluster.
     skipped: usize,
-    /// Specs that were under way when somebody ended the run.
+    /// Specs that were running when the run was interrupted.
     interrupted: usize,
     failures: Vec<Failed>,
 }
@@ -49,7 +49,7 @@ struct Failed {
     message: String,
 }
 
-/// What would have to be there for the spec to pass.
+/// What the spec needs to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Lack {
     Behaviour,
@@ -57,7 +57,7 @@ enum Lack {
     AgentServer,
 }
 
-/// Ginkgo's report, as far as it matters.
+/// The used part of ginkgo's report.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct SuiteReport {

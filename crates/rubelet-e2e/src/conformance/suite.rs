@@ -1,6 +1,6 @@
-//! Running the suite: ginkgo starts several processes of it and gives each the next spec.
+//! Runs the suite: ginkgo starts several processes of it and gives each the next spec.
 //!
-//! Owns: the flags of both, and a line of progress now and then.
+//! Owns: the flags of both, and the progress line.
 
 use std::{
     fs,
@@ -23,9 +23,9 @@ const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 #[derive(Debug)]
 pub struct Suite<'a> {
-    /// Where ginkgo and the suite lie.
+    /// The directory of ginkgo and the suite.
     pub bin: &'a Path,
-    /// Where what they say is kept.
+    /// The directory of their output.
     pub out: &'a Path,
     pub kubeconfig: &'a Path,
     pub kubectl: &'a Path,
@@ -65,7 +65,7 @@ impl Suite<'_> {
             child.try_wait().transpose()
         });
         if ended.is_none() {
-            // Ours and still running: end it and take its status, so that nothing is left.
+            // Our child still runs: kill and reap it, so that nothing is left.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,6 +1,6 @@
-//! Reading from the API server, through `kubectl proxy` on a socket: plain HTTP, as the administrator.
+//! Reads from the API server, through `kubectl proxy` on a socket: plain HTTP, as the administrator.
 //!
-//! Owns: requests and watches. A process per question would cost more than the question.
+//! Owns: requests and watches. A process per request would be too slow.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-/// Long enough for a busy machine; a server that is down answers at once.
+/// Long enough for a busy machine; a server that is down fails at once.
 const ANSWER: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
@@ -45,12 +45,12 @@ impl Api {
         }
     }
 
-    /// One watch event per line, until the connection ends. `silence` is how long none may come.
+    /// One watch event per line, until the connection ends. `silence` is the read timeout.
     pub fn watch(&self, path: &str, silence: Duration) -> anyhow::Result<BufReader<UnixStream>> {
         self.ask(path, silence)
     }
 
-    /// In HTTP/1.0, so that the answer ends where the connection does. The reader stands at the body.
+    /// In HTTP/1.0, so that the response ends with the connection. The reader is at the body.
     fn ask(&self, path: &str, limit: Duration) -> anyhow::Result<BufReader<UnixStream>> {
         let mut socket = UnixStream::connect(&self.socket)
             .with_context(|| format!("no `kubectl proxy` on {}", self.socket.display()))?;

@@ -1,12 +1,12 @@
-//! What an administrator sets up once so that nodes may join with a token: the token, and kubeadm's three bindings.
+//! The setup for nodes that join with a token: the token, and kubeadm's three bindings.
 
 use serde_json::{Value, json};
 
-/// `id.secret`. Good for this control plane only, which listens on the loopback interface and is thrown away.
+/// `id.secret`. Valid for this control plane only, which listens on the loopback interface and is temporary.
 pub const TOKEN: &str = "abcdef.0123456789abcdef";
 
 const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
-/// Roles of the API server that let somebody's signing request be approved without a human.
+/// Cluster roles whose signing requests are approved automatically.
 const APPROVE_FIRST: &str = "system:certificates.k8s.io:certificatesigningrequests:nodeclient";
 const APPROVE_RENEWAL: &str = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient";
 

@@ -1,4 +1,4 @@
-//! Throw-away certificates for a control plane: an authority, the server's certificate, and clients'.
+//! Temporary certificates for a control plane: a CA, the server's certificate, and clients'.
 //!
 //! Owns: the files in the `pki` directory. A user's name and groups are the subject of his certificate.
 
@@ -16,7 +16,7 @@ use rcgen::{
     SanType,
 };
 
-/// An authority and the directory its certificates lie in.
+/// A CA and its directory.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
@@ -31,7 +31,7 @@ pub struct Identity {
 }
 
 impl Authority {
-    /// The authority in `dir`; a new one where there is none.
+    /// The CA in `dir`; a new one if there is none.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(dir)?;
         let key_file = dir.join("ca.key");
@@ -47,7 +47,7 @@ impl Authority {
         Ok(Authority { dir: dir.to_owned(), issuer: Issuer::new(params_of_authority()?, key) })
     }
 
-    /// What clients trust.
+    /// The CA bundle of clients.
     pub fn certificate(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
@@ -67,7 +67,7 @@ impl Authority {
         self.issue(name, &params)
     }
 
-    /// A certificate that says who its holder is. `file` names the files.
+    /// A client certificate. `file` names the files.
     pub fn client(&self, file: &str, user: &str, group: Option<&str>) -> anyhow::Result<Identity> {
         let mut params = params(user);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -90,7 +90,7 @@ impl Authority {
     }
 }
 
-/// A key that signs service accounts' tokens, and its public half.
+/// The key pair of service account tokens.
 #[derive(Clone, Debug)]
 pub struct SigningKey {
     pub private: PathBuf,

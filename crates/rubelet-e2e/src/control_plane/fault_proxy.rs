@@ -1,7 +1,7 @@
-//! A proxy between an agent and the API server that spoils some of what passes, as networks and busy servers do.
+//! A proxy between an agent and the API server that injects faults, as networks and busy servers cause them.
 //!
-//! Owns: the faults. It ends TLS towards the agent with the API server's own certificate, and asks the API server as the node.
-//! Which request is spoilt is drawn from a seed.
+//! Owns: the faults. It terminates TLS of the agent with the API server's own certificate, and calls the API server as the node.
+//! A seed determines which requests are affected.
 
 use std::{
     fs,
@@ -52,13 +52,13 @@ enum Fault {
     TooMany,
     Internal,
     Conflict,
-    /// It is done, but the answer says otherwise.
+    /// It is executed, but the response is an error.
     AnswerLost,
     /// A watch that ends in the middle after so many milliseconds.
     Cut(u64),
 }
 
-/// Everything a request needs.
+/// The inputs of a request.
 struct Passage {
     server: String,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -67,7 +67,7 @@ struct Passage {
 }
 
 impl FaultProxy {
-    /// `serving` is the API server's certificate, `node` the one of the node that asks.
+    /// `serving` is the API server's certificate, `node` the one of the node.
     pub fn start(
         server: &str,
         authority: &Path,
@@ -96,7 +96,7 @@ impl FaultProxy {
         format!("https://{}", self.address)
     }
 
-    /// How often something was spoilt so far.
+    /// The number of injected faults.
     pub fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
     }
@@ -106,7 +106,7 @@ impl Drop for FaultProxy {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A proxy that panicked has spoilt everything, and the test has said so.
+            // If the proxy panicked, the test has failed already.
             let _ = thread.join();
         }
     }
@@ -124,7 +124,7 @@ async fn serve(
     loop {
         tokio::select! {
             biased;
-            // A dropped sender is the sign; taking it twice is not possible, because we leave.
+            // A dropped sender is the signal; it is not polled again, because the loop ends.
             _ = &mut stopped => return,
             // A connection not accepted yet stays in the kernel's queue.
             accepted = listener.accept() => {
@@ -134,7 +134,7 @@ async fn serve(
                     let Ok(stream) = acceptor.accept(socket).await else { return };
                     let service = service_fn(move |request| answer(Arc::clone(&passage), request));
                     let connection = hyper::server::conn::http1::Builder::new();
-                    // It ends with an error whenever we cut a watch.
+                    // It returns an error whenever a watch was cut.
                     let _ = connection.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -208,7 +208,7 @@ fn refusal(code: StatusCode, reason: &str) -> Answer {
     response
 }
 
-/// The server's answer, which may break off.
+/// The server's response, which may break off.
 struct CutBody {
     body: Incoming,
     end: Option<Pin<Box<Sleep>>>,
@@ -228,7 +228,7 @@ impl Body for CutBody {
     }
 }
 
-/// Speaks HTTP/1.1 alone, so that a cut ends one watch and not a connection of many.
+/// HTTP/1.1 only, so that a cut ends one watch and not a connection of many.
 fn acceptor(serving: &Identity) -> anyhow::Result<TlsAcceptor> {
     let (chain, key) = load(serving)?;
     let mut config = rustls::ServerConfig::builder_with_provider(provider())

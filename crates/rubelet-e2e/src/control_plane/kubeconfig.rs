@@ -1,4 +1,4 @@
-//! Kubeconfigs: how somebody reaches the API server of a control plane, and as whom.
+//! Kubeconfigs for a control plane.
 
 use std::{
     fs,
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::control_plane::certificates::Identity;
 
-/// Who asks.
+/// The user.
 #[derive(Clone, Debug)]
 pub enum Credential<'a> {
     Certificate(&'a Identity),
     Token(&'a str),
-    /// What this program prints.
+    /// From an exec plugin.
     Program(&'a Path),
 }
 

@@ -1,7 +1,7 @@
-//! A metrics-server beside a control plane, which answers `kubectl top` by way of the API server.
+//! A metrics-server beside a control plane, the backend of `kubectl top`.
 //!
-//! Owns: its account, with the rights that its own manifests give, and what leads the API server to it. It is a process of
-//! this machine instead of a pod, so that nothing but the agent's figures decides what it says.
+//! Owns: its account, with the permissions of its manifests, and its APIService. It is a process of
+//! this machine instead of a pod, so that its result depends only on the agent's metrics.
 
 use std::{
     net::{Ipv4Addr, TcpStream},
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use crate::control_plane::{ControlPlane, kubeconfig::Credential};
 
-/// As its manifests call the account, the service and the API service's backend.
+/// The names of its account and service, from its manifests.
 const NAME: &str = "metrics-server";
 
 impl ControlPlane {
-    /// Starts one on an address of this machine and waits until the API server passes questions on to it. Endpoints may not
+    /// Starts one on an address of this machine and waits until the API server proxies requests to it. Endpoints may not
     /// be on the loopback interface.
     pub fn start_metrics_server(&mut self, address: Ipv4Addr) -> anyhow::Result<()> {
         let program = go_tools::ensure(&[go_tools::METRICS_SERVER])?.join(NAME);
@@ -56,7 +56,7 @@ impl ControlPlane {
                 "--kubelet-use-node-status-port".to_owned(),
                 // Agents sign their own serving certificates here.
                 "--kubelet-insecure-tls".to_owned(),
-                // The least that it takes; a request must end well before the next.
+                // The minimum; a scrape must end well before the next.
                 "--metric-resolution=10s".to_owned(),
                 "--kubelet-request-timeout=9s".to_owned(),
             ],
@@ -64,7 +64,7 @@ impl ControlPlane {
     }
 }
 
-/// Where its service is, which selects no pods.
+/// The endpoints of its service, which selects no pods.
 fn endpoints(address: Ipv4Addr, port: u16) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1",

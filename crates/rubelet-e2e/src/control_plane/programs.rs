@@ -1,4 +1,4 @@
-//! Where the programs of a control plane are: built from their modules, or those that `KUBEBUILDER_ASSETS` names.
+//! The programs of a control plane: built from their modules, or from `KUBEBUILDER_ASSETS`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Pods' cgroups as the kernel has them, and pods the node does not take.
+//! Pods' cgroups in the kernel, and pods the node rejects.
 
 #![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
 
@@ -56,7 +56,7 @@ fn cgroupfs(node: &mut Node) -> anyhow::Result<()> {
     limits(node, &tiers, |tier, uid| tier.join(format!("pod{uid}")), str::to_owned)
 }
 
-/// Every slice has those above it in its name.
+/// A slice's name contains those of its parents.
 fn systemd(node: &mut Node) -> anyhow::Result<()> {
     node.bed.use_driver(CgroupDriver::Systemd)?;
     let root = node.bed.layout.slice_root();
@@ -69,7 +69,7 @@ fn systemd(node: &mut Node) -> anyhow::Result<()> {
     limits(node, &tiers, pod, |id| format!("cri-containerd-{id}.scope"))
 }
 
-/// The cgroups of the classes.
+/// The cgroups of the QoS classes.
 struct Tiers {
     burstable: PathBuf,
     best_effort: PathBuf,
@@ -134,7 +134,7 @@ fn limits(
     Ok(())
 }
 
-/// Where this is in the trees of the node, one or many.
+/// The path in each hierarchy of the node.
 fn places(path: &Path) -> Vec<PathBuf> {
     let trees = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
     let trees = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(trees);

@@ -1,4 +1,4 @@
-//! A container's state, written to an archive by the runtime.
+//! Container checkpoints.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -19,7 +19,7 @@ pub const WITH_CRIU: &[Case] = &[Case {
     run: checkpoint,
 }];
 
-/// It has to fit the kernel.
+/// It must match the kernel.
 pub fn has_criu() -> bool {
     Tool::Program("criu").is_there() && capture(&mut command("criu", ["check"]), SHORT).is_ok_and(|check| check.success)
 }
@@ -49,7 +49,7 @@ fn checkpoint(node: &mut Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// At upstream's place, under upstream's name, for root alone, with all that is needed to go on from it.
+/// Upstream's path and name, readable by root only, with everything needed for a restore.
 fn check_archive(node: &Node, path: &Path) -> anyhow::Result<()> {
     let dir = node.agent.root_dir().join("checkpoints");
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Tests on a real control plane: the agent as a node of a cluster.
 //!
-//! Owns: the list of these tests and what they stand on: a control plane, which most of them share, and for each a node and a
+//! Owns: the list of these tests and their environment: a control plane, which most of them share, and for each a node and a
 //! namespace of its own.
 
 mod admission;
@@ -62,14 +62,14 @@ use crate::{
     },
 };
 
-/// A test on a cluster: what must hold, and the proof.
+/// A test on a cluster: its claim, and its function.
 pub struct ClusterCase {
     pub name: &'static str,
     pub plane: Plane,
     pub run: fn(&mut ClusterNode) -> anyhow::Result<()>,
 }
 
-/// Long ones first, so that none of them is left alone at the end.
+/// Long ones first, so that none runs alone at the end.
 pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
     let groups = [
         certificates::CASES,
@@ -100,18 +100,18 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
     groups.into_iter().flatten()
 }
 
-/// Builds what tests run beside a control plane before they begin: it would take the time of those that run meanwhile.
+/// Builds the additional programs of tests in advance: building during the tests would delay them.
 pub fn build() -> anyhow::Result<()> {
     go_tools::ensure(&[go_tools::METRICS_SERVER]).map(drop)
 }
 
-/// How often a condition is looked at.
+/// The poll period of conditions.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Which control plane a test wants.
+/// The control plane of a test.
 #[derive(Clone, Copy)]
 pub enum Plane {
-    /// It does the control plane no harm.
+    /// Shared: the test does not disturb it.
     Shared,
     Own(fn() -> ControlPlaneOptions),
 }
@@ -164,7 +164,7 @@ impl Deref for PlaneInUse {
 /// A node of a cluster, and a namespace for the test's objects.
 #[derive(Debug)]
 pub struct ClusterNode {
-    // Dropped in this order: the agent ends before the control plane goes.
+    // Dropped in this order: the agent stops before the control plane.
     pub node: Node,
     plane: PlaneInUse,
     /// Also the namespace's.
@@ -190,12 +190,12 @@ impl ClusterNode {
         Ok(cluster)
     }
 
-    /// How the agent is part of the cluster, unless a test changes it.
+    /// The agent's default credentials in the cluster.
     pub fn membership(&self) -> anyhow::Result<Membership> {
         membership(&self.plane, &self.name)
     }
 
-    /// The same for a node that has nothing but a token yet, and writes its kubeconfig itself.
+    /// The same for a node with only a token, which writes its kubeconfig itself.
     pub fn membership_by_token(&self) -> anyhow::Result<Membership> {
         Ok(Membership {
             kubeconfig: self.node.bed.layout.dir.join("kubelet.kubeconfig"),
@@ -223,7 +223,7 @@ impl ClusterNode {
         &self.plane
     }
 
-    /// The control plane of a test that has one of its own.
+    /// The control plane of a test that does not share one.
     pub fn own_plane(&mut self) -> anyhow::Result<&mut ControlPlane> {
         match &mut self.plane {
             PlaneInUse::Own(plane) => Ok(plane),
@@ -247,7 +247,7 @@ impl ClusterNode {
         self.plane.apply(&object)
     }
 
-    /// Creates an object in the test's namespace, without the copy of itself that applying it would leave.
+    /// Creates an object in the test's namespace, without the last-applied annotation.
     pub fn create(&self, mut object: Value) -> anyhow::Result<()> {
         object["metadata"]["namespace"] = json!(self.name);
         self.plane.create(&object)
@@ -276,12 +276,12 @@ impl ClusterNode {
         Ok(pods.into_iter().map(PodSeen).collect())
     }
 
-    /// Null when the node does not say.
+    /// Null if the node does not exist.
     pub fn node_condition(&self, kind: &str) -> anyhow::Result<Value> {
         self.plane.node_condition(&self.name, kind)
     }
 
-    /// Waits for an answer; an error names what was waited for and what was there instead.
+    /// Waits for a value; an error names the condition and the actual state.
     pub fn wait<T>(
         &self,
         what: &str,
@@ -331,7 +331,7 @@ impl ClusterNode {
         })
     }
 
-    /// Records what a client sees that watches the namespace's pods from now on.
+    /// Records a watch of the namespace's pods from now on.
     pub fn record(&self) -> anyhow::Result<Recorder> {
         Recorder::start(self.plane.api(), &self.name)
     }
@@ -363,7 +363,7 @@ impl Drop for ClusterNode {
     fn drop(&mut self) {
         self.node.agent.stop();
         if let PlaneInUse::Shared(plane) = &self.plane {
-            // Others go on; nothing of ours need occupy their controllers.
+            // Other tests continue; leftovers must not occupy the controllers.
             let namespace = format!("namespace/{}", self.name);
             let node = format!("node/{}", self.name);
             if let Err(err) = plane.kubectl(&["delete", &namespace, &node, "--wait=false", "--ignore-not-found"]) {
@@ -382,10 +382,10 @@ impl fmt::Debug for Plane {
     }
 }
 
-/// Runs until it is told to stop, and then stops at once.
+/// Runs until SIGTERM, and exits at once.
 pub const OBEDIENT: &str = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done";
 
-/// The spec of a pod of one busybox container `main`, for this node alone.
+/// The spec of a pod of one busybox container `main`, bound to this node.
 pub fn spec(node: &str, script: &str) -> Value {
     json!({
         "nodeSelector": { "kubernetes.io/hostname": node },

@@ -1,4 +1,4 @@
-//! Accidents: the agent or the runtime is killed, and pods do not notice.
+//! Crashes: the agent or the runtime is killed, and pods are not affected.
 
 use std::{fs, thread, time::Duration};
 
@@ -20,7 +20,7 @@ pub const CASES: &[Case] = &[
 
 fn killed_starting(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
-    // Wherever in its start the kill finds a pod, the result must be the same.
+    // At whatever point of a start the kill happens, the result must be the same.
     let moments_ms = [0, 30, 60, 100, 150, 200, 300, 400, 600, 900];
     for (number, moment_ms) in moments_ms.into_iter().enumerate() {
         let name = format!("web{number}");
@@ -34,14 +34,14 @@ fn killed_starting(node: &mut Node) -> anyhow::Result<()> {
         let pod = node.wait_running(&name, 60)?;
         ensure!(pod.container("main")["restartCount"] == 0, "{name}: {}", pod.container("main"));
     }
-    // Time for a second start, if somebody were about to make one.
+    // Time for a wrong second start.
     thread::sleep(Duration::from_secs(3));
     let containers = node.containers()?;
     let log = fs::read_to_string(node.agent.log())?;
     for number in 0..moments_ms.len() {
         let name = format!("web{number}");
-        // A runtime may end the start of a container whose asker died when its program had just begun. That start is made
-        // again, as the same attempt; nobody else starts anything twice.
+        // A runtime may abort the start of a container whose client died when its process had just begun. That start is
+        // repeated as the same attempt; no other start happens twice.
         let removal = format!("op=\"RemoveContainer\" about=\"default/{}/main\"", full_name(&name));
         let is_cut_off = |line: &&str| line.contains(&removal) && line.contains("its start was cut off");
         let cut_off = log.lines().filter(is_cut_off).count();
@@ -60,7 +60,7 @@ fn killed_starting(node: &mut Node) -> anyhow::Result<()> {
 fn killed_running(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
     node.apply(&Pod::new("web", OBEDIENT).notes(&node.notes("web")))?;
-    // One that has been restarted: its count must not start again from zero.
+    // One that has been restarted: its count must not restart from zero.
     node.apply(
         &Pod::new("once", "[ -e /notes/again ] && exec sleep 3600; touch /notes/again; exit 1")
             .notes(&node.notes("once")),
@@ -104,7 +104,7 @@ fn killed_stopping(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
     node.wait("it is stopped", 20, |node| node.check_stopped("web"))?;
     let noted = node.noted("web");
-    // No source knows the pod any more: the second agent gives it as little time as upstream does, and never starts it again.
+    // No source has the pod any more: the second agent gives it as little time as upstream does, and never restarts it.
     ensure!(noted.iter().filter(|note| *note == "start").count() == 1, "it was started again: it went {noted:?}");
     node.wait_gone("web", 90)
 }

@@ -1,4 +1,4 @@
-//! The agent's own effects and looks, one by one, on a runtime: the tests of `crates/rubelet/tests/containerd.rs`.
+//! The agent's effects and looks, one by one, on a runtime: the tests of `crates/rubelet/tests/containerd.rs`.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::e2e::{Case, node::Node};
 pub const CASES: &[Case] =
     &[Case { name: "effects and looks at the runtime's socket: each does what the core counts on", run: effects }];
 
-/// Beforehand, so that no compiler disturbs what is measured.
+/// In advance, so that no compiler disturbs the measurements.
 pub fn build() -> anyhow::Result<()> {
     let mut cargo = project::cargo(["test", "--package", "rubelet", "--test", "containerd", "--no-run"]);
     output(cargo.current_dir(project::root()), Duration::from_secs(1800)).map(drop)
 }
 
-/// The node's agent has no part in it, and does not run.
+/// The node's agent is not needed, and does not run.
 fn effects(node: &mut Node) -> anyhow::Result<()> {
     let mut cargo = project::cargo(["test", "--package", "rubelet", "--test", "containerd"]);
     cargo.args(["--", "--ignored"]).env("RUBELET_TEST_CONTAINERD", node.bed.layout.socket());

@@ -1,4 +1,4 @@
-//! A pod's life without accidents: it starts, fails, is replaced, and ends.
+//! A pod's lifecycle without crashes: start, failure, replacement, termination.
 
 use std::{collections::BTreeMap, fs, path::Path, thread, time::Duration};
 
@@ -78,7 +78,7 @@ fn init(node: &mut Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As drivers mount it: they would wait for ever for a directory that is not there.
+/// As drivers mount it: type Directory requires it to exist.
 fn plugin_dir(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
     let registry = node.agent.root_dir().join("plugins_registry");
@@ -194,8 +194,8 @@ fn crash_loop(node: &mut Node) -> anyhow::Result<()> {
     ensure!(was_in_backoff, "CrashLoopBackOff was never shown");
     ensure!(pod.phase() == "Running", "phase {}", pod.phase());
     let gap = |attempt: u32| starts[&attempt] - starts[&(attempt - 1)];
-    // The first restart is at once; then 10 s, then 20 s, counted from the container's end. None may come early; how late
-    // one may come depends on how busy the machine is with starting containers.
+    // The first restart is immediate; then 10 s, then 20 s, counted from the container's end. None may be early; how late
+    // one is depends on the load of the machine.
     for (attempt, least, most) in [(1, 0.0, 15.0), (2, 9.5, 30.0), (3, 19.5, 50.0)] {
         let waited = gap(attempt);
         ensure!((least..most).contains(&waited), "restart {attempt} came after {waited:.1} s");
@@ -218,7 +218,7 @@ fn first_timestamp(log: &Path) -> Option<f64> {
 }
 
 fn pull(node: &mut Node) -> anyhow::Result<()> {
-    // Nothing listens there, so the pull fails at once.
+    // Connections there are refused, so the pull fails at once.
     let image = "127.0.0.1:1/late/busybox:1";
     node.agent.start()?;
     node.apply(&Pod::new("late", "sleep 3600").image(image).grace_secs(1))?;
@@ -283,7 +283,7 @@ fn delete(node: &mut Node) -> anyhow::Result<()> {
         Ok(())
     })?;
     node.remove("web")?;
-    // It stops as soon as it is asked, long before the grace period is over.
+    // It exits on SIGTERM, long before the grace period is over.
     node.wait("it is stopped", 10, |node| node.check_stopped("web"))?;
     ensure!(node.noted("web") == ["start", "stop"], "it went {:?}", node.noted("web"));
     node.wait_gone("web", 90)

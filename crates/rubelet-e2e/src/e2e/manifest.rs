@@ -1,7 +1,7 @@
-//! Pods for the tests, as the text somebody would write.
+//! Manifests of the tests' pods.
 //!
-//! Owns: the manifests. Every program here notes what happens to it in a file on the node, because that file, unlike anything
-//! the agent or the runtime reports, cannot be wrong about how often something started.
+//! Owns: the manifests. Every program here logs its starts and stops in a file on the node, which, unlike reports of
+//! the agent or the runtime, cannot be wrong about the number of starts.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub struct Pod {
     notes: Option<String>,
 }
 
-/// Runs until it is told to stop, and then stops at once.
+/// Runs until SIGTERM, and exits at once.
 pub const OBEDIENT: &str = "trap 'echo stop >> /notes/main; exit 0' TERM; echo start >> /notes/main; \
                             while :; do sleep 1 & wait $!; done";
 /// Needs three seconds to stop.

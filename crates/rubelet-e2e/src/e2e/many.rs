@@ -1,4 +1,4 @@
-//! Fifty pods at once, and nothing left of them.
+//! Fifty pods at once, and no leftovers.
 
 use std::{
     collections::BTreeSet,
@@ -61,7 +61,7 @@ fn linked_root(node: &mut Node) -> anyhow::Result<()> {
     node.wait("nothing is left of it", 150, |node| check_nothing_left(node, &ids))
 }
 
-/// With a volume on disk and one in memory, so that there is a mount and a directory to leave behind.
+/// With a volume on disk and one in memory, so that a mount and a directory could be left.
 fn drop_pod_with_volumes(node: &Node, name: &str) -> anyhow::Result<()> {
     let manifest = json!({
         "apiVersion": "v1",
@@ -90,7 +90,7 @@ fn check_nothing_left(node: &Node, ids: &BTreeSet<String>) -> anyhow::Result<()>
     let containers = node.bed.ctr(["containers", "list", "-q"])?;
     ensure!(containers.trim().is_empty(), "{} containers or sandboxes", containers.lines().count());
     let mut mounts: Vec<PathBuf> = sweep::mounts_below(dir)?;
-    // The root directory is a mount of its own where it was not shared, with both agents.
+    // With both agents the root directory is a mount of its own if it was not shared.
     mounts.retain(|point| !point.ends_with("kubelet"));
     ensure!(mounts.is_empty(), "{} mounts, as {}", mounts.len(), mounts[0].display());
     let ports = fs::read_dir(Path::new("/sys/class/net").join(node.bed.bridge()?).join("brif"))?.count();

@@ -1,6 +1,6 @@
-//! A node under test: a testbed with an agent, and the questions tests ask of both.
+//! A node under test: a testbed with an agent, and the helpers of tests.
 //!
-//! Owns: dropping manifests, waiting with a limit, reading the agent's view (`rubelet pods`) and the runtime's (`ctr`).
+//! Owns: writing manifests, waiting with a timeout, reading the agent's view (`rubelet pods`) and the runtime's (`ctr`).
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
@@ -14,12 +14,12 @@ use serde_json::Value;
 
 use crate::e2e::manifest::Pod;
 
-/// How often a condition is looked at.
+/// The poll period of conditions.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub struct Node {
-    // Dropped in this order: the agent ends before its runtime goes.
+    // Dropped in this order: the agent stops before its runtime.
     pub agent: Agent,
     pub bed: Testbed,
     program: Program,
@@ -36,7 +36,7 @@ impl Node {
         Ok(())
     }
 
-    /// Puts a manifest in place in one step.
+    /// Writes a manifest atomically.
     pub fn apply(&self, pod: &Pod) -> anyhow::Result<()> {
         self.drop_file(&format!("{}.json", pod.name), serde_json::to_string_pretty(&pod.manifest())?.as_bytes())
     }
@@ -57,13 +57,13 @@ impl Node {
         self.bed.layout.dir.join("notes").join(pod)
     }
 
-    /// What the pod's container noted so far.
+    /// The notes of the pod's container so far.
     pub fn noted(&self, pod: &str) -> Vec<String> {
         let text = fs::read_to_string(self.notes(pod).join("main")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits for an answer; an error names what was waited for and what was there instead.
+    /// Waits for a value; an error names the condition and the actual state.
     pub fn wait<T>(
         &self,
         what: &str,
@@ -81,7 +81,7 @@ impl Node {
         })
     }
 
-    /// Nobody asks for the pod any more, and nothing of it runs. What it leaves is cleaned up after that.
+    /// The pod is in no source, and nothing of it runs. Cleanup follows after that.
     pub fn wait_gone(&self, pod: &str, limit_secs: u64) -> anyhow::Result<()> {
         let name = full_name(pod);
         self.wait(&format!("{pod} is gone"), limit_secs, |node| {
@@ -113,7 +113,7 @@ impl Node {
         Ok(list["items"].as_array().into_iter().flatten().cloned().map(PodSeen).collect())
     }
 
-    /// Containers and sandboxes as the runtime has them; it is asked without the agent.
+    /// Containers and sandboxes of the runtime, without the agent.
     pub fn containers(&self) -> anyhow::Result<Vec<RuntimeContainer>> {
         let tasks = self.bed.ctr(["tasks", "list"])?;
         let running: BTreeMap<&str, bool> = tasks
@@ -125,7 +125,7 @@ impl Node {
             })
             .collect();
         let ids = self.bed.ctr(["containers", "list", "-q"])?;
-        // One that goes away between two questions is not there.
+        // One that was removed between two calls is skipped.
         let known = ids.lines().filter_map(|id| RuntimeContainer::ask(self, id, running.get(id).copied()).ok());
         Ok(known.collect())
     }
@@ -158,7 +158,7 @@ pub fn full_name(pod: &str) -> String {
 #[derive(Clone, Debug)]
 pub struct RuntimeContainer {
     pub id: String,
-    /// With the node's name behind it.
+    /// With the node name suffix.
     pub pod: String,
     pub is_running: bool,
     /// `container` or `sandbox`.
@@ -241,7 +241,7 @@ impl PodSeen {
         init.chain(self.container_statuses())
     }
 
-    /// The status of a container or init container; null when there is none.
+    /// The status of a container or init container; null if there is none.
     pub fn container(&self, name: &str) -> &Value {
         const NONE: Value = Value::Null;
         self.all_container_statuses().find(|status| status["name"] == name).unwrap_or(&NONE)
@@ -251,7 +251,7 @@ impl PodSeen {
         self.container(container)["state"]["waiting"]["reason"].as_str()
     }
 
-    /// All that must not change while nothing happens to the container.
+    /// All attributes that must not change while the container is undisturbed.
     pub fn identity(&self, container: &str) -> anyhow::Result<Identity> {
         let status = self.container(container);
         let text = |value: &Value| value.as_str().map(str::to_owned);

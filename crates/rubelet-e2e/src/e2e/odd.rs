@@ -1,4 +1,4 @@
-//! What people drop into a directory by mistake.
+//! Invalid files in the manifest directory.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -35,7 +35,7 @@ fn odd_files(node: &mut Node) -> anyhow::Result<()> {
     let mut unknown = Pod::new("unknown", "sleep 3600").grace_secs(1).manifest();
     unknown["spec"]["containers"][0]["imagePullPolicie"] = json!("Never");
     node.drop_file("unknown-field.json", unknown.to_string().as_bytes())?;
-    // One that comes last must not suffer from those before it.
+    // The last one must not be affected by those before it.
     node.apply(&Pod::new("late", OBEDIENT).notes(&node.notes("late")))?;
     node.wait_running("late", 60)?;
 
@@ -57,14 +57,14 @@ fn odd_files(node: &mut Node) -> anyhow::Result<()> {
     ensure!(of("twin") == 1, "there are {} pods named twin", of("twin"));
     ensure!(of("huge") == 0 && of("broken") == 0, "a refused manifest became a pod");
     ensure!(node.noted("good") == ["start"] && node.noted("late") == ["start"], "a good pod was touched");
-    // What was wrong is put right, and the file is taken as if nothing had been.
+    // A corrected file is accepted.
     node.drop_file("broken.yaml", Pod::new("broken", "sleep 3600").grace_secs(1).manifest().to_string().as_bytes())?;
     node.wait_running("broken", 60).map(drop)
 }
 
 fn environment_bomb(node: &mut Node) -> anyhow::Result<()> {
     if node.agent.is_upstream() {
-        // It expands them all, and takes the memory of the machine.
+        // It expands them all, and uses up the memory of the machine.
         return Ok(());
     }
     node.agent.start()?;

@@ -1,4 +1,4 @@
-//! Asking the agent on its own port, which speaks TLS.
+//! Requests to the agent's own port, over TLS.
 
 use std::{fs, net::TcpStream, sync::Arc};
 
@@ -10,18 +10,18 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject as _},
 };
 
-/// What it answers: the status and the body.
+/// The status and the body of the response.
 pub fn get(agent: &Agent, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
     ask(connect(agent)?, "GET", path, &token)
 }
 
-/// The same for what changes something, of anybody.
+/// The same for any method and user.
 pub fn post(agent: &Agent, path: &str) -> anyhow::Result<(u16, String)> {
     ask(connect(agent)?, "POST", path, "Content-Length: 0\r\n")
 }
 
-/// Its certificate is believed because it is the one on disk.
+/// Its certificate is trusted because it is the one on disk.
 pub fn connect(agent: &Agent) -> anyhow::Result<StreamOwned<ClientConnection, TcpStream>> {
     let chain = fs::read(agent.pki_dir().join("kubelet.crt")).context("the agent's serving certificate")?;
     let mut roots = RootCertStore::empty();

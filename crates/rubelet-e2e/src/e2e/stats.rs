@@ -1,4 +1,4 @@
-//! What the agent measures of its node and its pods, as those who collect it read it.
+//! Resource usage of the node and its pods, as collectors read it.
 
 mod kernel;
 
@@ -25,8 +25,8 @@ pub const CASES: &[Case] = &[
 
 const MIB: f64 = 1_048_576.0;
 
-/// Starts the agent with figures of everything, and a pod `busy`: `work` uses a third of a processor, `idle` nothing. Its
-/// cgroups are made by whoever makes them on a machine like this.
+/// Starts the agent with complete statistics, and a pod `busy`: `work` uses a third of a CPU, `idle` nothing. Its
+/// cgroups have the driver of this machine.
 fn start(node: &mut Node) -> anyhow::Result<()> {
     node.bed.use_driver(CgroupDriver::of_machine())?;
     let config = node.agent.own_cgroups()?;
@@ -90,7 +90,7 @@ fn usage(node: &mut Node) -> anyhow::Result<()> {
     let late = Scrape::take(node, "/metrics/resource")?;
     let used = |container| anyhow::Ok(late.value(cpu, &of(container))? - early.value(cpu, &of(container))?);
     let (work, idle) = (used("work")?, used("idle")?);
-    // A third of a processor for five seconds; other work on the machine may take some of it, and the time to ask adds to it.
+    // A third of a CPU for five seconds; other load on the machine may take some of it, and the requests add to it.
     ensure!((0.4..4.0).contains(&work) && idle < 0.2, "in five seconds work used {work} s, idle {idle} s");
     let set = late.value("container_memory_working_set_bytes", &of("work"))?;
     ensure!((10_000.0..64.0 * MIB).contains(&set), "the working set of work is {set}");
@@ -121,7 +121,7 @@ fn usage(node: &mut Node) -> anyhow::Result<()> {
         Ok(())
     })?;
     if node.agent.is_upstream() {
-        // It measures every ten seconds or so, and nobody knows when.
+        // It measures about every ten seconds, at unknown times.
         return Ok(());
     }
     kernel::compare(node)
@@ -142,7 +142,7 @@ fn container<'a>(summary: &'a Value, name: &str) -> anyhow::Result<&'a Value> {
     containers.find(|container| container["name"] == name).with_context(|| format!("no {name} in {pod}"))
 }
 
-/// What both agents say of a node, a pod and its container; `[pods]` is the entry of that name.
+/// The fields of both agents for a node, a pod and its container; `[pods]` is the entry of that name.
 const FIELDS: &[&str] = &[
     "node.nodeName",
     "node.startTime",
@@ -199,7 +199,7 @@ fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
         ensure!(missing.is_empty(), "missing: {missing:?}");
         let written = subjects["container"]["rootfs"]["usedBytes"].as_u64();
         ensure!(written > Some(0), "the layer of work is said to be empty");
-        // Upstream comes to one container after the other.
+        // Upstream measures one container after the other.
         let processes = &subjects["pod"]["process_stats"]["process_count"];
         ensure!(*processes == 2, "the pod is said to have {processes} processes");
         Ok(subjects)
@@ -208,7 +208,7 @@ fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
     ensure!(seen["container"]["logs"]["usedBytes"].as_u64() > Some(0), "{pod}");
     ensure!(pod["network"]["name"] == "eth0" && pod["network"]["txBytes"].as_u64() > Some(0), "{pod}");
     if !node.agent.is_upstream() {
-        // Upstream counts volumes a minute after it first saw the pod.
+        // Upstream measures volumes a minute after it first saw the pod.
         let mut volumes = pod["volume"].as_array().into_iter().flatten();
         let shared = volumes.find(|volume| volume["name"] == "shared").with_context(|| format!("no volume: {pod}"))?;
         ensure!(shared["usedBytes"].as_u64() > Some(0) && shared["inodesUsed"].as_u64() == Some(2), "{shared}");
@@ -216,7 +216,7 @@ fn whole_summary(node: &mut Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those of `a.b.{c,d}` that are not there.
+/// Those of `a.b.{c,d}` that are missing.
 fn missing(subjects: &Value, fields: &str) -> Vec<String> {
     let (place, names) = fields.rsplit_once('.').unwrap_or(("", fields));
     let parent = place.split('.').fold(subjects, |value, part| &value[part]);
@@ -224,7 +224,7 @@ fn missing(subjects: &Value, fields: &str) -> Vec<String> {
     names.filter(|name| parent[name].is_null()).map(|name| format!("{place}.{name}")).collect()
 }
 
-/// Names that both agents have samples of on a node of either cgroup version, without those that need a disk to be used.
+/// Names that both agents have on a node of either cgroup version, without those that need disk I/O.
 const CADVISOR: &[&str] = &[
     "cadvisor_version_info",
     "container_cpu_cfs_burst_periods_total",

@@ -1,4 +1,4 @@
-//! The testbed itself: what `cargo xtask down` does must be proven, too.
+//! Tests of the testbed's own cleanup, `cargo xtask down`.
 
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::{
@@ -14,7 +14,7 @@ pub const CASES: &[Case] =
     &[Case { name: "a testbed leaves nothing, even when containerd and its shims were killed", run: killed_testbed }];
 
 fn killed_testbed(node: &mut Node) -> anyhow::Result<()> {
-    // As long as the runtime's own ids, and another for each test that runs at the same time.
+    // As long as the runtime's own ids, and different for each concurrent test.
     let id = format!("{:064x}", u64::from(std::process::id()) << 32 | u64::from(bridge_number(&node.bed.bridge()?)));
     let runc_root = node.bed.layout.dir.join("state/runc").display().to_string();
     let cgroup = format!("/k8s.io/{id}");

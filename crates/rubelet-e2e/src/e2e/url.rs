@@ -22,10 +22,10 @@ pub const CASES: &[Case] = &[
     Case { name: "a pod that runs once completes, and is not started again by a new agent", run: once },
 ];
 
-/// A server with one page, which somebody else may change. It ends with the program.
+/// A server with one page, which the test may change. It ends with the program.
 struct Page {
     url: String,
-    /// Status and body; a status of 0 is a connection closed without an answer.
+    /// Status and body; a status of 0 is a connection closed without a response.
     answer: Arc<Mutex<(u16, String)>>,
 }
 
@@ -44,7 +44,7 @@ impl Page {
                 let status = if has_token { status } else { 403 };
                 if status != 0 {
                     let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
-                    // A client that went away has its reasons.
+                    // The client disconnected.
                     let _ = stream.write_all(format!("{head}{body}").as_bytes());
                 }
             }

@@ -1,6 +1,6 @@
 //! The machine's system: Debian 12 with systemd, its containerd, runc and CRIU.
 //!
-//! Owns: what is in it. Made once, and again when this list or the unit that runs the tests changes.
+//! Owns: its content. Built once, and again when this list or the unit that runs the tests changes.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ const PACKAGES: &str = "busybox-static,containerd,containernetworking-plugins,cr
 /// The second disk has the tests.
 const FSTAB: &str = "/dev/vda / ext4 defaults 0 0\n/dev/vdb /tests ext4 defaults 0 0\n";
 
-/// Tests start a containerd of their own; the rest is housekeeping that would only take time.
+/// Tests start their own containerd; the rest is housekeeping that only takes time.
 const MASKED: &[&str] = &["apt-daily.timer", "apt-daily-upgrade.timer", "containerd.service", "e2scrub_reap.service"];
 
 pub struct Image {
@@ -34,7 +34,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Makes it below `base` unless it is there.
+    /// Builds it below `base` unless it exists.
     pub fn ensure(base: &Path) -> anyhow::Result<Self> {
         let image =
             Image { kernel: base.join("vmlinuz"), initrd: base.join("initrd.img"), root: base.join("root.ext4") };
@@ -63,14 +63,14 @@ impl Image {
         for name in MASKED {
             symlink("/dev/null", units.join(name)).with_context(|| format!("mask {name}"))?;
         }
-        // Room for what all tests at once put there.
+        // Space for all tests at once.
         file_system(&root, &self.root, "8G")?;
         fs::remove_dir_all(root)?;
         Ok(())
     }
 }
 
-/// A file system of this size with what is in `dir`; what nobody writes takes no room.
+/// A sparse file system of this size with the content of `dir`.
 pub fn file_system(dir: &Path, to: &Path, size: &str) -> anyhow::Result<()> {
     let _ = fs::remove_file(to);
     let mut mkfs = command("mkfs.ext4", ["-q", "-F", "-d"]);

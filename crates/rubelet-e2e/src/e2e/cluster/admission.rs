@@ -1,4 +1,4 @@
-//! Pods that were sent to this node by hand: the node says itself whether it takes them, by its Node object as it is now.
+//! Admission of pods bound to this node without the scheduler, by its current Node object.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ pub const CASES: &[ClusterCase] = &[
     },
     ClusterCase {
         name: "a taint that tells pods to leave keeps new ones out, one that keeps the scheduler out does not",
-        // Otherwise the control plane may take the pod away before the node has said anything of it.
+        // Otherwise the control plane may evict the pod before the node rejects it.
         plane: Plane::Own(|| ControlPlaneOptions {
             taint_eviction: TaintEviction::Off,
             ..ControlPlaneOptions::default()
@@ -36,7 +36,7 @@ fn live_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         spec["containers"][0]["resources"] = json!({ "requests": requests, "limits": requests });
         spec
     };
-    // The pod may well come before the label does.
+    // The pod may arrive before the label.
     cluster.kubectl(&["label", "node", &node, "zone=b"])?;
     cluster.apply_all(vec![
         pod("here", &bound(json!({ "zone": "b" }), json!({}))),
@@ -100,8 +100,8 @@ fn tainted_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
-/// The agent hears of its node by a watch, as of its pods by another: a pod may overtake a taint. One after the other is
-/// sent, until one is refused.
+/// Node and pods arrive by different watches: a pod may overtake a taint. Pods are
+/// created until one is rejected.
 fn wait_taint_known(cluster: &ClusterNode) -> anyhow::Result<()> {
     let mut number = 0;
     cluster.wait("the agent knows of the taint", 60, |cluster| {

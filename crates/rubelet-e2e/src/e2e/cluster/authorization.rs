@@ -1,4 +1,4 @@
-//! The node's rights are taken away and given back.
+//! The node's permissions are revoked and restored.
 
 use anyhow::ensure;
 use rubelet_testbed::tail;

@@ -1,4 +1,4 @@
-//! A node's certificates: the first, those that expire within minutes, that of its server, and one that a program gives.
+//! A node's certificates: bootstrap, rotation within minutes, serving, and from an exec plugin.
 
 use std::{collections::BTreeSet, fs};
 
@@ -55,7 +55,7 @@ fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         let target = fs::read_link(&link).with_context(|| format!("read {}", link.display()))?;
         seen.insert(target);
         let ready = cluster.node_condition("Ready")?;
-        // Not `ensure`: a node that is not ready now is no reason to look again.
+        // Not `ensure`: a node that is not ready now is a failure, not a reason to poll again.
         assert_eq!(ready["status"], "True", "after {} certificates: {ready}", seen.len());
         ensure!(seen.len() > ROTATIONS, "{} certificates so far", seen.len());
         Ok(())
@@ -65,7 +65,7 @@ fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_running("web", 60).map(drop)
 }
 
-/// The API server is away, so nobody can sign anything. Returns the id of a static pod's container.
+/// The API server is down, so nothing can be signed. Returns the id of a static pod's container.
 fn run_before_joining(cluster: &mut ClusterNode) -> anyhow::Result<String> {
     cluster.own_plane()?.kill_apiserver();
     cluster.node.apply(&Pod::new("first", OBEDIENT))?;

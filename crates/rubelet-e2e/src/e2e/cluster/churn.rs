@@ -1,4 +1,4 @@
-//! A hundred pods come and go at random while the agent is killed; whoever watches must never see a pod go back.
+//! A hundred pods are created and deleted at random while the agent is killed; a watch must never see a pod go back.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const ROUNDS: usize = 10;
 const PER_ROUND: usize = 10;
 const KILLED_IN: [usize; 3] = [2, 5, 8];
 
-/// What becomes of a pod that nobody deletes.
+/// The end of a pod that is not deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Runs,

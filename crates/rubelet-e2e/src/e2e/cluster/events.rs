@@ -1,4 +1,4 @@
-//! Events as `kubectl get events` shows them: who says what how often.
+//! Events as `kubectl get events` shows them: source, text and count.
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ fn counted(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 fn combined(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let mut crowd = spec(&cluster.name, "exit 0");
-    // Two events each: more containers would make more events than one pod may have at once.
+    // Two events each: more containers would exceed the event burst of one pod.
     let containers = (0..11).map(|number| {
         json!({ "name": format!("c{number}"), "image": format!("e2e.invalid/none:{number}"), "imagePullPolicy": "Never" })
     });

@@ -1,4 +1,4 @@
-//! Much of what the agent asks is refused, lost or cut off, and the cluster gets where it should all the same.
+//! Many requests of the agent fail, and the cluster still converges.
 
 use anyhow::ensure;
 use rubelet_testbed::agent::{AgentOptions, Membership};
@@ -15,7 +15,7 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
 const SEED: u64 = 815;
 const RUNNING: usize = 15;
 const ENDING: usize = 5;
-/// Each pod takes some requests, and almost every third is spoilt.
+/// Each pod takes some requests, and almost every third fails.
 const FAULTS_AT_LEAST: usize = 50;
 
 fn faults(cluster: &mut ClusterNode) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! What people do with kubectl to a pod that runs: read its log, run a command in it, copy files, reach its ports. All of it goes
+//! kubectl on a running pod: logs, exec, cp, port-forward. All requests go
 //! from the API server to the agent's own port.
 
 use std::{
@@ -75,7 +75,7 @@ const BIG_BYTES: usize = 64 << 20;
 
 fn exec(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    // Reads what is typed into it and says so.
+    // Prints what is typed into it.
     let script = "while read line; do echo \"read $line\"; done; sleep 3600";
     let mut spec = spec(&cluster.name, script);
     spec["containers"][0]["stdin"] = json!(true);
@@ -87,7 +87,7 @@ fn exec(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let missing = ask(cluster, &["exec", "web", "--", "/no/such/program"])?;
     ensure!(!missing.success && missing.stderr.contains("no such file or directory"), "{missing:?}");
 
-    // Through its standard input and out again, by more than any buffer holds.
+    // Through standard input and output, more than any buffer holds.
     let big: Vec<u8> = (0..BIG_BYTES).map(|number| ((number * 2_654_435_761) >> 13) as u8).collect();
     let (near, back) = (cluster.node.bed.layout.dir.join("near"), cluster.node.bed.layout.dir.join("back"));
     fs::write(&near, &big)?;
@@ -119,8 +119,8 @@ const CONNECTIONS: usize = 100;
 
 fn forward(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    // Sends every connection back what it sends. As many callers may wait as there are letters: beyond them the kernel drops
-    // a caller, who asks again only after seconds.
+    // Echoes every connection. The backlog is as long as the number of letters: beyond it the kernel drops
+    // a connection, which is retried only after seconds.
     let echo = format!("nc -{} -p 8080 -e cat", "l".repeat(CONNECTIONS));
     cluster.apply(pod("web", &spec(&cluster.name, &echo)))?;
     cluster.wait_running("web", 60)?;

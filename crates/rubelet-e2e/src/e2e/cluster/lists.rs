@@ -1,4 +1,4 @@
-//! How the agent learns which pods it has: from a list that no cache has shortened.
+//! How the agent lists its pods: consistently, not from a stale cache.
 
 use std::fs;
 
@@ -46,13 +46,13 @@ fn listed(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     ensure!(reads.iter().filter(is_refused).count() == 2, "each start tries once to stream: {reads:#?}");
     let lists: Vec<_> = reads.iter().filter(|read| read.verb == "list").collect();
     ensure!(lists.len() == 2, "each start lists once: {reads:#?}");
-    // Upstream takes what the server has in its cache.
+    // Upstream reads from the server's cache.
     let is_from_cache = lists.iter().any(|list| list.asks("resourceVersion=0"));
     ensure!(is_from_cache == cluster.node.agent.is_upstream(), "{lists:#?}");
     Ok(())
 }
 
-/// A pod that runs does so untouched when the agent starts again.
+/// A running pod is untouched by a restart of the agent.
 fn run_over_a_restart(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     cluster.apply_all(vec![pod("web", &spec(&cluster.name, OBEDIENT))])?;
@@ -80,7 +80,7 @@ impl Read {
     }
 }
 
-/// Lists and watches of all pods of the node, each once, as the API server noted them.
+/// Lists and watches of all pods of the node, each once, from the audit log.
 fn pod_reads(cluster: &ClusterNode) -> anyhow::Result<Vec<Read>> {
     let user = format!("system:node:{}", cluster.name);
     let log = fs::read_to_string(cluster.plane().audit_log())?;

@@ -1,4 +1,4 @@
-//! The node's own object: who makes it, what it says of addresses, and what becomes of it when somebody takes it away.
+//! The Node object: its creation, its addresses, and its deletion.
 
 use std::{thread, time::Duration};
 
@@ -26,7 +26,7 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-/// Long enough for an agent to make its Node, if it would.
+/// Long enough for an agent to create its Node.
 const WHILE: Duration = Duration::from_secs(3);
 
 fn not_registering(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -75,7 +75,7 @@ fn deleted(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 fn two_addresses(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let own = cluster.node.bed.address()?.to_string();
     let ips = ["fd00:213::7", &own];
-    // Upstream takes only what the machine has.
+    // Upstream accepts only addresses of the machine.
     cluster.node.bed.add_address(ips[0])?;
     let options =
         AgentOptions { cluster: Some(cluster.membership()?), node_ip: Some(ips.join(",")), ..AgentOptions::default() };

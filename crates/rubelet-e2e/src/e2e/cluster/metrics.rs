@@ -1,4 +1,4 @@
-//! What monitoring reads of the agent itself: `/metrics` and the pages below it.
+//! Metrics of the agent itself: `/metrics` and the pages below it.
 
 mod exposition;
 
@@ -24,7 +24,7 @@ pub const CASES: &[ClusterCase] = &[
     ClusterCase { name: "pages come by the methods and in the forms upstream has", plane: Plane::Shared, run: forms },
 ];
 
-/// The readiness probe is asked every second.
+/// The readiness probe runs every second.
 const PROBED: &str = "probed";
 const ENDED: &str = "ended";
 const REFUSED: &str = "refused";
@@ -154,10 +154,10 @@ fn counts(cluster: &mut ClusterNode) -> anyhow::Result<()> {
             Ok(())
         })?;
     }
-    // Upstream counts when it lists, and the pods when it cleans up.
+    // Upstream counts at relists, and pods at cleanups.
     cluster
         .wait("what there is is counted", 30, |cluster| check_counts(&scrape(cluster, "metrics")?, &cluster.name))?;
-    // How long a request took is told by the next.
+    // The duration of a request is visible in the next scrape.
     let page = scrape(cluster, "metrics")?;
     check_shapes(&page, SHARED)?;
     for operation in ["run_podsandbox", "create_container", "start_container", "list_podsandbox", "image_status"] {
@@ -204,7 +204,7 @@ fn check_counts(page: &Page, node: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Probes are counted while their pod is there, and health checks until somebody resets them.
+/// Probes are counted while their pod exists, and health checks until they are reset.
 fn check_pages_beside(cluster: &ClusterNode) -> anyhow::Result<()> {
     let readiness = [("probe_type", "Readiness"), ("result", "successful"), ("pod", PROBED), ("container", "main")];
     cluster.wait("several probes are counted", 20, |cluster| {
@@ -252,7 +252,7 @@ fn volume_figures(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         pod("stored", &spec),
     ])?;
     cluster.wait_running("stored", 60)?;
-    // Upstream counts volumes a minute after it first saw the pod.
+    // Upstream measures volumes a minute after it first saw the pod.
     cluster.wait("every volume is counted", 100, |cluster| {
         let summary: Value = serde_json::from_str(&proxied(cluster, "stats/summary")?)?;
         let mut pods = summary["pods"].as_array().into_iter().flatten();
@@ -282,7 +282,7 @@ const VOLUMES: [(&str, u64); 7] = [
 
 fn inodes_used(volume: &Value) -> (&str, u64) {
     let name = volume["name"].as_str().unwrap_or_default();
-    // The end of a token's volume is random.
+    // The suffix of a token's volume is random.
     let name = if name.starts_with("kube-api-access-") { "kube-api-access" } else { name };
     (name, volume["inodesUsed"].as_u64().unwrap_or_default())
 }
@@ -298,7 +298,7 @@ const ANSWERS: &[(&str, &str, &[&str])] = &[
     ("HEAD /stats/summary", "405", &["allow: GET, POST"]),
     ("PUT /exec/a/b/c", "405", &[]),
 ];
-/// What a scraper says, the escaping in the content type, and whether the page is compressed.
+/// The scraper's headers, the escaping in the content type, and whether the page is compressed.
 const FORMS: &[(&str, &str, Option<&str>)] = &[
     ("Accept: */*", "underscores", None),
     ("Accept-Encoding: gzip", "underscores", Some("gzip")),

@@ -23,13 +23,13 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-/// Writes down again and again what the container sees.
+/// Repeatedly writes what the container sees.
 const WATCHER: &str = "trap 'exit 0' TERM; while :; do { env; echo FILE=$(cat /files/a); echo LABEL=$(cat /files/label); \
      echo TOKEN=$(head -c 3 /files/token); echo SECRET=$(cat /secret/b); } > /notes/new; mv /notes/new /notes/seen; sleep 1 & wait $!; done";
 
 fn waits_and_sees(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    // Upstream looks at volumes once a minute or so; we are told.
+    // Upstream refreshes volumes about once a minute; Rubelet by a watch.
     let soon_secs = if cluster.node.agent.is_upstream() { 150 } else { 8 };
     let mut object = pod("web", &watcher(&cluster.name));
     object["metadata"]["labels"] = json!({ "version": "one" });
@@ -64,7 +64,7 @@ fn waits_and_sees(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 
 fn names_the_driver(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
-    // Drivers are the whole cluster's.
+    // CSIDrivers are cluster-scoped.
     let driver = format!("{}.csi.example", cluster.name);
     let mut spec = spec(&cluster.name, OBEDIENT);
     spec["nodeName"] = json!(cluster.name);
@@ -74,7 +74,7 @@ fn names_the_driver(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let unregistered = format!("driver name {driver} not found in the list of registered CSI drivers");
     cluster.wait("it names the driver", 30, |cluster| said(cluster, &unregistered))?;
     if !cluster.node.agent.is_upstream() {
-        // Upstream looks at the object only once the driver has registered.
+        // Upstream reads the object only once the driver has registered.
         cluster.wait("and what of it the API has", 10, |cluster| said(cluster, "(no CSIDriver object)"))?;
         cluster.plane().apply(&json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": { "name": driver },

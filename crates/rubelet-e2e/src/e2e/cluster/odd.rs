@@ -1,4 +1,4 @@
-//! Pods at the edges of what the API allows.
+//! Pods at the limits of the API.
 
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::image::BUSYBOX;
@@ -73,7 +73,7 @@ fn at_the_limits(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// More than the node has; bound to it past the scheduler, which would know better.
+/// More than the node has; bound to it without the scheduler.
 fn thousand(node: &str) -> Value {
     let container = |number: usize| {
         let resources = json!({ "requests": { "cpu": "1" } });
@@ -82,7 +82,7 @@ fn thousand(node: &str) -> Value {
     json!({ "nodeName": node, "containers": (0..1000).map(container).collect::<Vec<_>>() })
 }
 
-/// As many as a shim of the runtime ends without trouble on a small machine.
+/// As many as a shim of the runtime stops without trouble on a small machine.
 fn crowd(node: &str) -> Value {
     let mut spec = spec(node, OBEDIENT);
     let main = spec["containers"][0].clone();

@@ -1,4 +1,4 @@
-//! The API server is away for two minutes: the node goes on by itself, and then tells what happened.
+//! The API server is down for two minutes: the node keeps working, and then reports.
 
 use std::{collections::BTreeMap, fs, thread, time::Duration};
 
@@ -41,7 +41,7 @@ fn outage(cluster: &mut ClusterNode) -> anyhow::Result<()> {
 
     cluster.own_plane()?.kill_apiserver();
     let away = Stopwatch::start();
-    // A container dies while nobody can be told.
+    // A container dies during the outage.
     kill_container(cluster, &before["dies"].id)?;
     cluster.wait("crash is started again", 100, |cluster| {
         ensure!(starts(cluster) > starts_before, "{} starts, as before", starts(cluster));
@@ -50,7 +50,7 @@ fn outage(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     thread::sleep(AWAY.saturating_sub(away.elapsed()));
     cluster.own_plane()?.start_apiserver()?;
 
-    // Upstream's client waits up to 30 s before it tries again.
+    // Upstream's client waits up to 30 s before it retries.
     let limit_secs = if cluster.node.agent.is_upstream() { 60 } else { 5 };
     cluster.wait("what happened is told", limit_secs, |cluster| {
         let pod = cluster.pod("crash")?;

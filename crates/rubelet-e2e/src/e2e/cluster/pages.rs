@@ -1,4 +1,4 @@
-//! The pages of a node and what they must not tell: for whom they are, through the API server and directly, and that no secret is on
+//! The pages of a node: access through the API server and directly, and no secrets on
 //! them or in the agent's log.
 
 use std::{fs, path::Path};
@@ -23,13 +23,13 @@ pub const CASES: &[ClusterCase] = &[
     ClusterCase { name: "no secret is in the agent's log or on its pages", plane: Plane::Shared, run: secrets },
 ];
 
-/// A path, the rights any of which opens it, and what its answer says.
+/// A path, the permissions any of which allows it, and a part of its response.
 const PAGES: &[(&str, &[&str], &str)] = &[
     ("/healthz", &["healthz", "proxy"], "ok"),
     ("/pods", &["pods", "proxy"], "\"PodList\""),
     ("/metrics", &["metrics"], "\nkubelet_node_name{"),
     ("/metrics/cadvisor", &["metrics"], "\nmachine_cpu_cores{"),
-    // Upstream has no summary of disks where it does not know the one it is on.
+    // Upstream has no disk summary if it does not know its own disk.
     ("/stats/summary?only_cpu_and_memory=true", &["stats"], "\"nodeName\""),
     ("/configz", &["configz", "proxy"], "\"kubeletconfig\""),
     ("/flagz", &["configz"], "kubelet flagz\nWarning: This endpoint is not meant to be machine parseable"),
@@ -68,7 +68,7 @@ fn rights(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A service account with these rights on nodes, and its token.
+/// A service account with these permissions on nodes, and its token.
 pub fn account(cluster: &ClusterNode, name: &str, rights: &[&str]) -> anyhow::Result<String> {
     let (group, role) = ("rbac.authorization.k8s.io", format!("{}-{name}", cluster.name));
     let resources: Vec<String> = rights.iter().map(|right| format!("nodes/{right}")).collect();
@@ -88,7 +88,7 @@ pub fn account(cluster: &ClusterNode, name: &str, rights: &[&str]) -> anyhow::Re
 const IN_ENVIRONMENT: &str = "canary-of-the-environment";
 const IN_FILE: &str = "canary-of-a-file";
 const OF_REGISTRY: &str = "canary-of-a-registry";
-/// What the testbed's agents show the server of a URL.
+/// The header that the testbed's agents send to the server of a URL.
 const OF_URL: &str = "secret-of-the-test";
 
 fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -129,7 +129,7 @@ fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let rights = ["pods", "configz", "statusz", "log", "healthz", "proxy", "metrics", "stats"];
     let of_caller = account(cluster, "caller", &rights)?;
     let key = key_of(&membership.kubeconfig)?;
-    // Its first half is a name, which others may know.
+    // Its first half is an identifier, which is not secret.
     let (_, to_join) = TOKEN.split_once('.').context("a token of two halves")?;
     let canaries = [IN_ENVIRONMENT, IN_FILE, OF_REGISTRY, OF_URL, of_pod.trim(), &of_caller, &key, to_join];
 
@@ -146,7 +146,7 @@ fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     }
     let log_bytes = said.last().map_or(0, |(_, log)| log.len());
     ensure!(log_bytes > 100_000, "at this verbosity there is more to say than {log_bytes} bytes");
-    // Upstream lets go of no pod before its URL has answered once.
+    // Upstream removes no pod before its URL has responded once.
     if is_upstream {
         return Ok(());
     }
@@ -155,7 +155,7 @@ fn secrets(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
-/// Where the agent speaks, and what it says there; its log last.
+/// The agent's outputs and their contents; its log last.
 fn all_that_is_said(cluster: &ClusterNode, token: &str) -> anyhow::Result<Vec<(String, String)>> {
     let mut said = Vec::new();
     let more = ["/healthz?verbose", "/runningpods/", "/metrics/resource", "/metrics/probes", "/metrics/slis"];
@@ -183,7 +183,7 @@ fn key_of(kubeconfig: &Path) -> anyhow::Result<String> {
     line.map(str::to_owned).with_context(|| format!("{path} holds no key"))
 }
 
-/// The text has it, as it is or in base64 at any offset of its own.
+/// Whether the text contains it, plain or in base64 at any offset.
 fn tells(text: &str, canary: &str) -> bool {
     text.contains(canary) || base64_cores(canary).iter().any(|core| text.contains(core))
 }
@@ -194,7 +194,7 @@ fn around<'a>(text: &'a str, canary: &str) -> &'a str {
     &line[..end]
 }
 
-/// What base64 makes of the middle of a text, for each of its three alignments.
+/// The base64 of the middle of a text, for each of its three alignments.
 fn base64_cores(text: &str) -> Vec<String> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let encode = |bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What joins a pod that runs, and what of a volume a container sees: ephemeral containers, parts of volumes, mounts below
+//! Ephemeral containers, subPaths, and mounts below them.
 //! them.
 
 use std::{fs, path::Path, process::Command};

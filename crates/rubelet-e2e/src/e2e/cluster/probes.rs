@@ -1,4 +1,4 @@
-//! Probes and hooks, as users see them: a pod turns ready and back, restarts when it is sick, and is told of its start and its end.
+//! Probes and hooks: readiness changes, liveness restarts, postStart and preStop.
 
 use std::{fs, path::Path};
 
@@ -31,10 +31,10 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-/// Listens as long as the file `/switch/tcp` is there.
+/// Listens as long as the file `/switch/tcp` exists.
 const TCP_SERVER: &str = "while :; do if [ -e /switch/tcp ]; then [ -n \"$p\" ] || { httpd -f -p 9000 & p=$!; }; \
      else [ -z \"$p\" ] || { kill $p; wait $p; p=; }; fi; sleep 1; done";
-/// Says it is healthy as long as the file `/switch/grpc` is there.
+/// Reports healthy as long as the file `/switch/grpc` exists.
 const GRPC_SERVER: &str = "/tools/agnhost grpc-health-checking --port=5000 --http-port=8081 --service=all & \
      while :; do if [ -e /switch/grpc ]; then to=serving; else to=not-serving; fi; \
      wget -q -O /dev/null http://127.0.0.1:8081/make-$to; sleep 1; done";
@@ -136,7 +136,7 @@ fn startup_and_liveness(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     spec["volumes"] = json!([{ "name": "switch", "hostPath": { "path": switch } }]);
     cluster.apply(pod("slow", &spec))?;
     cluster.wait("the startup probe has failed", 30, |cluster| said(cluster, "Unhealthy", "Startup probe failed: "))?;
-    // The liveness probe would fail, were it asked.
+    // The liveness probe would fail if it ran.
     fs::write(switch.join("sick"), "yes")?;
     let beginning = cluster.wait("a second of startup", 10, |cluster| cluster.pod("slow"))?;
     let main = beginning.container("main");
@@ -198,7 +198,7 @@ fn hooks(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Hooks that never return: each is given the whole grace period, whoever is stopped first.
+/// Hooks that never return: each gets the whole grace period, in any stop order.
 fn sidecars_at_the_end(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     let notes = cluster.node.notes("ending");

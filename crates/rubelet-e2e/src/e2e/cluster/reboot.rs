@@ -1,4 +1,4 @@
-//! The machine is rebooted in effect: no process, mount or network namespace of a pod is left, and the files are.
+//! A simulated reboot: no process, mount or network namespace of a pod is left, and the files are.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! What a client sees that watches pods, written down; and whether it was legal.
+//! Records a watch of pods, and checks that every transition is legal.
 //!
-//! Owns: the watch, its history, and the rules of order. Every consumer of the API builds on these rules, so they hold over
+//! Owns: the watch, its history, and the rules of order. All API clients rely on these rules, so they hold over
 //! restarts of the agent, too.
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     e2e::{lock, node::PodSeen},
 };
 
-/// The watch is asked anew when nothing came for so long, so that its thread can end.
+/// The watch is reopened after this long without events, so that its thread can end.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// An event of the watch.
@@ -57,7 +57,7 @@ impl Recorder {
         Ok(Recorder { history, is_over, thread: Some(thread) })
     }
 
-    /// Ends the watch once it has seen all there is; returns what it saw.
+    /// Ends the watch once it has caught up; returns the history.
     pub fn finish(mut self) -> anyhow::Result<Vec<Seen>> {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -74,13 +74,13 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The test has failed already, for a reason that says more.
+            // The test has failed already, for a more specific reason.
             let _ = thread.join();
         }
     }
 }
 
-/// Goes on from the last version seen, so that nothing is missed between two watches.
+/// Resumes from the last version, so that nothing is missed between two watches.
 fn follow(
     api: &Api,
     path: &str,
@@ -92,7 +92,7 @@ fn follow(
         let is_last = over.load(Ordering::Relaxed);
         let query = format!("{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds=600&resourceVersion={version}");
         let Ok(lines) = api.watch(&query, SILENCE) else {
-            // The API server is away: that may be what the test is about.
+            // The API server may be down as part of the test.
             if is_last {
                 return Ok(());
             }
@@ -107,7 +107,7 @@ fn follow(
                 Some("ADDED" | "MODIFIED") => Some(Kind::Changed),
                 Some("DELETED") => Some(Kind::Deleted),
                 Some("BOOKMARK") => None,
-                // A server that was away knows no more what came before; what is there now is seen all the same.
+                // A restarted server has lost its history; the current state is listed instead.
                 Some("ERROR") if object["code"] == 410 => {
                     version = catch_up(api, path, events)?;
                     break;
@@ -125,7 +125,7 @@ fn follow(
     }
 }
 
-/// Notes all pods as they are; returns the version from which to go on.
+/// Records all pods; returns the version to resume from.
 fn catch_up(api: &Api, path: &str, events: &Mutex<Vec<Seen>>) -> anyhow::Result<String> {
     let mut list = api.get(path)?;
     let items = list["items"].take();
@@ -134,7 +134,7 @@ fn catch_up(api: &Api, path: &str, events: &Mutex<Vec<Seen>>) -> anyhow::Result<
     Ok(list["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Every step from one sight of a pod to the next must be one that can happen to a pod.
+/// Every step between two states of a pod must be legal.
 pub fn check_order(history: &[Seen]) -> anyhow::Result<()> {
     let mut last: BTreeMap<&str, &Seen> = BTreeMap::new();
     for seen in history {

@@ -1,4 +1,4 @@
-//! Starting the agent: with a kubeconfig that is wrong, and again with nothing to tell.
+//! Starts of the agent: with an invalid kubeconfig, and again without changes to report.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ fn quiet(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(pod.phase() == "Succeeded", "{}", pod.status());
         Ok(())
     })?;
-    // Until all is told.
+    // Until everything is reported.
     cluster.wait_still(Duration::from_secs(8), 60, |cluster| Ok(status_writes(cluster)?.len()))?;
     let ready_since = cluster.node_condition("Ready")?["lastTransitionTime"].clone();
     let record = cluster.record()?;
@@ -52,7 +52,7 @@ fn quiet(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     for end in [Agent::stop, Agent::kill] {
         end(&mut cluster.node.agent);
         cluster.start()?;
-        // Longer than the agent takes to look at everything once.
+        // Longer than one full pass of the agent.
         thread::sleep(Duration::from_secs(12));
     }
     let written = unexpected_writes(cluster, before)?;
@@ -75,7 +75,7 @@ fn wrong(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         config["clusters"][0]["cluster"]["certificate-authority"] = json!(authority_file);
     })?;
     let key_file = user_field(&stranger, "client-key").as_str().unwrap_or_default().to_owned();
-    // Upstream does not say which key it was.
+    // Upstream does not name the key.
     let key_words = if cluster.node.agent.is_upstream() { "private key".to_owned() } else { key_file };
     let wrongs = [
         (missing.clone(), missing.display().to_string()),

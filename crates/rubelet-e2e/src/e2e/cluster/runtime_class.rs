@@ -1,4 +1,4 @@
-//! Pods with a RuntimeClass: which handler of the runtime runs them.
+//! Pods with a RuntimeClass: which handler runs them.
 
 use std::fs;
 
@@ -13,11 +13,11 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
     run: handler,
 }];
 
-/// The testbed's containerd has it beside its default.
+/// A second handler of the testbed's containerd.
 const HANDLER: &str = "second";
 
 fn handler(cluster: &mut ClusterNode) -> anyhow::Result<()> {
-    // Classes are the whole cluster's.
+    // RuntimeClasses are cluster-scoped.
     let name = format!("class-of-{}", cluster.name);
     let class = json!({
         "apiVersion": "node.k8s.io/v1",
@@ -30,7 +30,7 @@ fn handler(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     spec["nodeName"] = json!(cluster.name);
     spec["runtimeClassName"] = json!(name);
     spec["terminationGracePeriodSeconds"] = json!(1);
-    // The API server refuses pods of a class it does not know; the class goes between pod and agent.
+    // The API server rejects pods of an unknown class; the class is deleted after the pod's creation.
     cluster.apply(pod("web", &spec))?;
     cluster.plane().kubectl(&["delete", "runtimeclass", &name])?;
     cluster.start()?;

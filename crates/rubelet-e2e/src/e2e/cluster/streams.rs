@@ -1,5 +1,5 @@
-//! Streams at their limits: every flag of `kubectl logs`, gigabytes through `kubectl exec`, terminals, debugging by copies and on the
-//! node itself, `kubectl proxy`.
+//! Streams at their limits: every flag of `kubectl logs`, gigabytes through `kubectl exec`, terminals, debugging copies and
+//! nodes, `kubectl proxy`.
 
 use std::{
     fs,
@@ -41,7 +41,7 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-/// A gigabyte is asked for with `RUBELET_E2E_STREAM_MIB=1024`.
+/// `RUBELET_E2E_STREAM_MIB=1024` makes it a gigabyte.
 const STREAM_MIB: &str = "RUBELET_E2E_STREAM_MIB";
 const TEXT: &str = "a line that is repeated until there is enough of it";
 
@@ -70,7 +70,7 @@ fn much(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     ensure!(output.child.wait()?.success() && got == expected, "out: {got:?} instead of {expected:?}");
     println!("        {mib} MiB: in {into_secs:.1} s, out {:.1} s", watch.secs());
 
-    // By which way it went: kubectl speaks the newest protocol, and the API server leaves it to an agent that says it knows it.
+    // Which protocol was used: kubectl uses the newest, and the API server passes it on to an agent that declares it.
     let declared = cluster.kubectl(&["get", "node", &cluster.name, "-o=jsonpath={.status.declaredFeatures}"])?;
     ensure!(declared.contains("\"ExtendWebSocketsToKubelet\""), "{declared}");
     let metrics = cluster.plane().kubectl(&["get", "--raw", "/metrics"])?;
@@ -84,7 +84,7 @@ fn much(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
-/// A process whose output is read, and the one it reads from itself. Ended with the value.
+/// A process whose output is read, and the one it reads from. Killed on drop.
 struct Piped {
     child: Child,
     source: Option<Box<Piped>>,
@@ -108,7 +108,7 @@ impl Drop for Piped {
     }
 }
 
-/// So many bytes of text.
+/// This many bytes of text.
 fn repeated(bytes: &str) -> anyhow::Result<Piped> {
     let mut endless = Piped::new(&mut command("yes", [TEXT]))?;
     let mut head = Piped::new(command("head", ["-c", bytes]).stdin(endless.out()?))?;
@@ -120,7 +120,7 @@ fn tty(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start()?;
     cluster.apply(pod("web", &spec(&cluster.name, OBEDIENT)))?;
     cluster.wait_running("web", 60)?;
-    // The size comes after the terminal; who waits for it sees it.
+    // The size arrives after the terminal exists.
     let inside = "tty; until [ \"$(stty size)\" = '33 77' ]; do sleep 0.1; done; echo sized; exit 5";
     let kubectl = cluster.kubectl_command(&["exec", "-it", "web", "--", "sh", "-c"]);
     let words: Vec<String> = [kubectl.get_program()]
@@ -128,7 +128,7 @@ fn tty(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         .chain(kubectl.get_args())
         .map(|it| it.to_string_lossy().into_owned())
         .collect();
-    // `script` gives a terminal to what a shell runs; the words are ours.
+    // `script` gives a terminal to a shell command; the arguments are trusted.
     let line = format!("stty rows 33 cols 77; exec {} \"$INSIDE\"", words.join(" "));
     let mut script = command("script", ["-qec", &line, "/dev/null"]);
     let set = kubectl.get_envs().filter_map(|(name, value)| Some((name, value?)));
@@ -173,7 +173,7 @@ fn logs(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let stamped = cluster.kubectl(&["logs", "web", "-c", "side", "--timestamps"])?;
     let moment = |line: &str| line.split(' ').next().map(str::to_owned).context("no moment");
     let second = moment(stamped.lines().nth(1).context("no second line")?)?;
-    // Kubernetes writes moments in whole seconds: the second line's own second still holds it.
+    // Kubernetes has timestamps in whole seconds: the second line's own second still includes it.
     let second = format!("{}Z", second.split('.').next().context("no fraction")?);
     expected(&["-c", "side", &format!("--since-time={second}")], "two\n")?;
     let wrong = capture(&mut cluster.kubectl_command(&["logs", "web", "-c", "none"]), SHORT)?;
@@ -244,7 +244,7 @@ fn mirror(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(ran.success && ran.stdout.contains("here"), "{uid}: {ran:?}");
     }
     let stranger = run("00000000-0000-0000-0000-000000000000")?;
-    // Upstream's kubelet takes any UID where the name is right.
+    // Upstream's kubelet accepts any UID if the name is right.
     let is_refused = !stranger.success && stranger.stderr.contains("container not found");
     ensure!(is_refused || cluster.node.agent.is_upstream(), "{stranger:?}");
     cluster.node.remove("own")?;
@@ -292,13 +292,13 @@ fn proxy(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
-/// A thousand are asked for with `RUBELET_E2E_ABANDONED=1000`. After ten thousand containerd takes more than a minute to stop the pod.
+/// `RUBELET_E2E_ABANDONED=1000` makes it a thousand. After ten thousand containerd takes more than a minute to stop the pod.
 const ABANDONED: &str = "RUBELET_E2E_ABANDONED";
 const AT_ONCE: usize = 50;
-/// What the agent opens for itself meanwhile, as connections to the API server.
+/// The agent's own descriptors, such as connections to the API server.
 const ITS_OWN: usize = 5;
 const SPDY: &str = "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n";
-/// What a caller says that wants one, up to the end of its head.
+/// The head of a caller's request.
 pub const WEBSOCKET: &str = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\
                          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 

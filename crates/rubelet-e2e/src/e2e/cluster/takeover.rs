@@ -1,4 +1,4 @@
-//! The agent changes under running pods: upstream's kubelet hands the node over, and gets it back.
+//! The agent is replaced under running pods: from upstream's kubelet to Rubelet, and back.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -26,9 +26,9 @@ pub const CASES: &[ClusterCase] = &[ClusterCase {
 
 const PLAIN: usize = 9;
 const WITH_VOLUMES: usize = 10;
-/// Their UIDs are made of their manifests: another one would be another pod.
+/// Their UIDs depend on their manifests: a changed one would be another pod.
 const STATIC: usize = 2;
-/// Long enough for every probe to be asked and every pod to be looked at.
+/// Long enough for every probe to run and every pod to be synced.
 const SETTLE: Duration = Duration::from_secs(20);
 
 fn takeover(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -60,7 +60,7 @@ fn takeover(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ready pods and what must not change about them.
+/// Ready pods and their attributes that must not change.
 fn identities(cluster: &ClusterNode) -> anyhow::Result<BTreeMap<String, Identity>> {
     let mut found = BTreeMap::new();
     for pod in cluster.pods()? {
@@ -69,7 +69,7 @@ fn identities(cluster: &ClusterNode) -> anyhow::Result<BTreeMap<String, Identity
         }
         let mut identity = pod.identity("main")?;
         if pod.is_mirror() {
-            // Upstream's kubelet forgets when a static pod began.
+            // Upstream's kubelet loses the start time of a static pod.
             identity.pod_start.clear();
         }
         found.insert(pod.name().to_owned(), identity);
@@ -79,7 +79,7 @@ fn identities(cluster: &ClusterNode) -> anyhow::Result<BTreeMap<String, Identity
 
 fn check_calm(history: &[Seen]) -> anyhow::Result<()> {
     for seen in history {
-        // The file of a static pod has no status to take a probe's last answer from: both agents show such a pod as not
+        // A static pod has no stored status with the last probe result: both agents show such a pod as not
         // ready until it was probed again.
         let is_probed_again = seen.pod.is_mirror() && seen.pod.has_startup_probe();
         ensure!(seen.pod.is_ready() || is_probed_again, "{} was not ready: {}", seen.pod.name(), seen.pod.status());
@@ -106,7 +106,7 @@ fn make_pods(cluster: &ClusterNode) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With what kubeadm gives to the parts of a control plane.
+/// With kubeadm's settings for control plane components.
 fn control_plane() -> Value {
     let probe =
         json!({ "exec": { "command": ["true"] }, "failureThreshold": 8, "periodSeconds": 10, "timeoutSeconds": 15 });

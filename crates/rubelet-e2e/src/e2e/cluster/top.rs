@@ -1,4 +1,4 @@
-//! `kubectl top`: what a real metrics-server makes of the agent's figures.
+//! `kubectl top` with a real metrics-server.
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
@@ -8,14 +8,14 @@ use crate::{
     e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
 };
 
-/// On a control plane of its own: metrics-server asks every node of a cluster, and those of other tests come and go.
+/// On its own control plane: metrics-server scrapes every node of a cluster, and those of other tests come and go.
 pub const CASES: &[ClusterCase] = &[ClusterCase {
     name: "kubectl top shows node and pods through a real metrics-server",
     plane: Plane::Own(ControlPlaneOptions::default),
     run: top,
 }];
 
-/// Keeps some megabytes, then never rests.
+/// Allocates some megabytes, then uses the CPU without pause.
 const BUSY: &str = "kept=$(head -c 8000000 /dev/zero | tr '\\0' x); while :; do :; done";
 
 fn top(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -29,18 +29,18 @@ fn top(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     for pod in ["busy", "resting"] {
         cluster.wait_running(pod, 60)?;
     }
-    // It tells of what it saw twice.
+    // It needs two scrapes.
     cluster.wait("metrics-server has figures of both pods and of the node", 90, |cluster| {
         for pod in ["busy", "resting"] {
             cluster.object("metrics.k8s.io/v1beta1", &format!("pods/{pod}"))?;
         }
         cluster.plane().api().get(&format!("/apis/metrics.k8s.io/v1beta1/nodes/{}", cluster.name)).map(drop)
     })?;
-    // Upstream's first figures may be from before the pod was at work.
+    // Upstream's first values may be from before the pod started its work.
     cluster.wait("kubectl shows who works", 60, |cluster| {
         let pods = cluster.kubectl(&["top", "pod", "--no-headers"])?;
         let (busy, resting) = (Usage::shown(&pods, "busy")?, Usage::shown(&pods, "resting")?);
-        // A third of a processor, of which other work on the machine may take some.
+        // A third of a CPU, of which other load on the machine may take some.
         ensure!((80..450).contains(&busy.millicores) && resting.millicores < 50, "{busy:?}, {resting:?}");
         ensure!((5..64).contains(&busy.mebibytes) && resting.mebibytes < 5, "{busy:?}, {resting:?}");
         let node = Usage::shown(&cluster.kubectl(&["top", "node", "--no-headers"])?, &cluster.name)?;

@@ -1,5 +1,5 @@
-//! What users run: pods by hand, Deployments, Jobs, StatefulSets, DaemonSets. The controllers are upstream's; they only work if
-//! the agent's reports are what they build on.
+//! Workloads: plain pods, Deployments, Jobs, StatefulSets, DaemonSets, with upstream's controllers, which
+//! depend on the agent's reports.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +59,7 @@ fn changed_image(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     spec["restartPolicy"] = json!("Never");
     cluster.apply(pod("once", &spec))?;
     cluster.wait_running("once", 60)?;
-    // Another name of the same image is a change all the same.
+    // Another name of the same image is a change, too.
     let other = BUSYBOX.rsplit('/').next().context("an image has a name")?;
     cluster.kubectl(&["set", "image", "pod/once", &format!("main={other}")])?;
     cluster.wait("it runs again", 40, |cluster| {

@@ -1,4 +1,4 @@
-//! How often does the agent write a pod's status?
+//! The number of the agent's status writes.
 
 use std::{fs, thread, time::Duration};
 
@@ -24,7 +24,7 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-/// Upstream's: its generation, its ended containers, its phase.
+/// Upstream's additional writes: generation, terminated containers, phase.
 const WRITES_PER_STOP: usize = 3;
 
 fn stop_writes_three(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -66,14 +66,14 @@ fn takeover_writes_none(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.node.agent.stop();
     cluster.node.agent.become_program(&tested);
     cluster.start()?;
-    // Every probe was asked, and every pod was looked at and reconciled.
+    // Every probe ran, and every pod was synced and reconciled.
     thread::sleep(Duration::from_secs(20));
     let written = unexpected_writes(cluster, before)?;
     ensure!(written.is_empty(), "{} statuses of {count} pods were written:\n{}", written.len(), written.join("\n"));
     Ok(())
 }
 
-/// One pod for each thing that a status shows in a way of its own.
+/// One pod for each special case of a status.
 fn varied_pods(cluster: &ClusterNode) -> Vec<Value> {
     let probe = json!({ "exec": { "command": ["true"] }, "periodSeconds": 2 });
     let sidecar =
@@ -134,7 +134,7 @@ fn extend(object: &mut Value, fields: Value) {
     object.extend(fields);
 }
 
-/// What was written after the first `before` writes, by an agent that had nothing to tell. When upstream's kubelet starts again,
+/// Writes after the first `before`, by an agent without changes to report. When upstream's kubelet restarts,
 /// it takes the network's readiness back from a pod that ended, and writes a memory limit of `100M` as bytes; that is not
 /// counted.
 pub(super) fn unexpected_writes(cluster: &ClusterNode, before: usize) -> anyhow::Result<Vec<String>> {
@@ -146,7 +146,7 @@ pub(super) fn unexpected_writes(cluster: &ClusterNode, before: usize) -> anyhow:
     Ok(written)
 }
 
-/// What the node wrote about pods' status, as the API server noted it.
+/// The node's writes of pod status, from the audit log.
 pub(super) fn status_writes(cluster: &ClusterNode) -> anyhow::Result<Vec<String>> {
     let user = format!("system:node:{}", cluster.name);
     let log = fs::read_to_string(cluster.plane().audit_log())?;

@@ -1,4 +1,4 @@
-//! The agent's figures beside the kernel's own files.
+//! The agent's values compared with the kernel's files.
 
 use std::{
     fs,
@@ -10,12 +10,12 @@ use anyhow::{Context as _, ensure};
 use super::{Scrape, container, summary};
 use crate::e2e::node::Node;
 
-/// All controllers in one tree: version 2.
+/// All controllers in one hierarchy: version 2.
 pub fn is_unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// Where the kernel says a figure: a file of a controller, in it a word, and what makes it the unit of the metric.
+/// The kernel's source of a value: a file of a controller, a key in it, and the factor to the metric's unit.
 struct Source {
     controller: &'static str,
     file: &'static str,
@@ -51,7 +51,7 @@ const VERSION_2: &[(&str, Source)] = &[
     ("container_fs_writes_bytes_total", source("", "io.stat", "wbytes=", 1.0)),
 ];
 
-/// The figures of `work`, its pod, its class and all pods are the kernel's, and `work` waits for the processor.
+/// The values of `work`, its pod, its QoS class and all pods equal the kernel's, and `work` is throttled.
 pub fn compare(node: &Node) -> anyhow::Result<()> {
     let id = node.pod("busy")?.container("work")["containerID"].as_str().unwrap_or_default().to_owned();
     let work = cgroup_of(node, id.trim_start_matches("containerd://"))?;
@@ -67,7 +67,7 @@ pub fn compare(node: &Node) -> anyhow::Result<()> {
         let work = &container(&summary, "work")?["cpu"]["psi"]["some"]["total"];
         work.as_u64().with_context(|| format!("work has no pressure: {work}"))
     };
-    // It wants a whole processor and has a third of one.
+    // It needs a whole CPU and has a third of one.
     let early = waited(node)?;
     node.wait("the pressure on work grows by a second", 60, |node| {
         let late = waited(node)?;
@@ -76,7 +76,7 @@ pub fn compare(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// Every figure is between what the kernel says before and after it was asked for.
+/// Every value is between the kernel's before and after the request.
 fn agree(node: &Node, cgroup: &Path) -> anyhow::Result<()> {
     let metrics = if is_unified() { VERSION_2 } else { VERSION_1 };
     let read = || metrics.iter().map(|(_, source)| source.read(cgroup)).collect::<anyhow::Result<Vec<_>>>();
@@ -94,7 +94,7 @@ fn agree(node: &Node, cgroup: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a container's first process is; in version 1, in the tree of memory.
+/// The cgroup of a container's first process; in version 1, in the memory hierarchy.
 fn cgroup_of(node: &Node, id: &str) -> anyhow::Result<PathBuf> {
     let tasks = node.bed.ctr(["tasks", "list"])?;
     let task = tasks.lines().find(|line| line.starts_with(id)).context("work has no task")?;
@@ -106,7 +106,7 @@ fn cgroup_of(node: &Node, id: &str) -> anyhow::Result<PathBuf> {
 }
 
 impl Source {
-    /// `None` where the kernel has nothing to say, as of a disk that was not used.
+    /// `None` if the kernel has no value, as of an unused disk.
     fn read(&self, cgroup: &Path) -> anyhow::Result<Option<f64>> {
         let text = fs::read_to_string(format!("/sys/fs/cgroup/{}{}/{}", self.controller, cgroup.display(), self.file))?;
         if text.is_empty() {

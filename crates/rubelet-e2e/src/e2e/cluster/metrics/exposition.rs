@@ -1,6 +1,6 @@
-//! A strict reader of the exposition format: what it takes, every scraper takes.
+//! A strict parser of the exposition format.
 //!
-//! Owns: the grammar of a page and what must hold of its families.
+//! Owns: the grammar of a page and the rules of its families.
 
 use std::collections::{BTreeMap, BTreeSet};
 
