@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn version_must_be_the_one_we_speak() {
+    fn other_cri_versions_are_rejected() {
         let version = v1::VersionResponse {
             version: "0.1.0".into(),
             runtime_name: "containerd".into(),
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_nobody_listens_on_is_unavailable() {
+    async fn unbound_socket_is_unavailable() {
         let client = CriClient::new("/nonexistent/cri.sock", "", Duration::from_secs(2)).unwrap();
         let error = client.status().await.unwrap_err();
         assert_eq!((error.method, error.kind), ("Status", RpcErrorKind::Unavailable), "{error}");

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_container_hears_the_headers_it_was_promised() {
+    async fn probe_sends_configured_headers() {
         let server = WebServer::new(|request| answer("200 OK", "", request)).await;
         let url = format!("http://{}/health?x=1", server.address);
         let heard = get(url, &[("User-Agent", "kube-probe/1.36"), ("Host", "example.com")]).await.unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_does_not_answer_is_named_in_gos_words() {
+    async fn connection_errors_have_gos_texts() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = silent.local_addr().unwrap().port();
         let url = format!("http://127.0.0.1:{port}/");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_breaks_off_or_stalls_is_told_from_no_answer() {
+    async fn broken_body_differs_from_no_response() {
         let half = |status: &str, more: &str| format!("HTTP/1.1 {status}\r\n{more}Content-Length: 100\r\n\r\nhalf");
         let server = WebServer::new(move |request| match request.split(' ').nth(1).unwrap() {
             "/moved" => half("302 Found", "Location: /whole\r\n"),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_without_tls_is_told_from_one_that_makes_no_sense() {
+    async fn plain_http_server_differs_from_non_http_server() {
         let plain = WebServer::new(|_| answer("400 Bad Request", "", "Client sent no HTTP")).await;
         let said = get(format!("https://{}/", plain.address), &[]).await;
         assert_eq!(said, Err("http: server gave HTTP response to HTTPS client".to_owned()));

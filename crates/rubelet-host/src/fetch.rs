@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_server_hears_the_headers_and_we_its_answer() {
+    async fn headers_are_sent_and_response_returned() {
         let server = WebServer::new(ok).await;
         let headers = [("X-Token", "a"), ("X-Token", "b"), ("User-Agent", "me"), ("Host", "elsewhere")];
         let answer = get(&format!("http://{}/p?q=1", server.address), &headers).await.unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_says_nothing_or_half_is_given_up() {
+    async fn silent_or_partial_response_times_out() {
         let server = WebServer::new(|_| "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf".to_owned()).await;
         server.get("/").await.unwrap_err();
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_url_of_ours_is_refused_without_telling_secrets() {
+    async fn invalid_urls_are_rejected_without_leaking_secrets() {
         let cases = [
             ("ftp://host/", "x", "only http and https URLs are fetched"),
             ("/path", "x", "only http and https URLs are fetched"),

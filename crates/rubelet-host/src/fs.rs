@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beneath_is_opened_without_following_anything() {
+    fn open_below_follows_no_links() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("pod/app")).unwrap();

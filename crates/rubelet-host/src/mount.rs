@@ -86,7 +86,7 @@ impl Mounter {
     }
 }
 
-/// Whether a tmpfs of its own is mounted right there. Every look at a pod asks this, so nobody reads the mount table for it, which
+/// Whether a tmpfs is mounted exactly there. Every look at a pod checks this, so it does not read the mount table, which
 /// has a few lines for every pod.
 fn is_tmpfs(path: &Path) -> io::Result<bool> {
     const MAGIC: rustix::fs::FsWord = 0x0102_1994;

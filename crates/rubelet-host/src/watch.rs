@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn single_writes_are_heard_only_by_those_who_ask() {
+    async fn write_hints_go_only_to_write_watchers() {
         use std::io::Write;
         let dir = tempfile::tempdir().unwrap();
         let mut file = fs::File::create(dir.path().join("log")).unwrap();

@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_the_entry_and_the_field() {
+    fn kubeconfig_errors_name_entry_and_field() {
         let contexts = "contexts: [{name: x, context: {cluster: c, user: u}}]";
         let found = [
             parsed(""),

@@ -76,7 +76,7 @@ async fn an_object_is_made_found_changed_and_deleted() {
 
 #[tokio::test]
 #[ignore = "needs a control plane"]
-async fn a_follower_hears_of_every_change() {
+async fn reflector_receives_every_change() {
     let client = client();
     let name = "rubelet-followed";
     let (sender, mut changes) = mpsc::channel(16);

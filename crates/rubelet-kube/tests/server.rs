@@ -38,7 +38,7 @@ fn watch(path: ObjectPath) -> Watch {
 }
 
 #[tokio::test]
-async fn a_request_says_who_asks_for_what() {
+async fn request_has_user_agent_and_credentials() {
     for protocol in [Protocol::Http2, Protocol::Http1] {
         let certificates = Certificates::new();
         let server = TestServer::start(&certificates, protocol, |request| {
@@ -77,7 +77,7 @@ async fn a_request_says_who_asks_for_what() {
 }
 
 #[tokio::test]
-async fn who_counts_is_told_of_every_try_and_every_call() {
+async fn observer_sees_every_try_and_call() {
     let certificates = Certificates::new();
     let server = TestServer::start(&certificates, Protocol::Http2, |request| {
         if request.target.contains("missing") { Answer::status(StatusCode::NOT_FOUND) } else { Answer::ok("12345") }
@@ -172,7 +172,7 @@ async fn hundreds_of_watches_leave_heartbeats_and_calls_alone() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_patience_is_asked_again() {
+async fn retry_after_is_honoured() {
     let certificates = Certificates::new();
     let server = TestServer::start(&certificates, Protocol::Http2, |request| match request.number {
         0 => Answer::status(StatusCode::TOO_MANY_REQUESTS).with("retry-after", "1"),
@@ -219,7 +219,7 @@ async fn hung_server_times_out_and_next_call_reconnects() {
 }
 
 #[tokio::test]
-async fn a_socket_that_accepts_and_says_nothing_is_given_up() {
+async fn silent_server_times_out() {
     let certificates = Certificates::new();
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
@@ -375,7 +375,7 @@ async fn a_token_that_is_over_is_not_used() {
 }
 
 #[test]
-fn files_that_are_not_what_they_should_be_are_named() {
+fn invalid_kubeconfig_files_are_named() {
     let certificates = Certificates::new();
     let kubeconfig = certificates.kubeconfig_for("https://127.0.0.1:1", "node-one");
     let failure = || {

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_nothing_new_but_gives_up_what_it_has() {
+    fn full_disk_rejects_writes_but_allows_removal() {
         let mut disk = Disk::default();
         disk.write_file(Path::new("/f"), b"x", 0o644).unwrap();
         disk.full = true;

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_which_command_and_what_it_said() {
+    fn command_failure_names_command_and_output() {
         let err = output(&mut command("ls", ["/no/such/place"]), SHORT).unwrap_err().to_string();
         assert!(err.contains("`ls /no/such/place` failed") && err.contains("No such file"), "{err}");
     }

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_told_apart() {
+    fn commands_are_distinguished() {
         let told = |line: &str| match no_files().parse(line).unwrap() {
             Command::Run(_) => "run".to_owned(),
             Command::ConfigCheck(sources) => format!("check {sources:?}"),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_lists_what_is_accepted_but_not_acted_on() {
+    fn config_check_lists_fields_without_effect() {
         let files =
             Files::new(&[("c", "TYPE\nmaxPods: 5\nsyncFrequency: 5s\nport: 10250\nevictionHard: {}\nprot: 1\n")]);
         let Command::ConfigCheck(sources) = files.parse("config check DIR/c").unwrap() else { panic!("it is a check") };
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_core_is_told_what_it_decides_by() {
+    fn core_settings_follow_options() {
         let files = Files::new(&[(
             "c",
             "TYPE\nstaticPodPath: /m\nmaxParallelImagePulls: 3\ncpuCFSQuota: false\nresolvConf: ''\nseccompDefault: true\n",
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_named_after_its_host_unless_told_otherwise() {
+    fn node_name_is_host_name_unless_overridden() {
         let options = no_files().options("");
         assert_eq!(options.node_name(" Node-A.Example\n"), Ok("node-a.example".to_owned()));
         assert_eq!(options.node_name("\n"), Err("empty hostname is invalid".to_owned()));

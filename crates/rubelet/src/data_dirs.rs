@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_directory_has_what_upstream_makes_in_it() {
+    fn root_directory_has_upstreams_directories() {
         let dir = tempfile::tempdir().unwrap();
         make_below(dir.path()).unwrap();
         let mut found: Vec<_> = std::fs::read_dir(dir.path())

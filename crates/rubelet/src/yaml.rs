@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_yaml_is_refused_with_its_place() {
+    fn invalid_yaml_error_has_line_and_column() {
         let found = ["", "# only a comment\n", "a: 1\na: 2\n", "a: [1, 2", "a: b: c", "\u{1}\u{2}", "a:\n\t- b"]
             .map(parsed)
             .join("\n");

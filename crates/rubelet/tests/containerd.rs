@@ -31,12 +31,12 @@ use tokio::sync::mpsc;
 
 const BUSYBOX: &str = "docker.io/library/busybox:1.35";
 
-/// A pod of one test, and all of its traces: they go with it.
+/// A pod of one test with everything it creates, removed on drop.
 struct Bed {
     world: World,
     pod: Arc<Pod>,
     at: PodRef,
-    /// Last, so that it goes after everything in it.
+    /// Last, so that it is dropped after everything in it.
     dir: tempfile::TempDir,
 }
 
@@ -124,7 +124,7 @@ impl Bed {
     }
 }
 
-/// A test that panics does not come to its `clean_up`.
+/// A test that panics does not reach its `clean_up`.
 impl Drop for Bed {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -134,7 +134,7 @@ impl Drop for Bed {
         let removing = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                // The panic stopped what drives the test's own connection.
+                // The panic stopped the runtime of the test's own connection.
                 let world = World { runtime: Arc::new(client()), ..world };
                 tokio::time::timeout(Duration::from_secs(30), remove_all(&world, &at)).await
             })
@@ -218,7 +218,7 @@ async fn a_pod_is_run_found_and_taken_away() {
     assert!(text.contains(&format!("{}\th.s.test.svc.\th", sandbox.ips[0])), "{text}");
     assert!(volume.join("here").exists());
 
-    // A second start of the same attempt collides; it does not double.
+    // A second start of the same attempt fails instead of starting twice.
     let doubled = bed.start(&sandbox_id, 0).await.unwrap_err();
     assert_eq!(doubled.kind, ErrorKind::Reject(Reason::CreateContainerError), "{doubled}");
     assert_eq!(bed.inspect().await.containers.len(), 1);
@@ -305,7 +305,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         recursive_read_only_mounts: false,
         image: bed.busybox().await,
     };
-    // As far as an agent gets that is killed in the middle.
+    // The state after an agent was killed in the middle.
     let settings = &bed.world.settings;
     let identity = rubelet_core::container::Identity { uid: &bed.at.uid, attempt: 0, cgroup_parent: "" };
     let sandbox_config =
@@ -349,7 +349,7 @@ async fn runtime_reports_version_and_events_become_hints() {
         let sandbox = bed.run_sandbox().await;
         bed.start(&sandbox, 0).await.unwrap();
         let ours = Some(Event::Hint { pod: bed.at.uid.clone() });
-        // Other tests' pods are hinted at, too.
+        // There are hints about other tests' pods, too.
         let hinted = async { while hints.recv().await != ours {} };
         tokio::time::timeout(Duration::from_secs(5), hinted).await.unwrap();
         drop(hints);
@@ -358,7 +358,7 @@ async fn runtime_reports_version_and_events_become_hints() {
     bed.clean_up().await;
 }
 
-/// A socket that leads to the runtime's, and can be taken away or left to say nothing.
+/// A proxy socket of the runtime that can be removed or made silent.
 struct Door {
     at: std::path::PathBuf,
     task: tokio::task::JoinHandle<()>,
@@ -402,10 +402,10 @@ async fn a_runtime_that_went_away_is_found_again_when_it_returns() {
     let door = Door::open(&at, &socket());
     assert!(observe::check_runtime(&bed.world).await.is_ok());
     door.close().await;
-    // The client tries to connect again until its deadline.
+    // The client reconnects until its deadline.
     let away = observe::relist(&bed.world).await.unwrap_err().kind;
     assert!(matches!(away, ErrorKind::Unavailable | ErrorKind::TimedOut), "it went away: {away:?}");
-    // Listens, but never answers.
+    // Listens, but never responds.
     let silent = tokio::net::UnixListener::bind(&at).unwrap();
     let asked = tokio::time::Instant::now();
     let late = observe::inspect(&bed.world, &bed.at).await.unwrap_err();

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_caught() {
+    fn dangling_references_are_reported() {
         let cases = [
             ("`core/gone.rs`", "the file `core/gone.rs`"),
             ("`core/{pod,gone}.rs`", "the file `core/gone.rs`"),

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_not_a_breach() {
+    fn allowed_words_are_no_violation() {
         let cases = [
             ("crates/rubelet/src/world.rs", "fn a() { Instant::now(); }"),
             ("crates/rubelet/src/sources/file.rs", "async fn a() { tokio::time::sleep(x).await }"),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_among_the_cores_dependencies_is_caught() {
+    fn forbidden_core_dependency_is_reported() {
         let manifest = |name: &str| {
             format!(
                 "[package]\nname = \"x\"\n\n[dependencies]\nserde.workspace = true\n{name}.workspace = true\n\n[dev-dependencies]\ninsta.workspace = true\n"

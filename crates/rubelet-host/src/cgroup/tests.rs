@@ -95,7 +95,7 @@ fn cgroup_is_created_in_every_hierarchy_with_limits_and_removed() {
 }
 
 #[test]
-fn what_still_runs_in_a_cgroup_is_killed_when_it_is_removed() {
+fn cgroup_removal_kills_its_processes() {
     let place = CgroupFixture::new("killed");
     place.trees.apply(&place.cgroup("pod1/inner", Limits::default())).unwrap();
     let mut sleeper = Sleeper(Command::new("sleep").arg("600").spawn().unwrap());

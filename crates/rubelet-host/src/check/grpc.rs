@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_healthy_when_it_says_so_and_only_then() {
+    async fn only_serving_grpc_server_is_healthy() {
         let server = Server::new().await;
         let unhealthy = |name: &str| Err(GrpcFailure::Unhealthy(name.to_owned()));
         let rpc = |text: &str| Err(GrpcFailure::Rpc(format!("rpc error: code = {text}")));

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_may_read_what_its_owner_may() {
+    fn group_gets_owners_read_permission() {
         let dir = tempfile::tempdir().unwrap();
         let mut files = projection(&[("sub/a", "1", 0o600)]);
         files.group = Some(4321);

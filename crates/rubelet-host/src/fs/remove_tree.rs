@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_file_can_be_called_is_gone_already() {
+    fn overlong_name_counts_as_removed() {
         let fixture = TreeFixture::new();
         fs::write(fixture.tree().join("x".repeat(MAX_NAME_BYTES)), "").unwrap();
         let name = "x".repeat(MAX_NAME_BYTES + 1);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_nobody_waits_for_stops() {
+    fn abandoned_removal_stops() {
         let fixture = TreeFixture::new();
         fs::write(fixture.tree().join("file"), "").unwrap();
         let error = remove_tree(&fixture.tree(), &AtomicBool::new(true)).unwrap_err();

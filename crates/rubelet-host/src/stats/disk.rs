@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_says_how_full_it_is() {
+    fn file_system_reports_its_usage() {
         let found = file_system(Path::new("/")).unwrap();
         assert!(found.capacity_bytes >= found.used_bytes + found.available_bytes && found.used_bytes > 0, "{found:?}");
         assert!(file_system(Path::new("/nowhere/at/all")).is_err());

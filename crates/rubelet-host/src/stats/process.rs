@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_a_core_and_cores_of_a_socket_are_told_apart() {
+    fn cpu_topology_has_threads_cores_and_sockets() {
         let dir = tempfile::tempdir().unwrap();
         for (cpu, socket, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0)] {
             let topology = dir.path().join(format!("cpu{cpu}/topology"));

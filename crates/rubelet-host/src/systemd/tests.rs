@@ -104,7 +104,7 @@ fn existing_slice_gets_limits_and_missing_slice_needs_no_stop() {
 /// Byte for byte as in the D-Bus specification.
 #[test]
 #[cfg(target_endian = "little")]
-fn properties_are_laid_out_as_the_bus_wants_them() {
+fn properties_have_dbus_wire_format() {
     let body =
         Body::default().properties(&[("A", Value::Flag(true)), ("Bc", Value::Number(5)), ("D", Value::Name("e"))]);
     let fields = [(MEMBER, "s", text("M"))];

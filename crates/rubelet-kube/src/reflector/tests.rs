@@ -149,7 +149,7 @@ async fn watch_resumes_from_last_version_including_bookmarks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_streamed_list_is_what_is_left_when_it_ends() {
+async fn streamed_list_is_the_state_at_its_end() {
     let list = vec![
         Ok(WatchEvent::Added(object("a", 7))),
         Ok(WatchEvent::Added(object("b", 3))),
@@ -199,7 +199,7 @@ async fn watch_list_falls_back_to_list_once_if_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_streamed_list_that_breaks_off_tells_nothing() {
+async fn interrupted_streamed_list_sends_nothing() {
     let half = || vec![Ok(WatchEvent::Added(object("a", 7)))];
     let cut = half().into_iter().chain([Err(refusal(ApiErrorKind::Unreachable))]).collect();
     let odd = half().into_iter().chain([Ok(WatchEvent::Added(Bytes::from_static(b"{}")))]).collect();
@@ -371,7 +371,7 @@ async fn an_event_that_cannot_be_read_means_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn following_ends_with_the_follower_whatever_it_waits_for() {
+async fn reflector_ends_with_its_receiver() {
     let scripts: [Vec<Step>; 4] = [
         vec![],
         vec![Step::Refuse(ApiErrorKind::Invalid), LIST],

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_without_a_key_and_lists_told_so_are_replaced() {
+    fn lists_without_merge_key_are_replaced() {
         check(
             json!({ "containerStatuses": [{ "name": "a", "ready": true }], "addresses": [{ "type": "IP" }] }),
             &json!({

@@ -123,7 +123,7 @@ async fn told(events: &mut WatchStream) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_happened_since_and_goes_on() {
+async fn watch_replays_history_and_continues() {
     let simulation = simulation();
     ask(&simulation, Verb::Create, pods(), pod("web")).unwrap();
     ask(&simulation, Verb::Create, pods(), json!({ "metadata": { "name": "elsewhere" }, "spec": {} })).unwrap();

@@ -183,7 +183,7 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
 }
 
 #[test]
-fn what_the_agent_may_not_say_is_heard() {
+fn illegal_snapshot_transitions_break_rules() {
     for (before, after, expected) in [
         (told("Terminating", "Running", 0), told("Syncing", "Running", 0), vec!["a lifecycle only moves forward"]),
         (told("Syncing", "Failed", 0), told("Syncing", "Running", 0), vec!["a phase never leaves its end"]),

@@ -479,7 +479,7 @@ mod tests {
         script::PodScript,
     };
 
-    /// What is complained of when the agent tells this of the only container of a pod with limits that is ready.
+    /// The complaint about this reported status of the only container of a ready pod with limits.
     fn complaint_about(lie: impl FnOnce(&mut ContainerStatus)) -> Option<String> {
         let mut play = Play::seeded(1);
         let limits = json!({ "limits": { "cpu": "100m", "memory": "64Mi" } });

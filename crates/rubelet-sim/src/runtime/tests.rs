@@ -114,7 +114,7 @@ fn a_stop_whose_client_went_away_has_sent_sigterm_only() {
 }
 
 #[test]
-fn stopping_a_sandbox_kills_what_runs_in_it() {
+fn stopping_a_sandbox_kills_its_containers() {
     play(|on| async move {
         let container = on.running("run").await;
         let sandbox = on.simulation.look(|sim| sim.runtime.picture.containers[&container].sandbox.clone());
@@ -128,7 +128,7 @@ fn stopping_a_sandbox_kills_what_runs_in_it() {
 }
 
 #[test]
-fn programs_end_as_they_say() {
+fn fake_programs_exit_as_scripted() {
     for (program, expected) in
         [("exit 3 after 2s", (3, "Error")), ("exit 0 after 1s", (0, "Completed")), ("oom after 1s", (137, "OOMKilled"))]
     {
@@ -157,7 +157,7 @@ fn a_container_starts_once_and_only_in_a_living_sandbox() {
 }
 
 #[test]
-fn while_it_is_down_nobody_answers_and_containers_go_on() {
+fn stopped_runtime_refuses_calls_and_containers_keep_running() {
     play(|on| async move {
         let container = on.running("run").await;
         on.simulation.with(super::SimState::take_runtime_down);
@@ -194,7 +194,7 @@ fn a_stale_list_shows_the_world_of_some_seconds_ago() {
 }
 
 #[test]
-fn events_tell_of_the_pod_and_can_be_lost() {
+fn runtime_events_name_the_pod_and_can_be_lost() {
     play(|on| async move {
         let mut events = on.runtime.container_events().await.unwrap();
         let container = on.running("run").await;

@@ -109,7 +109,7 @@ fn manifest_edited_while_agent_is_down_replaces_its_pod() {
 }
 
 #[test]
-fn what_an_earlier_life_mounted_is_unmounted_by_the_next() {
+fn mounts_of_previous_process_are_unmounted() {
     let mut play = Play::seeded(72);
     play.apply(PodScript::from("web").empty_dir(EmptyDir::Memory)).until(&running("web")).crash_agent().runtime_down();
     play.start_agent().wait(seconds(5)).remove("web").wait(seconds(5)).runtime_up().settle(minutes(2));

@@ -33,7 +33,7 @@ fn slow(name: &str) -> PodScript {
 }
 
 #[test]
-fn a_pod_of_the_api_runs_is_told_of_and_goes_when_deleted() {
+fn api_pod_runs_is_reported_and_deleted() {
     let mut play = Play::clustered(1);
     play.create("web").until(&stored_phase("web", "Running")).settle(minutes(1)).expect_running("web");
     play.delete("web", Within::ItsOwnTime).until(&forgotten("web")).settle(minutes(1)).expect_starts("web", 1);
@@ -86,7 +86,7 @@ fn pod_recreated_while_agent_is_down_is_a_new_pod() {
 }
 
 #[test]
-fn a_status_somebody_overwrote_is_put_right() {
+fn foreign_pod_status_write_is_overwritten() {
     let mut play = Play::clustered(12);
     play.create("web").apply("static").settle(minutes(1));
     let lie = json!({ "phase": "Pending", "conditions": [{ "type": "Ready", "status": "False" }], "podIP": null });
@@ -133,7 +133,7 @@ fn statuses_are_current_five_seconds_after_long_api_outage() {
 }
 
 #[test]
-fn a_silent_network_ends_nothing_and_all_is_told_afterwards() {
+fn network_partition_stops_no_pod_and_statuses_catch_up() {
     let mut play = Play::clustered(18);
     play.create("web").apply("static").settle(minutes(1)).silence_for(minutes(2)).exit_container("web", "app", 1);
     play.wait(minutes(2)).wait(seconds(40)).expect_agreement().settle(minutes(1)).expect_restart_count("web", 1);
@@ -188,7 +188,7 @@ fn force_deleted_pod_is_stopped_and_leaves_nothing() {
 }
 
 #[test]
-fn a_pod_that_ended_stays_told_of_until_it_is_deleted() {
+fn finished_pod_keeps_its_status_until_deleted() {
     let mut play = Play::clustered(29);
     play.create(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 3s"));
     play.until(&stored_phase("job", "Succeeded")).settle(minutes(2)).crash_agent().start_agent().wait(minutes(2));
@@ -320,7 +320,7 @@ fn a_pod_waits_for_its_config_map_and_starts_when_it_comes() {
 }
 
 #[test]
-fn the_lease_is_renewed_whatever_keeps_the_runtime_busy() {
+fn lease_is_renewed_while_runtime_is_busy() {
     let mut play = Play::clustered(39);
     play.create("web").settle(minutes(1)).runtime_down();
     for _ in 0..10 {

@@ -13,7 +13,7 @@ use crate::{
 const OTHER: &str = "reg.test/other:v2";
 
 #[test]
-fn changed_image_restarts_a_container_whatever_its_policy() {
+fn changed_image_restarts_container_under_any_policy() {
     for (seed, policy) in [(1, Policy::Always), (2, Policy::OnFailure), (3, Policy::Never)] {
         let mut play = Play::clustered(seed);
         play.publish(OTHER, Pull::After(seconds(3)));

@@ -31,7 +31,7 @@ fn a_stuck_pull_holds_up_no_pod_that_needs_no_pull() {
 }
 
 #[test]
-fn pods_that_want_one_image_all_get_it() {
+fn pods_sharing_an_image_all_start() {
     let mut play = Play::seeded(32);
     play.publish("reg.test/big:v1", Pull::After(seconds(20)));
     for name in ["a", "b", "c", "d"] {

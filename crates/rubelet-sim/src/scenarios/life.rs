@@ -36,7 +36,7 @@ fn a_pod_that_never_restarts_runs_once_and_stays_completed() {
 }
 
 #[test]
-fn on_failure_restarts_what_failed_and_leaves_what_succeeded() {
+fn on_failure_restarts_only_failed_containers() {
     let pod = PodScript::pod("job")
         .policy(Policy::OnFailure)
         .container("good", "exit 0 after 1s")

@@ -58,7 +58,7 @@ fn a_symlinked_manifest_is_a_manifest() {
 }
 
 #[test]
-fn a_change_nobody_was_told_of_is_found_by_the_slow_look() {
+fn manifest_change_without_hint_is_found_by_polling() {
     let mut play = Play::seeded(114);
     play.storm(crate::faults::FaultRates { hint_lost: 1.0, ..Default::default() }).apply("web").calm();
     play.until(&running("web")).settle(minutes(1));

@@ -115,7 +115,7 @@ impl Bootstrap {
         loop {
             let key = pending_key::load_or_make(self.host.as_ref(), &self.cert_dir)
                 .await
-                .with_context(|| format!("make a key in {}", self.cert_dir.display()))?;
+                .with_context(|| format!("create a key in {}", self.cert_dir.display()))?;
             match signing::request_certificate(api, &template, &key, Name::Digested, PATIENCE).await {
                 Ok(chain) if leaf::first_end(chain.as_bytes()).is_ok_and(|ends| ends <= self.clock.now().wall) => {
                     tracing::info!("certificate of the earlier CSR has expired, creating a new key");
@@ -126,12 +126,11 @@ impl Bootstrap {
                     tracing::warn!(%error, "failed to request a certificate, will retry in {} s", pause.as_secs());
                 }
                 Err(error @ SigningError::Refused { .. }) => {
-                    return Err(error)
-                        .context("join the cluster; to ask once more, delete the request and start again");
+                    return Err(error).context("bootstrap denied; to retry, delete the CSR and restart");
                 }
                 Err(error) => {
                     let asked_with = self.bootstrap_kubeconfig.display();
-                    return Err(error).context(format!("ask for a client certificate with {asked_with}"));
+                    return Err(error).context(format!("request a client certificate with {asked_with}"));
                 }
             }
             sleep(pause).await;
@@ -140,7 +139,7 @@ impl Bootstrap {
     }
 
     async fn forget_key(&self) -> anyhow::Result<()> {
-        pending_key::forget(self.host.as_ref(), &self.cert_dir).await.context("remove the key that was waiting")
+        pending_key::forget(self.host.as_ref(), &self.cert_dir).await.context("remove the pending key")
     }
 
     async fn write_kubeconfig(&self, yaml: &str) -> std::io::Result<()> {

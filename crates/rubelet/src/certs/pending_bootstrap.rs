@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_refused_asks_again_soon_and_then_more_rarely() {
+    fn rejected_bootstrap_is_retried_with_backoff() {
         assert_eq!([0, 1, 3, 4, u32::MAX].map(|refusals| pause_after(refusals).as_secs()), [4, 8, 32, 60, 60]);
     }
 

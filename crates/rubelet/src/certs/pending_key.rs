@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_key_is_replaced() {
+    async fn invalid_pending_key_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(path(dir.path()), "cut off").unwrap();
         load_or_make(&LinuxHost::default(), dir.path()).await.unwrap();

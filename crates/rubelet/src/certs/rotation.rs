@@ -106,7 +106,7 @@ impl Rotation {
     }
 
     async fn rotate(&self, current: Option<&Leaf>) -> anyhow::Result<Leaf> {
-        let key = KeyPair::generate().context("make a key")?;
+        let key = KeyPair::generate().context("create a key")?;
         let api = self.api(current)?;
         let chain = signing::request_certificate(api.as_ref(), &self.template, &key, Name::Generated, PATIENCE).await?;
         let leaf = self.store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;

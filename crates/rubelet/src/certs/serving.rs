@@ -67,7 +67,7 @@ pub(crate) async fn self_signed(
         [false, false] => {}
         _ => anyhow::bail!("{} has a certificate without its key or a key without its certificate", cert_dir.display()),
     }
-    let (chain, key) = make_pair(node_name, ips, now).context("make a serving certificate")?;
+    let (chain, key) = make_pair(node_name, ips, now).context("create a serving certificate")?;
     make_missing_dir(host, cert_dir).await.with_context(|| cert_dir.display().to_string())?;
     // The key first: an existing certificate would keep the next start from generating both.
     for (path, pem, mode) in [(&files.key, key, 0o600), (&files.certificate, chain, 0o644)] {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_that_do_not_belong_together_are_told_apart() {
+    async fn mismatched_certificate_and_key_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let host = LinuxHost::default();
         for name in ["a", "b"] {

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_story_says_so() {
+    fn explain_of_settled_pod_shows_nothing_left() {
         let mut explanation = explanation();
         let mut view = (*explanation.view).clone();
         view.steps.truncate(2);

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_troubled_node_says_so_above_the_table() {
+    fn node_problems_are_shown_above_the_table() {
         let mut node = pods().node;
         node.runtime_problem =
             Some(NodeProblem { message: "connection refused".to_owned(), since: at("2026-11-15T18:59:00Z") });

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_containers_say_cannot_move_the_cursor() {
+    fn control_characters_of_containers_are_escaped() {
         assert_eq!(printable("a\x1b[2Jb\nc\u{9b}é\n"), "a\\u{1b}[2Jb\\nc\\u{9b}é");
     }
 }

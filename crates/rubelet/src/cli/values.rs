@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused_in_its_words() {
+    fn invalid_values_have_gos_error_texts() {
         let table = [
             (Kind::Bool, "maybe"),
             (Kind::Int32, "ten"),

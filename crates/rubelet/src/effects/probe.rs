@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unhealthy_grpc_server_is_told_in_upstreams_words() {
+    fn unhealthy_grpc_server_has_upstreams_message() {
         let check = GrpcCheck {
             host: "fd00::1".to_owned(),
             port: 5000,

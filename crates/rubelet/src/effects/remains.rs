@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_removed_and_is_there_again_is_a_failure() {
+    async fn removed_but_remaining_object_is_a_failure() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         let place = PodPlace { pod: pod_ref("0001"), cgroup_paths: Vec::new() };

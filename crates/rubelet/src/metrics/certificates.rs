@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_told_of_once_it_is_ours_to_renew() {
+    fn only_rotated_certificates_have_metrics() {
         let certificates = Certificates::new();
         let at = |secs| Timestamp::from_second(secs).unwrap();
         let shown = |now| {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_counts_what_is_at_most_its_bound() {
+    fn bucket_counts_values_up_to_its_bound() {
         let family = Histograms::new("h", ["l"], &[1.0, 2.0], "[ALPHA] H.");
         for value in [0.5, 1.0, 1.5, 3.0] {
             family.observe(["x"], value);

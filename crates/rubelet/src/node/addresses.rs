@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_nobody_else_could_use_are_not_the_nodes() {
+    fn unreachable_addresses_are_not_node_addresses() {
         for ip in ["127.0.0.1", "224.0.0.1", "169.254.1.1", "0.0.0.0", "::1", "192.0.2.1"] {
             assert!(!is_of_this_node(ip.parse().unwrap()), "{ip}");
         }

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_somebody_else_wrote_is_read_again() {
+    async fn lease_written_by_another_client_is_reread() {
         let fixture = LeaseFixture::new([lease("1"), CONFLICT, lease("7"), lease("8")]);
         assert_eq!(fixture.after(1).await, [GET, UPDATE, GET, UPDATE]);
         assert_eq!(fixture.last_body()["metadata"]["resourceVersion"], "7");

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_somebody_else_created_meanwhile_is_put_right() {
+    async fn node_created_concurrently_is_reconciled() {
         let mut other = node();
         other["metadata"]["labels"]["kubernetes.io/hostname"] = json!("elsewhere");
         let answers = [NOT_FOUND, Err(ApiErrorKind::AlreadyExists), Ok(other), Ok(node())];
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_may_not_create_a_node_waits_until_it_may() {
+    async fn forbidden_node_creation_is_retried() {
         let forbidden = || Err(ApiErrorKind::Forbidden);
         let answers = [NOT_FOUND, forbidden(), NOT_FOUND, UNREACHABLE, NOT_FOUND, Ok(node())];
         let started = Instant::now();

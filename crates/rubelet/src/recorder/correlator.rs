@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_again_is_counted_under_the_same_name() {
+    fn repeated_event_raises_count_of_same_object() {
         let mut correlator = Correlator::new("n1");
         let first = correlator.correlate(observed("Pulled", "a", 0)).unwrap();
         let second = correlator.correlate(ObservedEvent { times: 3, ..observed("Pulled", "a", 700) }).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_who_tells_it_of_what() {
+    fn event_has_source_and_involved_object() {
         let mut correlator = Correlator::new("n1");
         let written = correlator.correlate(observed("Pulled", "a", 0)).unwrap();
         assert_snapshot!(serde_json::to_string_pretty(&written.event).unwrap(), @r#"

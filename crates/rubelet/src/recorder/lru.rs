@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_used_for_longest_is_forgotten_first() {
+    fn least_recently_used_entry_is_evicted_first() {
         let mut lru = LruCache::default();
         for key in 0..CAPACITY {
             lru.entry(&key.to_string(), || key);

@@ -117,7 +117,7 @@ async fn an_event_the_server_refuses_is_not_sent_again() {
 }
 
 #[test]
-fn a_reader_that_was_lapped_knows_what_it_missed() {
+fn lapped_event_log_reader_counts_lost_events() {
     let events = EventLog::default();
     let mut reader = Reader::default();
     for number in 0..1200 {
@@ -130,7 +130,7 @@ fn a_reader_that_was_lapped_knows_what_it_missed() {
 }
 
 #[test]
-fn events_refer_to_what_they_are_about() {
+fn events_name_their_involved_object() {
     let pod = || PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() };
     let container = |name: &str| InvolvedObject::Container { pod: pod(), container: name.to_owned() };
     let shown = |about: &InvolvedObject| {

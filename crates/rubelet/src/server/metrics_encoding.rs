@@ -107,7 +107,7 @@ mod tests {
     use crate::server::{read_only, tests::context, views::tests::snapshot};
 
     #[test]
-    fn a_page_is_compressed_for_those_who_like_that_better() {
+    fn page_is_compressed_if_gzip_is_preferred() {
         let told: [&[&'static str]; 14] = [
             &[],
             &["gzip"],

@@ -210,7 +210,7 @@ async fn the_read_only_port_reads_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn who_asks_with_a_wrong_method_is_told_the_right_ones() {
+async fn wrong_method_gets_405_with_allowed_methods() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let server = ServerFixture::read_only(context, Limits::OPEN_PORT).await;
     for (request, allowed) in [("HEAD /pods", "GET"), ("DELETE /stats/summary", "GET, POST")] {

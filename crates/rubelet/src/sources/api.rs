@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_list_only_what_changed_is_told() {
+    fn only_changed_pods_are_sent_after_a_list() {
         let mut pods = Pods::default();
         let mut told = |changes: Vec<Delta>| {
             changes.into_iter().for_each(|change| pods.hear(change));

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_who_wants_a_rate_waits_for_one() {
+    async fn first_rate_request_waits_for_second_reading() {
         let (_sender, stats) = stats();
         let plain = stats.sample(Extent::Usage, Rate::Unneeded).await.unwrap();
         assert_eq!(plain.root.as_ref().unwrap().nano_cores, None);

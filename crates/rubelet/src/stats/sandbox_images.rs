@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_image_is_found_among_what_else_the_runtime_tells() {
+    fn sandbox_image_is_found_in_verbose_status() {
         let told =
             r#"{"pid":42,"image":"registry.k8s.io/pause:3.10.2","snapshotKey":"s1","runtimeSpec":{"image":"other"}}"#;
         assert_eq!(image_of(told), "registry.k8s.io/pause:3.10.2");

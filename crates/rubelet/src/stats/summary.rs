@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_that_nobody_measures_is_zero() {
+    fn unmeasured_pressure_is_zero() {
         let mut sample = example::sample();
         let work = &mut sample.pods[0].containers[0].measured.stats;
         work.cpu.as_mut().unwrap().pressure = None;

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_runs_is_measured_in_the_cgroups_of_its_class() {
+    fn only_running_pods_are_measured_in_their_qos_cgroup() {
         let named = |name: &str, facts: Option<Arc<PodFacts>>| {
             let mut view = view("default", name, &["a"], &[], json!({}));
             view.facts = facts;

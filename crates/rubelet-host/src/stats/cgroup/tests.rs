@@ -175,7 +175,7 @@ fn a_cgroup_whose_controllers_are_missing_is_still_one() {
 }
 
 #[test]
-fn this_node_counts_what_it_does() {
+fn cgroup_stats_of_this_node_are_read() {
     let trees = Trees::mounted().unwrap();
     let stats = trees.read("/", Extent::All, &mut Reader::default()).unwrap();
     assert!(stats.cpu.unwrap().usage_nanos > 0 && stats.memory.unwrap().working_set_bytes > 0);

@@ -111,7 +111,7 @@ fn a_second_write_at_once_is_noticed() {
 }
 
 #[test]
-fn a_deletion_of_what_still_holds_something_is_noticed() {
+fn premature_api_deletion_breaks_a_rule() {
     const RULE: &str = "a pod is deleted when it holds nothing";
     check(&[RULE], |sim, uid| {
         sim.ask(Verb::Delete, web(), json!({})).unwrap();
@@ -205,7 +205,7 @@ fn a_list_without_a_reason_is_noticed() {
 }
 
 #[test]
-fn an_event_that_nobody_recorded_is_noticed() {
+fn unrecorded_event_breaks_a_rule() {
     let writes = |sim: &mut SimState| {
         let path = ObjectPath::all("v1", "events").within("default");
         let request = Request { verb: Verb::Create, path, query: Vec::new(), body: Value::Null };

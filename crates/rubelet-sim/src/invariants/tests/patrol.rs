@@ -51,7 +51,7 @@ fn a_pod_that_outlives_its_grace_period_is_noticed() {
 }
 
 #[test]
-fn a_shorter_grace_period_asked_for_later_counts() {
+fn later_shorter_grace_period_is_enforced() {
     let with_grace = |grace: i64| {
         let mut snapshot = told("Terminating", "Running", 0);
         let view = Arc::make_mut(snapshot.pods.get_mut(&"u1".into()).unwrap());

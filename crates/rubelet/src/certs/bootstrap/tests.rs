@@ -59,7 +59,7 @@ async fn bootstrap_retries_unreachable_server_and_fails_on_refusal() {
     let api = FakeApi::answering([away(), away(), away(), Err(ApiErrorKind::Unauthorized)]);
     let error = bootstrap.get_certificate(api.as_ref()).await.unwrap_err();
     assert_eq!(api.calls().len(), 4);
-    assert!(format!("{error:#}").starts_with("ask for a client certificate with"), "{error:#}");
+    assert!(format!("{error:#}").starts_with("request a client certificate with"), "{error:#}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,7 +22,7 @@ async fn csr_signed_during_watch_returns_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_turned_down_says_by_whom_and_why() {
+async fn denied_csr_reports_approver_and_reason() {
     let cases = [
         (decided("Denied", None), "certificate signing request \"csr-x1\" was denied (AdminSaid: no)"),
         (decided("Failed", None), "certificate signing request \"csr-x1\" failed (AdminSaid: no)"),
@@ -51,7 +51,7 @@ async fn a_request_that_is_deleted_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_nobody_answers_is_given_up_in_the_end() {
+async fn undecided_csr_times_out() {
     let api = FakeApi::answering((0..20).map(|_| Ok(undecided())));
     let error = obtain_from(&api).await.unwrap_err().to_string();
     assert_eq!(error, "certificate signing request \"csr-x1\" was not decided within 15 minutes");
@@ -59,7 +59,7 @@ async fn a_request_that_nobody_answers_is_given_up_in_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_goes_away_while_we_wait_is_asked_again() {
+async fn csr_wait_survives_api_outage() {
     let away = || Err(ApiErrorKind::Unreachable);
     let api = FakeApi::answering([Ok(undecided()), away(), away(), Ok(decided("Approved", Some("CHAIN")))]);
     assert_eq!(obtain_from(&api).await.unwrap(), "CHAIN");
@@ -86,7 +86,7 @@ async fn a_request_of_an_earlier_run_is_found_by_its_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whether_asking_again_may_help_depends_on_the_answer() {
+async fn csr_errors_are_retryable_or_final() {
     let cases = [
         (ApiErrorKind::Unreachable, true),
         (ApiErrorKind::Server, true),

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_must_say_that_it_makes_volumes_for_one_pod() {
+    fn csi_driver_must_support_ephemeral_volumes() {
         let of = |modes: &[&str]| {
             let volume_lifecycle_modes = modes.iter().map(|mode| (*mode).to_owned()).collect();
             unfit("d", Some(&Object::CsiDriver(CsiDriver { volume_lifecycle_modes })))

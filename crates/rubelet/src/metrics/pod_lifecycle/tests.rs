@@ -76,7 +76,7 @@ fn rounds(pod_lifecycle: &PodLifecycleMetrics) -> String {
 }
 
 #[test]
-fn work_on_a_pod_is_timed_by_what_called_for_it() {
+fn pod_work_is_timed_by_operation_type() {
     let pod_lifecycle = PodLifecycleMetrics::new();
     let plain = || seen(LifecycleStage::Syncing, json!({}));
     let edited = || {
@@ -178,7 +178,7 @@ fn each_end_of_a_container_is_counted_once() {
 }
 
 #[test]
-fn refusals_are_counted_by_reasons_nobody_can_make_up() {
+fn admission_rejections_have_bounded_reason_labels() {
     let pod_lifecycle = PodLifecycleMetrics::new();
     for reason in ["OutOfcpu", "OutOfexample.com/gpu", "NodeAffinity", "TaintToleration"] {
         let mut refused = seen(LifecycleStage::Syncing, json!({ "phase": "Failed" }));
@@ -233,7 +233,7 @@ fn the_sli_leaves_out_pulls_and_init_containers() {
 }
 
 #[test]
-fn what_is_known_of_a_pod_goes_with_it() {
+fn pod_metrics_are_removed_with_the_pod() {
     let pod_lifecycle = PodLifecycleMetrics::new();
     let there = snapshot("n1", [("u1", seen(LifecycleStage::Waiting, json!({})))]);
     pod_lifecycle.turned(&Snapshot::default(), &there, now(1));

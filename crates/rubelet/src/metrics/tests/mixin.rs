@@ -118,7 +118,7 @@ async fn busy() -> Metrics {
 }
 
 #[tokio::test]
-async fn what_the_usual_dashboards_read_is_there_or_has_a_reason() {
+async fn mixin_metrics_exist_or_have_a_reason() {
     let own = busy().await.page(&two_pods(), Timestamp::UNIX_EPOCH);
     let of_containers = cadvisor::exposition(Ok(&example::sample())).into_text();
     let samples = own.lines().chain(of_containers.lines()).filter(|line| !line.starts_with('#'));

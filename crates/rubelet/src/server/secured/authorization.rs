@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_mean_what_upstream_takes_them_for() {
+    fn paths_map_to_upstreams_attributes() {
         let cases = [
             ("/pods", "pods,proxy"),
             ("/pods/", "pods,proxy"),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_option_is_told_from_what_is_not_allowed() {
+    fn unparsable_log_options_differ_from_invalid_ones() {
         for query in ["tailLines=x", "limitBytes=", "sinceTime=yesterday", "tail=few"] {
             assert_eq!(read(query).unwrap_err(), Wrong::Query, "{query}");
         }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_who_ask_the_same_at_once_ask_once() {
+    async fn concurrent_equal_reviews_share_one_request() {
         let (reviews, asked) = (reviews(), AtomicU32::new(0));
         let one = || {
             reviews.get([1; 32], async {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_tries_many_tokens_fills_no_memory() {
+    async fn review_cache_is_bounded() {
         let reviews = reviews();
         for number in 0..10 * u32::try_from(KEPT).unwrap() {
             let mut question = [0; 32];

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_of_a_url_are_shown_to_nobody() {
+    fn manifest_url_headers_are_masked() {
         let headers = [("Authorization".to_owned(), vec!["Bearer secret".to_owned()])];
         let config = KubeletConfiguration { static_pod_url_header: headers.into(), ..KubeletConfiguration::default() };
         let shown = shown(&config);

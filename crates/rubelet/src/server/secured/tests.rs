@@ -311,7 +311,7 @@ async fn certificate_and_client_ca_reload_without_restart() {
 }
 
 #[tokio::test]
-async fn callers_may_speak_http_2() {
+async fn http2_requests_are_served() {
     let port = Port::open(false).await;
     let pair = port.authority.client("root");
     let stream = hyper_util::rt::TokioIo::new(port.connect(Some(&pair), b"h2").await);

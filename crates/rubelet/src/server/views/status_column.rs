@@ -158,7 +158,7 @@ mod tests {
     use super::of;
 
     #[test]
-    fn the_column_says_what_kubectl_would() {
+    fn status_column_equals_kubectls() {
         let running = |name: &str, ready: bool| json!({"name": name, "image": "i", "imageID": "", "ready": ready, "restartCount": 0, "state": {"running": {}}});
         let waiting = |name: &str, reason: &str| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 3, "state": {"waiting": {"reason": reason}}, "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-11-15T18:00:00Z"}}});
         let ended = |name: &str, code: i32, reason: &str| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": code, "reason": reason}}});

@@ -50,7 +50,7 @@ pub(crate) fn snapshot<const N: usize>(node: &str, pods: [(&str, PodView); N]) -
 }
 
 #[test]
-fn lists_hold_what_is_wanted_and_what_runs() {
+fn pod_lists_hold_desired_and_running_pods() {
     let mut web = view("default", "web-n1", &["a", "b"], &[], json!({ "phase": "Running" }));
     web.running = [("a".to_owned(), "c1".to_owned())].into();
     let mut stray = view("default", "stray", &[], &[], json!({}));

@@ -231,7 +231,7 @@ async fn a_single_file_is_a_source_too() {
 }
 
 #[tokio::test]
-async fn odd_things_among_the_manifests_are_named_and_harm_nobody() {
+async fn special_files_among_manifests_are_reported_and_skipped() {
     let mut source = FileSourceFixture::on("manifests");
     let dir = source.dir.path().to_owned();
     assert_eq!(source.next().await, "");

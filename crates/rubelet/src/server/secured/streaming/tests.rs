@@ -315,7 +315,7 @@ async fn runtime_redirects_are_blocked_and_errors_passed_on() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_costs_a_buffer_and_no_more() {
+async fn slow_stream_reader_causes_backpressure() {
     let fixture = StreamingFixture::set().await;
     for headers in [SPDY, V5] {
         let (caller, mut runtime) = fixture.command(headers).await;

@@ -308,7 +308,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_key_is_answered_as_the_standard_says() {
+    fn accept_key_follows_rfc_6455() {
         let mut headers = HeaderMap::new();
         assert!(Handshake::of(&Method::GET, &headers).is_err());
         headers.insert(header::SEC_WEBSOCKET_VERSION, "13".parse().unwrap());
@@ -330,7 +330,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_breaks_the_rules_is_refused() {
+    fn protocol_violations_are_rejected() {
         let unmasked = control(Opcode::Binary, b"x").to_vec();
         let no_end = [[0x82, 0xff].as_slice(), &[0xff; 12]].concat();
         for sent in [
@@ -348,7 +348,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_length_of_what_is_sent_is_written_in_the_shortest_way() {
+    fn frame_length_uses_shortest_encoding() {
         let lengths = [0, 125, 126, 65_535, 65_536];
         let heads = lengths.map(|length| message_head(length).to_vec());
         assert_eq!(heads[..3], [vec![0x82, 0], vec![0x82, 125], vec![0x82, 126, 0, 126]]);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_mean_what_go_takes_them_for() {
+    fn conditional_headers_are_parsed_like_go() {
         let modified = "2026-11-16T06:57:11.5Z".parse().unwrap();
         let table: [(&[(&str, &str)], Precondition); 20] = [
             (&[], Precondition::Whole),

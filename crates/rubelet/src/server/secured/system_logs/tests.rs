@@ -142,7 +142,7 @@ async fn no_spelling_of_a_path_leads_out_of_the_directory() {
 }
 
 #[tokio::test]
-async fn parts_of_a_file_and_old_copies_are_told_apart() {
+async fn range_and_conditional_requests_are_served() {
     let port = Port::open(false).await;
     make_logs(&port.dir.path().join("var-log"));
     let (head, body) = ask(&port, "a.log", "Range: bytes=1-\r\n").await;
@@ -233,7 +233,7 @@ async fn queries_are_judged_in_upstreams_words() {
 }
 
 #[test]
-fn journalctl_is_told_each_option_as_one_word() {
+fn each_journalctl_option_is_one_argument() {
     let query = "query=kubelet&sinceTime=2026-01-02T01:00:00%2B01:00&untilTime=2026-01-03T00:00:00Z&tailLines=5&boot=-1\
                  &pattern=a%20b;%20rm%20-rf";
     let query = Query::parse(query).unwrap().unwrap();

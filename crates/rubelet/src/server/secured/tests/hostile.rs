@@ -117,7 +117,7 @@ async fn floods_of_http_2_cost_others_nothing() {
 }
 
 #[tokio::test]
-async fn who_resets_what_it_opens_is_told_to_calm_down() {
+async fn http2_rapid_reset_gets_enhance_your_calm() {
     let port = Port::open(false).await;
     let mut stream = port.connect(None, b"h2").await;
     let mut frames = preface();
@@ -140,7 +140,7 @@ async fn who_resets_what_it_opens_is_told_to_calm_down() {
 }
 
 #[tokio::test]
-async fn who_dawdles_loses_its_place_to_others() {
+async fn slow_requests_lose_their_connection_slot() {
     let patience = Duration::from_millis(400);
     let limits = Limits { connections: 4, head_timeout: patience, ..Limits::SECURED_PORT };
     let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
@@ -175,7 +175,7 @@ fn big_log(port: &Port) {
 }
 
 #[tokio::test]
-async fn who_never_reads_an_answer_loses_its_place() {
+async fn unread_response_loses_its_connection_slot() {
     let limits = Limits { connections: 1, answer: Duration::from_millis(300), ..Limits::SECURED_PORT };
     let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
     let root = port.authority.client("root");
@@ -205,7 +205,7 @@ async fn who_never_reads_an_answer_loses_its_place() {
 }
 
 #[tokio::test]
-async fn the_kernel_asks_silent_peers_whether_they_are_there() {
+async fn tcp_keepalive_is_enabled() {
     const KEEPALIVE_TIMER: &str = "02:";
     let port = Port::open(false).await;
     let _silent = port.connect(None, b"http/1.1").await;

@@ -236,7 +236,7 @@ async fn no_route_of_any_port_answers_anyone_it_should_not() {
 }
 
 #[tokio::test]
-async fn who_is_refused_is_told_which_right_is_missing() {
+async fn forbidden_response_names_missing_permission() {
     let port = Port::open(false).await;
     let refused = async |request: &str| port.ask(&Caller::Token("token-of-nothing"), request).await;
     insta::assert_snapshot!(refused("GET /pods").await, @"403 Forbidden (user=nothing, verb=get, resource=nodes, subresource(s)=[pods proxy])|");

@@ -82,7 +82,7 @@ async fn unacceptable_media_type_gets_406_in_accepted_format() {
 }
 
 #[test]
-fn a_status_says_since_when_the_agent_runs() {
+fn statusz_shows_start_time() {
     let status = Status::new(now(), vec!["/configz", "/healthz"]);
     let text = status.text(delimiter(1)).replace(status.binary_version, "VERSION");
     insta::assert_snapshot!(text, @r"
