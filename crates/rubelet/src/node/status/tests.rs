@@ -44,12 +44,16 @@ struct StatusFixture {
     _dir: TempDir,
 }
 
-impl Stand {
-    fn new(readiness: NodeReadiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
-        Stand::with(reporting(), readiness, answers)
+impl StatusFixture {
+    fn new(readiness: NodeReadiness, answers: impl IntoIterator<Item = Answer>) -> StatusFixture {
+        StatusFixture::with(reporting(), readiness, answers)
     }
 
-    fn with(reporting: NodeReporting, readiness: NodeReadiness, answers: impl IntoIterator<Item = Answer>) -> Stand {
+    fn with(
+        reporting: NodeReporting,
+        readiness: NodeReadiness,
+        answers: impl IntoIterator<Item = Answer>,
+    ) -> StatusFixture {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::simulated("2026-06-01T12:00:00Z".parse().unwrap(), Arc::default());
         let settings = Arc::new(Settings::for_node("n1"));
@@ -87,27 +91,27 @@ fn down() -> NodeReadiness {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_starts_again_writes_nothing_until_a_report_is_due() {
-    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
-    assert_eq!(stand.after(299).await, [CACHED]);
-    assert_eq!(stand.uid.borrow().as_deref(), Some("u1"));
-    assert_eq!(stand.after(10).await, [CACHED, PATCH]);
-    assert_eq!(stand.events(), <[String; 0]>::default());
+async fn restarted_agent_writes_no_node_status_before_due() {
+    let fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(6))]);
+    assert_eq!(fixture.after(299).await, [CACHED]);
+    assert_eq!(fixture.uid.borrow().as_deref(), Some("u1"));
+    assert_eq!(fixture.after(10).await, [CACHED, PATCH]);
+    assert_eq!(fixture.events(), <[String; 0]>::default());
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_said_of_the_node_before_its_runtime_was_asked() {
-    let stand = Stand::new(NodeReadiness::Unchecked, [Ok(reported(5))]);
-    assert_eq!(stand.after(5).await, <[&str; 0]>::default());
-    stand.turn(NodeReadiness::Ready);
-    assert_eq!(stand.after(1).await, [CACHED]);
+async fn no_node_status_before_first_runtime_status() {
+    let fixture = StatusFixture::new(NodeReadiness::Unchecked, [Ok(reported(5))]);
+    assert_eq!(fixture.after(5).await, <[&str; 0]>::default());
+    fixture.turn(NodeReadiness::Ready);
+    assert_eq!(fixture.after(1).await, [CACHED]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_node_is_created_with_all_there_is_to_say() {
-    let stand = Stand::new(NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5))]);
-    assert_eq!(stand.after(60).await, [CACHED, CREATE]);
-    assert_eq!(stand.api.bodies()[1]["status"]["conditions"][3]["status"], "True");
+async fn new_node_is_created_with_full_status() {
+    let fixture = StatusFixture::new(NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5))]);
+    assert_eq!(fixture.after(60).await, [CACHED, CREATE]);
+    assert_eq!(fixture.api.bodies()[1]["status"]["conditions"][3]["status"], "True");
     assert_eq!(
         fixture.events(),
         ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"]
@@ -116,14 +120,14 @@ async fn a_new_node_is_created_with_all_there_is_to_say() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_turns_is_reported_at_once() {
-    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
-    assert_eq!(stand.after(3).await, [CACHED]);
-    stand.turn(down());
+    let fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
+    assert_eq!(fixture.after(3).await, [CACHED]);
+    fixture.turn(down());
     sleep(Duration::from_millis(1)).await;
     assert_eq!(fixture.api.heard(), [CACHED, PATCH]);
     let patch = fixture.api.bodies().pop().unwrap();
     assert_eq!(patch["status"]["conditions"][3]["message"], "container runtime is down");
-    stand.turn(NodeReadiness::Ready);
+    fixture.turn(NodeReadiness::Ready);
     sleep(Duration::from_millis(1)).await;
     assert_eq!(fixture.events(), ["NodeNotReady", "NodeReady"]);
 }
@@ -131,26 +135,27 @@ async fn a_node_that_turns_is_reported_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_report_that_fails_is_made_again_from_the_newest_node() {
     let answers = [Ok(reported(5)), CONFLICT, Ok(reported(6)), UNREACHABLE, UNREACHABLE, Ok(reported_not_ready(7))];
-    let stand = Stand::new(NodeReadiness::Ready, answers);
-    stand.after(1).await;
-    stand.turn(down());
-    assert_eq!(stand.after(1).await, [CACHED, PATCH, NEWEST, PATCH, NEWEST, PATCH]);
+    let fixture = StatusFixture::new(NodeReadiness::Ready, answers);
+    fixture.after(1).await;
+    fixture.turn(down());
+    assert_eq!(fixture.after(1).await, [CACHED, PATCH, NEWEST, PATCH, NEWEST, PATCH]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_report_is_given_up_after_five_tries_until_the_next_look() {
-    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5))].into_iter().chain([const { UNREACHABLE }; 10]));
-    stand.after(1).await;
-    stand.turn(down());
-    assert_eq!(stand.after(5).await.iter().filter(|heard| *heard == PATCH).count(), 5);
-    assert_eq!(stand.after(10).await.iter().filter(|heard| *heard == PATCH).count(), 6);
+    let fixture =
+        StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5))].into_iter().chain([const { UNREACHABLE }; 10]));
+    fixture.after(1).await;
+    fixture.turn(down());
+    assert_eq!(fixture.after(5).await.iter().filter(|heard| *heard == PATCH).count(), 5);
+    assert_eq!(fixture.after(10).await.iter().filter(|heard| *heard == PATCH).count(), 6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_else_changed_is_put_right_at_once_and_a_node_that_is_gone_is_left_alone() {
-    let stand = Stand::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
-    stand.after(1).await;
-    stand
+async fn foreign_node_status_change_is_overwritten() {
+    let fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported(7))]);
+    fixture.after(1).await;
+    fixture
         .node_states
         .send_replace(NodeWatchState::Seen(Arc::new(serde_json::from_value(reported_not_ready(6)).unwrap())));
     assert_eq!(fixture.after(1).await, [CACHED, PATCH]);
@@ -166,11 +171,11 @@ async fn changed_node_address_is_reported_unless_set_by_flag() {
         let mut reporting = reporting();
         // A node named by its address has that address, whatever was found at start.
         reporting.setup.name = "192.0.2.77".to_owned();
-        reporting.setup.has_configured_ips = is_told;
+        reporting.setup.has_told_ips = is_told;
         reporting.node_ip = String::new();
-        let stand = Stand::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
-        stand.after(30).await;
-        let reports = stand.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
+        let fixture = StatusFixture::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
+        fixture.after(30).await;
+        let reports = fixture.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
         let addresses: Vec<_> = reports.map(|body| body["status"]["addresses"][0]["address"].clone()).collect();
         assert_eq!(addresses.last().unwrap(), address, "{addresses:?}");
     }
