@@ -120,7 +120,8 @@ async fn new_node_is_created_with_full_status() {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_turns_is_reported_at_once() {
-    let fixture = StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
+    let fixture =
+        StatusFixture::new(NodeReadiness::Ready, [Ok(reported(5)), Ok(reported_not_ready(6)), Ok(reported(7))]);
     assert_eq!(fixture.after(3).await, [CACHED]);
     fixture.turn(down());
     sleep(Duration::from_millis(1)).await;
@@ -171,9 +172,10 @@ async fn changed_node_address_is_reported_unless_set_by_flag() {
         let mut reporting = reporting();
         // A node named by its address has that address, whatever was found at start.
         reporting.setup.name = "192.0.2.77".to_owned();
-        reporting.setup.has_told_ips = is_told;
+        reporting.setup.has_configured_ips = is_told;
         reporting.node_ip = String::new();
-        let fixture = StatusFixture::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
+        let fixture =
+            StatusFixture::with(reporting, NodeReadiness::Ready, [NOT_FOUND, Ok(reported(5)), Ok(reported(6))]);
         fixture.after(30).await;
         let reports = fixture.api.bodies().into_iter().filter(|body| body["status"]["addresses"].is_array());
         let addresses: Vec<_> = reports.map(|body| body["status"]["addresses"][0]["address"].clone()).collect();
