@@ -111,13 +111,13 @@ impl Node {
         self.runtime_problem.is_none()
     }
 
-    /// The operations to send now, each with its reason. They count as under way.
+    /// The operations to send now, each with its reason. They count as in flight.
     pub fn plan(&mut self, now: Now) -> Vec<(Routine, NodeOp, &'static str)> {
         let due = self.due(now).into_iter().filter_map(|routine| match routine {
             Routine::CheckRuntime => Some((routine, NodeOp::CheckRuntime, "runtime check is due")),
             Routine::Relist => Some((routine, NodeOp::Relist, "relist is due")),
             Routine::ListPodDirs => Some((routine, NodeOp::ListPodDirs, "orphan scan is due")),
-            // At the end of the turn, when it is known which pods there are.
+            // Sent at the end of the turn, when the set of pods is known.
             Routine::SyncQosCgroups => None,
         });
         let due: Vec<_> = due.collect();
@@ -127,7 +127,7 @@ impl Node {
         due
     }
 
-    /// While the runtime is away only its check is done.
+    /// The routines to begin now. While the runtime is down only its check is due.
     pub fn due(&self, now: Now) -> Vec<Routine> {
         let due = self.possible_routines().filter(|(_, moment)| *moment <= now.uptime);
         due.map(|(routine, _)| routine).collect()

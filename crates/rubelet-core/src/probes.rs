@@ -122,22 +122,22 @@ pub struct Due<'a> {
 /// What the agent has to do for the probes of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProbeSteps {
-    /// Under way, and no longer of use.
+    /// In flight and obsolete.
     pub cancelled: Vec<(ContainerId, ProbeKind)>,
     pub requests: Vec<ProbeRequest>,
     pub events: Vec<EventRecord>,
 }
 
-/// What the result of a probe means.
+/// The effect of a probe outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeDone {
     pub event: Option<EventRecord>,
-    /// The verdict, if the result changed it.
+    /// The result, if the outcome changed it.
     pub changed: Option<Health>,
 }
 
 impl Probes {
-    /// The probes to be sent and those to be cancelled now.
+    /// The probes to send and to cancel now.
     pub fn plan(&mut self, pod: &Probed<'_>, now: Now) -> ProbeSteps {
         let mut steps = ProbeSteps { cancelled: self.observe(pod, now), ..ProbeSteps::default() };
         for due in self.due(pod, now) {
@@ -150,15 +150,15 @@ impl Probes {
                     self.skipped(&due.id, due.kind, now);
                     steps.events.extend(outcome.event(pod.id, &due.container.name, due.kind));
                 }
-                // Its address is not known yet; the look that shows it brings us back here.
+                // The pod's address is not known yet; the look that finds it leads here again.
                 None => {}
             }
         }
         steps
     }
 
-    /// Takes in what runs now: new instances get their probers, what ended is not probed any more. Returns the probes
-    /// under way that nobody waits for any longer.
+    /// Applies the running containers: new instances get probers, stopped ones lose theirs. Returns the probes in flight that
+    /// are obsolete.
     fn observe(&mut self, pod: &Probed<'_>, now: Now) -> Vec<(ContainerId, ProbeKind)> {
         let targets = targets(pod);
         for target in &targets {
@@ -181,7 +181,7 @@ impl Probes {
         lost
     }
 
-    /// The probes to be sent now. Those of a container that has not started wait for its startup probe.
+    /// The probes to send now. Those of a container that has not started wait for its startup probe.
     fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
         let is_due = |target: &ProbeTarget<'a>| {
             let prober = &self.probers.get(&(target.id.clone(), target.kind));
@@ -193,7 +193,7 @@ impl Probes {
         due.map(|it| Due { container: it.container, id: it.id.clone(), kind: it.kind }).collect()
     }
 
-    /// The probe is under way; the next one follows a period after this one began.
+    /// The probe is in flight; the next one follows a period after this one began.
     fn sent(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             let next = now.uptime + prober.period;
@@ -201,14 +201,14 @@ impl Probes {
         }
     }
 
-    /// The probe cannot be made as it is written; it is looked at again when the next one is due.
+    /// The probe's definition is invalid; it is checked again when the next one is due.
     fn skipped(&mut self, container: &ContainerId, kind: ProbeKind, now: Now) {
         if let Some(prober) = self.probers.get_mut(&(container.clone(), kind)) {
             prober.state = ProberState::Waiting { due: now.uptime + prober.period };
         }
     }
 
-    /// `None`: this probe is not waited for. An outcome that says nothing counts for nothing.
+    /// `None`: this probe is not in flight. An unknown outcome does not count.
     pub fn done(
         &mut self,
         pod: &PodRef,

@@ -36,7 +36,7 @@ impl Agent {
         self.node.qos.cgroups.clone_from(&cgroups);
         let op = NodeOp::SyncQosCgroups { cgroups };
         self.node.begin(Routine::SyncQosCgroups);
-        let reason = "the share of each class must be right".to_owned();
+        let reason = "QoS cgroup sync is due".to_owned();
         self.outbox.send(Subject::Node(Routine::SyncQosCgroups), op, reason, &self.settings, now);
     }
 

@@ -187,7 +187,7 @@ impl Agent {
                     return;
                 }
                 self.hasten_pre_stops(uid, shrunk, now);
-                // Stops under way were given more time than is left now: they are sent again.
+                // Stops in flight were given more time than is left now: they are sent again.
                 self.outbox.cancel_of_pod(uid, |_, flight| outlasts(flight, shrunk));
             }
             // A completed pod was kept for readers; now its record may be dropped.

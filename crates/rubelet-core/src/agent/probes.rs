@@ -1,6 +1,6 @@
-//! Probes of a pod: carrying out what `probes.rs` plans, and what results mean for the pod's status.
+//! Probes of a pod: sends what `probes.rs` plans and applies the results to the status.
 //!
-//! Never: decides when or how to probe, or what a verdict leads to.
+//! Never: decides when or how to probe, or what a result leads to.
 //! Upstream: `prober.go` (probe), the probe arms of `syncLoopIteration`.
 
 use crate::{

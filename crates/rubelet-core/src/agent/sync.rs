@@ -47,7 +47,7 @@ impl Agent {
         }
     }
 
-    /// Plans every touched pod; one pod's end may let another start, so it goes on until nobody is left.
+    /// Plans every touched pod, including those that a plan touches: the end of one pod may let another start.
     pub(super) fn handle_pod_syncs(&mut self, now: Now) {
         let mut seen = BTreeSet::new();
         while let Some(uid) = self.touched.pop_first() {

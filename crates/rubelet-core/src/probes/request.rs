@@ -66,7 +66,7 @@ impl ProbeRequest {
         let probe = due.kind.of(due.container)?;
         let pod_ip = match pod.status.pod_ip.as_deref().filter(|ip| !ip.is_empty()) {
             Some(ip) => ip,
-            // The node does not know its own address, and is its own host all the same.
+            // The node's address is not known; the loopback address reaches the same host.
             None if is_host_network(pod.spec) => "127.0.0.1",
             None if needs_pod_ip(probe) => return None,
             None => "",
@@ -87,7 +87,7 @@ impl ProbeRequest {
 }
 
 impl ProbeOutcome {
-    /// `None` when all is well.
+    /// `None` for success.
     pub fn event(&self, pod: &PodRef, container: &str, kind: ProbeKind) -> Option<EventRecord> {
         let kind = kind.as_str();
         let (reason, message) = match self {
@@ -110,7 +110,7 @@ impl ProbeOutcome {
     }
 }
 
-/// Why a probe or a hook cannot be made as it is written.
+/// Why the definition of a probe or a hook is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unresolvable(String);
