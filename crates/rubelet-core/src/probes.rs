@@ -345,13 +345,17 @@ fn jitter(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
 fn targets<'a>(pod: &Probed<'a>) -> Vec<ProbeTarget<'a>> {
     let sidecars = pod.spec.init_containers.iter().flatten().filter(|init| is_sidecar(init));
     let containers = pod.spec.containers.iter().chain(sidecars);
-    let mut targets = Vec::new();
+    let mut targets: Vec<ProbeTarget<'a>> = Vec::new();
     for container in containers {
         let Some(newest) = pod.facts.newest_container(&container.name) else { continue };
         let ContainerState::Running { started_at } = newest.state else { continue };
         for kind in ProbeKind::ALL {
             let is_of_interest = pod.stage == ProbedStage::Running || kind == ProbeKind::Readiness;
             let Some(probe) = kind.of(container).filter(|_| is_of_interest) else { continue };
+            // Of two containers with one name, which no API server accepts, the first counts.
+            if targets.iter().any(|target| *target.id == newest.id && target.kind == kind) {
+                continue;
+            }
             let known = status_of(pod.status, &newest.id);
             targets.push(ProbeTarget { container, probe, kind, id: &newest.id, started_at, known });
         }

@@ -200,6 +200,14 @@ fn restarted_agent_keeps_probe_results_and_spreads_probes() {
 }
 
 #[test]
+fn two_containers_of_one_name_are_probed_once() {
+    let mut ward = Ward::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
+    let spec = ward.pod.spec.as_mut().expect("a spec");
+    spec.containers.push(spec.containers[0].clone());
+    assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);
+}
+
+#[test]
 fn terminating_pod_runs_only_readiness_probes() {
     let mut ward = Ward::new("a: running 0s", |container| {
         container.readiness_probe = Some(probe(1, 3));
