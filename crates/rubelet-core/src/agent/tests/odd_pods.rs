@@ -209,6 +209,7 @@ struct Odd {
     /// Outcomes of the next effects and containers of the odd pod; when empty, all succeed.
     fate: VecDeque<u8>,
     stored: Vec<Arc<Pod>>,
+    needs_before_edit: BTreeSet<ObjectKey>,
 }
 
 const BESIDE: &str = "beside";
@@ -228,7 +229,14 @@ impl Odd {
         let mut turns = Turns::with_cgroups(settings.clone());
         turns.happens(Event::Node(node_object()));
         turns.happens(Event::RuntimeEvents(EventStream::Up));
-        Odd { turns, settings, pods: BTreeMap::new(), fate: fate.into(), stored: Vec::new() }
+        Odd {
+            turns,
+            settings,
+            pods: BTreeMap::new(),
+            fate: fate.into(),
+            stored: Vec::new(),
+            needs_before_edit: BTreeSet::new(),
+        }
     }
 
     /// The API server's whole set: the odd pod, if any, and the plain one.
@@ -238,6 +246,8 @@ impl Odd {
             "spec": {"containers": [{"name": "a", "image": "a:1"}]}});
         let beside: Pod = serde_json::from_value(beside).unwrap();
         self.stored = odd.into_iter().chain([beside]).map(Arc::new).collect();
+        let snapshot = self.turns.agent.snapshot();
+        self.needs_before_edit = snapshot.pods.values().flat_map(|view| view.needs.objects.iter().cloned()).collect();
         self.turns.happens(Event::Config { source: Source::Api, pods: self.stored.clone() });
     }
 
@@ -325,11 +335,14 @@ impl Odd {
         Ok(())
     }
 
-    /// The shell has only the objects that the snapshot lists.
+    /// The shell has only the objects that the snapshot lists. An effect sent before the pod was edited may need others; if it
+    /// comes too late for them it fails, and the next one is for the edited pod.
     fn assert_published<'a>(&self, uid: &PodUid, keys: impl IntoIterator<Item = &'a ObjectKey>) {
         let snapshot = self.turns.agent.snapshot();
+        let needs = &snapshot.pods[uid].needs.objects;
         for key in keys.into_iter().filter(|key| !key.name.is_empty()) {
-            assert!(snapshot.pods[uid].needs.objects.contains(key), "{key} was not published as a need of {uid}");
+            let is_published = needs.contains(key) || self.needs_before_edit.contains(key);
+            assert!(is_published, "{key} was not published as a need of {uid}");
         }
     }
 
