@@ -1,24 +1,28 @@
-//! Checks that the tests, files, cases and rules that the papers name exist.
+//! Checks that the tests, files, functions, cases and rules that the papers name exist.
 //!
 //! Owns: what counts as a reference in Markdown, and how each kind is looked up. Never: checks whether a test proves its row.
-//! Names in columns of upstream's names (`upstream`, `kubelet`, `path`) are not references.
+//! Names in columns of upstream's names (`upstream`, `kubelet`, `path`) are not references. In a column `here`, a name after a
+//! file must occur in that file.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 
-const PAPERS: &[&str] = &["docs/parity.md", "ARCHITECTURE.md"];
+const PAPERS: &[&str] = &["docs/parity.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
 const FOREIGN_COLUMNS: &[&str] = &["upstream", "kubelet", "path"];
-/// The short names of source directories in docs/parity.md.
+const PLACES_COLUMN: &str = "here";
+/// The short names of source directories in papers.
 const ALIASES: &[(&str, &str)] = &[
     ("core/", "crates/rubelet-core/src/"),
     ("shell/", "crates/rubelet/src/"),
+    ("cri/", "crates/rubelet-cri/src/"),
     ("host/", "crates/rubelet-host/src/"),
     ("kube/", "crates/rubelet-kube/src/"),
+    ("sim/", "crates/rubelet-sim/src/"),
 ];
 const EXTENSIONS: &[&str] = &[".rs", ".md", ".jsonl", ".txt", ".toml", ".proto"];
 /// Directories of built or fetched files.
@@ -54,6 +58,8 @@ enum Reference {
     Case(String),
     /// A rule of the simulator.
     Rule(String),
+    /// Anything, in one of these files.
+    Place(Vec<String>, String),
 }
 
 impl fmt::Display for Reference {
@@ -65,6 +71,7 @@ impl fmt::Display for Reference {
             Reference::Name(name) => write!(f, "`{name}`"),
             Reference::Case(name) => write!(f, "the end-to-end case `{name}`"),
             Reference::Rule(name) => write!(f, "the rule \"{name}\""),
+            Reference::Place(files, name) => write!(f, "`{name}` in `{}`", files.join("`, `")),
         }
     }
 }
@@ -76,7 +83,8 @@ struct Tree {
     paths: BTreeSet<String>,
     functions: BTreeSet<String>,
     scenarios: BTreeSet<String>,
-    words: BTreeSet<String>,
+    /// By the path of their file.
+    words: BTreeMap<String, BTreeSet<String>>,
     /// Texts of one line in quotes.
     literals: BTreeSet<String>,
     case_names: BTreeSet<String>,
@@ -106,7 +114,7 @@ impl Tree {
         }
         self.functions.extend(functions.map(str::to_owned));
         self.literals.extend(literals);
-        self.words.extend(text.split(|c: char| !is_word(c)).map(str::to_owned));
+        self.words.insert(path.to_owned(), text.split(|c: char| !is_word(c)).map(str::to_owned).collect());
     }
 
     fn has(&self, reference: &Reference) -> bool {
@@ -114,20 +122,38 @@ impl Tree {
             Reference::File(path) => self.has_path(path),
             Reference::Function(name) => self.functions.contains(name) || self.literals.contains(name),
             Reference::Scenario(name) => self.scenarios.contains(name),
-            Reference::Name(name) => name.split("::").all(|part| self.words.contains(part)),
+            Reference::Name(name) => name.split("::").all(|part| self.words.values().any(|words| words.contains(part))),
             Reference::Case(name) => self.case_names.iter().any(|known| matches(known, name)),
             Reference::Rule(name) => self.rules.contains(name),
+            Reference::Place(files, name) => self.is_in_one_of(files, name),
         }
     }
 
     /// By its path from the root, or by a suffix of it.
     fn has_path(&self, path: &str) -> bool {
-        let alias =
-            ALIASES.iter().find_map(|(short, long)| path.strip_prefix(short).map(|rest| format!("{long}{rest}")));
-        let path = alias.as_deref().unwrap_or(path).trim_end_matches('/');
+        let (path, is_whole) = unabbreviated(path);
         let below = format!("/{path}");
-        self.paths.contains(path) || alias.is_none() && self.paths.iter().any(|known| known.ends_with(&below))
+        self.paths.contains(&path) || !is_whole && self.paths.iter().any(|known| known.ends_with(&below))
     }
+
+    /// A directory stands for all files below it.
+    fn is_in_one_of(&self, files: &[String], name: &str) -> bool {
+        let is_one_of = |known: &str| {
+            files.iter().map(|file| unabbreviated(file)).any(|(path, is_whole)| {
+                let is_below = known.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+                is_below || !is_whole && known.ends_with(&format!("/{path}"))
+            })
+        };
+        let mut files = self.words.iter().filter(|(path, _)| is_one_of(path));
+        files.any(|(_, words)| name.split("::").all(|part| words.contains(part)))
+    }
+}
+
+/// The path with its short name replaced, and whether it had one: then it is from the root.
+fn unabbreviated(path: &str) -> (String, bool) {
+    let long = ALIASES.iter().find_map(|(short, long)| path.strip_prefix(short).map(|rest| format!("{long}{rest}")));
+    let is_whole = long.is_some();
+    (long.as_deref().unwrap_or(path).trim_end_matches('/').to_owned(), is_whole)
 }
 
 /// Whether the parts of `pattern` between `…` occur in `text` in order; without `…` at an end, it must match the end of the text.
@@ -185,8 +211,27 @@ fn references(text: &str) -> Vec<Reference> {
             columns = cells.iter().map(|cell| cell.trim().to_owned()).collect();
             continue;
         }
-        let own = cells.iter().zip(&columns).filter(|(_, column)| !FOREIGN_COLUMNS.contains(&column.as_str()));
-        found.extend(own.flat_map(|(cell, _)| in_text(cell, quotes)));
+        for (cell, column) in cells.iter().zip(&columns).filter(|(_, name)| !FOREIGN_COLUMNS.contains(&name.as_str())) {
+            found.extend(in_text(cell, quotes));
+            if column == PLACES_COLUMN {
+                found.extend(places(cell));
+            }
+        }
+    }
+    found
+}
+
+/// Names after a file, except tests, which may be in another file.
+fn places(cell: &str) -> Vec<Reference> {
+    let mut files = Vec::new();
+    let mut found = Vec::new();
+    for span in cell.split('`').skip(1).step_by(2) {
+        match as_path(span) {
+            Some(path) => files = expanded(path),
+            None if files.is_empty() || span.is_empty() || !span.chars().all(|c| is_word(c) || c == ':') => {}
+            None if span.split('_').count() >= TEST_NAME_PARTS => {}
+            None => found.push(Reference::Place(files.clone(), span.to_owned())),
+        }
     }
     found
 }
@@ -253,9 +298,8 @@ fn in_code(before: &str, span: &str) -> Vec<Reference> {
     if before.ends_with("e2e ") || is_sentence {
         return alternatives(span).into_iter().map(Reference::Case).collect();
     }
-    let is_path = span.chars().all(|c| is_word(c) || "./{},-".contains(c)) && !span.starts_with(['/', '.', '-']);
-    if is_path && (span.ends_with('/') || EXTENSIONS.iter().any(|extension| span.ends_with(extension))) {
-        return expanded(span).into_iter().map(Reference::File).collect();
+    if let Some(path) = as_path(span) {
+        return expanded(path).into_iter().map(Reference::File).collect();
     }
     if !span.chars().all(|c| is_word(c) || c == ':') {
         return Vec::new();
@@ -271,6 +315,12 @@ fn in_code(before: &str, span: &str) -> Vec<Reference> {
     }
     let is_name = is_snake_case || span.contains("::");
     if is_name { vec![Reference::Name(name)] } else { Vec::new() }
+}
+
+fn as_path(span: &str) -> Option<&str> {
+    let is_path = span.chars().all(|c| is_word(c) || "./{},-".contains(c)) && !span.starts_with(['/', '.', '-']);
+    let has_end = span.ends_with('/') || EXTENSIONS.iter().any(|extension| span.ends_with(extension));
+    Some(span).filter(|_| is_path && has_end)
 }
 
 /// `a while b | while c` are `a while b` and `…while c`.
@@ -300,6 +350,7 @@ mod tests {
         let mut tree = Tree::default();
         let paths = ["docs", "docs/parity.md", "crates/rubelet-core/src/pod.rs", "crates/rubelet-core/src/pod/init.rs"];
         tree.paths.extend(paths.map(str::to_owned));
+        tree.paths.insert("crates/rubelet-core/src/pod".to_owned());
         tree.add(
             "crates/rubelet-core/src/pod.rs",
             "fn pods_start_in_order() {}\nenum Op { Start }\nfn may_start() {}\n",
@@ -317,7 +368,8 @@ mod tests {
     #[test]
     fn what_exists_is_found() {
         let text = "`core/pod.rs` and `core/{pod,pod/init}.rs`, `pod/init.rs`, `docs/`; `pods_start_in_order`, `may_start`, `Op::Start`;\n\
-                    sim `a_lost_pod_comes_back`; rule \"a pod runs\nonce\"; e2e `a pod starts…`, `a pod starts, and then it stops`, `… then it stops`";
+                    sim `a_lost_pod_comes_back`; rule \"a pod runs\nonce\"; e2e `a pod starts…`, `a pod starts, and then it stops`, `… then it stops`\n\n\
+                    | here |\n|---|\n| `Stop`, `core/{pod,pod/init}.rs` `Op::Start` |";
         assert_eq!(broken(text), Vec::<String>::new());
     }
 
@@ -336,6 +388,8 @@ mod tests {
             ("`a pod starts, and then it`", "the end-to-end case `a pod starts, and then it`"),
             ("## Invariants\n\n\"a pod never runs\"", "the rule \"a pod never runs\""),
             ("| here |\n|---|\n| `core/gone.rs` |", "the file `core/gone.rs`"),
+            ("| here |\n|---|\n| `core/pod.rs` `Start`, `Init` |", "`Init` in `core/pod.rs`"),
+            ("| here |\n|---|\n| `core/pod/` `Op` |", "`Op` in `core/pod/`"),
         ];
         for (text, expected) in cases {
             assert_eq!(broken(text), [expected], "{text}");
