@@ -1,7 +1,8 @@
 //! `cargo xtask check`: formatting, lints, and the project's own rules.
 //!
-//! Owns: what is run, in which order. The rules are in `check/tidy.rs` and `check/references.rs`.
+//! Owns: what is run, in which order. The rules are in `check/`.
 
+mod limits;
 mod references;
 mod source;
 mod tidy;

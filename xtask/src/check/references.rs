@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context as _;
 
-const PAPERS: &[&str] = &["docs/parity.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
+const PAPERS: &[&str] = &["docs/parity.md", "docs/limits.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
 const FOREIGN_COLUMNS: &[&str] = &["upstream", "kubelet", "path"];
 const PLACES_COLUMN: &str = "here";
 /// The short names of source directories in papers.
@@ -150,7 +150,7 @@ impl Tree {
 }
 
 /// The path with its short name replaced, and whether it had one: then it is from the root.
-fn unabbreviated(path: &str) -> (String, bool) {
+pub(super) fn unabbreviated(path: &str) -> (String, bool) {
     let long = ALIASES.iter().find_map(|(short, long)| path.strip_prefix(short).map(|rest| format!("{long}{rest}")));
     let is_whole = long.is_some();
     (long.as_deref().unwrap_or(path).trim_end_matches('/').to_owned(), is_whole)
@@ -264,7 +264,7 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-fn cells(row: &str) -> Vec<String> {
+pub(super) fn cells(row: &str) -> Vec<String> {
     let row = row.trim().trim_start_matches('|').trim_end_matches('|');
     row.replace("\\|", "\u{1}").split('|').map(|cell| cell.replace('\u{1}', "|")).collect()
 }

@@ -16,6 +16,14 @@ pub struct Function {
     pub lines: usize,
 }
 
+/// `const NAME: TYPE = VALUE;`, on one line.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Constant {
+    pub name: String,
+    pub kind: String,
+    pub value: String,
+}
+
 impl Source {
     pub fn parse(text: &str) -> Self {
         let mut source = Source { code: blank_literals(text) };
@@ -50,6 +58,18 @@ impl Source {
             }
         }
         found
+    }
+
+    /// Values that hold literals are incomplete.
+    pub fn constants(&self) -> Vec<Constant> {
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let definitions = self.words("const").filter_map(|place| self.code[place + "const".len()..].split_once(';'));
+        let found = definitions.filter_map(|(definition, _)| {
+            let (declaration, value) = definition.split_once('=')?;
+            let (name, kind) = declaration.split_once(':')?;
+            Some(Constant { name: one_line(name), kind: one_line(kind), value: one_line(value) })
+        });
+        found.collect()
     }
 
     /// How many `select!` do not begin with `biased;`.
@@ -271,6 +291,13 @@ mod tests {
     fn fields_are_counted_and_paths_are_not() {
         let text = "pub struct AgentX { z: u8 }\npub struct Agent {\n  a: std::x::B<C, D>,\n  pub b: (u8, [u8; 2]),\n  c: Vec<u8>,\n}";
         assert_eq!(Source::parse(text).fields("Agent"), Some(3));
+    }
+
+    #[test]
+    fn constants_are_found_outside_of_tests() {
+        let text = "pub(crate) const A: u8 =\n    1 << 2; // const B: u8 = 1;\nconst fn c() {}\n#[cfg(test)]\nmod tests {\n  const D: u8 = 1;\n}";
+        let (name, kind, value) = ("A".to_owned(), "u8".to_owned(), "1 << 2".to_owned());
+        assert_eq!(Source::parse(text).constants(), [Constant { name, kind, value }]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::check::{references, source::Source};
+use crate::check::{limits, references, source::Source};
 
 const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 600;
@@ -24,6 +24,7 @@ const CORE_DEPENDENCIES: &[&str] = &["rubelet-cri", "jiff", "k8s-openapi", "rpds
 const BANNED: &[Banned] = &[
     Banned { words: &["Instant::now", "SystemTime::now", "Timestamp::now"], why: "time is a value", allowed: CLOCKS },
     Banned { words: &["HashMap", "HashSet"], why: "its order differs from run to run; use BTreeMap", allowed: &[] },
+    Banned { words: &["unbounded_channel"], why: "every queue has a bound", allowed: &[] },
     Banned { words: &["fastrand", "rand"], why: "randomness comes from the shell's one generator", allowed: RANDOM },
     Banned {
         words: &["thread::sleep", "time::sleep", "sleep_until", "time::interval"],
@@ -96,6 +97,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     let core = fs::read_to_string(root.join("crates/rubelet-core/Cargo.toml"))?;
     breaches.extend(core_dependencies(&core));
     breaches.extend(references::run(root, &files)?);
+    breaches.extend(limits::run(root, &files)?);
     if !breaches.is_empty() {
         bail!("{} breaches of the house's rules:\n{}", breaches.len(), breaches.join("\n"));
     }
@@ -158,7 +160,7 @@ fn breaches_of(path: &str, text: &str) -> Vec<String> {
 /// Written in two parts, so that this file does not name them itself.
 const MACHINE_PLACES: &[&str] = &[concat!("/wo", "rk/"), concat!("/root", "/go/"), concat!("/root", "/.cargo")];
 
-fn is_test(path: &str) -> bool {
+pub(super) fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_tests.rs")
 }
 
@@ -231,6 +233,7 @@ mod tests {
             ("crates/rubelet-core/src/a.rs", "use std::collections::HashMap;", "uses `HashMap`"),
             ("crates/rubelet-core/src/a.rs", "fn a() { fastrand::u8(..); }", "uses `fastrand`"),
             ("crates/rubelet/src/a.rs", "async fn a() { tokio::time::sleep(x).await }", "uses `time::sleep`"),
+            ("crates/rubelet/src/a.rs", "fn a() { mpsc::unbounded_channel(); }", "uses `unbounded_channel`"),
             ("xtask/src/a.rs", concat!("const A: &str = \"/wo", "rk/x\";"), "somebody's machine"),
         ];
         for (path, text, expected) in cases {
