@@ -4,6 +4,7 @@
 
 mod limits;
 mod references;
+mod samples;
 mod source;
 mod tidy;
 

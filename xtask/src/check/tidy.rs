@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::check::{limits, references, source::Source};
+use crate::check::{limits, references, samples, source::Source};
 
 const FUNCTION_LINES: usize = 70;
 const FILE_LINES: usize = 600;
@@ -98,6 +98,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     breaches.extend(core_dependencies(&core));
     breaches.extend(references::run(root, &files)?);
     breaches.extend(limits::run(root, &files)?);
+    breaches.extend(samples::run(root)?);
     if !breaches.is_empty() {
         bail!("{} breaches of the house's rules:\n{}", breaches.len(), breaches.join("\n"));
     }
