@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use crate::check::references::unabbreviated;
 
-const PAPERS: &[&str] = &["STYLE.md"];
+const PAPERS: &[&str] = &["STYLE.md", "CONTRIBUTING.md"];
 const LEFT_OUT: &str = "…";
 
 /// Every sample that is not in its file.
