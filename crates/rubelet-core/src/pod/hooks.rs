@@ -16,7 +16,12 @@ use crate::{
     id::{ContainerId, PodRef},
     observation::{ContainerFacts, ContainerState, SharedFacts},
     op::{ContainerOp, Op, OpKind},
-    pod::{PodRecord, plan::PodState, status::Waiting, sync_pod::event},
+    pod::{
+        Lifecycle, PodRecord,
+        plan::PodState,
+        status::{Waiting, is_terminal},
+        sync_pod::event,
+    },
     probes::HttpGet,
     time::{Now, Uptime},
 };
@@ -128,7 +133,7 @@ impl PodState<'_> {
             let newest = facts.newest_container(&found.name).is_some_and(|newest| newest.id == found.id);
             let is_post_starting = || specs().any(|spec| spec.name == found.name && self.is_post_starting(spec));
             let is_early = || self.instance(&found.id).has_post_start_failed || is_post_starting();
-            found.exit().is_none() && newest && (self.is_about_to_run(found) || is_early())
+            found.exit().is_none() && newest && (self.is_merely_created(found) || is_early())
         };
         if !facts.containers.iter().any(is_hidden) {
             return facts.clone();
@@ -140,11 +145,15 @@ impl PodState<'_> {
 }
 
 impl PodRecord {
-    /// Created by this process, and its start has not failed: it runs in a moment, or does already.
-    fn is_about_to_run(&self, found: &ContainerFacts) -> bool {
-        found.state == ContainerState::Created
-            && self.container(&found.name).last_attempt == Some(found.attempt)
-            && !self.failures.contains_key(&PodSubject::Container(found.name.clone()))
+    /// Created, and either its start by this process has not failed (it runs in a moment, or does already), or its pod has ended
+    /// and it never starts.
+    fn is_merely_created(&self, found: &ContainerFacts) -> bool {
+        let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let has_ended = phase.is_some_and(is_terminal)
+            || matches!(self.lifecycle, Lifecycle::Terminated { .. } | Lifecycle::Finished { .. });
+        let is_starting = self.container(&found.name).last_attempt == Some(found.attempt)
+            && !self.failures.contains_key(&PodSubject::Container(found.name.clone()));
+        found.state == ContainerState::Created && (has_ended || is_starting)
     }
 
     /// Applies a hook's result; returns the event. The hook's output stays out of events: it may hold secrets.

@@ -1073,3 +1073,14 @@ fn pod_is_planned_when_its_volume_refresh_is_due() {
         assert_eq!((show(&plan).as_str(), plan.wake_at), expected);
     }
 }
+
+#[test]
+fn created_container_of_an_ended_pod_is_not_shown() {
+    let created = Arc::new(facts("a: created 5s"));
+    let shown = |record: &TestPod| record.state().facts_for_status(&created).containers.len();
+    let mut record = record("never | main a", Lifecycle::Syncing);
+    assert_eq!(shown(&record), 1, "a previous process created it, and this one starts it");
+    Arc::make_mut(&mut record.pod).status =
+        Some(PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() });
+    assert_eq!(shown(&record), 0, "the API has the pod as ended, before and after a restart");
+}
