@@ -308,10 +308,7 @@ impl PodRecord {
     }
 
     pub fn container_mut(&mut self, name: &str) -> &mut ContainerRecord {
-        if !self.container_records.contains_key(name) {
-            self.container_records.insert(name.to_owned(), ContainerRecord::default());
-        }
-        self.container_records.get_mut(name).expect("it was just put there")
+        self.container_records.entry(name.to_owned()).or_default()
     }
 
     pub fn instance(&self, id: &ContainerId) -> InstanceRecord {

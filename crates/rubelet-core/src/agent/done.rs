@@ -248,7 +248,9 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
             }
             ContainerState::Running { .. } if record.instance(&container.id).has_post_start_failed => {}
             ContainerState::Running { .. } => {
-                record.container_mut(&container.name).waiting = None;
+                if let Some(known) = record.container_records.get_mut(&container.name) {
+                    known.waiting = None;
+                }
             }
             ContainerState::Created | ContainerState::Unknown => {}
         }
