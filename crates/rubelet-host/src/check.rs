@@ -9,17 +9,18 @@ mod grpc;
 use std::{
     error::Error,
     io,
+    net::SocketAddr,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
+use rubelet_core::id::PodUid;
 use rubelet_tls::{AnyPeer, KeyProof};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, time::timeout};
@@ -30,7 +31,8 @@ pub(crate) use grpc::check_grpc;
 
 use crate::{
     fetch::{converse, invalid, is_https, resolve},
-    port::{CheckError, FetchResponse, HttpCheck},
+    names::Names,
+    port::{CheckError, FetchResponse, HttpCheck, TcpCheck},
 };
 
 /// The limit of a body; the rest is not read.
@@ -39,22 +41,23 @@ const MAX_REQUESTS: usize = 10;
 /// The start of a response without TLS.
 const PLAIN_HTTP: &[u8] = b"HTTP/";
 
-/// Opens a TCP connection and closes it.
-pub(crate) async fn check_tcp(host: &str, port: u16, limit: Duration) -> io::Result<()> {
-    let address = address(host, port);
-    match timeout(limit, dial(host, port)).await {
-        Ok(connection) => connection.map(drop),
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("dial tcp {address}: i/o timeout"))),
-    }
-}
-
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checker {
+    names: Names,
     /// Created at the first `https` URL: most nodes need none.
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 impl Checker {
+    /// Opens a TCP connection and closes it.
+    pub(crate) async fn check_tcp(&self, check: &TcpCheck) -> io::Result<()> {
+        let address = address(&check.host, check.port);
+        match timeout(check.timeout, self.dial(&check.pod, &check.host, check.port)).await {
+            Ok(connection) => connection.map(drop),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("dial tcp {address}: i/o timeout"))),
+        }
+    }
+
     pub(crate) async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError> {
         let has_headers = AtomicBool::new(false);
         timeout(check.timeout, self.follow(check, &has_headers)).await.unwrap_or_else(|_| {
@@ -75,7 +78,7 @@ impl Checker {
         let mut uri = first.clone();
         for _ in 0..MAX_REQUESTS {
             has_headers.store(false, Ordering::Relaxed);
-            let answer = self.get(&uri, &headers, has_headers).await?;
+            let answer = self.get(&check.pod, &uri, &headers, has_headers).await?;
             let Some(location) = &answer.location else { return answer.response() };
             let next = resolve(&uri, location)?;
             if next.host() != first.host() {
@@ -90,7 +93,13 @@ impl Checker {
         Err(io::Error::other(format!("stopped after {MAX_REQUESTS} redirects")).into())
     }
 
-    async fn get(&self, uri: &Uri, headers: &HeaderMap, has_headers: &AtomicBool) -> Result<RawResponse, CheckError> {
+    async fn get(
+        &self,
+        pod: &PodUid,
+        uri: &Uri,
+        headers: &HeaderMap,
+        has_headers: &AtomicBool,
+    ) -> Result<RawResponse, CheckError> {
         let read = async |response| {
             has_headers.store(true, Ordering::Relaxed);
             Ok(read_response(response).await)
@@ -98,7 +107,7 @@ impl Checker {
         let host = uri.host().ok_or_else(|| invalid("the URL names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = uri.port_u16().unwrap_or(if is_https(uri) { 443 } else { 80 });
-        let connection = dial(host, port).await?;
+        let connection = self.dial(pod, host, port).await?;
         let request = request(uri, headers)?;
         if !is_https(uri) {
             return Ok(converse(TokioIo::new(connection), request, read).await?);
@@ -114,6 +123,13 @@ impl Checker {
             Err(error) => error,
         };
         if first == PLAIN_HTTP { Err(CheckError::PlainHttp) } else { Err(error.into()) }
+    }
+
+    async fn dial(&self, pod: &PodUid, host: &str, port: u16) -> io::Result<TcpStream> {
+        match self.names.look_up(pod, host, port).await {
+            Ok(addresses) => dial(&addresses, &address(host, port)).await,
+            Err(error) => Err(dial_error(&error, &address(host, port))),
+        }
     }
 
     fn tls(&self) -> Arc<ClientConfig> {
@@ -198,11 +214,12 @@ fn headers(given: &[(String, String)]) -> io::Result<HeaderMap> {
     Ok(headers)
 }
 
-async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
-    TcpStream::connect((host, port)).await.map_err(|error| {
-        let message = format!("dial tcp {}: connect: {}", address(host, port), go_text(&error));
-        io::Error::new(error.kind(), message)
-    })
+async fn dial(addresses: &[SocketAddr], name: &str) -> io::Result<TcpStream> {
+    TcpStream::connect(addresses).await.map_err(|error| dial_error(&error, name))
+}
+
+fn dial_error(error: &io::Error, name: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("dial tcp {name}: connect: {}", go_text(error)))
 }
 
 /// As in a URL or a message.
@@ -222,12 +239,19 @@ fn go_text(error: &io::Error) -> String {
 mod tests {
     use tokio::{io::AsyncWriteExt, net::TcpListener};
 
+    use std::time::Duration;
+
     use super::*;
     use crate::testing::WebServer;
 
+    async fn tcp(port: u16) -> io::Result<()> {
+        let (pod, host) = ("pod".into(), "127.0.0.1".to_owned());
+        Checker::default().check_tcp(&TcpCheck { pod, host, port, timeout: Duration::from_secs(2) }).await
+    }
+
     async fn get(url: String, headers: &[(&str, &str)]) -> Result<FetchResponse, String> {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let check = HttpCheck { url, headers, timeout: Duration::from_secs(2) };
+        let check = HttpCheck { pod: "pod".into(), url, headers, timeout: Duration::from_secs(2) };
         Checker::default().check_http(&check).await.map_err(|error| error.to_string())
     }
 
@@ -278,11 +302,11 @@ mod tests {
         let url = format!("http://127.0.0.1:{port}/");
         let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
         assert_eq!(get(url.clone(), &[]).await, Err(late.to_owned()));
-        check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap();
+        tcp(port).await.unwrap();
         drop(silent);
         let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
         assert_eq!(get(url, &[]).await, Err(refused.clone()));
-        let error = check_tcp("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
+        let error = tcp(port).await.unwrap_err();
         assert_eq!(error.to_string(), refused);
     }
 
@@ -298,7 +322,8 @@ mod tests {
         .await;
         let url = |path: &str| format!("http://{}{path}", server.address);
         for path in ["/half", "/chunks"] {
-            let check = HttpCheck { url: url(path), headers: Vec::new(), timeout: Duration::from_secs(2) };
+            let check =
+                HttpCheck { pod: "pod".into(), url: url(path), headers: Vec::new(), timeout: Duration::from_secs(2) };
             let error = Checker::default().check_http(&check).await.unwrap_err();
             assert!(matches!(&error, CheckError::Body(text) if text == "unexpected EOF"), "{path}: {error:?}");
         }
@@ -306,6 +331,7 @@ mod tests {
 
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let check = HttpCheck {
+            pod: "pod".into(),
             url: format!("http://{}/", silent.local_addr().unwrap()),
             headers: Vec::new(),
             timeout: Duration::from_millis(300),

@@ -9,13 +9,16 @@ mod cgroup;
 mod check;
 mod fetch;
 pub mod fs;
+pub mod lanes;
 pub mod linux;
 pub mod mount;
+mod names;
 pub mod port;
 pub mod stats;
 mod systemd;
 #[cfg(test)]
 mod testing;
+pub mod threads;
 pub mod watch;
 
 pub use check::address;

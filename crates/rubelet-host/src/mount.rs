@@ -7,11 +7,12 @@
 mod sub_path;
 
 use std::{
+    collections::BTreeSet,
     ffi::{CString, OsString},
     io,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -55,13 +56,40 @@ pub fn make_rshared(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Changes the mount table, one change at a time: looking whether something is mounted and mounting it are two steps.
+/// Changes the mount table, one change of a mount point at a time: looking whether something is mounted and mounting it are
+/// two steps. Holds the mount points that are being changed; a call that hangs in one of them holds up no other.
 #[derive(Clone, Debug, Default)]
-pub struct Mounter(Arc<Mutex<()>>);
+pub struct Mounter(Arc<Mutex<BTreeSet<PathBuf>>>);
+
+/// The mount point is free again when this is dropped.
+#[derive(Debug)]
+struct Changing<'a> {
+    mounter: &'a Mounter,
+    target: &'a Path,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.mounter.targets().remove(self.target);
+    }
+}
 
 impl Mounter {
+    /// `Err` while an earlier call, which nobody waits for any more, still changes the same mount point.
+    fn change<'a>(&'a self, target: &'a Path) -> io::Result<Changing<'a>> {
+        if self.targets().insert(target.to_owned()) {
+            return Ok(Changing { mounter: self, target });
+        }
+        let message = format!("an earlier change of the mount at {} has not ended yet", target.display());
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
+    }
+
+    fn targets(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn mount_tmpfs(&self, path: &Path, size_bytes: Option<u64>, mode: u32) -> io::Result<()> {
-        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.change(path)?;
         let path = resolved(path)?.ok_or(io::ErrorKind::NotFound)?;
         if is_tmpfs(&path)? {
             return Ok(());
@@ -77,7 +105,7 @@ impl Mounter {
 
     /// It is no error if nothing is mounted there. Never follows a link in the last place.
     pub fn unmount(&self, path: &Path) -> io::Result<()> {
-        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.change(path)?;
         match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::INVAL) if resolved(path)?.is_none_or(|path| matches!(top_mount(&path), Ok(None))) => Ok(()),

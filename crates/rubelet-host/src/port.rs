@@ -10,7 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rubelet_core::cgroups::Cgroup;
+use rubelet_core::{cgroups::Cgroup, id::PodUid};
 
 use crate::watch::Hints;
 
@@ -90,8 +90,10 @@ pub enum Projected {
 }
 
 /// The HTTP request of a probe or a hook: no certificate is verified, and redirects are followed on the same host only.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpCheck {
+    /// Waits only for its own name look-ups.
+    pub pod: PodUid,
     pub url: String,
     /// `Host` in it replaces the URL's.
     pub headers: Vec<(String, String)>,
@@ -110,9 +112,20 @@ pub enum CheckError {
     Io(#[from] io::Error),
 }
 
+/// A TCP connection that is opened and closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpCheck {
+    /// Waits only for its own name look-ups.
+    pub pod: PodUid,
+    pub host: String,
+    pub port: u16,
+    pub timeout: Duration,
+}
+
 /// The gRPC health check of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GrpcCheck {
+    /// An IP address: such a probe names no host.
     pub host: String,
     pub port: u16,
     /// Empty means the server as a whole.
@@ -220,7 +233,7 @@ pub trait Host: Send + Sync + 'static {
     async fn check_http(&self, check: &HttpCheck) -> Result<FetchResponse, CheckError>;
 
     /// Opens a TCP connection and closes it.
-    async fn check_tcp(&self, host: &str, port: u16, timeout: Duration) -> io::Result<()>;
+    async fn check_tcp(&self, check: &TcpCheck) -> io::Result<()>;
 
     /// Checks the health of a gRPC server without encryption, and redials until the deadline.
     async fn check_grpc(&self, check: &GrpcCheck) -> Result<(), GrpcFailure>;

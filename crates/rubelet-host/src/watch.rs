@@ -19,7 +19,7 @@ use rustix::{
 };
 use tokio::{io::unix::AsyncFd, sync::mpsc, task::AbortHandle};
 
-use crate::linux::blocking;
+use crate::lanes::{Lanes, Length};
 
 /// The events a watcher receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,7 @@ impl Interest {
 #[derive(Clone, Debug)]
 pub struct Watches {
     interest: Interest,
+    lanes: Lanes,
     state: Arc<Mutex<State>>,
 }
 
@@ -74,16 +75,16 @@ struct Open {
 }
 
 impl Watches {
-    pub fn new(interest: Interest) -> Self {
-        Watches { interest, state: Arc::default() }
+    pub fn new(interest: Interest, lanes: Lanes) -> Self {
+        Watches { interest, lanes, state: Arc::default() }
     }
 
     /// See `Host::watch_dir`.
     pub async fn watch_dir(&self, path: &Path) -> io::Result<Hints> {
         let arrival = self.arrive()?;
-        let (inotify, path, events) = (arrival.inotify.clone(), path.to_owned(), self.interest.events());
-        let number =
-            blocking(move || Ok::<_, io::Error>(inotify::add_watch(inotify.get_ref(), &path, events)?)).await?;
+        let (inotify, dir, events) = (arrival.inotify.clone(), path.to_owned(), self.interest.events());
+        let add = move |_: &_| io::Result::Ok(inotify::add_watch(inotify.get_ref(), &dir, events)?);
+        let number = self.lanes.run(path, Length::Short, add).await?;
         // One hint is enough: a second one adds nothing.
         let (hints, receiver) = mpsc::channel(1);
         self.state().watched.entry(number).or_default().push(hints);
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     async fn watch_dir(path: &Path, interest: Interest) -> io::Result<Hints> {
-        Watches::new(interest).watch_dir(path).await
+        Watches::new(interest, Lanes::own_files()).watch_dir(path).await
     }
 
     async fn hint(hints: &mut Hints) -> Option<()> {
@@ -349,7 +350,7 @@ mod tests {
     #[tokio::test]
     async fn thousand_watchers_share_one_inotify_instance_and_clean_up() {
         let dir = tempfile::tempdir().unwrap();
-        let watches = Watches::new(Interest::Writes);
+        let watches = Watches::new(Interest::Writes, Lanes::own_files());
         let mut all = Vec::new();
         for number in 0..500 {
             let path = dir.path().join(number.to_string());
@@ -373,7 +374,7 @@ mod tests {
     #[tokio::test]
     async fn a_refused_watch_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let watches = Watches::new(Interest::Entries);
+        let watches = Watches::new(Interest::Entries, Lanes::own_files());
         watches.watch_dir(&dir.path().join("none")).await.unwrap_err();
         assert!(watches.state().open.is_none());
     }

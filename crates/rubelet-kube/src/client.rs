@@ -63,6 +63,7 @@ struct Inner {
     credentials: Credentials,
     user_agent: HeaderValue,
     observer: Option<Observer>,
+    lease: Connections,
     heartbeat: Connections,
     ordinary: Connections,
     events: Connections,
@@ -106,6 +107,7 @@ impl Client {
             credentials,
             user_agent: user_agent(),
             observer,
+            lease: lane(RateLimit::NONE),
             heartbeat: lane(RateLimit::NONE),
             ordinary: lane(limits.ordinary),
             events: lane(limits.events),
@@ -232,6 +234,7 @@ impl Connections {
 impl Inner {
     fn lane(&self, lane: Lane) -> &Connections {
         match lane {
+            Lane::Lease => &self.lease,
             Lane::Heartbeat => &self.heartbeat,
             Lane::Ordinary => &self.ordinary,
             Lane::Events => &self.events,
@@ -320,7 +323,8 @@ impl Inner {
     /// Notices new credentials, and closes connections made with older ones.
     async fn look_at_credentials(&self, reload: Reload) -> (Option<Arc<rustls::ClientConfig>>, u64) {
         let (tls, generation) = self.credentials.tls(reload).await;
-        for connections in [&self.heartbeat, &self.ordinary, &self.events, &self.reviews, &self.watches] {
+        let all = [&self.lease, &self.heartbeat, &self.ordinary, &self.events, &self.reviews, &self.watches];
+        for connections in all {
             connections.pool.retire_before(generation);
         }
         (tls, generation)

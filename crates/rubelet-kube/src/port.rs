@@ -32,7 +32,9 @@ pub struct Call {
 /// Traffic of one lane cannot delay another's: each has its own connections. Watches have theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// The lease and the node's status: not rate limited, independent of pods.
+    /// The lease alone, so that its connections belong to its thread. Not rate limited.
+    Lease,
+    /// The node's status: not rate limited, independent of pods.
     Heartbeat,
     /// Everything else, within `kubeAPIQPS` and `kubeAPIBurst`.
     Ordinary,

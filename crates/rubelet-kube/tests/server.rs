@@ -165,7 +165,7 @@ async fn hundreds_of_watches_leave_heartbeats_and_calls_alone() {
     let watches = opening.join_all().await;
     assert_eq!(watches.len(), 250);
     assert_eq!(server.connections(), 4, "80 watches share one connection");
-    for lane in [Lane::Heartbeat, Lane::Ordinary, Lane::Events, Lane::Reviews] {
+    for lane in [Lane::Lease, Lane::Heartbeat, Lane::Ordinary, Lane::Events, Lane::Reviews] {
         assert_eq!(client.call(get(lane, pods(), SOON)).await.unwrap(), "pong");
     }
     assert_eq!(server.connections(), 8);

@@ -20,6 +20,7 @@ use rubelet_core::{
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::Settings,
 };
+use tokio::runtime::Handle;
 
 use crate::{
     api::FakeApi,
@@ -36,14 +37,17 @@ const CHECK_EVERY: Duration = Duration::from_secs(20);
 pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
     let has = |source| sources.contains(&source);
     let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
+    let world = world(simulation, incarnation, sources);
     let inputs = Inputs {
+        own_files: world.host.clone(),
+        lease_thread: Handle::current(),
         manifest_dir: has(Source::File)
             .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
         manifest_url: has(Source::Http).then(|| ManifestUrl { endpoint: endpoint(), check_every: CHECK_EVERY }),
         reporting: Arc::new(reporting()),
         observer: Some(observer(simulation.clone(), incarnation)),
     };
-    start(&world(simulation, incarnation, sources), inputs)
+    start(&world, inputs)
 }
 
 /// Upstream's frequencies.

@@ -13,7 +13,7 @@ use rubelet_core::cgroups::Cgroup;
 use rubelet_host::{
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        Projected, Projection, ReadError,
+        Projected, Projection, ReadError, TcpCheck,
     },
     watch::Hints,
 };
@@ -269,7 +269,7 @@ impl Host for FakeHost {
         }
     }
 
-    async fn check_tcp(&self, _host: &str, _port: u16, _timeout: Duration) -> io::Result<()> {
+    async fn check_tcp(&self, _check: &TcpCheck) -> io::Result<()> {
         self.ask(|_| Ok(())).await
     }
 

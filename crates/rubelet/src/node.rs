@@ -7,6 +7,7 @@
 pub mod addresses;
 pub mod informer;
 pub mod lease;
+pub(crate) mod lease_thread;
 pub mod registration;
 pub mod setup;
 pub mod status;
@@ -20,10 +21,10 @@ use rubelet_core::{
     snapshot::Snapshot,
 };
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 use self::informer::NodeWatchState;
-use crate::world::World;
+use crate::{server::health::LoopHealth, world::World};
 
 /// What the node reports to its API server, and how often.
 #[derive(Clone, Debug)]
@@ -62,17 +63,23 @@ impl NodeReporting {
     }
 }
 
+/// What the node's reports are made of, besides the snapshots.
+#[derive(Debug)]
+pub struct NodeInputs {
+    pub reporting: Arc<NodeReporting>,
+    pub node_states: watch::Receiver<NodeWatchState>,
+    pub health: Arc<LoopHealth>,
+    /// The thread that renews the lease.
+    pub lease_thread: Handle,
+}
+
 /// Runs until it is dropped. The lease has its own task: a delayed report does not delay the lease.
-pub async fn run(
-    world: World,
-    api: Arc<dyn ApiServer>,
-    reporting: Arc<NodeReporting>,
-    snapshots: watch::Receiver<Arc<Snapshot>>,
-    node_states: watch::Receiver<NodeWatchState>,
-) {
+pub async fn run(world: World, api: Arc<dyn ApiServer>, inputs: NodeInputs, snapshots: watch::Receiver<Arc<Snapshot>>) {
+    let NodeInputs { reporting, node_states, health, lease_thread } = inputs;
     let (uid, known_uid) = watch::channel(None);
     let mut tasks = JoinSet::new();
-    tasks.spawn(lease::run(api.clone(), world.clock.clone(), reporting.clone(), known_uid));
+    let renewing = lease::run(api.clone(), world.clock.clone(), reporting.clone(), (known_uid, health));
+    tasks.spawn_on(renewing, &lease_thread);
     tasks.spawn(status::run(world, api, reporting, status::Inputs { snapshots, node_states }, uid));
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended

@@ -18,6 +18,7 @@ use rubelet_core::{
 };
 use rubelet_cri::client::CriClient;
 use rubelet_host::{
+    lanes::Lanes,
     linux::LinuxHost,
     port::Host,
     watch::{Interest, Watches},
@@ -25,6 +26,7 @@ use rubelet_host::{
 use rubelet_kube::port::ApiServer;
 use tokio::{
     net::TcpListener,
+    runtime::Handle,
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
@@ -38,6 +40,7 @@ use crate::{
     node::{
         self,
         addresses::{Ask, host_ips},
+        lease_thread::LeaseThread,
     },
     objects::Strategy,
     observe,
@@ -66,19 +69,21 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     let clock = Clock::system();
-    let host: Arc<dyn Host> = Arc::new(LinuxHost::default());
+    let (lanes, own_files) = (Lanes::for_pods(), Arc::new(LinuxHost::default()) as Arc<dyn Host>);
+    let host = Arc::new(LinuxHost::new(lanes.clone()));
     let metrics = Arc::new(Metrics::new(options.gates.clone()));
-    let cluster_client = certs::cluster_client(options, &node_name(options)?, &host, &clock, &metrics).await?;
+    let cluster_client = certs::cluster_client(options, &node_name(options)?, &own_files, &clock, &metrics).await?;
     let (world, reporting) = world(options, cluster_client.api(), host, clock, metrics).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
-    let running = start(&world, inputs(options, reporting.clone())?);
+    let lease_thread = LeaseThread::start()?;
+    let running = start(&world, inputs(options, reporting.clone(), (own_files, lease_thread.handle.clone()))?);
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     let (secured, tls) = Secured::new(
         options,
         &world,
-        server_context(options, &world, &running.handles, &reporting.machine),
+        server_context(options, &world, &running.handles, (&reporting.machine, lanes)),
         certs::serving_files(options)?,
     );
     servers.spawn(server.serve(secured.context.clone(), stop.clone()));
@@ -165,10 +170,16 @@ fn listen_on(field: &str, address: &str, port: i32) -> anyhow::Result<Option<Soc
     Ok(Some(SocketAddr::new(ip, u16::try_from(port).context("a checked port")?)))
 }
 
-fn server_context(options: &Options, world: &World, handles: &Handles, machine: &Machine) -> ServerContext {
+fn server_context(
+    options: &Options,
+    world: &World,
+    handles: &Handles,
+    (machine, lanes): (&Machine, Lanes),
+) -> ServerContext {
     let period = options.config.volume_stats_agg_period.as_std();
     let disk = DiskCounter::new(DiskSources {
         runtime: world.runtime.clone(),
+        lanes: lanes.clone(),
         paths: world.paths.clone(),
         clock: world.clock.clone(),
         volumes_count_for: (!period.is_zero()).then_some(period),
@@ -193,11 +204,15 @@ fn server_context(options: &Options, world: &World, handles: &Handles, machine: 
             sandbox_images: Arc::new(SandboxImages::new(world.runtime.clone())),
             root_dir: world.paths.root_dir.clone(),
         }),
-        log_watches: Watches::new(Interest::Writes),
+        log_watches: Watches::new(Interest::Writes, lanes),
     }
 }
 
-fn inputs(options: &Options, reporting: Arc<node::NodeReporting>) -> anyhow::Result<Inputs> {
+fn inputs(
+    options: &Options,
+    reporting: Arc<node::NodeReporting>,
+    (own_files, lease_thread): (Arc<dyn Host>, Handle),
+) -> anyhow::Result<Inputs> {
     let config = &options.config;
     let manifest_dir = if config.static_pod_path.is_empty() {
         None
@@ -215,7 +230,7 @@ fn inputs(options: &Options, reporting: Arc<node::NodeReporting>) -> anyhow::Res
         },
         check_every: config.http_check_frequency.as_std(),
     });
-    Ok(Inputs { manifest_dir, manifest_url, reporting, observer: None })
+    Ok(Inputs { manifest_dir, own_files, manifest_url, reporting, lease_thread, observer: None })
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

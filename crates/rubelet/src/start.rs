@@ -11,14 +11,16 @@ use rubelet_core::{
     event::Event,
     event_reasons,
 };
+use rubelet_host::port::Host;
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, watch},
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    node::{self, informer::NodeWatchState},
+    node::{self, NodeInputs, informer::NodeWatchState},
     observe, recorder,
     sources::{self, http::Endpoint},
     sync_loop::{Handles, SyncLoop, TurnObserver},
@@ -28,9 +30,13 @@ use crate::{
 /// What the agent is started with, besides its world.
 pub struct Inputs {
     pub manifest_dir: Option<ManifestDir>,
+    /// Reads the manifests: no pod's file delays them.
+    pub own_files: Arc<dyn Host>,
     pub manifest_url: Option<ManifestUrl>,
     /// Used only on a node of a cluster.
     pub reporting: Arc<node::NodeReporting>,
+    /// The thread that renews the lease.
+    pub lease_thread: Handle,
     pub observer: Option<TurnObserver>,
 }
 
@@ -75,13 +81,14 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
     let tasks = &mut running.inputs;
     tasks.spawn(follow_events(world.clone(), inbox()));
     if let Some(ManifestDir { path, check_every }) = inputs.manifest_dir {
-        tasks.spawn(sources::file::run(world.clone(), path, check_every, inbox()));
+        let own_files = World { host: inputs.own_files, ..world.clone() };
+        tasks.spawn(sources::file::run(own_files, path, check_every, inbox()));
     }
     if let Some(ManifestUrl { endpoint, check_every }) = inputs.manifest_url {
         tasks.spawn(sources::http::run(world.clone(), endpoint, check_every, inbox()));
     }
     if let Some(cluster) = &world.cluster {
-        join_cluster(world, cluster, inputs.reporting, &running.handles, tasks);
+        join_cluster(world, cluster, (inputs.reporting, inputs.lease_thread), &running.handles, tasks);
     }
     record_start(world);
     running
@@ -91,17 +98,18 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
 fn join_cluster(
     world: &World,
     cluster: &Cluster,
-    reporting: Arc<node::NodeReporting>,
+    (reporting, lease_thread): (Arc<node::NodeReporting>, Handle),
     handles: &Handles,
     tasks: &mut JoinSet<()>,
 ) {
-    let Handles { inbox, snapshots, .. } = handles;
+    let Handles { inbox, snapshots, health } = handles;
     let (api, node_name, seed) = (&cluster.api, &world.settings.node_name, reporting.seed());
     let (node_states, seen) = watch::channel(NodeWatchState::Unseen);
     tasks.spawn(node::informer::run(api.clone(), node_name.clone(), seed, node_states, inbox.clone()));
     tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
     tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
-    tasks.spawn(node::run(world.clone(), api.clone(), reporting, snapshots.clone(), seen));
+    let inputs = NodeInputs { reporting, node_states: seen, health: health.clone(), lease_thread };
+    tasks.spawn(node::run(world.clone(), api.clone(), inputs, snapshots.clone()));
 }
 
 /// Runs as long as the agent, even if the runtime has no events.

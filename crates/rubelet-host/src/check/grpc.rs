@@ -18,6 +18,8 @@ use tokio::{
 };
 use tonic::{Code, Status};
 
+use std::net::SocketAddr;
+
 use super::{address, dial};
 use crate::port::{GrpcCheck, GrpcFailure};
 
@@ -82,7 +84,8 @@ fn judge(status: i32) -> Result<(), GrpcFailure> {
 /// Retries until a peer speaks HTTP/2. Such a server has sent its settings before it echoes a ping.
 async fn connect(check: &GrpcCheck) -> (SendRequest<Bytes>, Connection<TcpStream, Bytes>) {
     loop {
-        if let Ok(stream) = dial(&check.host, check.port).await
+        if let Ok(ip) = check.host.parse()
+            && let Ok(stream) = dial(&[SocketAddr::new(ip, check.port)], &address(&check.host, check.port)).await
             && let Ok((sender, mut connection)) = h2::client::handshake(stream).await
         {
             let mut pinger = connection.ping_pong().expect("nobody else has taken it");

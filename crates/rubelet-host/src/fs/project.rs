@@ -16,7 +16,6 @@ use std::{
         unix::{ffi::OsStrExt, fs::PermissionsExt},
     },
     path::{Component, Path, PathBuf},
-    sync::atomic::AtomicBool,
 };
 
 use rustix::{
@@ -129,7 +128,7 @@ fn replace(path: &Path, dir: BorrowedFd<'_>, projection: &Projection) -> io::Res
     });
     if written.is_err() {
         // The first error is the relevant one; leftovers are removed at the next try.
-        let _ = remove_tree(&path.join(&name), &AtomicBool::new(false));
+        let _ = remove_tree(&path.join(&name), &|| Ok(()));
     }
     written.map(|()| name)
 }
@@ -205,7 +204,7 @@ fn remove_rest(
         let is_ours = name.as_bytes().starts_with(b"..") && name != "..";
         match entry.file_type() {
             FileType::Directory if is_ours && name != current => {
-                remove_tree(&path.join(name), &AtomicBool::new(false))?;
+                remove_tree(&path.join(name), &|| Ok(()))?;
             }
             FileType::Symlink if !is_ours && !names.contains(name) => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new())?;

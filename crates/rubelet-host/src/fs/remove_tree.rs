@@ -14,7 +14,6 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
 };
 
 use rustix::{
@@ -33,8 +32,8 @@ const MAX_PASSES: u32 = 64;
 /// The maximum of a name (`NAME_MAX`), which the combined names of a pod can exceed.
 const MAX_NAME_BYTES: usize = 255;
 
-/// See `Host::remove_tree`. Stops soon after `abandoned` is set.
-pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
+/// See `Host::remove_tree`. `go_on` is asked before every step; its error ends the removal.
+pub fn remove_tree(path: &Path, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name to remove", path.display())));
     };
@@ -54,7 +53,7 @@ pub fn remove_tree(path: &Path, abandoned: &AtomicBool) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         };
     let Some(top) = enter(parent.as_fd(), &name)? else { return Ok(()) };
-    Removal { stack: vec![top], parent, moved: 0, moved_before_pass: 0, abandoned }.run()
+    Removal { stack: vec![top], parent, moved: 0, moved_before_pass: 0, go_on }.run()
 }
 
 struct Removal<'a> {
@@ -65,7 +64,7 @@ struct Removal<'a> {
     /// Directories moved to the top so far.
     moved: u64,
     moved_before_pass: u64,
-    abandoned: &'a AtomicBool,
+    go_on: &'a dyn Fn() -> io::Result<()>,
 }
 
 struct Level {
@@ -78,9 +77,7 @@ struct Level {
 impl Removal<'_> {
     fn run(mut self) -> io::Result<()> {
         while let Some(level) = self.stack.last_mut() {
-            if self.abandoned.load(Ordering::Relaxed) {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the removal was given up"));
-            }
+            (self.go_on)()?;
             match level.dir.read() {
                 Some(Ok(entry)) => self.remove_entry(entry.file_name(), entry.file_type())?,
                 Some(Err(errno)) => return Err(errno.into()),
@@ -228,14 +225,17 @@ mod tests {
         fs,
         os::unix::fs::{PermissionsExt, symlink},
         path::PathBuf,
-        sync::Arc,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
     };
 
     use super::*;
     use crate::testing::{MountGuard, need_root};
 
     fn remove(path: &Path) -> io::Result<()> {
-        remove_tree(path, &AtomicBool::new(false))
+        remove_tree(path, &|| Ok(()))
     }
 
     /// A directory to remove beside one that must survive.
@@ -414,7 +414,7 @@ mod tests {
     fn abandoned_removal_stops() {
         let fixture = TreeFixture::new();
         fs::write(fixture.tree().join("file"), "").unwrap();
-        let error = remove_tree(&fixture.tree(), &AtomicBool::new(true)).unwrap_err();
+        let error = remove_tree(&fixture.tree(), &|| Err(io::ErrorKind::TimedOut.into())).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(fixture.tree().join("file").exists());
     }

@@ -13,7 +13,6 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     },
     path::{Component, Path, PathBuf},
-    sync::PoisonError,
 };
 
 use rustix::{
@@ -28,8 +27,9 @@ use crate::fs::resolve;
 impl Mounter {
     /// Mounts `sub_path` of the volume at `target`; it is no error if it is mounted there already.
     pub fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
-        let _one_at_a_time = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // First, because it walks the user's volume.
         let part = find_or_make(volume, sub_path)?;
+        let _changing = self.change(target)?;
         let found = rustix::fs::fstat(&part)?;
         while let Some(target) = resolved(target)?.filter(|target| matches!(top_mount(target), Ok(Some(_)))) {
             let mounted = fs::symlink_metadata(&target)?;

@@ -54,11 +54,12 @@ const MOST_ENTRIES: u64 = 200_000;
 /// Maximum of open directories.
 const DEEPEST: usize = 64;
 
-/// The usage of a directory tree on its own file system. An error if it cannot be counted in time.
-pub fn tree_usage(path: &Path) -> io::Result<Usage> {
+/// The usage of a directory tree on its own file system. An error if it is too large to be counted. `go_on` is asked at
+/// every entry; its error ends the count.
+pub fn tree_usage(path: &Path, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<Usage> {
     let root = open_dir(CWD, path)?;
     let stat = rustix::fs::fstat(&root)?;
-    let mut sum = Sum { device: stat.st_dev, linked: BTreeSet::new(), usage: Usage::default(), entries: 0 };
+    let mut sum = Sum { device: stat.st_dev, linked: BTreeSet::new(), usage: Usage::default(), entries: 0, go_on };
     sum.add(&stat);
     sum.walk(&root, 0)?;
     Ok(sum.usage)
@@ -92,7 +93,8 @@ pub fn device_name(major: u32, minor: u32) -> String {
     name.map_or_else(|| format!("{major}:{minor}"), |name| format!("/dev/{name}"))
 }
 
-struct Sum {
+struct Sum<'a> {
+    go_on: &'a dyn Fn() -> io::Result<()>,
     device: u64,
     /// Hard-linked files count once.
     linked: BTreeSet<u64>,
@@ -100,7 +102,7 @@ struct Sum {
     entries: u64,
 }
 
-impl Sum {
+impl Sum<'_> {
     fn walk(&mut self, dir: &OwnedFd, depth: usize) -> io::Result<()> {
         let too_much = |what: &str| io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {what}"));
         if depth >= DEEPEST {
@@ -116,6 +118,7 @@ impl Sum {
             if self.entries > MOST_ENTRIES {
                 return Err(too_much(&format!("{MOST_ENTRIES} files")));
             }
+            (self.go_on)()?;
             // A missing file uses nothing.
             let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             if stat.st_dev != self.device {
@@ -169,14 +172,14 @@ mod tests {
             fs::create_dir(made).unwrap();
         }
         fs::write(other.join("big"), vec![1; 1 << 20]).unwrap();
-        let empty = tree_usage(&tree).unwrap();
+        let empty = tree_usage(&tree, &|| Ok(())).unwrap();
         fs::write(tree.join("sub/file"), vec![1; 64 << 10]).unwrap();
         fs::hard_link(tree.join("sub/file"), tree.join("again")).unwrap();
         symlink(&other, tree.join("out")).unwrap();
         Mounter::default().mount_tmpfs(&mounted, None, 0o755).unwrap();
         let _guard = MountGuard(mounted.clone());
         fs::write(mounted.join("elsewhere"), vec![1; 1 << 20]).unwrap();
-        let full = tree_usage(&tree).unwrap();
+        let full = tree_usage(&tree, &|| Ok(())).unwrap();
         // One file and one link; the directory under the mount is hidden.
         assert_eq!(full.inodes, empty.inodes + 1);
         let grown = full.bytes - empty.bytes.min(full.bytes);
@@ -193,9 +196,9 @@ mod tests {
             deep.push("d");
         }
         fs::create_dir_all(&deep).unwrap();
-        assert_eq!(tree_usage(dir.path()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        assert!(tree_usage(&dir.path().join("d")).is_ok());
-        assert_eq!(tree_usage(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(tree_usage(dir.path(), &|| Ok(())).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert!(tree_usage(&dir.path().join("d"), &|| Ok(())).is_ok());
+        assert_eq!(tree_usage(&dir.path().join("none"), &|| Ok(())).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -54,7 +54,8 @@ async fn exec(world: &World, order: &HookRequest, command: &[String]) -> Result<
 /// Any HTTP response is a success. If the container does not serve TLS, the hook falls back to HTTP, as upstream does, without
 /// the Authorization header.
 async fn http(world: &World, order: &HookRequest, get: &HttpGet) -> Result<Facts, String> {
-    let mut check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout: order.limit };
+    let (url, headers) = (get.url.clone(), get.headers.clone());
+    let mut check = HttpCheck { pod: order.pod.uid.clone(), url, headers, timeout: order.limit };
     let error = match world.host.check_http(&check).await {
         Ok(_) | Err(CheckError::Body(_)) => return Ok(Facts::Nothing),
         Err(error) => error,

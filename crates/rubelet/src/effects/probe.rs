@@ -3,8 +3,6 @@
 //! Owns: the result of a check and upstream's texts. Never: counts results; the core has the thresholds.
 //! Upstream: `prober.go` (runProbeWithRetries), `probe/{exec,http,tcp,grpc}`.
 
-use std::time::Duration;
-
 use rubelet_core::{
     config::GoDuration,
     effect::{EffectError, Facts},
@@ -13,7 +11,7 @@ use rubelet_core::{
 use rubelet_cri::port::RpcErrorKind;
 use rubelet_host::{
     address,
-    port::{CheckError, GrpcCheck, GrpcFailure, HttpCheck},
+    port::{CheckError, GrpcCheck, GrpcFailure, HttpCheck, TcpCheck},
 };
 
 use crate::world::World;
@@ -37,11 +35,15 @@ pub(super) async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, 
 async fn once(world: &World, order: &ProbeRequest) -> ProbeOutcome {
     match &order.action {
         ProbeAction::Exec { command } => exec(world, order, command).await,
-        ProbeAction::Http(get) => http(world, get, order.timeout).await,
-        ProbeAction::Tcp { host, port } => match world.host.check_tcp(host, *port, order.timeout).await {
-            Ok(()) => ProbeOutcome::Success,
-            Err(error) => ProbeOutcome::Failure(error.to_string()),
-        },
+        ProbeAction::Http(get) => http(world, order, get).await,
+        ProbeAction::Tcp { host, port } => {
+            let pod = order.pod.uid.clone();
+            let check = TcpCheck { pod, host: host.clone(), port: *port, timeout: order.timeout };
+            match world.host.check_tcp(&check).await {
+                Ok(()) => ProbeOutcome::Success,
+                Err(error) => ProbeOutcome::Failure(error.to_string()),
+            }
+        }
         ProbeAction::Grpc { host, port, service, user_agent } => {
             let check = GrpcCheck {
                 host: host.clone(),
@@ -70,8 +72,9 @@ async fn exec(world: &World, order: &ProbeRequest, command: &[String]) -> ProbeO
     }
 }
 
-async fn http(world: &World, get: &HttpGet, timeout: Duration) -> ProbeOutcome {
-    let check = HttpCheck { url: get.url.clone(), headers: get.headers.clone(), timeout };
+async fn http(world: &World, order: &ProbeRequest, get: &HttpGet) -> ProbeOutcome {
+    let (url, headers) = (get.url.clone(), get.headers.clone());
+    let check = HttpCheck { pod: order.pod.uid.clone(), url, headers, timeout: order.timeout };
     match world.host.check_http(&check).await {
         Ok(answer) => match answer.status {
             200..=299 => ProbeOutcome::Success,
@@ -112,6 +115,8 @@ fn output(stdout: &[u8], stderr: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

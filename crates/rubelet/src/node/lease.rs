@@ -14,26 +14,30 @@ use rubelet_kube::{
 use tokio::{sync::watch, time::sleep};
 
 use super::NodeReporting;
-use crate::world::Clock;
+use crate::{server::health::LoopHealth, world::Clock};
 
 /// Quick retries of one renewal before the lease is read again.
 const TRIES: u32 = 5;
 const BACK_OFF_FIRST: Duration = Duration::from_millis(200);
 const BACK_OFF_MAX: Duration = Duration::from_secs(7);
 
-/// Renews until it is dropped. `node_uid` is known once the node is registered.
+/// Renews until it is dropped, while the loop turns. `node_uid` is known once the node is registered.
 pub async fn run(
     api: Arc<dyn ApiServer>,
     clock: Clock,
     reporting: Arc<NodeReporting>,
-    node_uid: watch::Receiver<Option<String>>,
+    (node_uid, health): (watch::Receiver<Option<String>>, Arc<LoopHealth>),
 ) {
     // Up to 4 % longer, so that the nodes of a cluster do not renew in step.
     let stretch = fastrand::Rng::with_seed(reporting.seed()).f64() * 0.04;
     let every = (reporting.lease_duration() / 4).mul_f64(1.0 + stretch);
     let mut controller = LeaseController { api, clock, reporting, node_uid, lease: None };
     loop {
-        controller.sync().await;
+        // A node whose loop stands still must not look alive because this thread runs on.
+        match health.check(controller.clock.now().uptime) {
+            Ok(()) => controller.sync().await,
+            Err(reason) => tracing::error!("the lease is not renewed: {reason}"),
+        }
         sleep(every).await;
     }
 }
@@ -75,8 +79,7 @@ impl LeaseController {
         let mut tries = 0;
         loop {
             let next = self.next(Some(&lease));
-            let renewed =
-                calls::update(&*self.api, Lane::Heartbeat, path.clone(), &next, self.reporting.timeout()).await;
+            let renewed = calls::update(&*self.api, Lane::Lease, path.clone(), &next, self.reporting.timeout()).await;
             let Err(error) = renewed else { return renewed };
             tries += 1;
             if tries == TRIES || error.kind == ApiErrorKind::NotFound {
@@ -107,7 +110,7 @@ impl LeaseController {
     async fn ensure_lease(&self) -> Result<Found, ApiError> {
         let timeout = self.reporting.timeout();
         let path = leases().named(self.reporting.setup.name.clone());
-        match calls::get(&*self.api, Lane::Heartbeat, path, timeout).await {
+        match calls::get(&*self.api, Lane::Lease, path, timeout).await {
             Ok(lease) => return Ok(Found::Existing(lease)),
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -117,7 +120,7 @@ impl LeaseController {
         if !is_registered {
             std::future::pending::<()>().await;
         }
-        calls::create(&*self.api, Lane::Heartbeat, leases(), &self.next(None), timeout).await.map(Found::Created)
+        calls::create(&*self.api, Lane::Lease, leases(), &self.next(None), timeout).await.map(Found::Created)
     }
 
     fn next(&self, known: Option<&Lease>) -> Lease {
@@ -152,6 +155,8 @@ mod tests {
     struct LeaseFixture {
         api: Arc<Scripted>,
         node_uid: watch::Sender<Option<String>>,
+        clock: Clock,
+        health: Arc<LoopHealth>,
         _controller: JoinSet<()>,
     }
 
@@ -159,9 +164,11 @@ mod tests {
         fn new(answers: impl IntoIterator<Item = Answer>) -> LeaseFixture {
             let api = Scripted::new(answers);
             let (node_uid, known_uid) = watch::channel(None);
+            let (clock, health) = (Clock::system(), Arc::new(LoopHealth::new(Duration::from_secs(60))));
             let mut controller = JoinSet::new();
-            controller.spawn(run(api.clone(), Clock::system(), Arc::new(reporting()), known_uid));
-            LeaseFixture { api, node_uid, _controller: controller }
+            let inputs = (known_uid, health.clone());
+            controller.spawn(run(api.clone(), clock.clone(), Arc::new(reporting()), inputs));
+            LeaseFixture { api, node_uid, clock, health, _controller: controller }
         }
 
         async fn after(&self, secs: u64) -> Vec<String> {
@@ -187,6 +194,17 @@ mod tests {
         assert_eq!(fixture.after(2).await, [GET, UPDATE, UPDATE]);
         assert_eq!(fixture.last_body()["metadata"]["resourceVersion"], "2");
         assert_eq!(fixture.last_body()["spec"]["leaseDurationSeconds"], 40);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_is_not_renewed_while_the_loop_stands_still() {
+        let fixture = LeaseFixture::new((0..40).map(|version| lease(&version.to_string())));
+        fixture.health.turned(fixture.clock.now().uptime);
+        let while_it_turned = fixture.after(300).await.len();
+        assert!(while_it_turned > 25, "{while_it_turned}");
+        assert!(fixture.after(600).await.len() <= while_it_turned + 1);
+        fixture.health.turned(fixture.clock.now().uptime);
+        assert!(fixture.after(20).await.len() > while_it_turned + 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,8 +22,8 @@ use jiff::Timestamp;
 use rubelet_core::container::logs::container_log;
 use rubelet_host::{
     fs,
-    linux::blocking,
     port::ReadError,
+    threads::for_caller,
     watch::{Hints, Watches},
 };
 
@@ -122,7 +122,7 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
     };
     let filter = Filter { since: request.since, timestamps: request.timestamps, streams: request.streams };
     let (tail, to_its_end) = (request.tail, following.is_none());
-    let source = blocking(move || {
+    let source = for_caller(move || {
         let mut file = place.open()?;
         let Tail { start, missing } = tail.map_or(Ok(Tail::WHOLE), |lines| start_of_tail(&mut file, lines))?;
         let rotated = match missing {
@@ -166,7 +166,7 @@ impl LogReader {
     async fn next(mut self) -> io::Result<Option<(Bytes, LogReader)>> {
         loop {
             let mut source = self.source;
-            let (result, returned) = blocking(move || Ok::<_, io::Error>((source.read_block(), source))).await?;
+            let (result, returned) = for_caller(move || Ok::<_, io::Error>((source.read_block(), source))).await?;
             self.source = returned;
             let block = result?;
             if self.allowed == 0 {
@@ -355,7 +355,7 @@ mod tests {
 
     use axum::{Router, body::Body, routing::get};
     use futures_util::{StreamExt, future::join_all};
-    use rubelet_host::watch::Interest;
+    use rubelet_host::{lanes::Lanes, watch::Interest};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},
@@ -380,7 +380,7 @@ mod tests {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             std_fs::create_dir_all(dir.path().join("ns_pod_uid/app")).unwrap();
-            LogFixture { dir, watches: Watches::new(Interest::Writes) }
+            LogFixture { dir, watches: Watches::new(Interest::Writes, Lanes::own_files()) }
         }
 
         fn path(&self, name: &str) -> PathBuf {

@@ -16,7 +16,7 @@ use axum::{
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use hyper::StatusCode;
-use rubelet_host::linux::blocking;
+use rubelet_host::threads::for_caller;
 
 use super::{accept::clauses, health::text};
 use crate::metrics::{process, text::CONTENT_TYPE};
@@ -50,7 +50,7 @@ pub(super) async fn send(request: Request, next: Next) -> Response {
 async fn compressed(body: Body) -> io::Result<Vec<u8>> {
     // The body is in memory already, in one piece.
     let page: Bytes = to_bytes(body, usize::MAX).await.map_err(io::Error::other)?;
-    blocking(move || {
+    for_caller(move || {
         // The lines are similar, so the fastest level compresses well.
         let mut packed = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
         packed.write_all(&page)?;

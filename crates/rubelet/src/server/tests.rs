@@ -5,7 +5,10 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use insta::assert_snapshot;
 use rubelet_core::{settings::Settings, snapshot::Snapshot, time::Uptime};
 use rubelet_cri::client::CriClient;
-use rubelet_host::watch::{Interest, Watches};
+use rubelet_host::{
+    lanes::Lanes,
+    watch::{Interest, Watches},
+};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -41,6 +44,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         Paths { root_dir: root.to_owned(), pod_logs_dir: root.join("logs"), container_links_dir: root.join("links") };
     let runtime =
         Arc::new(CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap());
+    let lanes = Lanes::own_files();
     let sources = Sources {
         snapshots: snapshots.clone(),
         settings: Arc::new(Settings::for_node("n1")),
@@ -49,6 +53,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         identity: Arc::default(),
         disk: Arc::new(DiskCounter::new(DiskSources {
             runtime: runtime.clone(),
+            lanes: lanes.clone(),
             paths: paths.clone(),
             clock: clock.clone(),
             volumes_count_for: None,
@@ -64,7 +69,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         clock,
         health: Arc::new(LoopHealth::new(Duration::from_secs(60))),
         stats: Stats::new(sources),
-        log_watches: Watches::new(Interest::Writes),
+        log_watches: Watches::new(Interest::Writes, lanes),
     };
     (sender, context)
 }

@@ -1,16 +1,14 @@
 //! Disk usage of pods, images and the node.
 //!
-//! Owns: what is added up, how long a sum is cached, and that a hung disk blocks no request: its values are missing, and it
-//! is not measured again until it responds.
+//! Owns: what is added up, how long a sum is cached, and that a hung disk blocks no request: its values are missing, and the
+//! others are measured.
 //! Upstream: `volume_stat_calculator.go`, `host_stats_provider.go`, `ImageFsStats`, `makePodStorageStats`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -18,11 +16,15 @@ use jiff::Timestamp;
 use rubelet_core::{container::logs, id::PodUid, time::Uptime};
 use rubelet_cri::{port::ContainerRuntime, v1};
 use rubelet_host::{
-    linux::blocking,
+    lanes::{Call, Lanes, Length},
     mount,
     stats::disk::{self, FileSystem, Usage},
 };
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+    time::timeout,
+};
 
 use super::targets::PodTarget;
 use crate::world::{Clock, Paths};
@@ -78,6 +80,7 @@ pub(crate) struct Volume {
 /// The directories to measure.
 pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
+    pub lanes: Lanes,
     pub paths: Paths,
     pub clock: Clock,
     /// `volumeStatsAggPeriod`; `None`: volumes are not measured.
@@ -97,8 +100,8 @@ pub(crate) struct DiskCounter {
     kept: Arc<Mutex<Kept>>,
     /// Concurrent requests share a measurement.
     turn: Semaphore,
-    /// A thread is measuring, perhaps after its requests timed out.
-    is_counting: Arc<AtomicBool>,
+    /// At most one task measures, perhaps after its requests timed out.
+    counting: Mutex<JoinSet<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -113,7 +116,7 @@ struct Kept {
 
 impl DiskCounter {
     pub(crate) fn new(sources: DiskSources) -> Self {
-        DiskCounter { sources, kept: Arc::default(), turn: Semaphore::new(1), is_counting: Arc::default() }
+        DiskCounter { sources, kept: Arc::default(), turn: Semaphore::new(1), counting: Mutex::default() }
     }
 
     /// The measurement after a bounded wait.
@@ -139,25 +142,27 @@ impl DiskCounter {
             };
             pods.iter().filter(is_due).cloned().collect()
         };
-        if self.is_counting.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (kept, is_counting) = (self.kept.clone(), self.is_counting.clone());
-        let (paths, clock) = (self.sources.paths.clone(), self.sources.clock.clone());
-        let counting = blocking(move || {
-            let _done = Done(is_counting);
-            let node = disk::file_system(&paths.root_dir).ok();
-            lock(&kept).node = node;
-            for pod in due {
-                let now = clock.now();
-                let found =
-                    PodDisk { at: now.wall, counted: now.uptime, ..pod_disk(&pod, &paths, counts_for.is_some()) };
-                lock(&kept).pods.insert(pod.uid, found);
+        let (done, is_done) = oneshot::channel::<()>();
+        {
+            let mut counting = lock(&self.counting);
+            while counting.try_join_next().is_some() {}
+            if !counting.is_empty() {
+                return;
             }
-            std::io::Result::Ok(())
-        });
+            let meter = Meter {
+                lanes: self.sources.lanes.clone(),
+                paths: self.sources.paths.clone(),
+                clock: self.sources.clock.clone(),
+                with_volumes: counts_for.is_some(),
+            };
+            let kept = self.kept.clone();
+            counting.spawn(async move {
+                let _done = done;
+                meter.run(due, &kept).await;
+            });
+        }
         // Late or not, the results so far are used.
-        let _ = timeout(PATIENCE, counting).await;
+        let _ = timeout(PATIENCE, is_done).await;
     }
 
     async fn ask_runtime(&self) {
@@ -171,7 +176,8 @@ impl DiskCounter {
         let (layers, images) = (layers.unwrap_or_default(), images.unwrap_or_default());
         let images = images.image_filesystems.into_iter().next();
         let mut places = Places::default();
-        let known = blocking(move || {
+        let root_dir = self.sources.paths.root_dir.clone();
+        let known = self.sources.lanes.run(&root_dir, Length::Short, move |_| {
             let images = images.map(|usage| places.layer(usage));
             let layers = layers
                 .into_iter()
@@ -202,31 +208,72 @@ impl Places {
     }
 }
 
-/// Marks the measurement as ended on drop.
-struct Done(Arc<AtomicBool>);
+/// Measures one directory after the other, each in the lane of its device.
+struct Meter {
+    lanes: Lanes,
+    paths: Paths,
+    clock: Clock,
+    with_volumes: bool,
+}
 
-impl Drop for Done {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+impl Meter {
+    async fn run(&self, due: Vec<PodTarget>, kept: &Mutex<Kept>) {
+        let node = self.on_device(&self.paths.root_dir, |path, _| disk::file_system(path)).await;
+        lock(kept).node = node;
+        for pod in due {
+            let now = self.clock.now();
+            let found = PodDisk { at: now.wall, counted: now.uptime, ..self.pod_disk(&pod).await };
+            lock(kept).pods.insert(pod.uid, found);
+        }
+    }
+
+    async fn pod_disk(&self, pod: &PodTarget) -> PodDisk {
+        let log_dir = logs::pod_dir(&self.paths.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
+        let containers: Vec<String> = pod.containers.iter().map(|container| container.name.clone()).collect();
+        let of_logs = self.on_device(&log_dir, move |dir, _| {
+            let of_container = |name: String| Some((name.clone(), disk::files_usage(&dir.join(name)).ok()?));
+            Ok((containers.into_iter().filter_map(of_container).collect(), disk::files_usage(dir).unwrap_or_default()))
+        });
+        let (logs, others): (BTreeMap<_, _>, Usage) = of_logs.await.unwrap_or_default();
+        let hosts = self.paths.pod_dir(&pod.uid).join("etc-hosts");
+        let hosts = self.on_device(&hosts, |path, _| disk::file_usage(path)).await.unwrap_or_default();
+        let volumes = if self.with_volumes { self.volumes(&pod.uid).await } else { Vec::new() };
+        PodDisk { at: Timestamp::default(), counted: Uptime::default(), volumes, logs, others: others + hosts }
+    }
+
+    /// `<plugin>/<volume>`; a volume that cannot be measured is omitted.
+    async fn volumes(&self, uid: &PodUid) -> Vec<Volume> {
+        let names = self.on_device(&self.paths.volumes_dir(uid), |dir, _| Ok(volume_dirs(dir))).await;
+        let mut volumes = Vec::new();
+        for (is_ephemeral, name, path) in names.unwrap_or_default() {
+            let measured = self.on_device(&path, move |path, call| {
+                let on = disk::file_system(path)?;
+                let is_mount = mount::is_mount_point(path)?;
+                let used = if is_mount {
+                    Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) }
+                } else {
+                    disk::tree_usage(path, &|| call.go_on())?
+                };
+                Ok(Volume { name, is_ephemeral: is_ephemeral && !is_mount, used, on })
+            });
+            volumes.extend(measured.await);
+        }
+        volumes
+    }
+
+    /// `None` if it cannot be measured.
+    async fn on_device<T: Send + 'static>(
+        &self,
+        path: &Path,
+        work: impl FnOnce(&Path, &Call) -> io::Result<T> + Send + 'static,
+    ) -> Option<T> {
+        let owned = path.to_owned();
+        self.lanes.run(path, Length::Long, move |call| work(&owned, call)).await.ok()
     }
 }
 
-fn pod_disk(pod: &PodTarget, paths: &Paths, with_volumes: bool) -> PodDisk {
-    let log_dir = logs::pod_dir(&paths.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
-    let hosts = paths.pod_dir(&pod.uid).join("etc-hosts");
-    let of_container = |name: &str| Some((name.to_owned(), disk::files_usage(&log_dir.join(name)).ok()?));
-    let volumes_dir = paths.volumes_dir(&pod.uid);
-    PodDisk {
-        at: Timestamp::default(),
-        counted: Uptime::default(),
-        volumes: if with_volumes { volumes(&volumes_dir) } else { Vec::new() },
-        logs: pod.containers.iter().filter_map(|container| of_container(&container.name)).collect(),
-        others: disk::files_usage(&log_dir).unwrap_or_default() + disk::file_usage(&hosts).unwrap_or_default(),
-    }
-}
-
-/// `<plugin>/<volume>`; a volume that cannot be measured is omitted.
-fn volumes(dir: &Path) -> Vec<Volume> {
+/// Whether it uses the node's disk until its pod is deleted, its name, its path.
+fn volume_dirs(dir: &Path) -> Vec<(bool, String, PathBuf)> {
     let names_in = |dir: &Path| -> Vec<(String, PathBuf)> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -235,20 +282,11 @@ fn volumes(dir: &Path) -> Vec<Volume> {
         names.sort();
         names
     };
-    let plugins = names_in(dir);
-    let all = plugins.iter().flat_map(|(plugin, path)| names_in(path).into_iter().map(move |volume| (plugin, volume)));
-    all.filter_map(|(plugin, (name, path))| {
-        let on = disk::file_system(&path).ok()?;
-        let is_mount = mount::is_mount_point(&path).ok()?;
-        let used = if is_mount {
-            Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) }
-        } else {
-            disk::tree_usage(&path).ok()?
-        };
-        let is_ephemeral = EPHEMERAL.contains(&plugin.as_str()) && !is_mount;
-        Some(Volume { name, is_ephemeral, used, on })
-    })
-    .collect()
+    let of_plugin = |(plugin, path): (String, PathBuf)| {
+        let is_ephemeral = EPHEMERAL.contains(&plugin.as_str());
+        names_in(&path).into_iter().map(move |(name, path)| (is_ephemeral, name, path))
+    };
+    names_in(dir).into_iter().flat_map(of_plugin).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -288,6 +326,7 @@ mod tests {
             Paths { root_dir: dir.to_owned(), pod_logs_dir: dir.join("logs"), container_links_dir: dir.join("links") };
         DiskCounter::new(DiskSources {
             runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
+            lanes: Lanes::own_files(),
             paths,
             clock: Clock::system(),
             volumes_count_for: Some(Duration::from_secs(60)),
@@ -322,14 +361,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hung_disk_is_not_measured_again_and_last_usage_is_kept() {
+    async fn late_measurement_is_not_started_twice_and_last_usage_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let counter = counter(dir.path());
         let known = counter.disks(&[pod("u1")]).await;
-        counter.is_counting.store(true, Ordering::Release);
+        lock(&counter.counting).spawn(std::future::pending());
         let meanwhile = counter.disks(&[pod("u1"), pod("u2")]).await;
         assert_eq!(meanwhile.pods, known.pods);
-        counter.is_counting.store(false, Ordering::Release);
+        lock(&counter.counting).abort_all();
+        while lock(&counter.counting).try_join_next().is_none() {
+            tokio::task::yield_now().await;
+        }
         assert_eq!(counter.disks(&[pod("u1"), pod("u2")]).await.pods.len(), 2);
     }
 }

@@ -18,13 +18,13 @@ use rubelet_core::{
     time::{Now, Uptime},
 };
 use rubelet_host::{
-    linux::blocking,
     stats::{
         Reader,
         cgroup::{self, CgroupStats, Trees},
         partition::Partition,
         process::{self, Interface, OpenFiles},
     },
+    threads::for_caller,
 };
 use tokio::sync::{Semaphore, watch};
 
@@ -288,7 +288,7 @@ impl Stats {
         if let Some(trees) = self.0.trees.get() {
             return Ok(trees.clone());
         }
-        let found = blocking(Trees::mounted).await.map_err(|error| SampleError::NoCgroups(error.to_string()))?;
+        let found = for_caller(Trees::mounted).await.map_err(|error| SampleError::NoCgroups(error.to_string()))?;
         Ok(self.0.trees.get_or_init(|| Arc::new(found)).clone())
     }
 
@@ -302,7 +302,7 @@ impl Stats {
 }
 
 async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, SampleError> {
-    let done: std::io::Result<T> = blocking(move || Ok(work())).await;
+    let done: std::io::Result<T> = for_caller(move || Ok(work())).await;
     done.map_err(|error| SampleError::NoCgroups(error.to_string()))
 }
 
@@ -319,6 +319,7 @@ mod tests {
         let nowhere = PathBuf::from("/nowhere");
         let runtime = Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap());
         let disk = DiskCounter::new(DiskSources {
+            lanes: rubelet_host::lanes::Lanes::own_files(),
             runtime: runtime.clone(),
             paths: Paths {
                 root_dir: nowhere.clone(),

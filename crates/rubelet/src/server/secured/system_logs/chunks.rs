@@ -4,7 +4,7 @@ use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use rubelet_host::linux::blocking;
+use rubelet_host::threads::for_caller;
 
 const CHUNK_BYTES: u64 = 64 << 10;
 
@@ -15,7 +15,7 @@ pub(super) fn chunks(file: File, from: u64, to: u64) -> impl Stream<Item = io::R
         let file = file.clone();
         async move {
             let wanted = usize::try_from(to.saturating_sub(at).min(CHUNK_BYTES)).unwrap_or(0);
-            let read = blocking(move || {
+            let read = for_caller(move || {
                 let mut chunk = vec![0; wanted];
                 let count = file.read_at(&mut chunk, at)?;
                 chunk.truncate(count);

@@ -14,8 +14,8 @@ use axum::{
 use jiff::Timestamp;
 use rubelet_host::{
     fs::{list_open_dir, open_inside},
-    linux::blocking,
     port::{DirEntry, FileKind, ReadError},
+    threads::for_caller,
 };
 
 use super::{
@@ -97,7 +97,7 @@ fn inside(path: &str) -> PathBuf {
 }
 
 async fn open(dir: PathBuf, relative: PathBuf) -> Result<Found, ReadError> {
-    blocking(move || {
+    for_caller(move || {
         let (file, kind) = open_inside(&dir, &relative)?;
         let metadata = file.metadata()?;
         let modified = Timestamp::try_from(metadata.modified()?).unwrap_or_default();

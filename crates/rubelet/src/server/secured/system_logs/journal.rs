@@ -21,8 +21,8 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
 use rubelet_host::{
     fs::open_inside,
-    linux::blocking,
     port::{FileKind, ReadError},
+    threads::for_caller,
 };
 use tokio::{
     io::AsyncReadExt as _,
@@ -130,7 +130,7 @@ impl Running {
 /// The first existing log file of a service.
 async fn file_of(dir: PathBuf, service: String) -> Parts {
     let names = [service.clone(), format!("{service}.log"), format!("{service}/{service}.log")];
-    let found = blocking(move || {
+    let found = for_caller(move || {
         for name in names {
             match open_inside(&dir, Path::new(&name)) {
                 Ok((file, FileKind::File)) => return Ok(Some(file)),
