@@ -26,6 +26,8 @@ pub mod keyring;
 
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// Twice the longest wait.
+const BACKOFF_EXPIRES_AFTER: Duration = Duration::from_secs(600);
 /// How long `ErrImagePull` is shown before it becomes `ImagePullBackOff`.
 const ERROR_SHOWN: Duration = Duration::from_secs(3);
 /// Interval of inspections of an image that may not be pulled, or whose inspection failed.
@@ -396,7 +398,9 @@ impl Images {
         ));
         let backoff_key = (key.0.clone(), image);
         let delay = match self.backoffs.get(&backoff_key) {
-            Some(known) if now.uptime.since(known.failed_at) <= 2 * BACKOFF_MAX => (known.delay * 2).min(BACKOFF_MAX),
+            Some(known) if now.uptime.since(known.failed_at) <= BACKOFF_EXPIRES_AFTER => {
+                known.delay.saturating_mul(2).min(BACKOFF_MAX)
+            }
             Some(_) | None => BACKOFF_FIRST,
         };
         let error_text = format!("{}: {}", reason.as_str(), error.message);
@@ -484,14 +488,11 @@ struct PullRateLimiter {
 impl PullRateLimiter {
     /// Takes a token, or returns when there will be one.
     fn take(&mut self, settings: &Settings, now: Uptime) -> Result<(), Uptime> {
-        if settings.registry_pull_qps == 0 {
-            return Ok(());
-        }
-        let price = Duration::from_secs(1) / settings.registry_pull_qps;
-        let limit = price * settings.registry_burst.max(1);
-        let debt = self.debt.saturating_sub(now.since(self.as_of)) + price;
+        let Some(price) = Duration::from_secs(1).checked_div(settings.registry_pull_qps) else { return Ok(()) };
+        let limit = price.saturating_mul(settings.registry_burst.max(1));
+        let debt = self.debt.saturating_sub(now.since(self.as_of)).saturating_add(price);
         if debt > limit {
-            return Err(now + (debt - limit));
+            return Err(now + debt.saturating_sub(limit));
         }
         *self = PullRateLimiter { debt, as_of: now };
         Ok(())

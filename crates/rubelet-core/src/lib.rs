@@ -4,6 +4,7 @@
 //! `Agent::handle(now, Event) -> Vec<Effect>` is the whole interface to the outside; start reading at `agent.rs`.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod admission;
 pub mod agent;

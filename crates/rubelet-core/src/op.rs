@@ -335,7 +335,7 @@ impl Op {
             Deadline::Disk => DISK_DEADLINE,
             Deadline::Pull => PULL_DEADLINE,
             Deadline::Api => API_DEADLINE,
-            Deadline::Runtime { calls, extra } => (request * calls).saturating_add(extra),
+            Deadline::Runtime { calls, extra } => request.saturating_mul(calls).saturating_add(extra),
         }
     }
 

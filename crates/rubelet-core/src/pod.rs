@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ use crate::{
     },
     probes::Probes,
     status_manager::RunningContainers,
-    time::{Now, Uptime},
+    time::{Now, Uptime, moved},
 };
 
 pub mod allocation;
@@ -406,11 +406,8 @@ impl PodRecord {
 
     /// The wall-clock time of an uptime, clamped to the calendar.
     pub fn wall(moment: Uptime, now: Now) -> Timestamp {
-        let moved = if moment > now.uptime {
-            now.wall.checked_add(moment.since(now.uptime))
-        } else {
-            now.wall.checked_sub(now.uptime.since(moment))
-        };
-        moved.unwrap_or(if moment > now.uptime { Timestamp::MAX } else { Timestamp::MIN })
+        let signed = |span: Duration| SignedDuration::try_from(span).unwrap_or(SignedDuration::MAX);
+        let (ahead, ago) = (signed(moment.since(now.uptime)), signed(now.uptime.since(moment)));
+        moved(now.wall, ahead.saturating_sub(ago))
     }
 }

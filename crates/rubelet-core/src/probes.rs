@@ -16,7 +16,7 @@ use crate::{
     id::{ContainerId, PodRef},
     observation::{ContainerState, PodFacts},
     pod::restart_policy::is_sidecar,
-    time::{Now, Uptime},
+    time::{Now, Uptime, scaled},
 };
 
 pub mod request;
@@ -338,7 +338,7 @@ impl ProbeTarget<'_> {
 fn jitter(id: &ContainerId, kind: ProbeKind, period: Duration) -> Duration {
     let digits = Fnv128::of(format!("{id}{}", kind.as_str()).as_bytes()).hex();
     let sixteenth = digits.bytes().last().map_or(0, |digit| char::from(digit).to_digit(16).unwrap_or(0));
-    period * sixteenth / 16
+    scaled(period, f64::from(sixteenth) / 16.0)
 }
 
 /// The probes to run for the visible running containers.

@@ -1,10 +1,12 @@
 //! Time as a value.
 //!
-//! Owns: `Now`, `Uptime`. Never: reads a clock; the shell passes the time in.
+//! Owns: `Now`, `Uptime`, and arithmetic that saturates: times come from pods, servers and clocks, and a panic ends the agent.
+//! Never: reads a clock; the shell passes the time in.
+//! Clippy refuses `+`, `-` and `*` on the times of std, tokio and jiff, which panic on overflow (clippy.toml).
 
 use std::{fmt, ops::Add, time::Duration};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Monotonic time since the agent started. Deadlines and waits use it, so a jump of the wall clock does not move them.
@@ -43,6 +45,16 @@ impl Add<Duration> for Uptime {
     fn add(self, by: Duration) -> Uptime {
         Uptime(self.0.saturating_add(by))
     }
+}
+
+/// `moment` moved by `by`, clamped to the calendar.
+pub fn moved(moment: Timestamp, by: SignedDuration) -> Timestamp {
+    moment.checked_add(by).unwrap_or(if by.is_negative() { Timestamp::MIN } else { Timestamp::MAX })
+}
+
+/// `span` times a factor that is not negative.
+pub fn scaled(span: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(span.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
 impl fmt::Debug for Uptime {

@@ -104,7 +104,7 @@ impl ContainerRuntime for CriClient {
         let mut client = self.runtime.clone();
         // Network setup takes time: upstream doubles the limit for this call.
         let answer =
-            call("RunPodSandbox", self.timeout * 2, request, |request| client.run_pod_sandbox(request)).await?;
+            call("RunPodSandbox", self.timeout.saturating_mul(2), request, |request| client.run_pod_sandbox(request)).await?;
         non_empty("RunPodSandbox", answer.pod_sandbox_id)
     }
 

@@ -4,6 +4,7 @@
 //! `proto/cri.proto` is ours, with the numbers of cri-api v1; `cargo xtask gen` turns it into `src/generated/`.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 /// CRI v1 messages (protobuf package `runtime.v1`).
 #[allow(clippy::all, clippy::unwrap_used, clippy::wildcard_imports, missing_debug_implementations)]

@@ -4,6 +4,7 @@
 //! Never: decides anything about pods.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod cgroup;
 mod check;

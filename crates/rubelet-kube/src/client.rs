@@ -128,7 +128,7 @@ impl Client {
 impl ApiServer for Client {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         let began = clock::now();
-        let deadline = began + call.timeout;
+        let deadline = clock::after(began, call.timeout);
         let request = Outgoing::call(&call, deadline);
         let connections = self.inner.lane(call.lane);
         let answered = timeout_at(deadline, async {
@@ -141,13 +141,13 @@ impl ApiServer for Client {
         });
         let answered = answered.await.unwrap_or_else(|_elapsed| Err(request.late()));
         let received_bytes = answered.as_ref().ok().map(Bytes::len);
-        let (took, sent_bytes) = (clock::now() - began, request.body.len());
+        let (took, sent_bytes) = (began.elapsed(), request.body.len());
         self.inner.tell(&request, Occurrence::Called { took, sent_bytes, received_bytes });
         answered
     }
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
-        let deadline = clock::now() + WATCH_OPENS_WITHIN;
+        let deadline = clock::after(clock::now(), WATCH_OPENS_WITHIN);
         let request = Outgoing::watch(&watch, deadline);
         let opened = timeout_at(deadline, self.inner.answer(&request, &self.inner.watches)).await;
         let answer = opened.unwrap_or_else(|_elapsed| Err(request.late()))?;
@@ -257,7 +257,7 @@ impl Inner {
             };
             match error.kind {
                 ApiErrorKind::TooManyRequests { retry_after: Some(wait) }
-                    if tries < MAX_TRIES && clock::now() + wait < request.deadline =>
+                    if tries < MAX_TRIES && clock::after(clock::now(), wait) < request.deadline =>
                 {
                     tracing::debug!(wait_secs = wait.as_secs(), "trying again when the server asked to: {error}");
                     tokio::time::sleep(wait).await;
@@ -283,7 +283,7 @@ impl Inner {
         let asked = clock::now();
         connections.bucket.turn(request.deadline).await.map_err(|wait| Failed::Answered(refused(wait)))?;
         if connections.bucket.is_limited() {
-            self.tell(request, Occurrence::Waited(clock::now() - asked));
+            self.tell(request, Occurrence::Waited(asked.elapsed()));
         }
         let authorization = self.credentials.authorization(reload).await;
         let authorization = authorization.map_err(|error| Failed::Answered(unreachable(error)))?;

@@ -1,6 +1,7 @@
 //! The API server: the port the agent uses, and its client.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod calls;
 pub mod client;

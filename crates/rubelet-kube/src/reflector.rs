@@ -322,8 +322,8 @@ impl Retry {
         }
         self.was_unreachable = is_unreachable;
         let delay = self.delay;
-        self.delay = (delay * 2).min(RETRY_MAX);
-        let jittered = delay.mul_f64(0.5 + self.random.f64() / 2.0);
+        self.delay = delay.saturating_mul(2).min(RETRY_MAX);
+        let jittered = scaled(delay, 0.5 + self.random.f64() / 2.0);
         match error.kind {
             ApiErrorKind::TooManyRequests { retry_after: Some(asked) } => jittered.max(asked),
             _ => jittered,
@@ -333,6 +333,10 @@ impl Retry {
     fn reset(&mut self) {
         self.delay = RETRY_FIRST;
     }
+}
+
+fn scaled(delay: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(delay.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
 #[cfg(test)]

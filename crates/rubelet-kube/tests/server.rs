@@ -196,8 +196,32 @@ async fn patience_ends_with_the_calls_time() {
     .await;
     let client = client(&certificates.kubeconfig(&server, "node-one"));
     let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
-    assert_eq!(error.kind, ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(3600)) });
+    assert_eq!(error.kind, ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(60)) });
     assert_eq!(server.requests(), 1);
+}
+
+#[tokio::test]
+async fn retry_after_beyond_any_clock_is_an_error_of_the_call() {
+    let certificates = Certificates::new();
+    let server = TestServer::start(&certificates, Protocol::Http2, |request| match request.number % 3 {
+        0 => Answer::status(StatusCode::TOO_MANY_REQUESTS).with("retry-after", "18446744073709551615"),
+        1 => Answer::status(StatusCode::SERVICE_UNAVAILABLE).with("retry-after", "9223372036854775807"),
+        _ => Answer::Whole {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            headers: http::HeaderMap::new(),
+            body: r#"{"kind":"Status","details":{"retryAfterSeconds":18446744073709551615}}"#.to_owned(),
+        },
+    })
+    .await;
+    let client = client(&certificates.kubeconfig(&server, "node-one"));
+    let longest = ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(60)) };
+    for _ in 0..3 {
+        let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
+        assert_eq!(error.kind, longest);
+    }
+    // A call without an end of its own waits for nothing longer either.
+    let patient = Duration::from_secs(30);
+    assert_eq!(client.call(get(Lane::Ordinary, pods(), patient)).await.unwrap_err().kind, longest);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! shows what is in a key.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,

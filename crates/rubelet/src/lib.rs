@@ -3,6 +3,7 @@
 //! A library, so that the simulator runs the same loop over its simulated world.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod certs;
 pub mod cli;

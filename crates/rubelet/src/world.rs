@@ -2,7 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use rubelet_core::{id::PodUid, settings::Settings, time::Now};
+use jiff::SignedDuration;
+use rubelet_core::{
+    id::PodUid,
+    settings::Settings,
+    time::{Now, moved},
+};
 use rubelet_cri::port::ContainerRuntime;
 use rubelet_host::port::Host;
 use rubelet_kube::port::ApiServer;
@@ -108,8 +113,9 @@ impl Clock {
         let wall = match &self.source {
             WallSource::System => jiff::Timestamp::now(),
             WallSource::Virtual(offset_ms) => {
-                let offset = jiff::SignedDuration::from_millis(offset_ms.load(std::sync::atomic::Ordering::Relaxed));
-                self.started_wall + since_start + offset
+                let offset = SignedDuration::from_millis(offset_ms.load(std::sync::atomic::Ordering::Relaxed));
+                let since_start = SignedDuration::try_from(since_start).unwrap_or(SignedDuration::MAX);
+                moved(self.started_wall, since_start.saturating_add(offset))
             }
         };
         Now { uptime: rubelet_core::time::Uptime::new(since_start), wall }
@@ -117,7 +123,8 @@ impl Clock {
 
     /// The tokio instant of an uptime, for sleeping until then.
     pub fn instant(&self, uptime: rubelet_core::time::Uptime) -> Instant {
-        self.started + uptime.as_duration().min(Duration::from_secs(86_400 * 365))
+        let since_start = uptime.as_duration().min(Duration::from_secs(86_400 * 365));
+        self.started.checked_add(since_start).unwrap_or(self.started)
     }
 }
 

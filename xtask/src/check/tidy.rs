@@ -74,6 +74,12 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet-e2e/",
 ];
 
+/// Operators on times panic on overflow, and a panic ends the agent; clippy.toml exempts everything else from the lint.
+const TIME_LINT: &str = "#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]";
+/// Libraries that do not run on nodes.
+const NOT_THE_AGENT: &[&str] =
+    &["crates/rubelet-sim/", "crates/rubelet-testbed/", "crates/rubelet-e2e/", "crates/rubelet-gen/"];
+
 struct Banned {
     words: &'static [&'static str],
     why: &'static str,
@@ -134,6 +140,10 @@ fn breaches_of(path: &str, text: &str) -> Vec<String> {
     }
     if path.ends_with("/mod.rs") {
         breach("is a mod.rs: name it after its module, beside the directory");
+    }
+    let is_agent_root = path.ends_with("/src/lib.rs") && !NOT_THE_AGENT.iter().any(|place| path.starts_with(place));
+    if is_agent_root && !text.contains(TIME_LINT) {
+        breach(&format!("no `{TIME_LINT}`: overflow of a time from outside must not end the agent"));
     }
     if source.unbiased_selects() > 0 {
         breach("a `select!` without `biased;`: the order of its arms must be chosen, not drawn");
@@ -235,6 +245,7 @@ mod tests {
             ("crates/rubelet-core/src/a.rs", "fn a() { fastrand::u8(..); }", "uses `fastrand`"),
             ("crates/rubelet/src/a.rs", "async fn a() { tokio::time::sleep(x).await }", "uses `time::sleep`"),
             ("crates/rubelet/src/a.rs", "fn a() { mpsc::unbounded_channel(); }", "uses `unbounded_channel`"),
+            ("crates/rubelet-new/src/lib.rs", "fn a() {}", "overflow of a time"),
             ("xtask/src/a.rs", concat!("const A: &str = \"/wo", "rk/x\";"), "somebody's machine"),
         ];
         for (path, text, expected) in cases {

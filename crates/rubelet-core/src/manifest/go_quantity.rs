@@ -176,6 +176,7 @@ impl<'a> Parts<'a> {
         (!text.is_empty()).then_some(Parts { is_negative: text.starts_with('-'), whole, fraction, exponent, format })
     }
 
+    #[expect(clippy::arithmetic_side_effects, reason = "the number has no sign yet, so its negation is in range")]
     fn signed<T: std::ops::Neg<Output = T>>(&self, number: T) -> T {
         if self.is_negative { -number } else { number }
     }

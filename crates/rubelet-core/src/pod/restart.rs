@@ -34,7 +34,9 @@ impl CrashLoop {
         now: Uptime,
     ) -> Self {
         let delay = match previous {
-            Some(previous) if previous.image == image && !previous.has_expired(ended) => previous.delay * 2,
+            Some(previous) if previous.image == image && !previous.has_expired(ended) => {
+                previous.delay.saturating_mul(2)
+            }
             Some(_) | None => FIRST_DELAY,
         };
         CrashLoop { delay: delay.min(max_delay), started: now, image: image.to_owned() }

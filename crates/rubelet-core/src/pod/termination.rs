@@ -174,7 +174,7 @@ pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Gra
         None => record.grace_secs(),
         // The time its hook took is subtracted when it is stopped.
         Some(grace) if is_sidecar_of(&record, &container.name) => {
-            grace.remaining_secs(now) + record.pre_stop_secs(container).unwrap_or(0)
+            grace.remaining_secs(now).saturating_add(record.pre_stop_secs(container).unwrap_or(0))
         }
         // However late the stop is sent, the pod's grace period lies between SIGTERM and SIGKILL.
         Some(grace) => grace.secs,
@@ -239,7 +239,7 @@ pub fn stop_container(
     if let Some(order) = pre_stop(&record, container, grace_secs) {
         return plan.step(subject, ContainerOp::RunHook(order), reason);
     }
-    let left_secs = grace_secs - record.pre_stop_secs(container).unwrap_or(0);
+    let left_secs = grace_secs.saturating_sub(record.pre_stop_secs(container).unwrap_or(0));
     let op = ContainerOp::Stop {
         pod: record.id.clone(),
         name: container.name.clone(),

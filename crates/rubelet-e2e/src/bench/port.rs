@@ -179,7 +179,7 @@ fn pages(cluster: &ClusterNode) -> anyhow::Result<Pages> {
             let (text, secs) = scrape(cluster, path)?;
             ensure!(text.contains("many0"), "{path} says nothing of the pods");
             taken.push(secs * 1000.0);
-            thread::sleep(BETWEEN_SCRAPES.saturating_sub(Duration::from_secs_f64(secs)));
+            thread::sleep(BETWEEN_SCRAPES.saturating_sub(Duration::try_from_secs_f64(secs)?));
         }
         anyhow::Ok(Cost { taken_ms: median(taken)?, cpu_ms: cpu_ms_since(cluster, &used)? })
     };

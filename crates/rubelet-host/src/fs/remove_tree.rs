@@ -204,7 +204,7 @@ fn open_plain(parent: BorrowedFd<'_>, name: &CStr) -> Option<File> {
 fn make_mutable(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let stubborn = IFlags::IMMUTABLE | IFlags::APPEND;
     match rustix::fs::ioctl_getflags(file) {
-        Ok(flags) if flags.intersects(stubborn) => rustix::fs::ioctl_setflags(file, flags - stubborn),
+        Ok(flags) if flags.intersects(stubborn) => rustix::fs::ioctl_setflags(file, flags.difference(stubborn)),
         // The file system has no such flags: the refusal had another reason, which the next try reports.
         Ok(_) | Err(_) => Ok(()),
     }

@@ -253,7 +253,7 @@ fn open(tree: &Path, path: &str) -> Option<OwnedFd> {
 fn created(dir: impl AsFd, file: &str) -> Option<SystemTime> {
     let modified = |stat: rustix::fs::Stat| {
         let secs = u64::try_from(stat.st_mtime).ok()?;
-        Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(secs))
+        SystemTime::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(secs))
     };
     let own = rustix::fs::statat(&dir, "", AtFlags::EMPTY_PATH).ok().and_then(modified);
     let steady = rustix::fs::statat(&dir, file, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(modified);

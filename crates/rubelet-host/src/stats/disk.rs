@@ -41,10 +41,9 @@ pub struct Usage {
     pub inodes: u64,
 }
 
-impl std::ops::Add for Usage {
-    type Output = Usage;
-
-    fn add(self, other: Usage) -> Usage {
+impl Usage {
+    #[must_use]
+    pub fn saturating_add(self, other: Usage) -> Usage {
         Usage { bytes: self.bytes.saturating_add(other.bytes), inodes: self.inodes.saturating_add(other.inodes) }
     }
 }
@@ -80,7 +79,7 @@ pub fn files_usage(path: &Path) -> io::Result<Usage> {
         // A missing file uses nothing.
         let Ok(stat) = rustix::fs::statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
         if !FileType::from_raw_mode(stat.st_mode).is_dir() {
-            usage = usage + Usage { bytes: stat_bytes(&stat), inodes: 1 };
+            usage = usage.saturating_add(Usage { bytes: stat_bytes(&stat), inodes: 1 });
         }
     }
     Ok(usage)
@@ -139,7 +138,7 @@ impl Sum<'_> {
         if !is_dir && stat.st_nlink > 1 && !self.linked.insert(stat.st_ino) {
             return;
         }
-        self.usage = self.usage + Usage { bytes: stat_bytes(stat), inodes: 1 };
+        self.usage = self.usage.saturating_add(Usage { bytes: stat_bytes(stat), inodes: 1 });
     }
 }
 

@@ -13,6 +13,11 @@ use crate::port::{ApiError, ApiErrorKind};
 /// Of a response that is not the API's own: a proxy's page, a plain text. Enough to recognise it.
 const SHOWN_TEXT_CHARS: usize = 200;
 
+/// How long a server may ask a client to wait. API servers ask for up to 32 s (priority and fairness) or 5 s (shutdown); client-go has no
+/// limit of its own. One request a minute is no load for a server that asks for more, and a mistaken header must not keep a node
+/// away from its pods.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
 /// The `metav1.Status` of an error response.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -40,7 +45,7 @@ struct Cause {
 pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
     let header = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    let retry_after = header.or(status.retry_after_secs()).map(Duration::from_secs);
+    let retry_after = header.map(capped).or(status.retry_after());
     let text = match &status.message {
         Some(message) => message.clone(),
         None => String::from_utf8_lossy(body).trim().chars().take(SHOWN_TEXT_CHARS).collect(),
@@ -53,8 +58,7 @@ pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, bo
 pub(super) fn watch_failed(operation: &str, status: &Status) -> ApiError {
     let code =
         status.code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let retry_after = status.retry_after_secs().map(Duration::from_secs);
-    let kind = status.kind(code.as_u16(), retry_after);
+    let kind = status.kind(code.as_u16(), status.retry_after());
     ApiError { kind, message: sentence(operation, code, status.message.as_deref().unwrap_or_default()) }
 }
 
@@ -77,8 +81,8 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
 }
 
 impl Status {
-    fn retry_after_secs(&self) -> Option<u64> {
-        self.details.as_ref()?.retry_after_seconds.filter(|seconds| *seconds > 0)
+    fn retry_after(&self) -> Option<Duration> {
+        self.details.as_ref()?.retry_after_seconds.filter(|secs| *secs > 0).map(capped)
     }
 
     fn has_cause(&self, reason: &str) -> bool {
@@ -101,6 +105,10 @@ impl Status {
             _ => ApiErrorKind::Server,
         }
     }
+}
+
+fn capped(secs: u64) -> Duration {
+    Duration::from_secs(secs).min(RETRY_AFTER_MAX)
 }
 
 fn sentence(operation: &str, code: StatusCode, text: &str) -> String {

@@ -81,8 +81,8 @@ impl Limit {
         level.tokens = (level.tokens + passed * self.per_second).min(self.burst);
         level.at = now;
         let missing = 1.0 - level.tokens;
-        let wait = Duration::from_secs_f64((missing / self.per_second).max(0.0));
-        if now + wait > deadline {
+        let wait = Duration::try_from_secs_f64((missing / self.per_second).max(0.0)).unwrap_or(Duration::MAX);
+        if clock::after(now, wait) > deadline {
             return Err(wait);
         }
         level.tokens -= 1.0;

@@ -161,7 +161,7 @@ impl Connection {
     pub(super) fn retire(&self) {
         self.retirement.send_if_modified(|ends| {
             let is_first = ends.is_none();
-            ends.get_or_insert(clock::now() + WATCHES_END_AFTER);
+            ends.get_or_insert(clock::after(clock::now(), WATCHES_END_AFTER));
             is_first
         });
     }

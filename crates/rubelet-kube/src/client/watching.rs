@@ -38,7 +38,7 @@ pub(super) fn stream(watch: &Watch, operation: String, answer: ResponseHead) -> 
         operation,
         body: answer.response.into_body(),
         retirement: answer.lease.retirement(),
-        ends_at: limit_secs.map(|seconds| clock::now() + Duration::from_secs(seconds) + END_GRACE),
+        ends_at: limit_secs.map(|secs| clock::after(clock::now(), Duration::from_secs(secs).saturating_add(END_GRACE))),
         has_failed: false,
         _lease: answer.lease,
     };

@@ -134,7 +134,7 @@ impl Bootstrap {
                 }
             }
             sleep(pause).await;
-            pause = (pause * 2).min(LAST_PAUSE);
+            pause = pause.saturating_mul(2).min(LAST_PAUSE);
         }
     }
 

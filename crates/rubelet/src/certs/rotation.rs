@@ -8,6 +8,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use rcgen::KeyPair;
+use rubelet_core::time::moved;
 use rubelet_kube::{client::Client, port::ApiServer};
 use sha2::{Digest as _, Sha256};
 use tokio::time::sleep;
@@ -173,12 +174,12 @@ impl Rotation {
 fn due_at(leaf: &Leaf, jitter: f64) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let part = life.as_secs_f64() * (0.7 + 0.2 * jitter);
-    leaf.not_before.saturating_add(SignedDuration::from_secs_f64(part)).unwrap_or(leaf.not_after)
+    SignedDuration::try_from_secs_f64(part).map_or(leaf.not_after, |part| moved(leaf.not_before, part))
 }
 
 fn pause_after(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(4);
-    (FIRST_PAUSE * 2_u32.pow(doublings)).min(LAST_PAUSE)
+    FIRST_PAUSE.saturating_mul(1 << doublings).min(LAST_PAUSE)
 }
 
 #[cfg(test)]

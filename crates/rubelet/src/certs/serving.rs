@@ -103,8 +103,8 @@ fn params(common_name: String, now: Timestamp) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, common_name);
-    params.not_before = (now - VALID_SINCE).into();
-    params.not_after = (now + VALID_FOR).into();
+    params.not_before = now.checked_sub(VALID_SINCE).unwrap_or(now).into();
+    params.not_after = now.checked_add(VALID_FOR).unwrap_or(now).into();
     params
 }
 

@@ -281,8 +281,10 @@ impl Pleg {
         if let Some(earlier) = earlier {
             self.relist_interval.observe([], began.since(earlier).as_secs_f64());
         }
-        self.last_seen
-            .set([], (Duration::try_from(now.wall.as_duration()).unwrap_or_default() - took).as_secs_f64().floor());
+        self.last_seen.set(
+            [],
+            Duration::try_from(now.wall.as_duration()).unwrap_or_default().saturating_sub(took).as_secs_f64().floor(),
+        );
     }
 
     fn write(&self, text: &mut Text) {

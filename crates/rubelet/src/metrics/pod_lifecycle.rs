@@ -361,7 +361,7 @@ fn covered(spans: &mut [(Uptime, Uptime)]) -> Duration {
     spans.sort();
     let (mut total, mut until) = (Duration::ZERO, Uptime::ZERO);
     for (began, ended) in spans {
-        total += ended.since((*began).max(until));
+        total = total.saturating_add(ended.since((*began).max(until)));
         until = until.max(*ended);
     }
     total
@@ -370,7 +370,8 @@ fn covered(spans: &mut [(Uptime, Uptime)]) -> Duration {
 fn init_time(status: &PodStatus) -> Duration {
     let ends = status.init_container_statuses.iter().flatten().filter_map(|it| it.state.as_ref()?.terminated.as_ref());
     let took = |began: Timestamp, ended: Timestamp| Duration::try_from(ended.duration_since(began)).unwrap_or_default();
-    ends.filter_map(|end| Some(took(end.started_at.as_ref()?.0, end.finished_at.as_ref()?.0))).sum()
+    ends.filter_map(|end| Some(took(end.started_at.as_ref()?.0, end.finished_at.as_ref()?.0)))
+        .fold(Duration::ZERO, Duration::saturating_add)
 }
 
 /// The SLI covers pods whose volumes come from the API or have no external storage.

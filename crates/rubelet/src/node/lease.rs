@@ -6,7 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
-use rubelet_core::node_status::lease::{NAMESPACE, renewed};
+use rubelet_core::{
+    node_status::lease::{NAMESPACE, renewed},
+    time::scaled,
+};
 use rubelet_kube::{
     calls,
     port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath},
@@ -30,7 +33,7 @@ pub async fn run(
 ) {
     // Up to 4 % longer, so that the nodes of a cluster do not renew in step.
     let stretch = fastrand::Rng::with_seed(reporting.seed()).f64() * 0.04;
-    let every = (reporting.lease_duration() / 4).mul_f64(1.0 + stretch);
+    let every = scaled(reporting.lease_duration(), (1.0 + stretch) / 4.0);
     let mut controller = LeaseController { api, clock, reporting, node_uid, lease: None };
     loop {
         // A node whose loop stands still must not look alive because this thread runs on.
@@ -103,7 +106,7 @@ impl LeaseController {
                 Err(error) => tracing::warn!("failed to ensure lease, will retry in {wait:?}: {error}"),
             }
             sleep(wait).await;
-            wait = (wait * 2).min(BACK_OFF_MAX);
+            wait = wait.saturating_mul(2).min(BACK_OFF_MAX);
         }
     }
 

@@ -40,7 +40,7 @@ pub async fn register<'a>(
             }
         }
         sleep(wait).await;
-        wait = (wait * 2).min(BACK_OFF_MAX);
+        wait = wait.saturating_mul(2).min(BACK_OFF_MAX);
     }
 }
 

@@ -12,7 +12,7 @@ use rubelet_core::{
     event_reasons,
     node_status::{self, ImageFacts, Report, status_event},
     snapshot::{NodeReadiness, NodeView, Snapshot},
-    time::Uptime,
+    time::{Uptime, scaled},
 };
 use rubelet_cri::v1;
 use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer};
@@ -285,7 +285,7 @@ impl Reporter {
 
     /// Jitter between 0.5 and 1.5, so that nodes that changed together do not keep reporting together.
     fn jitter(&mut self, every: Duration) -> Duration {
-        every.mul_f64(0.5 + self.random.f64())
+        scaled(every, 0.5 + self.random.f64())
     }
 
     fn record_all(&self, events: Vec<EventRecord>) {

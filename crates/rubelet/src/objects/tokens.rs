@@ -78,8 +78,10 @@ impl TokenCache {
 impl Token {
     /// In the last fifth of its validity, or a day old.
     fn is_old(&self, jitter: SignedDuration, now: Timestamp) -> bool {
-        let issued_at = self.expires_at - self.lifetime;
-        now > issued_at + (MAX_AGE - jitter) || now > self.expires_at - self.lifetime / 5 - jitter
+        let left = self.expires_at.duration_since(now);
+        let age = self.lifetime.saturating_sub(left);
+        age > MAX_AGE.saturating_sub(jitter)
+            || left < self.lifetime.checked_div(5).unwrap_or_default().saturating_add(jitter)
     }
 }
 
@@ -130,7 +132,36 @@ fn body(key: &TokenKey) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use rubelet_core::id::PodUid;
+
     use super::*;
+    use crate::fake_api::FakeApi;
+
+    #[tokio::test]
+    async fn token_response_with_extreme_times_is_used_and_renewed() {
+        let lifetimes = [i64::MAX, i64::MIN, 0, -1, 1 << 53];
+        let ends = ["9999-12-30T22:00:00Z", "-009999-01-02T01:59:59Z", "0001-01-01T00:00:00Z"];
+        let clock = Clock::system();
+        for (lifetime, end) in lifetimes.iter().flat_map(|lifetime| ends.map(|end| (lifetime, end))) {
+            let response = format!(
+                r#"{{"spec":{{"expirationSeconds":{lifetime}}},"status":{{"token":"t","expirationTimestamp":"{end}"}}}}"#
+            );
+            let api = FakeApi::answering([Ok(response.clone()), Ok(response)]);
+            let key = TokenKey {
+                namespace: "shop".to_owned(),
+                service_account: "default".to_owned(),
+                pod_name: "web".to_owned(),
+                pod_uid: PodUid::new("u1"),
+                audience: None,
+                expiration_secs: 3600,
+            };
+            let tokens = TokenCache::default();
+            tokens.update_needs(&BTreeSet::new(), &BTreeSet::from([key.clone()]));
+            for _ in 0..2 {
+                assert_eq!(tokens.token(&*api, &key, &clock).await.as_deref(), Ok("t"), "{lifetime} {end}");
+            }
+        }
+    }
 
     #[test]
     fn token_is_renewed_after_80_percent_or_a_day() {

@@ -49,7 +49,7 @@ pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
             () = inbox.closed() => return Ended::Unwanted,
             () = tokio::time::sleep(wait) => {}
         }
-        wait = (wait * 2).min(LONGEST_WAIT);
+        wait = wait.saturating_mul(2).min(LONGEST_WAIT);
     }
 }
 

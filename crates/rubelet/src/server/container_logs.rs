@@ -12,6 +12,7 @@ use rubelet_core::{
     container::logs::pod_dir_name,
     id::{PodUid, name_of, namespace_of},
     snapshot::{PodView, Snapshot},
+    time::moved,
 };
 use rubelet_kube::error_chain;
 
@@ -67,7 +68,7 @@ pub(crate) async fn answer(
 
 /// That long ago.
 pub(crate) fn earlier(now: Timestamp, secs: i64) -> Timestamp {
-    now.checked_sub(SignedDuration::from_secs(secs.max(0))).unwrap_or(Timestamp::MIN)
+    moved(now, SignedDuration::from_secs(-secs.max(0)))
 }
 
 /// One run of one container.

@@ -51,7 +51,7 @@ pub async fn run(world: World, endpoint: Endpoint, check_every: Duration, events
     let mut answers = Answers::new(endpoint.url, world.settings.node_name.clone());
     loop {
         // The host enforces the timeout too; this is a safeguard.
-        let answer = match timeout(FETCH_TIMEOUT * 2, world.host.fetch(&request)).await {
+        let answer = match timeout(FETCH_TIMEOUT.saturating_mul(2), world.host.fetch(&request)).await {
             Ok(answer) => answer.map_err(|error| error_chain(&error).replace(user_of(&request.url), "")),
             Err(_elapsed) => Err("no answer in time".to_owned()),
         };

@@ -98,7 +98,7 @@ fn ephemeral(stats: &PodStats, disk: &PodDisk, node: Option<&FileSystem>) -> FsS
         Some(DiskUsage { bytes: rootfs.used_bytes?, inodes: rootfs.inodes_used.unwrap_or(0) })
     });
     let volumes = disk.volumes.iter().filter(|volume| volume.is_ephemeral).map(|volume| volume.used);
-    let used = layers.chain(disk.logs.values().copied()).chain(volumes).fold(disk.others, |sum, part| sum + part);
+    let used = layers.chain(disk.logs.values().copied()).chain(volumes).fold(disk.others, DiskUsage::saturating_add);
     on_disk(disk.at, Some(used), node)
 }
 

@@ -549,4 +549,61 @@ proptest! {
         odd.listed(None);
         odd.live(80);
     }
+
+    #[test]
+    fn pod_with_times_at_the_ends_of_their_ranges_is_handled(
+        numbers in vec(0..NUMBERS.len(), 1..8),
+        moments in vec(0..MOMENTS.len(), 1..4),
+        fate in vec(any::<u8>(), 0..80),
+    ) {
+        let mut document = rich();
+        // Fields that the rich pod may not have.
+        document["metadata"]["creationTimestamp"] = json!(MOMENTS[0]);
+        document["spec"]["activeDeadlineSeconds"] = json!(1);
+        document["status"]["startTime"] = json!(MOMENTS[0]);
+        let (mut numbers, mut moments) = (numbers.iter().cycle(), moments.iter().cycle());
+        let mut odd = Odd::new(fate);
+        set_times(&mut document, &mut numbers, &mut moments);
+        odd.listed(Some(&document));
+        odd.live(120);
+        document["metadata"]["deletionTimestamp"] = json!(MOMENTS[0]);
+        document["metadata"]["deletionGracePeriodSeconds"] = json!(1);
+        set_times(&mut document, &mut numbers, &mut moments);
+        odd.listed(Some(&document));
+        odd.live(80);
+        prop_assert_eq!(phase(&odd, BESIDE), Some("Running".to_owned()));
+    }
+}
+
+/// The ends of what a timestamp can be, here and in Go, and the time of the test.
+const MOMENTS: [&str; 5] = [
+    "2026-06-01T12:00:00Z",
+    "9999-12-30T22:00:00Z",
+    "-009999-01-02T01:59:59Z",
+    "0001-01-01T00:00:00Z",
+    "1970-01-01T00:00:00Z",
+];
+
+/// Replaces every number of seconds and every timestamp of the document.
+fn set_times<'a>(
+    value: &mut Value,
+    numbers: &mut impl Iterator<Item = &'a usize>,
+    moments: &mut impl Iterator<Item = &'a usize>,
+) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                let is_moment = key.ends_with("Timestamp") || key.ends_with("Time") || key.ends_with("At");
+                if value.is_number() && key.ends_with("Seconds") {
+                    *value = json!(NUMBERS[*numbers.next().unwrap()]);
+                } else if value.is_string() && is_moment {
+                    *value = json!(MOMENTS[*moments.next().unwrap()]);
+                } else {
+                    set_times(value, numbers, moments);
+                }
+            }
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(|each| set_times(each, numbers, moments)),
+        _ => {}
+    }
 }

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use jiff::{SignedDuration, Timestamp};
-use rubelet_core::time::Now;
+use rubelet_core::time::{Now, moved};
 use serde::Serialize;
 use serde_json::json;
 
@@ -55,7 +55,7 @@ fn delimiter(number: i64) -> &'static str {
 /// To the second, as upstream.
 fn started(now: Now) -> Timestamp {
     let uptime = SignedDuration::try_from(now.uptime.as_duration()).unwrap_or_default();
-    let exact = now.wall.checked_sub(uptime).unwrap_or(now.wall);
+    let exact = moved(now.wall, SignedDuration::ZERO.saturating_sub(uptime));
     Timestamp::from_second(exact.as_second()).unwrap_or(exact)
 }
 
