@@ -14,9 +14,12 @@ use tonic::{
 };
 
 use crate::{
+    client::output::CutOutput,
     port::{ContainerRuntime, RpcError, RpcErrorKind, RpcResult},
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
+
+mod output;
 
 /// A relist of a node full of dead containers exceeds gRPC's default of 4 MiB; this is upstream's limit.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -33,6 +36,7 @@ const EVENT_BACKLOG: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct CriClient {
+    channel: Channel,
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     timeout: Duration,
@@ -54,6 +58,7 @@ impl CriClient {
             endpoint => channel(endpoint)?,
         };
         Ok(CriClient {
+            channel: runtime.clone(),
             runtime: RuntimeServiceClient::new(runtime).max_decoding_message_size(MAX_MESSAGE_BYTES),
             images: ImageServiceClient::new(images).max_decoding_message_size(MAX_MESSAGE_BYTES),
             timeout,
@@ -104,7 +109,8 @@ impl ContainerRuntime for CriClient {
         let mut client = self.runtime.clone();
         // Network setup takes time: upstream doubles the limit for this call.
         let answer =
-            call("RunPodSandbox", self.timeout.saturating_mul(2), request, |request| client.run_pod_sandbox(request)).await?;
+            call("RunPodSandbox", self.timeout.saturating_mul(2), request, |request| client.run_pod_sandbox(request))
+                .await?;
         non_empty("RunPodSandbox", answer.pod_sandbox_id)
     }
 
@@ -225,6 +231,7 @@ impl ContainerRuntime for CriClient {
         container_id: &str,
         command: &[String],
         timeout: Duration,
+        output_limit_bytes: Option<usize>,
     ) -> RpcResult<v1::ExecSyncResponse> {
         let timeout = timeout.min(Duration::from_secs(FOREVER_SECS.unsigned_abs()));
         let request = v1::ExecSyncRequest {
@@ -232,9 +239,13 @@ impl ContainerRuntime for CriClient {
             cmd: command.to_vec(),
             timeout: i64::try_from(timeout.as_secs()).unwrap_or(FOREVER_SECS),
         };
-        let mut client = self.runtime.clone();
         // The runtime enforces the command's timeout; ours is for a runtime that does not.
         let deadline = self.timeout.saturating_add(timeout);
+        let Some(limit_bytes) = output_limit_bytes else {
+            let mut client = self.runtime.clone();
+            return call("ExecSync", deadline, request, |request| client.exec_sync(request)).await;
+        };
+        let mut client = RuntimeServiceClient::new(CutOutput { channel: self.channel.clone(), limit_bytes });
         call("ExecSync", deadline, request, |request| client.exec_sync(request)).await
     }
 
@@ -461,7 +472,7 @@ mod tests {
         let client = CriClient::new("/nonexistent/cri.sock", "", Duration::from_secs(2)).unwrap();
         let stopped = client.stop_container("c", i64::MAX).await;
         assert_eq!(stopped.unwrap_err().kind, RpcErrorKind::Unavailable);
-        let ran = client.exec_sync("c", &["true".to_owned()], Duration::MAX).await;
+        let ran = client.exec_sync("c", &["true".to_owned()], Duration::MAX, None).await;
         assert_eq!(ran.unwrap_err().kind, RpcErrorKind::Unavailable);
     }
 }

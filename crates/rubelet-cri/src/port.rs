@@ -83,12 +83,14 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     /// Of all running containers.
     async fn list_container_stats(&self) -> RpcResult<Vec<v1::ContainerStats>>;
     /// Runs a command in a container and waits for its end. `DeadlineExceeded` when it was killed for taking longer than
-    /// `timeout`, which is counted in whole seconds.
+    /// `timeout`, which is counted in whole seconds. Of each output stream, no more than the limit is received; without one, as much
+    /// as a message holds.
     async fn exec_sync(
         &self,
         container_id: &str,
         command: &[String],
         timeout: Duration,
+        output_limit_bytes: Option<usize>,
     ) -> RpcResult<v1::ExecSyncResponse>;
     /// Prepares a command in a container. Like the next two, it returns a URL of the runtime's streaming server
     /// that is valid for one connection.

@@ -409,6 +409,7 @@ impl ContainerRuntime for FakeRuntime {
         container_id: &str,
         command: &[String],
         timeout: Duration,
+        _output_limit_bytes: Option<usize>,
     ) -> RpcResult<v1::ExecSyncResponse> {
         let Exec { hook, command } = command.join(" ").parse().expect("a script is written in the words of Exec");
         let epoch = self.simulation.with(|sim| {

@@ -13,7 +13,10 @@ use rubelet_core::{
 use rubelet_host::port::{CheckError, HttpCheck};
 use tokio::time::timeout;
 
-use crate::world::World;
+use crate::{
+    effects::probe::{OUTPUT_LIMIT_BYTES, combined_output},
+    world::World,
+};
 
 /// A preStop hook that exceeds its time is abandoned, which is not a failure.
 pub(super) async fn run_hook(world: &World, order: &HookRequest) -> Result<Facts, EffectError> {
@@ -37,17 +40,17 @@ async fn run(world: &World, order: &HookRequest) -> Result<Facts, String> {
 }
 
 async fn exec(world: &World, order: &HookRequest, command: &[String]) -> Result<(), String> {
-    let answer = world.runtime.exec_sync(order.id.as_str(), command, order.limit).await;
+    let answer = world.runtime.exec_sync(order.id.as_str(), command, order.limit, Some(OUTPUT_LIMIT_BYTES)).await;
     let (error, output) = match answer {
         Ok(answer) if answer.exit_code == 0 => return Ok(()),
         Ok(answer) => {
             let stderr = String::from_utf8_lossy(&answer.stderr).into_owned();
             let error = format!("command '{}' exited with {}: {stderr}", command.join(" "), answer.exit_code);
-            (error, [answer.stdout, answer.stderr].concat())
+            (error, combined_output(&answer.stdout, &answer.stderr))
         }
-        Err(error) => (error.grpc_text(), Vec::new()),
+        Err(error) => (error.grpc_text(), String::new()),
     };
-    let (words, output) = (command.join(" "), String::from_utf8_lossy(&output));
+    let words = command.join(" ");
     Err(format!("Exec lifecycle hook ([{words}]) for {} failed - error: {error}, message: {output:?}", subject(order)))
 }
 

@@ -18,8 +18,8 @@ use crate::world::World;
 
 /// The number of tries of a probe that returns an error.
 const MAX_TRIES: u32 = 3;
-/// The part of a command's output that an event shows.
-const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
+/// The part of a command's output that is received and shown, for hooks too: upstream's limit for probes.
+pub(super) const OUTPUT_LIMIT_BYTES: usize = 10 << 10;
 
 pub(super) async fn probe(world: &World, order: &ProbeRequest) -> Result<Facts, EffectError> {
     let mut outcome = once(world, order).await;
@@ -61,9 +61,9 @@ async fn once(world: &World, order: &ProbeRequest) -> ProbeOutcome {
 }
 
 async fn exec(world: &World, order: &ProbeRequest, command: &[String]) -> ProbeOutcome {
-    match world.runtime.exec_sync(order.id.as_str(), command, order.timeout).await {
+    match world.runtime.exec_sync(order.id.as_str(), command, order.timeout, Some(OUTPUT_LIMIT_BYTES)).await {
         Ok(answer) if answer.exit_code == 0 => ProbeOutcome::Success,
-        Ok(answer) => ProbeOutcome::Failure(output(&answer.stdout, &answer.stderr)),
+        Ok(answer) => ProbeOutcome::Failure(combined_output(&answer.stdout, &answer.stderr)),
         Err(error) if error.kind == RpcErrorKind::DeadlineExceeded => {
             let after = GoDuration::from(order.timeout);
             ProbeOutcome::Failure(format!("command timed out: {:?} timed out after {after}", command.join(" ")))
@@ -107,7 +107,7 @@ fn grpc_text(failure: &GrpcFailure, check: &GrpcCheck) -> String {
 }
 
 /// Both streams, one after the other, up to the limit.
-fn output(stdout: &[u8], stderr: &[u8]) -> String {
+pub(super) fn combined_output(stdout: &[u8], stderr: &[u8]) -> String {
     let mut bytes = [stdout, stderr].concat();
     bytes.truncate(OUTPUT_LIMIT_BYTES);
     String::from_utf8_lossy(&bytes).into_owned()

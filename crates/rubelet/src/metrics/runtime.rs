@@ -214,8 +214,9 @@ impl ContainerRuntime for InstrumentedRuntime {
         container_id: &str,
         command: &[String],
         timeout: Duration,
+        output_limit_bytes: Option<usize>,
     ) -> RpcResult<v1::ExecSyncResponse> {
-        self.timed("exec_sync", self.runtime.exec_sync(container_id, command, timeout)).await
+        self.timed("exec_sync", self.runtime.exec_sync(container_id, command, timeout, output_limit_bytes)).await
     }
 
     async fn exec(&self, request: v1::ExecRequest) -> RpcResult<String> {

@@ -104,7 +104,7 @@ pub(super) async fn run(State(secured): State<Secured>, names: Names, RawQuery(q
     let container_id = container_id(&secured, &Target::of(&names.0))?;
     let query = Query::parse(query.as_deref().unwrap_or_default());
     let words = query.first("cmd").unwrap_or_default().split(' ').map(str::to_owned).collect::<Vec<_>>();
-    let done = secured.runtime.exec_sync(&container_id, &words, Duration::ZERO).await;
+    let done = secured.runtime.exec_sync(&container_id, &words, Duration::ZERO, None).await;
     let done = done.map_err(|error| failed(error.grpc_text()))?;
     if done.exit_code != 0 {
         let (words, output) = (words.join(" "), String::from_utf8_lossy(&done.stderr));
