@@ -11,9 +11,26 @@ use k8s_openapi::{
 
 /// All termination messages of a pod together, in bytes.
 const MAX_POD_TERMINATION_MESSAGE_BYTES: usize = 12 * 1024;
+/// A pod's message and a waiting container's. Upstream has no limit for them, and no status beyond that of etcd (1.5 MiB) is ever
+/// stored: an error of a runtime or a long list of names must not keep a pod's status from the API server.
+const MAX_MESSAGE_BYTES: usize = 4 * 1024;
+/// All waiting messages of a pod together: 64 containers have the whole length each.
+const MAX_POD_WAITING_MESSAGE_BYTES: usize = 256 * 1024;
+
+/// The longest messages of one container.
+#[derive(Clone, Copy)]
+struct MessageLimits {
+    terminated_bytes: usize,
+    waiting_bytes: usize,
+}
 
 pub fn normalize_status(pod: &Pod, status: &mut PodStatus) {
-    let message_bytes = MAX_POD_TERMINATION_MESSAGE_BYTES / container_count(pod).max(1);
+    let containers = container_count(pod).max(1);
+    let limits = MessageLimits {
+        terminated_bytes: MAX_POD_TERMINATION_MESSAGE_BYTES / containers,
+        waiting_bytes: MAX_MESSAGE_BYTES.min(MAX_POD_WAITING_MESSAGE_BYTES / containers),
+    };
+    cut(&mut status.message, MAX_MESSAGE_BYTES);
     whole_seconds(&mut status.start_time);
     for condition in status.conditions.iter_mut().flatten() {
         whole_seconds(&mut condition.last_probe_time);
@@ -22,8 +39,8 @@ pub fn normalize_status(pod: &Pod, status: &mut PodStatus) {
     let lists =
         [&mut status.init_container_statuses, &mut status.container_statuses, &mut status.ephemeral_container_statuses];
     for container in lists.into_iter().flatten().flatten() {
-        normalize_state(&mut container.state, message_bytes);
-        normalize_state(&mut container.last_state, message_bytes);
+        normalize_state(&mut container.state, limits);
+        normalize_state(&mut container.last_state, limits);
     }
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten() {
         // In upstream's order.
@@ -46,17 +63,25 @@ fn place(pod: &Pod, status: &ContainerStatus) -> usize {
     names.position(|name| *name == status.name).unwrap_or(usize::MAX)
 }
 
-fn normalize_state(state: &mut Option<ContainerState>, message_bytes: usize) {
+fn normalize_state(state: &mut Option<ContainerState>, limits: MessageLimits) {
     let Some(state) = state else { return };
+    if let Some(waiting) = &mut state.waiting {
+        cut(&mut waiting.message, limits.waiting_bytes);
+    }
     if let Some(running) = &mut state.running {
         whole_seconds(&mut running.started_at);
     }
     if let Some(terminated) = &mut state.terminated {
         whole_seconds(&mut terminated.started_at);
         whole_seconds(&mut terminated.finished_at);
-        if let Some(message) = &mut terminated.message {
-            message.truncate(message.floor_char_boundary(message_bytes));
-        }
+        cut(&mut terminated.message, limits.terminated_bytes);
+    }
+}
+
+/// Without a mark at the end, as upstream does it.
+fn cut(message: &mut Option<String>, limit_bytes: usize) {
+    if let Some(message) = message {
+        message.truncate(message.floor_char_boundary(limit_bytes));
     }
 }
 

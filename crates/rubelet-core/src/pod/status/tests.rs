@@ -887,6 +887,29 @@ fn every_container_has_its_share_of_the_message_limit() {
 }
 
 #[test]
+fn waiting_messages_and_the_pods_own_are_cut_between_characters() {
+    for (containers, expected) in [(1, 4096), (64, 4096), (500, 524)] {
+        let names: String = (0..containers).map(|number| format!(" | main c{number}")).collect();
+        let pod = mk_pod(&format!("always{names}"));
+        let message = "xé".repeat(1 << 20);
+        let waiting: Vec<_> = (0..containers)
+            .map(|number| {
+                serde_json::json!({ "name": format!("c{number}"), "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": { "waiting": { "reason": "CreateContainerError", "message": message } } })
+            })
+            .take(2)
+            .collect();
+        let status = serde_json::json!({ "message": message, "containerStatuses": waiting });
+        let mut status: PodStatus = serde_json::from_value(status).unwrap();
+        normalize::normalize_status(&pod, &mut status);
+        let longest = |message: Option<&String>| message.map(String::len).unwrap_or_default();
+        assert!((4095..=4096).contains(&longest(status.message.as_ref())));
+        let state = status.container_statuses.unwrap()[0].state.clone().unwrap().waiting.unwrap();
+        assert!((expected - 1..=expected).contains(&longest(state.message.as_ref())), "{containers}");
+    }
+}
+
+#[test]
 fn a_status_from_elsewhere_is_put_into_our_order_and_precision() {
     let pod = mk_pod("always | init j | init i | main b | main a | ephemeral f | ephemeral e");
     let time = "2026-06-01T12:00:00.9Z";
