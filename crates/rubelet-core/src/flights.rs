@@ -13,7 +13,7 @@ use crate::{
     id::{ContainerId, PodUid},
     node::Routine,
     op::{ContainerOp, Op},
-    probes::ProbeKind,
+    probes::{ProbeKind, exec_slots::ExecSlots},
     time::{Now, Uptime},
 };
 
@@ -80,6 +80,7 @@ pub struct Flights {
     flights: BTreeMap<Subject, Flight>,
     subjects: BTreeMap<EffectId, Subject>,
     give_up: BTreeSet<(Uptime, EffectId)>,
+    pub exec_slots: ExecSlots,
 }
 
 impl Flights {
@@ -88,6 +89,9 @@ impl Flights {
         let id = EffectId(self.last_id);
         let give_up_at = now.uptime + deadline + LOST_AFTER;
         assert!(!self.flights.contains_key(&subject), "one effect at a time per subject: {subject:?}, {op}");
+        if is_exec_probe(&op) {
+            self.exec_slots.take();
+        }
         self.subjects.insert(id, subject.clone());
         self.give_up.insert((give_up_at, id));
         self.flights.insert(subject, Flight { id, op, sent_at: now.uptime, give_up_at });
@@ -99,6 +103,9 @@ impl Flights {
         let subject = self.subjects.remove(&id)?;
         let flight = self.flights.remove(&subject).expect("every subject in the index has its flight");
         self.give_up.remove(&(flight.give_up_at, id));
+        if is_exec_probe(&flight.op) {
+            self.exec_slots.release();
+        }
         Some((subject, flight))
     }
 
@@ -147,6 +154,10 @@ impl Flights {
     }
 }
 
+fn is_exec_probe(op: &Op) -> bool {
+    matches!(op, Op::Container(ContainerOp::Probe(order)) if order.is_exec())
+}
+
 /// The flights of one pod.
 #[derive(Clone, Copy, Debug)]
 pub struct PodFlights<'a> {
@@ -167,6 +178,10 @@ impl<'a> PodFlights<'a> {
     /// Flights that may change the pod.
     pub fn changes(self) -> impl Iterator<Item = (&'a PodSubject, &'a Flight)> {
         self.all().filter(|(part, _)| part.is_changed())
+    }
+
+    pub fn exec_probes(self) -> usize {
+        self.all().filter(|(_, flight)| is_exec_probe(&flight.op)).count()
     }
 
     pub fn has_changes(self) -> bool {

@@ -19,6 +19,7 @@ use crate::{
     time::{Now, Uptime, scaled},
 };
 
+pub mod exec_slots;
 pub mod request;
 #[cfg(test)]
 mod tests;
@@ -126,6 +127,8 @@ pub struct ProbeSteps {
     pub cancelled: Vec<(ContainerId, ProbeKind)>,
     pub requests: Vec<ProbeRequest>,
     pub events: Vec<EventRecord>,
+    /// An exec probe is due, and was not among the slots.
+    pub waits_for_slot: bool,
 }
 
 /// The effect of a probe outcome.
@@ -137,12 +140,14 @@ pub struct ProbeDone {
 }
 
 impl Probes {
-    /// The probes to send and to cancel now.
-    pub fn plan(&mut self, pod: &Probed<'_>, now: Now) -> ProbeSteps {
+    /// The probes to send and to cancel now, with no more exec probes than there are slots.
+    pub fn plan(&mut self, pod: &Probed<'_>, mut exec_slots: usize, now: Now) -> ProbeSteps {
         let mut steps = ProbeSteps { cancelled: self.observe(pod, now), ..ProbeSteps::default() };
         for due in self.due(pod, now) {
             match ProbeRequest::of(pod, &due) {
+                Some(Ok(request)) if request.is_exec() && exec_slots == 0 => steps.waits_for_slot = true,
                 Some(Ok(request)) => {
+                    exec_slots -= usize::from(request.is_exec());
                     self.sent(&due.id, due.kind, now);
                     steps.requests.push(request);
                 }
@@ -181,16 +186,19 @@ impl Probes {
         lost
     }
 
-    /// The probes to send now. Those of a container that has not started wait for its startup probe.
+    /// The probes to send now, those first that have waited longest. Those of a container that has not started wait for its startup probe.
     fn due<'a>(&self, pod: &Probed<'a>, now: Now) -> Vec<Due<'a>> {
-        let is_due = |target: &ProbeTarget<'a>| {
-            let prober = &self.probers.get(&(target.id.clone(), target.kind));
-            let is_time =
-                prober.is_some_and(|it| matches!(it.state, ProberState::Waiting { due } if due <= now.uptime));
-            is_time && (target.kind == ProbeKind::Startup || self.has_started(target.container, target.id))
+        let due_at = |target: &ProbeTarget<'a>| match self.probers.get(&(target.id.clone(), target.kind))?.state {
+            ProberState::Waiting { due } => Some(due).filter(|due| *due <= now.uptime),
+            ProberState::UnderWay { .. } | ProberState::OnHold => None,
         };
-        let due = targets(pod).into_iter().filter(is_due);
-        due.map(|it| Due { container: it.container, id: it.id.clone(), kind: it.kind }).collect()
+        let may_run = |target: &ProbeTarget<'a>| {
+            target.kind == ProbeKind::Startup || self.has_started(target.container, target.id)
+        };
+        let due = targets(pod).into_iter().filter(may_run).filter_map(|target| Some((due_at(&target)?, target)));
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_key(|(due_at, _)| *due_at);
+        due.into_iter().map(|(_, it)| Due { container: it.container, id: it.id.clone(), kind: it.kind }).collect()
     }
 
     /// The probe is in flight; the next one follows a period after this one began.

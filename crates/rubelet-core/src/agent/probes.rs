@@ -29,7 +29,9 @@ impl Agent {
                 ProbedStage::Ending
             }
         };
-        let steps = record.probes.plan(&Probed { id: &record.id, spec, facts, status: &status, stage }, now);
+        let own = self.outbox.pod_flights(uid).exec_probes();
+        let slots = self.outbox.flights.exec_slots.available(uid, own);
+        let steps = record.probes.plan(&Probed { id: &record.id, spec, facts, status: &status, stage }, slots, now);
         let subject = |id: ContainerId, kind: ProbeKind| Subject::Pod(uid.clone(), PodSubject::Probe(id, kind));
         for (id, kind) in steps.cancelled {
             self.outbox.cancel(&subject(id, kind));
@@ -41,6 +43,10 @@ impl Agent {
         }
         for event in steps.events {
             self.outbox.record(event);
+        }
+        if steps.waits_for_slot {
+            let own = self.outbox.pod_flights(uid).exec_probes();
+            self.outbox.flights.exec_slots.wait(uid, own);
         }
     }
 

@@ -50,15 +50,24 @@ impl Agent {
     /// Plans every touched pod, including those that a plan touches: the end of one pod may let another start.
     pub(super) fn handle_pod_syncs(&mut self, now: Now) {
         let mut seen = BTreeSet::new();
-        while let Some(uid) = self.touched.pop_first() {
+        while let Some(uid) = self.next_to_plan() {
             self.sync_pod(&uid, now);
             self.timers.set(&uid, self.records.get(&uid).and_then(|record| record.wake_at));
             seen.insert(uid);
         }
+        self.outbox.flights.exec_slots.end_turn();
         let steps = self.images.plan(&self.settings, now);
         self.send_image_steps(steps, now);
         self.sync_qos_cgroups(now);
         self.publish(seen, now);
+    }
+
+    /// After the touched pods come those for whose exec probes a slot has become free.
+    fn next_to_plan(&mut self) -> Option<PodUid> {
+        if self.touched.is_empty() {
+            self.touched.extend(self.outbox.flights.exec_slots.invite());
+        }
+        self.touched.pop_first()
     }
 
     fn sync_pod(&mut self, uid: &PodUid, now: Now) {

@@ -392,7 +392,7 @@ fn unhealthy(pod: &str, state: &str, kind: ProbeKind, change: impl FnOnce(&mut P
     let running = crate::test_support::facts("a: running 5s");
     let id = record.id.clone();
     let probed = Probed { id: &id, spec: &spec, facts: &running, status: &status, stage: ProbedStage::Running };
-    assert_eq!(record.probes.plan(&probed, now()).requests.len(), 1);
+    assert_eq!(record.probes.plan(&probed, 1, now()).requests.len(), 1);
     record.probes.done(&id, &"a0".into(), kind, &ProbeOutcome::Failure("no".to_owned()));
     (record, facts)
 }

@@ -61,6 +61,10 @@ pub enum ProbeOutcome {
 }
 
 impl ProbeRequest {
+    pub fn is_exec(&self) -> bool {
+        matches!(self.action, ProbeAction::Exec { .. })
+    }
+
     /// `None` while the pod has no address and the probe needs it.
     pub fn of(pod: &Probed<'_>, due: &Due<'_>) -> Option<Result<Self, ProbeOutcome>> {
         let probe = due.kind.of(due.container)?;

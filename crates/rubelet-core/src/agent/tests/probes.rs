@@ -136,3 +136,85 @@ fn probe_without_host_waits_for_the_pod_address() {
         assert_eq!(host, expected, "{pod} {probe}");
     }
 }
+
+/// Pods with as many containers as given, each with an exec probe for readiness that is due at once.
+fn with_exec_probes(containers: &[usize]) -> Turns {
+    let probe: Probe =
+        serde_json::from_value(json!({ "exec": { "command": ["x"] }, "failureThreshold": 1 })).expect("a probe");
+    let mut turns = Turns::new(Settings::for_node("node"));
+    let pod = |(number, count): (usize, &usize)| {
+        let names: String = (0..*count).map(|name| format!(" | main c{name}")).collect();
+        let mut pod = mk_pod(&format!("always | static{names}"));
+        let uid = format!("u{number:02}");
+        (pod.metadata.name, pod.metadata.uid) = (Some(uid.clone()), Some(uid));
+        for container in &mut pod.spec.as_mut().expect("a spec").containers {
+            container.readiness_probe = Some(probe.clone());
+        }
+        pod
+    };
+    turns.config(&containers.iter().enumerate().map(pod).collect::<Vec<_>>());
+    turns.runtime_is_up(&[]);
+    let look = |turns: &Turns| turns.asked.iter().position(|(_, op)| op.name() == "InspectPod");
+    while let Some(position) = look(&turns) {
+        let (id, op) = turns.asked.remove(position);
+        let Op::Pod(PodOp::Inspect { pod }) = op else { unreachable!() };
+        let number: usize = pod.uid.as_str()[1..].parse().expect("a number");
+        let states: String = (0..containers[number]).map(|name| format!("c{name}: running 0s; ")).collect();
+        let found = PodFacts { looked_at: turns.now().uptime, ..facts(&states) };
+        turns.happens(Event::Done { id, result: Ok(Facts::Pod(found)) });
+    }
+    turns
+}
+
+/// The pods of the probes under way.
+fn probed_pods(turns: &Turns) -> Vec<String> {
+    let pods = turns.asked.iter().filter_map(|(_, op)| match op {
+        Op::Container(ContainerOp::Probe(order)) => Some(order.pod.uid.as_str().to_owned()),
+        _ => None,
+    });
+    pods.collect()
+}
+
+#[test]
+fn pod_with_many_exec_probes_leaves_slots_to_others() {
+    let turns = with_exec_probes(&[40, 1, 1]);
+    let pods = probed_pods(&turns);
+    let of = |uid: &str| pods.iter().filter(|pod| *pod == uid).count();
+    assert_eq!((of("u00"), of("u01"), of("u02")), (8, 1, 1));
+}
+
+#[test]
+fn exec_probe_without_slot_waits_its_turn_and_does_not_fail() {
+    let containers = [vec![30; 9], vec![1; 20]].concat();
+    let mut turns = with_exec_probes(&containers);
+    assert_eq!(probed_pods(&turns).len(), 64);
+    assert!(!probed_pods(&turns).contains(&"u20".to_owned()), "it waits");
+    turns.at_secs += 5;
+    turns.happens(Event::Due);
+    assert_eq!(probed_pods(&turns).len(), 64);
+    let mut order = Vec::new();
+    for _ in 0..29 {
+        let before = probed_pods(&turns);
+        turns.answer("Probe", Ok(Facts::Probe(ProbeOutcome::Success)));
+        let after = probed_pods(&turns);
+        assert_eq!(after.len(), 64, "the free slot is taken at once");
+        assert_eq!(after[..63], before[1..]);
+        order.push(after[63].clone());
+    }
+    let last = order.iter().position(|pod| pod == "u28").expect("every pod gets a slot");
+    assert!(order[..last].iter().filter(|pod| ["u00", "u01", "u02"].contains(&pod.as_str())).count() <= 3, "{order:?}");
+    assert!(!turns.told.contains(&"Unhealthy".to_owned()), "{:?}", turns.told);
+}
+
+#[test]
+fn slots_of_cancelled_and_lost_probes_are_free_again() {
+    let mut turns = with_exec_probes(&[vec![30; 9], vec![1; 20]].concat());
+    for _ in 0..20 {
+        turns.answer("Probe", Err(EffectError { kind: ErrorKind::TimedOut, message: "late".to_owned() }));
+        assert_eq!(probed_pods(&turns).len(), 64);
+    }
+    turns.happens(Event::Hint { pod: PodUid::new("u03") });
+    turns.inspected("c0: exit(1) 0s");
+    assert!(!probed_pods(&turns).contains(&"u03".to_owned()), "its probes are cancelled");
+    assert_eq!(probed_pods(&turns).len(), 64);
+}
