@@ -4,7 +4,7 @@
 //! The channel connects on first use and reconnects after it broke, so a restarted runtime needs nothing done here.
 //! Upstream: `k8s.io/cri-client`.
 
-use std::time::Duration;
+use std::{error::Error, fmt, time::Duration};
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
@@ -332,7 +332,7 @@ async fn follow_events(
         Ok(response) => response.into_inner(),
         Err(status) => {
             // A late result has no receiver; then the closed channel reports it.
-            let _ = verdict.send(Err(error(EVENTS, &status)));
+            let _ = verdict.send(Err(error(EVENTS, status)));
             return;
         }
     };
@@ -365,16 +365,15 @@ where
     request.set_timeout(timeout);
     match tokio::time::timeout(timeout, send(request)).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(error(method, &status)),
-        Err(_elapsed) => Err(RpcError {
-            method,
-            kind: RpcErrorKind::DeadlineExceeded,
-            message: format!("no answer within {} s", timeout.as_secs()),
-        }),
+        Ok(Err(status)) => Err(error(method, status)),
+        Err(_elapsed) => {
+            let message = format!("no answer within {} s", timeout.as_secs());
+            Err(RpcError::new(method, RpcErrorKind::DeadlineExceeded, message))
+        }
     }
 }
 
-fn error(method: &'static str, status: &Status) -> RpcError {
+fn error(method: &'static str, status: Status) -> RpcError {
     let kind = match status.code() {
         Code::Unavailable => RpcErrorKind::Unavailable,
         // tonic reports its own timeout as cancelled.
@@ -394,22 +393,25 @@ fn error(method: &'static str, status: &Status) -> RpcError {
         | Code::DataLoss
         | Code::Unauthenticated => RpcErrorKind::Other,
     };
-    RpcError { method, kind, message: text(status) }
+    let error = RpcError::new(method, kind, status.message());
+    if status.source().is_some() { error.caused_by(TransportError(status)) } else { error }
 }
 
-/// The runtime's message; for a transport error, the innermost cause.
-fn text(status: &Status) -> String {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
-    let mut innermost = None;
-    while let Some(error) = cause {
-        innermost = Some(error);
-        cause = error.source();
-    }
-    match innermost {
-        Some(error) => format!("{}: {error}", status.message()),
-        None => status.message().to_owned(),
+/// A call that did not reach the runtime. Shown by its innermost cause: the layers between repeat the status's message.
+#[derive(Debug)]
+struct TransportError(Status);
+
+impl fmt::Display for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut innermost: &dyn Error = &self.0;
+        while let Some(cause) = innermost.source() {
+            innermost = cause;
+        }
+        fmt::Display::fmt(innermost, f)
     }
 }
+
+impl Error for TransportError {}
 
 fn check_version(version: &v1::VersionResponse) -> RpcResult<()> {
     let message = if version.runtime_name.is_empty()
@@ -422,7 +424,7 @@ fn check_version(version: &v1::VersionResponse) -> RpcResult<()> {
     } else {
         return Ok(());
     };
-    Err(RpcError { method: "Version", kind: RpcErrorKind::Other, message })
+    Err(RpcError::new("Version", RpcErrorKind::Other, message))
 }
 
 fn non_empty(method: &'static str, id: String) -> RpcResult<String> {
@@ -430,7 +432,7 @@ fn non_empty(method: &'static str, id: String) -> RpcResult<String> {
 }
 
 fn incomplete(method: &'static str) -> RpcError {
-    RpcError { method, kind: RpcErrorKind::Other, message: "the runtime's answer lacks what was asked for".to_owned() }
+    RpcError::new(method, RpcErrorKind::Other, "the runtime's answer lacks what was asked for")
 }
 
 #[cfg(test)]
@@ -464,7 +466,7 @@ mod tests {
         let client = CriClient::new("/nonexistent/cri.sock", "", Duration::from_secs(2)).unwrap();
         let error = client.status().await.unwrap_err();
         assert_eq!((error.method, error.kind), ("Status", RpcErrorKind::Unavailable), "{error}");
-        assert!(error.message.contains("No such file"), "{error}");
+        assert!(error.grpc_text().contains("No such file"), "{error}");
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! The container runtime port: CRI v1, one method per RPC in use.
 
-use std::time::Duration;
+use std::{error::Error, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -8,12 +8,13 @@ use tokio::sync::mpsc;
 use crate::v1;
 
 /// Why a call failed: kind for decisions, text for users.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{method}: {message}")]
 pub struct RpcError {
     pub method: &'static str,
     pub kind: RpcErrorKind,
-    pub message: String,
+    message: String,
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +32,26 @@ pub enum RpcErrorKind {
 }
 
 impl RpcError {
+    pub fn new(method: &'static str, kind: RpcErrorKind, message: impl Into<String>) -> Self {
+        RpcError { method, kind, message: message.into(), source: None }
+    }
+
+    #[must_use]
+    pub fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
+        RpcError { source: Some(Arc::new(source)), ..self }
+    }
+
     /// The error as Go's gRPC prints it: what users see and grep for in upstream's events.
     pub fn grpc_text(&self) -> String {
-        format!("rpc error: code = {} desc = {}", self.kind.code_name(), self.message)
+        format!("rpc error: code = {} desc = {}", self.kind.code_name(), self.description())
+    }
+
+    /// What gRPC calls `desc`: the runtime's message or, of a failed connection, the transport's with its cause.
+    pub fn description(&self) -> String {
+        match &self.source {
+            Some(cause) => format!("{}: {cause}", self.message),
+            None => self.message.clone(),
+        }
     }
 }
 

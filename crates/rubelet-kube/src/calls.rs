@@ -72,16 +72,14 @@ pub async fn delete(
 async fn typed<R: DeserializeOwned>(api: &dyn ApiServer, call: Call) -> Result<R, ApiError> {
     let path = call.path.clone();
     let answer = api.call(call).await?;
-    serde_json::from_slice(&answer).map_err(|error| ApiError {
-        kind: ApiErrorKind::Unreadable,
-        message: format!("{path}: the answer cannot be read: {error}"),
+    serde_json::from_slice(&answer).map_err(|error| {
+        ApiError::new(ApiErrorKind::Unreadable, format!("{path}: the answer cannot be read")).caused_by(error)
     })
 }
 
 fn body_of<T: Serialize>(path: &ObjectPath, value: &T) -> Result<Bytes, ApiError> {
-    serde_json::to_vec(value).map(Bytes::from).map_err(|error| ApiError {
-        kind: ApiErrorKind::Invalid,
-        message: format!("{path}: the object cannot be written as JSON: {error}"),
+    serde_json::to_vec(value).map(Bytes::from).map_err(|error| {
+        ApiError::new(ApiErrorKind::Invalid, format!("{path}: the object cannot be written as JSON")).caused_by(error)
     })
 }
 
@@ -141,7 +139,7 @@ mod tests {
         let path = ObjectPath::all("v1", "nodes").named("n");
         let error = get::<serde_json::Map<String, Value>>(&api, Lane::Heartbeat, path, SECOND).await.unwrap_err();
         assert_eq!(error.kind, ApiErrorKind::Unreadable);
-        assert!(error.message.starts_with("/api/v1/nodes/n: the answer cannot be read"), "{error}");
+        assert!(error.to_string().starts_with("/api/v1/nodes/n: the answer cannot be read"), "{error}");
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ mod tls;
 mod transport;
 mod watching;
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 
+pub(crate) use crate::client::{credentials::CredentialsError, transport::ServerNameError};
 pub use crate::client::{
     errors::error_chain,
     observer::{Observed, Observer, Occurrence},
@@ -35,7 +36,7 @@ use crate::{
         credentials::{Credentials, Reload},
         pool::Pool,
         rate_limit::Bucket,
-        transport::{Connection, Lease, Lost, Server, Traffic},
+        transport::{ConnectError, Connection, Lease, Lost, Server, Traffic},
     },
     clock,
     kubeconfig::{Kubeconfig, KubeconfigError},
@@ -99,8 +100,8 @@ impl Client {
         limits: RateLimits,
         observer: Option<Observer>,
     ) -> Result<Self, KubeconfigError> {
-        let credentials = Credentials::load(kubeconfig).map_err(|message| kubeconfig.wrong(message))?;
-        let server = Server::new(&kubeconfig.cluster).map_err(|message| kubeconfig.wrong(message))?;
+        let credentials = Credentials::load(kubeconfig).map_err(|error| kubeconfig.wrong(error))?;
+        let server = Server::new(&kubeconfig.cluster).map_err(|error| kubeconfig.wrong(error))?;
         let lane = |limit| Connections { pool: Pool::default(), bucket: Bucket::new(limit), traffic: Traffic::Calls };
         let inner = Inner {
             server: Arc::new(server),
@@ -219,7 +220,11 @@ impl Outgoing {
     }
 
     fn late(&self) -> ApiError {
-        errors::unreachable(&self.operation, format!("no answer within {:?}", self.timeout))
+        self.failed(&format!("no answer within {:?}", self.timeout))
+    }
+
+    fn failed(&self, why: &str) -> ApiError {
+        ApiError::new(ApiErrorKind::Unreachable, format!("{}: {why}", self.operation))
     }
 }
 
@@ -276,9 +281,8 @@ impl Inner {
         connections: &Connections,
         reload: Reload,
     ) -> Result<ResponseHead, Failed> {
-        let unreachable = |cause: String| errors::unreachable(&request.operation, cause);
         let refused = |wait: Duration| {
-            unreachable(format!("client rate limiter wait {wait:?} exceeds timeout {:?}", request.timeout))
+            request.failed(&format!("client rate limiter wait {wait:?} exceeds timeout {:?}", request.timeout))
         };
         let asked = clock::now();
         connections.bucket.turn(request.deadline).await.map_err(|wait| Failed::Answered(refused(wait)))?;
@@ -286,11 +290,13 @@ impl Inner {
             self.tell(request, Occurrence::Waited(asked.elapsed()));
         }
         let authorization = self.credentials.authorization(reload).await;
-        let authorization = authorization.map_err(|error| Failed::Answered(unreachable(error)))?;
+        let authorization =
+            authorization.map_err(|error| Failed::Answered(errors::unreachable(&request.operation, error)))?;
         let message = self.message(request, authorization).map_err(Failed::Answered)?;
         self.look_at_credentials(Reload::IfStale).await;
         let connect = || self.connect(connections.traffic);
-        let lease = connections.pool.lease(connect).await.map_err(|error| Failed::Answered(unreachable(error)))?;
+        let lease = connections.pool.lease(connect).await;
+        let lease = lease.map_err(|error| Failed::Answered(errors::unreachable(&request.operation, error)))?;
         let sent = timeout_at(request.deadline, lease.send(message)).await;
         let code = sent.as_ref().ok().and_then(|sent| sent.as_ref().ok()).map(Response::status);
         self.tell(request, Occurrence::Tried(code));
@@ -298,9 +304,9 @@ impl Inner {
             Ok(Ok(response)) => response,
             Ok(Err(Lost::Unsent(error))) => {
                 connections.pool.abandon(&lease);
-                return Err(Failed::Unsent(unreachable(error)));
+                return Err(Failed::Unsent(errors::unreachable(&request.operation, error)));
             }
-            Ok(Err(Lost::Sent(error))) => return Err(Failed::Cut(unreachable(error))),
+            Ok(Err(Lost::Sent(error))) => return Err(Failed::Cut(errors::unreachable(&request.operation, error))),
             Err(_elapsed) => return Err(Failed::Answered(connections.gave_up(&lease, request))),
         };
         if response.status().is_success() {
@@ -315,7 +321,7 @@ impl Inner {
         }
     }
 
-    async fn connect(&self, traffic: Traffic) -> Result<Connection, String> {
+    async fn connect(&self, traffic: Traffic) -> Result<Connection, ConnectError> {
         let (tls, generation) = self.look_at_credentials(Reload::Now).await;
         Connection::open(Arc::clone(&self.server), tls, generation, traffic).await
     }
@@ -346,10 +352,9 @@ impl Inner {
         if let Some(authorization) = authorization {
             builder = builder.header(header::AUTHORIZATION, authorization);
         }
-        builder.body(Full::new(request.body.clone())).map_err(|error| ApiError {
-            kind: ApiErrorKind::Invalid,
-            message: format!("{}: {error}", request.operation),
-        })
+        builder
+            .body(Full::new(request.body.clone()))
+            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, request.operation.as_str()).caused_by(error))
     }
 }
 
@@ -360,10 +365,10 @@ async fn refusal(request: &Outgoing, response: Response<Incoming>) -> ApiError {
     errors::refused(&request.operation, status, &headers, &body)
 }
 
-async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, String> {
+async fn read(response: Response<Incoming>, limit: usize) -> Result<Bytes, Arc<dyn Error + Send + Sync>> {
     debug_assert!(response.status() != StatusCode::SWITCHING_PROTOCOLS);
     let body = Limited::new(response.into_body(), limit).collect().await;
-    body.map(http_body_util::Collected::to_bytes).map_err(|error| errors::error_chain(&*error))
+    body.map(http_body_util::Collected::to_bytes).map_err(Arc::from)
 }
 
 fn target(path: &str, query: &[(&'static str, String)]) -> String {

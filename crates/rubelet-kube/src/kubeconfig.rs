@@ -5,7 +5,8 @@
 //! Upstream: `client-go/tools/clientcmd`.
 
 use std::{
-    fmt,
+    borrow::Cow,
+    fmt, io,
     path::{Path, PathBuf},
 };
 
@@ -13,6 +14,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::Uri;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
+
+use crate::client::{CredentialsError, ServerNameError};
 
 /// The cluster and the user of the current context.
 #[derive(Clone, Debug)]
@@ -114,33 +117,75 @@ impl fmt::Debug for Source {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kubeconfig {}: {message}", path.display())]
+#[derive(Debug, thiserror::Error)]
+#[error("kubeconfig {}", path.display())]
 pub struct KubeconfigError {
     path: PathBuf,
-    message: String,
+    source: KubeconfigProblem,
+}
+
+/// What is wrong with a kubeconfig, or with a file it names.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KubeconfigProblem {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error("is {0} bytes long, at most {MAX_BYTES} are read")]
+    TooLong(u64),
+    #[error("it is empty")]
+    Empty,
+    #[error("not YAML")]
+    Yaml(#[source] Box<serde_saphyr::Error>),
+    #[error(transparent)]
+    Type(#[from] serde_json::Error),
+    /// Names the field and what to do.
+    #[error("{0}")]
+    Field(Cow<'static, str>),
+    #[error("`{field}` is not base64")]
+    Base64 { field: &'static str, source: base64::DecodeError },
+    #[error("`server` {text:?} is not a URL")]
+    Url { text: String, source: http::uri::InvalidUri },
+    #[error("{kind} {name:?}")]
+    Entry { kind: &'static str, name: String, source: Box<KubeconfigProblem> },
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    #[error(transparent)]
+    ServerName(#[from] ServerNameError),
+}
+
+impl KubeconfigProblem {
+    fn of_entry(self, kind: &'static str, name: &str) -> Self {
+        KubeconfigProblem::Entry { kind, name: name.to_owned(), source: Box::new(self) }
+    }
+}
+
+impl From<&'static str> for KubeconfigProblem {
+    fn from(text: &'static str) -> Self {
+        KubeconfigProblem::Field(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for KubeconfigProblem {
+    fn from(text: String) -> Self {
+        KubeconfigProblem::Field(Cow::Owned(text))
+    }
 }
 
 /// Inline certificates and keys make a kubeconfig a few KiB long.
 const MAX_BYTES: u64 = 1 << 20;
+const WRONG_TYPE: &str = "a field has the wrong type; quote text that looks like a number";
 
 impl Kubeconfig {
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let wrong = |message: String| KubeconfigError { path: path.clone(), message };
-        let length = std::fs::metadata(&path).map_err(|error| wrong(error.to_string()))?.len();
-        if length > MAX_BYTES {
-            return Err(wrong(format!("is {length} bytes long, at most {MAX_BYTES} are read")));
-        }
-        let text = std::fs::read(&path).map_err(|error| wrong(error.to_string()))?;
-        Self::parse(&text, &path).map_err(wrong)
+        let read = read_bounded(&path).and_then(|text| Self::parse(&text, &path));
+        read.map_err(|source| KubeconfigError { path, source })
     }
 
     /// `path` is the path of the text: files it names are relative to it.
-    fn parse(text: &[u8], path: &Path) -> Result<Self, String> {
-        let file: File = serde_json::from_value(yaml(text)?).map_err(|error| error.to_string())?;
+    fn parse(text: &[u8], path: &Path) -> Result<Self, KubeconfigProblem> {
+        let file: File = serde_json::from_value(yaml(text)?)?;
         if file.current_context.is_empty() {
-            return Err("`current-context` is empty: name one of `contexts`".to_owned());
+            return Err("`current-context` is empty: name one of `contexts`".into());
         }
         let context: Context = chosen("context", &file.contexts, &file.current_context)?;
         let cluster: RawCluster = chosen("cluster", &file.clusters, &context.cluster)?;
@@ -152,16 +197,14 @@ impl Kubeconfig {
         let directory = path.parent().unwrap_or(Path::new("/"));
         Ok(Kubeconfig {
             path: path.to_owned(),
-            cluster: cluster
-                .checked(directory)
-                .map_err(|message| format!("cluster {:?}: {message}", context.cluster))?,
-            user: user.checked(directory).map_err(|message| format!("user {:?}: {message}", context.user))?,
+            cluster: cluster.checked(directory).map_err(|problem| problem.of_entry("cluster", &context.cluster))?,
+            user: user.checked(directory).map_err(|problem| problem.of_entry("user", &context.user))?,
         })
     }
 
     /// One of its references is invalid.
-    pub(crate) fn wrong(&self, message: String) -> KubeconfigError {
-        KubeconfigError { path: self.path.clone(), message }
+    pub(crate) fn wrong(&self, problem: impl Into<KubeconfigProblem>) -> KubeconfigError {
+        KubeconfigError { path: self.path.clone(), source: problem.into() }
     }
 
     /// The same cluster with a new client certificate: certificate and key are both in the file at `pem`.
@@ -205,6 +248,14 @@ impl Kubeconfig {
             mapping(&user),
         )
     }
+}
+
+fn read_bounded(path: &Path) -> Result<Vec<u8>, KubeconfigProblem> {
+    let length = std::fs::metadata(path)?.len();
+    if length > MAX_BYTES {
+        return Err(KubeconfigProblem::TooLong(length));
+    }
+    Ok(std::fs::read(path)?)
 }
 
 fn mapping(entries: &[(&str, String)]) -> String {
@@ -265,11 +316,9 @@ struct RawCluster {
 }
 
 impl RawCluster {
-    fn checked(self, directory: &Path) -> Result<Cluster, String> {
+    fn checked(self, directory: &Path) -> Result<Cluster, KubeconfigProblem> {
         if !self.proxy_url.is_empty() {
-            return Err(
-                "`proxy-url` is not supported: the API server must be reachable from the node itself".to_owned()
-            );
+            return Err("`proxy-url` is not supported: the API server must be reachable from the node itself".into());
         }
         let authority = ("certificate-authority", self.certificate_authority);
         let authority_data = ("certificate-authority-data", self.certificate_authority_data);
@@ -279,7 +328,7 @@ impl RawCluster {
             (true, None) => Verification::Skipped,
             (true, Some(_)) => {
                 let message = "`insecure-skip-tls-verify` and a certificate authority exclude each other: drop one";
-                return Err(message.to_owned());
+                return Err(message.into());
             }
         };
         Ok(Cluster {
@@ -330,12 +379,12 @@ struct RawVariable {
 }
 
 impl RawUser {
-    fn checked(self, directory: &Path) -> Result<User, String> {
+    fn checked(self, directory: &Path) -> Result<User, KubeconfigProblem> {
         if !self.impersonated.is_empty() {
-            return Err("`as` is not supported: a node acts as itself".to_owned());
+            return Err("`as` is not supported: a node acts as itself".into());
         }
         if self.auth_provider.is_some() {
-            return Err("`auth-provider` is no longer supported by Kubernetes: use `exec`".to_owned());
+            return Err("`auth-provider` is no longer supported by Kubernetes: use `exec`".into());
         }
         let data = ("client-certificate-data", self.client_certificate_data);
         let certificate = source(("client-certificate", self.client_certificate), data, directory)?;
@@ -343,9 +392,9 @@ impl RawUser {
         let certificate = match (certificate, key) {
             (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
             (None, None) => None,
-            (Some(_), None) => return Err("a client certificate without `client-key` or `client-key-data`".to_owned()),
+            (Some(_), None) => return Err("a client certificate without `client-key` or `client-key-data`".into()),
             (None, Some(_)) => {
-                return Err("a client key without `client-certificate` or `client-certificate-data`".to_owned());
+                return Err("a client key without `client-certificate` or `client-certificate-data`".into());
             }
         };
         let token_file = (!self.token_file.is_empty())
@@ -363,7 +412,7 @@ impl RawUser {
             (None, _) => Authorization::None,
             (Some((_, authorization)), None) => authorization,
             (Some((one, _)), Some((other, _))) => {
-                return Err(format!("`{one}` and `{other}` exclude each other: drop one"));
+                return Err(format!("`{one}` and `{other}` exclude each other: drop one").into());
             }
         };
         Ok(User { certificate, authorization })
@@ -371,21 +420,21 @@ impl RawUser {
 }
 
 impl RawExec {
-    fn checked(self, directory: &Path) -> Result<ExecPlugin, String> {
+    fn checked(self, directory: &Path) -> Result<ExecPlugin, KubeconfigProblem> {
         if self.command.is_empty() {
-            return Err("`exec.command` is empty: name the program that has the credentials".to_owned());
+            return Err("`exec.command` is empty: name the program that has the credentials".into());
         }
         let version = self.api_version.as_str();
         let is_beta = version == "client.authentication.k8s.io/v1beta1";
         if !is_beta && version != "client.authentication.k8s.io/v1" {
             let known = "client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1";
-            return Err(format!("`exec.apiVersion` is {version:?}, must be {known}"));
+            return Err(format!("`exec.apiVersion` is {version:?}, must be {known}").into());
         }
         match self.interactive_mode.as_str() {
             "Never" | "IfAvailable" => {}
             "" if is_beta => {}
-            "Always" => return Err("`exec.interactiveMode` is Always: a node has nobody to ask".to_owned()),
-            other => return Err(format!("`exec.interactiveMode` is {other:?}, must be Never or IfAvailable")),
+            "Always" => return Err("`exec.interactiveMode` is Always: a node has nobody to ask".into()),
+            other => return Err(format!("`exec.interactiveMode` is {other:?}, must be Never or IfAvailable").into()),
         }
         // Only a path is relative to the kubeconfig; a name is searched in PATH.
         let is_path = self.command.contains('/');
@@ -404,48 +453,52 @@ impl RawExec {
 /// A field and its value.
 type Field = (&'static str, String);
 
-fn source((file_field, file): Field, (data_field, data): Field, directory: &Path) -> Result<Option<Source>, String> {
+fn source(
+    (file_field, file): Field,
+    (data_field, data): Field,
+    directory: &Path,
+) -> Result<Option<Source>, KubeconfigProblem> {
     match (file.is_empty(), data.is_empty()) {
         (true, true) => Ok(None),
         (false, true) => Ok(Some(Source::File(directory.join(file)))),
-        (false, false) => Err(format!("`{file_field}` and `{data_field}` exclude each other: drop one")),
+        (false, false) => Err(format!("`{file_field}` and `{data_field}` exclude each other: drop one").into()),
         (true, false) => {
             let unfolded: String = data.split_whitespace().collect();
-            let bytes = STANDARD.decode(unfolded).map_err(|error| format!("`{data_field}` is not base64: {error}"))?;
+            let bytes =
+                STANDARD.decode(unfolded).map_err(|source| KubeconfigProblem::Base64 { field: data_field, source })?;
             Ok(Some(Source::Data(bytes)))
         }
     }
 }
 
 /// Without a scheme upstream uses `https` if there is anything to verify it with; we require the scheme.
-fn server(text: &str) -> Result<Uri, String> {
+fn server(text: &str) -> Result<Uri, KubeconfigProblem> {
     if text.is_empty() {
-        return Err("`server` is empty: give the API server's URL, such as https://10.0.0.1:6443".to_owned());
+        return Err("`server` is empty: give the API server's URL, such as https://10.0.0.1:6443".into());
     }
-    let uri: Uri = text.parse().map_err(|error| format!("`server` {text:?} is not a URL: {error}"))?;
+    let uri: Uri = text.parse().map_err(|source| KubeconfigProblem::Url { text: text.to_owned(), source })?;
     if !matches!(uri.scheme_str(), Some("https" | "http")) {
-        return Err(format!("`server` {text:?} must begin with https:// or http://"));
+        return Err(format!("`server` {text:?} must begin with https:// or http://").into());
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => {
-            Err("`server` has credentials in it: give them in `users`".to_owned())
+            Err("`server` has credentials in it: give them in `users`".into())
         }
         Some(authority) if !authority.host().is_empty() => Ok(uri),
-        _ => Err(format!("`server` {text:?} names no host")),
+        _ => Err(format!("`server` {text:?} names no host").into()),
     }
 }
 
-fn chosen<T: DeserializeOwned>(word: &str, entries: &[Entry], name: &str) -> Result<T, String> {
+fn chosen<T: DeserializeOwned>(word: &'static str, entries: &[Entry], name: &str) -> Result<T, KubeconfigProblem> {
     let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
         let known: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
-        return Err(format!("no {word} is named {name:?}; `{word}s` has {known:?}"));
+        return Err(format!("no {word} is named {name:?}; `{word}s` has {known:?}").into());
     };
     // The library's message would show the value, which may be a secret.
-    serde_json::from_value(entry.content.clone())
-        .map_err(|_| format!("{word} {name:?}: a field has the wrong type; quote text that looks like a number"))
+    serde_json::from_value(entry.content.clone()).map_err(|_| KubeconfigProblem::from(WRONG_TYPE).of_entry(word, name))
 }
 
-fn yaml(text: &[u8]) -> Result<Value, String> {
+fn yaml(text: &[u8]) -> Result<Value, KubeconfigProblem> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         // Limits aliases: a few lines of them can expand to gigabytes.
@@ -454,8 +507,8 @@ fn yaml(text: &[u8]) -> Result<Value, String> {
     let mut reader = text;
     match serde_saphyr::read_with_options::<_, Value>(&mut reader, options).next() {
         Some(Ok(value)) => Ok(value),
-        Some(Err(error)) => Err(format!("not YAML: {error}")),
-        None => Err("it is empty".to_owned()),
+        Some(Err(error)) => Err(KubeconfigProblem::Yaml(Box::new(error))),
+        None => Err(KubeconfigProblem::Empty),
     }
 }
 
@@ -464,13 +517,14 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
+    use crate::error_chain;
 
-    fn parsed(text: &str) -> Result<Kubeconfig, String> {
+    fn parsed(text: &str) -> Result<Kubeconfig, KubeconfigProblem> {
         Kubeconfig::parse(text.as_bytes(), Path::new("/etc/kubernetes/kubelet.conf"))
     }
 
     /// A kubeconfig with these entries.
-    fn with(cluster: &str, user: &str) -> Result<Kubeconfig, String> {
+    fn with(cluster: &str, user: &str) -> Result<Kubeconfig, KubeconfigProblem> {
         parsed(&format!(
             "current-context: x\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
              clusters: [{{name: other, cluster: 5}}, {{name: c, cluster: {cluster}}}]\nusers: [{{name: u, user: {user}}}]\n"
@@ -521,7 +575,7 @@ mod tests {
             with(SERVER, "{exec: {command: c, apiVersion: v2, interactiveMode: Never}}"),
             with(SERVER, "{exec: {command: c, apiVersion: client.authentication.k8s.io/v1}}"),
         ]
-        .map(|found| found.unwrap_err())
+        .map(|found| error_chain(&found.unwrap_err()))
         .join("\n");
         assert_snapshot!(found, @r#"
         it is empty

@@ -3,7 +3,7 @@
 //! Owns: the port, which the client and the simulator implement, and the types of requests and errors.
 //! Never: interprets an object; bodies are JSON as sent.
 
-use std::{fmt, pin::Pin, time::Duration};
+use std::{error::Error, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -138,13 +138,25 @@ pub enum WatchEvent {
     Bookmark(Bytes),
 }
 
-/// Kind for decisions, text for users.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Kind for decisions; `error_chain` has the whole text for users.
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     pub kind: ApiErrorKind,
-    /// Names the request and the error of the server or the network.
-    pub message: String,
+    /// Names the request and, if the server sent one, its error.
+    message: String,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl ApiError {
+    pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> Self {
+        ApiError { kind, message: message.into(), source: None }
+    }
+
+    #[must_use]
+    pub fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
+        ApiError { source: Some(Arc::new(source)), ..self }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

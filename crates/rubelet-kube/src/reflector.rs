@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    clock,
+    clock, error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb, Watch, WatchEvent, WatchStream},
 };
 
@@ -101,7 +101,7 @@ impl Follower<'_> {
                     self.watch_on(watch).await
                 }
                 Err(error) => {
-                    tracing::warn!(collection = %self.selection.collection, kind = ?error.kind, "cannot list: {error}");
+                    tracing::warn!(collection = %self.selection.collection, kind = ?error.kind, "cannot list: {}", error_chain(&error));
                     error
                 }
             };
@@ -123,7 +123,7 @@ impl Follower<'_> {
                 Ok(()) => self.failed("the server ended the watch as soon as it was open"),
                 Err(error) => error,
             };
-            tracing::debug!(collection = %self.selection.collection, kind = ?error.kind, "watch ended: {error}");
+            tracing::debug!(collection = %self.selection.collection, kind = ?error.kind, "watch ended: {}", error_chain(&error));
             if self.version != before {
                 refusals = 0;
             }
@@ -156,7 +156,7 @@ impl Follower<'_> {
                 Ok(listed) => return Ok(listed),
                 Err(error) => error,
             };
-            tracing::debug!(collection = %self.selection.collection, kind = ?error.kind, "cannot stream a list: {error}");
+            tracing::debug!(collection = %self.selection.collection, kind = ?error.kind, "cannot stream a list: {}", error_chain(&error));
             match error.kind {
                 ApiErrorKind::TooManyRequests { .. } => return Err(error),
                 // Its WatchList gate is off, or it is older than the option.
@@ -195,7 +195,7 @@ impl Follower<'_> {
         let path = self.selection.collection.clone();
         let call = Call { lane: Lane::Ordinary, verb: Verb::Get, path, query, body: None, timeout: LIST_TIMEOUT };
         let body = self.api.call(call).await?;
-        let list: List<'_> = serde_json::from_slice(&body).map_err(|error| self.unreadable(&error))?;
+        let list: List<'_> = serde_json::from_slice(&body).map_err(|error| self.unreadable(error))?;
         let objects = list.items.iter().flatten().map(|item| body.slice_ref(item.get().as_bytes())).collect();
         Ok(Listed { objects, version: list.metadata.resource_version, watch: None })
     }
@@ -278,18 +278,18 @@ impl Follower<'_> {
         | WatchEvent::Modified(object)
         | WatchEvent::Deleted(object)
         | WatchEvent::Bookmark(object)) = event;
-        let read: Object = serde_json::from_slice(object).map_err(|error| self.unreadable(&error))?;
+        let read: Object = serde_json::from_slice(object).map_err(|error| self.unreadable(error))?;
         Ok((object.clone(), read.metadata))
     }
 
-    fn unreadable(&self, error: &serde_json::Error) -> ApiError {
-        let message = format!("{}: unreadable answer: {error}", self.selection.collection);
-        ApiError { kind: ApiErrorKind::Unreadable, message }
+    fn unreadable(&self, error: serde_json::Error) -> ApiError {
+        let message = format!("{}: unreadable answer", self.selection.collection);
+        ApiError::new(ApiErrorKind::Unreadable, message).caused_by(error)
     }
 
     /// Retryable from the same version.
     fn failed(&self, what: &str) -> ApiError {
-        ApiError { kind: ApiErrorKind::Unreachable, message: format!("{}: {what}", self.selection.collection) }
+        ApiError::new(ApiErrorKind::Unreachable, format!("{}: {what}", self.selection.collection))
     }
 }
 

@@ -69,7 +69,7 @@ async fn an_object_is_made_found_changed_and_deleted() {
     let gone = calls::get::<Value>(&*client, Lane::Ordinary, config_maps().named(name), SOON).await.unwrap_err();
     assert_eq!(gone.kind, ApiErrorKind::NotFound);
     assert_eq!(
-        gone.message,
+        gone.to_string(),
         "get /api/v1/namespaces/default/configmaps/rubelet-calls: 404 Not Found: configmaps \"rubelet-calls\" not found"
     );
 }

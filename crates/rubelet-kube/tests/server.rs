@@ -5,13 +5,14 @@
 #[path = "support/test_server.rs"]
 mod test_server;
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error as _, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::{Method, StatusCode};
 use rubelet_kube::{
     client::{Client, Observer, Occurrence, RateLimit, RateLimits},
+    error_chain,
     kubeconfig::Kubeconfig,
     port::{ApiErrorKind, ApiServer as _, Call, Lane, ObjectPath, PatchKind, Verb, Watch, WatchEvent},
 };
@@ -116,7 +117,7 @@ async fn a_server_of_another_authority_is_not_spoken_to() {
     std::fs::write(certificates.path("ca.crt"), Authority::new().certificate_pem()).unwrap();
     let error = client(&kubeconfig).call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
     assert_eq!(error.kind, ApiErrorKind::Unreachable);
-    assert!(error.message.contains("invalid peer certificate"), "{error}");
+    assert!(error_chain(&error).contains("invalid peer certificate"), "{error}");
 }
 
 #[tokio::test]
@@ -235,7 +236,7 @@ async fn hung_server_times_out_and_next_call_reconnects() {
     let client = client(&certificates.kubeconfig(&server, "node-one"));
     let error = client.call(get(Lane::Heartbeat, pods(), Duration::from_millis(300))).await.unwrap_err();
     assert_eq!(
-        (error.kind, error.message.as_str()),
+        (error.kind, error.to_string().as_str()),
         (ApiErrorKind::Unreachable, "get /api/v1/pods: no answer within 300ms")
     );
     assert_eq!(client.call(get(Lane::Heartbeat, pods(), SOON)).await.unwrap(), "here");
@@ -252,7 +253,10 @@ async fn silent_server_times_out() {
     assert_eq!(error.kind, ApiErrorKind::Unreachable);
     drop(silent);
     let error = client.call(get(Lane::Ordinary, pods(), SOON)).await.unwrap_err();
-    assert!(error.message.contains("Connection refused"), "{error}");
+    assert!(error_chain(&error).contains("Connection refused"), "{error}");
+    let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let cause = causes.find_map(|cause| cause.downcast_ref::<io::Error>()).unwrap();
+    assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[tokio::test]
@@ -403,7 +407,8 @@ fn invalid_kubeconfig_files_are_named() {
     let certificates = Certificates::new();
     let kubeconfig = certificates.kubeconfig_for("https://127.0.0.1:1", "node-one");
     let failure = || {
-        let failed = Client::new(&Kubeconfig::read(&kubeconfig).unwrap(), NO_LIMITS).unwrap_err().to_string();
+        let failed = Client::new(&Kubeconfig::read(&kubeconfig).unwrap(), NO_LIMITS).unwrap_err();
+        let failed = error_chain(&failed);
         failed.replace(certificates.path("").to_str().unwrap(), "")
     };
     let other_key = Authority::new().sign("node-one").1;

@@ -70,7 +70,7 @@ impl FakeRuntime {
             CallOutcome::HangBefore | CallOutcome::HangAfter => {
                 self.pass(method, epoch, REQUEST_TIMEOUT).await?;
                 let message = "context deadline exceeded".to_owned();
-                return Err(RpcError { method, kind: RpcErrorKind::DeadlineExceeded, message });
+                return Err(RpcError::new(method, RpcErrorKind::DeadlineExceeded, message));
             }
             CallOutcome::DoneButError | CallOutcome::HalfDone | CallOutcome::Answered => {}
         }
@@ -239,24 +239,20 @@ impl Drop for Call {
 
 fn unreachable_runtime(method: &'static str) -> RpcError {
     let message = "connection error: dial unix containerd.sock: connect: connection refused".to_owned();
-    RpcError { method, kind: RpcErrorKind::Unavailable, message }
+    RpcError::new(method, RpcErrorKind::Unavailable, message)
 }
 
 fn injected(method: &'static str) -> RpcError {
-    RpcError { method, kind: RpcErrorKind::Other, message: "injected: the runtime failed".to_owned() }
+    RpcError::new(method, RpcErrorKind::Other, "injected: the runtime failed")
 }
 
 /// Streams are tested on a real runtime.
 fn no_streams(method: &'static str) -> RpcError {
-    RpcError { method, kind: RpcErrorKind::Unimplemented, message: "there are no streams here".to_owned() }
+    RpcError::new(method, RpcErrorKind::Unimplemented, "there are no streams here")
 }
 
 fn not_found(method: &'static str, id: &str) -> RpcError {
-    RpcError {
-        method,
-        kind: RpcErrorKind::NotFound,
-        message: format!("an error occurred when try to find {id:?}: not found"),
-    }
+    RpcError::new(method, RpcErrorKind::NotFound, format!("an error occurred when try to find {id:?}: not found"))
 }
 
 #[async_trait]
@@ -295,7 +291,7 @@ impl ContainerRuntime for FakeRuntime {
     async fn runtime_config(&self) -> RpcResult<v1::RuntimeConfigResponse> {
         self.look("RuntimeConfig", Touched::Node, |_| {
             let message = "unknown method RuntimeConfig".to_owned();
-            Err(RpcError { method: "RuntimeConfig", kind: RpcErrorKind::Unimplemented, message })
+            Err(RpcError::new("RuntimeConfig", RpcErrorKind::Unimplemented, message))
         })
         .await
     }
@@ -424,7 +420,7 @@ impl ContainerRuntime for FakeRuntime {
             self.pass("ExecSync", epoch, takes.min(limit)).await?;
             if takes > limit {
                 let message = format!("timeout {limit:?} exceeded");
-                return Err(RpcError { method: "ExecSync", kind: RpcErrorKind::DeadlineExceeded, message });
+                return Err(RpcError::new("ExecSync", RpcErrorKind::DeadlineExceeded, message));
             }
         }
         let touched = self.touched_by(container_id);
@@ -478,7 +474,7 @@ impl ContainerRuntime for FakeRuntime {
         let pull = self.change(Act::Pull(image.image.clone()), takes.unwrap_or(FOREVER));
         let given_up = |_| {
             let message = "failed to pull and unpack image: no progress".to_owned();
-            Err(RpcError { method: "PullImage", kind: RpcErrorKind::Other, message })
+            Err(RpcError::new("PullImage", RpcErrorKind::Other, message))
         };
         tokio::time::timeout(PULL_PROGRESS_TIMEOUT, pull).await.unwrap_or_else(given_up)
     }
@@ -489,7 +485,7 @@ impl ContainerRuntime for FakeRuntime {
                 return Ok(sim.runtime.listen());
             }
             let message = "unknown method GetContainerEvents".to_owned();
-            Err(RpcError { method: "GetContainerEvents", kind: RpcErrorKind::Unimplemented, message })
+            Err(RpcError::new("GetContainerEvents", RpcErrorKind::Unimplemented, message))
         })
         .await
     }

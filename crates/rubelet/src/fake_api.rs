@@ -52,13 +52,13 @@ impl ApiServer for FakeApi {
         self.calls.lock().unwrap().push(call.clone());
         self.called.notify_waiters();
         let answer = self.answers.lock().unwrap().pop_front().unwrap_or_else(|| Ok("{}".to_owned()));
-        answer.map(Bytes::from).map_err(|kind| ApiError { kind, message: format!("{}: {kind:?}", call.path) })
+        answer.map(Bytes::from).map_err(|kind| ApiError::new(kind, format!("{}: {kind:?}", call.path)))
     }
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
         assert!(watch.query.contains(&("watch", "true".to_owned())), "a server would take this for a list");
         if watch.query.contains(&("sendInitialEvents", "true".to_owned())) {
-            return Err(ApiError { kind: ApiErrorKind::Invalid, message: "no streamed lists".to_owned() });
+            return Err(ApiError::new(ApiErrorKind::Invalid, "no streamed lists"));
         }
         let told = self.watches.lock().unwrap().pop_front();
         Ok(match told {

@@ -7,6 +7,7 @@ use rubelet::{
     logging, run,
     world::Clock,
 };
+use rubelet_kube::error_chain;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -36,7 +37,7 @@ fn run_agent(options: &Options) -> ExitCode {
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::run(options)));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&format!("{error:#}")),
+        Err(error) => fail(&error_chain(error.as_ref())),
     }
 }
 

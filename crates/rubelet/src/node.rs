@@ -113,9 +113,8 @@ async fn get_node(api: &dyn ApiServer, reporting: &NodeReporting, version: Resou
         timeout: reporting.timeout(),
     };
     let answer = api.call(call).await?;
-    serde_json::from_slice(&answer).map(without_managed_fields).map_err(|error| ApiError {
-        kind: ApiErrorKind::Unreadable,
-        message: format!("{path}: the answer cannot be read: {error}"),
+    serde_json::from_slice(&answer).map(without_managed_fields).map_err(|error| {
+        ApiError::new(ApiErrorKind::Unreadable, format!("{path}: the answer cannot be read")).caused_by(error)
     })
 }
 

@@ -22,7 +22,10 @@ use rubelet_core::{
     time::Uptime,
     volumes::files::Gathered,
 };
-use rubelet_kube::port::{ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb};
+use rubelet_kube::{
+    error_chain,
+    port::{ApiErrorKind, ApiServer, Call, Lane, ObjectPath, Verb},
+};
 use tokio::{
     sync::{mpsc, watch},
     task::{AbortHandle, JoinSet},
@@ -299,7 +302,7 @@ impl Shared {
                 unreadable(format!("{key} cannot be read: line {}, column {}", error.line(), error.column()))
             }),
             Err(error) if error.kind == ApiErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unreadable(error.message)),
+            Err(error) => Err(unreadable(error_chain(&error))),
         }
     }
 

@@ -20,6 +20,7 @@ use rubelet_cri::{
     port::{RpcError, RpcErrorKind, RpcResult},
     v1,
 };
+use rubelet_kube::error_chain;
 
 use crate::world::World;
 
@@ -67,7 +68,7 @@ async fn cgroup_driver(world: &World) -> RpcResult<Option<CgroupDriver>> {
 fn failed(error: &RpcError) -> EffectError {
     let is_late = error.kind == RpcErrorKind::DeadlineExceeded;
     let kind = if is_late { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-    EffectError { kind, message: error.to_string() }
+    EffectError { kind, message: error_chain(error) }
 }
 
 /// A condition that is not reported is false.

@@ -4,6 +4,7 @@
 //! Upstream: `client-go/transport` (cert_rotation.go, token_source.go), the cache of its exec plugin.
 
 use std::{
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,12 +14,13 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
 use rustls::ClientConfig;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{sync::Semaphore, task::JoinError, time::Instant};
 
 use crate::{
     client::{
-        exec::{self, Issued},
-        tls,
+        error_chain,
+        exec::{self, ExecError, Issued},
+        tls::{self, TlsError},
     },
     clock,
     kubeconfig::{Authorization, ClientCertificate, Cluster, ExecPlugin, Kubeconfig, Source},
@@ -63,6 +65,24 @@ struct FromProgram {
     asked_at: Instant,
 }
 
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CredentialsError {
+    #[error("tokenFile {}", path.display())]
+    TokenFile { path: PathBuf, source: io::Error },
+    #[error("tokenFile {} is too long to be a token", .0.display())]
+    LongToken(PathBuf),
+    #[error("tokenFile {} is empty", .0.display())]
+    EmptyToken(PathBuf),
+    #[error("the token has characters no header may have")]
+    NotAHeader,
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error(transparent)]
+    Task(#[from] JoinError),
+}
+
 /// Differs when a file was rewritten or replaced.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
@@ -76,7 +96,7 @@ pub(super) enum Reload {
 
 impl Credentials {
     /// Reads all files, so that errors are found at start.
-    pub(super) fn load(kubeconfig: &Kubeconfig) -> Result<Self, String> {
+    pub(super) fn load(kubeconfig: &Kubeconfig) -> Result<Self, CredentialsError> {
         let certificate = kubeconfig.user.certificate.clone();
         let cluster = kubeconfig.cluster.clone();
         let files = files(&cluster, certificate.as_ref());
@@ -103,7 +123,7 @@ impl Credentials {
         (state.tls.clone(), state.generation)
     }
 
-    pub(super) async fn authorization(&self, reload: Reload) -> Result<Option<HeaderValue>, String> {
+    pub(super) async fn authorization(&self, reload: Reload) -> Result<Option<HeaderValue>, CredentialsError> {
         match &self.authorization {
             Authorization::None => Ok(None),
             Authorization::Token(token) => secret_header(&format!("Bearer {token}")).map(Some),
@@ -150,13 +170,13 @@ impl Credentials {
                 tracing::info!("the client certificate or its authority changed: new connections use it");
             }
             // Perhaps half written. The stamps stay, so the next check reads it again.
-            Ok(Some((_, Err(error)))) => tracing::warn!("keeping the old client certificate: {error}"),
+            Ok(Some((_, Err(error)))) => tracing::warn!("keeping the old client certificate: {}", error_chain(&error)),
             Ok(None) => {}
             Err(error) => tracing::warn!("cannot look at the client certificate: {error}"),
         }
     }
 
-    async fn token_of_file(&self, path: &Path, reload: Reload) -> Result<HeaderValue, String> {
+    async fn token_of_file(&self, path: &Path, reload: Reload) -> Result<HeaderValue, CredentialsError> {
         let known = self.state().token.clone();
         if let (Reload::IfStale, Some((token, read_at))) = (reload, &known)
             && read_at.elapsed() < READ_TOKEN_EVERY
@@ -165,13 +185,13 @@ impl Credentials {
         }
         let path = path.to_owned();
         let read = tokio::task::spawn_blocking(move || read_token(&path)).await;
-        match (read.unwrap_or_else(|error| Err(error.to_string())), known) {
+        match (read.unwrap_or_else(|error| Err(error.into())), known) {
             (Ok(token), _) => {
                 self.state().token = Some((token.clone(), clock::now()));
                 Ok(token)
             }
             (Err(error), Some((token, _))) => {
-                tracing::warn!("going on with the token as last read: {error}");
+                tracing::warn!("going on with the token as last read: {}", error_chain(&error));
                 Ok(token)
             }
             (Err(error), None) => Err(error),
@@ -179,7 +199,11 @@ impl Credentials {
     }
 
     /// `None` if the plugin returned a certificate instead, which `tls` then has.
-    async fn token_of_program(&self, plugin: &ExecPlugin, reload: Reload) -> Result<Option<HeaderValue>, String> {
+    async fn token_of_program(
+        &self,
+        plugin: &ExecPlugin,
+        reload: Reload,
+    ) -> Result<Option<HeaderValue>, CredentialsError> {
         if let Some(issued) = self.still_good(reload) {
             return Ok(issued.token);
         }
@@ -235,22 +259,21 @@ fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
     files.iter().map(stamp).collect()
 }
 
-fn read_token(path: &Path) -> Result<HeaderValue, String> {
-    let wrong = |error: std::io::Error| format!("tokenFile {}: {error}", path.display());
-    if std::fs::metadata(path).map_err(wrong)?.len() > MAX_TOKEN_BYTES {
-        return Err(format!("tokenFile {} is too long to be a token", path.display()));
+fn read_token(path: &Path) -> Result<HeaderValue, CredentialsError> {
+    let unreadable = |source| CredentialsError::TokenFile { path: path.to_owned(), source };
+    if std::fs::metadata(path).map_err(unreadable)?.len() > MAX_TOKEN_BYTES {
+        return Err(CredentialsError::LongToken(path.to_owned()));
     }
-    let text = std::fs::read_to_string(path).map_err(wrong)?;
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let token = text.trim();
     if token.is_empty() {
-        return Err(format!("tokenFile {} is empty", path.display()));
+        return Err(CredentialsError::EmptyToken(path.to_owned()));
     }
     secret_header(&format!("Bearer {token}"))
 }
 
-fn secret_header(text: &str) -> Result<HeaderValue, String> {
-    let mut value =
-        HeaderValue::from_str(text).map_err(|_| "the token has characters no header may have".to_owned())?;
+fn secret_header(text: &str) -> Result<HeaderValue, CredentialsError> {
+    let mut value = HeaderValue::from_str(text).map_err(|_| CredentialsError::NotAHeader)?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -51,7 +51,7 @@ pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, bo
         None => String::from_utf8_lossy(body).trim().chars().take(SHOWN_TEXT_CHARS).collect(),
     };
     let kind = status.kind(code.as_u16(), retry_after);
-    ApiError { kind, message: sentence(operation, code, &text) }
+    ApiError::new(kind, sentence(operation, code, &text))
 }
 
 /// An `ERROR` frame of a watch.
@@ -59,11 +59,11 @@ pub(super) fn watch_failed(operation: &str, status: &Status) -> ApiError {
     let code =
         status.code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let kind = status.kind(code.as_u16(), status.retry_after());
-    ApiError { kind, message: sentence(operation, code, status.message.as_deref().unwrap_or_default()) }
+    ApiError::new(kind, sentence(operation, code, status.message.as_deref().unwrap_or_default()))
 }
 
-pub(super) fn unreachable(operation: &str, cause: impl std::fmt::Display) -> ApiError {
-    ApiError { kind: ApiErrorKind::Unreachable, message: format!("{operation}: {cause}") }
+pub(super) fn unreachable(operation: &str, cause: impl Error + Send + Sync + 'static) -> ApiError {
+    ApiError::new(ApiErrorKind::Unreachable, operation).caused_by(cause)
 }
 
 /// An error with all its causes: the outer ones alone say little.
@@ -128,7 +128,7 @@ mod tests {
         }
         let code = StatusCode::from_u16(code).unwrap();
         let error = refused("patch /api/v1/namespaces/x/pods/y/status", code, &headers, body.as_bytes());
-        (error.kind, error.message)
+        (error.kind, error.to_string())
     }
 
     #[test]

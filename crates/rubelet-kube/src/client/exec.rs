@@ -3,7 +3,12 @@
 //! Owns: running the plugin and decoding its output. Never: stores the output, or shows it.
 //! Upstream: `client-go/plugin/pkg/client/auth/exec`.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    io,
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -41,18 +46,49 @@ struct ExecCredentialStatus {
     expiration_timestamp: Option<jiff::Timestamp>,
 }
 
-/// Runs the plugin without a terminal; its stderr is that of the agent.
-pub(super) async fn run(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Issued, String> {
-    let name = plugin.command.display();
-    match tokio::time::timeout(DEADLINE, output(plugin, cluster)).await {
-        Ok(answer) => {
-            answer.and_then(|answer| issued(plugin, &answer)).map_err(|error| format!("exec {name}: {error}"))
-        }
-        Err(_elapsed) => Err(format!("exec {name}: no answer within {DEADLINE:?}")),
-    }
+#[derive(Debug, thiserror::Error)]
+#[error("exec {}", command.display())]
+pub(crate) struct ExecError {
+    command: PathBuf,
+    source: ExecFailure,
 }
 
-async fn output(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Vec<u8>, String> {
+#[derive(Debug, thiserror::Error)]
+enum ExecFailure {
+    #[error("no answer within {DEADLINE:?}")]
+    Late,
+    // The hint comes last, so the cause is in the text and not in the chain.
+    #[error("{error}\n{hint}")]
+    NotStarted { error: io::Error, hint: String },
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("failed: {0}")]
+    Exit(ExitStatus),
+    #[error("certificate-authority {}", path.display())]
+    Authority { path: PathBuf, source: io::Error },
+    // Without its cause, which may quote the output: that is secret.
+    #[error("its answer is not an ExecCredential in JSON")]
+    NotJson,
+    #[error("it was asked for {asked} and answered with {got}: set the user's `apiVersion`")]
+    Version { asked: String, got: String },
+    #[error("its answer has no status")]
+    NoStatus,
+    #[error("its answer has a certificate or a key, not both")]
+    HalfAPair,
+    #[error("its answer has neither a token nor a certificate")]
+    NoCredential,
+}
+
+/// Runs the plugin without a terminal; its stderr is that of the agent.
+pub(super) async fn run(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Issued, ExecError> {
+    let answered = match tokio::time::timeout(DEADLINE, output(plugin, cluster)).await {
+        Ok(answer) => answer.and_then(|answer| issued(plugin, &answer)),
+        Err(_elapsed) => Err(ExecFailure::Late),
+    };
+    answered.map_err(|source| ExecError { command: plugin.command.clone(), source })
+}
+
+async fn output(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Vec<u8>, ExecFailure> {
     let mut child = Command::new(&plugin.command)
         .args(&plugin.args)
         .envs(plugin.env.iter().map(|(name, value)| (name, value)))
@@ -62,18 +98,18 @@ async fn output(plugin: &ExecPlugin, cluster: &Cluster) -> Result<Vec<u8>, Strin
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| match plugin.install_hint.trim() {
-            "" => error.to_string(),
-            hint => format!("{error}\n{hint}"),
+            "" => ExecFailure::Io(error),
+            hint => ExecFailure::NotStarted { error, hint: hint.to_owned() },
         })?;
     let mut answer = Vec::new();
     let stdout = child.stdout.take().expect("it is piped");
-    stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await.map_err(|error| error.to_string())?;
-    let status = child.wait().await.map_err(|error| error.to_string())?;
-    if status.success() { Ok(answer) } else { Err(format!("failed: {status}")) }
+    stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await?;
+    let status = child.wait().await?;
+    if status.success() { Ok(answer) } else { Err(ExecFailure::Exit(status)) }
 }
 
 /// The plugin's input: the API version and, if requested, the cluster.
-fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, String> {
+fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, ExecFailure> {
     let mut spec = json!({"interactive": false});
     if plugin.is_told_the_cluster {
         let mut about = json!({"server": cluster.server.to_string().trim_end_matches('/')});
@@ -85,9 +121,9 @@ fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, String> {
         }
         let authority = match &cluster.certificate_authority {
             Some(Source::Data(bytes)) => Some(bytes.clone()),
-            Some(Source::File(path)) => Some(
-                std::fs::read(path).map_err(|error| format!("certificate-authority {}: {error}", path.display()))?,
-            ),
+            Some(Source::File(path)) => {
+                Some(std::fs::read(path).map_err(|source| ExecFailure::Authority { path: path.clone(), source })?)
+            }
             None => None,
         };
         if let Some(authority) = authority {
@@ -98,17 +134,13 @@ fn exec_info(plugin: &ExecPlugin, cluster: &Cluster) -> Result<String, String> {
     Ok(json!({"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}).to_string())
 }
 
-fn issued(plugin: &ExecPlugin, answer: &[u8]) -> Result<Issued, String> {
-    // The library's message may quote the output, which is secret.
-    let credential: ExecCredential =
-        serde_json::from_slice(answer).map_err(|_| "its answer is not an ExecCredential in JSON".to_owned())?;
+fn issued(plugin: &ExecPlugin, answer: &[u8]) -> Result<Issued, ExecFailure> {
+    let credential: ExecCredential = serde_json::from_slice(answer).map_err(|_| ExecFailure::NotJson)?;
     if credential.api_version != plugin.api_version {
-        let (asked, got) = (&plugin.api_version, &credential.api_version);
-        return Err(format!("it was asked for {asked} and answered with {got}: set the user's `apiVersion`"));
+        let asked = plugin.api_version.clone();
+        return Err(ExecFailure::Version { asked, got: credential.api_version });
     }
-    let Some(status) = credential.status else {
-        return Err("its answer has no status".to_owned());
-    };
+    let status = credential.status.ok_or(ExecFailure::NoStatus)?;
     let pem = |text: String| Source::Data(text.into_bytes());
     let certificate = match (status.client_certificate_data.is_empty(), status.client_key_data.is_empty()) {
         (true, true) => None,
@@ -116,11 +148,11 @@ fn issued(plugin: &ExecPlugin, answer: &[u8]) -> Result<Issued, String> {
             certificate: pem(status.client_certificate_data),
             key: pem(status.client_key_data),
         }),
-        _ => return Err("its answer has a certificate or a key, not both".to_owned()),
+        _ => return Err(ExecFailure::HalfAPair),
     };
     let token = Some(status.token).filter(|token| !token.is_empty());
     if token.is_none() && certificate.is_none() {
-        return Err("its answer has neither a token nor a certificate".to_owned());
+        return Err(ExecFailure::NoCredential);
     }
     Ok(Issued { token, certificate, expires: status.expiration_timestamp })
 }

@@ -2,6 +2,8 @@
 //!
 //! Owns: splitting chunks into lines, and lines into events. Never: decodes an object.
 
+use std::error::Error;
+
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -23,6 +25,14 @@ pub(super) struct Frames {
     searched: usize,
 }
 
+#[derive(Debug, thiserror::Error)]
+enum FrameError {
+    #[error("an event of more than {MAX_FRAME_BYTES} bytes")]
+    TooLong,
+    #[error("unknown type of event {0:?}")]
+    UnknownType(String),
+}
+
 #[derive(Deserialize)]
 struct Frame<'a> {
     #[serde(rename = "type")]
@@ -38,7 +48,7 @@ impl Frames {
 
     pub(super) fn push(&mut self, chunk: &[u8]) -> Result<(), ApiError> {
         if self.unread.len() + chunk.len() > MAX_FRAME_BYTES {
-            return Err(self.unreadable(&format!("an event of more than {MAX_FRAME_BYTES} bytes")));
+            return Err(self.unreadable(FrameError::TooLong));
         }
         self.unread.extend_from_slice(chunk);
         Ok(())
@@ -60,7 +70,7 @@ impl Frames {
     }
 
     fn event(&self, line: &[u8]) -> Result<WatchEvent, ApiError> {
-        let frame: Frame<'_> = serde_json::from_slice(line).map_err(|error| self.unreadable(&error.to_string()))?;
+        let frame: Frame<'_> = serde_json::from_slice(line).map_err(|error| self.unreadable(error))?;
         // A copy: a kept object must not keep the whole buffer alive.
         let object = Bytes::copy_from_slice(frame.object.get().as_bytes());
         match frame.kind {
@@ -69,15 +79,15 @@ impl Frames {
             "DELETED" => Ok(WatchEvent::Deleted(object)),
             "BOOKMARK" => Ok(WatchEvent::Bookmark(object)),
             "ERROR" => {
-                let status = serde_json::from_slice(&object).map_err(|error| self.unreadable(&error.to_string()))?;
+                let status = serde_json::from_slice(&object).map_err(|error| self.unreadable(error))?;
                 Err(errors::watch_failed(&self.operation, &status))
             }
-            other => Err(self.unreadable(&format!("unknown type of event {other:?}"))),
+            other => Err(self.unreadable(FrameError::UnknownType(other.to_owned()))),
         }
     }
 
-    fn unreadable(&self, what: &str) -> ApiError {
-        ApiError { kind: ApiErrorKind::Unreadable, message: format!("{}: unreadable answer: {what}", self.operation) }
+    fn unreadable(&self, cause: impl Error + Send + Sync + 'static) -> ApiError {
+        ApiError::new(ApiErrorKind::Unreadable, format!("{}: unreadable answer", self.operation)).caused_by(cause)
     }
 }
 
@@ -101,13 +111,14 @@ mod tests {
     fn events_are_lines_however_they_are_cut() {
         let text = "{\"type\":\"ADDED\",\"object\":{\"a\": 1}}\n\n{\"type\":\"BOOKMARK\",\"object\":{\"b\":\"x\\ny\"}}\n{\"type\":";
         let expected = [
-            Ok(WatchEvent::Added(Bytes::from_static(b"{\"a\": 1}"))),
-            Ok(WatchEvent::Bookmark(Bytes::from_static(b"{\"b\":\"x\\ny\"}"))),
+            WatchEvent::Added(Bytes::from_static(b"{\"a\": 1}")),
+            WatchEvent::Bookmark(Bytes::from_static(b"{\"b\":\"x\\ny\"}")),
         ];
-        assert_eq!(frames(&[text]), expected);
+        let read = |chunks: &[&str]| frames(chunks).into_iter().map(Result::unwrap).collect::<Vec<_>>();
+        assert_eq!(read(&[text]), expected);
         for cut in 1..text.len() {
             let (head, tail) = text.split_at(cut);
-            assert_eq!(frames(&[head, tail]), expected, "cut at {cut}");
+            assert_eq!(read(&[head, tail]), expected, "cut at {cut}");
         }
     }
 
@@ -120,7 +131,7 @@ mod tests {
             shown.iter().map(|error| error.kind).collect::<Vec<_>>(),
             [ApiErrorKind::Expired, ApiErrorKind::Unreadable, ApiErrorKind::Unreadable]
         );
-        assert_eq!(shown[0].message, "watch /api/v1/pods: 410 Gone: too old resource version");
+        assert_eq!(shown[0].to_string(), "watch /api/v1/pods: 410 Gone: too old resource version");
     }
 
     #[test]

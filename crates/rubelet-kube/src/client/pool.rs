@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::Semaphore;
 
-use crate::client::transport::{Connection, Lease};
+use crate::client::transport::{ConnectError, Connection, Lease};
 
 /// Name look-up, TCP, TLS and HTTP together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,9 +28,9 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     connections: Vec<Arc<Connection>>,
-    /// How many attempts to connect failed, and the last error.
+    /// How many attempts to connect failed, and the last error, which all who waited for it get.
     failures: u64,
-    last_failure: String,
+    last_failure: Option<Arc<ConnectError>>,
 }
 
 impl Default for Pool {
@@ -41,9 +41,12 @@ impl Default for Pool {
 
 impl Pool {
     /// A slot on a connection, on a new one if necessary.
-    pub(super) async fn lease<Connecting>(&self, connect: impl FnOnce() -> Connecting) -> Result<Lease, String>
+    pub(super) async fn lease<Connecting>(
+        &self,
+        connect: impl FnOnce() -> Connecting,
+    ) -> Result<Lease, Arc<ConnectError>>
     where
-        Connecting: Future<Output = Result<Connection, String>>,
+        Connecting: Future<Output = Result<Connection, ConnectError>>,
     {
         if let Some(lease) = self.free() {
             return Ok(lease);
@@ -55,23 +58,26 @@ impl Pool {
         }
         {
             let state = self.state();
-            if state.failures > failures_before {
-                return Err(state.last_failure.clone());
+            if let Some(failure) = &state.last_failure
+                && state.failures > failures_before
+            {
+                return Err(Arc::clone(failure));
             }
         }
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect()).await;
-        let connected = connected.unwrap_or_else(|_| Err(format!("not connected within {CONNECT_TIMEOUT:?}")));
+        let connected = connected.unwrap_or_else(|_| Err(ConnectError::Late(CONNECT_TIMEOUT)));
         let mut state = self.state();
         match connected {
             Ok(connection) => {
                 let connection = Arc::new(connection);
-                let lease = Lease::of(&connection).ok_or_else(|| "closed as soon as it was open".to_owned())?;
+                let lease = Lease::of(&connection).ok_or_else(|| Arc::new(ConnectError::Closed))?;
                 state.connections.push(connection);
                 Ok(lease)
             }
             Err(error) => {
                 state.failures += 1;
-                state.last_failure.clone_from(&error);
+                let error = Arc::new(error);
+                state.last_failure = Some(Arc::clone(&error));
                 Err(error)
             }
         }

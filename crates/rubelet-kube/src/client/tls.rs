@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use rubelet_tls::{AnyPeer, KeyProof};
+use rubelet_tls::{AnyPeer, KeyProof, PemError};
 use rustls::{
     ClientConfig, Error, RootCertStore,
     crypto::ring,
@@ -16,8 +16,24 @@ use crate::kubeconfig::{ClientCertificate, Cluster, Source, Verification};
 /// A larger file is not a certificate file.
 const MAX_PEM_BYTES: u64 = 4 << 20;
 
+/// Names the field and the file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("`certificate-authority` is not given, and the node has no certificate authorities of its own")]
+    NoAuthority,
+    #[error("{field} {place}")]
+    Read { field: &'static str, place: String, source: std::io::Error },
+    // The cause continues the sentence.
+    #[error("{field} {place} {source}")]
+    Pem { field: &'static str, place: String, source: PemError },
+    #[error("{field} {place}")]
+    Certificate { field: &'static str, place: String, source: Error },
+    #[error("client-key {key} does not belong to client-certificate {certificate}")]
+    Mismatch { key: String, certificate: String },
+}
+
 /// Reads files. Errors name the field and the file.
-pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Result<ClientConfig, String> {
+pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -35,10 +51,8 @@ pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>)
         Some(ClientCertificate { certificate, key }) => {
             let chain = certificates("client-certificate", certificate)?;
             builder.with_client_auth_cert(chain, private_key(key)?).map_err(|error| match error {
-                Error::InconsistentKeys(_) => {
-                    format!("client-key {} does not belong to client-certificate {}", place(key), place(certificate))
-                }
-                error => format!("client-certificate {}: {error}", place(certificate)),
+                Error::InconsistentKeys(_) => TlsError::Mismatch { key: place(key), certificate: place(certificate) },
+                source => TlsError::Certificate { field: "client-certificate", place: place(certificate), source },
             })?
         }
     };
@@ -46,38 +60,39 @@ pub(super) fn config(cluster: &Cluster, certificate: Option<&ClientCertificate>)
     Ok(config)
 }
 
-fn roots(authority: Option<&Source>) -> Result<RootCertStore, String> {
+fn roots(authority: Option<&Source>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let Some(source) = authority else {
         let found = rustls_native_certs::load_native_certs();
         roots.add_parsable_certificates(found.certs);
         if roots.is_empty() {
-            let message =
-                "`certificate-authority` is not given, and the node has no certificate authorities of its own";
-            return Err(message.to_owned());
+            return Err(TlsError::NoAuthority);
         }
         return Ok(roots);
     };
-    for certificate in certificates("certificate-authority", source)? {
-        roots.add(certificate).map_err(|error| format!("certificate-authority {}: {error}", place(source)))?;
+    let field = "certificate-authority";
+    for certificate in certificates(field, source)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| TlsError::Certificate { field, place: place(source), source: error })?;
     }
     Ok(roots)
 }
 
-fn certificates(field: &str, source: &Source) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(field: &'static str, source: &Source) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = text(field, source)?;
-    rubelet_tls::certificates(&text).map_err(|error| format!("{field} {} {error}", place(source)))
+    rubelet_tls::certificates(&text).map_err(|error| TlsError::Pem { field, place: place(source), source: error })
 }
 
-fn private_key(source: &Source) -> Result<PrivateKeyDer<'static>, String> {
-    let text = text("client-key", source)?;
-    rubelet_tls::private_key(&text).map_err(|error| format!("client-key {} {error}", place(source)))
+fn private_key(source: &Source) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let field = "client-key";
+    let text = text(field, source)?;
+    rubelet_tls::private_key(&text).map_err(|error| TlsError::Pem { field, place: place(source), source: error })
 }
 
-fn text(field: &str, source: &Source) -> Result<Vec<u8>, String> {
+fn text(field: &'static str, source: &Source) -> Result<Vec<u8>, TlsError> {
     match source {
         Source::Data(bytes) => Ok(bytes.clone()),
-        Source::File(path) => read(path).map_err(|error| format!("{field} {}: {error}", path.display())),
+        Source::File(path) => read(path).map_err(|error| TlsError::Read { field, place: place(source), source: error }),
     }
 }
 

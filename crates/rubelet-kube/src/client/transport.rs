@@ -25,7 +25,7 @@ use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::Instant};
 use tokio_rustls::TlsConnector;
 
-use crate::{client::errors, clock, kubeconfig::Cluster};
+use crate::{clock, kubeconfig::Cluster};
 
 /// As client-go: a ping after 30 s of silence, and the connection is closed 15 s later without a reply.
 const PING_AFTER: Duration = Duration::from_secs(30);
@@ -50,15 +50,19 @@ pub(super) struct Server {
     tls_name: Option<ServerName<'static>>,
 }
 
+/// Without a cause: the library's says less.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is neither a host name nor an IP address")]
+pub(crate) struct ServerNameError(String);
+
 impl Server {
-    pub(super) fn new(cluster: &Cluster) -> Result<Self, String> {
+    pub(super) fn new(cluster: &Cluster) -> Result<Self, ServerNameError> {
         let uri = &cluster.server;
         let is_tls = uri.scheme_str() == Some("https");
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let tls_name = if is_tls {
             let name = cluster.tls_server_name.clone().unwrap_or_else(|| host.clone());
-            let wrong = |_| format!("{name:?} is neither a host name nor an IP address");
-            Some(ServerName::try_from(name.clone()).map_err(wrong)?)
+            Some(ServerName::try_from(name.clone()).map_err(|_| ServerNameError(name))?)
         } else {
             None
         };
@@ -110,13 +114,33 @@ enum Sender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("connect to {address}")]
+    Io { address: String, source: io::Error },
+    #[error("connect to {address}")]
+    Http { address: String, source: hyper::Error },
+    #[error("not connected within {0:?}")]
+    Late(Duration),
+    #[error("closed as soon as it was open")]
+    Closed,
+}
+
 /// Why a request got no response.
 #[derive(Debug)]
 pub(super) enum Lost {
     /// Nothing was sent.
-    Unsent(String),
+    Unsent(SendError),
     /// The server may have executed it.
-    Sent(String),
+    Sent(SendError),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) enum SendError {
+    Address(#[from] http::Error),
+    Connection(#[from] hyper::Error),
 }
 
 impl Connection {
@@ -125,8 +149,8 @@ impl Connection {
         tls: Option<Arc<ClientConfig>>,
         generation: u64,
         traffic: Traffic,
-    ) -> Result<Self, String> {
-        let failed = |error: io::Error| format!("connect to {}: {error}", server.address());
+    ) -> Result<Self, ConnectError> {
+        let failed = |source| ConnectError::Io { address: server.address(), source };
         // A host that is an IP address needs no lookup.
         let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
@@ -140,8 +164,7 @@ impl Connection {
             }
             _ => http1(TokioIo::new(stream), &tasks).await,
         };
-        let sender =
-            sender.map_err(|error| format!("connect to {}: {}", server.address(), errors::error_chain(&error)))?;
+        let sender = sender.map_err(|source| ConnectError::Http { address: server.address(), source })?;
         let retirement = watch::Sender::new(None);
         Ok(Connection { server, sender, tasks, leases: AtomicUsize::new(0), retirement, generation })
     }
@@ -215,9 +238,9 @@ impl Lease {
                 (uri.build(), None)
             }
         };
-        *request.uri_mut() = head.map_err(|error| Lost::Unsent(error.to_string()))?;
+        *request.uri_mut() = head.map_err(|error| Lost::Unsent(error.into()))?;
         if let Some(host) = body {
-            let host = HeaderValue::from_str(host).map_err(|error| Lost::Unsent(error.to_string()))?;
+            let host = HeaderValue::from_str(host).map_err(|error| Lost::Unsent(http::Error::from(error).into()))?;
             request.headers_mut().insert(header::HOST, host);
         }
         match &self.connection.sender {
@@ -238,8 +261,8 @@ impl Drop for Lease {
 
 fn lost(mut error: TrySendError<Request<Full<Bytes>>>) -> Lost {
     let was_kept = error.take_message().is_some();
-    let text = errors::error_chain(&error.into_error());
-    if was_kept { Lost::Unsent(text) } else { Lost::Sent(text) }
+    let error = SendError::from(error.into_error());
+    if was_kept { Lost::Unsent(error) } else { Lost::Sent(error) }
 }
 
 async fn http1<I>(stream: I, tasks: &Tasks) -> hyper::Result<Sender>

@@ -71,7 +71,7 @@ impl Watching {
                         self.frames.push(data)?;
                     }
                 }
-                Some(Err(error)) => return Err(errors::unreachable(&self.operation, errors::error_chain(&error))),
+                Some(Err(error)) => return Err(errors::unreachable(&self.operation, error)),
             }
         }
     }

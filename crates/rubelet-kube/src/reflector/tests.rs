@@ -80,7 +80,7 @@ impl ApiServer for Scripted {
 }
 
 fn refusal(kind: ApiErrorKind) -> ApiError {
-    ApiError { kind, message: format!("{kind:?}") }
+    ApiError::new(kind, format!("{kind:?}"))
 }
 
 fn object(name: &str, version: u32) -> Bytes {

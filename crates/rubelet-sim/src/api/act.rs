@@ -39,7 +39,7 @@ pub struct Request {
 
 impl Request {
     pub fn error(&self, kind: ApiErrorKind, what: &str) -> ApiError {
-        ApiError { kind, message: format!("{self}: {what}") }
+        ApiError::new(kind, format!("{self}: {what}"))
     }
 
     pub fn is_change(&self) -> bool {

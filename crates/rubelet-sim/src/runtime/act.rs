@@ -101,7 +101,7 @@ impl Act {
     }
 
     pub fn error(&self, kind: RpcErrorKind, message: impl Into<String>) -> RpcError {
-        RpcError { method: self.method(), kind, message: message.into() }
+        RpcError::new(self.method(), kind, message)
     }
 
     /// Its name in a trace line.
@@ -146,7 +146,7 @@ impl SimState {
         let outcome = match &answer {
             Ok(id) if id.is_empty() => "ok".to_owned(),
             Ok(id) => id.clone(),
-            Err(error) => error.message.clone(),
+            Err(error) => error.description(),
         };
         let verb = if matches!(act, Act::Kill(_)) { "SIGKILL" } else { act.method() };
         self.log("cri", format!("{verb} {subject} -> {outcome}"));
@@ -415,7 +415,7 @@ fn never_ends(id: &str) -> RpcError {
     let message = format!(
         "an error occurs during waiting for container {id:?} to be killed: wait container: context deadline exceeded"
     );
-    RpcError { method: "StopContainer", kind: RpcErrorKind::DeadlineExceeded, message }
+    RpcError::new("StopContainer", RpcErrorKind::DeadlineExceeded, message)
 }
 
 fn sandbox_name(config: &v1::PodSandboxConfig) -> String {

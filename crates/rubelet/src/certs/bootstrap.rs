@@ -15,6 +15,7 @@ use rcgen::KeyPair;
 use rubelet_host::port::{Host, ReadError};
 use rubelet_kube::{
     client::{Client, RateLimit, RateLimits},
+    error_chain,
     kubeconfig::{Kubeconfig, Source},
     port::ApiServer,
 };
@@ -84,7 +85,7 @@ impl Bootstrap {
             Ok(Some(_)) => {}
             Err(error) => return Err(error.to_string()),
         }
-        let kubeconfig = Kubeconfig::read(&self.kubeconfig).map_err(|error| error.to_string())?;
+        let kubeconfig = Kubeconfig::read(&self.kubeconfig).map_err(|error| error_chain(&error))?;
         let Some(pair) = kubeconfig.user.certificate else { return Err("names no client certificate".to_owned()) };
         let pem = match pair.certificate {
             Source::Data(pem) => pem,
@@ -93,7 +94,7 @@ impl Bootstrap {
                 read.map_err(|error: ReadError| format!("{}: {error}", path.display()))?
             }
         };
-        let ends = leaf::first_end(&pem)?;
+        let ends = leaf::first_end(&pem).map_err(|error| error_chain(&error))?;
         if ends <= self.clock.now().wall { Err(format!("its certificate ended at {ends}")) } else { Ok(()) }
     }
 
@@ -123,7 +124,11 @@ impl Bootstrap {
                 }
                 Ok(chain) => return Ok((chain, key)),
                 Err(error) if error.is_passing() => {
-                    tracing::warn!(%error, "failed to request a certificate, will retry in {} s", pause.as_secs());
+                    tracing::warn!(
+                        error = error_chain(&error),
+                        "failed to request a certificate, will retry in {} s",
+                        pause.as_secs()
+                    );
                 }
                 Err(error @ SigningError::Refused { .. }) => {
                     return Err(error).context("bootstrap denied; to retry, delete the CSR and restart");

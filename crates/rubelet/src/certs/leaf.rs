@@ -5,10 +5,11 @@
 use std::net::IpAddr;
 
 use jiff::Timestamp;
+use rubelet_tls::PemError;
 use rustls::{crypto::ring::sign::any_supported_type, pki_types::CertificateDer, sign::CertifiedKey};
 use x509_cert::{
     Certificate,
-    der::{Decode as _, asn1::ObjectIdentifier, oid::db::rfc4519},
+    der::{self, Decode as _, asn1::ObjectIdentifier, oid::db::rfc4519},
     ext::pkix::{SubjectAltName, name::GeneralName},
     name::Name,
 };
@@ -24,25 +25,37 @@ pub(crate) struct Leaf {
     pub not_after: Timestamp,
 }
 
+/// To be said of a file or a text.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeafError {
+    #[error(transparent)]
+    Pem(#[from] PemError),
+    #[error("its certificate cannot be read")]
+    Certificate(#[source] der::Error),
+    #[error("its private key cannot be used")]
+    Key(#[source] rustls::Error),
+    #[error("its private key is not that of its first certificate")]
+    Mismatch,
+}
+
 impl Leaf {
     /// Parses a text that holds a chain and the key of its first certificate.
-    pub(crate) fn of_pair(pem: &[u8]) -> Result<Self, String> {
-        let chain = rubelet_tls::certificates(pem).map_err(|error| error.to_string())?;
+    pub(crate) fn of_pair(pem: &[u8]) -> Result<Self, LeafError> {
+        let chain = rubelet_tls::certificates(pem)?;
         let leaf = Self::parse(&chain[0])?;
-        let key = rubelet_tls::private_key(pem).map_err(|error| error.to_string())?;
-        let key = any_supported_type(&key).map_err(|error| format!("its private key cannot be used: {error}"))?;
+        let key = rubelet_tls::private_key(pem)?;
+        let key = any_supported_type(&key).map_err(LeafError::Key)?;
         match CertifiedKey::new(chain, key).keys_match() {
             Ok(()) => Ok(leaf),
-            Err(_) => Err("its private key is not that of its first certificate".to_owned()),
+            Err(_) => Err(LeafError::Mismatch),
         }
     }
 
-    pub(crate) fn parse(certificate: &CertificateDer<'_>) -> Result<Self, String> {
-        let wrong = |error: x509_cert::der::Error| format!("its certificate cannot be read: {error}");
-        let certificate = Certificate::from_der(certificate).map_err(wrong)?;
+    pub(crate) fn parse(certificate: &CertificateDer<'_>) -> Result<Self, LeafError> {
+        let certificate = Certificate::from_der(certificate).map_err(LeafError::Certificate)?;
         let certificate = certificate.tbs_certificate();
         let subject = certificate.subject();
-        let alternatives = certificate.get_extension::<SubjectAltName>().map_err(wrong)?;
+        let alternatives = certificate.get_extension::<SubjectAltName>().map_err(LeafError::Certificate)?;
         let names = alternatives.map(|(_, names)| names.0).unwrap_or_default();
         let validity = certificate.validity();
         Ok(Leaf {
@@ -57,9 +70,9 @@ impl Leaf {
 }
 
 /// The earliest expiry of all certificates in the text.
-pub(crate) fn first_end(pem: &[u8]) -> Result<Timestamp, String> {
+pub(crate) fn first_end(pem: &[u8]) -> Result<Timestamp, LeafError> {
     let mut ends = Vec::new();
-    for certificate in rubelet_tls::certificates(pem).map_err(|error| error.to_string())? {
+    for certificate in rubelet_tls::certificates(pem)? {
         ends.push(Leaf::parse(&certificate)?.not_after);
     }
     Ok(ends.into_iter().min().expect("a chain is not empty"))

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use rubelet_host::port::Host;
 use rubelet_kube::{
     client::Client,
+    error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Call, Watch, WatchStream},
 };
 use tokio::{
@@ -56,12 +57,17 @@ impl PendingBootstrap {
                     let place = Place { host: &self.host, clock: &self.clock, metrics: &self.metrics };
                     match rotation(&self.options, place, Arc::new(client.clone()), template) {
                         Ok(rotation) => return rotation.renewing_for(client).run().await,
-                        Err(error) => return tracing::error!("certificate rotation is disabled: {error:#}"),
+                        Err(error) => {
+                            return tracing::error!(
+                                "certificate rotation is disabled: {}",
+                                error_chain(error.as_ref())
+                            );
+                        }
                     }
                 }
                 Err(error) => {
                     let pause = pause_after(refusals);
-                    tracing::error!("bootstrap failed, will retry in {pause:?}: {error:#}");
+                    tracing::error!("bootstrap failed, will retry in {pause:?}: {}", error_chain(error.as_ref()));
                     sleep(pause).await;
                 }
             }
@@ -88,10 +94,11 @@ impl DeferredApi {
     async fn client(&self, patience: Duration) -> Result<Client, ApiError> {
         let mut joined = self.joined.clone();
         let client = timeout(patience, joined.wait_for(Option::is_some)).await;
-        client.ok().and_then(Result::ok).and_then(|client| client.clone()).ok_or_else(|| ApiError {
-            kind: ApiErrorKind::Unreachable,
-            message: "the node has not joined its cluster yet".to_owned(),
-        })
+        client
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|client| client.clone())
+            .ok_or_else(|| ApiError::new(ApiErrorKind::Unreachable, "the node has not joined its cluster yet"))
     }
 }
 

@@ -146,7 +146,7 @@ mod tests {
         let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, Validity::hours(1));
         let mixed = format!("{certificate}{}", other.serialize_pem());
         assert_eq!(
-            Leaf::of_pair(mixed.as_bytes()).unwrap_err(),
+            Leaf::of_pair(mixed.as_bytes()).unwrap_err().to_string(),
             "its private key is not that of its first certificate"
         );
     }

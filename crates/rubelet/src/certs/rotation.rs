@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use rcgen::KeyPair;
 use rubelet_core::time::moved;
-use rubelet_kube::{client::Client, port::ApiServer};
+use rubelet_kube::{client::Client, error_chain, port::ApiServer};
 use sha2::{Digest as _, Sha256};
 use tokio::time::sleep;
 
@@ -100,7 +100,11 @@ impl Rotation {
             }
             Ok(None) => None,
             Err(error) => {
-                tracing::warn!(signer = self.signer(), %error, "failed to read the current certificate");
+                tracing::warn!(
+                    signer = self.signer(),
+                    error = error_chain(&error),
+                    "failed to read the current certificate"
+                );
                 None
             }
         }
@@ -130,12 +134,12 @@ impl Rotation {
         let signer = self.signer();
         match current {
             Some(leaf) if leaf.not_after <= self.clock.now().wall => {
-                tracing::error!(signer, ended = %leaf.not_after, "certificate expired, rotation failed: {error:#}");
+                tracing::error!(signer, ended = %leaf.not_after, "certificate expired, rotation failed: {}", error_chain(error.as_ref()));
             }
             Some(leaf) => {
-                tracing::warn!(signer, ends = %leaf.not_after, "certificate rotation failed, will retry: {error:#}");
+                tracing::warn!(signer, ends = %leaf.not_after, "certificate rotation failed, will retry: {}", error_chain(error.as_ref()));
             }
-            None => tracing::warn!(signer, "failed to get a certificate, will retry: {error:#}"),
+            None => tracing::warn!(signer, "failed to get a certificate, will retry: {}", error_chain(error.as_ref())),
         }
     }
 

@@ -44,8 +44,7 @@ impl Files {
             pair.extend(read.with_context(|| path.display().to_string())?);
             pair.push(b'\n');
         }
-        let read = Leaf::of_pair(&pair).map_err(anyhow::Error::msg);
-        read.with_context(|| format!("{} and {}", self.certificate.display(), self.key.display()))
+        Leaf::of_pair(&pair).with_context(|| format!("{} and {}", self.certificate.display(), self.key.display()))
     }
 }
 

@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use rcgen::KeyPair;
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath, Watch, WatchEvent},
 };
 use tokio::time::{sleep, timeout};
@@ -29,7 +29,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SigningError {
-    #[error("failed to create the request: {0}")]
+    #[error("failed to create the request")]
     Request(#[from] rcgen::Error),
     #[error(transparent)]
     Api(#[from] ApiError),
@@ -112,7 +112,7 @@ async fn issued(api: &dyn ApiServer, made: &CertificateSigningRequest, name: &st
             Ok(Some(chain)) => return Ok(chain),
             Ok(None) => {}
             Err(SigningError::Api(error)) if is_passing(&error) => {
-                tracing::warn!(csr = name, %error, "failed to watch CSR, will retry");
+                tracing::warn!(csr = name, error = error_chain(&error), "failed to watch CSR, will retry");
             }
             Err(error) => return Err(error),
         }

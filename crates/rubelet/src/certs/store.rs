@@ -13,7 +13,7 @@ use std::{
 use jiff::Timestamp;
 use rubelet_host::port::{FileKind, Host, ReadError};
 
-use super::leaf::Leaf;
+use super::leaf::{Leaf, LeafError};
 
 /// Chains are a few KiB long.
 const PAIR_MAX_BYTES: u64 = 1 << 20;
@@ -32,10 +32,22 @@ impl std::fmt::Debug for Store {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {message}", path.display())]
+#[error("{}", path.display())]
 pub(super) struct StoreError {
     path: PathBuf,
-    message: String,
+    source: StoreProblem,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StoreProblem {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Pair(#[from] LeafError),
+    #[error("is not a link to a pair and will not be replaced: move it away")]
+    NotALink,
 }
 
 impl Store {
@@ -54,7 +66,7 @@ impl Store {
         let path = self.current_path();
         let read = self.host.read_file(&path, PAIR_MAX_BYTES).await;
         match read {
-            Ok(pem) => Leaf::of_pair(&pem).map(Some).map_err(|message| StoreError { path, message }),
+            Ok(pem) => Leaf::of_pair(&pem).map(Some).map_err(wrong(&path)),
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(wrong(&path)(error)),
         }
@@ -65,7 +77,7 @@ impl Store {
         let date = now.strftime("%Y-%m-%d-%H-%M-%S").to_string();
         let path = self.path(&date);
         let pair = format!("{}\n{}", certificates.trim_end(), key);
-        let leaf = Leaf::of_pair(pair.as_bytes()).map_err(|message| StoreError { path: path.clone(), message })?;
+        let leaf = Leaf::of_pair(pair.as_bytes()).map_err(wrong(&path))?;
         make_missing_dir(self.host.as_ref(), &self.dir).await.map_err(wrong(&self.dir))?;
         self.may_be_replaced(&self.current_path()).await?;
         self.host.write_file(&path, pair.as_bytes(), 0o600).await.map_err(wrong(&path))?;
@@ -91,8 +103,7 @@ impl Store {
         let target = self.host.read_link(link).await.map_err(wrong(link))?;
         let kind = self.host.file_kind(link).await.map_err(wrong(link))?;
         if target.is_none() && kind.is_some() {
-            let message = "is not a link to a pair and will not be replaced: move it away".to_owned();
-            return Err(StoreError { path: link.to_owned(), message });
+            return Err(wrong(link)(StoreProblem::NotALink));
         }
         Ok(())
     }
@@ -120,9 +131,9 @@ async fn synced(path: PathBuf) -> io::Result<()> {
     sync.await.map_err(io::Error::other)?
 }
 
-fn wrong<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> StoreError {
+fn wrong<E: Into<StoreProblem>>(path: &Path) -> impl FnOnce(E) -> StoreError {
     let path = path.to_owned();
-    move |error| StoreError { path: path.clone(), message: error.to_string() }
+    move |error| StoreError { path, source: error.into() }
 }
 
 #[cfg(test)]
@@ -134,6 +145,7 @@ mod tests {
 
     use rcgen::KeyPair;
     use rubelet_host::linux::LinuxHost;
+    use rubelet_kube::error_chain;
 
     use super::*;
     use crate::certs::{
@@ -184,7 +196,8 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let certificate = authority().certificate(&CertificateTemplate::client("n1"), &key, Validity::hours(1));
         let error = store.update(&certificate, &key.serialize_pem(), start()).await.unwrap_err();
-        assert!(error.to_string().contains("kubelet-client-current.pem: is not a link"), "{error}");
+        let error = error_chain(&error);
+        assert!(error.contains("kubelet-client-current.pem: is not a link"), "{error}");
         assert_eq!(fs::read_to_string(store.current_path()).unwrap(), "somebody's");
     }
 

@@ -130,7 +130,7 @@ impl ApiServer for Signer {
             let mut refusals = self.refusals.lock().unwrap();
             if *refusals > 0 {
                 *refusals -= 1;
-                return Err(ApiError { kind: ApiErrorKind::Forbidden, message: "not you".to_owned() });
+                return Err(ApiError::new(ApiErrorKind::Forbidden, "not you"));
             }
             let mut csr: CertificateSigningRequest = serde_json::from_slice(&call.body.unwrap()).unwrap();
             let certificate = Some(ByteString(self.sign(&csr).into_bytes()));

@@ -15,7 +15,7 @@ use super::Recalled;
 
 /// The step failed for this reason, unless the runtime is down.
 pub(super) fn step(error: &RpcError, reason: Reason) -> EffectError {
-    of(error, ErrorKind::Reject(reason), error.message.clone())
+    of(error, ErrorKind::Reject(reason), error.description())
 }
 
 /// Retryable, unless the runtime is down.
@@ -59,8 +59,8 @@ pub(super) fn gone_is_done(result: RpcResult<()>) -> Result<(), EffectError> {
 
 fn of(error: &RpcError, kind: ErrorKind, message: String) -> EffectError {
     match error.kind {
-        RpcErrorKind::Unavailable => EffectError { kind: ErrorKind::Unavailable, message: error.to_string() },
-        RpcErrorKind::DeadlineExceeded => EffectError { kind: ErrorKind::TimedOut, message: error.to_string() },
+        RpcErrorKind::Unavailable => EffectError { kind: ErrorKind::Unavailable, message: error_chain(error) },
+        RpcErrorKind::DeadlineExceeded => EffectError { kind: ErrorKind::TimedOut, message: error_chain(error) },
         RpcErrorKind::NotFound
         | RpcErrorKind::AlreadyExists
         | RpcErrorKind::Unimplemented

@@ -110,7 +110,7 @@ fn pull_failure(image: &str, error: &RpcError) -> EffectError {
         (Reason::SignatureValidationFailed, "the signature validation failed"),
     ];
     for (reason, because) in known {
-        if let Some(detail) = error.message.strip_prefix(reason.as_str()) {
+        if let Some(detail) = error.description().strip_prefix(reason.as_str()) {
             let mut failed = failure::step(error, reason);
             failed.message = format!("image pull failed for {image} because {because}{detail}");
             return failed;
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn pull_failures_carry_upstreams_reason_and_words() {
         let failed = |kind, message: &str| {
-            let error = RpcError { method: "PullImage", kind, message: message.to_owned() };
+            let error = RpcError::new("PullImage", kind, message);
             let failed = pull_failure("web:1", &error);
             (failed.kind, failed.message)
         };

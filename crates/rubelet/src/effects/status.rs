@@ -18,7 +18,10 @@ use rubelet_core::{
     node_object::NodeObject,
     pod_config::MIRROR_ANNOTATION,
 };
-use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
+use rubelet_kube::{
+    error_chain,
+    port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb},
+};
 use serde_json::{Value, json};
 
 use super::failure;
@@ -111,7 +114,7 @@ fn failed(error: &ApiError) -> EffectError {
         ApiErrorKind::Unreachable => ErrorKind::Unavailable,
         _ => ErrorKind::Retry,
     };
-    EffectError { kind, message: error.message.clone() }
+    EffectError { kind, message: error_chain(error) }
 }
 
 fn unreadable(pod: &PodRef, error: &serde_json::Error) -> EffectError {

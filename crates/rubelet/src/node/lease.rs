@@ -11,7 +11,7 @@ use rubelet_core::{
     time::scaled,
 };
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath},
 };
 use tokio::{sync::watch, time::sleep};
@@ -62,7 +62,7 @@ impl LeaseController {
                     self.lease = Some(lease);
                     return;
                 }
-                Err(error) => tracing::warn!("failed to update lease, reading it again: {error}"),
+                Err(error) => tracing::warn!("failed to update lease, reading it again: {}", error_chain(&error)),
             }
         }
         self.lease = match self.backoff_ensure_lease().await {
@@ -70,7 +70,7 @@ impl LeaseController {
             Found::Existing(lease) => match self.retry_update_lease(lease).await {
                 Ok(lease) => Some(lease),
                 Err(error) => {
-                    tracing::warn!("failed to update lease: {error}");
+                    tracing::warn!("failed to update lease: {}", error_chain(&error));
                     None
                 }
             },
@@ -103,7 +103,7 @@ impl LeaseController {
         loop {
             match self.ensure_lease().await {
                 Ok(found) => return found,
-                Err(error) => tracing::warn!("failed to ensure lease, will retry in {wait:?}: {error}"),
+                Err(error) => tracing::warn!("failed to ensure lease, will retry in {wait:?}: {}", error_chain(&error)),
             }
             sleep(wait).await;
             wait = wait.saturating_mul(2).min(BACK_OFF_MAX);

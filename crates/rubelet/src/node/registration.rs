@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use rubelet_core::node_status::{self, Report};
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{ApiError, ApiErrorKind, ApiServer, Lane, ObjectPath, PatchKind},
 };
 use tokio::time::sleep;
@@ -36,7 +36,7 @@ pub async fn register<'a>(
             Ok(registered) => return registered,
             Err(error) => {
                 let node = &reporting.setup.name;
-                tracing::warn!(node, "failed to register node, will retry in {wait:?}: {error}");
+                tracing::warn!(node, "failed to register node, will retry in {wait:?}: {}", error_chain(&error));
             }
         }
         sleep(wait).await;

@@ -15,7 +15,10 @@ use rubelet_core::{
     time::{Uptime, scaled},
 };
 use rubelet_cri::v1;
-use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer};
+use rubelet_kube::{
+    error_chain,
+    port::{ApiError, ApiErrorKind, ApiServer},
+};
 use tokio::{
     sync::watch,
     time::{sleep, sleep_until, timeout},
@@ -171,10 +174,10 @@ impl Reporter {
                     return Outcome::Reported;
                 }
                 Err(error) if error.kind == ApiErrorKind::NotFound => {
-                    tracing::warn!("Node object deleted; restart to register again: {error}");
+                    tracing::warn!("Node object deleted; restart to register again: {}", error_chain(&error));
                     return Outcome::Failed;
                 }
-                Err(error) => tracing::warn!(attempt, "failed to update node status: {error}"),
+                Err(error) => tracing::warn!(attempt, "failed to update node status: {}", error_chain(&error)),
             }
             if let Ok(node) = get_node(&*self.api, &self.reporting, ResourceVersion::Newest).await {
                 self.take(node);
@@ -300,7 +303,7 @@ async fn list_images(world: &World) -> Option<Vec<ImageFacts>> {
     match timeout(IMAGES_TIMEOUT, world.runtime.list_images()).await {
         Ok(Ok(images)) => Some(images.into_iter().map(image_facts).collect()),
         Ok(Err(error)) => {
-            tracing::debug!("failed to list images: {error}");
+            tracing::debug!("failed to list images: {}", error_chain(&error));
             None
         }
         Err(_elapsed) => None,

@@ -55,7 +55,7 @@ impl ApiServer for Scripted {
         let answer = self.answers.lock().unwrap().pop_front();
         match answer {
             Some(Ok(body)) => Ok(bytes::Bytes::from(body.to_string())),
-            Some(Err(kind)) => Err(ApiError { kind, message: format!("{kind:?}") }),
+            Some(Err(kind)) => Err(ApiError::new(kind, format!("{kind:?}"))),
             None => std::future::pending().await,
         }
     }

@@ -75,7 +75,7 @@ impl ApiServer for Scripted {
             let path = path_of(&call.path, &call.query);
             script.heard.push(format!("{:?} {path}", call.verb));
             if script.is_away {
-                return Err(ApiError { kind: ApiErrorKind::Unreachable, message: "connection refused".to_owned() });
+                return Err(ApiError::new(ApiErrorKind::Unreachable, "connection refused"));
             }
             if call.verb == Verb::Create {
                 let request: Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
@@ -91,14 +91,14 @@ impl ApiServer for Scripted {
                     Ok(Bytes::from(json!({"metadata": metadata, "items": items}).to_string()))
                 }
                 (Some(object), false) => Ok(Bytes::from(object.to_string())),
-                (None, false) => Err(ApiError { kind: ApiErrorKind::NotFound, message: format!("{path} not found") }),
+                (None, false) => Err(ApiError::new(ApiErrorKind::NotFound, format!("{path} not found"))),
             }
         })
     }
 
     async fn watch(&self, watch: Watch) -> Result<WatchStream, ApiError> {
         if watch.query.contains(&("sendInitialEvents", "true".to_owned())) {
-            return Err(ApiError { kind: ApiErrorKind::Invalid, message: "no streamed lists".to_owned() });
+            return Err(ApiError::new(ApiErrorKind::Invalid, "no streamed lists"));
         }
         let (sender, receiver) = mpsc::channel(8);
         self.with(|script| {

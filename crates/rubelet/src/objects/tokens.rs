@@ -11,7 +11,7 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use rubelet_core::{fnv::fnv32a, volumes::files::TokenKey};
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{ApiError, ApiServer, Lane, ObjectPath},
 };
 use serde::Deserialize;
@@ -57,11 +57,15 @@ impl TokenCache {
             }
             (Err(error), Some(known)) if known.expires_at > clock.now().wall => {
                 let pod = format!("{}/{}", key.namespace, key.pod_name);
-                tracing::warn!(pod, "failed to renew service account token, using the cached one: {error}");
+                tracing::warn!(
+                    pod,
+                    "failed to renew service account token, using the cached one: {}",
+                    error_chain(&error)
+                );
                 Ok(known.token)
             }
-            (Err(error), Some(_)) => Err(format!("token expired and refresh failed: {error}")),
-            (Err(error), None) => Err(format!("failed to fetch token: {error}")),
+            (Err(error), Some(_)) => Err(format!("token expired and refresh failed: {}", error_chain(&error))),
+            (Err(error), None) => Err(format!("failed to fetch token: {}", error_chain(&error))),
         }
     }
 

@@ -10,6 +10,7 @@ use rubelet_core::{
     id::PodUid,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
+use rubelet_kube::error_chain;
 use tokio::sync::mpsc;
 
 use crate::world::World;
@@ -41,7 +42,7 @@ pub async fn follow(world: &World, inbox: &mpsc::Sender<Event>) -> Ended {
                 }
             }
             Err(error) if error.kind == RpcErrorKind::Unimplemented => return Ended::Unsupported,
-            Err(error) => tracing::debug!(%error, "container event stream failed"),
+            Err(error) => tracing::debug!(error = error_chain(&error), "container event stream failed"),
         }
         // Cancel-safe: neither of the two holds anything.
         tokio::select! {

@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use k8s_openapi::api::core::v1::Event;
-use rubelet_kube::port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb};
+use rubelet_kube::{
+    error_chain,
+    port::{ApiError, ApiErrorKind, ApiServer, Call, Lane, ObjectPath, PatchKind, Verb},
+};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -115,9 +118,9 @@ impl Writer {
         };
         let reason = written.event.reason.clone();
         if !may_succeed_later(error.kind) {
-            tracing::warn!(%error, reason, "event rejected by the API server");
+            tracing::warn!(error = error_chain(&error), reason, "event rejected by the API server");
         } else if tries < TRIES {
-            tracing::warn!(%error, tries, "failed to write event, will retry");
+            tracing::warn!(error = error_chain(&error), tries, "failed to write event, will retry");
             let event = newer.map_or(written.event, |newer| newer.event);
             let written = CorrelateResult { event, is_update: written.is_update };
             let name = name.to_owned();

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt::Write as _, sync::Arc, time::Duration};
 use http::{HeaderMap, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{Lane, ObjectPath},
 };
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -93,7 +93,7 @@ impl Authentication {
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let verified = verifier.verify_client_cert(leaf, intermediates, now);
         verified.map_err(|error| format!("the client certificate: {error}"))?;
-        let read = Leaf::parse(leaf)?;
+        let read = Leaf::parse(leaf).map_err(|error| error_chain(&error))?;
         if read.common_name.is_empty() {
             return Ok(None);
         }
@@ -144,7 +144,7 @@ impl TokenReviewer {
             let path = ObjectPath::all("authentication.k8s.io/v1", "tokenreviews");
             let answer: TokenReview = calls::create(self.cluster.api.as_ref(), Lane::Reviews, path, &review, ASK)
                 .await
-                .map_err(|error| format!("cannot ask about a token: {error}"))?;
+                .map_err(|error| format!("cannot ask about a token: {}", error_chain(&error)))?;
             let status = answer.status.unwrap_or_default();
             if let Some(error) = status.error.filter(|error| !error.is_empty()) {
                 tracing::debug!(error, "token rejected");

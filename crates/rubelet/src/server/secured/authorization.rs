@@ -10,7 +10,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 use rubelet_kube::{
-    calls,
+    calls, error_chain,
     port::{Lane, ObjectPath},
 };
 use sha2::{Digest as _, Sha256};
@@ -102,7 +102,7 @@ impl WebhookAuthorizer {
             let answer: SubjectAccessReview =
                 calls::create(self.cluster.api.as_ref(), Lane::Reviews, path, &review, ASK)
                     .await
-                    .map_err(|error| format!("cannot ask for a right: {error}"))?;
+                    .map_err(|error| format!("cannot ask for a right: {}", error_chain(&error)))?;
             let SubjectAccessReviewStatus { allowed, evaluation_error, .. } = answer.status.unwrap_or_default();
             if let Some(error) = evaluation_error.filter(|error| !error.is_empty()) {
                 tracing::debug!(error, "SubjectAccessReview evaluation error");

@@ -51,7 +51,7 @@ pub(super) struct Reviewer {
 impl ApiServer for Reviewer {
     async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         if *self.is_away.lock().unwrap() {
-            return Err(ApiError { kind: ApiErrorKind::Unreachable, message: "connection refused".to_owned() });
+            return Err(ApiError::new(ApiErrorKind::Unreachable, "connection refused"));
         }
         let mut review: Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
         let spec = review["spec"].take();
