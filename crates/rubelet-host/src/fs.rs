@@ -166,14 +166,27 @@ pub fn make_file(path: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Not synced to disk: all such files are rewritten after a power cut.
 pub fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    in_one_step(path, |temporary| {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::open(temporary, flags, Mode::from_raw_mode(0o600))?);
-        file.write_all(content)?;
-        // Not synced to disk: all such files are rewritten after a power cut.
-        file.set_permissions(Permissions::from_mode(mode))
-    })
+    in_one_step(path, |temporary| write_new(temporary, content, mode).map(drop))
+}
+
+pub fn write_durably(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    in_one_step(path, |temporary| write_new(temporary, content, mode)?.sync_all())?;
+    sync_dir(path.parent().unwrap_or(Path::new("/")))
+}
+
+pub fn sync_dir(path: &Path) -> io::Result<()> {
+    let dir = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(rustix::fs::fsync(dir)?)
+}
+
+fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(content)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    Ok(file)
 }
 
 pub fn make_link(target: &Path, link: &Path) -> io::Result<()> {
@@ -430,7 +443,7 @@ mod tests {
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         write_file(&file, b"old", 0o600).unwrap();
         let before = File::open(&file).unwrap();
-        write_file(&file, b"new", 0o666).unwrap();
+        write_durably(&file, b"new", 0o666).unwrap();
         let mut seen = String::new();
         (&before).read_to_string(&mut seen).unwrap();
         assert_eq!((seen.as_str(), fs::read_to_string(&file).unwrap().as_str()), ("old", "new"));

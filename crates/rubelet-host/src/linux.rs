@@ -98,6 +98,16 @@ impl Host for LinuxHost {
         self.short(path, move |path| fs::write_file(path, &content, mode)).await
     }
 
+    async fn write_durably(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let (path, content) = (path.to_owned(), content.to_owned());
+        blocking(move || fs::write_durably(&path, &content, mode)).await
+    }
+
+    async fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || fs::sync_dir(&path)).await
+    }
+
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
         let target = target.to_owned();
         self.short(link, move |link| fs::make_link(&target, link)).await

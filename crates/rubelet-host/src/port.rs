@@ -181,6 +181,12 @@ pub trait Host: Send + Sync + 'static {
     /// Creates or replaces a file atomically: a reader sees the old or the new content, never a part.
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
 
+    /// As `write_file`; the file and its directory entry are on disk when it returns, and never a part of it.
+    async fn write_durably(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
+
+    /// Writes the entries of a directory to disk.
+    async fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
     /// Creates or replaces a symbolic link atomically.
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()>;
 

@@ -177,6 +177,15 @@ impl Host for FakeHost {
         self.change("write", path, |sim| sim.disk.write_file(path, content, mode)).await
     }
 
+    /// A crash of the simulated disk loses nothing.
+    async fn write_durably(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        self.write_file(path, content, mode).await
+    }
+
+    async fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.change("sync", path, |_| Ok(())).await
+    }
+
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
         self.change("link", link, |sim| sim.disk.make_link(target, link)).await
     }

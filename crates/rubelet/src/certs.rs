@@ -5,6 +5,8 @@
 //! Upstream: `buildKubeletClientConfig` and `InitializeTLS` of `cmd/kubelet/app`, `pkg/kubelet/certificate`.
 
 pub(crate) mod bootstrap;
+#[cfg(test)]
+mod crash_tests;
 pub(crate) mod leaf;
 mod pending_bootstrap;
 mod pending_key;
@@ -27,6 +29,7 @@ use rubelet_core::config::gates::Gate;
 use rubelet_host::port::Host;
 use rubelet_kube::{
     client::{Client, RateLimit, RateLimits},
+    error_chain,
     kubeconfig::{ClientCertificate, Kubeconfig, Source},
     port::ApiServer,
 };
@@ -193,7 +196,12 @@ async fn from_store(
     };
     let store = Store::new(host.clone(), &cert_dir(options)?, Purpose::Client.prefix());
     let now = clock.now().wall;
-    let is_good = store.current().await?.is_some_and(|leaf| now < leaf.not_after);
+    // An unusable pair is replaced like a missing one.
+    let current = store.current().await.unwrap_or_else(|error| {
+        tracing::warn!("client certificate not usable: {}", error_chain(&error));
+        None
+    });
+    let is_good = current.is_some_and(|leaf| now < leaf.not_after);
     if !is_good && !is_in(&store.current_path(), pair) {
         let [certificate, key] = [read(&pair.certificate, host).await?, read(&pair.key, host).await?];
         store.update(&certificate, &key, now).await.context("take over the kubeconfig's certificate")?;

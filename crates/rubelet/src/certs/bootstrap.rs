@@ -1,6 +1,6 @@
 //! Gets a node's first certificate, and writes the kubeconfig that uses it.
 //!
-//! Owns: whether that is needed, and the order: key, request, certificate, kubeconfig. An interrupted bootstrap resumes
+//! Owns: whether that is needed, and the order: key, request, certificate, kubeconfig, key removed. An interrupted bootstrap resumes
 //! at the next start, with the same key and the same request.
 //! Upstream: `pkg/kubelet/certificate/bootstrap`.
 
@@ -22,7 +22,9 @@ use rubelet_kube::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    CertificateTemplate, Purpose, leaf, pending_key,
+    CertificateTemplate, Purpose,
+    leaf::{self, Leaf},
+    pending_key,
     signing::{self, Name, SigningError},
     store::{Store, make_missing_dir},
 };
@@ -71,15 +73,22 @@ impl Bootstrap {
         tracing::info!(%kubeconfig, reason, "bootstrapping with {}", self.bootstrap_kubeconfig.display());
         let bootstrap = Kubeconfig::read(&self.bootstrap_kubeconfig).context("--bootstrap-kubeconfig")?;
         let api = client(&self.bootstrap_kubeconfig)?;
-        let store = self.get_certificate(&api).await?;
-        let own = bootstrap.with_client_certificate(&store.current_path());
-        self.write_kubeconfig(&own.to_yaml()).await.with_context(|| format!("write {kubeconfig}"))?;
+        self.join(&api, &bootstrap).await?;
         tracing::info!(%kubeconfig, "bootstrap finished");
         Ok(())
     }
 
+    /// The pending key goes last: until the kubeconfig is on disk, it finds the certificate again.
+    pub(super) async fn join(&self, api: &dyn ApiServer, bootstrap: &Kubeconfig) -> anyhow::Result<()> {
+        let store = self.get_certificate(api).await?;
+        let own = bootstrap.with_client_certificate(&store.current_path());
+        let written = self.write_kubeconfig(&own.to_yaml()).await;
+        written.with_context(|| format!("write {}", self.kubeconfig.display()))?;
+        self.forget_key().await
+    }
+
     /// Or the reason why not.
-    async fn is_done(&self) -> Result<(), String> {
+    pub(super) async fn is_done(&self) -> Result<(), String> {
         match self.host.file_kind(&self.kubeconfig).await {
             Ok(None) => return Err("is not there yet".to_owned()),
             Ok(Some(_)) => {}
@@ -87,15 +96,21 @@ impl Bootstrap {
         }
         let kubeconfig = Kubeconfig::read(&self.kubeconfig).map_err(|error| error_chain(&error))?;
         let Some(pair) = kubeconfig.user.certificate else { return Err("names no client certificate".to_owned()) };
-        let pem = match pair.certificate {
-            Source::Data(pem) => pem,
+        let [mut pem, key] = [self.read(pair.certificate).await?, self.read(pair.key).await?];
+        let ends = leaf::first_end(&pem).map_err(|error| error_chain(&error))?;
+        pem.push(b'\n');
+        Leaf::of_pair(&[pem, key].concat()).map_err(|error| error_chain(&error))?;
+        if ends <= self.clock.now().wall { Err(format!("its certificate ended at {ends}")) } else { Ok(()) }
+    }
+
+    async fn read(&self, source: Source) -> Result<Vec<u8>, String> {
+        match source {
+            Source::Data(pem) => Ok(pem),
             Source::File(path) => {
                 let read = self.host.read_file(&path, PEM_MAX_BYTES).await;
-                read.map_err(|error: ReadError| format!("{}: {error}", path.display()))?
+                read.map_err(|error: ReadError| format!("{}: {error}", path.display()))
             }
-        };
-        let ends = leaf::first_end(&pem).map_err(|error| error_chain(&error))?;
-        if ends <= self.clock.now().wall { Err(format!("its certificate ended at {ends}")) } else { Ok(()) }
+        }
     }
 
     async fn get_certificate(&self, api: &dyn ApiServer) -> anyhow::Result<Store> {
@@ -105,7 +120,6 @@ impl Bootstrap {
         let (chain, key) = answer?;
         let store = Store::new(self.host.clone(), &self.cert_dir, Purpose::Client.prefix());
         store.update(&chain, &key.serialize_pem(), self.clock.now().wall).await?;
-        self.forget_key().await?;
         Ok(store)
     }
 
@@ -151,7 +165,7 @@ impl Bootstrap {
         if let Some(dir) = self.kubeconfig.parent() {
             make_missing_dir(self.host.as_ref(), dir).await?;
         }
-        self.host.write_file(&self.kubeconfig, yaml.as_bytes(), 0o600).await
+        self.host.write_durably(&self.kubeconfig, yaml.as_bytes(), 0o600).await
     }
 }
 
@@ -163,4 +177,4 @@ pub(crate) fn client(bootstrap_kubeconfig: &Path) -> anyhow::Result<Client> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

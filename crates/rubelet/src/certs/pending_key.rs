@@ -41,7 +41,7 @@ pub(super) async fn load_or_make(host: &dyn Host, dir: &Path) -> io::Result<KeyP
     }
     let key = KeyPair::generate().map_err(io::Error::other)?;
     make_missing_dir(host, dir).await?;
-    host.write_file(&path, key.serialize_pem().as_bytes(), 0o600).await?;
+    host.write_durably(&path, key.serialize_pem().as_bytes(), 0o600).await?;
     Ok(key)
 }
 

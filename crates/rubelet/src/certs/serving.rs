@@ -46,6 +46,18 @@ impl Files {
         }
         Leaf::of_pair(&pair).with_context(|| format!("{} and {}", self.certificate.display(), self.key.display()))
     }
+
+    /// Whether an agent generated the certificate, this one or upstream's: both sign it with a one-off CA of the same name.
+    async fn is_self_signed(&self, host: &dyn Host) -> bool {
+        let Ok(pem) = host.read_file(&self.certificate, PEM_MAX_BYTES).await else { return false };
+        let names = rubelet_tls::certificates(&pem).ok().and_then(|chain| {
+            let [leaf, authority] = &chain[..] else { return None };
+            Some((Leaf::parse(leaf).ok()?.common_name, Leaf::parse(authority).ok()?.common_name))
+        });
+        names.is_some_and(|(leaf, authority)| {
+            leaf.split_once('@').is_some_and(|(node, _)| authority.starts_with(&format!("{node}-ca@")))
+        })
+    }
 }
 
 /// Ensures that the directory holds a pair: the existing one, or a new self-signed one.
@@ -62,15 +74,23 @@ pub(crate) async fn self_signed(
         *is_there = host.file_kind(path).await.with_context(|| path.display().to_string())?.is_some();
     }
     match is_there {
-        [true, true] => return files.check(host).await.map(drop),
+        [true, true] => match files.check(host).await {
+            Ok(_) => return Ok(()),
+            // A start that was killed between the two files of a pair.
+            Err(error) if files.is_self_signed(host).await => {
+                tracing::warn!("replacing a self-signed serving certificate: {error:#}");
+            }
+            Err(error) => return Err(error),
+        },
+        [true, false] if files.is_self_signed(host).await => {}
         [false, false] => {}
         _ => anyhow::bail!("{} has a certificate without its key or a key without its certificate", cert_dir.display()),
     }
     let (chain, key) = make_pair(node_name, ips, now).context("create a serving certificate")?;
     make_missing_dir(host, cert_dir).await.with_context(|| cert_dir.display().to_string())?;
-    // The key first: an existing certificate would keep the next start from generating both.
-    for (path, pem, mode) in [(&files.key, key, 0o600), (&files.certificate, chain, 0o644)] {
-        host.write_file(path, pem.as_bytes(), mode).await.with_context(|| path.display().to_string())?;
+    // The certificate first: unlike a key, it shows the next start that it was generated, so that both may be replaced.
+    for (path, pem, mode) in [(&files.certificate, chain, 0o644), (&files.key, key, 0o600)] {
+        host.write_durably(path, pem.as_bytes(), mode).await.with_context(|| path.display().to_string())?;
     }
     tracing::info!(certificate = %files.certificate.display(), "created a self-signed serving certificate");
     Ok(())

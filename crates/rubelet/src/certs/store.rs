@@ -80,11 +80,10 @@ impl Store {
         let leaf = Leaf::of_pair(pair.as_bytes()).map_err(wrong(&path))?;
         make_missing_dir(self.host.as_ref(), &self.dir).await.map_err(wrong(&self.dir))?;
         self.may_be_replaced(&self.current_path()).await?;
-        self.host.write_file(&path, pair.as_bytes(), 0o600).await.map_err(wrong(&path))?;
         // After a power cut the link must not point to a pair that was never written.
-        synced(path.clone()).await.map_err(wrong(&path))?;
+        self.host.write_durably(&path, pair.as_bytes(), 0o600).await.map_err(wrong(&path))?;
         self.host.make_link(&path, &self.current_path()).await.map_err(wrong(&self.current_path()))?;
-        synced(self.dir.clone()).await.map_err(wrong(&self.dir))?;
+        self.host.sync_dir(&self.dir).await.map_err(wrong(&self.dir))?;
         Ok(leaf)
     }
 
@@ -124,11 +123,6 @@ pub(super) async fn make_missing_dir(host: &dyn Host, dir: &Path) -> io::Result<
         Some(FileKind::Directory) => Ok(()),
         _ => host.make_dir(dir, 0o755).await,
     }
-}
-
-async fn synced(path: PathBuf) -> io::Result<()> {
-    let sync = tokio::task::spawn_blocking(move || std::fs::File::open(path)?.sync_all());
-    sync.await.map_err(io::Error::other)?
 }
 
 fn wrong<E: Into<StoreProblem>>(path: &Path) -> impl FnOnce(E) -> StoreError {

@@ -17,9 +17,9 @@ async fn signed_certificate_is_stored_and_pending_key_removed() {
     let dir = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(dir.path());
     let signer = Signer::new(bootstrap.clock.clone(), CertificateTemplate::client("n1"), 3600);
-    let store = bootstrap.get_certificate(signer.as_ref()).await.unwrap();
-    let leaf = store.current().await.unwrap().unwrap();
-    assert_eq!(leaf.common_name, "system:node:n1");
+    fs::write(&bootstrap.bootstrap_kubeconfig, kubeconfig(&json!({ "token": "t" }))).unwrap();
+    bootstrap.join(signer.as_ref(), &Kubeconfig::read(&bootstrap.bootstrap_kubeconfig).unwrap()).await.unwrap();
+    assert_eq!(bootstrap.is_done().await, Ok(()));
     assert!(!pending_key::path(&bootstrap.cert_dir).exists());
 }
 
@@ -103,7 +103,7 @@ async fn the_kubeconfig_is_for_its_owner_only() {
     assert_eq!(fs::metadata(&bootstrap.kubeconfig).unwrap().mode() & 0o777, 0o600);
 }
 
-fn bootstrap(dir: &Path) -> Bootstrap {
+pub(in crate::certs) fn bootstrap(dir: &Path) -> Bootstrap {
     Bootstrap {
         host: Arc::new(LinuxHost::default()),
         clock: Clock::simulated(start(), Arc::new(AtomicI64::new(0))),
@@ -114,7 +114,7 @@ fn bootstrap(dir: &Path) -> Bootstrap {
     }
 }
 
-fn kubeconfig(user: &serde_json::Value) -> String {
+pub(in crate::certs) fn kubeconfig(user: &serde_json::Value) -> String {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
