@@ -44,8 +44,8 @@ impl Quantity {
         };
         let number_len = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
         let (number, suffix) = rest.split_at(number_len);
-        let (digits, decimals) = digits_of(number)?;
-        let nanos = scaled(&digits, decimals, scale_of(suffix)?);
+        let (digits, whole) = digits_of(number)?;
+        let nanos = scaled(&digits, whole, scale_of(suffix)?);
         Ok(Quantity { nanos: if is_negative { -nanos } else { nanos } })
     }
 
@@ -124,16 +124,14 @@ enum Scale {
     Decimal(i32),
 }
 
-fn digits_of(number: &str) -> Result<(String, i32), QuantityError> {
+/// All digits, and how many of them are before the point.
+fn digits_of(number: &str) -> Result<(Vec<u8>, i64), QuantityError> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
         return Err(QuantityError::Format);
     }
-    // Trailing zeros of the fraction would only use up range.
-    let fraction = fraction.trim_end_matches('0');
-    let digits = format!("{whole}{fraction}");
-    let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError::Format)?;
-    Ok((digits.trim_start_matches('0').to_owned(), decimals))
+    let digits = [whole.as_bytes(), fraction.as_bytes()].concat();
+    Ok((digits, i64::try_from(whole.len()).map_err(|_| QuantityError::Format)?))
 }
 
 fn scale_of(suffix: &str) -> Result<Scale, QuantityError> {
@@ -168,38 +166,37 @@ fn suffix_error(suffix: &str) -> QuantityError {
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { QuantityError::Suffix } else { QuantityError::Format }
 }
 
-/// `digits × 10^-decimals × scale` in billionths, rounded up, at most `MAX_NANOS`.
-fn scaled(digits: &str, decimals: i32, scale: Scale) -> i128 {
+/// In billionths, rounded up, at most `MAX_NANOS`. `whole` digits are before the point.
+fn scaled(digits: &[u8], whole: i64, scale: Scale) -> i128 {
+    /// Of a billionth; digits after them can only round up. A binary suffix times so many digits fits.
+    const FRACTION_DIGITS: i64 = 20;
+    /// All numbers of so many digits fit, and the largest quantity has fewer.
+    const MAX_DIGITS: i64 = 38;
     let (decimal, binary) = match scale {
         Scale::Decimal(exponent) => (exponent, 0),
         Scale::Binary(exponent) => (0, exponent),
     };
-    let Ok(mut amount) = (if digits.is_empty() { Ok(0) } else { digits.parse::<i128>() }) else {
-        return MAX_NANOS;
-    };
-    if amount == 0 {
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    let digits = &digits[zeros..];
+    // How many of the digits make whole billionths.
+    let nano_digits = whole - i64::try_from(zeros).unwrap_or(i64::MAX) + i64::from(decimal) + 9;
+    if digits.is_empty() {
         return 0;
     }
-    let mut exponent = decimal.saturating_add(9).saturating_sub(decimals);
-    let mut rounds_up = false;
-    // Divide by ten before multiplying by powers of two only where nothing is lost; both orders are exact otherwise.
-    amount = match amount.checked_mul(1_i128 << binary) {
-        Some(amount) => amount,
-        None => return MAX_NANOS,
+    if nano_digits > MAX_DIGITS {
+        return MAX_NANOS;
+    }
+    let number = |places: std::ops::Range<i64>| {
+        let digit = |place: i64| usize::try_from(place).ok().and_then(|place| digits.get(place)).unwrap_or(&b'0');
+        places.fold(0_i128, |number, place| number * 10 + i128::from(digit(place) - b'0'))
     };
-    while exponent > 0 {
-        amount = match amount.checked_mul(10) {
-            Some(amount) if amount < MAX_NANOS => amount,
-            _ => return MAX_NANOS,
-        };
-        exponent -= 1;
-    }
-    while exponent < 0 && amount > 0 {
-        rounds_up |= amount % 10 != 0;
-        amount /= 10;
-        exponent += 1;
-    }
-    (amount + i128::from(rounds_up)).min(MAX_NANOS)
+    let nanos = number(0..nano_digits);
+    let fraction = number(nano_digits..nano_digits + FRACTION_DIGITS) << binary;
+    let rest = usize::try_from((nano_digits + FRACTION_DIGITS).max(0)).unwrap_or(usize::MAX);
+    let one = 10_i128.pow(FRACTION_DIGITS as u32);
+    let rounds_up = fraction % one != 0 || digits.iter().skip(rest).any(|digit| *digit != b'0');
+    let nanos = nanos.checked_mul(1_i128 << binary).and_then(|nanos| nanos.checked_add(fraction / one));
+    nanos.map_or(MAX_NANOS, |nanos| nanos.saturating_add(rounds_up.into()).min(MAX_NANOS))
 }
 
 #[cfg(test)]
@@ -229,6 +226,15 @@ mod tests {
             ("+2", 2, 2000),
             ("1E", 1_000_000_000_000_000_000, i64::MAX),
             ("99999999999999999999", i64::MAX, i64::MAX),
+            // More digits than an integer has: only those before the point make it large.
+            ("1.0000000000000000000000000000000000000001", 2, 1001),
+            ("0.99999999999999999999999Ei", 1 << 60, i64::MAX),
+            ("0.00000000000000000000000000000000000000000000001e47", 1, 1000),
+            ("100000000000000000000000000000000000000000e-41", 1, 1000),
+            ("0000000000000000000000000000000000000000000000001Ki", 1024, 1_024_000),
+            ("1e-2147483648", 1, 1),
+            ("1e2147483647", i64::MAX, i64::MAX),
+            ("0e2147483647", 0, 0),
         ] {
             let quantity = Quantity::parse(text).unwrap();
             assert_eq!((quantity.value(), quantity.millis()), (value, millis), "{text}");
