@@ -124,3 +124,22 @@ fn properties_have_dbus_wire_format() {
 fn the_parent_of_a_slice_is_in_its_name() {
     assert_eq!(["a.slice", "a-b.slice", "a-b-pod1_2.slice"].map(parent), ["-.slice", "a.slice", "a-b.slice"]);
 }
+
+#[test]
+fn announced_length_allocates_nothing_before_the_bytes_arrive() {
+    /// The largest buffer it was given to fill.
+    struct Largest<'a>(&'a [u8], usize);
+
+    impl Read for Largest<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 = self.1.max(buffer.len());
+            self.0.read(buffer)
+        }
+    }
+
+    let mut bytes = message(RETURN, 1, &[signature("s")], &text("all there is"));
+    bytes[4..8].copy_from_slice(&(16_u32 << 20).to_ne_bytes());
+    let mut stream = Largest(&bytes, 0);
+    assert_eq!(Message::read(&mut stream).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert!(stream.1 < 64 << 10, "{}", stream.1);
+}

@@ -132,10 +132,9 @@ impl Message {
         if body_length > LARGEST || fields_length > LARGEST {
             return Err(malformed());
         }
-        let mut fields = vec![0; fields_length.next_multiple_of(8)];
-        stream.read_exact(&mut fields)?;
-        let mut message = Message { kind: head[1], body: vec![0; body_length], ..Message::default() };
-        stream.read_exact(&mut message.body)?;
+        let fields = read_bytes(stream, fields_length.next_multiple_of(8))?;
+        let body = read_bytes(stream, body_length)?;
+        let mut message = Message { kind: head[1], body, ..Message::default() };
         let mut fields = Cursor::new(&fields[..fields_length]);
         while !fields.is_at_end() {
             message.take_field(&mut fields)?;
@@ -166,6 +165,13 @@ impl Message {
         }
         Ok(())
     }
+}
+
+/// Memory is used for what arrives, not for what a head announces.
+fn read_bytes(stream: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.by_ref().take(count as u64).read_to_end(&mut bytes)?;
+    if bytes.len() == count { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 /// A field of the header is a code, the type of its value (a letter), and the value.
