@@ -14,9 +14,7 @@ use rubelet_core::{
     },
     effect::{EffectError, Facts},
     id::{ContainerId, PodRef, SandboxId},
-    observation::{
-        ContainerFacts, ContainerResources, ContainerState, ContainerUser, Exit, PodFacts, SandboxFacts, SandboxState,
-    },
+    observation::{ContainerFacts, ContainerResources, ContainerState, ContainerUser, Exit, PodFacts, SandboxFacts},
 };
 use rubelet_cri::{
     port::{RpcErrorKind, RpcResult},
@@ -63,28 +61,33 @@ pub async fn inspect(world: &World, pod: &PodRef) -> Result<Facts, EffectError> 
 
 /// `None` if it was removed after the list: as if it had not been listed.
 async fn sandbox_facts(world: &World, sandbox: v1::PodSandbox) -> RpcResult<Option<SandboxFacts>> {
-    let state = sandbox_state(sandbox.state());
+    // Only a ready sandbox has network addresses.
+    if sandbox.state() != v1::PodSandboxState::SandboxReady {
+        return Ok(Some(facts_of_sandbox(sandbox, None)));
+    }
+    match world.runtime.pod_sandbox_status(&sandbox.id).await {
+        Ok(status) => Ok(Some(facts_of_sandbox(sandbox, Some(status)))),
+        Err(error) if error.kind == RpcErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub fn facts_of_sandbox(sandbox: v1::PodSandbox, status: Option<v1::PodSandboxStatus>) -> SandboxFacts {
     let mut facts = SandboxFacts {
+        state: sandbox_state(sandbox.state()),
         id: SandboxId::new(&sandbox.id),
         attempt: sandbox.metadata.map_or(0, |metadata| metadata.attempt),
-        state,
         created_at: timestamp(sandbox.created_at),
         runtime_handler: sandbox.runtime_handler,
         host_network: false,
         ips: Vec::new(),
     };
-    // Only a ready sandbox has network addresses.
-    if state == SandboxState::Ready {
-        let status = match world.runtime.pod_sandbox_status(&sandbox.id).await {
-            Ok(status) => status,
-            Err(error) if error.kind == RpcErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+    if let Some(status) = status {
         facts.state = sandbox_state(status.state());
         facts.host_network = is_host_network(&status);
         facts.ips = ips(status.network);
     }
-    Ok(Some(facts))
+    facts
 }
 
 fn is_host_network(status: &v1::PodSandboxStatus) -> bool {
@@ -109,9 +112,25 @@ async fn container_facts(world: &World, container: v1::Container) -> RpcResult<O
         Err(error) => return Err(error),
     };
     let annotated = Annotated::read(&status.annotations);
-    let metadata = status.metadata.clone().unwrap_or_default();
-    let state = container_state(world, &status, &annotated).await;
-    Ok(Some(ContainerFacts {
+    let message = match status.state() {
+        v1::ContainerState::ContainerExited => termination_message::of(world, &status, &annotated).await,
+        v1::ContainerState::ContainerCreated
+        | v1::ContainerState::ContainerRunning
+        | v1::ContainerState::ContainerUnknown => String::new(),
+    };
+    Ok(Some(facts_of_container(&container, status, &annotated, message)))
+}
+
+/// `message` is that of its end.
+pub fn facts_of_container(
+    container: &v1::Container,
+    status: v1::ContainerStatus,
+    annotated: &Annotated,
+    message: String,
+) -> ContainerFacts {
+    let state = container_state(&status, message);
+    let metadata = status.metadata.unwrap_or_default();
+    ContainerFacts {
         id: ContainerId::new(&container.id),
         sandbox: SandboxId::new(&container.pod_sandbox_id),
         name: status.labels.get(labels::CONTAINER_NAME).cloned().unwrap_or(metadata.name),
@@ -128,10 +147,10 @@ async fn container_facts(world: &World, container: v1::Container) -> RpcResult<O
             supplemental_groups: user.supplemental_groups,
         }),
         resources: container_resources(status.resources.and_then(|resources| resources.linux)),
-    }))
+    }
 }
 
-async fn container_state(world: &World, status: &v1::ContainerStatus, annotated: &Annotated) -> ContainerState {
+fn container_state(status: &v1::ContainerStatus, message: String) -> ContainerState {
     match status.state() {
         v1::ContainerState::ContainerCreated => ContainerState::Created,
         v1::ContainerState::ContainerRunning => ContainerState::Running { started_at: timestamp(status.started_at) },
@@ -141,7 +160,7 @@ async fn container_state(world: &World, status: &v1::ContainerStatus, annotated:
             started_at: (status.started_at > 0).then(|| timestamp(status.started_at)),
             finished_at: timestamp(status.finished_at),
             reason: status.reason.clone(),
-            message: termination_message::of(world, status, annotated).await,
+            message,
         }),
     }
 }

@@ -54,7 +54,7 @@ async fn log_end(world: &World, path: &str) -> String {
 }
 
 /// The messages of the last lines of a CRI log, without the runtime's prefix.
-fn last_words(log: &[u8]) -> String {
+pub fn last_words(log: &[u8]) -> String {
     let lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
     let mut words = Vec::new();
     for line in &lines[lines.len().saturating_sub(LOG_LIMIT_LINES)..] {
