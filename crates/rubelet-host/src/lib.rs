@@ -10,6 +10,8 @@ mod cgroup;
 mod check;
 mod fetch;
 pub mod fs;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod lanes;
 pub mod linux;
 pub mod mount;

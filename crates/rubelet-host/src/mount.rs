@@ -162,7 +162,7 @@ pub(crate) fn mount_table() -> io::Result<Vec<Mount>> {
 }
 
 /// Lines as in proc(5): `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/root rw`.
-fn parse(table: &[u8]) -> Vec<Mount> {
+pub(crate) fn parse(table: &[u8]) -> Vec<Mount> {
     table.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 

@@ -39,13 +39,18 @@ impl Systemd<UnixStream> {
             let stream = UnixStream::connect(SOCKET)?;
             stream.set_read_timeout(Some(ANSWER))?;
             stream.set_write_timeout(Some(ANSWER))?;
-            Connection::new(stream)
+            Systemd::over(stream)
         };
-        connect().map(Systemd).map_err(|error| io::Error::new(error.kind(), format!("systemd at {SOCKET}: {error}")))
+        connect().map_err(|error| io::Error::new(error.kind(), format!("systemd at {SOCKET}: {error}")))
     }
 }
 
 impl<S: Read + Write> Systemd<S> {
+    /// Authenticates on a connected stream.
+    pub(crate) fn over(stream: S) -> io::Result<Self> {
+        Connection::new(stream).map(Systemd)
+    }
+
     /// Creates the slice with these limits, or sets them on an existing one.
     pub(crate) fn start_slice(&mut self, name: &str, limits: &[Property<'_>]) -> io::Result<()> {
         let parent = parent(name);

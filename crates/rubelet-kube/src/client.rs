@@ -6,9 +6,9 @@
 //! Upstream: `client-go/rest` and `client-go/transport`.
 
 mod credentials;
-mod errors;
+pub(crate) mod errors;
 mod exec;
-mod frames;
+pub(crate) mod frames;
 mod observer;
 mod pool;
 mod rate_limit;

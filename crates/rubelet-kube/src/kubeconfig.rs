@@ -182,7 +182,7 @@ impl Kubeconfig {
     }
 
     /// `path` is the path of the text: files it names are relative to it.
-    fn parse(text: &[u8], path: &Path) -> Result<Self, KubeconfigProblem> {
+    pub(crate) fn parse(text: &[u8], path: &Path) -> Result<Self, KubeconfigProblem> {
         let file: File = serde_json::from_value(yaml(text)?)?;
         if file.current_context.is_empty() {
             return Err("`current-context` is empty: name one of `contexts`".into());

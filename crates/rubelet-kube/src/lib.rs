@@ -6,6 +6,8 @@
 pub mod calls;
 pub mod client;
 mod clock;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod kubeconfig;
 pub mod port;
 pub mod reflector;

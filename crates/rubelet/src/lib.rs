@@ -12,6 +12,8 @@ pub mod effects;
 mod event_log;
 #[cfg(test)]
 mod fake_api;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod logging;
 mod metrics;
 pub mod node;

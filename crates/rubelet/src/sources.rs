@@ -24,12 +24,12 @@ const MAX_MANIFEST_BYTES: u64 = 10 << 20;
 
 /// The result of decoding one manifest: pods or the error, and warnings that do not stop the pods.
 #[derive(Debug)]
-struct Reading {
-    pods: Result<Vec<std::sync::Arc<k8s_openapi::api::core::v1::Pod>>, String>,
+pub(crate) struct Reading {
+    pub(crate) pods: Result<Vec<std::sync::Arc<k8s_openapi::api::core::v1::Pod>>, String>,
     remarks: Vec<String>,
 }
 
-fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
+pub(crate) fn read_manifest(text: &[u8], origin: &Origin, node_name: &str) -> Reading {
     let document = match yaml::parse(text, DuplicateKeys::Refuse) {
         Ok(document) => document,
         Err(error) => return Reading { pods: Err(error.to_string()), remarks: Vec::new() },

@@ -19,6 +19,8 @@ use crate::cgroup::{BASE, below};
 mod v1;
 mod v2;
 
+pub use v1::Mounts;
+
 /// How much is read: every file has a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {

@@ -42,7 +42,7 @@ struct Cause {
 }
 
 /// `operation` is the verb and the path.
-pub(super) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
+pub(crate) fn refused(operation: &str, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
     let status: Status = serde_json::from_slice(body).unwrap_or_default();
     let header = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let retry_after = header.map(capped).or(status.retry_after());

@@ -17,7 +17,7 @@ use crate::{
 const MAX_FRAME_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     /// `watch` and the path, for messages.
     operation: String,
     unread: BytesMut,
@@ -42,11 +42,11 @@ struct Frame<'a> {
 }
 
 impl Frames {
-    pub(super) fn new(operation: String) -> Self {
+    pub(crate) fn new(operation: String) -> Self {
         Frames { operation, unread: BytesMut::new(), searched: 0 }
     }
 
-    pub(super) fn push(&mut self, chunk: &[u8]) -> Result<(), ApiError> {
+    pub(crate) fn push(&mut self, chunk: &[u8]) -> Result<(), ApiError> {
         if self.unread.len() + chunk.len() > MAX_FRAME_BYTES {
             return Err(self.unreadable(FrameError::TooLong));
         }
@@ -55,7 +55,7 @@ impl Frames {
     }
 
     /// The next complete event.
-    pub(super) fn next(&mut self) -> Result<Option<WatchEvent>, ApiError> {
+    pub(crate) fn next(&mut self) -> Result<Option<WatchEvent>, ApiError> {
         loop {
             let Some(end) = self.unread[self.searched..].iter().position(|byte| *byte == b'\n') else {
                 self.searched = self.unread.len();

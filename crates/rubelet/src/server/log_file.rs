@@ -32,8 +32,7 @@ mod lines;
 mod rotated;
 
 pub(crate) use choice::{LogRun, choose_attempt};
-use lines::{Filter, Lines};
-pub(crate) use lines::{Streams, Timestamps};
+pub(crate) use lines::{Filter, Lines, Streams, Timestamps};
 use rotated::RotatedLogs;
 
 /// Bytes read at a time, and approximate bytes returned at a time.

@@ -35,14 +35,14 @@ impl Streams {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Filter {
+pub(crate) struct Filter {
     pub since: Option<Timestamp>,
     pub timestamps: Timestamps,
     pub streams: Streams,
 }
 
 /// Decodes blocks of a file to the text to show.
-pub(super) struct Lines {
+pub(crate) struct Lines {
     filter: Filter,
     /// The start of an incomplete line.
     begun: Vec<u8>,
@@ -59,11 +59,11 @@ struct Line<'a> {
 }
 
 impl Lines {
-    pub(super) fn new(filter: Filter) -> Self {
+    pub(crate) fn new(filter: Filter) -> Self {
         Lines { filter, begun: Vec::new(), inside_line: false }
     }
 
-    pub(super) fn take(&mut self, block: &[u8]) -> Vec<u8> {
+    pub(crate) fn take(&mut self, block: &[u8]) -> Vec<u8> {
         let mut shown = Vec::with_capacity(block.len());
         let mut rest = block;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -84,7 +84,7 @@ impl Lines {
     }
 
     /// An incomplete last line.
-    pub(super) fn take_rest(&mut self) -> Vec<u8> {
+    pub(crate) fn take_rest(&mut self) -> Vec<u8> {
         let mut shown = Vec::new();
         if !self.begun.is_empty() {
             self.show_begun(&mut shown);

@@ -48,14 +48,14 @@ pub(super) async fn logs(
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+pub(crate) enum Wrong {
     /// A value cannot be parsed.
     Query,
     /// A value is out of bounds, or two exclude each other.
     Options,
 }
 
-fn options(query: &str, now: Now) -> Result<LogOptions, Wrong> {
+pub(crate) fn options(query: &str, now: Now) -> Result<LogOptions, Wrong> {
     let pairs: Vec<(Cow<'_, str>, Cow<'_, str>)> = form_urlencoded::parse(query.as_bytes()).collect();
     let value = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_ref());
     let number = |name: &str| value(name).map(|text| text.parse::<i64>().map_err(|_| Wrong::Query)).transpose();

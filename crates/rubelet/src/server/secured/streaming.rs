@@ -18,10 +18,10 @@ use rubelet_cri::{
 };
 
 mod proxy;
-mod spdy;
+pub(crate) mod spdy;
 mod translation;
 mod tunnel;
-mod websocket;
+pub(crate) mod websocket;
 
 use proxy::{ProxyMode, pass_on};
 

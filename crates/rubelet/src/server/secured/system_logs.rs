@@ -14,10 +14,10 @@ use axum::{
 };
 
 mod chunks;
-mod condition;
+pub(crate) mod condition;
 mod files;
 mod journal;
-mod query;
+pub(crate) mod query;
 
 use files::Asked;
 use query::Query;

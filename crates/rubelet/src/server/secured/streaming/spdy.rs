@@ -24,7 +24,7 @@ const HEADERS: u16 = 8;
 const MAX_LENGTH: usize = (1 << 24) - 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(crate) enum Frame {
     /// Never empty.
     Data { stream: u32, bytes: BytesMut },
     /// The server has ended this stream.
@@ -35,7 +35,7 @@ pub(super) enum Frame {
 
 /// Decodes a server's bytes to frames.
 #[derive(Debug, Default)]
-pub(super) struct Decoder(Part);
+pub(crate) struct Decoder(Part);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Part {

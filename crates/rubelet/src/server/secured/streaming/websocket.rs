@@ -88,7 +88,7 @@ impl Opcode {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// Never empty. A message is a piece with `begins`, and those up to the next such piece.
     Data {
         bytes: BytesMut,
@@ -101,7 +101,7 @@ pub(super) enum Piece {
 
 /// Decodes a client's bytes to pieces.
 #[derive(Debug, Default)]
-pub(super) struct Decoder {
+pub(crate) struct Decoder {
     /// Of the current frame: the remaining length, and the mask, rotated to the next byte.
     frame: Option<(u64, [u8; 4])>,
     /// A message is incomplete: the next data frame must continue it.

@@ -11,7 +11,7 @@ use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
 const HTTP_DATE: &str = "%a, %d %b %Y %H:%M:%S GMT";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Precondition {
+pub(crate) enum Precondition {
     Whole,
     Part(Range<u64>),
     NotModified,
@@ -25,7 +25,7 @@ pub(super) fn http_date(time: Timestamp) -> String {
 }
 
 /// The response for a file of this length and modification time.
-pub(super) fn check_preconditions(headers: &HeaderMap, length: u64, modified: Timestamp) -> Precondition {
+pub(crate) fn check_preconditions(headers: &HeaderMap, length: u64, modified: Timestamp) -> Precondition {
     // To the second, as dates in headers are.
     let modified = modified.as_second();
     let said = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);

@@ -11,7 +11,7 @@ const SERVICE_MAX_BYTES: usize = 256;
 const TAIL_MAX_LINES: i64 = 100_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Query {
+pub(crate) struct Query {
     pub services: Vec<String>,
     pub files: Vec<String>,
     since: Option<(Timestamp, String)>,
@@ -23,7 +23,7 @@ pub(super) struct Query {
 
 impl Query {
     /// `None`: no query, so a file is requested.
-    pub(super) fn parse(query: &str) -> Result<Option<Query>, Vec<String>> {
+    pub(crate) fn parse(query: &str) -> Result<Option<Query>, Vec<String>> {
         let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).collect();
         let first = |name: &str| pairs.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_ref());
         let asked: Vec<String> =
@@ -60,7 +60,7 @@ impl Query {
     }
 
     /// Its validation errors, except for the file it may name.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems: Vec<String> = self.services.iter().filter_map(|service| service_problem(service)).collect();
         if self.services.len() > SERVICES_MAX {
             problems.push(format!("query: Too many: {}: must have at most {SERVICES_MAX} items", self.services.len()));
