@@ -1,10 +1,11 @@
-//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `cost`, `e2e`, `vm`, `conformance`, `bench`,
-//! `gen`.
+//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `cost`, `fuzz`, `e2e`, `vm`,
+//! `conformance`, `bench`, `gen`.
 //!
 //! Owns: the command line. Each command is a file, or a separate program.
 
 mod check;
 mod cost;
+mod fuzz;
 mod hand_over;
 mod sim;
 mod test;
@@ -30,6 +31,10 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("test", _)) => return Ok(test::run()?.conclude()),
         Some(("check", _)) => check::run()?,
         Some(("cost", args)) => cost::run(args.get_one("pods").copied().unwrap_or(cost::MANY_PODS))?,
+        Some(("fuzz", args)) => {
+            let targets: Vec<String> = args.get_many("target").into_iter().flatten().cloned().collect();
+            fuzz::run(args.get_one("minutes").copied().unwrap_or(FUZZ_MINUTES), &targets)?;
+        }
         Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
         Some(("e2e" | "vm" | "conformance" | "bench", _)) => return hand_over::to("rubelet-e2e"),
         Some(("gen", _)) => return hand_over::to("rubelet-gen"),
@@ -38,6 +43,9 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// Of each target.
+const FUZZ_MINUTES: u32 = 5;
 
 fn command() -> Command {
     Command::new("cargo xtask")
@@ -62,6 +70,7 @@ fn command() -> Command {
                 .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
                 .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
         )
+        .subcommand(fuzz_command())
         .subcommand(cli::e2e())
         .subcommand(cli::vm())
         .subcommand(cli::conformance())
@@ -71,4 +80,12 @@ fn command() -> Command {
         .subcommand(Command::new("check").about("Formatting, lints, and the rules of the house"))
         .subcommand(cli::bench())
         .subcommand(Command::new("gen").about("Make Rust of our .proto files"))
+}
+
+fn fuzz_command() -> Command {
+    let minutes = Arg::new("minutes").long("minutes").value_name("N").value_parser(clap::value_parser!(u32).range(1..));
+    Command::new("fuzz")
+        .about("Run the fuzz targets under libFuzzer, one after another")
+        .arg(minutes.help(format!("How long each runs [default: {FUZZ_MINUTES}]")))
+        .arg(Arg::new("target").num_args(0..).value_name("TARGET").help("Only these targets"))
 }

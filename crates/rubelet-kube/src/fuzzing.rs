@@ -14,7 +14,7 @@ use crate::{
 
 /// The text of the file at `path`.
 pub fn kubeconfig(text: &[u8], path: &Path) -> Result<Kubeconfig, String> {
-    Kubeconfig::parse(text, path)
+    Kubeconfig::parse(text, path).map_err(|problem| problem.to_string())
 }
 
 /// The error of a response.
