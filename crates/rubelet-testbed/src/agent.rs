@@ -8,6 +8,7 @@ use std::{
     net::{Ipv4Addr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -53,6 +54,9 @@ pub struct AgentOptions {
     pub config: serde_json::Map<String, Value>,
     /// `-v`; 4 by default.
     pub verbosity: Option<u32>,
+    /// Replaces `/etc/resolv.conf` for the agent alone, in a mount namespace of its own. Mounts below the testbed's
+    /// directory then reach the runtime only if that directory is a shared mount.
+    pub resolv_conf: Option<PathBuf>,
 }
 
 /// The agent's credentials in a cluster.
@@ -264,7 +268,11 @@ impl Agent {
         // JSON is YAML.
         fs::write(self.config(), serde_json::to_string_pretty(&self.configuration())?)?;
         let (Program::Rubelet(binary) | Program::Upstream(binary)) = &self.program;
-        let mut rubelet = command(binary, [format!("-v={}", self.options.verbosity.unwrap_or(4))]);
+        let mut rubelet = match &self.options.resolv_conf {
+            Some(file) => with_resolv_conf(file, binary),
+            None => command(binary, [""; 0]),
+        };
+        rubelet.arg(format!("-v={}", self.options.verbosity.unwrap_or(4)));
         rubelet.arg(format!("--config={}", self.config().display()));
         rubelet.arg(format!("--root-dir={}", self.root_dir.display()));
         rubelet.arg(format!("--hostname-override={}", self.node()));
@@ -361,6 +369,14 @@ impl Agent {
         parts.push(format!("--- the end of the agent's log\n{}", tail(&self.log(), 60)));
         parts.join("\n")
     }
+}
+
+/// Each program replaces the one before, so the agent has the process id of the first.
+fn with_resolv_conf(file: &Path, program: &Path) -> Command {
+    let script = "mount --make-private / && mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
+    let mut unshare = command("unshare", ["--mount", "--propagation", "unchanged", "sh", "-c", script]);
+    unshare.args([file, program]);
+    unshare
 }
 
 /// Builds the release.

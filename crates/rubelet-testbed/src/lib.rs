@@ -281,6 +281,13 @@ impl Testbed {
         }
     }
 
+    /// SIGSTOP and SIGCONT: a runtime that does not respond, with its sockets open.
+    pub fn signal_containerd(&mut self, signal: rustix::process::Signal) {
+        if let Some(containerd) = &mut self.containerd {
+            containerd.signal(signal);
+        }
+    }
+
     /// Simulates a reboot: no process and no mount is left, but all files on disk.
     pub fn reboot(&mut self) -> anyhow::Result<()> {
         self.kill_containerd();
