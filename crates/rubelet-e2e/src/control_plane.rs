@@ -31,12 +31,14 @@ use rubelet_testbed::{
 };
 use serde_json::{Value, json};
 
-pub use self::programs::{ClusterPrograms, upstream_kubelet};
 use self::{
     api::Api,
     certificates::{Authority, Identity, SigningKey},
-    fault_proxy::FaultProxy,
     kubeconfig::Credential,
+};
+pub use self::{
+    fault_proxy::FaultProxy,
+    programs::{ClusterPrograms, upstream_kubelet},
 };
 
 /// Long enough for a cold start on a machine that builds at the same time.

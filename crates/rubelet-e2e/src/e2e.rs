@@ -257,7 +257,7 @@ fn guarded(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     result.unwrap_or_else(|_| Err(anyhow::anyhow!("the test panicked")))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

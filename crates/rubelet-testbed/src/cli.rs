@@ -105,6 +105,37 @@ pub fn bench() -> Command {
         .arg(kubelet_arg().help("Measure this kubelet of upstream's, too, and show ratios"))
 }
 
+pub fn chaos() -> Command {
+    Command::new("chaos")
+        .about("Faults on a node of a real cluster, one after the other and mixed, and what they cost its pods")
+        .arg(Arg::new("agent").long("agent").value_parser(["rubelet", "upstream"]).default_value("rubelet"))
+        .arg(
+            Arg::new("built")
+                .long("built")
+                .value_name("PATH")
+                .help("Test this Rubelet, instead of building the release"),
+        )
+        .arg(
+            Arg::new("fault")
+                .long("fault")
+                .value_name("NAME")
+                .action(ArgAction::Append)
+                .help("Only this fault; may be repeated [default: all, then mixed]"),
+        )
+        .arg(number_arg("pods", "Pods that must not be affected", "60"))
+        .arg(number_arg("seconds", "How long a fault lasts", "60"))
+        .arg(number_arg("seed", "Of the random choices", "1"))
+}
+
+fn number_arg(name: &'static str, help: &'static str, default: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name("N")
+        .value_parser(value_parser!(u32).range(1..))
+        .default_value(default)
+        .help(help)
+}
+
 fn runtime_arg() -> Arg {
     Arg::new("runtime").long("runtime").value_name("debian|2.4").help("Which containerd to use")
 }

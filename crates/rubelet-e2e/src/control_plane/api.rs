@@ -1,4 +1,4 @@
-//! Reads from the API server, through `kubectl proxy` on a socket: plain HTTP, as the administrator.
+//! Requests to the API server, through `kubectl proxy` on a socket: plain HTTP, as the administrator.
 //!
 //! Owns: requests and watches. A process per request would be too slow.
 
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 /// Long enough for a busy machine; a server that is down fails at once.
@@ -50,12 +50,31 @@ impl Api {
         self.ask(path, silence)
     }
 
-    /// In HTTP/1.0, so that the response ends with the connection. The reader is at the body.
+    /// Creates an object in the collection at `path`.
+    pub fn create(&self, path: &str, object: &Value) -> anyhow::Result<()> {
+        self.send("POST", path, &object.to_string(), ANSWER).map(drop)
+    }
+
+    /// Asks for the deletion; the pod's grace period follows.
+    pub fn delete(&self, path: &str) -> anyhow::Result<()> {
+        self.send("DELETE", path, "", ANSWER).map(drop)
+    }
+
     fn ask(&self, path: &str, limit: Duration) -> anyhow::Result<BufReader<UnixStream>> {
+        self.send("GET", path, "", limit)
+    }
+
+    /// In HTTP/1.0, so that the response ends with the connection. The reader is at the body.
+    fn send(&self, method: &str, path: &str, body: &str, limit: Duration) -> anyhow::Result<BufReader<UnixStream>> {
         let mut socket = UnixStream::connect(&self.socket)
             .with_context(|| format!("no `kubectl proxy` on {}", self.socket.display()))?;
         socket.set_read_timeout(Some(limit))?;
-        write!(socket, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let length = body.len();
+        write!(
+            socket,
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )?;
         let mut reader = BufReader::new(socket);
         let mut status = String::new();
         reader.read_line(&mut status)?;
@@ -63,10 +82,10 @@ impl Api {
         while reader.read_line(&mut header)? > 2 {
             header.clear();
         }
-        if !status.contains(" 200 ") {
+        if ![" 200 ", " 201 ", " 202 "].iter().any(|code| status.contains(code)) {
             let mut body = String::new();
             let _ = reader.read_to_string(&mut body);
-            ensure!(status.contains(" 200 "), "GET {path}: {} {body}", status.trim());
+            bail!("{method} {path}: {} {body}", status.trim());
         }
         Ok(reader)
     }

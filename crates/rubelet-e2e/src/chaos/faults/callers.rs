@@ -1,0 +1,132 @@
+//! Callers of the agent's port: many that are silent, and some that are hostile, beside one with credentials.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use rubelet_testbed::clock::Stopwatch;
+
+use super::Injected;
+use crate::{
+    chaos::exam::Exam,
+    e2e::{cluster::account, lock, secured_port},
+};
+
+const SILENT: usize = 2_048;
+const HOSTILE: usize = 200;
+/// A hostile caller holds its connection for this long, then comes again.
+const HELD: Duration = Duration::from_secs(2);
+/// What hostile callers send: no TLS, the begin of a greeting, a greeting that announces more than follows, nothing.
+const OPENINGS: [&[u8]; 4] =
+    [b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", &[22, 3, 1], &[22, 3, 1, 63, 255, 1, 0, 63, 251, 3, 3], b""];
+
+#[derive(Debug, Default)]
+struct Latency {
+    secs: Vec<f64>,
+    failed: usize,
+}
+
+#[derive(Debug)]
+struct Callers {
+    port: SocketAddr,
+    token: String,
+    silent: Vec<TcpStream>,
+    hostile: Vec<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
+    latency: Arc<Mutex<Latency>>,
+}
+
+pub fn begin(exam: &mut Exam) -> anyhow::Result<Box<dyn Injected>> {
+    let port = exam.cluster.node.agent.connect_secured()?.peer_addr()?;
+    let token = account(&exam.cluster, "caller", &["healthz", "proxy"])?;
+    secured_port::get(&exam.cluster.node.agent, "/healthz", Some(&token)).context("before other callers")?;
+    Ok(Box::new(Callers {
+        port,
+        token,
+        silent: Vec::new(),
+        hostile: Vec::new(),
+        is_over: Arc::new(AtomicBool::new(false)),
+        latency: Arc::default(),
+    }))
+}
+
+impl Callers {
+    fn stop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.silent.clear();
+        for thread in self.hostile.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Injected for Callers {
+    fn strike(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
+        for number in 0..HOSTILE {
+            let (port, over) = (self.port, Arc::clone(&self.is_over));
+            let opening = OPENINGS[number % OPENINGS.len()];
+            self.hostile.push(thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    annoy(port, opening);
+                }
+            }));
+        }
+        // A full queue of the kernel refuses some; the others count.
+        let connect = |_| TcpStream::connect_timeout(&self.port, Duration::from_secs(1)).ok();
+        self.silent = (0..SILENT).filter_map(connect).collect();
+        Ok(())
+    }
+
+    /// The caller with credentials takes its turn.
+    fn tick(&mut self, exam: &mut Exam, _since: Duration, _hold: Duration) -> anyhow::Result<()> {
+        let watch = Stopwatch::start();
+        let answer = secured_port::get(&exam.cluster.node.agent, "/healthz", Some(&self.token));
+        let mut latency = lock(&self.latency);
+        match answer {
+            Ok((200, _)) => latency.secs.push(watch.secs()),
+            Ok(_) | Err(_) => latency.failed += 1,
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
+        self.stop();
+        Ok(())
+    }
+
+    fn note(&self) -> String {
+        let mut latency = lock(&self.latency);
+        latency.secs.sort_by(f64::total_cmp);
+        let ms = |secs: Option<&f64>| secs.map_or("none".to_owned(), |secs| format!("{:.0} ms", secs * 1000.0));
+        let (median, max) = (latency.secs.get(latency.secs.len() / 2), latency.secs.last());
+        let (answered, failed) = (latency.secs.len(), latency.failed);
+        format!("with credentials: {answered} answered, median {}, max {}; {failed} failed", ms(median), ms(max))
+    }
+}
+
+impl Drop for Callers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Errors are what the agent should cause.
+fn annoy(port: SocketAddr, opening: &[u8]) {
+    let Ok(mut socket) = TcpStream::connect_timeout(&port, Duration::from_secs(1)) else {
+        thread::sleep(Duration::from_millis(100));
+        return;
+    };
+    let _ = socket.write_all(opening);
+    let _ = socket.set_read_timeout(Some(HELD));
+    let _ = socket.read(&mut [0; 64]);
+    // An agent that closes at once is not called in a busy loop: that would measure this machine, not the agent.
+    thread::sleep(Duration::from_millis(100));
+}
