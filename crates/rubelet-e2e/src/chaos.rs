@@ -87,7 +87,11 @@ pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
     for fault in &options.faults {
         let row = step(fault.name, || row(&mut exam, fault, options.hold));
         interrupt::check()?;
-        let row = row.unwrap_or_else(|err| Row::broken(fault, &format!("{err:#}")));
+        let row = row.or_else(|err| {
+            // The next fault must not find what this one left.
+            exam.abandon()?;
+            anyhow::Ok(Row::broken(fault, &format!("{err:#}")))
+        })?;
         println!("{}", row.to_markdown());
         report.push(row);
         exam.keep_log(fault.name);
@@ -112,7 +116,7 @@ fn row(exam: &mut Exam, fault: &'static Fault, hold: Duration) -> anyhow::Result
     let to = exam.now();
     held.and(ended)?;
     let watch = Stopwatch::start();
-    let wrong = exam.recover(RECOVERY_MEASURED)?;
+    let wrong = exam.recover(to, RECOVERY_MEASURED)?;
     let recovery = watch.elapsed();
     let note = injected.note();
     let row = Row {

@@ -97,11 +97,10 @@ impl Controls {
         Starts { secs, waiting: waiting.len() }
     }
 
-    /// Those that should run for this long already, and do not.
-    pub fn overdue(&self, secs: f64) -> Vec<String> {
-        let limit = self.now() - secs;
+    /// Those created before this time that do not run yet.
+    pub fn waiting_since(&self, before: f64) -> Vec<String> {
         let all = lock(&self.all);
-        let late = all.iter().filter(|control| control.running.is_none() && control.created < limit);
+        let late = all.iter().filter(|control| control.running.is_none() && control.created < before);
         late.map(|control| control.name.clone()).collect()
     }
 }

@@ -34,6 +34,7 @@ use crate::{
 /// Serves HTTP, and ends at SIGTERM.
 const SERVER: &str = "mkdir /www; echo ok > /www/index.html; httpd -p 8080 -h /www; \
      trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
+const STEADY: &str = "steady-";
 /// A start that takes this long is wrong once the fault is over.
 const OVERDUE_SECS: f64 = 10.0;
 /// The agent's root directory: room for all pods, and quick to fill.
@@ -110,7 +111,7 @@ impl Exam {
                 1 => json!({ "httpGet": { "port": 8080, "path": "/" } }),
                 _ => json!({ "tcpSocket": { "port": 8080 } }),
             };
-            self.create(&format!("steady-{number}"), &served(&self.cluster.name, &probe), Expected::Ready)?;
+            self.create(&format!("{STEADY}{number}"), &served(&self.cluster.name, &probe), Expected::Ready)?;
         }
         self.settle(Duration::from_secs(300))
     }
@@ -150,6 +151,12 @@ impl Exam {
         gone
     }
 
+    /// Removes the pods of a fault that broke off.
+    pub fn abandon(&mut self) -> anyhow::Result<()> {
+        let of_fault = self.expected.keys().filter(|name| !name.starts_with(STEADY));
+        self.remove(&of_fault.cloned().collect::<Vec<_>>())
+    }
+
     pub fn pod(&self, name: &str) -> anyhow::Result<PodSeen> {
         self.cluster.pod(name)
     }
@@ -157,15 +164,16 @@ impl Exam {
     /// Of the steady pods.
     pub fn restarts(&self) -> anyhow::Result<u64> {
         let pods = self.cluster.pods()?;
-        let steady = pods.iter().filter(|pod| pod.name().starts_with("steady-"));
+        let steady = pods.iter().filter(|pod| pod.name().starts_with(STEADY));
         Ok(steady.flat_map(PodSeen::container_statuses).filter_map(|status| status["restartCount"].as_u64()).sum())
     }
 
-    /// Waits until everything is right; returns how many things are wrong at the limit.
-    pub fn recover(&self, limit: Duration) -> anyhow::Result<usize> {
+    /// Waits until everything is right after a fault that ended at `ended`; returns how many things are wrong at the limit.
+    pub fn recover(&self, ended: f64, limit: Duration) -> anyhow::Result<usize> {
         let watch = Stopwatch::start();
         loop {
-            let wrong = self.wrong().unwrap_or_else(|err| vec![format!("{err:#}")]);
+            // Every control pod of the fault's time runs; later ones have their usual time.
+            let wrong = self.wrong(ended.max(self.now() - OVERDUE_SECS)).unwrap_or_else(|err| vec![format!("{err:#}")]);
             if wrong.is_empty() {
                 return Ok(0);
             }
@@ -179,18 +187,19 @@ impl Exam {
 
     pub fn settle(&self, limit: Duration) -> anyhow::Result<()> {
         interrupt::wait("everything is right", limit, || {
-            let wrong = self.wrong()?;
+            let wrong = self.wrong(self.now() - OVERDUE_SECS)?;
             ensure!(wrong.is_empty(), "{}", first(&wrong));
             Ok(())
         })
     }
 
-    fn wrong(&self) -> anyhow::Result<Vec<String>> {
+    /// `due` is when the youngest control pod that should run was created.
+    fn wrong(&self, due: f64) -> anyhow::Result<Vec<String>> {
         let runtime = RuntimeView::read(&self.cluster.node.bed)?;
         let pods = self.cluster.pods()?;
         let mut wrong = problems(&pods, &self.expected, &runtime);
-        let overdue = self.controls.overdue(OVERDUE_SECS);
-        wrong.extend(overdue.iter().map(|name| format!("{name} does not run {OVERDUE_SECS} s after its creation")));
+        let late = self.controls.waiting_since(due);
+        wrong.extend(late.iter().map(|name| format!("{name} does not run yet")));
         let ready = self.cluster.node_condition("Ready")?;
         if ready["status"] != "True" {
             wrong.push(format!("the node is not ready: {ready}"));

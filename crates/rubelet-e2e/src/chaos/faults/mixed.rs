@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-use super::{Injected, KillAgent, RuntimeKilled, network, storage};
+use super::{Injected, RuntimeKilled, callers, network, storage};
 use crate::chaos::exam::Exam;
 
 #[derive(Debug)]
 struct Mixed(Vec<Box<dyn Injected>>);
 
-/// What does not exclude each other: a hanging mount, a dead resolver, cut connections, and kills of both programs.
+/// A hanging mount, a dead resolver, cut connections, kills of the runtime, and callers. The agent is not killed: a new process
+/// has none of the blocked threads of the old one, so kills would hide what the others do.
 pub fn begin(exam: &mut Exam) -> anyhow::Result<Box<dyn Injected>> {
     Ok(Box::new(Mixed(vec![
         storage::hung_mount(exam)?,
         network::dead_resolver(exam)?,
         network::api_resets(exam)?,
+        callers::begin(exam)?,
         Box::new(RuntimeKilled::default()),
-        Box::new(KillAgent::default()),
     ])))
 }
 
