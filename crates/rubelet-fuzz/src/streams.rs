@@ -6,7 +6,11 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use rubelet::fuzzing::{self, Received};
 use rubelet_core::time::{Now, Uptime};
-use rubelet_kube::fuzzing::{api_error, watch_events};
+use rubelet_kube::{
+    error_chain,
+    fuzzing::{api_error, watch_events},
+    port::WatchEvent,
+};
 
 use crate::choice;
 
@@ -39,12 +43,15 @@ fn framed(data: &[u8], most_held: usize, receive: fn(&[u8], usize) -> Received) 
 pub(crate) fn api_response(data: &[u8]) -> Option<()> {
     let (first, body) = choice(data);
     let code = StatusCode::from_u16(400 + u16::from(first)).expect("three digits");
-    let error = api_error(code, &HeaderMap::new(), body);
-    assert!(error.message.starts_with("get /: "));
+    let error = api_error(code, &HeaderMap::new(), body).to_string();
+    assert!(error.starts_with("get /: "));
     // A character that is not UTF-8 is replaced by one of three bytes.
-    assert!(error.message.len() <= body.len() * 3 + ERROR_OVERHEAD);
-    let at_once = watch_events(body, usize::MAX);
-    assert_eq!(watch_events(body, usize::from(first)), at_once);
+    assert!(error.len() <= body.len() * 3 + ERROR_OVERHEAD);
+    let received = |part| -> Vec<Result<WatchEvent, String>> {
+        watch_events(body, part).into_iter().map(|event| event.map_err(|error| error_chain(&error))).collect()
+    };
+    let at_once = received(usize::MAX);
+    assert_eq!(received(usize::from(first)), at_once);
     assert!(at_once.len() <= body.iter().filter(|byte| **byte == b'\n').count());
     at_once.first()?.as_ref().ok().map(drop)
 }

@@ -144,12 +144,12 @@ pub async fn log_files(logs_dir: &Path, tail: Option<u64>) -> io::Result<Vec<u8>
 
 /// The end of a certificate's validity.
 pub fn certificate_end(der: &[u8]) -> Result<Timestamp, String> {
-    Leaf::parse(&CertificateDer::from(der)).map(|leaf| leaf.not_after)
+    Leaf::parse(&CertificateDer::from(der)).map(|leaf| leaf.not_after).map_err(|error| error.to_string())
 }
 
 /// A chain with its key, and the first end of all its certificates.
 pub fn certificate_pair(pem: &[u8]) -> (Result<(), String>, Result<Timestamp, String>) {
-    (Leaf::of_pair(pem).map(drop), first_end(pem))
+    (Leaf::of_pair(pem).map(drop).map_err(|error| error.to_string()), first_end(pem).map_err(|error| error.to_string()))
 }
 
 /// The tail and the byte limit of a query of `/containerLogs`.

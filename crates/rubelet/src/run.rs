@@ -80,14 +80,14 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let running = start(&world, inputs(options, reporting.clone(), (own_files, lease_thread.handle.clone()))?);
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
-    let (secured, tls) = Secured::new(
+    let secured = Secured::new(
         options,
         &world,
         server_context(options, &world, &running.handles, (&reporting.machine, lanes)),
         certs::serving_files(options)?,
     );
     servers.spawn(server.serve(secured.context.clone(), stop.clone()));
-    servers.spawn(secured::serve(port, tls, secured, stop.clone()));
+    servers.spawn(secured::serve(port, secured, stop.clone()));
     let mut rotations = JoinSet::new();
     certs::start(options, &world, cluster_client, &mut rotations).await?;
     let settings = &world.settings;

@@ -33,6 +33,7 @@ mod metrics_encoding;
 pub(crate) mod read_only;
 pub(crate) mod secured;
 mod stats;
+mod unauthenticated;
 pub(crate) mod views;
 
 use admin::AdminSocket;

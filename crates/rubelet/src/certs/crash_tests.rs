@@ -19,7 +19,7 @@ use rubelet_host::{
     linux::LinuxHost,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        Projected, Projection, ReadError,
+        Projected, Projection, ReadError, TcpCheck,
     },
     watch::Hints,
 };
@@ -114,7 +114,7 @@ killed_host! {
         has_cgroup(path: &Path) -> io::Result<bool>;
         watch_dir(path: &Path) -> io::Result<Hints>;
         check_http(check: &HttpCheck) -> Result<FetchResponse, CheckError>;
-        check_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<()>;
+        check_tcp(check: &TcpCheck) -> io::Result<()>;
         check_grpc(check: &GrpcCheck) -> Result<(), GrpcFailure>;
         fetch(request: &FetchRequest) -> io::Result<FetchResponse>;
     }

@@ -1,19 +1,21 @@
 //! One accept loop for every listener.
 //!
 //! Owns: the maximum number of connections, the timeouts of a peer, how the loop ends. A slow or silent peer costs one
-//! task and one slot, and only for a limited time.
+//! task and one slot, and only for a limited time. Limits before authentication are in `unauthenticated.rs`.
 
 use std::{
     convert::Infallible,
     fmt,
     future::ready,
     io,
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request};
+use http::Extensions;
 use http_body_util::BodyExt as _;
 use hyper::{
     body::Incoming,
@@ -24,7 +26,6 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -36,6 +37,10 @@ use tokio_util::sync::CancellationToken;
 use tower::{ServiceExt, service_fn};
 use tracing::debug;
 
+use super::unauthenticated::{
+    Connection, Counted, PeerAddress, UNAUTHENTICATED, Unauthenticated, UnauthenticatedLimits,
+};
+
 /// Concurrent streams of one HTTP/2 connection, as Go's server.
 const HTTP2_STREAMS: u32 = 250;
 /// A peer that resets so many streams, or causes us to, is disconnected (CVE-2023-44487).
@@ -46,10 +51,14 @@ const HTTP2_HEAD_BYTES: u32 = 64 << 10;
 /// The receive windows per stream and in total, and the send buffer per stream: no route here takes a large body.
 const HTTP2_WINDOW_BYTES: u32 = 64 << 10;
 
+/// How long an authenticated caller waits for a place.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// Limits per listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Maximum number of connections; more wait in the kernel's backlog.
+    /// Maximum number of connections; more wait in the kernel's backlog. With `unauthenticated`, of authenticated ones;
+    /// more wait for their first response.
     pub connections: usize,
     /// A request's head must be complete this long after the connection opened or became idle.
     pub head_timeout: Duration,
@@ -59,6 +68,8 @@ pub(crate) struct Limits {
     pub answer: Duration,
     /// A connection older than this is closed, even during a response.
     pub lifetime: Option<Duration>,
+    /// For a port with authentication.
+    pub unauthenticated: Option<UnauthenticatedLimits>,
 }
 
 impl Limits {
@@ -70,6 +81,7 @@ impl Limits {
         head_bytes: 32 << 10,
         answer: Duration::from_secs(300),
         lifetime: Some(Duration::from_secs(300)),
+        unauthenticated: None,
     };
 
     /// For the authenticated port. A command may be as long as a request's head, streams last as long as
@@ -80,6 +92,7 @@ impl Limits {
         head_bytes: (1 << 20) + 4096,
         answer: Duration::from_secs(4 * 3600),
         lifetime: None,
+        unauthenticated: Some(UNAUTHENTICATED),
     };
 
     /// For the root-only socket. `--watch` and `logs -f` last as long as their reader stays.
@@ -89,6 +102,7 @@ impl Limits {
         head_bytes: 16 << 10,
         answer: Duration::MAX,
         lifetime: None,
+        unauthenticated: None,
     };
 }
 
@@ -100,6 +114,11 @@ pub(crate) trait Accept {
     /// Must be cancel safe.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Raw>> + Send;
 
+    /// The peer's address, for limits before authentication.
+    fn address(&self, _raw: &Self::Raw) -> Option<IpAddr> {
+        None
+    }
+
     /// The handshake before the first request, in the connection's own task: a slow peer delays no other.
     fn open(&self, raw: Self::Raw) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static;
 }
@@ -109,12 +128,15 @@ pub(crate) trait Accept {
 pub(crate) struct Opened<S> {
     pub stream: S,
     pub protocol: Protocol,
-    pub peer: Peer,
+    /// The handshake has authenticated the peer.
+    pub is_authenticated: bool,
+    /// For every request.
+    pub extensions: Extensions,
 }
 
 impl<S> Opened<S> {
     pub(crate) fn plain(stream: S) -> Self {
-        Opened { stream, protocol: Protocol::Http1, peer: Peer::default() }
+        Opened { stream, protocol: Protocol::Http1, is_authenticated: false, extensions: Extensions::new() }
     }
 }
 
@@ -122,12 +144,6 @@ impl<S> Opened<S> {
 pub(crate) enum Protocol {
     Http1,
     Http2,
-}
-
-/// The peer's certificates, not verified yet. In every request's extensions.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Peer {
-    pub certificates: Arc<[CertificateDer<'static>]>,
 }
 
 /// The work after a response `101 Switching Protocols`, in the connection's own task: so it keeps
@@ -179,24 +195,32 @@ impl Accept for TcpListener {
 /// Serves until `stop`, then gives open connections a second to finish their responses.
 pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limits, stop: &CancellationToken) {
     let places = Arc::new(Semaphore::new(limits.connections));
+    let unauthenticated = limits.unauthenticated.map(Unauthenticated::new);
     let mut open = JoinSet::new();
     loop {
         // Cancel safe: dropping an acquired slot or an unfinished accept loses nothing.
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            accepted = next(listener, &places) => accepted,
+            accepted = next(listener, &places, unauthenticated.as_ref()) => accepted,
         };
         while open.try_join_next().is_some() {}
         match accepted {
-            Ok((raw, place)) => {
+            Ok((raw, connection)) => {
                 let (opening, router, stop) = (listener.open(raw), router.clone(), stop.clone());
                 open.spawn(async move {
-                    match opening.await {
-                        Ok(opened) => converse(opened, router, limits, stop).await,
-                        Err(error) => debug!(error = %error, "connection setup failed"),
+                    let served = async {
+                        match opening.await {
+                            Ok(opened) => converse(opened, router, limits, connection.clone(), stop).await,
+                            Err(error) => debug!(error = %error, "connection setup failed"),
+                        }
+                    };
+                    // Cancel safe: a connection that has to go loses its response.
+                    tokio::select! {
+                        biased;
+                        () = connection.closed() => debug!("unauthenticated connection closed for another one"),
+                        () = served => {}
                     }
-                    drop(place);
                 });
             }
             Err(error) => {
@@ -210,26 +234,43 @@ pub(crate) async fn serve<L: Accept>(listener: &L, router: Router, limits: Limit
     open.shutdown().await;
 }
 
-type Place = tokio::sync::OwnedSemaphorePermit;
-
-/// The slot comes first, so that a peer without one waits in the backlog at no cost.
-async fn next<L: Accept>(listener: &L, places: &Arc<Semaphore>) -> io::Result<(L::Raw, Place)> {
-    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
-    Ok((listener.accept().await?, place))
+/// Without authentication the slot comes first, so that a peer without one waits in the backlog at no cost. With it every
+/// connection is accepted: the one that is closed for it is known only then.
+async fn next<L: Accept>(
+    listener: &L,
+    places: &Arc<Semaphore>,
+    unauthenticated: Option<&Arc<Unauthenticated>>,
+) -> io::Result<(L::Raw, Connection)> {
+    let Some(unauthenticated) = unauthenticated else {
+        let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+        return Ok((listener.accept().await?, Connection::open(places, place)));
+    };
+    // A burst of connections must not be accepted before those in their handshake make progress.
+    tokio::task::yield_now().await;
+    unauthenticated.room().await;
+    let raw = listener.accept().await?;
+    let address = listener.address(&raw).map_or(PeerAddress::UNKNOWN, PeerAddress::from);
+    Ok((raw, unauthenticated.admit(address, places)))
 }
 
-async fn converse<S>(opened: Opened<S>, router: Router, limits: Limits, stop: CancellationToken)
+async fn converse<S>(opened: Opened<S>, router: Router, limits: Limits, connection: Connection, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Opened { stream, protocol, peer } = opened;
+    let Opened { stream, protocol, is_authenticated, mut extensions } = opened;
     let after = AfterUpgrade::default();
-    let extensions = (peer, after.clone());
+    // More connections than places wait here.
+    if is_authenticated && timeout(PLACE_TIMEOUT, connection.authenticate()).await.is_err() {
+        return;
+    }
+    extensions.insert(after.clone());
+    extensions.insert(connection.clone());
     let (busy, requests) = watch::channel(0);
+    let served = connection.clone();
     let service = TowerToHyperService::new(service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(extensions.0.clone());
-        request.extensions_mut().insert(extensions.1.clone());
-        let (router, serving) = (router.clone(), Serving::start(&busy));
+        request.extensions_mut().extend(extensions.clone());
+        served.add_bytes(head_bytes(&request));
+        let (router, serving) = (router.clone(), Serving::start(&busy, &served));
         async move {
             let answer = router.oneshot(request.map(Body::new)).await?;
             // Until the last byte of the response is written.
@@ -241,36 +282,26 @@ where
             }))
         }
     }));
-    let io = TokioIo::new(stream);
+    let io = TokioIo::new(Counted { stream, connection: connection.clone() });
+    // A connection that a token authenticates later keeps them: hyper cannot change them.
+    let stricter = limits.unauthenticated.filter(|_| !connection.is_authenticated());
+    let expired = unauthenticated_too_long(stricter, requests.clone(), &connection);
     let ended = match protocol {
         Protocol::Http1 => {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(limits.head_timeout)
-                .max_buf_size(limits.head_bytes)
-                .half_close(false)
-                .serve_connection(io, service)
-                .with_upgrades();
+            let head_bytes = stricter.map_or(limits.head_bytes, |stricter| stricter.head_bytes);
+            let http1 = http1_builder(limits, head_bytes).serve_connection(io, service).with_upgrades();
             // Hyper itself closes connections without a head. There is one request at a time.
             let overdue = stays(|requests| requests > 0, limits.answer, requests);
-            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, overdue, &stop)).await
+            let ending = ending(limits, (overdue, expired), &stop);
+            until_over(http1, |http1| http1.graceful_shutdown(), ending, connection.refused()).await
         }
         Protocol::Http2 => {
-            let connection = http2::Builder::new(Streams { answer: limits.answer })
-                .timer(TokioTimer::new())
-                .max_header_list_size(HTTP2_HEAD_BYTES)
-                .initial_connection_window_size(HTTP2_WINDOW_BYTES)
-                .initial_stream_window_size(HTTP2_WINDOW_BYTES)
-                .max_send_buf_size(HTTP2_WINDOW_BYTES as usize)
-                .max_concurrent_streams(HTTP2_STREAMS)
-                .max_pending_accept_reset_streams(HTTP2_RESETS)
-                .max_local_error_reset_streams(HTTP2_RESETS)
-                .keep_alive_interval(limits.head_timeout)
-                .keep_alive_timeout(limits.head_timeout)
-                .serve_connection(io, service);
+            let streams = stricter.map_or(HTTP2_STREAMS, |stricter| stricter.http2_streams);
+            let http2 = http2_builder(limits, streams).serve_connection(io, service);
             // A peer could keep its slot by answering pings alone.
             let quiet = stays(|requests| requests == 0, limits.head_timeout, requests);
-            until_over(connection, |connection| connection.graceful_shutdown(), ending(limits, quiet, &stop)).await
+            let ending = ending(limits, (quiet, expired), &stop);
+            until_over(http2, |http2| http2.graceful_shutdown(), ending, connection.refused()).await
         }
     };
     if let Err(error) = ended {
@@ -287,19 +318,60 @@ where
     }
 }
 
+fn http1_builder(limits: Limits, head_bytes: usize) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(head_bytes)
+        .half_close(false);
+    builder
+}
+
+fn http2_builder(limits: Limits, streams: u32) -> http2::Builder<Streams> {
+    let mut builder = http2::Builder::new(Streams { answer: limits.answer });
+    builder
+        .timer(TokioTimer::new())
+        .max_header_list_size(HTTP2_HEAD_BYTES)
+        .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+        .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+        .max_send_buf_size(HTTP2_WINDOW_BYTES as usize)
+        .max_concurrent_streams(streams)
+        .max_pending_accept_reset_streams(HTTP2_RESETS)
+        .max_local_error_reset_streams(HTTP2_RESETS)
+        .keep_alive_interval(limits.head_timeout)
+        .keep_alive_timeout(limits.head_timeout);
+    builder
+}
+
+/// The size of a decoded head: HTTP/2 may send a large one in a few bytes.
+fn head_bytes(request: &Request<Incoming>) -> usize {
+    let (uri, headers) = (request.uri(), request.headers());
+    let target = uri.path_and_query().map_or(0, |target| target.as_str().len());
+    target + headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>()
+}
+
 /// One running request.
-struct Serving(watch::Sender<usize>);
+struct Serving {
+    busy: watch::Sender<usize>,
+    connection: Connection,
+}
 
 impl Serving {
-    fn start(busy: &watch::Sender<usize>) -> Self {
+    fn start(busy: &watch::Sender<usize>, connection: &Connection) -> Self {
         busy.send_modify(|requests| *requests += 1);
-        Serving(busy.clone())
+        Serving { busy: busy.clone(), connection: connection.clone() }
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.send_modify(|requests| *requests -= 1);
+        self.busy.send_modify(|requests| {
+            *requests -= 1;
+            if *requests == 0 {
+                self.connection.release_bytes();
+            }
+        });
     }
 }
 
@@ -333,8 +405,28 @@ async fn stays(is_so: fn(usize) -> bool, limit: Duration, mut requests: watch::R
     }
 }
 
+/// Completes when a caller took too long to authenticate.
+async fn unauthenticated_too_long(
+    limits: Option<UnauthenticatedLimits>,
+    requests: watch::Receiver<usize>,
+    connection: &Connection,
+) {
+    let Some(limits) = limits else { return std::future::pending().await };
+    // Cancel safe: none of them holds data.
+    tokio::select! {
+        biased;
+        () = connection.authenticated() => std::future::pending().await,
+        () = sleep(limits.lifetime) => {}
+        () = stays(|requests| requests == 0, limits.head_timeout, requests) => {}
+    }
+}
+
 /// Completes when a connection has to end.
-async fn ending(limits: Limits, over: impl Future<Output = ()>, stop: &CancellationToken) {
+async fn ending(
+    limits: Limits,
+    (over, expired): (impl Future<Output = ()>, impl Future<Output = ()>),
+    stop: &CancellationToken,
+) {
     let too_old = async {
         match limits.lifetime {
             Some(lifetime) => sleep(lifetime).await,
@@ -347,20 +439,31 @@ async fn ending(limits: Limits, over: impl Future<Output = ()>, stop: &Cancellat
         () = stop.cancelled() => {}
         () = too_old => {}
         () = over => {}
+        () = expired => {}
     }
 }
 
+/// Serves until the connection ends. `ending` ends it at once, `refused` when its running responses are complete.
 async fn until_over<C: Future<Output = hyper::Result<()>>>(
     connection: C,
     shut_down: impl Fn(Pin<&mut C>),
     ending: impl Future<Output = ()>,
+    refused: impl Future<Output = ()>,
 ) -> hyper::Result<()> {
-    let mut connection = std::pin::pin!(connection);
-    // Cancel safe: the connection is pinned outside and polled on below; the other holds no data.
+    let (mut connection, mut ending) = (std::pin::pin!(connection), std::pin::pin!(ending));
+    // Cancel safe: both are pinned outside and polled on below; the third holds no data.
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => Some(ended),
-        () = ending => None,
+        () = ending.as_mut() => None,
+        () = refused => {
+            shut_down(connection.as_mut());
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => Some(ended),
+                () = ending => None,
+            }
+        }
     };
     match ended {
         Some(ended) => ended,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::{
     Json, Router,
     extract::{Path, Request, State},
-    http::{StatusCode, request::Parts},
+    http::{HeaderValue, StatusCode, Version, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::any,
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) mod authentication;
 pub(crate) mod authorization;
+mod certificates;
 mod checkpoint;
 pub(crate) mod logs;
 mod pages;
@@ -31,19 +32,21 @@ pub(crate) mod streaming;
 pub(crate) mod system_logs;
 mod target;
 pub(crate) mod tls;
+mod turns;
 mod zpages;
 
 use authentication::{Authentication, Identity};
 use authorization::{Authorization, subresources_of, verb_of};
 use pages::Pages;
-use tls::{Tls, TlsListener};
+use tls::TlsListener;
 
 use super::{
     ServerContext,
     admin::Explanation,
-    connections::{self, Limits, Peer},
+    connections::{self, Limits},
     health::text,
     read_only::{self, only},
+    unauthenticated::{Connection, PeerAddress},
     views,
 };
 use crate::metrics::http::{Port, count};
@@ -70,8 +73,9 @@ impl std::fmt::Debug for Secured {
 }
 
 /// Serves until `stop`.
-pub(crate) async fn serve(listener: TcpListener, tls: Arc<Tls>, secured: Secured, stop: CancellationToken) {
-    let listener = TlsListener { listener, tls };
+pub(crate) async fn serve(listener: TcpListener, secured: Secured, stop: CancellationToken) {
+    let certificates = secured.guard.authentication.certificates.clone();
+    let listener = TlsListener { listener, certificates };
     connections::serve(&listener, router(secured), Limits::SECURED_PORT, &stop).await;
 }
 
@@ -146,17 +150,23 @@ impl IntoResponse for HttpError {
 /// The auth filter.
 async fn auth_filter(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
-    match guard.judge(&head).await {
-        Ok(()) => next.run(Request::from_parts(head, body)).await,
-        Err(refusal) => refusal.into_response(),
+    let connection = head.extensions.get::<Connection>().cloned().expect("the accept loop adds it");
+    let refusal = match guard.judge(&head, &connection).await {
+        Ok(()) => return next.run(Request::from_parts(head, body)).await,
+        Err(refusal) => refusal,
+    };
+    let is_last = refusal.0 == StatusCode::UNAUTHORIZED && connection.refuse();
+    let mut response = refusal.into_response();
+    if is_last && head.version <= Version::HTTP_11 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    response
 }
 
 impl Guard {
-    async fn judge(&self, head: &Parts) -> Result<(), HttpError> {
+    async fn judge(&self, head: &Parts, connection: &Connection) -> Result<(), HttpError> {
         let unauthorized = || HttpError(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
-        let peer = head.extensions.get::<Peer>().cloned().unwrap_or_default();
-        let who = match self.authentication.identify(&peer, &head.headers).await {
+        let who = match self.authentication.identify(head, connection.address()).await {
             Ok(Some(who)) => who,
             Ok(None) => return Err(unauthorized()),
             Err(error) => {
@@ -164,10 +174,19 @@ impl Guard {
                 return Err(unauthorized());
             }
         };
-        self.authorize(&who, &head.method, head.uri.path()).await
+        // Where everything is allowed, an anonymous caller is as good as another; elsewhere it remains unauthenticated.
+        if !who.is_anonymous() || matches!(self.authorization, Authorization::AlwaysAllow) {
+            connection.authenticate().await;
+        }
+        self.authorize((&who, connection.address()), &head.method, head.uri.path()).await
     }
 
-    async fn authorize(&self, who: &Identity, method: &Method, path: &str) -> Result<(), HttpError> {
+    async fn authorize(
+        &self,
+        (who, peer): (&Identity, PeerAddress),
+        method: &Method,
+        path: &str,
+    ) -> Result<(), HttpError> {
         let (verb, subresources) = (verb_of(method), subresources_of(path));
         let forbidden = || {
             let (user, subresources) = (&who.user, subresources.join(" "));
@@ -181,7 +200,7 @@ impl Guard {
             Authorization::Webhook(authorizer) => authorizer,
         };
         for subresource in &subresources {
-            match authorizer.allow(who, verb, subresource).await {
+            match authorizer.allow((who, peer), verb, subresource).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => {

@@ -238,7 +238,13 @@ impl Meter {
         let hosts = self.paths.pod_dir(&pod.uid).join("etc-hosts");
         let hosts = self.on_device(&hosts, |path, _| disk::file_usage(path)).await.unwrap_or_default();
         let volumes = if self.with_volumes { self.volumes(&pod.uid).await } else { Vec::new() };
-        PodDisk { at: Timestamp::default(), counted: Uptime::default(), volumes, logs, others: others.saturating_add(hosts) }
+        PodDisk {
+            at: Timestamp::default(),
+            counted: Uptime::default(),
+            volumes,
+            logs,
+            others: others.saturating_add(hosts),
+        }
     }
 
     /// `<plugin>/<volume>`; a volume that cannot be measured is omitted.

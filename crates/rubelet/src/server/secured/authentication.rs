@@ -3,21 +3,22 @@
 //! Owns: the order of the authenticators, and what a failure of one of them means. Never: authorization.
 //! Upstream: `BuildAuth` of `cmd/kubelet/app/auth.go`, `apiserver/pkg/authentication` (x509, bearertoken, union, anonymous).
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, header, request::Parts};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use rubelet_kube::{
     calls, error_chain,
     port::{Lane, ObjectPath},
 };
-use rustls::pki_types::{CertificateDer, UnixTime};
 use sha2::{Digest as _, Sha256};
 
-use super::{reviews::Reviews, tls::Tls};
+use super::{
+    certificates::{CertificateAuthenticator, ClientCertificates},
+    reviews::Reviews,
+};
 use crate::{
-    certs::leaf::Leaf,
-    server::connections::Peer,
+    server::unauthenticated::PeerAddress,
     world::{Clock, Cluster},
 };
 
@@ -44,7 +45,11 @@ impl Identity {
         }
     }
 
-    fn authenticated(mut self) -> Self {
+    pub(super) fn is_anonymous(&self) -> bool {
+        *self == Identity::anonymous()
+    }
+
+    pub(super) fn authenticated(mut self) -> Self {
         if !self.groups.iter().any(|group| group == AUTHENTICATED) {
             self.groups.push(AUTHENTICATED.to_owned());
         }
@@ -54,25 +59,26 @@ impl Identity {
 
 #[derive(Debug)]
 pub(crate) struct Authentication {
-    pub tls: Arc<Tls>,
+    pub certificates: Arc<CertificateAuthenticator>,
     /// TokenReview requests: `authentication.webhook`.
     pub tokens: Option<TokenReviewer>,
     /// `authentication.anonymous.enabled`.
     pub anonymous: bool,
-    pub clock: Clock,
 }
 
 impl Authentication {
     /// `Ok(None)`: no credentials, and anonymous requests are disabled. An error: the credentials are invalid.
-    pub(crate) async fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Option<Identity>, String> {
+    pub(crate) async fn identify(&self, head: &Parts, peer: PeerAddress) -> Result<Option<Identity>, String> {
         let mut failures = Vec::new();
-        match self.by_certificate(&peer.certificates).await {
-            Ok(Some(identity)) => return Ok(Some(identity.authenticated())),
-            Ok(None) => {}
-            Err(failure) => failures.push(failure),
+        if let Some(shown) = head.extensions.get::<ClientCertificates>() {
+            match self.certificates.identify(shown).await {
+                Ok(Some(identity)) => return Ok(Some(identity)),
+                Ok(None) => {}
+                Err(failure) => failures.push(failure),
+            }
         }
-        if let (Some(tokens), Some(token)) = (&self.tokens, bearer_token(headers)) {
-            match tokens.identify(token).await {
+        if let (Some(tokens), Some(token)) = (&self.tokens, bearer_token(&head.headers)) {
+            match tokens.identify(token, peer).await {
                 Ok(Some(identity)) => return Ok(Some(identity.authenticated())),
                 Ok(None) => failures.push("invalid bearer token".to_owned()),
                 Err(failure) => failures.push(failure),
@@ -83,36 +89,6 @@ impl Authentication {
             false => Err(failures.join(", ")),
         }
     }
-
-    /// The user name is the certificate's common name, the groups its organizations.
-    async fn by_certificate(&self, shown: &[CertificateDer<'static>]) -> Result<Option<Identity>, String> {
-        let [leaf, intermediates @ ..] = shown else { return Ok(None) };
-        let verifier = self.tls.client_verifier().await.map_err(|error| error.to_string())?;
-        let Some(verifier) = verifier else { return Ok(None) };
-        let seconds = u64::try_from(self.clock.now().wall.as_second()).unwrap_or(0);
-        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        let verified = verifier.verify_client_cert(leaf, intermediates, now);
-        verified.map_err(|error| format!("the client certificate: {error}"))?;
-        let read = Leaf::parse(leaf).map_err(|error| error_chain(&error))?;
-        if read.common_name.is_empty() {
-            return Ok(None);
-        }
-        let credential = ("authentication.kubernetes.io/credential-id".to_owned(), vec![fingerprint(leaf)]);
-        Ok(Some(Identity {
-            user: read.common_name,
-            uid: String::new(),
-            groups: read.organizations,
-            extra: [credential].into(),
-        }))
-    }
-}
-
-fn fingerprint(certificate: &CertificateDer<'_>) -> String {
-    let mut text = "X509SHA256=".to_owned();
-    for byte in Sha256::digest(certificate.as_ref()) {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
@@ -132,10 +108,10 @@ pub(crate) struct TokenReviewer {
 
 impl TokenReviewer {
     pub(crate) fn new(cluster: Cluster, keep: Duration, clock: Clock) -> Self {
-        TokenReviewer { cluster, keep, known: Reviews::new(clock) }
+        TokenReviewer { cluster, keep, known: Reviews::new(clock, Option::is_some) }
     }
 
-    async fn identify(&self, token: &str) -> Result<Option<Identity>, String> {
+    async fn identify(&self, token: &str, peer: PeerAddress) -> Result<Option<Identity>, String> {
         let ask = async {
             let review = TokenReview {
                 spec: TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() },
@@ -152,7 +128,7 @@ impl TokenReviewer {
             let user = status.user.filter(|_| status.authenticated == Some(true));
             Ok((user.map(identity_of), self.keep))
         };
-        self.known.get(Sha256::digest(token).into(), ask).await
+        self.known.get(Sha256::digest(token).into(), peer, ask).await
     }
 }
 

@@ -19,7 +19,10 @@ use super::{
     authentication::{ASK, Identity},
     reviews::Reviews,
 };
-use crate::world::{Clock, Cluster};
+use crate::{
+    server::unauthenticated::PeerAddress,
+    world::{Clock, Cluster},
+};
 
 /// `authorization.mode`.
 #[derive(Debug)]
@@ -90,11 +93,16 @@ impl WebhookAuthorizer {
             node_name: node_name.to_owned(),
             keep_allowed,
             keep_denied,
-            known: Reviews::new(clock),
+            known: Reviews::new(clock, |is_allowed| *is_allowed),
         }
     }
 
-    pub(crate) async fn allow(&self, who: &Identity, verb: &str, subresource: &str) -> Result<bool, String> {
+    pub(crate) async fn allow(
+        &self,
+        (who, peer): (&Identity, PeerAddress),
+        verb: &str,
+        subresource: &str,
+    ) -> Result<bool, String> {
         let review = self.question(who, verb, subresource);
         let key = serde_json::to_vec(&review.spec).map_err(|error| error.to_string())?;
         let ask = async {
@@ -109,7 +117,7 @@ impl WebhookAuthorizer {
             }
             Ok((allowed, if allowed { self.keep_allowed } else { self.keep_denied }))
         };
-        self.known.get(Sha256::digest(key).into(), ask).await
+        self.known.get(Sha256::digest(key).into(), peer, ask).await
     }
 
     fn question(&self, who: &Identity, verb: &str, subresource: &str) -> SubjectAccessReview {

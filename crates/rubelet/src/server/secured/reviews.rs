@@ -1,7 +1,7 @@
 //! A cache of reviews by the API server.
 //!
-//! Owns: how long a review is cached, sharing one request between concurrent callers, the maximum of running requests and of
-//! entries.
+//! Owns: how long a review is cached, sharing one request between concurrent callers, the maximum of running and waiting
+//! requests and of entries.
 //! Upstream: `cachedTokenAuthenticator`, the LRU of the authorizer's webhook.
 
 use std::{
@@ -11,9 +11,10 @@ use std::{
 };
 
 use rubelet_core::time::Uptime;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::OnceCell;
 
-use crate::world::Clock;
+use super::turns::{TurnLimits, Turns};
+use crate::{server::unauthenticated::PeerAddress, world::Clock};
 
 /// A token or a set of attributes, as SHA-256: the cache holds no secret.
 pub(super) type Question = [u8; 32];
@@ -21,13 +22,21 @@ pub(super) type Question = [u8; 32];
 /// Enough for every monitor and controller that calls a node, and small if a client tries many tokens.
 const KEPT: usize = 1024;
 
-/// Running reviews; more wait. A client that tries many tokens delays only other uncached tokens.
-const ASKED_AT_ONCE: usize = 32;
+/// A client that tries many tokens delays its own address only: a quarter of the reviews may be for one address. As many
+/// wait as unauthenticated connections may be open, as long as a review may take.
+const REVIEWS: TurnLimits = TurnLimits {
+    running: 32,
+    running_per_address: 8,
+    waiting: 256,
+    waiting_per_address: 32,
+    wait_timeout: Duration::from_secs(10),
+};
 
 #[derive(Debug)]
 pub(super) struct Reviews<T> {
     clock: Clock,
-    turns: Semaphore,
+    turns: Arc<Turns>,
+    is_positive: fn(&T) -> bool,
     answers: Mutex<BTreeMap<Question, Arc<OnceCell<Answer<T>>>>>,
 }
 
@@ -38,19 +47,21 @@ struct Answer<T> {
 }
 
 impl<T: Clone> Reviews<T> {
-    pub(super) fn new(clock: Clock) -> Self {
-        Reviews { clock, turns: Semaphore::new(ASKED_AT_ONCE), answers: Mutex::default() }
+    /// Positive answers stay in a full cache: clients without credentials cannot cause them.
+    pub(super) fn new(clock: Clock, is_positive: fn(&T) -> bool) -> Self {
+        Reviews { clock, turns: Turns::new(REVIEWS), is_positive, answers: Mutex::default() }
     }
 
     /// The cached review, or the result of `ask` with its cache time. An error is not cached.
-    pub(super) async fn get<E>(
+    pub(super) async fn get(
         &self,
         question: Question,
-        ask: impl Future<Output = Result<(T, Duration), E>>,
-    ) -> Result<T, E> {
+        peer: PeerAddress,
+        ask: impl Future<Output = Result<(T, Duration), String>>,
+    ) -> Result<T, String> {
         let cell = self.cell(question);
         let asked = cell.get_or_try_init(|| async {
-            let _turn = self.turns.acquire().await.expect("the semaphore is never closed");
+            let _turn = self.turns.acquire(peer).await?;
             let (answer, keep) = ask.await?;
             Ok(Answer { answer, until: self.clock.now().uptime + keep })
         });
@@ -75,7 +86,13 @@ impl<T: Clone> Reviews<T> {
         }
         if answers.len() >= KEPT {
             // Waiting callers hold the entry itself; eviction only removes it from the cache.
-            answers.pop_first();
+            let is_positive =
+                |cell: &OnceCell<Answer<T>>| cell.get().is_some_and(|kept| (self.is_positive)(&kept.answer));
+            let other = answers.iter().find(|(_, cell)| !is_positive(cell)).map(|(key, _)| *key);
+            match other {
+                Some(key) => answers.remove(&key),
+                None => answers.pop_first().map(|(_, cell)| cell),
+            };
         }
         let cell = Arc::new(OnceCell::new());
         answers.insert(question, cell.clone());
@@ -96,30 +113,40 @@ mod tests {
 
     use super::*;
 
+    const PEER: PeerAddress = PeerAddress::UNKNOWN;
+
+    /// Zero is the negative answer.
     fn reviews() -> Reviews<u32> {
-        Reviews::new(Clock::simulated(jiff::Timestamp::UNIX_EPOCH, Arc::default()))
+        Reviews::new(Clock::simulated(jiff::Timestamp::UNIX_EPOCH, Arc::default()), |answer| *answer > 0)
+    }
+
+    fn numbered(number: u32) -> Question {
+        let mut question = [0; 32];
+        question[..4].copy_from_slice(&number.to_le_bytes());
+        question
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_holds_for_its_time_and_an_error_not_at_all() {
         let reviews = reviews();
         let keep = Duration::from_secs(10);
-        assert_eq!(reviews.get([1; 32], async { Err("away") }).await, Err("away"));
-        assert_eq!(reviews.get([1; 32], async { Ok::<_, &str>((1, keep)) }).await, Ok(1));
-        assert_eq!(reviews.get([1; 32], async { Ok::<_, &str>((2, keep)) }).await, Ok(1));
-        assert_eq!(reviews.get([2; 32], async { Ok::<_, &str>((3, keep)) }).await, Ok(3));
+        let away = || "away".to_owned();
+        assert_eq!(reviews.get([1; 32], PEER, async { Err(away()) }).await, Err(away()));
+        assert_eq!(reviews.get([1; 32], PEER, async { Ok((1, keep)) }).await, Ok(1));
+        assert_eq!(reviews.get([1; 32], PEER, async { Ok((2, keep)) }).await, Ok(1));
+        assert_eq!(reviews.get([2; 32], PEER, async { Ok((3, keep)) }).await, Ok(3));
         tokio::time::sleep(keep).await;
-        assert_eq!(reviews.get([1; 32], async { Err("away") }).await, Err("away"));
-        assert_eq!(reviews.get([1; 32], async { Ok::<_, &str>((4, keep)) }).await, Ok(4));
+        assert_eq!(reviews.get([1; 32], PEER, async { Err(away()) }).await, Err(away()));
+        assert_eq!(reviews.get([1; 32], PEER, async { Ok((4, keep)) }).await, Ok(4));
     }
 
     #[tokio::test(start_paused = true)]
     async fn concurrent_equal_reviews_share_one_request() {
         let (reviews, asked) = (reviews(), AtomicU32::new(0));
         let one = || {
-            reviews.get([1; 32], async {
+            reviews.get([1; 32], PEER, async {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                Ok::<_, ()>((asked.fetch_add(1, Ordering::Relaxed), Duration::from_secs(10)))
+                Ok((asked.fetch_add(1, Ordering::Relaxed), Duration::from_secs(10)))
             })
         };
         assert_eq!(tokio::join!(one(), one(), one()), (Ok(0), Ok(0), Ok(0)));
@@ -130,10 +157,33 @@ mod tests {
     async fn review_cache_is_bounded() {
         let reviews = reviews();
         for number in 0..10 * u32::try_from(KEPT).unwrap() {
-            let mut question = [0; 32];
-            question[..4].copy_from_slice(&number.to_le_bytes());
-            reviews.get(question, async { Ok::<_, ()>((number, Duration::from_secs(60))) }).await.unwrap();
+            let answer = async { Ok((number, Duration::from_secs(60))) };
+            reviews.get(numbered(number), PEER, answer).await.unwrap();
         }
         assert_eq!(reviews.answers.lock().unwrap().len(), KEPT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rejected_tokens_do_not_displace_accepted_ones() {
+        let (reviews, keep) = (reviews(), Duration::from_secs(60));
+        reviews.get(numbered(0), PEER, async { Ok((7, keep)) }).await.unwrap();
+        for number in 1..3 * u32::try_from(KEPT).unwrap() {
+            reviews.get(numbered(number), PEER, async { Ok((0, keep)) }).await.unwrap();
+        }
+        let again = reviews.get(numbered(0), PEER, async { Err("asked again".to_owned()) });
+        assert_eq!(again.await, Ok(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_of_one_address_do_not_delay_another_one() {
+        let reviews = Arc::new(reviews());
+        for number in 0..100 {
+            let reviews = reviews.clone();
+            tokio::spawn(async move { reviews.get(numbered(number), PEER, std::future::pending()).await });
+        }
+        tokio::task::yield_now().await;
+        let other = PeerAddress::from(std::net::IpAddr::from([10, 0, 0, 1]));
+        let asked = reviews.get(numbered(1_000), other, async { Ok((1, Duration::ZERO)) });
+        assert_eq!(tokio::time::timeout(Duration::ZERO, asked).await, Ok(Ok(1)));
     }
 }

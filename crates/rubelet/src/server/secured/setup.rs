@@ -12,18 +12,14 @@ use super::{
     Guard, Secured,
     authentication::{Authentication, TokenReviewer},
     authorization::{Authorization, WebhookAuthorizer},
+    certificates::CertificateAuthenticator,
     pages::Pages,
     tls::{Tls, TlsSettings},
 };
 use crate::{certs::ServingFiles, cli::Options, server::ServerContext, world::World};
 
 impl Secured {
-    pub(crate) fn new(
-        options: &Options,
-        world: &World,
-        context: ServerContext,
-        files: ServingFiles,
-    ) -> (Self, Arc<Tls>) {
+    pub(crate) fn new(options: &Options, world: &World, context: ServerContext, files: ServingFiles) -> Self {
         let told = &options.config;
         let client_authority = &told.authentication.x509.client_ca_file;
         let (tls, unknown) = Tls::new(TlsSettings {
@@ -40,12 +36,9 @@ impl Secured {
         for curve in unknown.curves {
             tracing::warn!(curve, "tlsCurvePreferences: unsupported curve ignored");
         }
-        let tls = Arc::new(tls);
-        let guard = Guard {
-            authentication: authentication(options, world, &tls),
-            authorization: authorization(options, world),
-        };
-        let secured = Secured {
+        let guard =
+            Guard { authentication: authentication(options, world, tls), authorization: authorization(options, world) };
+        Secured {
             context,
             runtime: world.runtime.clone(),
             guard: Arc::new(guard),
@@ -53,8 +46,7 @@ impl Secured {
             debugging: told.enable_debugging_handlers,
             translates_websockets: options.gates.enabled(Gate::ExtendWebSocketsToKubelet),
             pages: Arc::new(Pages::of(options)),
-        };
-        (secured, tls)
+        }
     }
 }
 
@@ -68,18 +60,17 @@ fn shown(config: &KubeletConfiguration) -> Value {
     shown
 }
 
-fn authentication(options: &Options, world: &World, tls: &Arc<Tls>) -> Authentication {
+fn authentication(options: &Options, world: &World, tls: Tls) -> Authentication {
     let told = &options.config.authentication;
     let cluster = world.cluster.clone().filter(|_| told.webhook.enabled);
     if told.webhook.enabled && cluster.is_none() {
         tracing::info!("no API server, token authentication disabled");
     }
     Authentication {
-        tls: tls.clone(),
+        certificates: Arc::new(CertificateAuthenticator { tls: Arc::new(tls), clock: world.clock.clone() }),
         tokens: cluster
             .map(|cluster| TokenReviewer::new(cluster, told.webhook.cache_ttl.as_std(), world.clock.clone())),
         anonymous: told.anonymous.enabled,
-        clock: world.clock.clone(),
     }
 }
 

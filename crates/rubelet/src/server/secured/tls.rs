@@ -1,17 +1,19 @@
 //! The TLS listener: its certificate, and its client CA.
 //!
 //! Owns: reloading both when their files change, versions, cipher suites and curves. Never: decides whether a client certificate is
-//! valid; clients without one are served too (`authentication.rs`).
+//! valid (`certificates.rs`); clients without one are served too.
 //! Upstream: `ListenAndServeKubeletServer`, `InitializeTLS`, `dynamiccertificates`.
 
 use std::{
     io,
+    net::IpAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use http::Extensions;
 use rubelet_host::{fs::read_file, linux::blocking};
 use rubelet_tls::{AnyPeer, KeyProof, PemError};
 use rustix::net::sockopt;
@@ -27,7 +29,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use crate::server::connections::{Accept, Opened, Peer, Protocol};
+use super::certificates::{CertificateAuthenticator, ClientCertificates};
+use crate::server::connections::{Accept, Opened, Protocol};
 
 const PEM_MAX_BYTES: u64 = 1 << 20;
 /// A handshake is two round trips.
@@ -207,7 +210,7 @@ fn read_pem<T>(path: &Path, parse: fn(&[u8]) -> Result<T, PemError>) -> Result<T
 #[derive(Debug)]
 pub(crate) struct TlsListener {
     pub listener: TcpListener,
-    pub tls: Arc<Tls>,
+    pub certificates: Arc<CertificateAuthenticator>,
 }
 
 impl Accept for TlsListener {
@@ -218,8 +221,12 @@ impl Accept for TlsListener {
         self.listener.accept().await.map(|(stream, _)| stream)
     }
 
+    fn address(&self, raw: &TcpStream) -> Option<IpAddr> {
+        raw.peer_addr().ok().map(|address| address.ip())
+    }
+
     fn open(&self, raw: TcpStream) -> impl Future<Output = io::Result<Opened<Self::Stream>>> + Send + 'static {
-        let tls = self.tls.clone();
+        let certificates = self.certificates.clone();
         async move {
             // Small packets of exec and attach must not be delayed.
             raw.set_nodelay(true)?;
@@ -228,15 +235,17 @@ impl Accept for TlsListener {
             sockopt::set_tcp_keepidle(&raw, ASK_AFTER)?;
             sockopt::set_tcp_keepintvl(&raw, ASK_AFTER)?;
             sockopt::set_tcp_keepcnt(&raw, ASK_TIMES)?;
-            let stream = timeout(HANDSHAKE, async { tls.acceptor().await?.accept(raw).await }).await??;
+            let stream = timeout(HANDSHAKE, async { certificates.tls.acceptor().await?.accept(raw).await }).await??;
             let connection = stream.get_ref().1;
             let protocol = match connection.alpn_protocol() {
                 Some(b"h2") => Protocol::Http2,
                 _ => Protocol::Http1,
             };
-            let shown = connection.peer_certificates().unwrap_or_default();
-            let certificates = shown.iter().map(|certificate| certificate.clone().into_owned()).collect();
-            Ok(Opened { stream, protocol, peer: Peer { certificates } })
+            let shown = ClientCertificates::new(connection.peer_certificates().unwrap_or_default());
+            let is_authenticated = matches!(certificates.identify(&shown).await, Ok(Some(_)));
+            let mut extensions = Extensions::new();
+            extensions.insert(shown);
+            Ok(Opened { stream, protocol, is_authenticated, extensions })
         }
     }
 }

@@ -61,8 +61,8 @@ impl StreamingFixture {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
         let stopped = stop.clone();
-        let task =
-            tokio::spawn(async move { connections::serve(&listener, router, Limits::SECURED_PORT, &stopped).await });
+        let limits = Limits { unauthenticated: None, ..Limits::SECURED_PORT };
+        let task = tokio::spawn(async move { connections::serve(&listener, router, limits, &stopped).await });
         StreamingFixture { address, runtime, stop, task }
     }
 

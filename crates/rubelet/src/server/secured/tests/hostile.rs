@@ -5,7 +5,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::*;
 use crate::server::tests::alone::{descriptors, is_alone, settle};
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 /// Slack of the allocator; a successful flood would cost a multiple of it.
 const GROWTH_MAX_BYTES: u64 = 16 * MIB;
 
@@ -35,7 +35,7 @@ fn preface() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-fn memory_bytes() -> u64 {
+pub(super) fn memory_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
@@ -44,7 +44,7 @@ fn memory_bytes() -> u64 {
 type Next = Box<dyn FnMut() -> Vec<u8>>;
 
 /// The outcome of a flood.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The server sent an error, or closed the connection.
     CutOff,
@@ -76,14 +76,7 @@ async fn flood(
     }
 }
 
-#[tokio::test]
-async fn floods_of_http_2_cost_others_nothing() {
-    if !is_alone(module_path!(), "floods_of_http_2_cost_others_nothing") {
-        return;
-    }
-    let port = Port::open(false).await;
-    let root = port.authority.client("root");
-    let before = memory_bytes();
+fn floods(of_control_frames: End) -> [(&'static str, Vec<u8>, Next, End); 4] {
     let ping = || frame(PING, 0, 0, &[0; 8]).repeat(1000);
     let settings = || frame(SETTINGS, 0, 0, &[]).repeat(1000);
     let continuation = || frame(CONTINUATION, 0, 1, &[0x82; 1000]);
@@ -98,14 +91,27 @@ async fn floods_of_http_2_cost_others_nothing() {
         frames
     };
     let open_head = frame(HEADERS, 0, 1, GET_ROOT);
-    let floods: [(&str, Vec<u8>, Next, End); 4] = [
+    [
         ("rapid reset", vec![], Box::new(rapid_reset), End::CutOff),
         ("continuation", open_head, Box::new(continuation), End::CutOff),
-        ("ping", vec![], Box::new(ping), End::HeldBack),
-        ("settings", vec![], Box::new(settings), End::HeldBack),
-    ];
-    for (name, first, next, expected) in floods {
-        let mut stream = port.connect(None, b"h2").await;
+        ("ping", vec![], Box::new(ping), of_control_frames),
+        ("settings", vec![], Box::new(settings), of_control_frames),
+    ]
+}
+
+#[tokio::test]
+async fn floods_of_http_2_cost_others_nothing() {
+    if !is_alone(module_path!(), "floods_of_http_2_cost_others_nothing") {
+        return;
+    }
+    let port = Port::open(false).await;
+    let root = port.authority.client("root");
+    let before = memory_bytes();
+    // Unauthenticated callers have sent too much before the server stops reading.
+    let callers = [(None, End::CutOff), (Some(&root), End::HeldBack)];
+    let all = callers.into_iter().flat_map(|(pair, end)| floods(end).map(|flood| (pair, flood)));
+    for (pair, (name, first, next, expected)) in all {
+        let mut stream = port.connect(pair, b"h2").await;
         stream.write_all(&[preface(), first].concat()).await.unwrap();
         assert_eq!(flood(&mut stream, next, 256 * MIB).await, expected, "{name}");
         // The flood is still open.
@@ -146,12 +152,12 @@ async fn slow_requests_lose_their_connection_slot() {
     let port = Port::open_as(Opening { limits, ..Opening::default() }).await;
     let root = port.authority.client("root");
     // All slots: no preface, a preface and no request, a head and a body byte by byte.
-    let mut silent = port.connect(None, b"h2").await;
-    let mut idle = port.connect(None, b"h2").await;
+    let mut silent = port.connect(Some(&root), b"h2").await;
+    let mut idle = port.connect(Some(&root), b"h2").await;
     idle.write_all(&preface()).await.unwrap();
-    let mut head = port.connect(None, b"http/1.1").await;
+    let mut head = port.connect(Some(&root), b"http/1.1").await;
     head.write_all(b"GET /pods HTTP/1.1\r\nHost: n\r\nX-A: ").await.unwrap();
-    let mut body = port.connect(None, b"http/1.1").await;
+    let mut body = port.connect(Some(&root), b"http/1.1").await;
     body.write_all(b"POST /pods HTTP/1.1\r\nHost: n\r\nContent-Length: 1000000\r\n\r\n").await.unwrap();
     let dripping = tokio::spawn(async move {
         while head.write_all(b"x").await.is_ok() {
@@ -300,7 +306,7 @@ async fn beyond_the_last_place_callers_wait_and_are_served() {
     let root = port.authority.client("root");
     let mut held = Vec::new();
     for _ in 0..3 {
-        held.push(port.connect(None, b"http/1.1").await);
+        held.push(port.connect(Some(&root), b"http/1.1").await);
     }
     let caller = Caller::Certificate(&root);
     let waiting = timeout(Duration::from_millis(300), port.ask(&caller, "GET /healthz"));
@@ -337,7 +343,7 @@ async fn oversized_and_absurd_requests_are_refused() {
     port.end().await;
 }
 
-/// Without credentials, and with all permissions: 20,000 paths, or as many as `RUBELET_RANDOM_PATHS` sets.
+/// Anonymous, and with all permissions: 20,000 paths, or as many as `RUBELET_RANDOM_PATHS` sets.
 #[tokio::test]
 async fn random_paths_leave_nothing_in_memory() {
     if !is_alone(module_path!(), "random_paths_leave_nothing_in_memory") {
@@ -345,7 +351,7 @@ async fn random_paths_leave_nothing_in_memory() {
     }
     const BATCH: u32 = 500;
     let count: u32 = std::env::var("RUBELET_RANDOM_PATHS").ok().and_then(|told| told.parse().ok()).unwrap_or(20_000);
-    let port = Port::open(false).await;
+    let port = Port::open(true).await;
     let root = port.authority.client("root");
     let mut before = 0;
     for number in 0..count / BATCH {
