@@ -92,6 +92,7 @@ pub const ACTED_ON_FLAGS: &[&str] = &[
     "node-ip",
     "node-labels",
     "root-dir",
+    "rubelet-exec-needs-create",
     "runtime-cgroups",
     "seccomp-default",
 ];

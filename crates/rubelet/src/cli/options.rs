@@ -63,6 +63,8 @@ pub struct Flags {
     pub maximum_dead_containers: i32,
     pub experimental_mounter_path: String,
     pub experimental_allocatable_ignore_eviction: bool,
+    /// Ours: see docs/parity.md, section 3.
+    pub rubelet_exec_needs_create: bool,
 }
 
 impl Default for Flags {
@@ -89,6 +91,7 @@ impl Default for Flags {
             maximum_dead_containers: -1,
             experimental_mounter_path: String::new(),
             experimental_allocatable_ignore_eviction: false,
+            rubelet_exec_needs_create: false,
         }
     }
 }

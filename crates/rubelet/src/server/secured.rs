@@ -36,7 +36,7 @@ mod turns;
 mod zpages;
 
 use authentication::{Authentication, Identity};
-use authorization::{Authorization, subresources_of, verb_of};
+use authorization::{Authorization, ExecVerb, subresources_of, verb_of};
 use pages::Pages;
 use tls::TlsListener;
 
@@ -84,6 +84,7 @@ pub(crate) async fn serve(listener: TcpListener, secured: Secured, stop: Cancell
 pub(crate) struct Guard {
     pub authentication: Authentication,
     pub authorization: Authorization,
+    pub exec_verb: ExecVerb,
 }
 
 fn router(secured: Secured) -> Router {
@@ -187,7 +188,7 @@ impl Guard {
         method: &Method,
         path: &str,
     ) -> Result<(), HttpError> {
-        let (verb, subresources) = (verb_of(method), subresources_of(path));
+        let (verb, subresources) = (verb_of(method, path, self.exec_verb), subresources_of(path));
         let forbidden = || {
             let (user, subresources) = (&who.user, subresources.join(" "));
             let message =

@@ -33,9 +33,20 @@ pub(crate) enum Authorization {
     NoApiServer,
 }
 
+/// The verb that a request to run something in a pod needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExecVerb {
+    /// As upstream: a WebSocket is a GET, so `get` on `nodes/proxy` is enough to run commands.
+    OfMethod,
+    /// `--rubelet-exec-needs-create`.
+    Create,
+}
+
 /// The API verb of a method; other methods have none, which only the RBAC rule `*` allows.
-pub(crate) fn verb_of(method: &Method) -> &'static str {
+pub(crate) fn verb_of(method: &Method, path: &str, exec_verb: ExecVerb) -> &'static str {
+    let is_exec = ["/exec", "/attach", "/portForward", "/run"].iter().any(|root| is_below(path, root));
     match *method {
+        _ if is_exec && exec_verb == ExecVerb::Create => "create",
         Method::POST => "create",
         Method::GET => "get",
         Method::PUT => "update",
@@ -45,9 +56,12 @@ pub(crate) fn verb_of(method: &Method) -> &'static str {
     }
 }
 
+fn is_below(path: &str, root: &str) -> bool {
+    path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Any one of them is sufficient; the most specific comes first.
 pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
-    let below = |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let fine = [
         ("/pods", "pods"),
         ("/healthz", "healthz"),
@@ -64,7 +78,8 @@ pub(crate) fn subresources_of(path: &str) -> Vec<&'static str> {
         ("/statusz", "statusz"),
         ("/flagz", "configz"),
     ];
-    let found = |table: &[(&str, &'static str)]| table.iter().find(|(root, _)| below(root)).map(|(_, name)| *name);
+    let found =
+        |table: &[(&str, &'static str)]| table.iter().find(|(root, _)| is_below(path, root)).map(|(_, name)| *name);
     let mut subresources = Vec::from_iter(found(&fine));
     subresources.push(found(&own).unwrap_or("proxy"));
     subresources
@@ -174,9 +189,35 @@ mod tests {
     }
 
     #[test]
-    fn methods_the_api_has_no_verb_for_have_none() {
-        let shown = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
-            .map(|method| verb_of(&Method::from_bytes(method.as_bytes()).unwrap()));
-        assert_eq!(shown, ["get", "create", "update", "patch", "delete", "", "", ""]);
+    fn verbs_follow_the_method_unless_exec_needs_create() {
+        let methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"];
+        let verbs = |path: &str, exec_verb| {
+            methods.map(|method| verb_of(&Method::from_bytes(method.as_bytes()).unwrap(), path, exec_verb)).join(",")
+        };
+        const OF_METHOD: &str = "get,create,update,patch,delete,,,";
+        const CREATE: &str = "create,create,create,create,create,create,create,create";
+        let table = [
+            ("/exec/default/web/a", CREATE),
+            ("/exec/default/web/u1/a", CREATE),
+            ("/attach/default/web/a", CREATE),
+            ("/attach/default/web/u1/a", CREATE),
+            ("/portForward/default/web", CREATE),
+            ("/portForward/default/web/u1", CREATE),
+            ("/run/default/web/a", CREATE),
+            ("/run/default/web/u1/a", CREATE),
+            ("/run", CREATE),
+            ("/runningpods/", OF_METHOD),
+            ("/execx", OF_METHOD),
+            ("/containerLogs/default/web/a", OF_METHOD),
+            ("/checkpoint/default/web/a", OF_METHOD),
+            ("/logs/", OF_METHOD),
+            ("/pods", OF_METHOD),
+            ("/metrics", OF_METHOD),
+            ("/", OF_METHOD),
+        ];
+        for (path, strict) in table {
+            assert_eq!(verbs(path, ExecVerb::OfMethod), OF_METHOD, "{path}");
+            assert_eq!(verbs(path, ExecVerb::Create), strict, "{path}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     Guard, Secured,
     authentication::{Authentication, TokenReviewer},
-    authorization::{Authorization, WebhookAuthorizer},
+    authorization::{Authorization, ExecVerb, WebhookAuthorizer},
     certificates::CertificateAuthenticator,
     pages::Pages,
     tls::{Tls, TlsSettings},
@@ -36,8 +36,11 @@ impl Secured {
         for curve in unknown.curves {
             tracing::warn!(curve, "tlsCurvePreferences: unsupported curve ignored");
         }
-        let guard =
-            Guard { authentication: authentication(options, world, tls), authorization: authorization(options, world) };
+        let guard = Guard {
+            authentication: authentication(options, world, tls),
+            authorization: authorization(options, world),
+            exec_verb: if options.flags.rubelet_exec_needs_create { ExecVerb::Create } else { ExecVerb::OfMethod },
+        };
         Secured {
             context,
             runtime: world.runtime.clone(),

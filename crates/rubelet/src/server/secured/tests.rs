@@ -75,7 +75,8 @@ impl ApiServer for Reviewer {
             let missing: Option<Vec<&str>> =
                 user.strip_prefix("all-but-").map(|authorizer| authorizer.split('+').collect());
             let has_others = missing.is_some_and(|missing| !missing.contains(&subresource));
-            json!({ "allowed": user == "root" || user == subresource || has_others })
+            let may_get = user == "getter" && right["verb"] == "get";
+            json!({ "allowed": may_get || user == "root" || user == subresource || has_others })
         };
         review["spec"] = spec;
         Ok(review.to_string().into())
@@ -129,11 +130,18 @@ struct Opening {
     debugging: bool,
     curves: Vec<i32>,
     limits: Limits,
+    exec_verb: ExecVerb,
 }
 
 impl Default for Opening {
     fn default() -> Self {
-        Opening { anonymous: false, debugging: true, curves: Vec::new(), limits: Limits::SECURED_PORT }
+        Opening {
+            anonymous: false,
+            debugging: true,
+            curves: Vec::new(),
+            limits: Limits::SECURED_PORT,
+            exec_verb: ExecVerb::OfMethod,
+        }
     }
 }
 
@@ -142,7 +150,7 @@ impl Port {
         Port::open_as(Opening { anonymous, ..Opening::default() }).await
     }
 
-    async fn open_as(Opening { anonymous, debugging, curves, limits }: Opening) -> Port {
+    async fn open_as(Opening { anonymous, debugging, curves, limits, exec_verb }: Opening) -> Port {
         let dir = tempfile::tempdir().unwrap();
         let clock = Clock::system();
         fs::create_dir(dir.path().join("var-log")).unwrap();
@@ -168,6 +176,7 @@ impl Port {
         let guard = Guard {
             authentication: Authentication { certificates: certificates.clone(), tokens, anonymous },
             authorization: Authorization::Webhook(authorizer),
+            exec_verb,
         };
         let endpoint = format!("unix://{}/no.sock", dir.path().display());
         let secured = Secured {
@@ -282,6 +291,26 @@ async fn invalid_credentials_are_not_anonymous() {
     let stranger = Authority::new().client("root");
     assert_eq!(port.ask(&Caller::Certificate(&stranger), "GET /pods").await, "401 Unauthorized");
     port.end().await;
+}
+
+#[tokio::test]
+async fn websocket_exec_needs_create_only_where_configured() {
+    const UPGRADE: &str = "HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-End:";
+    let getter = Caller::Token("token-of-getter");
+    for (exec_verb, expected) in [(ExecVerb::OfMethod, "500"), (ExecVerb::Create, "403")] {
+        let port = Port::open_as(Opening { exec_verb, ..Opening::default() }).await;
+        for path in [
+            "/exec/default/web-n1/a?output=1&command=ls",
+            "/exec/default/web-n1/u1/a?output=1&command=ls",
+            "/attach/default/web-n1/a?output=1",
+            "/portForward/default/web-n1?port=80",
+        ] {
+            let request = format!("GET {path} {UPGRADE}");
+            assert_eq!(port.status(&getter, &request).await, expected, "{exec_verb:?} {path}");
+        }
+        assert_eq!(port.status(&getter, "GET /pods").await, "200");
+        port.end().await;
+    }
 }
 
 #[tokio::test]
