@@ -56,6 +56,6 @@ async fn exit_code_is_known_however_much_a_command_writes() {
     let done = client.exec_sync("c", &command, Duration::from_secs(30), Some(LIMIT_BYTES)).await.unwrap();
     assert_eq!((done.exit_code, done.stdout.len(), done.stderr.as_slice()), (3, LIMIT_BYTES, &b"why"[..]));
     let whole = client.exec_sync("c", &command, Duration::from_secs(30), None).await;
-    assert!(whole.unwrap_err().message.contains("message length too large"));
+    assert!(whole.unwrap_err().to_string().contains("message length too large"));
     server.abort();
 }
