@@ -22,6 +22,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
 use rubelet_core::id::PodUid;
 use rubelet_tls::{AnyPeer, KeyProof};
+use rustix::io::Errno;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
@@ -219,7 +220,14 @@ async fn dial(addresses: &[SocketAddr], name: &str) -> io::Result<TcpStream> {
 }
 
 fn dial_error(error: &io::Error, name: &str) -> io::Error {
-    io::Error::new(error.kind(), format!("dial tcp {name}: connect: {}", go_text(error)))
+    let kind = if is_exhaustion(error) { io::ErrorKind::OutOfMemory } else { error.kind() };
+    io::Error::new(kind, format!("dial tcp {name}: connect: {}", go_text(error)))
+}
+
+/// The node, not the container, lacks something: descriptors, memory, threads, local ports.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::AGAIN, Errno::ADDRNOTAVAIL];
+    Errno::from_io_error(error).is_some_and(|error| exhausted.contains(&error))
 }
 
 /// As in a URL or a message.
@@ -308,6 +316,15 @@ mod tests {
         assert_eq!(get(url, &[]).await, Err(refused.clone()));
         let error = tcp(port).await.unwrap_err();
         assert_eq!(error.to_string(), refused);
+    }
+
+    #[test]
+    fn exhausted_node_differs_from_a_container_that_refuses() {
+        let is = |error: Errno| is_exhaustion(&error.into());
+        for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN] {
+            assert!(is(error), "{error}");
+        }
+        assert!(!is(Errno::CONNREFUSED) && !is(Errno::HOSTUNREACH) && !is_exhaustion(&io::Error::other("dial")));
     }
 
     #[tokio::test]

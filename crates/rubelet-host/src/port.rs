@@ -138,6 +138,8 @@ pub struct GrpcCheck {
 pub enum GrpcFailure {
     /// No HTTP/2 connection in time.
     Unreachable,
+    /// The node lacked descriptors, memory or ports: nothing is known of the server.
+    Exhausted(String),
     /// Connected, but no response in time.
     Late,
     /// The server does not implement the health protocol; its message.

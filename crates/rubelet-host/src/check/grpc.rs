@@ -3,7 +3,7 @@
 //! Owns: the connection, which is part of the caller's future, and the two messages. Never: encrypts, keeps connections.
 //! Upstream: `probe/grpc`.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use h2::{
     Ping,
@@ -52,9 +52,9 @@ enum ServingStatus {
 }
 
 pub(crate) async fn check_grpc(check: &GrpcCheck) -> Result<(), GrpcFailure> {
-    let mut is_connected = false;
+    let (mut is_connected, mut exhaustion) = (false, None);
     let answered = timeout(check.timeout, async {
-        let (sender, connection) = connect(check).await;
+        let (sender, connection) = connect(check, &mut exhaustion).await;
         is_connected = true;
         call(check, sender, connection).await
     });
@@ -66,7 +66,7 @@ pub(crate) async fn check_grpc(check: &GrpcCheck) -> Result<(), GrpcFailure> {
         Ok(Err(status)) if status.code() != Code::DeadlineExceeded => Err(GrpcFailure::Rpc(go_text(&status))),
         Ok(Err(_)) => Err(GrpcFailure::Late),
         Err(_) if is_connected => Err(GrpcFailure::Late),
-        Err(_) => Err(GrpcFailure::Unreachable),
+        Err(_) => Err(exhaustion.map_or(GrpcFailure::Unreachable, GrpcFailure::Exhausted)),
     }
 }
 
@@ -81,11 +81,19 @@ fn judge(status: i32) -> Result<(), GrpcFailure> {
     Err(GrpcFailure::Unhealthy(name))
 }
 
-/// Retries until a peer speaks HTTP/2. Such a server has sent its settings before it echoes a ping.
-async fn connect(check: &GrpcCheck) -> (SendRequest<Bytes>, Connection<TcpStream, Bytes>) {
+/// Retries until a peer speaks HTTP/2; `exhaustion` is why the last try could not be made. Such a server has sent its settings before it echoes a ping.
+async fn connect(
+    check: &GrpcCheck,
+    exhaustion: &mut Option<String>,
+) -> (SendRequest<Bytes>, Connection<TcpStream, Bytes>) {
     loop {
-        if let Ok(ip) = check.host.parse()
-            && let Ok(stream) = dial(&[SocketAddr::new(ip, check.port)], &address(&check.host, check.port)).await
+        let dialled = match check.host.parse() {
+            Ok(ip) => dial(&[SocketAddr::new(ip, check.port)], &address(&check.host, check.port)).await,
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+        };
+        let error = dialled.as_ref().err().filter(|error| error.kind() == io::ErrorKind::OutOfMemory);
+        *exhaustion = error.map(io::Error::to_string);
+        if let Ok(stream) = dialled
             && let Ok((sender, mut connection)) = h2::client::handshake(stream).await
         {
             let mut pinger = connection.ping_pong().expect("nobody else has taken it");

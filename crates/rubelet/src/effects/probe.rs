@@ -3,6 +3,8 @@
 //! Owns: the result of a check and upstream's texts. Never: counts results; the core has the thresholds.
 //! Upstream: `prober.go` (runProbeWithRetries), `probe/{exec,http,tcp,grpc}`.
 
+use std::io;
+
 use rubelet_core::{
     config::GoDuration,
     effect::{EffectError, Facts},
@@ -41,7 +43,7 @@ async fn once(world: &World, order: &ProbeRequest) -> ProbeOutcome {
             let check = TcpCheck { pod, host: host.clone(), port: *port, timeout: order.timeout };
             match world.host.check_tcp(&check).await {
                 Ok(()) => ProbeOutcome::Success,
-                Err(error) => ProbeOutcome::Failure(error.to_string()),
+                Err(error) => no_connection(&error, error.to_string()),
             }
         }
         ProbeAction::Grpc { host, port, service, user_agent } => {
@@ -54,6 +56,7 @@ async fn once(world: &World, order: &ProbeRequest) -> ProbeOutcome {
             };
             match world.host.check_grpc(&check).await {
                 Ok(()) => ProbeOutcome::Success,
+                Err(GrpcFailure::Exhausted(error)) => ProbeOutcome::Unknown(error),
                 Err(failure) => ProbeOutcome::Failure(grpc_text(&failure, &check)),
             }
         }
@@ -86,7 +89,16 @@ async fn http(world: &World, order: &ProbeRequest, get: &HttpGet) -> ProbeOutcom
             status => ProbeOutcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
         },
         Err(error @ CheckError::Body(_)) => ProbeOutcome::Discarded(error.to_string()),
-        Err(error) => ProbeOutcome::Failure(format!("Get {:?}: {error}", get.url)),
+        Err(CheckError::Io(error)) => no_connection(&error, format!("Get {:?}: {error}", get.url)),
+        Err(error @ CheckError::PlainHttp) => ProbeOutcome::Failure(format!("Get {:?}: {error}", get.url)),
+    }
+}
+
+/// A node without descriptors, memory or ports knows nothing of the container; upstream restarts it for that.
+fn no_connection(error: &io::Error, message: String) -> ProbeOutcome {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => ProbeOutcome::Unknown(message),
+        _ => ProbeOutcome::Failure(message),
     }
 }
 
@@ -97,6 +109,7 @@ fn grpc_text(failure: &GrpcFailure, check: &GrpcCheck) -> String {
             let address = address(&check.host, check.port);
             format!("timeout: failed to connect service {address:?} within {limit}: context deadline exceeded")
         }
+        GrpcFailure::Exhausted(error) => error.clone(),
         GrpcFailure::Late => format!("timeout: health rpc did not complete within {limit}"),
         GrpcFailure::Unimplemented(said) => {
             format!("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {said}")
@@ -118,6 +131,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn probe_without_descriptors_is_unknown() {
+        let outcome = |kind| no_connection(&io::Error::new(kind, "dial"), "dial".to_owned());
+        assert_eq!(outcome(io::ErrorKind::OutOfMemory), ProbeOutcome::Unknown("dial".to_owned()));
+        assert_eq!(outcome(io::ErrorKind::ConnectionRefused), ProbeOutcome::Failure("dial".to_owned()));
+    }
 
     #[test]
     fn unhealthy_grpc_server_has_upstreams_message() {
