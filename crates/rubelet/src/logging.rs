@@ -1,6 +1,6 @@
 //! The agent's own log: one line per event, on standard error.
 //!
-//! Owns: the two formats and what `-v` lets through. Upstream: klog (`text`) and `component-base/logs/json` (`json`).
+//! Owns: the two formats, what `-v` lets through, and the last lines of a process that ends. Upstream: klog (`text`) and `component-base/logs/json` (`json`).
 //!
 //! | `-v` | our crates | libraries |
 //! |---|---|---|
@@ -12,10 +12,13 @@
 //! Text and string values are quoted and escaped, so text of a container or a manifest cannot forge a line.
 //! Times are UTC.
 
+mod queue;
+
 use std::{
     fmt,
     io::Write,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use rubelet_kube::error_chain;
@@ -34,7 +37,12 @@ use tracing_subscriber::{
     reload,
 };
 
+use queue::Queue;
+
 use crate::world::Clock;
+
+/// How long an end waits for a reader of standard error that is slow or gone.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
@@ -60,13 +68,45 @@ impl Logging {
 
 /// Sends all log lines from here on to standard error. Called once, by main.
 pub fn start(logging: Logging, clock: Clock) {
-    // One write per line: lines of two threads never mix. A closed standard error must not end the process.
-    let lines =
-        Lines { format: logging.format, clock, out: |line: &str| drop(std::io::stderr().write_all(line.as_bytes())) };
+    let (format, wall) = (logging.format, clock.clone());
+    let queue = Queue::start(std::io::stderr(), move |count| dropped_line(format, count, wall.now().wall));
+    let _ = QUEUE.set(queue);
+    write_panics_to_the_queue();
+    let lines = Lines { format: logging.format, clock, out: write };
     let (filter, handle) = reload::Layer::new(filter(logging.verbosity));
     let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     tracing::subscriber::set_global_default(subscriber).expect("logging is started once");
     let _ = FILTER.set(handle);
+}
+
+/// Once logging is started; `None` inside: its thread could not be.
+static QUEUE: OnceLock<Option<Arc<Queue>>> = OnceLock::new();
+
+/// One write per line: lines of two threads never mix.
+fn write(line: String) {
+    match QUEUE.get() {
+        Some(Some(queue)) => queue.push(line),
+        // A closed standard error must not end the process.
+        Some(None) | None => drop(std::io::stderr().write_all(line.as_bytes())),
+    }
+}
+
+/// Writes the reason of the end after all lines, and waits for them no longer than `FLUSH_TIMEOUT`.
+pub fn finish(reason: Option<String>) {
+    if let Some(reason) = reason {
+        write(reason);
+    }
+    if let Some(Some(queue)) = QUEUE.get() {
+        queue.flush(FLUSH_TIMEOUT);
+    }
+}
+
+/// The default hook would wait for the reader of standard error, and the process would not end.
+fn write_panics_to_the_queue() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        finish(Some(format!("thread '{}' panicked: {panic}\n", thread.name().unwrap_or("unnamed"))));
+    }));
 }
 
 /// As global as the subscriber it belongs to.
@@ -99,7 +139,7 @@ struct Lines<W> {
 impl<S, W> Layer<S> for Lines<W>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
-    W: Fn(&str) + 'static,
+    W: Fn(String) + 'static,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let span = context.span(id).expect("a span that was just made exists");
@@ -132,7 +172,7 @@ where
             Format::Text => text_line(event.metadata(), &fields, wall),
             Format::Json => json_line(event.metadata(), &fields, wall),
         };
-        (self.out)(&line);
+        (self.out)(line);
     }
 }
 
@@ -228,6 +268,24 @@ fn json_line(metadata: &Metadata<'_>, fields: &Fields, wall: jiff::Timestamp) ->
     line
 }
 
+fn dropped_line(format: Format, count: u64, wall: jiff::Timestamp) -> String {
+    const MESSAGE: &str = "log lines dropped: standard error is not read fast enough";
+    match format {
+        Format::Text => format!(
+            "W{} {:7} queue.rs] {MESSAGE:?} lines={count}\n",
+            wall.strftime("%m%d %H:%M:%S.%6f"),
+            std::process::id()
+        ),
+        Format::Json => {
+            let millis = wall.as_microsecond() as f64 / 1e3;
+            format!(
+                "{{\"ts\":{millis},\"caller\":\"logging/queue.rs\",\"msg\":{},\"v\":0,\"lines\":{count}}}\n",
+                Value::from(MESSAGE)
+            )
+        }
+    }
+}
+
 /// `file.rs:12` with the last `parts` of the path.
 fn caller(metadata: &Metadata<'_>, parts: usize) -> String {
     let path = metadata.file().unwrap_or_else(|| metadata.target());
@@ -255,7 +313,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let _entered = runtime.enter();
         let clock = Clock::simulated("2026-11-15T19:00:00.25Z".parse().unwrap(), Arc::default());
-        let lines = Lines { format, clock, out: move |line: &str| into.lock().unwrap().push_str(line) };
+        let lines = Lines { format, clock, out: move |line: String| into.lock().unwrap().push_str(&line) };
         with_default(tracing_subscriber::registry().with(lines.with_filter(filter(verbosity))), act);
         let written = written.lock().unwrap().clone();
         // The process id and the lines of this file change; all else is fixed.

@@ -35,10 +35,8 @@ fn run_agent(options: &Options) -> ExitCode {
         .thread_keep_alive(std::time::Duration::from_secs(5))
         .build();
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run::run(options)));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error_chain(error.as_ref())),
-    }
+    logging::finish(result.as_ref().err().map(|error| format!("rubelet: {}\n", error_chain(error.as_ref()))));
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// A closed pipe is not a failure.
