@@ -42,8 +42,9 @@ use crate::{
         addresses::{Ask, host_ips},
         lease_thread::LeaseThread,
     },
+    notify::Notifier,
     objects::Strategy,
-    observe,
+    observe, process,
     server::{
         Addresses, Server, ServerContext, admin,
         secured::{self, Secured},
@@ -68,6 +69,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
+    process::apply_limits(options.config.max_open_files, options.config.oom_score_adj);
     let clock = Clock::system();
     let (lanes, own_files) = (Lanes::for_pods(), Arc::new(LinuxHost::default()) as Arc<dyn Host>);
     let host = Arc::new(LinuxHost::new(lanes.clone()));
@@ -93,7 +95,14 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let settings = &world.settings;
     tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
 
-    wait_for_signal().await?;
+    let notifier = Notifier::from_environment();
+    if let Some(notifier) = &notifier {
+        notifier.ready();
+    }
+    stopped(notifier.as_ref(), &running.handles, &world.clock).await?;
+    if let Some(notifier) = &notifier {
+        notifier.stopping();
+    }
     tracing::info!("stopping; pods keep running");
     rotations.shutdown().await;
     running.stop().await;
@@ -231,6 +240,17 @@ fn inputs(
         check_every: config.http_check_frequency.as_std(),
     });
     Ok(Inputs { manifest_dir, own_files, manifest_url, reporting, lease_thread, observer: None })
+}
+
+/// Waits for the signal, and keeps systemd's watchdog quiet meanwhile.
+async fn stopped(notifier: Option<&Notifier>, handles: &Handles, clock: &Clock) -> anyhow::Result<()> {
+    let Some(notifier) = notifier else { return wait_for_signal().await };
+    tokio::select! {
+        biased;
+        // Cancel-safe: a ping that is not sent is not missed by a process that stops.
+        signalled = wait_for_signal() => signalled,
+        () = notifier.watch(handles.health.clone(), clock.clone()) => Ok(()),
+    }
 }
 
 async fn wait_for_signal() -> anyhow::Result<()> {

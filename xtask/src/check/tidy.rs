@@ -50,8 +50,8 @@ const RANDOM: &[&str] = &[
     "crates/rubelet-kube/src/reflector.rs",
     "crates/rubelet-sim/",
 ];
-/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's reports are periodic; a hook may be a sleep, and
-/// a gRPC probe redials until its deadline; the recorder, certificates and objects retry; servers delay slow or greedy readers; the first
+/// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's reports are periodic; a hook may be a sleep, systemd
+/// is pinged, and a gRPC probe redials until its deadline; the recorder, certificates and objects retry; servers delay slow or greedy readers; the first
 /// CPU rate needs two readings; the API client has a rate limiter and a back-off. The simulator's time is virtual, and the testbed and its tests wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
@@ -62,6 +62,7 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/objects",
     "crates/rubelet/src/certs",
     "crates/rubelet/src/effects/hook.rs",
+    "crates/rubelet/src/notify.rs",
     "crates/rubelet-host/src/check/grpc.rs",
     "crates/rubelet/src/recorder/writer.rs",
     "crates/rubelet/src/server",

@@ -40,12 +40,14 @@ pub const ACTED_ON: &[&str] = &[
     "kubeReserved",
     "localStorageCapacityIsolation",
     "logging",
+    "maxOpenFiles",
     "maxParallelImagePulls",
     "maxPods",
     "nodeLeaseDurationSeconds",
     "nodeStatusMaxImages",
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
+    "oomScoreAdj",
     "podLogsDir",
     "podPidsLimit",
     "podsPerCore",
@@ -125,7 +127,7 @@ mod tests {
         config.hairpin_mode = "none".to_owned();
         config.sync_frequency = rubelet_core::config::GoDuration::from_secs(1);
         config.tls_curve_preferences = vec![29];
-        assert_eq!(not_acted_on(&config, &default), ["hairpinMode", "oomScoreAdj"]);
+        assert_eq!(not_acted_on(&config, &default), ["hairpinMode"]);
     }
 
     #[test]
