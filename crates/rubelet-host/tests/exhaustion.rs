@@ -4,7 +4,7 @@ use std::{io, net::TcpListener, time::Duration};
 
 use rubelet_host::{
     linux::LinuxHost,
-    port::{CheckError, GrpcCheck, GrpcFailure, Host as _, HttpCheck},
+    port::{CheckError, GrpcCheck, GrpcFailure, Host as _, HttpCheck, TcpCheck},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -15,8 +15,9 @@ async fn node_without_descriptors_is_told_from_a_container_that_refuses() {
     let timeout = Duration::from_secs(1);
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(1), maximum: before.maximum }).unwrap();
-    let tcp = host.check_tcp("127.0.0.1", port, timeout).await;
-    let check = HttpCheck { url: format!("http://127.0.0.1:{port}/"), headers: Vec::new(), timeout };
+    let connect = TcpCheck { pod: "pod".into(), host: "127.0.0.1".to_owned(), port, timeout };
+    let tcp = host.check_tcp(&connect).await;
+    let check = HttpCheck { pod: "pod".into(), url: format!("http://127.0.0.1:{port}/"), headers: Vec::new(), timeout };
     let http = host.check_http(&check).await;
     let check = GrpcCheck { host: "127.0.0.1".to_owned(), port, timeout, ..GrpcCheck::default() };
     let grpc = host.check_grpc(&check).await;
@@ -27,6 +28,6 @@ async fn node_without_descriptors_is_told_from_a_container_that_refuses() {
     assert_eq!((error.kind(), error.to_string()), (io::ErrorKind::OutOfMemory, message.clone()));
     assert!(matches!(http, Err(CheckError::Io(error)) if error.kind() == io::ErrorKind::OutOfMemory));
     assert_eq!(grpc, Err(GrpcFailure::Exhausted(message)));
-    let refused = host.check_tcp("127.0.0.1", port, timeout).await.unwrap_err();
+    let refused = host.check_tcp(&connect).await.unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 }
