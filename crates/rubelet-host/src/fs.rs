@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
-    io::{self, Read, Seek, Write},
+    io::{self, Read, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
@@ -18,10 +18,12 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
 
 use crate::port::{DirEntry, FileKind, ReadError};
 
+mod beneath;
 mod project;
 mod remove_tree;
 pub(crate) mod resolve;
 
+pub use beneath::{make_dir_beneath, make_file_beneath, read_tail, remove_file_beneath, write_file_beneath};
 pub use project::project;
 pub use remove_tree::remove_tree;
 
@@ -65,16 +67,6 @@ fn read_all(file: File, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     if content.len() as u64 > limit_bytes {
         return Err(ReadError::TooLarge { limit_bytes });
     }
-    Ok(content)
-}
-
-pub fn read_tail(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-    let mut file = open_regular(path)?;
-    let length = file.metadata()?.len();
-    file.seek(io::SeekFrom::Start(length.saturating_sub(limit_bytes)))?;
-    let mut content = Vec::new();
-    // Bytes written during the read are not part of the tail.
-    file.take(limit_bytes).read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -142,7 +134,10 @@ pub fn capacity_bytes(path: &Path) -> io::Result<u64> {
 
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
-    let dir = File::open(path)?;
+    set_mode(&File::open(path)?, mode)
+}
+
+fn set_mode(dir: &File, mode: u32) -> io::Result<()> {
     // Only the permissions: a set-group-ID bit set later is kept.
     if dir.metadata()?.mode() & 0o777 != mode & 0o777 {
         dir.set_permissions(Permissions::from_mode(mode))?;
@@ -160,8 +155,9 @@ pub fn share_dir(path: &Path, group: u32) -> io::Result<()> {
 }
 
 pub fn make_file(path: &Path, mode: u32) -> io::Result<()> {
-    // Never truncates, and never blocks on a FIFO.
-    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    // Never truncates, never blocks on a FIFO, and creates nothing at the end of a dangling link.
+    let flags =
+        OFlags::RDONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::from_raw_mode(mode))?;
     Ok(())
 }
@@ -377,16 +373,6 @@ mod tests {
         .: it is a Directory, not a regular file
         /dev/null: it is a CharDevice, not a regular file
         ");
-    }
-
-    #[test]
-    fn tail_is_the_end_of_a_file_of_any_length() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        fs::write(&path, "12345").unwrap();
-        let tail = |limit_bytes| String::from_utf8(read_tail(&path, limit_bytes).unwrap()).unwrap();
-        assert_eq!([tail(0), tail(2), tail(5), tail(100)], ["", "45", "12345", "12345"]);
-        assert!(matches!(read_tail(dir.path(), 5), Err(ReadError::NotRegular(FileKind::Directory))));
     }
 
     #[test]

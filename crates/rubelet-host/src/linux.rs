@@ -69,8 +69,10 @@ impl Host for LinuxHost {
         self.short(root, move |root| fs::read_in_root(root, &path, limit_bytes)).await
     }
 
-    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
-        self.short(path, move |path| fs::read_tail(path, limit_bytes)).await
+    async fn read_tail(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+        let (root, below) = (root.to_owned(), path.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::read_tail(&root, &below, limit_bytes)).await
     }
 
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
@@ -83,6 +85,30 @@ impl Host for LinuxHost {
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.short(path, move |path| fs::make_dir(path, mode)).await
+    }
+
+    async fn make_dir_beneath(&self, root: &Path, path: &Path, mode: u32) -> io::Result<()> {
+        let (root, below) = (root.to_owned(), path.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::make_dir_beneath(&root, &below, mode)).await
+    }
+
+    async fn make_file_beneath(&self, root: &Path, path: &Path, mode: u32) -> io::Result<()> {
+        let (root, below) = (root.to_owned(), path.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::make_file_beneath(&root, &below, mode)).await
+    }
+
+    async fn write_file_beneath(&self, root: &Path, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        let (root, below, content) = (root.to_owned(), path.to_owned(), content.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::write_file_beneath(&root, &below, &content, mode)).await
+    }
+
+    async fn remove_file_beneath(&self, root: &Path, path: &Path) -> io::Result<()> {
+        let (root, below) = (root.to_owned(), path.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::remove_file_beneath(&root, &below)).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {

@@ -161,8 +161,9 @@ pub trait Host: Send + Sync + 'static {
     /// Reads a regular file of a directory with untrusted content. Links are resolved as if `root` were `/`.
     async fn read_in_root(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
 
-    /// The last bytes of a regular file, at most `limit_bytes` of them, however long it is. Opens it as `read_file` does.
-    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
+    /// The last bytes of a regular file, at most `limit_bytes` of them, however long it is. A link on the way from `root` to
+    /// `path` is an error.
+    async fn read_tail(&self, root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
 
     /// The kind of `path`, following links; `None` if it does not exist.
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
@@ -170,14 +171,27 @@ pub trait Host: Send + Sync + 'static {
     /// The size of the file system that holds `path`.
     async fn capacity_bytes(&self, path: &Path) -> io::Result<u64>;
 
-    /// Creates the directory and missing parents; sets the mode of the last one, whatever the umask.
+    /// Creates the directory and missing parents; sets the mode of the last one, whatever the umask. Follows links: for
+    /// paths of the operator.
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()>;
+
+    /// As `make_dir` where pods may be able to write: a link on the way from `root` to `path` is an error.
+    async fn make_dir_beneath(&self, root: &Path, path: &Path, mode: u32) -> io::Result<()>;
+
+    /// Creates an empty file with this mode; an existing regular one is unchanged. Links are errors.
+    async fn make_file_beneath(&self, root: &Path, path: &Path, mode: u32) -> io::Result<()>;
+
+    /// As `write_file`; a link in the file's place is replaced, one on the way to it is an error.
+    async fn write_file_beneath(&self, root: &Path, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
+
+    /// As `remove_file`; a link on the way to it is an error.
+    async fn remove_file_beneath(&self, root: &Path, path: &Path) -> io::Result<()>;
 
     /// Gives a directory, not its content, to a group with read and write access; new files in it belong to the
     /// group too.
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()>;
 
-    /// Creates an empty file; an existing one is unchanged.
+    /// Creates an empty file; an existing one is unchanged. A link in its place is an error.
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()>;
 
     /// Creates or replaces a file atomically: a reader sees the old or the new content, never a part.

@@ -137,7 +137,7 @@ impl Host for FakeHost {
         self.read_file(&root.join(below), limit_bytes).await
     }
 
-    async fn read_tail(&self, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+    async fn read_tail(&self, _root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
         self.look(path, |sim| match sim.disk.node(path)? {
             None => Err(ReadError::Io(io::ErrorKind::NotFound.into())),
             Some(Node::File { content, .. }) => {
@@ -159,6 +159,23 @@ impl Host for FakeHost {
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.change("mkdir", path, |sim| sim.disk.make_dir(path, mode)).await
+    }
+
+    // No pod of the simulation makes links.
+    async fn make_dir_beneath(&self, _root: &Path, path: &Path, mode: u32) -> io::Result<()> {
+        self.make_dir(path, mode).await
+    }
+
+    async fn make_file_beneath(&self, _root: &Path, path: &Path, mode: u32) -> io::Result<()> {
+        self.make_file(path, mode).await
+    }
+
+    async fn write_file_beneath(&self, _root: &Path, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+        self.write_file(path, content, mode).await
+    }
+
+    async fn remove_file_beneath(&self, _root: &Path, path: &Path) -> io::Result<()> {
+        self.remove_file(path).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {

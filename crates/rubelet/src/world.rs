@@ -1,6 +1,10 @@
 //! The world the agent acts on: its ports and its paths on disk.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::SignedDuration;
 use rubelet_core::{
@@ -146,6 +150,14 @@ impl Paths {
 
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.pods_dir().join(uid.as_str())
+    }
+
+    /// The directory of the operator that a pod's file is in; below it no link is followed, as pods that mount it can make
+    /// them. An earlier agent may have named its directories by other links: then `<pod>/<container>/<file>` is below one.
+    pub fn root_of(&self, path: &Path) -> PathBuf {
+        let roots = [self.pods_dir(), self.pod_logs_dir.clone()];
+        let other = || path.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned();
+        roots.into_iter().find(|root| path.starts_with(root)).unwrap_or_else(other)
     }
 
     pub fn volumes_dir(&self, uid: &PodUid) -> PathBuf {

@@ -86,6 +86,10 @@ macro_rules! killed_host {
 killed_host! {
     changes {
         make_dir(path: &Path, mode: u32) -> io::Result<()>;
+        make_dir_beneath(root: &Path, path: &Path, mode: u32) -> io::Result<()>;
+        make_file_beneath(root: &Path, path: &Path, mode: u32) -> io::Result<()>;
+        write_file_beneath(root: &Path, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
+        remove_file_beneath(root: &Path, path: &Path) -> io::Result<()>;
         share_dir(path: &Path, group: u32) -> io::Result<()>;
         make_file(path: &Path, mode: u32) -> io::Result<()>;
         write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
@@ -104,7 +108,7 @@ killed_host! {
         list_dir(path: &Path) -> io::Result<Vec<DirEntry>>;
         read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
-        read_tail(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
+        read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         file_kind(path: &Path) -> io::Result<Option<FileKind>>;
         capacity_bytes(path: &Path) -> io::Result<u64>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;

@@ -29,6 +29,7 @@ use rubelet_core::{
     volumes,
 };
 use rubelet_cri::{port::RpcErrorKind, v1};
+use rubelet_host::port::FileKind;
 
 use super::{Recalled, failure, sandbox::read_resolv_conf};
 use crate::{objects::Patience, world::World};
@@ -172,21 +173,20 @@ async fn make_files(
 ) -> Result<(), EffectError> {
     let host = &world.host;
     let log_dir = Path::new(&sandbox.log_directory).join(&spec.name);
-    host.make_dir(&log_dir, LOG_DIR_MODE).await.map_err(|error| failure::io("make", &log_dir, &error))?;
+    let made = host.make_dir_beneath(&world.paths.pod_logs_dir, &log_dir, LOG_DIR_MODE).await;
+    made.map_err(|error| failure::io("make", &log_dir, &error))?;
     let pod = order.pod.spec.as_ref();
     if pod.is_some_and(|pod| mounts::has_hosts_file(pod, spec, &order.pod_ips)) {
         write_hosts(world, order).await?;
     }
     if let Some(path) = mounts::termination_message_file(order, spec, &world.settings.root_dir) {
         let dir = path.parent().unwrap_or(&path);
-        host.make_dir(dir, CONTAINER_DIR_MODE).await.map_err(|error| failure::io("make", dir, &error))?;
-        // A repeated start must not replace the file that the first container may be writing to.
-        let found = host.file_kind(&path).await.map_err(|error| failure::io("look at", &path, &error))?;
-        if found.is_none() {
-            host.write_file(&path, b"", TERMINATION_MESSAGE_MODE)
-                .await
-                .map_err(|error| failure::io("write", &path, &error))?;
-        }
+        let pods_dir = world.paths.pods_dir();
+        let made = host.make_dir_beneath(&pods_dir, dir, CONTAINER_DIR_MODE).await;
+        made.map_err(|error| failure::io("make", dir, &error))?;
+        // A repeated start leaves the file alone that the first container may be writing to.
+        let made = host.make_file_beneath(&pods_dir, &path, TERMINATION_MESSAGE_MODE).await;
+        made.map_err(|error| failure::io("write", &path, &error))?;
     }
     Ok(())
 }
@@ -210,7 +210,7 @@ async fn write_hosts(world: &World, order: &StartContainer) -> Result<(), Effect
     }
     world
         .host
-        .write_file(&path, content.as_bytes(), HOSTS_MODE)
+        .write_file_beneath(&world.paths.pods_dir(), &path, content.as_bytes(), HOSTS_MODE)
         .await
         .map_err(|error| failure::io("write", &path, &error))
 }
@@ -227,7 +227,12 @@ async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
         return;
     }
     let links = &world.paths.container_links_dir;
-    let made = match world.host.make_dir(links, LOG_DIR_MODE).await {
+    let made = match world.host.file_kind(links).await {
+        Ok(Some(FileKind::Directory)) => Ok(()),
+        // Only a new one: it may be a link of the operator's, whose target keeps its mode.
+        _ => world.host.make_dir(links, LOG_DIR_MODE).await,
+    };
+    let made = match made {
         Ok(()) => world.host.make_link(log, &link).await,
         Err(error) => Err(error),
     };
@@ -238,7 +243,8 @@ async fn link_log(world: &World, log: &Path, labels: &labels::Map, id: &str) {
 
 async fn remove_logs(world: &World, status: &v1::ContainerStatus) -> Result<(), EffectError> {
     for path in log_files(world, Path::new(&status.log_path)).await? {
-        world.host.remove_file(&path).await.map_err(|error| failure::io("remove", &path, &error))?;
+        let removed = world.host.remove_file_beneath(&world.paths.root_of(&path), &path).await;
+        removed.map_err(|error| failure::io("remove", &path, &error))?;
     }
     if let Some(link) = link_path(world, &status.labels, &status.id) {
         world.host.remove_file(&link).await.map_err(|error| failure::io("remove", &link, &error))?;

@@ -21,7 +21,8 @@ pub async fn make_pod_dirs(world: &World, pod: &PodRef) -> Result<Facts, EffectE
     component(pod.uid.as_str())?;
     let pod_dir = world.paths.pod_dir(&pod.uid);
     for dir in [&pod_dir, &pod_dir.join("volumes"), &pod_dir.join("plugins")] {
-        world.host.make_dir(dir, 0o750).await.map_err(|error| failure::io("make directory", dir, &error))?;
+        let made = world.host.make_dir_beneath(&world.paths.pods_dir(), dir, 0o750).await;
+        made.map_err(|error| failure::io("make directory", dir, &error))?;
     }
     Ok(Facts::Nothing)
 }
@@ -109,7 +110,10 @@ pub(super) fn component(name: &str) -> Result<&str, EffectError> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{fs, os::unix::fs::MetadataExt};
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt as _, symlink},
+    };
 
     use super::*;
     use crate::world::testing::world_in;
@@ -141,6 +145,22 @@ pub(super) mod tests {
             remove_pod_dir(&world, &PodUid::new("uid-1")).await.unwrap();
         }
         assert!(!pod_dir.exists());
+    }
+
+    #[tokio::test]
+    async fn pod_directories_are_not_made_through_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let outside = dir.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::set_permissions(&outside, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::create_dir_all(world.paths.pod_dir(&PodUid::new("middle"))).unwrap();
+        symlink(&outside, world.paths.pod_dir(&PodUid::new("last"))).unwrap();
+        symlink(&outside, world.paths.pod_dir(&PodUid::new("middle")).join("volumes")).unwrap();
+        for uid in ["last", "middle"] {
+            make_pod_dirs(&world, &pod_ref(uid)).await.unwrap_err();
+        }
+        assert_eq!((mode(&outside), fs::read_dir(&outside).unwrap().count()), (0o700, 0));
     }
 
     #[tokio::test]

@@ -29,7 +29,7 @@ pub async fn run_sandbox(world: &World, order: &RunSandbox, recalled: &Recalled)
     let log_directory = Path::new(&config.log_directory);
     world
         .host
-        .make_dir(log_directory, LOG_DIR_MODE)
+        .make_dir_beneath(&world.paths.pod_logs_dir, log_directory, LOG_DIR_MODE)
         .await
         .map_err(|error| failure::io("make log directory", log_directory, &error))?;
     let handler = runtime_handler(world, order).await?;

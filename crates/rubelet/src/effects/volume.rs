@@ -118,15 +118,17 @@ async fn set_up_empty_dir(world: &World, pod_dir: &Path, name: &str, volume: Emp
             return Ok(());
         }
     }
-    host.make_dir(&dir, 0o777).await.map_err(at_dir("make directory"))?;
+    let pods_dir = world.paths.pods_dir();
+    host.make_dir_beneath(&pods_dir, &dir, 0o777).await.map_err(at_dir("make directory"))?;
     if let Medium::Memory { size_bytes } = volume.medium {
         host.mount_tmpfs(&dir, size_bytes, TMPFS_MODE).await.map_err(at_dir("mount tmpfs at"))?;
     }
     if let Some(group) = volume.group {
         host.share_dir(&dir, group).await.map_err(at_dir("give to the pod's group"))?;
     }
-    host.make_dir(&marker, 0o750).await.map_err(|error| failure::io("make directory", &marker, &error))?;
-    host.make_file(&ready, 0o644).await.map_err(|error| failure::io("create", &ready, &error))?;
+    let made = host.make_dir_beneath(&pods_dir, &marker, 0o750).await;
+    made.map_err(|error| failure::io("make directory", &marker, &error))?;
+    host.make_file_beneath(&pods_dir, &ready, 0o644).await.map_err(|error| failure::io("create", &ready, &error))?;
     Ok(())
 }
 

@@ -34,7 +34,7 @@ async fn own_words(world: &World, status: &v1::ContainerStatus, annotated: &Anno
     let path = absolute(&annotated.termination_message_path);
     let mount = status.mounts.iter().find(|mount| !path.is_empty() && mount.container_path == path);
     if let Some(mount) = mount {
-        match world.host.read_tail(Path::new(&mount.host_path), FILE_LIMIT_BYTES).await {
+        match read_tail(world, Path::new(&mount.host_path), FILE_LIMIT_BYTES).await {
             Ok(content) if !content.is_empty() => return String::from_utf8_lossy(&content).into_owned(),
             Ok(_) => {}
             Err(ReadError::Io(error)) if error.kind() == ErrorKind::NotFound => {}
@@ -45,12 +45,16 @@ async fn own_words(world: &World, status: &v1::ContainerStatus, annotated: &Anno
 }
 
 async fn log_end(world: &World, path: &str) -> String {
-    match world.host.read_tail(Path::new(path), LOG_TAIL_BYTES).await {
+    match read_tail(world, Path::new(path), LOG_TAIL_BYTES).await {
         Ok(content) => last_words(&content),
         Err(error) => {
             format!("Error on reading termination message from logs: failed to open log file {path:?}: {error}")
         }
     }
+}
+
+async fn read_tail(world: &World, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
+    world.host.read_tail(&world.paths.root_of(path), path, limit_bytes).await
 }
 
 /// The messages of the last lines of a CRI log, without the runtime's prefix.
@@ -81,7 +85,45 @@ fn absolute(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
     use super::*;
+    use crate::world::testing::world_in;
+
+    #[tokio::test]
+    async fn a_link_in_place_of_message_log_or_directory_reveals_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        let secrets = dir.path().join("secrets");
+        fs::create_dir(&secrets).unwrap();
+        fs::write(secrets.join("file"), "2026-01-01T00:00:00Z stdout F secret\n").unwrap();
+        let annotated = |termination_message_path: &str| Annotated {
+            termination_message_path: termination_message_path.to_owned(),
+            falls_back_to_logs: true,
+            ..Annotated::default()
+        };
+        // The last is that of an earlier agent whose log directory was behind a link.
+        fs::create_dir(dir.path().join("real")).unwrap();
+        symlink(dir.path().join("real"), dir.path().join("earlier")).unwrap();
+        for root in [world.paths.pods_dir(), world.paths.pod_logs_dir.clone(), dir.path().join("earlier/pods/web")] {
+            let [last, middle, honest] = ["last/file", "middle/file", "honest/file"].map(|path| root.join(path));
+            fs::create_dir_all(root.join("last")).unwrap();
+            fs::create_dir(root.join("honest")).unwrap();
+            symlink(secrets.join("file"), &last).unwrap();
+            symlink(&secrets, root.join("middle")).unwrap();
+            fs::copy(secrets.join("file"), &honest).unwrap();
+            for (path, is_read) in [(&last, false), (&middle, false), (&honest, true)] {
+                let path = path.to_string_lossy().into_owned();
+                let mount = v1::Mount { container_path: "/m".into(), host_path: path.clone(), ..Default::default() };
+                let status = v1::ContainerStatus { exit_code: 1, mounts: vec![mount], ..Default::default() };
+                let message = of(&world, &status, &annotated("/m")).await;
+                assert_eq!(message.contains("secret\n"), is_read, "{path}: {message}");
+                let status = v1::ContainerStatus { exit_code: 1, log_path: path.clone(), ..Default::default() };
+                let message = of(&world, &status, &annotated("")).await;
+                assert_eq!(message.contains("secret\n"), is_read, "{path}: {message}");
+            }
+        }
+    }
 
     #[test]
     fn last_words_are_the_messages_of_the_last_lines() {

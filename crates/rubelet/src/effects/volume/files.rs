@@ -51,7 +51,9 @@ pub(super) async fn set_up(
         .map_err(|error| EffectError { kind: ErrorKind::MissingObject, message: error.0 })?;
     let dir = volumes::files_path(owner.dir, volume.plugin, component(name)?);
     let host = &world.host;
-    host.make_dir(&dir, DIR_MODE).await.map_err(|error| failure::io("make directory", &dir, &error))?;
+    let pods_dir = world.paths.pods_dir();
+    let made = host.make_dir_beneath(&pods_dir, &dir, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", &dir, &error))?;
     if volume.plugin.is_in_memory() {
         // Without a size limit: only the agent writes there, and the content came from API objects.
         host.mount_tmpfs(&dir, None, TMPFS_MODE).await.map_err(|error| failure::io("mount tmpfs at", &dir, &error))?;
@@ -61,7 +63,8 @@ pub(super) async fn set_up(
     }
     let nested = owner.pod.spec.as_ref().map(|spec| volumes::nested_mount_points(spec, name));
     for point in nested.into_iter().flatten().map(|point| dir.join(point)) {
-        host.make_dir(&point, NESTED_MODE).await.map_err(|error| failure::io("make directory", &point, &error))?;
+        let made = host.make_dir_beneath(&pods_dir, &point, NESTED_MODE).await;
+        made.map_err(|error| failure::io("make directory", &point, &error))?;
     }
     let projection = Projection { files: projected(files), group: volume.group, stamp: stamp(world) };
     host.project(&dir, projection).await.map_err(|error| failure::io("write files to", &dir, &error))?;
