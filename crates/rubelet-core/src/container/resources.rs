@@ -100,7 +100,8 @@ pub fn quota(millis: i64, period_micros: i64) -> i64 {
 
 /// From CPU shares to thousandths of a CPU; `None` below the kernel's minimum.
 pub fn shares_to_millis(shares: i64) -> Option<i64> {
-    (shares >= MIN_SHARES).then(|| (shares.saturating_mul(MILLIS_PER_CPU) + SHARES_PER_CPU - 1) / SHARES_PER_CPU)
+    let rounded_up = || shares.saturating_mul(MILLIS_PER_CPU).saturating_add(SHARES_PER_CPU - 1) / SHARES_PER_CPU;
+    (shares >= MIN_SHARES).then(rounded_up)
 }
 
 /// From a quota; `None` without a limit.
@@ -219,6 +220,15 @@ mod tests {
             "shares {} quota {}/{} memory {} oom {}",
             made.cpu_shares, made.cpu_quota, made.cpu_period, made.memory_limit_in_bytes, made.oom_score_adj
         )
+    }
+
+    #[test]
+    fn reported_shares_and_quota_become_thousandths_of_a_cpu() {
+        assert_eq!([1, 2, 512, 1024].map(shares_to_millis), [None, Some(2), Some(500), Some(1000)]);
+        assert_eq!([-1, 0, 50_000].map(|quota| quota_to_millis(quota, 100_000)), [None, None, Some(500)]);
+        // A runtime may report any number.
+        assert_eq!(shares_to_millis(i64::MAX), Some(i64::MAX / SHARES_PER_CPU));
+        assert_eq!(quota_to_millis(i64::MAX, 1), Some(i64::MAX));
     }
 
     #[test]
