@@ -67,3 +67,18 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.realloc(pointer, layout, new_size) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, panic::catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn memory_beyond_the_limit_is_a_panic_even_if_it_is_freed() {
+        let allocate = |bytes: usize| drop(black_box(vec![0_u8; bytes]));
+        limited(1 << 20, || allocate(1 << 19));
+        assert!(catch_unwind(|| limited(1 << 20, || allocate(1 << 21))).is_err());
+        limited(1 << 20, || allocate(1 << 19));
+    }
+}

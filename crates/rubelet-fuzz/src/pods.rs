@@ -148,6 +148,7 @@ pub(crate) fn cri_facts(data: &[u8]) -> Option<()> {
             let facts = facts_of_container(&container, status.clone(), &annotated, String::new());
             assert_eq!(facts.id.as_str(), status.id);
             assert!(facts.resources.memory_limit_bytes.is_none_or(|bytes| bytes > 0));
+            assert!(facts.resources.cpu_request_millis.is_none_or(|millis| millis > 0));
             assert!(facts.resources.cpu_limit_millis.is_none_or(|millis| millis > 0));
         }
         1 => {
