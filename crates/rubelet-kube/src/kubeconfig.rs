@@ -121,7 +121,7 @@ impl fmt::Debug for Source {
 #[error("kubeconfig {}", path.display())]
 pub struct KubeconfigError {
     path: PathBuf,
-    source: KubeconfigProblem,
+    source: Box<KubeconfigProblem>,
 }
 
 /// What is wrong with a kubeconfig, or with a file it names.
@@ -178,7 +178,7 @@ impl Kubeconfig {
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let read = read_bounded(&path).and_then(|text| Self::parse(&text, &path));
-        read.map_err(|source| KubeconfigError { path, source })
+        read.map_err(|source| KubeconfigError { path, source: Box::new(source) })
     }
 
     /// `path` is the path of the text: files it names are relative to it.
@@ -204,7 +204,7 @@ impl Kubeconfig {
 
     /// One of its references is invalid.
     pub(crate) fn wrong(&self, problem: impl Into<KubeconfigProblem>) -> KubeconfigError {
-        KubeconfigError { path: self.path.clone(), source: problem.into() }
+        KubeconfigError { path: self.path.clone(), source: Box::new(problem.into()) }
     }
 
     /// The same cluster with a new client certificate: certificate and key are both in the file at `pem`.

@@ -21,7 +21,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::{OnceCell, OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep_until},
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -114,13 +114,18 @@ impl Unauthenticated {
 
     /// Waits until another connection may be admitted.
     pub(crate) async fn room(&self) {
-        let free_at = {
+        let free_in = {
             let table = self.table();
             let is_full = table.entries.len() >= self.limits.connections;
-            table.entries.values().next().filter(|_| is_full).map(|oldest| oldest.since + self.limits.min_age)
+            table
+                .entries
+                .values()
+                .next()
+                .filter(|_| is_full)
+                .map(|oldest| self.limits.min_age.saturating_sub(oldest.since.elapsed()))
         };
-        if let Some(free_at) = free_at {
-            sleep_until(free_at).await;
+        if let Some(free_in) = free_in {
+            sleep(free_in).await;
         }
     }
 
