@@ -109,7 +109,7 @@ fn config_check(words: &[String]) -> Result<Command, Failure> {
         return Err(usage());
     }
     let drop_in_dir = arguments.own.get("config-dir").and_then(Value::as_str).map(Into::into);
-    Ok(Command::ConfigCheck(Sources { file: Some(file.into()), drop_in_dir }))
+    Ok(Command::ConfigCheck(Sources { file: Some(file.into()), drop_in_dir, is_standalone: false }))
 }
 
 fn flag_failure(problems: Vec<String>) -> Failure {
@@ -126,6 +126,8 @@ fn raw_version() -> String {
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path, time::Duration};
+
+    use rubelet_core::config::KubeletConfiguration;
 
     use super::*;
 
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn flags_alone_use_flag_defaults_and_warn_of_deprecation() {
         let options = no_files().options("--pod-manifest-path=/m --fail_swap_on=false --node-labels=a=b --max-pods=5");
-        assert_eq!((options.config.static_pod_path.as_str(), options.config.read_only_port), ("/m", 10255));
+        assert_eq!((options.config.static_pod_path.as_str(), options.config.read_only_port), ("/m", 0));
         assert!(!options.config.fail_swap_on);
         let told: Vec<&str> = options.warnings.iter().map(|line| line.split(", This").next().unwrap()).collect();
         insta::assert_snapshot!(told.join("\n"), @"
@@ -188,6 +190,47 @@ mod tests {
         Flag --max-pods has been deprecated
         failSwapOn is accepted but without effect
         ");
+    }
+
+    /// Address, anonymous, mode, read-only port, and whether the start warns of an open port.
+    fn openness(options: &Options) -> String {
+        let KubeletConfiguration { address, authentication, authorization, read_only_port, .. } = &options.config;
+        let warned = options.warnings.iter().filter(|line| line.contains("without authentication")).count();
+        let (anonymous, mode) = (authentication.anonymous.enabled, &authorization.mode);
+        format!("{address} {anonymous} {mode} {read_only_port} {warned}")
+    }
+
+    #[test]
+    fn standalone_node_is_closed_unless_told_otherwise() {
+        let open = "TYPE\nauthentication: {anonymous: {enabled: true}, webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
+        let files = Files::new(&[
+            ("empty.yaml", "TYPE\n"),
+            ("open.yaml", open),
+            ("d/a.conf", "TYPE\naddress: 10.0.0.1\n"),
+            ("open/a.conf", open),
+        ]);
+        let table = [
+            ("", "127.0.0.1 false AlwaysAllow 0 0"),
+            ("--address=0.0.0.0", "0.0.0.0 false AlwaysAllow 0 0"),
+            ("--anonymous-auth", "127.0.0.1 true AlwaysAllow 0 0"),
+            ("--anonymous-auth --address=::1", "::1 true AlwaysAllow 0 0"),
+            ("--anonymous-auth --address=0.0.0.0", "0.0.0.0 true AlwaysAllow 0 1"),
+            ("--anonymous-auth --address=::", ":: true AlwaysAllow 0 1"),
+            ("--anonymous-auth --address=0.0.0.0 --authorization-mode=Webhook", "0.0.0.0 true Webhook 0 0"),
+            ("--read-only-port=10255", "127.0.0.1 false AlwaysAllow 10255 0"),
+            ("--config-dir=DIR/d", "10.0.0.1 false AlwaysAllow 0 0"),
+            ("--config-dir=DIR/open", "127.0.0.1 true AlwaysAllow 0 0"),
+            ("--config=DIR/empty.yaml", "0.0.0.0 false Webhook 0 0"),
+            ("--config=DIR/open.yaml", "0.0.0.0 true AlwaysAllow 0 1"),
+            ("--config=DIR/open.yaml --address=127.0.0.1", "127.0.0.1 true AlwaysAllow 0 0"),
+            ("--kubeconfig=/k", "0.0.0.0 true AlwaysAllow 10255 1"),
+            ("--kubeconfig=/k --anonymous-auth=false", "0.0.0.0 false AlwaysAllow 10255 0"),
+            ("--kubeconfig=/k --config=DIR/empty.yaml", "0.0.0.0 false Webhook 0 0"),
+        ];
+        for (line, expected) in table {
+            let options = files.options(&format!("--pod-manifest-path=/m {line}"));
+            assert_eq!(openness(&options), expected, "{line}");
+        }
     }
 
     #[tokio::test]
@@ -323,7 +366,7 @@ mod tests {
         explain ["web"]
         logs ["web", "-c", "a", "-f"]
         events []
-        check Sources { file: Some("f"), drop_in_dir: Some("d") }
+        check Sources { file: Some("f"), drop_in_dir: Some("d"), is_standalone: false }
         Rubelet runs the pods of one Kubernetes node.
         Rubelet runs the pods of one Kubernetes node.
         Kubernetes v1.36.3+rubelet.0.1.0

@@ -91,6 +91,16 @@ impl Draft {
         Draft { config, origins: BTreeMap::new(), warnings: Vec::new() }
     }
 
+    /// Without a configuration file and without an API server. Upstream's legacy defaults would let everybody on the network
+    /// run commands in pods: here the server is on loopback and needs a client certificate, and there is no read-only port.
+    pub fn standalone() -> Draft {
+        let mut draft = Draft::without_file();
+        draft.config.address = "127.0.0.1".to_owned();
+        draft.config.authentication.anonymous.enabled = false;
+        draft.config.read_only_port = 0;
+        draft
+    }
+
     /// The result of a file without any field.
     pub fn empty_file() -> Draft {
         let document = serde_json::json!({"apiVersion": API_VERSION, "kind": KIND});

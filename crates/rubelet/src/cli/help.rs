@@ -20,6 +20,7 @@ Usage:
 
 A standalone node needs a directory of manifests and a container runtime:
   rubelet --pod-manifest-path=/etc/kubernetes/manifests
+Without --config and --kubeconfig its port is on loopback and for client certificates only (--client-ca-file).
 
 Use --config to load a KubeletConfiguration file. A flag with an arrow sets that field;
 most such flags are deprecated in favour of the file. Flags override drop-ins, drop-ins override the file.

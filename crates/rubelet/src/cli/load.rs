@@ -23,13 +23,20 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 pub struct Sources {
     pub file: Option<PathBuf>,
     pub drop_in_dir: Option<PathBuf>,
+    /// Without an API server.
+    pub is_standalone: bool,
 }
 
 impl Sources {
+    /// The configuration without any file.
+    pub fn without_file(&self) -> Draft {
+        if self.is_standalone { Draft::standalone() } else { Draft::without_file() }
+    }
+
     /// File and drop-ins merged, before flags. Returns all problems at once.
     pub fn load(&self, flag_gates: &BTreeMap<String, bool>) -> Result<Draft, Vec<String>> {
         let mut draft = match &self.file {
-            None => Draft::without_file(),
+            None => self.without_file(),
             Some(file) => load_file(file, flag_gates)?,
         };
         let Some(dir) = &self.drop_in_dir else { return Ok(draft) };

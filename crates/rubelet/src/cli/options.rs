@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -102,7 +103,11 @@ impl Options {
         let Arguments { own, fields, idle, notices: mut warnings, .. } = arguments;
         let flags: Flags =
             serde_json::from_value(own.clone().into()).expect("flags are parsed to their members' types");
-        let sources = Sources { file: given(&flags.config), drop_in_dir: given(&flags.config_dir) };
+        let sources = Sources {
+            file: given(&flags.config),
+            drop_in_dir: given(&flags.config_dir),
+            is_standalone: flags.kubeconfig.is_empty() && flags.bootstrap_kubeconfig.is_empty(),
+        };
         let mut problems = config::node_labels(&flags.node_labels);
         let checked = match check(&sources, &fields, host) {
             Ok(checked) if problems.is_empty() => checked,
@@ -116,6 +121,7 @@ impl Options {
             own.keys().filter(|name| !ACTED_ON_FLAGS.contains(&name.as_str())).map(|name| format!("--{name}"));
         let idle_fields = acted_on::not_acted_on(&checked.config, &defaults(&sources));
         warnings.extend(checked.warnings);
+        warnings.extend(open_port(&checked.config));
         warnings.extend(idle_flags.chain(idle_fields).map(|name| format!("{name} is accepted but without effect")));
         let shown_flags = flagz::shown(&flags, &as_flags(&flags, &fields, &checked.config), &idle);
         Ok(Options { flags, config: checked.config, gates: checked.gates, shown_flags, warnings })
@@ -188,6 +194,19 @@ impl Options {
     }
 }
 
+/// A warning if everybody who reaches the kubelet's port may use it.
+fn open_port(config: &KubeletConfiguration) -> Option<String> {
+    let (address, port) = (&config.address, config.port);
+    let is_loopback = address.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+    let is_open = config.authentication.anonymous.enabled && config.authorization.mode == "AlwaysAllow";
+    (is_open && !is_loopback).then(|| {
+        format!(
+            "everybody who reaches port {port} on {address} may run commands in pods without authentication: \
+             set authentication.anonymous.enabled to false, authorization.mode to Webhook, or address to 127.0.0.1"
+        )
+    })
+}
+
 /// The configuration that upstream's flags show at run time: a configuration file does not change it.
 fn as_flags(flags: &Flags, fields: &[FlagValue], used: &KubeletConfiguration) -> KubeletConfiguration {
     if flags.config.is_empty() {
@@ -234,7 +253,7 @@ fn check(sources: &Sources, fields: &[FlagValue], host: Host) -> Result<Checked,
 /// The default configuration, without files and flags.
 fn defaults(sources: &Sources) -> KubeletConfiguration {
     match sources.file {
-        None => Draft::without_file().config,
+        None => sources.without_file().config,
         Some(_) => Draft::empty_file().config,
     }
 }
