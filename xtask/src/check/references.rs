@@ -12,7 +12,8 @@ use std::{
 
 use anyhow::Context as _;
 
-const PAPERS: &[&str] = &["docs/parity.md", "docs/limits.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
+const PAPERS: &[&str] =
+    &["docs/parity.md", "docs/limits.md", "docs/from-kubelet.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
 const FOREIGN_COLUMNS: &[&str] = &["upstream", "kubelet", "path"];
 const PLACES_COLUMN: &str = "here";
 /// The short names of source directories in papers.
@@ -23,6 +24,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("host/", "crates/rubelet-host/src/"),
     ("kube/", "crates/rubelet-kube/src/"),
     ("sim/", "crates/rubelet-sim/src/"),
+    ("tls/", "crates/rubelet-tls/src/"),
 ];
 const EXTENSIONS: &[&str] = &[".rs", ".md", ".jsonl", ".txt", ".toml", ".proto"];
 /// Directories of built or fetched files.
