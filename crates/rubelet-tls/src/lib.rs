@@ -1,10 +1,12 @@
 //! What the TLS connections to the API server, to containers and of the kubelet's port have in common.
 //!
-//! Owns: certificates and keys out of PEM, and the verifier that takes any certificate. Never: reads a file, opens a connection,
-//! shows what is in a key.
+//! Owns: certificates and keys out of PEM, when their files changed, and the verifier that takes any certificate.
+//! Never: reads a file, opens a connection, shows what is in a key.
 
 #![warn(unreachable_pub)]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
+use std::{os::unix::fs::MetadataExt as _, path::Path};
 
 use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
@@ -16,6 +18,21 @@ use rustls::{
     },
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
+
+/// A larger file is not a certificate file.
+pub const MAX_PEM_BYTES: u64 = 4 << 20;
+
+/// Differs when a file was rewritten or replaced; `None` if it cannot be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(Option<(u64, u64, i64, i64)>);
+
+impl Stamp {
+    /// Of the target of a link.
+    pub fn of(path: &Path) -> Self {
+        let found = std::fs::metadata(path).ok();
+        Stamp(found.map(|found| (found.ino(), found.len(), found.mtime(), found.mtime_nsec())))
+    }
+}
 
 /// To be said after the name of the file.
 #[derive(Debug, thiserror::Error)]

@@ -33,6 +33,7 @@ use rubelet_kube::{
     kubeconfig::{ClientCertificate, Kubeconfig, Source},
     port::ApiServer,
 };
+use rubelet_tls::MAX_PEM_BYTES;
 use tokio::{sync::watch, task::JoinSet};
 
 use self::{
@@ -51,8 +52,6 @@ use crate::{
 pub(crate) use self::serving::Files as ServingFiles;
 #[cfg(test)]
 pub(crate) use self::serving::self_signed;
-
-const PEM_MAX_BYTES: u64 = 1 << 20;
 
 /// The client of the node's API server, if there is one.
 #[derive(Debug)]
@@ -217,7 +216,7 @@ async fn read(source: &Source, host: &Arc<dyn Host>) -> anyhow::Result<String> {
     let pem = match source {
         Source::Data(pem) => pem.clone(),
         Source::File(path) => {
-            let read = host.read_file(path, PEM_MAX_BYTES).await;
+            let read = host.read_file(path, MAX_PEM_BYTES).await;
             read.with_context(|| path.display().to_string())?
         }
     };

@@ -11,7 +11,7 @@ use rubelet_cri::v1::DnsConfig;
 use super::is_host_network;
 use crate::{id::namespace_of, settings::NodeProfile};
 
-const MAX_NAMESERVERS: usize = 3;
+pub(crate) const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_LINE_BYTES: usize = 2048;
 /// glibc aborts on a longer name.

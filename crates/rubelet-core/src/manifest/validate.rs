@@ -20,7 +20,7 @@ use k8s_openapi::{
 };
 
 use super::field::{FieldError, Path, quoted};
-use crate::container::is_host_network;
+use crate::container::{dns::MAX_NAMESERVERS, is_host_network};
 
 /// Upstream's limit for all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
@@ -130,7 +130,6 @@ fn host_aliases(aliases: &[HostAlias], path: &Path, problems: &mut Vec<FieldErro
 }
 
 fn dns_config(spec: &PodSpec, path: &Path, problems: &mut Vec<FieldError>) {
-    const MAX_NAMESERVERS: usize = 3;
     const MAX_SEARCHES: usize = 32;
     let nothing = PodDNSConfig::default();
     let config = spec.dns_config.as_ref().unwrap_or(&nothing);

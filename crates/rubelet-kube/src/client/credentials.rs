@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,6 +12,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
+use rubelet_tls::Stamp;
 use rustls::ClientConfig;
 use tokio::{sync::Semaphore, task::JoinError, time::Instant};
 
@@ -82,9 +82,6 @@ pub(crate) enum CredentialsError {
     #[error(transparent)]
     Task(#[from] JoinError),
 }
-
-/// Differs when a file was rewritten or replaced.
-type Stamp = Option<(u64, u64, i64, i64)>;
 
 /// Whether files and tokens are read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,13 +247,8 @@ fn files(cluster: &Cluster, certificate: Option<&ClientCertificate>) -> Vec<Path
         .collect()
 }
 
-/// Of the targets of links.
 fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
-    let stamp = |path: &PathBuf| {
-        let metadata = std::fs::metadata(path).ok()?;
-        Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
-    };
-    files.iter().map(stamp).collect()
+    files.iter().map(|path| Stamp::of(path)).collect()
 }
 
 fn read_token(path: &Path) -> Result<HeaderValue, CredentialsError> {

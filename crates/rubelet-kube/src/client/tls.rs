@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use rubelet_tls::{AnyPeer, KeyProof, PemError};
+use rubelet_tls::{AnyPeer, KeyProof, MAX_PEM_BYTES, PemError};
 use rustls::{
     ClientConfig, Error, RootCertStore,
     crypto::ring,
@@ -12,9 +12,6 @@ use rustls::{
 };
 
 use crate::kubeconfig::{ClientCertificate, Cluster, Source, Verification};
-
-/// A larger file is not a certificate file.
-const MAX_PEM_BYTES: u64 = 4 << 20;
 
 /// Names the field and the file.
 #[derive(Debug, thiserror::Error)]

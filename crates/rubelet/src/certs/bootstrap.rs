@@ -19,6 +19,7 @@ use rubelet_kube::{
     kubeconfig::{Kubeconfig, Source},
     port::ApiServer,
 };
+use rubelet_tls::MAX_PEM_BYTES;
 use tokio::time::{sleep, timeout};
 
 use super::{
@@ -34,7 +35,6 @@ use crate::world::Clock;
 const PATIENCE: Duration = Duration::from_secs(3600);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-const PEM_MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Bootstrap {
@@ -107,7 +107,7 @@ impl Bootstrap {
         match source {
             Source::Data(pem) => Ok(pem),
             Source::File(path) => {
-                let read = self.host.read_file(&path, PEM_MAX_BYTES).await;
+                let read = self.host.read_file(&path, MAX_PEM_BYTES).await;
                 read.map_err(|error: ReadError| format!("{}: {error}", path.display()))
             }
         }

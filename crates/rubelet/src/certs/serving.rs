@@ -16,10 +16,10 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType,
 };
 use rubelet_host::port::Host;
+use rubelet_tls::MAX_PEM_BYTES;
 
 use super::{leaf::Leaf, store::make_missing_dir};
 
-const PEM_MAX_BYTES: u64 = 1 << 20;
 const VALID_FOR: Duration = Duration::from_secs(365 * 86_400);
 /// Tolerates clients whose clocks are behind ours.
 const VALID_SINCE: Duration = Duration::from_secs(3600);
@@ -40,7 +40,7 @@ impl Files {
     pub(crate) async fn check(&self, host: &dyn Host) -> anyhow::Result<Leaf> {
         let mut pair = Vec::new();
         for path in [&self.certificate, &self.key] {
-            let read = host.read_file(path, PEM_MAX_BYTES).await;
+            let read = host.read_file(path, MAX_PEM_BYTES).await;
             pair.extend(read.with_context(|| path.display().to_string())?);
             pair.push(b'\n');
         }
@@ -49,7 +49,7 @@ impl Files {
 
     /// Whether an agent generated the certificate, this one or upstream's: both sign it with a one-off CA of the same name.
     async fn is_self_signed(&self, host: &dyn Host) -> bool {
-        let Ok(pem) = host.read_file(&self.certificate, PEM_MAX_BYTES).await else { return false };
+        let Ok(pem) = host.read_file(&self.certificate, MAX_PEM_BYTES).await else { return false };
         let names = rubelet_tls::certificates(&pem).ok().and_then(|chain| {
             let [leaf, authority] = &chain[..] else { return None };
             Some((Leaf::parse(leaf).ok()?.common_name, Leaf::parse(authority).ok()?.common_name))

@@ -12,11 +12,9 @@ use std::{
 
 use jiff::Timestamp;
 use rubelet_host::port::{FileKind, Host, ReadError};
+use rubelet_tls::MAX_PEM_BYTES;
 
 use super::leaf::{Leaf, LeafError};
-
-/// Chains are a few KiB long.
-const PAIR_MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone)]
 pub(super) struct Store {
@@ -64,7 +62,7 @@ impl Store {
     pub(super) async fn current(&self) -> Result<Option<Leaf>, StoreError> {
         self.finish_change().await?;
         let path = self.current_path();
-        let read = self.host.read_file(&path, PAIR_MAX_BYTES).await;
+        let read = self.host.read_file(&path, MAX_PEM_BYTES).await;
         match read {
             Ok(pem) => Leaf::of_pair(&pem).map(Some).map_err(wrong(&path)),
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -7,7 +7,6 @@
 use std::{
     io,
     net::IpAddr,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -15,7 +14,7 @@ use std::{
 
 use http::Extensions;
 use rubelet_host::{fs::read_file, linux::blocking};
-use rubelet_tls::{AnyPeer, KeyProof, PemError};
+use rubelet_tls::{AnyPeer, KeyProof, MAX_PEM_BYTES, PemError, Stamp};
 use rustix::net::sockopt;
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
@@ -32,7 +31,6 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use super::certificates::{CertificateAuthenticator, ClientCertificates};
 use crate::server::connections::{Accept, Opened, Protocol};
 
-const PEM_MAX_BYTES: u64 = 1 << 20;
 /// A handshake is two round trips.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// TCP keepalive of silent peers, with Go's periods.
@@ -72,13 +70,10 @@ pub(crate) struct Tls {
 
 #[derive(Clone, Debug)]
 struct Loaded {
-    stamps: [Stamp; 3],
+    stamps: [Option<Stamp>; 3],
     server: Arc<ServerConfig>,
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
-
-/// Differs when a file was rewritten or replaced.
-type Stamp = Option<(u64, u64, i64, i64)>;
 
 impl Tls {
     pub(crate) fn new(settings: TlsSettings) -> (Self, Unknown) {
@@ -125,14 +120,12 @@ impl Tls {
 }
 
 impl TlsSettings {
-    fn stamps(&self) -> [Stamp; 3] {
-        [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()].map(|path| {
-            let metadata = std::fs::metadata(path?).ok()?;
-            Some((metadata.ino(), metadata.len(), metadata.mtime(), metadata.mtime_nsec()))
-        })
+    fn stamps(&self) -> [Option<Stamp>; 3] {
+        [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()]
+            .map(|path| path.map(|path| Stamp::of(path)))
     }
 
-    fn load(&self, stamps: [Stamp; 3]) -> Result<Loaded, String> {
+    fn load(&self, stamps: [Option<Stamp>; 3]) -> Result<Loaded, String> {
         let provider = Arc::new(self.provider());
         let (verifier, hints) = match &self.client_authority {
             None => (None, Vec::new()),
@@ -202,7 +195,7 @@ fn roots(path: &Path) -> Result<RootCertStore, String> {
 }
 
 fn read_pem<T>(path: &Path, parse: fn(&[u8]) -> Result<T, PemError>) -> Result<T, String> {
-    let text = read_file(path, PEM_MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = read_file(path, MAX_PEM_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
     parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
