@@ -169,7 +169,7 @@ async fn hundreds_of_watches_leave_heartbeats_and_calls_alone() {
     for lane in [Lane::Lease, Lane::Heartbeat, Lane::Ordinary, Lane::Events, Lane::Reviews] {
         assert_eq!(client.call(get(lane, pods(), SOON)).await.unwrap(), "pong");
     }
-    assert_eq!(server.connections(), 8);
+    assert_eq!(server.connections(), 9);
 }
 
 #[tokio::test]
