@@ -12,8 +12,15 @@ use std::{
 
 use anyhow::Context as _;
 
-const PAPERS: &[&str] =
-    &["docs/parity.md", "docs/limits.md", "docs/from-kubelet.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "STYLE.md"];
+const PAPERS: &[&str] = &[
+    "docs/parity.md",
+    "docs/limits.md",
+    "docs/security.md",
+    "docs/from-kubelet.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "STYLE.md",
+];
 const FOREIGN_COLUMNS: &[&str] = &["upstream", "kubelet", "path"];
 const PLACES_COLUMN: &str = "here";
 /// The short names of source directories in papers.

@@ -327,6 +327,17 @@ mod tests {
     }
 
     #[test]
+    fn local_seccomp_profile_without_a_name_is_refused() {
+        for profile in [r#"{"type":"Localhost"}"#, r#"{"type":"Localhost","localhostProfile":""}"#] {
+            let pod =
+                pod(&format!(r#"{{"containers":[{{"name":"c","securityContext":{{"seccompProfile":{profile}}}}}]}}"#));
+            let spec = pod.spec.as_ref().unwrap();
+            let made = of_container(&pod, spec, &spec.containers[0], &ImageUser::Unset, &Settings::for_node("n"));
+            assert!(made.unwrap_err().0.starts_with("localhostProfile must be set"), "{profile}");
+        }
+    }
+
+    #[test]
     fn image_user_is_used_without_run_as_user() {
         let bare = r#"{"containers":[{"name":"c"}]}"#;
         let who = |user: &ImageUser| {
