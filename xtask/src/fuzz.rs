@@ -79,9 +79,9 @@ fn run_target(dir: &Path, target: &str, time: Duration) -> anyhow::Result<Found>
     fuzzer.arg(program).arg(found).arg(dir.join("corpus").join(target));
     fuzzer.arg(format!("-max_total_time={}", time.as_secs()));
     fuzzer.arg(format!("-artifact_prefix={}/", artifacts.display()));
-    // Five seconds for one input is a finding, too.
+    // A minute for one input is a finding, too. Less is not: time passes while other programs run.
     fuzzer
-        .args(["-max_len=4096", "-timeout=5", "-rss_limit_mb=2048", "-print_final_stats=1"])
+        .args(["-max_len=4096", "-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1"])
         .env("RUST_BACKTRACE", "0");
     let out = capture(&mut fuzzer, time + STOP_LIMIT)?;
     let finding = (!out.success).then(|| finding(&out.stderr));
