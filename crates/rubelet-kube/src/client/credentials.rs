@@ -14,7 +14,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::HeaderValue;
 use rubelet_tls::Stamp;
 use rustls::ClientConfig;
-use tokio::{sync::Semaphore, task::JoinError, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    task::JoinError,
+    time::{Instant, timeout},
+};
 
 use crate::{
     client::{
@@ -35,6 +39,9 @@ const MAX_TOKEN_BYTES: u64 = 64 << 10;
 /// A new token of a plugin is not requested again, however many requests were rejected together.
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
+/// A disk that does not answer holds up no request for longer: the credentials as last read are used.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(super) struct Credentials {
     cluster: Cluster,
@@ -43,6 +50,8 @@ pub(super) struct Credentials {
     state: Mutex<State>,
     /// One request runs the plugin, the others wait for its result.
     asking: Semaphore,
+    /// One thread reads files: on a disk that does not answer, none is added.
+    reading: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -79,6 +88,8 @@ pub(crate) enum CredentialsError {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Exec(#[from] ExecError),
+    #[error("their disk has not answered for {} s", READ_TIMEOUT.as_secs())]
+    Late,
     #[error(transparent)]
     Task(#[from] JoinError),
 }
@@ -108,7 +119,14 @@ impl Credentials {
         }
         let state =
             Mutex::new(State { tls, generation: 0, stamps, looked_at: clock::now(), token: None, issued: None });
-        Ok(Credentials { cluster, certificate, authorization, state, asking: Semaphore::new(1) })
+        Ok(Credentials {
+            cluster,
+            certificate,
+            authorization,
+            state,
+            asking: Semaphore::new(1),
+            reading: Arc::new(Semaphore::new(1)),
+        })
     }
 
     /// The configuration for a new connection, and its generation: connections of an earlier one are outdated.
@@ -154,7 +172,7 @@ impl Credentials {
     async fn look(&self, known: Vec<Stamp>) {
         let issued = self.state().issued.as_ref().and_then(|issued| issued.certificate.clone());
         let (cluster, certificate) = (self.cluster.clone(), issued.or_else(|| self.certificate.clone()));
-        let read = tokio::task::spawn_blocking(move || {
+        let read = self.read(move || {
             let found = stamps(&files(&cluster, certificate.as_ref()));
             (found != known).then(|| (found, tls::config(&cluster, certificate.as_ref())))
         });
@@ -169,8 +187,20 @@ impl Credentials {
             // Perhaps half written. The stamps stay, so the next check reads it again.
             Ok(Some((_, Err(error)))) => tracing::warn!("keeping the old client certificate: {}", error_chain(&error)),
             Ok(None) => {}
-            Err(error) => tracing::warn!("cannot look at the client certificate: {error}"),
+            Err(error) => tracing::warn!("cannot look at the client certificate: {}", error_chain(&error)),
         }
+    }
+
+    async fn read<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, CredentialsError> {
+        let read = timeout(READ_TIMEOUT, async {
+            let turn = self.reading.clone().acquire_owned().await;
+            let on_thread = move || {
+                let _held_to_the_end = turn;
+                work()
+            };
+            tokio::task::spawn_blocking(on_thread).await
+        });
+        Ok(read.await.map_err(|_elapsed| CredentialsError::Late)??)
     }
 
     async fn token_of_file(&self, path: &Path, reload: Reload) -> Result<HeaderValue, CredentialsError> {
@@ -181,8 +211,8 @@ impl Credentials {
             return Ok(token.clone());
         }
         let path = path.to_owned();
-        let read = tokio::task::spawn_blocking(move || read_token(&path)).await;
-        match (read.unwrap_or_else(|error| Err(error.into())), known) {
+        let read = self.read(move || read_token(&path)).await;
+        match (read.unwrap_or_else(Err), known) {
             (Ok(token), _) => {
                 self.state().token = Some((token.clone(), clock::now()));
                 Ok(token)
@@ -268,4 +298,37 @@ fn secret_header(text: &str) -> Result<HeaderValue, CredentialsError> {
     let mut value = HeaderValue::from_str(text).map_err(|_| CredentialsError::NotAHeader)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn token_as_last_read_is_used_while_its_disk_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let (token, config) = (dir.path().join("token"), dir.path().join("config"));
+        fs::write(&token, "known").unwrap();
+        let text = format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: \"http://127.0.0.1:1\"}}}}]\n\
+             users: [{{name: u, user: {{tokenFile: {:?}}}}}]\n",
+            token.display().to_string()
+        );
+        fs::write(&config, text).unwrap();
+        let credentials = Credentials::load(&Kubeconfig::read(&config).unwrap()).unwrap();
+        let ask = || credentials.authorization(Reload::Now);
+        assert_eq!(ask().await.unwrap().unwrap(), "Bearer known");
+        // Opening a pipe without a writer does not return, as reading on a disk that hangs.
+        fs::remove_file(&token).unwrap();
+        assert!(Command::new("mkfifo").arg(&token).status().unwrap().success());
+        for _ in 0..2 {
+            assert_eq!(ask().await.unwrap().unwrap(), "Bearer known");
+        }
+        assert_eq!(credentials.reading.available_permits(), 0);
+        fs::write(&token, "new").unwrap();
+        let _turn = credentials.reading.acquire().await.unwrap();
+    }
 }
