@@ -96,7 +96,7 @@ impl Server {
     /// Binds the listeners that must exist before the agent starts. The health port is not one of them: as upstream, an agent
     /// whose health port is taken runs and retries.
     pub(crate) async fn bind(addresses: &Addresses) -> Result<Server, BindError> {
-        let admin = AdminSocket::bind(&addresses.socket)?;
+        let admin = AdminSocket::bind_when_free(&addresses.socket).await?;
         let read_only = match addresses.read_only {
             Some(address) => {
                 Some(TcpListener::bind(address).await.map_err(|source| BindError::ReadOnly { address, source })?)

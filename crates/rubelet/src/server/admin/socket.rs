@@ -14,12 +14,20 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use tokio::net::{UnixListener, UnixStream};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    time::{sleep, timeout},
+};
 use tracing::warn;
 
 use crate::server::connections::{Accept, Opened};
+
+/// An agent that is told to stop, or killed, is gone by then.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+const LOCK_RETRY: Duration = Duration::from_millis(100);
 
 /// The socket path for this root directory.
 pub(crate) fn socket_path(root_dir: &Path) -> PathBuf {
@@ -44,7 +52,20 @@ pub(crate) struct AdminSocket {
 }
 
 impl AdminSocket {
-    pub(crate) fn bind(path: &Path) -> Result<AdminSocket, SocketError> {
+    /// Waits for an agent that is just ending: the kernel releases its lock only when its last thread is gone.
+    pub(crate) async fn bind_when_free(path: &Path) -> Result<AdminSocket, SocketError> {
+        let when_free = async {
+            loop {
+                match AdminSocket::bind(path) {
+                    Err(SocketError::Taken(_)) => sleep(LOCK_RETRY).await,
+                    bound => return bound,
+                }
+            }
+        };
+        timeout(LOCK_TIMEOUT, when_free).await.unwrap_or_else(|_elapsed| AdminSocket::bind(path))
+    }
+
+    fn bind(path: &Path) -> Result<AdminSocket, SocketError> {
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
         let dir = path.parent().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(failed)?;
@@ -170,7 +191,9 @@ mod tests {
         let first = AdminSocket::bind(&path).unwrap();
         assert!(matches!(AdminSocket::bind(&path), Err(SocketError::Taken(_))));
         connect(&path).await.unwrap();
-        drop(first);
+        assert!(matches!(AdminSocket::bind_when_free(&path).await, Err(SocketError::Taken(_))));
+        let (waited, ()) = tokio::join!(AdminSocket::bind_when_free(&path), async { drop(first) });
+        drop(waited.unwrap());
 
         // The leftovers of an agent killed while it ran, and of one killed while it opened the socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
