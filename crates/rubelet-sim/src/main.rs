@@ -1,20 +1,24 @@
 //! `cargo xtask sim`: plays random seeds and reports those that break a rule.
 
 use std::{
+    fs::OpenOptions,
+    io::Write as _,
     process::ExitCode,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use rubelet_sim::{play::Failure, swarm::play_out};
 
 const USAGE: &str = "\
-Usage: cargo xtask sim [--seeds N] [--seed S] [--minutes M]
+Usage: cargo xtask sim [--seeds N | --forever] [--seed S] [--minutes M]
 
 Plays random seeds in virtual time: the real agent over a fake runtime and host, with injected faults.
   --seeds N     how many seeds to play (default 200)
+  --forever     play until it is stopped, print a rate every minute, and keep failing seeds in target/failing-seeds
   --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
   --minutes M   virtual minutes of faults before the calm (default 20)
 ";
@@ -28,6 +32,7 @@ struct Arguments {
     minutes: u64,
     /// Examines one seed.
     whole_trace: bool,
+    is_forever: bool,
 }
 
 fn main() -> ExitCode {
@@ -53,10 +58,14 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let (mut seed, mut seeds, mut minutes) = (None, None, 20);
+    let (mut seed, mut seeds, mut minutes, mut is_forever) = (None, None, 20, false);
     while let Some(word) = words.next() {
         if word == "--help" || word == "-h" {
             return Err(String::new());
+        }
+        if word == "--forever" {
+            is_forever = true;
+            continue;
         }
         let value = words.next().and_then(|value| value.parse::<u64>().ok());
         let value = value.ok_or_else(|| format!("{word} wants a number\n"))?;
@@ -67,8 +76,13 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             unknown => return Err(format!("unknown option {unknown}\n")),
         }
     }
-    let count = seeds.unwrap_or(if seed.is_some() { 1 } else { 200 });
-    Ok(Arguments { first: seed.unwrap_or(1), count, minutes, whole_trace: seed.is_some() && count == 1 })
+    let first = seed.unwrap_or(1);
+    let count = seeds.unwrap_or(match seed {
+        _ if is_forever => u64::MAX - first,
+        Some(_) => 1,
+        None => 200,
+    });
+    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever })
 }
 
 /// The failures, the lowest seed first.
@@ -78,15 +92,21 @@ fn play_all(arguments: &Arguments) -> Vec<Failure> {
     let broken = || failures.lock().unwrap_or_else(PoisonError::into_inner);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
+        if arguments.is_forever {
+            scope.spawn(|| report(&next, arguments.first));
+        }
         for _ in 0..threads {
             scope.spawn(|| {
-                while broken().len() < ENOUGH_BROKEN {
+                while arguments.is_forever || broken().len() < ENOUGH_BROKEN {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= arguments.first + arguments.count {
                         break;
                     }
                     if let Err(failure) = play_one(seed, arguments) {
                         println!("seed {seed}: {}", failure.rule);
+                        if arguments.is_forever {
+                            keep(seed);
+                        }
                         broken().push(*failure);
                     }
                 }
@@ -96,6 +116,24 @@ fn play_all(arguments: &Arguments) -> Vec<Failure> {
     let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     failures.sort_by_key(|failure| failure.seed);
     failures
+}
+
+/// Seeds per minute, once a minute.
+fn report(next: &AtomicU64, first: u64) {
+    let mut before = first;
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+        let now = next.load(Ordering::Relaxed);
+        eprintln!("{} seeds, {} in the last minute", now - first, now - before);
+        before = now;
+    }
+}
+
+fn keep(seed: u64) {
+    let file = OpenOptions::new().create(true).append(true).open("target/failing-seeds");
+    if let Err(error) = file.and_then(|mut file| writeln!(file, "{seed}")) {
+        eprintln!("cannot keep seed {seed} in target/failing-seeds: {error}");
+    }
 }
 
 fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {
@@ -110,7 +148,7 @@ fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {
     };
     if arguments.whole_trace {
         println!("{}", story.trace.join("\n"));
-    } else {
+    } else if !arguments.is_forever {
         println!("seed {seed}: {} starts, {} lines", story.starts, story.trace.len());
     }
     Ok(())
