@@ -79,7 +79,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
     let lease_thread = LeaseThread::start()?;
-    let running = start(&world, inputs(options, reporting.clone(), (own_files, lease_thread.handle.clone()))?);
+    let running = start(&world, inputs(options, reporting.clone(), (own_files.clone(), lease_thread.handle.clone()))?);
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     let secured = Secured::new(
@@ -91,7 +91,9 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     servers.spawn(server.serve(secured.context.clone(), stop.clone()));
     servers.spawn(secured::serve(port, secured, stop.clone()));
     let mut rotations = JoinSet::new();
-    certs::start(options, &world, cluster_client, &mut rotations).await?;
+    // Certificates are the agent's own files: no device of a pod delays them.
+    let with_own_files = World { host: own_files, ..world.clone() };
+    certs::start(options, &with_own_files, cluster_client, &mut rotations).await?;
     let settings = &world.settings;
     tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
 
