@@ -158,13 +158,6 @@ impl Lanes {
             }
         }
     }
-
-    /// The devices that are late, for people.
-    pub fn late_devices(&self) -> Vec<DeviceLate> {
-        let Some(lanes) = &self.0 else { return Vec::new() };
-        let devices = lock(&lanes.devices);
-        devices.values().filter_map(|lane| lane.check(lanes.late_after).err()).collect()
-    }
 }
 
 impl Shared {
@@ -385,6 +378,10 @@ mod tests {
             lock(&self.lanes.0.as_ref().unwrap().devices)
         }
 
+        fn late_devices(&self) -> Vec<DeviceLate> {
+            self.devices().values().filter_map(|lane| lane.check(LATE).err()).collect()
+        }
+
         async fn quick(&self, path: &str) -> io::Result<()> {
             self.lanes.run(&self.path(path), Length::Short, |_| Ok(())).await
         }
@@ -417,14 +414,14 @@ mod tests {
             assert!(is_late(&node.quick("device/other").await));
         }
         node.quick("elsewhere").await.unwrap();
-        let named = node.lanes.late_devices().pop().unwrap().to_string();
+        let named = node.late_devices().pop().unwrap().to_string();
         assert!(named.contains("/device (tmpfs, tmpfs) has not answered for"), "{named}");
         drop(release);
         // The device answers again; that is seen by the next call.
         while is_late(&node.quick("device/other").await) {
             tokio::task::yield_now().await;
         }
-        assert_eq!(node.lanes.late_devices(), []);
+        assert_eq!(node.late_devices(), []);
     }
 
     #[tokio::test]

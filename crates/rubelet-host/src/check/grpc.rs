@@ -3,7 +3,7 @@
 //! Owns: the connection, which is part of the caller's future, and the two messages. Never: encrypts, keeps connections.
 //! Upstream: `probe/grpc`.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use h2::{
     Ping,
@@ -17,8 +17,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tonic::{Code, Status};
-
-use std::net::SocketAddr;
 
 use super::{address, dial};
 use crate::port::{GrpcCheck, GrpcFailure};
@@ -81,7 +79,8 @@ fn judge(status: i32) -> Result<(), GrpcFailure> {
     Err(GrpcFailure::Unhealthy(name))
 }
 
-/// Retries until a peer speaks HTTP/2; `exhaustion` is why the last try could not be made. Such a server has sent its settings before it echoes a ping.
+/// Retries until a peer speaks HTTP/2: such a server has sent its settings before it echoes a ping. `exhaustion` is what the
+/// node lacked for the last try.
 async fn connect(
     check: &GrpcCheck,
     exhaustion: &mut Option<String>,
