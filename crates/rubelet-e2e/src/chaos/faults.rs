@@ -34,7 +34,9 @@ pub enum StartTimes {
 /// A fault on its way. What it holds, it also releases when it is dropped.
 pub trait Injected: fmt::Debug {
     /// The fault begins; what it needs is prepared.
-    fn strike(&mut self, exam: &mut Exam) -> anyhow::Result<()>;
+    fn strike(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// Called often while the fault lasts.
     fn tick(&mut self, _exam: &mut Exam, _since: Duration, _hold: Duration) -> anyhow::Result<()> {
@@ -42,7 +44,9 @@ pub trait Injected: fmt::Debug {
     }
 
     /// The fault is over.
-    fn end(&mut self, exam: &mut Exam) -> anyhow::Result<()>;
+    fn end(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// After the recovery: removes what the fault created.
     fn clean_up(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
@@ -103,10 +107,6 @@ struct KillAgent {
 const KILLS: u32 = 20;
 
 impl Injected for KillAgent {
-    fn strike(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
-        Ok(())
-    }
-
     fn tick(&mut self, exam: &mut Exam, since: Duration, hold: Duration) -> anyhow::Result<()> {
         if self.moments.is_empty() {
             let share = hold / KILLS;
@@ -118,10 +118,6 @@ impl Injected for KillAgent {
             exam.cluster.node.agent.spawn()?;
             self.kills += 1;
         }
-        Ok(())
-    }
-
-    fn end(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
         Ok(())
     }
 
@@ -139,20 +135,12 @@ struct RuntimeKilled {
 const RUNTIME_KILLS: u32 = 3;
 
 impl Injected for RuntimeKilled {
-    fn strike(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
-        Ok(())
-    }
-
     fn tick(&mut self, exam: &mut Exam, since: Duration, hold: Duration) -> anyhow::Result<()> {
         if self.kills < RUNTIME_KILLS && since >= hold / RUNTIME_KILLS * self.kills {
             exam.cluster.node.bed.kill_containerd();
             exam.cluster.node.bed.start_containerd()?;
             self.kills += 1;
         }
-        Ok(())
-    }
-
-    fn end(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
         Ok(())
     }
 
