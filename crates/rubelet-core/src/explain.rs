@@ -143,7 +143,7 @@ fn sandbox(record: &PodRecord, now: Now) -> Step {
     if let Some(sandbox) = ready {
         let address = sandbox.ips.first().map_or("the node's network".to_owned(), |ip| format!("IP {ip}"));
         let detail = format!("{} (attempt {}) is ready, {address}", short(sandbox.id.as_str()), sandbox.attempt);
-        return Step { since: Some(sandbox.created_at), ..step("sandbox", StepState::Done, detail) };
+        return Step { since: sandbox.created_at, ..step("sandbox", StepState::Done, detail) };
     }
     let state = match record.lifecycle {
         Lifecycle::Syncing if record.prepared == Preparation::Volumes => StepState::Working,

@@ -45,7 +45,8 @@ pub struct SandboxFacts {
     pub id: SandboxId,
     pub attempt: u32,
     pub state: SandboxState,
-    pub created_at: Timestamp,
+    /// `None` if its creation was interrupted before the runtime dated it.
+    pub created_at: Option<Timestamp>,
     /// The handler it was created with; empty is the runtime's default.
     pub runtime_handler: String,
     /// The pod shares the node's network namespace.
@@ -120,9 +121,11 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Its start was cancelled because the client went away: the runtime reports this in gRPC's words.
+    /// Its start was cancelled because the client went away. The runtime reports this in gRPC's words, or in those of the
+    /// command that it killed.
     pub fn was_cut_off(&self) -> bool {
-        self.started_at.is_none() && self.message.contains("context canceled")
+        let is_cancelled = |message: &str| message.contains("context canceled") || message.contains("signal: killed");
+        self.started_at.is_none() && is_cancelled(&self.message)
     }
 }
 

@@ -125,7 +125,7 @@ pub fn facts(text: &str) -> PodFacts {
                 id: SandboxId::new(format!("sb{attempt}")),
                 attempt: u32::try_from(attempt).expect("few sandboxes"),
                 state: if ready { SandboxState::Ready } else { SandboxState::NotReady },
-                created_at: ago(secs(age)),
+                created_at: Some(ago(secs(age))),
                 runtime_handler: String::new(),
                 host_network: false,
                 ips: if ready { vec!["10.1.0.7".to_owned()] } else { Vec::new() },

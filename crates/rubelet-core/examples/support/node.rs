@@ -126,7 +126,7 @@ fn running(pod: &Pod) -> PodFacts {
         id: SandboxId::new("b".repeat(64)),
         attempt: 0,
         state: SandboxState::Ready,
-        created_at: now().wall,
+        created_at: Some(now().wall),
         runtime_handler: String::new(),
         host_network: false,
         ips: vec!["10.1.0.7".to_owned()],

@@ -194,9 +194,9 @@ fn start_time(input: &StatusInput<'_>) -> Timestamp {
     let first = oldest.filter(|sandbox| sandbox.attempt == 0 && is_static_pod(input.pod));
     let created_at = |sandbox: &SandboxFacts| sandbox.created_at;
     time_of(input.stored)
-        .or(first.map(created_at))
+        .or(first.and_then(created_at))
         .or(time_of(input.old_status()))
-        .or(oldest.map(created_at))
+        .or(oldest.and_then(created_at))
         .unwrap_or(input.now.wall)
 }
 

@@ -248,7 +248,11 @@ impl SimState {
 
     /// The client of the start disconnected before it was done.
     pub(super) fn cancel_start(&mut self, id: &str) {
-        let message = "failed to create containerd task: context canceled";
+        let messages = [
+            "failed to create containerd task: context canceled",
+            "failed to create containerd task: failed to start shim: start failed: : signal: killed: unknown",
+        ];
+        let message = messages[self.rng.usize(..messages.len())];
         let container = self.runtime.picture.containers.get(id).filter(|container| container.state == State::Created);
         if let Some(container) = container.cloned() {
             self.fail_start(&container, message);

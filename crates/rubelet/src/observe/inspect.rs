@@ -77,7 +77,7 @@ pub fn facts_of_sandbox(sandbox: v1::PodSandbox, status: Option<v1::PodSandboxSt
         state: sandbox_state(sandbox.state()),
         id: SandboxId::new(&sandbox.id),
         attempt: sandbox.metadata.map_or(0, |metadata| metadata.attempt),
-        created_at: timestamp(sandbox.created_at),
+        created_at: (sandbox.created_at > 0).then(|| timestamp(sandbox.created_at)),
         runtime_handler: sandbox.runtime_handler,
         host_network: false,
         ips: Vec::new(),
@@ -200,4 +200,18 @@ async fn highest_attempt(world: &World, container_dir: &Path) -> Option<u32> {
 /// CRI's nanoseconds since 1970. Times out of range count as unset.
 fn timestamp(nanos: i64) -> Timestamp {
     Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{facts_of_sandbox, v1};
+
+    #[test]
+    fn a_sandbox_that_containerd_did_not_date_has_no_creation_time() {
+        // Go's zero time, which containerd puts into an integer of nanoseconds.
+        for (nanos, is_dated) in [(-6_795_364_578_871_345_152, false), (0, false), (1_794_940_173_000_000_000, true)] {
+            let sandbox = v1::PodSandbox { created_at: nanos, ..v1::PodSandbox::default() };
+            assert_eq!(facts_of_sandbox(sandbox, None).created_at.is_some(), is_dated, "{nanos}");
+        }
+    }
 }

@@ -104,7 +104,8 @@ fn logged_attempts_count_only_if_the_runtime_lost_everything() {
 
 #[test]
 fn start_is_interrupted_only_without_another_explanation() {
-    for (seen, never_ran, ordered, told, expected) in [
+    let messages = ["context canceled", "failed to start shim: start failed: : signal: killed: unknown"];
+    for (message, (seen, never_ran, ordered, told, expected)) in messages.into_iter().cycle().zip([
         ("a: exit(128)", &["a0"][..], None, None, Some("a0")),
         ("a: exit(128)", &[], None, None, None),
         ("a: exit(128)", &["a0"], Some(0), None, None),
@@ -115,13 +116,13 @@ fn start_is_interrupted_only_without_another_explanation() {
         ("a: exit(128), exit(128)", &["a0", "a1"], None, None, None),
         // Its number would be lost, whatever else the pod ran.
         ("a: exit(1), exit(128); b: exit(1)", &["a0 is gone", "a1"], None, None, None),
-    ] {
+    ]) {
         let mut record = record("always | main a | main b");
         let mut facts = facts(seen);
         facts.containers.retain(|container| !never_ran.contains(&format!("{} is gone", container.id).as_str()));
         for container in facts.containers.iter_mut().filter(|container| never_ran.contains(&container.id.as_str())) {
             let ContainerState::Exited(exit) = &mut container.state else { panic!("all have ended") };
-            (exit.started_at, exit.message) = (None, "context canceled".to_owned());
+            (exit.started_at, exit.message) = (None, message.to_owned());
         }
         record.container_mut("a").last_attempt = ordered;
         let ended = |id| json!({ "terminated": { "exitCode": 128, "containerID": format!("containerd://{id}") } });

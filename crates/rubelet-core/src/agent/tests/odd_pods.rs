@@ -396,7 +396,7 @@ impl Odd {
                     id: SandboxId::new(format!("sb{}", order.attempt)),
                     attempt: order.attempt,
                     state: SandboxState::Ready,
-                    created_at: ago(0),
+                    created_at: Some(ago(0)),
                     runtime_handler: String::new(),
                     host_network: false,
                     ips: vec!["10.1.0.7".to_owned()],

@@ -291,7 +291,7 @@ impl Dates {
         let has_init = init_containers(input.pod).next().is_some();
         Dates {
             start,
-            sandbox: input.facts.newest_sandbox().map(|sandbox| sandbox.created_at),
+            sandbox: input.facts.newest_sandbox().and_then(|sandbox| sandbox.created_at),
             initialized: if has_init { init_changes.max().filter(|_| !init_is_probed) } else { Some(start) },
             running: judged().filter_map(started_at).max().filter(|_| !is_probed),
             stopped: judged().filter_map(stopped_at).max(),

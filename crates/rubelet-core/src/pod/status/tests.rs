@@ -709,10 +709,15 @@ fn start_time_is_first_sandbox_or_reported_one() {
         ("always | static | main a", "sandbox ready 60s", "start=-60s"),
         // The runtime has lost the first sandbox.
         ("always | static | main a", "sandbox ready 30s", "start=-90s"),
+        // Its creation was interrupted, so the runtime has no date for it.
+        ("always | static | main a", "sandbox notready 40s", "start=-90s"),
     ] {
         let mut case = Case::new(pod, sandboxes);
         if sandboxes.ends_with("30s") {
             case.facts.sandboxes[0].attempt = 1;
+        }
+        if sandboxes.contains("notready") {
+            case.facts.sandboxes[0].created_at = None;
         }
         case.previous = Some(PodStatus { start_time: Some(Time(ago(90))), ..PodStatus::default() });
         assert!(case.show().contains(expected), "{pod}: {}", case.show());
