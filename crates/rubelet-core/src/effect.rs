@@ -76,6 +76,10 @@ pub enum Facts {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,
     },
+    /// The container was removed after processes of it were killed that the runtime had kept; its error until then.
+    LeftoverTask {
+        error: String,
+    },
     /// What is left of a terminated pod after a removal step.
     Remains(Remains),
     /// Names of the cgroups below the QoS cgroups, of pods or not.

@@ -11,6 +11,10 @@ pub const FAILED_TO_CREATE_CONTAINER: &str = "Failed";
 pub const FAILED_TO_START_CONTAINER: &str = "Failed";
 pub const KILLING_CONTAINER: &str = "Killing";
 pub const BACK_OFF_START_CONTAINER: &str = "BackOff";
+/// Rubelet's own: the runtime refuses the removal of a dead container or sandbox again and again.
+pub const FAILED_TO_REMOVE: &str = "FailedRemove";
+/// Rubelet's own: a dead container's processes were deleted by containerd's own API, since its CRI could not.
+pub const DELETED_LEFTOVER_TASK: &str = "DeletedLeftoverTask";
 
 // Pods.
 pub const FAILED_TO_KILL_POD: &str = "FailedKillPod";

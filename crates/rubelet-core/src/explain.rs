@@ -12,7 +12,7 @@ use crate::{
     node::Node,
     node_status,
     observation::Remains,
-    pod::{Desired, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
+    pod::{Desired, Failure, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{LifecycleStage, NodeView, PodCounts, PodView, Step, StepState},
@@ -203,6 +203,9 @@ fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
         }
         (None, _) => step("containers", StepState::Pending, format!("{running} of {total} ready")),
     };
+    if let Some(removal) = failed_removal(&record) {
+        result.last_error.get_or_insert_with(|| removal.message.clone());
+    }
     if result.state != StepState::Done {
         result.next_retry = retry_of_containers(record, now).map(|moment| PodRecord::wall(moment, now));
     }
@@ -216,6 +219,12 @@ fn last_run(container: &ContainerStatus) -> String {
         let reason = ended.reason.as_deref().unwrap_or("Error");
         format!(", last run ended with exit code {} ({reason})", ended.exit_code)
     })
+}
+
+/// The removal of a dead container that the runtime has refused most often.
+fn failed_removal(record: &PodRecord) -> Option<&Failure> {
+    let removals = record.failures.iter().filter(|(subject, _)| matches!(subject, PodSubject::Removal(_)));
+    removals.map(|(_, failure)| failure).max_by_key(|failure| failure.count)
 }
 
 /// When the next container start is retried.

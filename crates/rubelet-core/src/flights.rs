@@ -36,8 +36,10 @@ pub enum PodSubject {
     Pod,
     /// Refreshing volumes that are set up, which blocks nothing else.
     Volumes,
-    /// A container name, all attempts together.
+    /// A container name: the starts and stops of all attempts together.
     Container(String),
+    /// The removal of one dead container, which blocks nothing of the other attempts.
+    Removal(ContainerId),
     /// The image of the container of this name.
     Image(String),
     Probe(ContainerId, ProbeKind),
@@ -47,7 +49,7 @@ impl PodSubject {
     /// Effects on these change the pod; those on others only read, or concern an image.
     fn is_changed(&self) -> bool {
         match self {
-            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => true,
+            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => true,
             PodSubject::Look | PodSubject::Image(_) | PodSubject::Probe(..) => false,
         }
     }

@@ -76,7 +76,7 @@ fn old_sandboxes(record: &PodRecord, facts: &PodFacts) -> impl Iterator<Item = P
 
 fn removal(record: &PodRecord, dead: &ContainerFacts, reason: &str) -> Planned {
     Planned {
-        subject: PodSubject::Container(dead.name.clone()),
+        subject: PodSubject::Removal(dead.id.clone()),
         op: Op::Container(ContainerOp::Remove { pod: record.id.clone(), name: dead.name.clone(), id: dead.id.clone() }),
         reason: reason.to_owned(),
     }

@@ -165,12 +165,33 @@ pub enum Cure {
 /// First wait after a failed pod step, doubled up to `RETRY_MAX` (upstream: 10 s to 15 s flat).
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(15);
+/// The maximum for the removal of a dead container or sandbox that the runtime refuses: nothing waits for it but disk space.
+const REMOVAL_RETRY_MAX: Duration = Duration::from_mins(5);
+/// A removal that the runtime refused this often is reported in an event, and no start waits for it.
+const REMOVALS_UNTIL_STUCK: u32 = 3;
 
 impl Failure {
     pub fn after(previous: Option<&Failure>, message: String, now: Now) -> Self {
+        Failure::up_to(RETRY_MAX, previous, message, now)
+    }
+
+    pub fn of_removal(previous: Option<&Failure>, message: String, now: Now) -> Self {
+        Failure::up_to(REMOVAL_RETRY_MAX, previous, message, now)
+    }
+
+    fn up_to(max: Duration, previous: Option<&Failure>, message: String, now: Now) -> Self {
         let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
-        let wait = RETRY_FIRST.saturating_mul(1 << (count - 1).min(8)).min(RETRY_MAX);
+        let wait = RETRY_FIRST.saturating_mul(1 << (count - 1).min(9)).min(max);
         Failure { retry_at: now.uptime + wait, count, message, cure: Cure::Nothing }
+    }
+
+    /// The removal just became one that the runtime does not manage.
+    pub fn has_become_stuck(&self) -> bool {
+        self.count == REMOVALS_UNTIL_STUCK
+    }
+
+    pub fn is_stuck(&self) -> bool {
+        self.count >= REMOVALS_UNTIL_STUCK
     }
 }
 
@@ -309,6 +330,13 @@ impl PodRecord {
 
     pub fn container_mut(&mut self, name: &str) -> &mut ContainerRecord {
         self.container_records.entry(name.to_owned()).or_default()
+    }
+
+    /// The containers whose start was interrupted with a previous process. They are not among the facts.
+    pub fn interrupted_starts(&self) -> impl Iterator<Item = (&String, &ContainerId)> {
+        self.container_records
+            .iter()
+            .filter_map(|(name, container)| Some((name, container.interrupted_start.as_ref()?)))
     }
 
     pub fn instance(&self, id: &ContainerId) -> InstanceRecord {

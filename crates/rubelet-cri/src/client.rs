@@ -19,6 +19,7 @@ use crate::{
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
+mod containerd;
 mod output;
 
 /// A relist of a node full of dead containers exceeds gRPC's default of 4 MiB; this is upstream's limit.
@@ -189,6 +190,10 @@ impl ContainerRuntime for CriClient {
         let mut client = self.runtime.clone();
         call("RemoveContainer", self.timeout, request, |request| client.remove_container(request)).await?;
         Ok(())
+    }
+
+    async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
+        containerd::delete_task(self.channel.clone(), container_id, self.timeout).await
     }
 
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
@@ -382,11 +387,11 @@ fn error(method: &'static str, status: Status) -> RpcError {
         Code::AlreadyExists => RpcErrorKind::AlreadyExists,
         Code::Unimplemented => RpcErrorKind::Unimplemented,
         Code::InvalidArgument => RpcErrorKind::InvalidArgument,
+        Code::FailedPrecondition => RpcErrorKind::FailedPrecondition,
         Code::Ok
         | Code::Unknown
         | Code::PermissionDenied
         | Code::ResourceExhausted
-        | Code::FailedPrecondition
         | Code::Aborted
         | Code::OutOfRange
         | Code::Internal

@@ -1,7 +1,8 @@
 //! CRI: the messages, the `ContainerRuntime` port and its gRPC client.
 //!
 //! Owns: the wire format. Never: decides; parses nothing beyond gRPC.
-//! `proto/cri.proto` is ours, with the numbers of cri-api v1; `cargo xtask gen` turns it into `src/generated/`.
+//! `proto/*.proto` are ours, with the numbers of cri-api v1 and of containerd's API; `cargo xtask gen` turns them into
+//! `src/generated/`.
 
 #![warn(unreachable_pub)]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -11,6 +12,13 @@
 #[rustfmt::skip]
 pub mod v1 {
     include!("generated/runtime.v1.rs");
+}
+/// Messages of containerd's own API (protobuf package `containerd.services.tasks.v1`).
+#[cfg(feature = "client")]
+#[allow(clippy::all, clippy::unwrap_used, clippy::wildcard_imports, missing_debug_implementations, unreachable_pub)]
+#[rustfmt::skip]
+mod tasks {
+    include!("generated/containerd.services.tasks.v1.rs");
 }
 #[cfg(feature = "client")]
 pub mod client;

@@ -28,6 +28,8 @@ pub enum RpcErrorKind {
     /// The runtime does not have this call.
     Unimplemented,
     InvalidArgument,
+    /// The object is in a state in which the call cannot be done.
+    FailedPrecondition,
     Other,
 }
 
@@ -64,6 +66,7 @@ impl RpcErrorKind {
             RpcErrorKind::AlreadyExists => "AlreadyExists",
             RpcErrorKind::Unimplemented => "Unimplemented",
             RpcErrorKind::InvalidArgument => "InvalidArgument",
+            RpcErrorKind::FailedPrecondition => "FailedPrecondition",
             RpcErrorKind::Other => "Unknown",
         }
     }
@@ -96,6 +99,9 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     /// SIGTERM, and SIGKILL after `timeout_secs`. The call lasts as long.
     async fn stop_container(&self, container_id: &str, timeout_secs: i64) -> RpcResult<()>;
     async fn remove_container(&self, container_id: &str) -> RpcResult<()>;
+    /// Kills and removes the processes that the runtime kept of a container although it lists it as ended, which blocks the
+    /// container's removal. `Unimplemented` by runtimes other than containerd.
+    async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()>;
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
     /// Of all running containers.

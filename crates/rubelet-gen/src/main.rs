@@ -19,7 +19,8 @@ fn main() -> ExitCode {
 fn run() -> anyhow::Result<()> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rubelet-cri");
     let proto_dir = crate_dir.join("proto");
-    let files = protox::compile([proto_dir.join("cri.proto")], [&proto_dir]).context("compile cri.proto")?;
+    let sources = ["cri.proto", "containerd.proto"].map(|name| proto_dir.join(name));
+    let files = protox::compile(sources, [&proto_dir]).context("compile our .proto files")?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)
@@ -30,5 +31,5 @@ fn run() -> anyhow::Result<()> {
         .skip_debug(["runtime.v1.AuthConfig"])
         .out_dir(crate_dir.join("src/generated"))
         .compile_fds(files)
-        .context("generate CRI messages")
+        .context("generate the messages")
 }

@@ -375,7 +375,7 @@ fn subject(act: &Act, picture: &Picture) -> Option<String> {
             let sandbox = picture.sandboxes.get(sandbox)?;
             Some(format!("{} {}", sandbox.identity().uid, config.metadata.clone().unwrap_or_default().name))
         }
-        Act::Start(id) | Act::RemoveContainer(id) => Some(id.clone()),
+        Act::Start(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => Some(id.clone()),
         Act::StopSandbox(id) | Act::RemoveSandbox(id) => Some(id.clone()),
         // A shorter stop may overtake a longer one; pulls are not shared.
         Act::Term(_) | Act::Kill(_) | Act::Pull(_) => None,

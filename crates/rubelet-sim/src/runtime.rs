@@ -363,6 +363,10 @@ impl ContainerRuntime for FakeRuntime {
         self.change(Act::RemoveContainer(container_id.to_owned()), Duration::from_millis(CHANGE_MS)).await.map(drop)
     }
 
+    async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
+        self.change(Act::DeleteTask(container_id.to_owned()), Duration::from_millis(CHANGE_MS)).await.map(drop)
+    }
+
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
         let touched = Touched::pod(filter.as_ref().and_then(|filter| pod_named_in(&filter.label_selector)));
         let answer = self.look("ListContainers", touched, |sim| {

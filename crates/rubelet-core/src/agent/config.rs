@@ -172,7 +172,7 @@ impl Agent {
                 self.outbox.cancel_of_pod(uid, |subject, flight| match subject {
                     PodSubject::Image(_) => true,
                     PodSubject::Look | PodSubject::Probe(..) => false,
-                    PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => {
+                    PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => {
                         flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked)
                     }
                 });

@@ -2,7 +2,10 @@
 //!
 //! Owns: the transitions that results cause, and the events about them. Never: plans the next step.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
     agent::Agent,
@@ -160,7 +163,7 @@ impl Agent {
                 let steps = self.images.done(uid, &container, &result, now);
                 self.send_image_steps(steps, now);
             }
-            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) => {
+            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => {
                 self.step_done(uid, subject, flight, result, now);
             }
         }
@@ -276,6 +279,11 @@ fn apply_look(record: &mut PodRecord, mut facts: PodFacts, meanwhile: DuringLook
 fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
     let is_known = |id: &ContainerId| facts.containers.iter().any(|container| container.id == *id);
     record.instances.retain(|id, _| is_known(id));
+    let set_apart: BTreeSet<_> = record.interrupted_starts().map(|(_, id)| id.clone()).collect();
+    record.failures.retain(|subject, _| match subject {
+        PodSubject::Removal(id) => is_known(id) || set_apart.contains(id),
+        _ => true,
+    });
     if sandbox_action(record, facts) == SandboxAction::StayDown {
         // Without a sandbox no container restarts: it keeps its last exit.
         record.instances.values_mut().for_each(|instance| instance.is_restarting = false);
@@ -285,8 +293,8 @@ fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
 
 /// A runtime aborts the start of a container when its client dies; such a container failed without having run. That is no crash
 /// of the pod: the container is removed and its attempt made again. Not so for an attempt of this process, for one whose
-/// predecessor did not run either or is not known (its number would be lost), and for one whose end was reported to the API
-/// server.
+/// predecessor did not run either or is not known (its number would be lost), for one whose end was reported to the API
+/// server, and for one that the runtime does not manage to remove.
 fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
     let never_ran = |container: &ContainerFacts| container.exit().is_some_and(|exit| exit.started_at.is_none());
     let newest_by_name: BTreeMap<_, _> = facts.containers.iter().rev().map(|each| (each.name.clone(), each)).collect();
@@ -300,6 +308,7 @@ fn set_apart_interrupted_starts(record: &mut PodRecord, facts: &mut PodFacts) {
             && record.container(&newest.name).last_attempt != Some(newest.attempt)
             && !record.has_reported_end_of(&newest.id)
             && (newest.attempt == 0 || has_predecessor())
+            && !record.failures.get(&PodSubject::Removal(newest.id.clone())).is_some_and(Failure::is_stuck)
     };
     let interrupted: BTreeMap<_, _> = newest_by_name
         .into_iter()
@@ -363,6 +372,12 @@ fn apply_result(
         // What ran until now may have left new files or mounts.
         record.remains = None;
     }
+    if let (Op::Container(ContainerOp::Remove { name, id, .. }), Ok(Facts::LeftoverTask { error })) =
+        (&flight.op, &result)
+    {
+        record.failures.remove(subject);
+        return vec![leftover_task(record, name, id, error)];
+    }
     let error = match result {
         Ok(_) => None,
         // What was to be stopped or removed is already gone: success.
@@ -377,9 +392,40 @@ fn apply_result(
         // The pod is terminating: a failed start is no failure.
         return Vec::new();
     }
+    if let Op::Container(ContainerOp::Remove { .. }) | Op::Pod(PodOp::RemoveSandbox { .. }) = &flight.op
+        && error.kind == ErrorKind::Retry
+    {
+        let failure = Failure::of_removal(record.failures.get(subject), error.message, now);
+        let events = failure.has_become_stuck().then(|| stuck(record, &flight.op, &failure.message));
+        record.failures.insert(subject.clone(), failure);
+        return events.into_iter().collect();
+    }
     let failure = Failure::after(record.failures.get(subject), error.message.clone(), now);
     record.failures.insert(subject.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
+}
+
+/// The container is gone; its runtime had kept processes that CRI does not show.
+fn leftover_task(record: &PodRecord, name: &str, id: &ContainerId, error: &str) -> EventRecord {
+    let message = format!("Container {id} could not be removed ({error}) before its leftover task was deleted");
+    event(record, name, Severity::Warning, event_reasons::DELETED_LEFTOVER_TASK, message)
+}
+
+/// The runtime has refused a removal several times. The pod's sandbox and directory stay until it succeeds.
+fn stuck(record: &PodRecord, op: &Op, error: &str) -> EventRecord {
+    let reason = event_reasons::FAILED_TO_REMOVE;
+    match op {
+        Op::Container(ContainerOp::Remove { name, id, .. }) => {
+            let message = format!("The runtime cannot remove container {id}: {error}");
+            event(record, name, Severity::Warning, reason, message)
+        }
+        other => EventRecord {
+            about: InvolvedObject::Pod(record.id.clone()),
+            severity: Severity::Warning,
+            reason: reason.to_owned(),
+            message: format!("The runtime refuses {other}: {error}"),
+        },
+    }
 }
 
 /// Volumes need objects; so does a container's environment, which is complete before the runtime is called.

@@ -160,9 +160,10 @@ impl Start<'_> {
             return;
         }
         if let Some(id) = &record.container(&container.name).interrupted_start {
-            if !record.is_busy(&subject, self.now) {
+            let removal = PodSubject::Removal(id.clone());
+            if !record.is_busy(&removal, self.now) {
                 let (pod, name) = (record.id.clone(), container.name.clone());
-                plan.step(subject, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
+                plan.step(removal, ContainerOp::Remove { pod, name, id: id.clone() }, "its start was cut off");
             }
             return plan.wait_for(WaitsFor::InterruptedStart(container.name.clone()));
         }
@@ -376,10 +377,14 @@ fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
     }
 }
 
-/// Removes dead containers and sandboxes over the limits, unless something else is in flight.
+/// Removes dead containers and sandboxes over the limits, after what the pod itself needs.
 fn collect_dead(record: PodState<'_>, facts: &PodFacts, settings: &Settings, plan: &mut Plan, now: Now) {
     for planned in gc::of_living_pod(&record, facts, settings, now) {
-        let is_taken = plan.steps.iter().any(|step| step.subject == planned.subject);
+        let owner = match &planned.op {
+            Op::Container(ContainerOp::Remove { name, .. }) => PodSubject::Container(name.clone()),
+            _ => planned.subject.clone(),
+        };
+        let is_taken = plan.steps.iter().any(|step| step.subject == owner) || record.flights.contains(&owner);
         if !is_taken && !record.is_busy(&planned.subject, now) {
             plan.steps.push(planned);
         }

@@ -4,7 +4,7 @@
 //! the cgroup, containers, sandboxes, directories). Never: shortens a grace period by itself.
 //! Upstream: `SyncTerminatingPod`, `SyncTerminatedPod`, `killPodWithSyncResult`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     cgroups::CgroupTree,
@@ -128,21 +128,22 @@ fn next_removal(remains: Option<Remains>, place: PodPlace) -> Option<(Op, WaitsF
 
 /// Removes dead containers, then sandboxes; true when none is left.
 fn remove_dead(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan, now: Now) -> bool {
-    for container in &facts.containers {
-        let subject = PodSubject::Container(container.name.clone());
-        let is_planned = plan.steps.iter().any(|step| step.subject == subject);
-        if !is_planned && !record.is_busy(&subject, now) {
-            let (pod, name, id) = (record.id.clone(), container.name.clone(), container.id.clone());
+    let seen = facts.containers.iter().map(|container| (&container.name, &container.id));
+    let dead: BTreeMap<_, _> = seen.chain(record.interrupted_starts()).map(|(name, id)| (id, name)).collect();
+    for (id, name) in &dead {
+        let subject = PodSubject::Removal((*id).clone());
+        if !record.is_busy(&subject, now) {
+            let (pod, name, id) = (record.id.clone(), (*name).clone(), (*id).clone());
             plan.step(subject, ContainerOp::Remove { pod, name, id }, "pod is no longer desired");
         }
     }
-    if !facts.containers.is_empty() {
+    if !dead.is_empty() {
         plan.wait_for(WaitsFor::DeadContainersToRemove);
     } else if let Some(sandbox) = facts.sandboxes.first() {
         let op = PodOp::RemoveSandbox { pod: record.id.clone(), id: sandbox.id.clone() };
         pod_step(record, op, WaitsFor::SandboxToRemove, plan, now);
     }
-    facts.containers.is_empty() && facts.sandboxes.is_empty()
+    dead.is_empty() && facts.sandboxes.is_empty()
 }
 
 /// Nothing is left; the record may be dropped when no effect is in flight.

@@ -364,7 +364,7 @@ fn third_crash_waits_twenty_seconds() {
     crash_loop.delay *= 2;
     record.container_mut("a").crash_loop = Some(crash_loop);
     let plan = sync_plan(&record, &facts);
-    assert_eq!(show(&plan), "remove a1, wait a for 15s (CrashLoopBackOff)");
+    assert_eq!(show(&plan), "remove a1, remove a0, wait a for 15s (CrashLoopBackOff)");
     assert_eq!(plan.waiting["a"].message, "back-off 20s restarting failed container=a pod=web_default(u1)");
     assert_eq!(plan.events[0].message, "Back-off restarting failed container a in pod web_default(u1)");
     record.container_mut("a").waiting = plan.waiting.get("a").cloned();
@@ -559,7 +559,7 @@ fn a_container_in_an_unknown_state_is_stopped_first() {
 
 #[test]
 fn one_dead_instance_per_container_is_kept() {
-    assert_eq!(plan_of("always | main a", "a: exit(1) x3, running 5s"), "remove a1");
+    assert_eq!(plan_of("always | main a", "a: exit(1) x3, running 5s"), "remove a1, remove a0");
 }
 
 #[test]
@@ -746,7 +746,7 @@ fn what_a_removed_pod_leaves_goes_in_order() {
             "tear down volumes",
             "tear down volumes",
             "remove cgroup /kubepods/podu1 or /kubepods/burstable/podu1 or /kubepods/besteffort/podu1",
-            "remove a1",
+            "remove a0, remove a1",
             "remove sandbox sb0",
             "remove pod directory",
             "remove logs default_web_u1",
@@ -790,14 +790,16 @@ fn a_grace_period_only_shrinks() {
 
 #[test]
 fn failed_step_back_off_doubles_up_to_a_maximum() {
-    let mut waits = Vec::new();
-    let mut last: Option<Failure> = None;
-    for _ in 0..6 {
-        let failure = Failure::after(last.as_ref(), "no".to_owned(), now());
-        waits.push(failure.retry_at.since(now().uptime).as_secs());
-        last = Some(failure);
-    }
-    assert_eq!(waits, [1, 2, 4, 8, 15, 15]);
+    let waits = |after: fn(Option<&Failure>, String, Now) -> Failure| {
+        let mut last: Option<Failure> = None;
+        let mut next = || {
+            let failure = last.insert(after(last.as_ref(), "no".to_owned(), now()));
+            failure.retry_at.since(now().uptime).as_secs()
+        };
+        (0..11).map(|_| next()).collect::<Vec<_>>()
+    };
+    assert_eq!(waits(Failure::after), [1, 2, 4, 8, 15, 15, 15, 15, 15, 15, 15]);
+    assert_eq!(waits(Failure::of_removal), [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl Rules {
     /// Users' pods are terminated only after the agent saw their deletion.
     pub(super) fn check_listed(&mut self, now: Duration, act: &Act, picture: &Picture) {
         let uid = match act {
-            Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => {
+            Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => {
                 picture.containers.get(id).map(|container| container.pod.uid.clone())
             }
             Act::StopSandbox(id) | Act::RemoveSandbox(id) => {

@@ -41,6 +41,7 @@ pub enum Act {
     /// SIGKILL at the end of a stop's timeout.
     Kill(String),
     RemoveContainer(String),
+    DeleteTask(String),
     Pull(String),
 }
 
@@ -62,6 +63,7 @@ impl Act {
             Act::Start(_) => "StartContainer",
             Act::Term(_) | Act::Kill(_) => "StopContainer",
             Act::RemoveContainer(_) => "RemoveContainer",
+            Act::DeleteTask(_) => "DeleteTask",
             Act::Pull(_) => "PullImage",
         }
     }
@@ -80,6 +82,7 @@ impl Act {
             | Act::Term(_)
             | Act::Kill(_)
             | Act::RemoveContainer(_)
+            | Act::DeleteTask(_)
             | Act::Pull(_) => None,
         }
     }
@@ -93,7 +96,7 @@ impl Act {
                 Some(PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name })
             }
             Act::StopSandbox(id) | Act::RemoveSandbox(id) | Act::Create { sandbox: id, .. } => of_sandbox(id),
-            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => {
+            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => {
                 picture.containers.get(id).map(|container| container.pod.clone())
             }
             Act::Pull(_) => None,
@@ -120,7 +123,9 @@ impl Act {
                 let metadata = config.metadata.clone().unwrap_or_default();
                 format!("{} {}#{}", sandbox(id), metadata.name, metadata.attempt)
             }
-            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) => container(id),
+            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => {
+                container(id)
+            }
             Act::Pull(image) => image.clone(),
         }
     }
@@ -135,12 +140,13 @@ impl SimState {
             Act::RunSandbox(config) => Ok(self.run_sandbox(config.clone())),
             Act::LeaveSandbox(config) => self.leave_sandbox(act, config.clone()),
             Act::StopSandbox(id) => self.stop_sandbox(id),
-            Act::RemoveSandbox(id) => self.remove_sandbox(id),
+            Act::RemoveSandbox(id) => self.remove_sandbox(act, id),
             Act::Create { sandbox, config } => self.create(act, sandbox, config.clone()),
             Act::Start(id) => self.start(act, id),
             Act::Term(id) => self.terminate(id),
             Act::Kill(id) => self.kill(id, KilledBy::StopContainer),
-            Act::RemoveContainer(id) => self.remove_container(id),
+            Act::RemoveContainer(id) => self.remove_container(act, id),
+            Act::DeleteTask(id) => self.delete_task(act, id),
             Act::Pull(image) => self.pull(act, image),
         };
         let outcome = match &answer {
@@ -201,10 +207,10 @@ impl SimState {
         Ok(String::new())
     }
 
-    fn remove_sandbox(&mut self, id: &str) -> RpcResult<String> {
+    fn remove_sandbox(&mut self, act: &Act, id: &str) -> RpcResult<String> {
         self.stop_sandbox(id)?;
         for container in self.runtime.picture.containers_of(id) {
-            self.remove_container(&container.id)?;
+            self.remove_container(act, &container.id)?;
         }
         self.runtime.picture.sandboxes.remove(id);
         Ok(String::new())
@@ -256,7 +262,18 @@ impl SimState {
         let container = self.runtime.picture.containers.get(id).filter(|container| container.state == State::Created);
         if let Some(container) = container.cloned() {
             self.fail_start(&container, message);
+            if self.rng.u8(..4) == 0 {
+                self.runtime.leftover_tasks.insert(id.to_owned());
+            }
         }
+    }
+
+    fn delete_task(&mut self, act: &Act, id: &str) -> RpcResult<String> {
+        if !self.runtime.is_containerd {
+            return Err(act.error(RpcErrorKind::Unimplemented, "unknown service containerd.services.tasks.v1.Tasks"));
+        }
+        self.runtime.leftover_tasks.remove(id);
+        Ok(String::new())
     }
 
     /// Its process never ran.
@@ -350,7 +367,11 @@ impl SimState {
         }
     }
 
-    fn remove_container(&mut self, id: &str) -> RpcResult<String> {
+    fn remove_container(&mut self, act: &Act, id: &str) -> RpcResult<String> {
+        if self.runtime.leftover_tasks.contains(id) {
+            let message = format!("failed to delete containerd container {id:?}: cannot delete running task {id}");
+            return Err(act.error(RpcErrorKind::FailedPrecondition, message));
+        }
         self.kill(id, KilledBy::RemoveContainer)?;
         if let Some(container) = self.runtime.picture.containers.remove(id) {
             self.announce(&container, v1::ContainerEventType::ContainerDeletedEvent);

@@ -35,6 +35,10 @@ pub struct Store {
     pub images: BTreeSet<String>,
     pub registry: BTreeMap<String, Pull>,
     pub has_events: bool,
+    /// Containers that cannot be removed before the task is deleted that a cancelled start left behind.
+    pub leftover_tasks: BTreeSet<String>,
+    /// It is containerd: it has a call that deletes tasks.
+    pub is_containerd: bool,
     pub listeners: Vec<mpsc::Sender<v1::ContainerEventResponse>>,
     pub down: bool,
     /// Increases when the runtime goes down: earlier calls fail.
@@ -146,6 +150,8 @@ impl Default for Store {
             images: BTreeSet::from([IMAGE.to_owned()]),
             registry: BTreeMap::new(),
             has_events: true,
+            leftover_tasks: BTreeSet::new(),
+            is_containerd: true,
             listeners: Vec::new(),
             down: false,
             epoch: 0,

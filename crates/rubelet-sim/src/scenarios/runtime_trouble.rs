@@ -4,10 +4,12 @@ use crate::{
     faults::FaultRates,
     play::{
         Play, minutes,
-        predicates::{gone, running, sandboxed, stopping},
+        predicates::{calling, gone, is_called, running, sandboxed, stopping},
         seconds,
     },
+    runtime::store::State,
     script::PodScript,
+    simulation::SimState,
 };
 
 #[test]
@@ -116,4 +118,47 @@ fn a_disk_that_is_full_lets_pods_go() {
     let mut play = Play::seeded(98);
     play.apply("web").until(&running("web")).disk_full_for(minutes(30)).remove("web").until(&gone("web"));
     play.settle(minutes(2));
+}
+
+/// A seed in which the agent's death cancels the start.
+const CANCELLED: u64 = 57;
+
+/// The agent dies while the runtime starts the pod's container, whose task then blocks its removal.
+fn leave_task(play: &mut Play, pod: &str) {
+    let leave = |sim: &mut SimState| {
+        let left = sim.runtime.picture.containers.values().filter(|container| is_called(&container.pod.name, pod));
+        let ended = left.filter(|container| matches!(container.state, State::Exited { started_at: None, .. }));
+        sim.runtime.leftover_tasks = ended.map(|container| container.id.clone()).collect();
+        assert_eq!(sim.runtime.leftover_tasks.len(), 1, "the start was cancelled");
+    };
+    play.apply(pod).until(&calling("StartContainer", pod)).crash_agent().wait(seconds(5)).change(leave).start_agent();
+}
+
+fn removals(play: &Play) -> usize {
+    play.trace().iter().filter(|line| line.contains(" cri ") && line.contains(" RemoveContainer ")).count()
+}
+
+#[test]
+fn leftover_task_of_a_cancelled_start_is_deleted() {
+    let mut play = Play::seeded(CANCELLED);
+    leave_task(&mut play, "web");
+    play.settle(minutes(3)).expect_running("web").expect_restart_count("web", 0);
+    assert_eq!(removals(&play), 2, "refused once, then done");
+    assert!(play.trace().iter().any(|line| line.contains("DeletedLeftoverTask")), "an event reports it");
+}
+
+#[test]
+fn container_the_runtime_cannot_remove_is_left_alone_and_reported() {
+    let mut play = Play::seeded(CANCELLED);
+    play.change(|sim| sim.runtime.is_containerd = false);
+    leave_task(&mut play, "web");
+    // The pod does not wait for it: its next attempt runs.
+    play.until(&running("web")).settle(minutes(3)).expect_restart_count("web", 1);
+    let before = removals(&play);
+    assert_eq!(before, 3, "then nothing waits for it any more");
+    play.remove("web").wait(minutes(60)).expect_not(&gone("web"));
+    let asked = removals(&play) - before;
+    assert!((12..=24).contains(&asked), "{asked} removals in an hour");
+    assert!(play.trace().iter().any(|line| line.contains("FailedRemove")), "an event reports it");
+    play.change(|sim| sim.runtime.leftover_tasks.clear()).wait(minutes(6)).expect_gone("web");
 }

@@ -28,7 +28,10 @@ use rubelet_core::{
     pod_manager::is_static_pod,
     volumes,
 };
-use rubelet_cri::{port::RpcErrorKind, v1};
+use rubelet_cri::{
+    port::{RpcError, RpcErrorKind},
+    v1,
+};
 use rubelet_host::port::FileKind;
 
 use super::{Recalled, failure, sandbox::read_resolv_conf};
@@ -102,8 +105,25 @@ pub async fn remove_container(world: &World, id: &ContainerId) -> Result<Facts, 
         Err(error) if error.kind == RpcErrorKind::NotFound => return Ok(Facts::Nothing),
         Err(error) => return Err(failure::retry(&error)),
     }
+    match world.runtime.remove_container(id.as_str()).await {
+        Err(error) if error.kind == RpcErrorKind::FailedPrecondition => remove_with_task(world, id, error).await,
+        result => failure::gone_is_done(result).map(|()| Facts::Nothing),
+    }
+}
+
+/// containerd's CRI removes no container whose task exists. It may have lost sight of one when the client of a start went away:
+/// then it lists the container as ended and its removal fails for ever, unless the task is deleted first.
+async fn remove_with_task(world: &World, id: &ContainerId, refusal: RpcError) -> Result<Facts, EffectError> {
+    match world.runtime.delete_leftover_task(id.as_str()).await {
+        Ok(()) => {}
+        Err(error) if error.kind == RpcErrorKind::Unimplemented => return Err(failure::retry(&refusal)),
+        Err(error) => {
+            let message = format!("{}; deleting its task: {}", refusal.grpc_text(), error.grpc_text());
+            return Err(EffectError { message, ..failure::retry(&error) });
+        }
+    }
     failure::gone_is_done(world.runtime.remove_container(id.as_str()).await)?;
-    Ok(Facts::Nothing)
+    Ok(Facts::LeftoverTask { error: refusal.description() })
 }
 
 /// The inputs of the container's environment besides the pod itself.

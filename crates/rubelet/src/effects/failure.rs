@@ -65,6 +65,7 @@ fn of(error: &RpcError, kind: ErrorKind, message: String) -> EffectError {
         | RpcErrorKind::AlreadyExists
         | RpcErrorKind::Unimplemented
         | RpcErrorKind::InvalidArgument
+        | RpcErrorKind::FailedPrecondition
         | RpcErrorKind::Other => EffectError { kind, message },
     }
 }

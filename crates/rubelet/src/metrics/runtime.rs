@@ -201,6 +201,11 @@ impl ContainerRuntime for InstrumentedRuntime {
         self.timed("remove_container", self.runtime.remove_container(container_id)).await
     }
 
+    /// Upstream has no such call, and so no name for it in the metrics.
+    async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
+        self.runtime.delete_leftover_task(container_id).await
+    }
+
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>> {
         self.timed("list_containers", self.runtime.list_containers(filter)).await
     }
