@@ -551,6 +551,13 @@ mod tests {
     }
 
     #[test]
+    fn user_without_credentials_has_none() {
+        let found = with(SERVER, "{}").unwrap();
+        assert_eq!(found.user.certificate, None);
+        assert!(matches!(found.user.authorization, Authorization::None), "{:?}", found.user);
+    }
+
+    #[test]
     fn kubeconfig_errors_name_entry_and_field() {
         let contexts = "contexts: [{name: x, context: {cluster: c, user: u}}]";
         let found = [

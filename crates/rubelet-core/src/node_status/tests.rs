@@ -1,6 +1,9 @@
 //! The Node object from facts: registration, reports, changes.
 
-use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec};
+use k8s_openapi::{
+    api::core::v1::{NodeCondition, NodeSpec},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -337,6 +340,18 @@ fn registration_updates_only_fields_the_agent_owns() {
     let node = reconciled(&known, case.report());
     insta::assert_snapshot!(patch(&known, &node).unwrap(), @r#"{"metadata":{"annotations":{"volumes.kubernetes.io/controller-managed-attach-detach":"true"},"labels":{"kubernetes.io/hostname":"n1"}},"status":{"allocatable":{"example.com/gpu":"0"},"capacity":{"example.com/gpu":"0","hugepages-64Ki":null}}}"#);
     assert_eq!(patch(&node, &reconciled(&node, case.report())), None);
+}
+
+#[test]
+fn owners_of_the_node_are_never_patched() {
+    let known = registered();
+    let mut owned = known.clone();
+    let owner = OwnerReference { kind: "ConfigMap".to_owned(), name: "own".to_owned(), ..OwnerReference::default() };
+    owned.metadata.owner_references = Some(vec![owner]);
+    for (before, after) in [(&known, &owned), (&owned, &known)] {
+        assert_eq!(patch(before, after), None, "{:?}", after.metadata);
+    }
+    assert_eq!(known.metadata.owner_references, None, "nor is it registered with any");
 }
 
 #[test]

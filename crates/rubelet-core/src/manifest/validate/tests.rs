@@ -317,6 +317,7 @@ fn static_pods_refer_to_nothing_in_the_api() {
     let found = spec_with(&json!({
         "serviceAccountName": "default",
         "imagePullSecrets": [{ "name": "s" }],
+        "resourceClaims": [{ "name": "r", "resourceClaimName": "gpu" }],
         "volumes": [
             { "name": "c", "configMap": { "name": "c" } },
             { "name": "p", "projected": { "sources": [{ "downwardAPI": {} }, { "secret": { "name": "s" } }] } },
@@ -332,6 +333,7 @@ fn static_pods_refer_to_nothing_in_the_api() {
     spec.imagePullSecrets[0]: Forbidden: static pods may not reference secrets
     spec.containers[0].env[0].valueFrom.secretKeyRef: Forbidden: static pods may not reference secrets
     spec.containers[0].envFrom[0].configMapRef: Forbidden: static pods may not reference configmaps
+    spec.resourceClaims[0]: Forbidden: static pods may not reference resourceclaims
     spec.volumes[0].configMap: Forbidden: static pods may not reference configmaps (via configmap volumes)
     spec.volumes[1].projected.sources[1].secret: Forbidden: static pods may not reference secrets (via projected volumes)
     ");

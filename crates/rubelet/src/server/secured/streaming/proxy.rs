@@ -203,7 +203,8 @@ async fn ask(authority: &Authority, asked: RuntimeRequest) -> anyhow::Result<Sai
     Ok(Said::Yes(answer))
 }
 
-/// The runtime's error is forwarded, except for a redirect.
+/// The runtime's error is forwarded, except for a redirect. Its connection ends with the answer, though a runtime may keep it
+/// open for another request.
 async fn refusal(
     answer: hyper::Response<Incoming>,
     connection: impl Future<Output = hyper::Result<()>>,
@@ -212,8 +213,13 @@ async fn refusal(
         anyhow::bail!("the runtime's streaming server answered {}", answer.status());
     }
     let status = answer.status();
-    let read = Limited::new(answer.into_body(), ERROR_MAX_BYTES).collect();
-    let (body, _) = tokio::join!(read, connection);
+    let mut read = std::pin::pin!(Limited::new(answer.into_body(), ERROR_MAX_BYTES).collect());
+    // Cancel safe: the rest is polled below.
+    let body = tokio::select! {
+        biased;
+        body = read.as_mut() => body,
+        _ended = connection => read.await,
+    };
     let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
     Ok(text(status, String::from_utf8_lossy(&body).into_owned()))
 }

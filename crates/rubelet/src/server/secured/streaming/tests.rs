@@ -315,6 +315,23 @@ async fn runtime_redirects_are_blocked_and_errors_passed_on() {
 }
 
 #[tokio::test]
+async fn nothing_after_a_failed_upgrade_reaches_the_runtime() {
+    let fixture = StreamingFixture::set().await;
+    for headers in [SPDY, V5] {
+        let mut caller = fixture.call("/exec", headers).await;
+        let (_, mut runtime) = fixture.runtime("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await;
+        let head = read_head(&mut caller).await;
+        assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
+        // The connection may be closed already: then this is lost.
+        let _ = caller.write_all(b"POST /exec/smuggled HTTP/1.1\r\nHost: n\r\nContent-Length: 0\r\n\r\n").await;
+        let mut heard = Vec::new();
+        let read = timeout(SOON, runtime.read_to_end(&mut heard)).await.expect("the end of the runtime's connection");
+        assert!(heard.is_empty(), "the runtime got {:?} ({read:?})", String::from_utf8_lossy(&heard));
+    }
+    fixture.end().await;
+}
+
+#[tokio::test]
 async fn slow_stream_reader_causes_backpressure() {
     let fixture = StreamingFixture::set().await;
     for headers in [SPDY, V5] {
