@@ -5,7 +5,7 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{Ipv4Addr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::Command,
@@ -333,18 +333,16 @@ impl Agent {
     }
 
     pub fn connect_read_only(&self) -> anyhow::Result<TcpStream> {
-        self.connect(self.read_only_port)
+        connect(SocketAddr::new(self.address.into(), self.read_only_port))
     }
 
     /// A request to its own port over TLS.
     pub fn connect_secured(&self) -> anyhow::Result<TcpStream> {
-        self.connect(self.port)
+        connect(self.secured_address())
     }
 
-    fn connect(&self, port: u16) -> anyhow::Result<TcpStream> {
-        let socket = TcpStream::connect((self.address, port))?;
-        socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
-        Ok(socket)
+    pub fn secured_address(&self) -> SocketAddr {
+        SocketAddr::new(self.address.into(), self.port)
     }
 
     /// Runs one of the program's own commands against the running agent.
@@ -377,6 +375,13 @@ fn with_resolv_conf(file: &Path, program: &Path) -> Command {
     let mut unshare = command("unshare", ["--mount", "--propagation", "unchanged", "sh", "-c", script]);
     unshare.args([file, program]);
     unshare
+}
+
+/// A connection to one of an agent's ports.
+pub fn connect(address: SocketAddr) -> anyhow::Result<TcpStream> {
+    let socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
+    Ok(socket)
 }
 
 /// Builds the release.

@@ -16,7 +16,7 @@ use rubelet_testbed::clock::Stopwatch;
 
 use super::Injected;
 use crate::{
-    chaos::exam::Exam,
+    chaos::{TICK, exam::Exam},
     e2e::{cluster::account, lock, secured_port},
 };
 
@@ -39,7 +39,8 @@ struct Callers {
     port: SocketAddr,
     token: String,
     silent: Vec<TcpStream>,
-    hostile: Vec<JoinHandle<()>>,
+    /// The hostile callers, and the one with credentials.
+    threads: Vec<JoinHandle<()>>,
     is_over: Arc<AtomicBool>,
     latency: Arc<Mutex<Latency>>,
 }
@@ -52,7 +53,7 @@ pub fn begin(exam: &mut Exam) -> anyhow::Result<Box<dyn Injected>> {
         port,
         token,
         silent: Vec::new(),
-        hostile: Vec::new(),
+        threads: Vec::new(),
         is_over: Arc::new(AtomicBool::new(false)),
         latency: Arc::default(),
     }))
@@ -62,18 +63,26 @@ impl Callers {
     fn stop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.silent.clear();
-        for thread in self.hostile.drain(..) {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
 impl Injected for Callers {
-    fn strike(&mut self, _exam: &mut Exam) -> anyhow::Result<()> {
+    fn strike(&mut self, exam: &mut Exam) -> anyhow::Result<()> {
+        let caller = secured_port::Caller::of(&exam.cluster.node.agent)?;
+        let (token, over, latency) = (self.token.clone(), Arc::clone(&self.is_over), Arc::clone(&self.latency));
+        self.threads.push(thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                call(&caller, &token, &latency);
+                thread::sleep(TICK);
+            }
+        }));
         for number in 0..HOSTILE {
             let (port, over) = (self.port, Arc::clone(&self.is_over));
             let opening = OPENINGS[number % OPENINGS.len()];
-            self.hostile.push(thread::spawn(move || {
+            self.threads.push(thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     annoy(port, opening);
                 }
@@ -82,18 +91,6 @@ impl Injected for Callers {
         // A full queue of the kernel refuses some; the others count.
         let connect = |_| TcpStream::connect_timeout(&self.port, Duration::from_secs(1)).ok();
         self.silent = (0..SILENT).filter_map(connect).collect();
-        Ok(())
-    }
-
-    /// The caller with credentials takes its turn.
-    fn tick(&mut self, exam: &mut Exam, _since: Duration, _hold: Duration) -> anyhow::Result<()> {
-        let watch = Stopwatch::start();
-        let answer = secured_port::get(&exam.cluster.node.agent, "/healthz", Some(&self.token));
-        let mut latency = lock(&self.latency);
-        match answer {
-            Ok((200, _)) => latency.secs.push(watch.secs()),
-            Ok(_) | Err(_) => latency.failed += 1,
-        }
         Ok(())
     }
 
@@ -115,6 +112,17 @@ impl Injected for Callers {
 impl Drop for Callers {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// One request with credentials.
+fn call(caller: &secured_port::Caller, token: &str, latency: &Mutex<Latency>) {
+    let watch = Stopwatch::start();
+    let answer = caller.get("/healthz", Some(token));
+    let mut latency = lock(latency);
+    match answer {
+        Ok((200, _)) => latency.secs.push(watch.secs()),
+        Ok(_) | Err(_) => latency.failed += 1,
     }
 }
 
