@@ -29,7 +29,7 @@ use walk::{Mounts, Walk, Walked};
 use crate::{linux::blocking, mount::Mount, threads::Threads};
 
 /// A device that took longer for one step of a call is late. A healthy disk under full load answers within seconds.
-const LATE_AFTER: Duration = Duration::from_secs(10);
+pub const LATE_AFTER: Duration = Duration::from_secs(10);
 /// Calls of one device at once; more would not make a disk faster.
 const SHORT_CALLS: usize = 16;
 /// Calls that walk a tree have places of their own, because a few big trees would delay every other pod.
@@ -47,10 +47,10 @@ pub enum Length {
 /// A device did not answer in time, or has not answered an earlier call yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLate {
-    point: PathBuf,
-    fs_type: String,
-    source: String,
-    for_secs: u64,
+    pub point: PathBuf,
+    pub fs_type: String,
+    pub source: String,
+    pub for_secs: u64,
 }
 
 impl fmt::Display for DeviceLate {

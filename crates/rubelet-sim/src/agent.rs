@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     api::FakeApi,
-    host::FakeHost,
+    host::{FakeHost, Files},
     play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
     runtime::FakeRuntime,
     simulation::{Incarnation, Simulation},
@@ -39,7 +39,7 @@ pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &
     let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
     let world = world(simulation, incarnation, sources);
     let inputs = Inputs {
-        own_files: world.host.clone(),
+        own_files: Arc::new(FakeHost::new(simulation.clone(), incarnation, Files::Own)),
         lease_thread: Handle::current(),
         manifest_dir: has(Source::File)
             .then(|| ManifestDir { path: PathBuf::from(MANIFESTS), check_every: CHECK_EVERY }),
@@ -79,7 +79,7 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
         Cluster::new(api, Strategy::Watch, NODE, &clock)
     });
     let runtime = Arc::new(FakeRuntime::new(simulation.clone(), incarnation));
-    let host = Arc::new(FakeHost::new(simulation.clone(), incarnation));
+    let host = Arc::new(FakeHost::new(simulation.clone(), incarnation, Files::Pods));
     World { cluster, ..World::new(runtime, host, clock, settings) }
 }
 

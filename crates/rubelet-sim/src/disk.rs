@@ -18,7 +18,8 @@ const ELOOP: i32 = 40;
 #[derive(Debug)]
 pub struct Disk {
     nodes: BTreeMap<PathBuf, Node>,
-    mounts: BTreeSet<PathBuf>,
+    /// By mount point: the directory that a bind mount shows; a tmpfs shows itself.
+    mounts: BTreeMap<PathBuf, PathBuf>,
     watches: Vec<Watch>,
     /// Directories changed since the last hints.
     changed: BTreeSet<PathBuf>,
@@ -44,7 +45,7 @@ impl Default for Disk {
     fn default() -> Self {
         Disk {
             nodes: BTreeMap::from([(PathBuf::from("/"), Node::Directory { mode: 0o755 })]),
-            mounts: BTreeSet::new(),
+            mounts: BTreeMap::new(),
             watches: Vec::new(),
             changed: BTreeSet::new(),
             full: false,
@@ -159,7 +160,7 @@ impl Disk {
 
     pub fn remove_tree(&mut self, path: &Path) -> io::Result<()> {
         let Ok(real) = self.entry(path) else { return Ok(()) };
-        if let Some(mount) = self.mounts.iter().find(|mount| mount.starts_with(&real)) {
+        if let Some(mount) = self.mounts.keys().find(|mount| mount.starts_with(&real)) {
             let message = format!("{} is a mount point", mount.display());
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
         }
@@ -173,19 +174,33 @@ impl Disk {
 
     pub fn mount_tmpfs(&mut self, path: &Path) -> io::Result<()> {
         let real = self.existing_dir(path)?;
-        self.mounts.insert(real);
+        self.mounts.insert(real.clone(), real);
         Ok(())
+    }
+
+    pub fn bind(&mut self, source: &Path, target: &Path) -> io::Result<()> {
+        let (source, target) = (self.existing_dir(source)?, self.existing_dir(target)?);
+        self.mounts.insert(target, source);
+        Ok(())
+    }
+
+    /// Where the path is, links and bind mounts followed.
+    pub fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
+        let real = self.resolve(path)?;
+        let mount = real.ancestors().find_map(|dir| Some((dir, self.mounts.get(dir)?)));
+        let bound = mount.and_then(|(point, source)| Some(source.join(real.strip_prefix(point).ok()?)));
+        Ok(bound.unwrap_or(real))
     }
 
     pub fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let real = self.resolve(path)?;
-        Ok(self.mounts.iter().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
+        Ok(self.mounts.keys().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
     }
 
     /// Unmounting a tmpfs loses its content.
     pub fn unmount(&mut self, path: &Path) -> io::Result<()> {
         let real = self.resolve(path)?;
-        if !self.mounts.remove(&real) {
+        if self.mounts.remove(&real).is_none() {
             return Ok(());
         }
         let gone: Vec<PathBuf> = self.below(&real).map(|(path, _)| path.clone()).collect();
@@ -197,7 +212,7 @@ impl Disk {
 
     /// A reboot: nothing is mounted, and memory is lost.
     pub fn forget_mounts(&mut self) {
-        for mount in self.mounts.clone().iter().rev() {
+        for mount in self.mounts.clone().keys().rev() {
             self.unmount(mount).expect("a mount point resolves");
         }
         self.nodes.retain(|path, _| !path.starts_with("/run") || path == Path::new("/run"));
@@ -227,7 +242,7 @@ impl Disk {
     /// Every path at or below `path`, and every mount: the leftovers when all should be gone.
     pub fn leftovers(&self, path: &Path) -> Vec<PathBuf> {
         let mut left: Vec<PathBuf> = self.below(path).map(|(path, _)| path.clone()).collect();
-        left.extend(self.mounts.iter().filter(|mount| mount.starts_with(path)).cloned());
+        left.extend(self.mounts.keys().filter(|mount| mount.starts_with(path)).cloned());
         left
     }
 

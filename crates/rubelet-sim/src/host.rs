@@ -11,15 +11,20 @@ use std::{
 use async_trait::async_trait;
 use rubelet_core::cgroups::Cgroup;
 use rubelet_host::{
+    lanes::{DeviceLate, LATE_AFTER},
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError, TcpCheck,
     },
     watch::Hints,
 };
-use tokio::time::sleep;
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 
 use crate::{
+    devices::{self, Place},
     disk::Node,
     faults::HostCall,
     invariants::trouble::{Faulty, Touched},
@@ -33,11 +38,21 @@ use crate::{
 pub struct FakeHost {
     simulation: Arc<Simulation>,
     incarnation: Incarnation,
+    files: Files,
+}
+
+/// Whose files the calls are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// Each device has a lane.
+    Pods,
+    /// The agent's own, which wait for no lane.
+    Own,
 }
 
 impl FakeHost {
-    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
-        FakeHost { simulation, incarnation }
+    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation, files: Files) -> Self {
+        FakeHost { simulation, incarnation, files }
     }
 
     async fn look<T, E: From<io::Error>>(
@@ -45,6 +60,10 @@ impl FakeHost {
         path: &Path,
         view: impl FnOnce(&mut SimState) -> Result<T, E>,
     ) -> Result<T, E> {
+        let place = self.place(path)?;
+        if let Place::Hung(point) = &place {
+            self.wait_for(point, |_| ()).await?;
+        }
         let mut course = self.simulation.with(|sim| sim.faults.host_course(&mut sim.rng, HostCall::Look));
         // As upstream, the agent treats an unreadable manifest as removed.
         course.error.take_if(|_| path.starts_with(MANIFESTS));
@@ -72,33 +91,91 @@ impl FakeHost {
         }
     }
 
+    fn place(&self, path: &Path) -> io::Result<Place> {
+        if self.files == Files::Own || self.simulation.look(|sim| sim.devices.all_answer()) {
+            return Ok(Place::Free);
+        }
+        self.simulation.with(|sim| {
+            let place = sim.enter_lane(path, &self.simulation);
+            place.map_err(|late| sim.log_late(path, late))
+        })
+    }
+
+    /// The work is done when the device returns; the caller gives up before that if the device is late.
+    async fn wait_for(&self, point: &Path, work: impl FnOnce(&mut SimState) + Send + 'static) -> io::Result<()> {
+        let (done, is_done) = oneshot::channel();
+        let incarnation = self.incarnation;
+        let work = move |sim: &mut SimState| {
+            if sim.is_alive(incarnation) {
+                work(sim);
+                // A caller that gave up does not receive it.
+                let _ = done.send(());
+            }
+        };
+        self.simulation.with(|sim| sim.devices.wait(point.to_owned(), sim.now, Box::new(work)));
+        let answered = timeout(LATE_AFTER, is_done).await;
+        self.take(Duration::ZERO).await;
+        match answered {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.simulation.with(|sim| sim.log_late(point, devices::late(point, LATE_AFTER)))),
+        }
+    }
+
     /// A change of the disk: a trace line, and before and after it a chance to die.
-    async fn change<T>(
+    async fn change<T: Send + 'static>(
         &self,
         verb: &str,
         path: &Path,
-        act: impl FnOnce(&mut SimState) -> io::Result<T>,
+        act: impl FnOnce(&mut SimState, &Path) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
+        self.change_through(path, verb, path, act).await
+    }
+
+    /// A change that first looks at another file.
+    async fn change_through<T: Send + 'static>(
+        &self,
+        first: &Path,
+        verb: &str,
+        path: &Path,
+        act: impl FnOnce(&mut SimState, &Path) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let place = self.place(first)?;
         let course = self.simulation.with(|sim| {
             sim.may_kill_agent(self.incarnation);
             sim.faults.host_course(&mut sim.rng, HostCall::Change)
         });
         let _trouble = course.is_faulty().then(|| Faulty::enter(&self.simulation, touched_by(path)));
-        self.take(course.before).await;
-        let answer = self.simulation.with(|sim| {
+        let (answers, answer) = oneshot::channel();
+        let (incarnation, verb, path) = (self.incarnation, verb.to_owned(), path.to_owned());
+        let work = move |sim: &mut SimState| {
             let answer = match course.error {
                 Some(error) => Err(error),
-                None => act(sim),
+                None => act(sim, &path),
             };
             match &answer {
                 Ok(_) => sim.log("disk", format!("{verb} {}", path.display())),
                 Err(error) => sim.log("disk", format!("{verb} {}: {error}", path.display())),
             }
-            sim.may_kill_agent(self.incarnation);
-            answer
-        });
+            sim.may_kill_agent(incarnation);
+            // A caller that gave up does not receive it.
+            let _ = answers.send(answer);
+        };
+        match &place {
+            Place::Hung(point) => self.wait_for(point, work).await?,
+            Place::Free | Place::Trial(_) => {
+                self.take(course.before).await;
+                self.simulation.with(work);
+            }
+        }
         self.take(course.after).await;
-        answer
+        answer.await.expect("the work was done")
+    }
+}
+
+impl SimState {
+    fn log_late(&mut self, path: &Path, late: DeviceLate) -> io::Error {
+        self.log("disk", format!("{}: {late}", path.display()));
+        late.into()
     }
 }
 
@@ -158,7 +235,7 @@ impl Host for FakeHost {
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change("mkdir", path, |sim| sim.disk.make_dir(path, mode)).await
+        self.change("mkdir", path, move |sim, path| sim.disk.make_dir(path, mode)).await
     }
 
     // No pod of the simulation makes links.
@@ -179,11 +256,11 @@ impl Host for FakeHost {
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
-        self.change(&format!("chgrp {group}"), path, |sim| sim.disk.list_dir(path).map(drop)).await
+        self.change(&format!("chgrp {group}"), path, |sim, path| sim.disk.list_dir(path).map(drop)).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.change("touch", path, |sim| match sim.disk.node(path)? {
+        self.change("touch", path, move |sim, path| match sim.disk.node(path)? {
             Some(_) => Ok(()),
             None => sim.disk.write_file(path, b"", mode),
         })
@@ -191,7 +268,8 @@ impl Host for FakeHost {
     }
 
     async fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-        self.change("write", path, |sim| sim.disk.write_file(path, content, mode)).await
+        let content = content.to_vec();
+        self.change("write", path, move |sim, path| sim.disk.write_file(path, &content, mode)).await
     }
 
     /// A crash of the simulated disk loses nothing.
@@ -200,15 +278,16 @@ impl Host for FakeHost {
     }
 
     async fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.change("sync", path, |_| Ok(())).await
+        self.change("sync", path, |_, _| Ok(())).await
     }
 
     async fn make_link(&self, target: &Path, link: &Path) -> io::Result<()> {
-        self.change("link", link, |sim| sim.disk.make_link(target, link)).await
+        let target = target.to_owned();
+        self.change("link", link, move |sim, link| sim.disk.make_link(&target, link)).await
     }
 
     async fn project(&self, dir: &Path, projection: Projection) -> io::Result<Projected> {
-        self.change("project", dir, |sim| sim.disk.project(dir, &projection)).await
+        self.change("project", dir, move |sim, dir| sim.disk.project(dir, &projection)).await
     }
 
     async fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
@@ -216,22 +295,23 @@ impl Host for FakeHost {
     }
 
     async fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.change("rm", path, |sim| sim.disk.remove_file(path)).await
+        self.change("rm", path, |sim, path| sim.disk.remove_file(path)).await
     }
 
     async fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        self.change("rm -r", path, |sim| sim.disk.remove_tree(path)).await
+        self.change("rm -r", path, |sim, path| sim.disk.remove_tree(path)).await
     }
 
     async fn mount_tmpfs(&self, path: &Path, _size_bytes: Option<u64>, _mode: u32) -> io::Result<()> {
-        self.change("mount", path, |sim| sim.disk.mount_tmpfs(path)).await
+        self.change("mount", path, |sim, path| sim.disk.mount_tmpfs(path)).await
     }
 
     async fn bind_sub_path(&self, volume: &Path, sub_path: &Path, target: &Path) -> io::Result<()> {
-        self.change("bind", target, |sim| {
-            sim.disk.make_dir(&volume.join(sub_path), 0o755)?;
+        let source = volume.join(sub_path);
+        self.change_through(&source.clone(), "bind", target, move |sim, target| {
+            sim.disk.make_dir(&source, 0o755)?;
             sim.disk.make_dir(target, 0o750)?;
-            sim.disk.mount_tmpfs(target)
+            sim.disk.bind(&source, target)
         })
         .await
     }
@@ -241,12 +321,12 @@ impl Host for FakeHost {
     }
 
     async fn unmount(&self, path: &Path) -> io::Result<()> {
-        self.change("umount", path, |sim| sim.disk.unmount(path)).await
+        self.change("umount", path, |sim, path| sim.disk.unmount(path)).await
     }
 
     async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
         let path = Path::new(&cgroup.path);
-        self.change("cgroup", path, |sim| {
+        self.change("cgroup", path, |sim, path| {
             sim.cgroups.extend(path.ancestors().map(Path::to_path_buf));
             Ok(Vec::new())
         })
@@ -254,7 +334,7 @@ impl Host for FakeHost {
     }
 
     async fn remove_cgroup(&self, path: &Path) -> io::Result<()> {
-        self.change("remove cgroup", path, |sim| {
+        self.change("remove cgroup", path, |sim, path| {
             sim.rules.cgroup_removed(sim.now, path, &sim.runtime.picture);
             sim.cgroups.retain(|cgroup| !cgroup.starts_with(path));
             Ok(())

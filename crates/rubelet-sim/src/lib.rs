@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod devices;
 pub mod disk;
 pub mod faults;
 pub mod host;

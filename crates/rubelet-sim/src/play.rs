@@ -9,7 +9,13 @@ mod ending;
 mod memory;
 pub mod predicates;
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use fastrand::Rng;
 use jiff::SignedDuration;
@@ -234,6 +240,7 @@ impl Play {
         let _entered = self.tokio.enter();
         self.simulation.with(|sim| {
             sim.agent = AgentState::Alive(incarnation);
+            sim.devices.agent_begins();
             sim.rules.agent_begins(sim.now);
             sim.log("play", format!("the agent starts, incarnation {}", incarnation.0));
         });
@@ -296,6 +303,14 @@ impl Play {
             sim.log("play", "the disk is full");
             sim.disk.full = true;
             sim.schedule_in(time, ScheduledEvent::DiskHasRoom);
+        })
+    }
+
+    /// The device mounted there does not answer for a while.
+    pub fn hang_device_for(&mut self, point: &str, time: Duration) -> &mut Self {
+        self.change(|sim| {
+            sim.hang_device(Path::new(point));
+            sim.schedule_in(time, ScheduledEvent::DeviceReturns(PathBuf::from(point)));
         })
     }
 
@@ -467,7 +482,7 @@ fn manifest_path(name: &str) -> PathBuf {
 
 impl SimState {
     /// Only the agent's disk is full; the play can still write manifests.
-    fn write_as_user(&mut self, path: &std::path::Path, text: &[u8]) {
+    fn write_as_user(&mut self, path: &Path, text: &[u8]) {
         let full = std::mem::take(&mut self.disk.full);
         self.disk.write_file(path, text, 0o644).expect("the manifest directory is there");
         self.disk.full = full;

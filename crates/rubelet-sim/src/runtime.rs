@@ -93,6 +93,7 @@ impl FakeRuntime {
         let mut call = self.begin(act, usual)?;
         let Course { outcome, before, after, .. } = call.course;
         self.pass(method, call.epoch, before).await?;
+        self.wait_for_device(&call).await?;
         match outcome {
             CallOutcome::ErrorBefore => return Err(injected(method)),
             CallOutcome::HangBefore => return pending().await,
@@ -107,6 +108,17 @@ impl FakeRuntime {
         }
         self.pass(method, call.epoch, after).await?;
         if outcome == CallOutcome::DoneButError { Err(injected(method)) } else { answer }
+    }
+
+    async fn wait_for_device(&self, call: &Call) -> RpcResult<()> {
+        // Registered before the check, so that a device that returns in between is not missed.
+        let mut changed = self.simulation.changed.notified();
+        let waits = |sim: &SimState| sim.runtime.epoch == call.epoch && sim.waits_for_device(&call.act);
+        while self.simulation.look(waits) {
+            changed.await;
+            changed = self.simulation.changed.notified();
+        }
+        self.pass(call.act.method(), call.epoch, Duration::ZERO).await
     }
 
     /// Reserves the name that the call needs.
@@ -175,6 +187,9 @@ impl LateCall {
         // A restarted server does not know it.
         if self.epoch != sim.runtime.epoch {
             return;
+        }
+        if sim.waits_for_device(&self.act) {
+            return sim.schedule_in(Duration::from_secs(1), ScheduledEvent::Finish(Box::new(self.clone())));
         }
         if let Some(name) = &self.name {
             sim.runtime.reserved.remove(name);

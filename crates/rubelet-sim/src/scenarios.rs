@@ -3,6 +3,7 @@
 mod agent_death;
 mod api;
 mod api_trouble;
+mod devices;
 mod edits;
 mod host_trouble;
 mod images;

@@ -23,6 +23,7 @@ pub struct PodScript {
     pub init: Vec<ContainerScript>,
     pub containers: Vec<ContainerScript>,
     pub empty_dir: Option<EmptyDir>,
+    pub host_path: Option<HostPath>,
     pub host_network: bool,
     /// Readiness gates.
     pub gates: Vec<String>,
@@ -41,6 +42,13 @@ pub enum Policy {
 pub enum EmptyDir {
     Disk,
     Memory,
+}
+
+/// A directory of the node that every container mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPath {
+    pub path: String,
+    pub sub_path: Option<&'static str>,
 }
 
 /// One container of a script.
@@ -91,6 +99,7 @@ impl PodScript {
             init: Vec::new(),
             containers: Vec::new(),
             empty_dir: None,
+            host_path: None,
             host_network: false,
             gates: Vec::new(),
             deadline_secs: None,
@@ -114,6 +123,17 @@ impl PodScript {
 
     pub fn empty_dir(mut self, kind: EmptyDir) -> Self {
         self.empty_dir = Some(kind);
+        self
+    }
+
+    pub fn host_path(mut self, path: &str) -> Self {
+        self.host_path = Some(HostPath { path: path.to_owned(), sub_path: None });
+        self
+    }
+
+    /// Mounts only this directory of the host path.
+    pub fn sub_path(mut self, sub_path: &'static str) -> Self {
+        self.host_path.as_mut().expect("a host path was added before").sub_path = Some(sub_path);
         self
     }
 
@@ -202,12 +222,17 @@ impl PodScript {
         if !self.init.is_empty() {
             spec["initContainers"] = self.init.iter().map(|container| self.container_of(container)).collect();
         }
-        if let Some(kind) = self.empty_dir {
-            let source = match kind {
-                EmptyDir::Disk => json!({}),
-                EmptyDir::Memory => json!({ "medium": "Memory" }),
-            };
-            spec["volumes"] = json!([{ "name": "scratch", "emptyDir": source }]);
+        let scratch = self.empty_dir.map(|kind| match kind {
+            EmptyDir::Disk => json!({ "name": "scratch", "emptyDir": {} }),
+            EmptyDir::Memory => json!({ "name": "scratch", "emptyDir": { "medium": "Memory" } }),
+        });
+        let data = self
+            .host_path
+            .as_ref()
+            .map(|host| json!({ "name": "data", "hostPath": { "path": host.path, "type": "DirectoryOrCreate" } }));
+        let volumes: Vec<Value> = scratch.into_iter().chain(data).collect();
+        if !volumes.is_empty() {
+            spec["volumes"] = volumes.into();
         }
         if self.host_network {
             spec["hostNetwork"] = true.into();
@@ -233,8 +258,14 @@ impl PodScript {
             "image": container.image,
             "command": ["sim", container.program.to_string()],
         });
-        if self.empty_dir.is_some() {
-            manifest["volumeMounts"] = json!([{ "name": "scratch", "mountPath": "/scratch" }]);
+        let scratch = self.empty_dir.map(|_| json!({ "name": "scratch", "mountPath": "/scratch" }));
+        let data = self.host_path.as_ref().map(|host| match host.sub_path {
+            None => json!({ "name": "data", "mountPath": "/data" }),
+            Some(sub_path) => json!({ "name": "data", "mountPath": "/data", "subPath": sub_path }),
+        });
+        let mounts: Vec<Value> = scratch.into_iter().chain(data).collect();
+        if !mounts.is_empty() {
+            manifest["volumeMounts"] = mounts.into();
         }
         for (field, value) in &container.fields {
             manifest[field] = value.clone();

@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{LateRequest, store::Store as ApiStore},
+    devices::Devices,
     disk::Disk,
     faults::Faults,
     invariants::Rules,
@@ -67,6 +68,7 @@ pub struct SimState {
     pub runtime: Store,
     pub api: ApiStore,
     pub disk: Disk,
+    pub devices: Devices,
     /// Every cgroup below the root.
     pub cgroups: BTreeSet<PathBuf>,
     /// Responses of the web; connections to other pages are refused.
@@ -119,6 +121,8 @@ pub enum ScheduledEvent {
     ApiReturns,
     ApiCatchesUp,
     DiskHasRoom,
+    /// By mount point.
+    DeviceReturns(PathBuf),
 }
 
 impl Simulation {
@@ -136,6 +140,7 @@ impl Simulation {
             runtime: Store::default(),
             api: ApiStore::default(),
             disk: Disk::default(),
+            devices: Devices::default(),
             cgroups: BTreeSet::new(),
             pages: BTreeMap::new(),
             rules: Rules::default(),
@@ -275,6 +280,7 @@ impl SimState {
                     self.log("world", "the disk has room again");
                     self.disk.full = false;
                 }
+                ScheduledEvent::DeviceReturns(point) => self.bring_device_back(&point),
             }
         }
     }

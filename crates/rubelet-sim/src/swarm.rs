@@ -13,6 +13,7 @@ use fastrand::Rng;
 use jiff::SignedDuration;
 
 use crate::{
+    devices::DEVICES,
     faults::{ApiFaultRates, FaultRates, HostFaultRates},
     play::{Failure, Play, minutes},
     runtime::store::Pull,
@@ -78,7 +79,7 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
 /// One random action.
 fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = NAMES[rng.usize(..NAMES.len())];
-    match rng.u32(0..112) {
+    match rng.u32(0..120) {
         0..35 => drop_in(play, rng, name, version),
         35..50 if play.wanted().contains_key(name) => {
             play.remove(name);
@@ -99,6 +100,10 @@ fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
             play.crash_agent();
         }
         92..108 => mishaps::happen(play, rng),
+        108..116 => {
+            let device = DEVICES[rng.usize(..DEVICES.len())];
+            play.hang_device_for(device, Duration::from_millis(rng.u64(1_000..400_000)));
+        }
         _ => {}
     }
 }

@@ -84,17 +84,28 @@ impl SimState {
         if self.api.reach != Reach::Open || self.api.is_behind() {
             self.rules.trouble.strike(Touched::Api, self.now);
         }
+        self.strike_users_of_hung_devices();
         self.check_listed_lately();
         self.check_ends();
         self.check_first_sandboxes();
         self.check_first_statuses();
     }
 
+    /// A deadline passed. Pods that use a hung device are excused, so this is not one of them.
+    fn missed(&mut self, rule: &'static str, detail: String) {
+        if self.devices.is_any_hung() {
+            let detail = format!("{rule}: {detail}");
+            self.rules.broken("a hung device delays only the pods that use it", self.now, detail);
+        } else {
+            self.rules.broken(rule, self.now, detail);
+        }
+    }
+
     fn check_listed_lately(&mut self) {
         let is_recent = self.rules.known.listed.is_some_and(|listed| self.now.saturating_sub(listed) < LAST_LIST);
         if self.snapshot.node.readiness == NodeReadiness::Ready && !is_recent {
             let detail = format!("the last list was answered at {:?}", self.rules.known.listed);
-            self.rules.broken("a ready node was listed lately", self.now, detail);
+            self.missed("a ready node was listed lately", detail);
         }
     }
 
@@ -107,7 +118,7 @@ impl SimState {
             container.stuck.is_none() && clear.is_some_and(|clear| self.now > clear.max(*since) + grace + END_SLACK)
         });
         if let Some(detail) = late.map(|container| format!("{container} still runs")) {
-            self.rules.broken("a pod is gone within its grace period", self.now, detail);
+            self.missed("a pod is gone within its grace period", detail);
         }
     }
 
@@ -123,7 +134,7 @@ impl SimState {
         };
         let late = self.snapshot.pods.iter().find(|(uid, view)| is_late(uid.as_str(), view));
         if let Some(detail) = late.map(|(uid, view)| format!("{:?} {uid}", view.pod.metadata.name)) {
-            self.rules.broken("a pod waits for no other pod's faults", self.now, detail);
+            self.missed("a pod waits for no other pod's faults", detail);
         }
     }
 
@@ -141,7 +152,7 @@ impl SimState {
             let clear = self.rules.trouble.clear_since(&all, self.now);
             if clear.is_some_and(|clear| self.now > clear.max(since) + FIRST_STATUS) {
                 let detail = format!("pod {uid} has none since {since:?}");
-                self.rules.broken("every bound pod has a status", self.now, detail);
+                self.missed("every bound pod has a status", detail);
             }
         }
     }

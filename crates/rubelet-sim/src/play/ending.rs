@@ -48,6 +48,7 @@ impl Play {
         self.calm().change(|sim| {
             sim.log("play", "calm");
             sim.disk.full = false;
+            sim.bring_devices_back();
             if sim.runtime.down {
                 sim.bring_runtime_up();
             }

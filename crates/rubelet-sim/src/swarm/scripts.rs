@@ -4,7 +4,10 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::IMAGES;
-use crate::script::{EmptyDir, PodScript, Policy};
+use crate::{
+    devices::DEVICES,
+    script::{EmptyDir, PodScript, Policy},
+};
 
 /// The condition that pods with a readiness gate wait for.
 pub(super) const GATE: &str = "sim/gate";
@@ -40,9 +43,15 @@ pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     if rng.u32(0..8) == 0 {
         script = script.gate(GATE);
     }
-    match rng.u32(0..4) {
+    let script = match rng.u32(0..4) {
         0 => script.empty_dir(EmptyDir::Disk),
         1 => script.empty_dir(EmptyDir::Memory),
+        _ => script,
+    };
+    let host_path = format!("{}/data", DEVICES[rng.usize(..DEVICES.len())]);
+    match rng.u32(0..6) {
+        0 => script.host_path(&host_path),
+        1 => script.host_path(&host_path).sub_path("part"),
         _ => script,
     }
 }

@@ -1,6 +1,6 @@
 //! Tests that every deadline rule can be broken, and that a fault excuses.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rubelet_core::snapshot::{NodeReadiness, Snapshot};
 use rubelet_kube::port::{ObjectPath, Verb};
@@ -106,4 +106,21 @@ fn a_ready_node_without_lists_is_noticed() {
     };
     assert_eq!(broken_after(239, listed), Vec::<&str>::new());
     assert_eq!(broken_after(241, listed), ["a ready node was listed lately"]);
+}
+
+#[test]
+fn deadline_missed_while_a_device_hangs_breaks_its_rule() {
+    let waits = |path: &'static str| {
+        move |sim: &mut SimState| {
+            let mut snapshot = told("Syncing", "Pending", 0);
+            let view = Arc::make_mut(snapshot.pods.get_mut(&"u1".into()).unwrap());
+            let volume = json!({ "name": "data", "hostPath": { "path": path } });
+            let spec = json!({ "containers": [], "volumes": [volume] });
+            Arc::make_mut(&mut view.pod).spec = Some(serde_json::from_value(spec).unwrap());
+            tells(sim, snapshot);
+            sim.hang_device(Path::new("/mnt/nfs"));
+        }
+    };
+    assert_eq!(broken_after(31, waits("/mnt/disk/data")), ["a hung device delays only the pods that use it"]);
+    assert_eq!(broken_after(31, waits("/mnt/nfs/data")), Vec::<&str>::new());
 }

@@ -1,0 +1,209 @@
+//! Devices that do not answer, and the calls that wait for them.
+//!
+//! Owns: which devices hang, and a lane for each of them, as `rubelet_host::lanes` has it: a call is late after ten seconds,
+//! a device with a late call gets no further one, and after that it gets one at a time until one is answered in time.
+//! The thread of a late call goes on, so the call has its effect when the device returns.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rubelet_host::lanes::{DeviceLate, LATE_AFTER};
+
+use crate::{
+    invariants::trouble::Touched,
+    runtime::act::Act,
+    simulation::{SimState, Simulation},
+};
+
+/// Mount points of two devices besides the root's.
+pub const DEVICES: [&str; 2] = ["/mnt/nfs", "/mnt/disk"];
+
+#[derive(Debug, Default)]
+pub struct Devices {
+    /// By mount point.
+    hung: BTreeSet<PathBuf>,
+    lanes: BTreeMap<PathBuf, Lane>,
+    /// All files of pods have one lane, as in an agent with one pool of threads for everything.
+    pub is_one_lane: bool,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    waiting: Vec<Waiting>,
+    /// Its last call was late.
+    is_suspect: bool,
+    /// When the only call of a suspect device began.
+    trial: Option<Duration>,
+}
+
+/// What a call does when the device returns.
+type Work = Box<dyn FnOnce(&mut SimState) + Send>;
+
+struct Waiting {
+    since: Duration,
+    work: Work,
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "since {:?}", self.since)
+    }
+}
+
+/// The place of a call on the device that holds its file.
+#[derive(Debug)]
+pub enum Place {
+    Free,
+    /// The only call of a device that was late.
+    Trial(Trial),
+    /// This device does not answer.
+    Hung(PathBuf),
+}
+
+impl Devices {
+    pub fn is_any_hung(&self) -> bool {
+        !self.hung.is_empty()
+    }
+
+    /// No call has to wait.
+    pub fn all_answer(&self) -> bool {
+        self.hung.is_empty() && self.lanes.is_empty()
+    }
+
+    /// A new process has threads of its own.
+    pub fn agent_begins(&mut self) {
+        self.lanes.clear();
+    }
+
+    /// The call waits for the device, even when its caller does not.
+    pub fn wait(&mut self, point: PathBuf, since: Duration, work: Work) {
+        self.lanes.entry(point).or_default().waiting.push(Waiting { since, work });
+    }
+}
+
+impl Lane {
+    /// Whether another call may begin; if not, how long the device has been silent.
+    fn check(&self, now: Duration) -> Result<(), Duration> {
+        let begun = self.waiting.iter().map(|call| call.since).chain(self.trial);
+        match begun.min().map(|since| now.saturating_sub(since)) {
+            Some(idle) if idle >= LATE_AFTER || self.is_suspect => Err(idle),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+pub fn late(point: &Path, idle: Duration) -> DeviceLate {
+    let (point, fs_type, source) = (point.to_owned(), "nfs4".to_owned(), "server:/export".to_owned());
+    DeviceLate { point, fs_type, source, for_secs: idle.as_secs() }
+}
+
+impl SimState {
+    pub fn hang_device(&mut self, point: &Path) {
+        self.log("world", format!("{} does not answer", point.display()));
+        self.devices.hung.insert(point.to_owned());
+    }
+
+    pub fn bring_device_back(&mut self, point: &Path) {
+        if !self.devices.hung.remove(point) {
+            return;
+        }
+        self.log("world", format!("{} answers again", point.display()));
+        let Some(mut lane) = self.devices.lanes.remove(point) else { return };
+        lane.is_suspect = lane.waiting.iter().any(|call| self.now.saturating_sub(call.since) >= LATE_AFTER);
+        let calls = std::mem::take(&mut lane.waiting);
+        if lane.is_suspect {
+            self.devices.lanes.insert(point.to_owned(), lane);
+        }
+        for call in calls {
+            (call.work)(self);
+        }
+    }
+
+    pub fn bring_devices_back(&mut self) {
+        for point in self.devices.hung.clone() {
+            self.bring_device_back(&point);
+        }
+    }
+
+    /// A place for a call about a file of a pod.
+    pub fn enter_lane(&mut self, path: &Path, simulation: &Arc<Simulation>) -> Result<Place, DeviceLate> {
+        let Some(point) = self.lane_of(path) else { return Ok(Place::Free) };
+        let lane = self.devices.lanes.entry(point.clone()).or_default();
+        lane.check(self.now).map_err(|idle| late(&point, idle))?;
+        if self.devices.hung.contains(&point) {
+            return Ok(Place::Hung(point));
+        }
+        lane.trial = Some(self.now);
+        Ok(Place::Trial(Trial { simulation: simulation.clone(), point, since: self.now }))
+    }
+
+    /// The hung or suspect device that holds the file.
+    fn lane_of(&self, path: &Path) -> Option<PathBuf> {
+        let real = self.disk.real_path(path).ok()?;
+        let mut points = self.devices.hung.iter().chain(self.devices.lanes.keys());
+        points.find(|point| self.devices.is_one_lane || real.starts_with(point)).cloned()
+    }
+
+    fn is_on_hung_device(&self, path: &str) -> bool {
+        let real = self.disk.real_path(Path::new(path));
+        real.is_ok_and(|real| self.devices.hung.iter().any(|point| real.starts_with(point)))
+    }
+
+    /// The runtime looks at the source of every mount when it creates a container.
+    pub fn waits_for_device(&self, act: &Act) -> bool {
+        let Act::Create { config, .. } = act else { return false };
+        config.mounts.iter().any(|mount| self.is_on_hung_device(&mount.host_path))
+    }
+
+    /// A hung device is a fault of the pods that use it, and of no other.
+    pub fn strike_users_of_hung_devices(&mut self) {
+        if !self.devices.is_any_hung() {
+            return;
+        }
+        let specs = self.snapshot.pods.iter().filter(|(_, view)| {
+            let volumes = view.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+            volumes.filter_map(|volume| volume.host_path.as_ref()).any(|host| self.is_on_hung_device(&host.path))
+        });
+        // Of an orphan only the runtime knows the volumes.
+        let containers =
+            self.runtime.picture.containers.values().filter(|container| {
+                container.config.mounts.iter().any(|mount| self.is_on_hung_device(&mount.host_path))
+            });
+        let users: BTreeSet<String> = specs
+            .map(|(uid, _)| uid.as_str().to_owned())
+            .chain(containers.map(|container| container.pod.uid.clone()))
+            .collect();
+        for uid in users {
+            self.rules.trouble.strike(Touched::Pod(uid), self.now);
+        }
+    }
+}
+
+/// The only call of a suspect device. If it ends in time, the device is well.
+#[derive(Debug)]
+pub struct Trial {
+    simulation: Arc<Simulation>,
+    point: PathBuf,
+    since: Duration,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.simulation.with(|sim| {
+            let is_late = sim.now.saturating_sub(self.since) >= LATE_AFTER;
+            let is_hung = sim.devices.hung.contains(&self.point);
+            if let Some(lane) = sim.devices.lanes.get_mut(&self.point) {
+                lane.trial = None;
+                lane.is_suspect = is_late;
+                if !is_late && !is_hung {
+                    sim.devices.lanes.remove(&self.point);
+                }
+            }
+        });
+    }
+}
