@@ -3,7 +3,7 @@
 //! Owns: the main loop, which advances virtual time, cleans up a dead agent and stops at the first broken rule.
 //! A play panics with its seed, the rule and the last lines of the trace.
 
-mod agreement;
+pub(crate) mod agreement;
 mod cluster;
 mod ending;
 mod memory;

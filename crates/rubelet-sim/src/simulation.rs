@@ -39,7 +39,7 @@ use crate::{
 const START_SECS: i64 = 1_767_225_600;
 
 /// The period of the deadline rules.
-const PATROL: Duration = Duration::from_secs(1);
+pub const PATROL: Duration = Duration::from_secs(1);
 
 /// More turns than any burst of events takes: 100 pods at once take some hundreds.
 const TURNS_PER_INSTANT: u32 = 20_000;

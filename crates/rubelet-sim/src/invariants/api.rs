@@ -100,6 +100,10 @@ impl Rules {
         self.api.overwritten.insert(uid.to_owned());
     }
 
+    pub(super) fn is_overwritten(&self, uid: &str) -> bool {
+        self.api.overwritten.contains(uid)
+    }
+
     /// Somebody else wrote the statuses of the pod's containers: an attempt that the runtime does not show is forgotten.
     pub fn restart_counts_overwritten(&mut self, uid: &str) {
         self.seen.forget_counts(uid);
@@ -159,6 +163,7 @@ impl Rules {
     /// The client has a successful response.
     pub fn api_answered(&mut self, now: Duration, request: &Request) {
         match request.verb {
+            Verb::Create | Verb::Update if request.is_of("leases") => self.known.renewed = Some(now),
             _ if !request.is_of("pods") => {}
             // With a version, the response may come from a stale cache.
             Verb::Get if request.is_list() => self.api.is_listed |= request.version().is_none(),

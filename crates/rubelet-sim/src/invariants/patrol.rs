@@ -4,20 +4,29 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use rubelet_core::snapshot::{NodeReadiness, PodView, Snapshot};
+use rubelet_core::{
+    event::Source,
+    snapshot::{NodeReadiness, PodView, Snapshot},
+};
 
 use super::{Rules, snapshot::rank, trouble::Touched};
 use crate::{
     api::store::Reach,
-    simulation::{AgentState, SimState},
+    play::agreement,
+    script::{ContainerScript, IMAGE, Program},
+    simulation::{AgentState, PATROL, SimState},
 };
 
 /// Slack of looks, stops and retries beyond a grace period.
 const END_SLACK: Duration = Duration::from_secs(20);
-/// An undisturbed pod has its first sandbox after this long.
-const FIRST_SANDBOX: Duration = Duration::from_secs(30);
+/// An undisturbed pod has its first sandbox after this long, and its first container if no image must be pulled.
+const FIRST_START: Duration = Duration::from_secs(30);
 /// A pod bound to the node has a status after this long.
 const FIRST_STATUS: Duration = Duration::from_secs(30);
+/// A status that changed is in the API after this long.
+const CHANGED_STATUS: Duration = Duration::from_secs(30);
+/// The lease's duration: other nodes take this one for dead when it has passed.
+const LEASE: Duration = Duration::from_secs(40);
 /// Upstream's relist threshold, and the time between two checks of it.
 const LAST_LIST: Duration = Duration::from_secs(3 * 60 + 60);
 
@@ -32,6 +41,8 @@ pub(super) struct Known {
     unwritten: BTreeMap<String, Duration>,
     /// The last response to a list of all containers.
     pub listed: Option<Duration>,
+    /// The last renewal of the lease.
+    pub renewed: Option<Duration>,
 }
 
 impl Known {
@@ -61,6 +72,19 @@ impl Rules {
         self.known.ends.retain(|uid, _| is_told(uid));
     }
 
+    /// The pod has had a sandbox, and its first container was started.
+    fn has_begun(&self, uid: &str) -> bool {
+        let Some((script, pod)) = self.pod(uid) else { return false };
+        let first = script.init.iter().chain(&script.containers).next();
+        let can_start =
+            |spec: &&ContainerScript| spec.image == IMAGE && spec.pull.is_none() && spec.program != Program::Missing;
+        let is_started =
+            |spec: &ContainerScript| pod.containers.get(&spec.name).is_some_and(|history| history.starts > 0);
+        // Containers that ended before the runtime lost its state may not start again.
+        let has_started = pod.was_forgotten || first.filter(can_start).is_none_or(is_started);
+        !pod.sandboxes.is_empty() && has_started
+    }
+
     /// The pod's grace period in seconds, if it is terminating.
     fn asked_grace(&self, uid: &str, view: &PodView) -> Option<i64> {
         let metadata = &view.pod.metadata;
@@ -87,8 +111,10 @@ impl SimState {
         self.strike_users_of_hung_devices();
         self.check_listed_lately();
         self.check_ends();
-        self.check_first_sandboxes();
+        self.check_first_starts();
         self.check_first_statuses();
+        self.check_changed_statuses();
+        self.check_lease();
     }
 
     /// A deadline passed. Pods that use a hung device are excused, so this is not one of them.
@@ -122,15 +148,14 @@ impl SimState {
         }
     }
 
-    fn check_first_sandboxes(&mut self) {
+    fn check_first_starts(&mut self) {
         let is_late = |uid: &str, view: &PodView| {
             let Some(since) = self.rules.known.pods.get(uid) else { return false };
-            let has_had_one = self.rules.pods.get(uid).is_some_and(|pod| !pod.sandboxes.is_empty());
             let all = [Touched::Pod(uid.to_owned()), Touched::Node];
             let clear = self.rules.trouble.clear_since(&all, self.now);
             view.lifecycle == "Syncing"
-                && !has_had_one
-                && clear.is_some_and(|clear| self.now > clear.max(*since) + FIRST_SANDBOX)
+                && !self.rules.has_begun(uid)
+                && clear.is_some_and(|clear| self.now > clear.max(*since) + FIRST_START)
         };
         let late = self.snapshot.pods.iter().find(|(uid, view)| is_late(uid.as_str(), view));
         if let Some(detail) = late.map(|(uid, view)| format!("{:?} {uid}", view.pod.metadata.name)) {
@@ -154,6 +179,42 @@ impl SimState {
                 let detail = format!("pod {uid} has none since {since:?}");
                 self.missed("every bound pod has a status", detail);
             }
+        }
+    }
+
+    /// Checked once for each status, so that it costs little. A pod's own faults excuse it, too: its end is reported when
+    /// nothing of it is under way.
+    fn check_changed_statuses(&mut self) {
+        if self.api.of("nodes").next().is_none() {
+            return;
+        }
+        let is_due = |uid: &str| {
+            let all = [Touched::Pod(uid.to_owned()), Touched::Node, Touched::Api];
+            let clear = self.rules.trouble.clear_since(&all, self.now);
+            let since = self.rules.told_since(uid).unwrap_or(self.now);
+            let deadline = clear.map(|clear| clear.max(since) + CHANGED_STATUS);
+            deadline.is_some_and(|deadline| self.now > deadline && self.now <= deadline + PATROL)
+        };
+        let late = self.snapshot.pods.iter().find_map(|(uid, view)| {
+            let is_checked = view.source == Some(Source::Api) && !self.rules.is_overwritten(uid.as_str());
+            if !is_checked || !is_due(uid.as_str()) {
+                return None;
+            }
+            self.api.of("pods").find(|(_, pod)| pod["metadata"]["uid"] == uid.as_str())?;
+            agreement::disagreement(self, uid.as_str(), view)
+        });
+        if let Some(detail) = late {
+            self.missed("a changed status is written", detail);
+        }
+    }
+
+    fn check_lease(&mut self) {
+        let clear = self.rules.trouble.clear_since(&[Touched::Api], self.now);
+        let Some(clear) = clear.filter(|_| self.api.of("nodes").next().is_some()) else { return };
+        let renewed = self.rules.known.renewed;
+        let since = renewed.unwrap_or_default().max(clear).max(self.rules.agent_began);
+        if self.now > since + LEASE {
+            self.missed("the lease is renewed", format!("last at {renewed:?}"));
         }
     }
 }

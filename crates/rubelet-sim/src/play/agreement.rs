@@ -65,7 +65,8 @@ fn stands_for(pod: &Pod, view: &PodView) -> bool {
     }
 }
 
-fn disagreement(sim: &SimState, uid: &str, view: &PodView) -> Option<String> {
+/// The difference between the pod's status in the API and the agent's.
+pub(crate) fn disagreement(sim: &SimState, uid: &str, view: &PodView) -> Option<String> {
     let name = view.pod.metadata.name.clone().unwrap_or_default();
     let Some(pod) = sim.api.object(&Key::pod(&name)).map(|object| read(object)) else {
         return Some(format!("the API does not have {name}"));

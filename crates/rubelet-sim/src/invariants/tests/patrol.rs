@@ -2,12 +2,16 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use rubelet_core::snapshot::{NodeReadiness, Snapshot};
+use rubelet_core::{
+    event::Source,
+    snapshot::{NodeReadiness, Snapshot},
+};
 use rubelet_kube::port::{ObjectPath, Verb};
 use serde_json::json;
 
 use super::{broken_by, pass, sandbox, start, told};
 use crate::{
+    api::store::Key,
     invariants::trouble::Touched,
     script::PodScript,
     simulation::{AgentState, Incarnation, SimState},
@@ -69,11 +73,22 @@ fn later_shorter_grace_period_is_enforced() {
 }
 
 #[test]
-fn a_pod_that_gets_no_sandbox_is_noticed() {
+fn a_pod_that_does_not_start_is_noticed() {
     const RULE: &str = "a pod waits for no other pod's faults";
     let waits = |sim: &mut SimState| tells(sim, told("Syncing", "Pending", 0));
     assert_eq!(broken_after(31, waits), [RULE]);
     assert_eq!(broken_after(29, waits), Vec::<&str>::new());
+    let empty = |sim: &mut SimState| {
+        sandbox(sim, "u1", 0);
+        waits(sim);
+    };
+    assert_eq!(broken_after(31, empty), [RULE]);
+    let started = |sim: &mut SimState| {
+        let home = sandbox(sim, "u1", 0);
+        start(sim, &home, "app", 0);
+        waits(sim);
+    };
+    assert_eq!(broken_after(31, started), Vec::<&str>::new());
     let other = broken_after(31, |sim| {
         waits(sim);
         sim.rules.trouble.enter(Touched::Pod("u2".to_owned()));
@@ -106,6 +121,47 @@ fn a_ready_node_without_lists_is_noticed() {
     };
     assert_eq!(broken_after(239, listed), Vec::<&str>::new());
     assert_eq!(broken_after(241, listed), ["a ready node was listed lately"]);
+}
+
+/// The agent's node, and a lease renewed by now.
+fn register(sim: &mut SimState) {
+    let body = json!({ "metadata": { "name": "node" } });
+    sim.ask(Verb::Create, ObjectPath::all("v1", "nodes"), body).unwrap();
+    sim.rules.known.renewed = Some(sim.now);
+}
+
+#[test]
+fn a_changed_status_that_is_not_written_is_noticed() {
+    let changed = |stored_phase: &'static str| {
+        move |sim: &mut SimState| {
+            register(sim);
+            let mut snapshot = told("Syncing", "Running", 0);
+            let view = Arc::make_mut(snapshot.pods.get_mut(&"u1".into()).unwrap());
+            view.source = Some(Source::Api);
+            Arc::make_mut(&mut view.pod).metadata.name = Some("web".to_owned());
+            let mut pod = json!({ "metadata": { "name": "web", "uid": "u1" }, "status": *view.status });
+            pod["status"]["phase"] = stored_phase.into();
+            pod["status"]["conditions"] = json!([{ "type": "another's", "status": "True" }]);
+            sim.api.put(Key::pod("web"), pod);
+            let home = sandbox(sim, "u1", 0);
+            start(sim, &home, "app", 0);
+            tells(sim, snapshot);
+        }
+    };
+    assert_eq!(broken_after(31, changed("Pending")), ["a changed status is written"]);
+    assert_eq!(broken_after(31, changed("Running")), Vec::<&str>::new());
+    assert_eq!(broken_after(29, changed("Pending")), Vec::<&str>::new());
+    let silent = broken_after(31, |sim| {
+        changed("Pending")(sim);
+        sim.silence_api();
+    });
+    assert_eq!(silent, Vec::<&str>::new());
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_is_noticed() {
+    assert_eq!(broken_after(39, register), Vec::<&str>::new());
+    assert_eq!(broken_after(41, register), ["the lease is renewed"]);
 }
 
 #[test]
