@@ -34,7 +34,7 @@ use crate::{
 const CHECK_EVERY: Duration = Duration::from_secs(20);
 
 /// One process of the agent, started by `rubelet::start` over the fakes.
-pub fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
+pub(crate) fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
     let has = |source| sources.contains(&source);
     let endpoint = || Endpoint { url: MANIFEST_URL.to_owned(), headers: Vec::new() };
     let world = world(simulation, incarnation, sources);

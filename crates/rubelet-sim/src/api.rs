@@ -2,9 +2,9 @@
 //!
 //! Owns: the course of a request and of a watch. Never: what a request does (`act.rs`), what is stored (`store.rs`).
 
-pub mod act;
-pub mod merge;
-pub mod store;
+pub(crate) mod act;
+pub(crate) mod merge;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -26,13 +26,13 @@ use crate::{
 
 /// The API server as one process of the agent reaches it.
 #[derive(Debug)]
-pub struct FakeApi {
+pub(crate) struct FakeApi {
     simulation: Arc<Simulation>,
     incarnation: Incarnation,
 }
 
 impl FakeApi {
-    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
+    pub(crate) fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
         FakeApi { simulation, incarnation }
     }
 
@@ -155,13 +155,13 @@ impl Drop for Flight {
 
 /// A request the server executes after its client disconnected.
 #[derive(Clone, Debug)]
-pub struct LateRequest {
+pub(crate) struct LateRequest {
     request: Request,
     epoch: u32,
 }
 
 impl LateRequest {
-    pub fn finish(&self, sim: &mut SimState) {
+    pub(crate) fn finish(&self, sim: &mut SimState) {
         // Cut off with its connection.
         if self.epoch == sim.api.epoch {
             sim.log("api", format!("without a client goes on: {}", self.request));
@@ -201,38 +201,38 @@ impl SimState {
     }
 
     /// The server stops and closes all connections.
-    pub fn take_api_down(&mut self) {
+    pub(crate) fn take_api_down(&mut self) {
         self.log("world", "the API server is away");
         self.api.set_reach(Reach::Refused);
         self.api.cut_connections();
     }
 
     /// The agent's credentials expire.
-    pub fn expire_credentials(&mut self) {
+    pub(crate) fn expire_credentials(&mut self) {
         self.log("world", "the agent's credentials expire");
         self.api.set_reach(Reach::Unauthorized);
     }
 
     /// Packets to it are dropped.
-    pub fn silence_api(&mut self) {
+    pub(crate) fn silence_api(&mut self) {
         self.log("world", "the API server is silent");
         self.api.set_reach(Reach::Silent);
     }
 
-    pub fn heal_api(&mut self) {
+    pub(crate) fn heal_api(&mut self) {
         if self.api.reach != Reach::Open {
             self.log("world", "the API server is back");
             self.api.set_reach(Reach::Open);
         }
     }
 
-    pub fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         self.log("world", "the second API server has caught up");
         self.api.catch_up();
     }
 
     /// Objects survive; connections and the watch history do not.
-    pub fn restart_api(&mut self) {
+    pub(crate) fn restart_api(&mut self) {
         self.log("world", "the API server restarts");
         self.api.cut_connections();
         self.api.forget_history();

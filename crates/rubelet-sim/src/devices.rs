@@ -21,10 +21,10 @@ use crate::{
 };
 
 /// Mount points of two devices besides the root's.
-pub const DEVICES: [&str; 2] = ["/mnt/nfs", "/mnt/disk"];
+pub(crate) const DEVICES: [&str; 2] = ["/mnt/nfs", "/mnt/disk"];
 
 #[derive(Debug, Default)]
-pub struct Devices {
+pub(crate) struct Devices {
     /// By mount point.
     hung: BTreeSet<PathBuf>,
     lanes: BTreeMap<PathBuf, Lane>,
@@ -57,31 +57,33 @@ impl fmt::Debug for Waiting {
 
 /// The place of a call on the device that holds its file.
 #[derive(Debug)]
-pub enum Place {
+pub(crate) enum Place {
     Free,
     /// The only call of a device that was late.
-    Trial(Trial),
+    Trial {
+        _call: Trial,
+    },
     /// This device does not answer.
     Hung(PathBuf),
 }
 
 impl Devices {
-    pub fn is_any_hung(&self) -> bool {
+    pub(crate) fn is_any_hung(&self) -> bool {
         !self.hung.is_empty()
     }
 
     /// No call has to wait.
-    pub fn all_answer(&self) -> bool {
+    pub(crate) fn all_answer(&self) -> bool {
         self.hung.is_empty() && self.lanes.is_empty()
     }
 
     /// A new process has threads of its own.
-    pub fn agent_begins(&mut self) {
+    pub(crate) fn agent_begins(&mut self) {
         self.lanes.clear();
     }
 
     /// The call waits for the device, even when its caller does not.
-    pub fn wait(&mut self, point: PathBuf, since: Duration, work: Work) {
+    pub(crate) fn wait(&mut self, point: PathBuf, since: Duration, work: Work) {
         self.lanes.entry(point).or_default().waiting.push(Waiting { since, work });
     }
 }
@@ -97,18 +99,18 @@ impl Lane {
     }
 }
 
-pub fn late(point: &Path, idle: Duration) -> DeviceLate {
+pub(crate) fn late(point: &Path, idle: Duration) -> DeviceLate {
     let (point, fs_type, source) = (point.to_owned(), "nfs4".to_owned(), "server:/export".to_owned());
     DeviceLate { point, fs_type, source, for_secs: idle.as_secs() }
 }
 
 impl SimState {
-    pub fn hang_device(&mut self, point: &Path) {
+    pub(crate) fn hang_device(&mut self, point: &Path) {
         self.log("world", format!("{} does not answer", point.display()));
         self.devices.hung.insert(point.to_owned());
     }
 
-    pub fn bring_device_back(&mut self, point: &Path) {
+    pub(crate) fn bring_device_back(&mut self, point: &Path) {
         if !self.devices.hung.remove(point) {
             return;
         }
@@ -124,14 +126,14 @@ impl SimState {
         }
     }
 
-    pub fn bring_devices_back(&mut self) {
+    pub(crate) fn bring_devices_back(&mut self) {
         for point in self.devices.hung.clone() {
             self.bring_device_back(&point);
         }
     }
 
     /// A place for a call about a file of a pod.
-    pub fn enter_lane(&mut self, path: &Path, simulation: &Arc<Simulation>) -> Result<Place, DeviceLate> {
+    pub(crate) fn enter_lane(&mut self, path: &Path, simulation: &Arc<Simulation>) -> Result<Place, DeviceLate> {
         let Some(point) = self.lane_of(path) else { return Ok(Place::Free) };
         let lane = self.devices.lanes.entry(point.clone()).or_default();
         lane.check(self.now).map_err(|idle| late(&point, idle))?;
@@ -139,7 +141,8 @@ impl SimState {
             return Ok(Place::Hung(point));
         }
         lane.trial = Some(self.now);
-        Ok(Place::Trial(Trial { simulation: simulation.clone(), point, since: self.now }))
+        let call = Trial { simulation: simulation.clone(), point, since: self.now };
+        Ok(Place::Trial { _call: call })
     }
 
     /// The hung or suspect device that holds the file.
@@ -155,13 +158,13 @@ impl SimState {
     }
 
     /// The runtime looks at the source of every mount when it creates a container.
-    pub fn waits_for_device(&self, act: &Act) -> bool {
+    pub(crate) fn waits_for_device(&self, act: &Act) -> bool {
         let Act::Create { config, .. } = act else { return false };
         config.mounts.iter().any(|mount| self.is_on_hung_device(&mount.host_path))
     }
 
     /// A hung device is a fault of the pods that use it, and of no other.
-    pub fn strike_users_of_hung_devices(&mut self) {
+    pub(crate) fn strike_users_of_hung_devices(&mut self) {
         if !self.devices.is_any_hung() {
             return;
         }
@@ -186,7 +189,7 @@ impl SimState {
 
 /// The only call of a suspect device. If it ends in time, the device is well.
 #[derive(Debug)]
-pub struct Trial {
+pub(crate) struct Trial {
     simulation: Arc<Simulation>,
     point: PathBuf,
     since: Duration,

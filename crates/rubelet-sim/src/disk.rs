@@ -16,7 +16,7 @@ const MAX_LINKS: u32 = 40;
 const ELOOP: i32 = 40;
 
 #[derive(Debug)]
-pub struct Disk {
+pub(crate) struct Disk {
     nodes: BTreeMap<PathBuf, Node>,
     /// By mount point: the directory that a bind mount shows; a tmpfs shows itself.
     mounts: BTreeMap<PathBuf, PathBuf>,
@@ -28,7 +28,7 @@ pub struct Disk {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Node {
+pub(crate) enum Node {
     Directory { mode: u32 },
     File { content: Vec<u8>, mode: u32 },
     Link(PathBuf),
@@ -54,18 +54,18 @@ impl Default for Disk {
 }
 
 impl Disk {
-    pub fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+    pub(crate) fn list_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
         let dir = self.existing_dir(path)?;
         let children = self.below(&dir).filter(|(child, _)| child.parent() == Some(dir.as_path()));
         Ok(children.map(|(child, node)| DirEntry { name: file_name(child), kind: node.kind() }).collect())
     }
 
     /// Follows links; `None` if it does not exist.
-    pub fn node(&self, path: &Path) -> io::Result<Option<&Node>> {
+    pub(crate) fn node(&self, path: &Path) -> io::Result<Option<&Node>> {
         Ok(self.nodes.get(&self.resolve(path)?))
     }
 
-    pub fn make_dir(&mut self, path: &Path, mode: u32) -> io::Result<()> {
+    pub(crate) fn make_dir(&mut self, path: &Path, mode: u32) -> io::Result<()> {
         let real = self.resolve(path)?;
         let missing: Vec<PathBuf> =
             real.ancestors().filter(|dir| !self.nodes.contains_key(*dir)).map(Path::to_path_buf).collect();
@@ -79,7 +79,7 @@ impl Disk {
         Ok(())
     }
 
-    pub fn write_file(&mut self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    pub(crate) fn write_file(&mut self, path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let real = self.entry(path)?;
         if self.nodes.get(&real).is_some_and(|node| node.kind() == FileKind::Directory) {
             return Err(io::ErrorKind::IsADirectory.into());
@@ -87,18 +87,18 @@ impl Disk {
         self.put(real, Node::File { content: content.to_vec(), mode })
     }
 
-    pub fn make_link(&mut self, target: &Path, link: &Path) -> io::Result<()> {
+    pub(crate) fn make_link(&mut self, target: &Path, link: &Path) -> io::Result<()> {
         let real = self.entry(link)?;
         self.put(real, Node::Link(target.to_path_buf()))
     }
 
-    pub fn make_fifo(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn make_fifo(&mut self, path: &Path) -> io::Result<()> {
         let real = self.entry(path)?;
         self.put(real, Node::Fifo)
     }
 
     /// A new hidden directory each time, as the real one; modes are not simulated.
-    pub fn project(&mut self, path: &Path, projection: &Projection) -> io::Result<Projected> {
+    pub(crate) fn project(&mut self, path: &Path, projection: &Projection) -> io::Result<Projected> {
         let dir = self.existing_dir(path)?;
         let current = self.read_link(&dir.join("..data"))?.map(|name| dir.join(name));
         let shown = |disk: &Disk, hidden: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
@@ -139,14 +139,14 @@ impl Disk {
         Ok(())
     }
 
-    pub fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+    pub(crate) fn read_link(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         match self.nodes.get(&self.entry(path)?) {
             Some(Node::Link(target)) => Ok(Some(target.clone())),
             _ => Ok(None),
         }
     }
 
-    pub fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn remove_file(&mut self, path: &Path) -> io::Result<()> {
         let Ok(real) = self.entry(path) else { return Ok(()) };
         match self.nodes.get(&real) {
             None => Ok(()),
@@ -158,7 +158,7 @@ impl Disk {
         }
     }
 
-    pub fn remove_tree(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn remove_tree(&mut self, path: &Path) -> io::Result<()> {
         let Ok(real) = self.entry(path) else { return Ok(()) };
         if let Some(mount) = self.mounts.keys().find(|mount| mount.starts_with(&real)) {
             let message = format!("{} is a mount point", mount.display());
@@ -172,33 +172,33 @@ impl Disk {
         Ok(())
     }
 
-    pub fn mount_tmpfs(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn mount_tmpfs(&mut self, path: &Path) -> io::Result<()> {
         let real = self.existing_dir(path)?;
         self.mounts.insert(real.clone(), real);
         Ok(())
     }
 
-    pub fn bind(&mut self, source: &Path, target: &Path) -> io::Result<()> {
+    pub(crate) fn bind(&mut self, source: &Path, target: &Path) -> io::Result<()> {
         let (source, target) = (self.existing_dir(source)?, self.existing_dir(target)?);
         self.mounts.insert(target, source);
         Ok(())
     }
 
     /// Where the path is, links and bind mounts followed.
-    pub fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
+    pub(crate) fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
         let real = self.resolve(path)?;
         let mount = real.ancestors().find_map(|dir| Some((dir, self.mounts.get(dir)?)));
         let bound = mount.and_then(|(point, source)| Some(source.join(real.strip_prefix(point).ok()?)));
         Ok(bound.unwrap_or(real))
     }
 
-    pub fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+    pub(crate) fn mounts_below(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let real = self.resolve(path)?;
         Ok(self.mounts.keys().rev().filter(|mount| mount.starts_with(&real)).cloned().collect())
     }
 
     /// Unmounting a tmpfs loses its content.
-    pub fn unmount(&mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn unmount(&mut self, path: &Path) -> io::Result<()> {
         let real = self.resolve(path)?;
         if self.mounts.remove(&real).is_none() {
             return Ok(());
@@ -211,14 +211,14 @@ impl Disk {
     }
 
     /// A reboot: nothing is mounted, and memory is lost.
-    pub fn forget_mounts(&mut self) {
+    pub(crate) fn forget_mounts(&mut self) {
         for mount in self.mounts.clone().keys().rev() {
             self.unmount(mount).expect("a mount point resolves");
         }
         self.nodes.retain(|path, _| !path.starts_with("/run") || path == Path::new("/run"));
     }
 
-    pub fn watch(&mut self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
+    pub(crate) fn watch(&mut self, path: &Path) -> io::Result<mpsc::Receiver<()>> {
         let dir = self.existing_dir(path)?;
         // One hint is enough.
         let (hints, receiver) = mpsc::channel(1);
@@ -227,11 +227,11 @@ impl Disk {
     }
 
     /// The directories changed since the last call, for `tell`.
-    pub fn take_changed(&mut self) -> BTreeSet<PathBuf> {
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<PathBuf> {
         std::mem::take(&mut self.changed)
     }
 
-    pub fn tell(&mut self, dir: &Path) {
+    pub(crate) fn tell(&mut self, dir: &Path) {
         self.watches.retain(|watch| !watch.hints.is_closed());
         for watch in self.watches.iter().filter(|watch| watch.dir == dir) {
             // A full channel holds a hint already.
@@ -240,7 +240,7 @@ impl Disk {
     }
 
     /// Every path at or below `path`, and every mount: the leftovers when all should be gone.
-    pub fn leftovers(&self, path: &Path) -> Vec<PathBuf> {
+    pub(crate) fn leftovers(&self, path: &Path) -> Vec<PathBuf> {
         let mut left: Vec<PathBuf> = self.below(path).map(|(path, _)| path.clone()).collect();
         left.extend(self.mounts.keys().filter(|mount| mount.starts_with(path)).cloned());
         left
@@ -317,7 +317,7 @@ impl Disk {
 }
 
 impl Node {
-    pub fn kind(&self) -> FileKind {
+    pub(crate) fn kind(&self) -> FileKind {
         match self {
             Node::Directory { .. } => FileKind::Directory,
             Node::File { .. } => FileKind::File,

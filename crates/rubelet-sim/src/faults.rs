@@ -9,11 +9,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use rubelet_kube::port::ApiErrorKind;
 
-pub use self::host::{HostCall, HostCourse, HostFaultRates};
+pub(crate) use self::host::{HostCall, HostFaultRates};
 
 /// Probabilities per call, event or hint. All zero is a world without faults.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FaultRates {
+pub(crate) struct FaultRates {
     /// The call fails and had no effect.
     pub error_before: f64,
     /// The call never returns; half the time it had its effect.
@@ -43,7 +43,7 @@ pub struct FaultRates {
 
 /// Probabilities per request to the API server, and per watch event.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ApiFaultRates {
+pub(crate) struct ApiFaultRates {
     /// No connection, and no effect.
     pub refused: f64,
     /// 409 for a write, and no effect.
@@ -69,13 +69,13 @@ pub struct ApiFaultRates {
 
 /// Whether faults happen at all: a run has a stormy part and then a calm one.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
+pub(crate) struct Faults {
     pub storm: Option<FaultRates>,
 }
 
 /// The outcome of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallOutcome {
+pub(crate) enum CallOutcome {
     Answered,
     ErrorBefore,
     HangBefore,
@@ -87,7 +87,7 @@ pub enum CallOutcome {
 
 /// The outcome of one call, and the duration of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Course {
+pub(crate) struct Course {
     pub outcome: CallOutcome,
     pub before: Duration,
     pub after: Duration,
@@ -96,14 +96,14 @@ pub struct Course {
 
 impl Course {
     /// It fails, hangs or is late.
-    pub fn is_faulty(&self) -> bool {
+    pub(crate) fn is_faulty(&self) -> bool {
         self.outcome != CallOutcome::Answered || self.after >= LATE
     }
 }
 
 impl ApiCourse {
     /// It fails, hangs or is late.
-    pub fn is_faulty(&self) -> bool {
+    pub(crate) fn is_faulty(&self) -> bool {
         self.outcome != ApiCallOutcome::Answered || self.after >= LATE
     }
 }
@@ -113,7 +113,7 @@ const LATE: Duration = Duration::from_millis(500);
 
 /// The outcome of a request to the API server, and the duration of its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ApiCourse {
+pub(crate) struct ApiCourse {
     pub outcome: ApiCallOutcome,
     pub before: Duration,
     pub after: Duration,
@@ -121,7 +121,7 @@ pub struct ApiCourse {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiCallOutcome {
+pub(crate) enum ApiCallOutcome {
     Answered,
     ErrorBefore(ApiErrorKind),
     HangBefore,
@@ -131,7 +131,7 @@ pub enum ApiCallOutcome {
 
 /// What happens to a watch that has an event to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchDelivery {
+pub(crate) enum WatchDelivery {
     Once,
     Twice,
     Late(Duration),
@@ -141,20 +141,20 @@ pub enum WatchDelivery {
 
 /// The scope of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub(crate) enum Scope {
     Everything,
     OnePod,
 }
 
 impl Scope {
-    pub fn of<Filter>(filter: Option<&Filter>) -> Self {
+    pub(crate) fn of<Filter>(filter: Option<&Filter>) -> Self {
         if filter.is_some() { Scope::OnePod } else { Scope::Everything }
     }
 }
 
 /// How an event is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventDelivery {
+pub(crate) enum EventDelivery {
     Once,
     Twice,
     Lost,
@@ -163,7 +163,7 @@ pub enum EventDelivery {
 
 impl Faults {
     /// `usual` is the duration of such a call on an idle node.
-    pub fn course(&self, rng: &mut Rng, usual: Duration) -> Course {
+    pub(crate) fn course(&self, rng: &mut Rng, usual: Duration) -> Course {
         // From a tenth to twice the usual time, so that no two calls stay in step.
         let micros = u64::try_from(usual.as_micros()).unwrap_or(u64::MAX);
         let before = Duration::from_micros(rng.u64(micros / 10..=micros));
@@ -190,7 +190,7 @@ impl Faults {
     }
 
     /// `is_change`: only writes get a conflict.
-    pub fn api_course(&self, rng: &mut Rng, is_change: bool) -> ApiCourse {
+    pub(crate) fn api_course(&self, rng: &mut Rng, is_change: bool) -> ApiCourse {
         let before = Duration::from_micros(rng.u64(300..4_000));
         let mut after = Duration::from_micros(rng.u64(100..4_000));
         let Some(rates) = &self.storm else {
@@ -223,7 +223,7 @@ impl Faults {
         ApiCourse { outcome, before, after, goes_on_without_client }
     }
 
-    pub fn watch_delivery(&self, rng: &mut Rng) -> WatchDelivery {
+    pub(crate) fn watch_delivery(&self, rng: &mut Rng) -> WatchDelivery {
         let Some(FaultRates { api, .. }) = &self.storm else { return WatchDelivery::Once };
         if roll(rng, api.watch_cut) {
             WatchDelivery::Cut
@@ -238,7 +238,7 @@ impl Faults {
         }
     }
 
-    pub fn delivery(&self, rng: &mut Rng) -> EventDelivery {
+    pub(crate) fn delivery(&self, rng: &mut Rng) -> EventDelivery {
         let Some(rates) = &self.storm else { return EventDelivery::Once };
         if roll(rng, rates.event_lost) {
             EventDelivery::Lost
@@ -252,7 +252,7 @@ impl Faults {
     }
 
     /// The age of the next list.
-    pub fn list_age(&self, rng: &mut Rng, scope: Scope) -> Duration {
+    pub(crate) fn list_age(&self, rng: &mut Rng, scope: Scope) -> Duration {
         let Some(rates) = &self.storm else { return Duration::ZERO };
         let chance = match scope {
             Scope::Everything => rates.stale_list,
@@ -262,15 +262,15 @@ impl Faults {
     }
 
     /// A runtime that continues a stop after its client disconnected.
-    pub fn stop_goes_on(&self, rng: &mut Rng) -> bool {
+    pub(crate) fn stop_goes_on(&self, rng: &mut Rng) -> bool {
         self.storm.as_ref().is_some_and(|rates| roll(rng, rates.goes_on_without_client))
     }
 
-    pub fn loses_hint(&self, rng: &mut Rng) -> bool {
+    pub(crate) fn loses_hint(&self, rng: &mut Rng) -> bool {
         self.storm.as_ref().is_some_and(|rates| roll(rng, rates.hint_lost))
     }
 
-    pub fn kills_agent(&self, rng: &mut Rng) -> bool {
+    pub(crate) fn kills_agent(&self, rng: &mut Rng) -> bool {
         self.storm.as_ref().is_some_and(|rates| roll(rng, rates.agent_death))
     }
 }

@@ -35,7 +35,7 @@ use crate::{
 
 /// The host as one process of the agent sees it.
 #[derive(Debug)]
-pub struct FakeHost {
+pub(crate) struct FakeHost {
     simulation: Arc<Simulation>,
     incarnation: Incarnation,
     files: Files,
@@ -43,7 +43,7 @@ pub struct FakeHost {
 
 /// Whose files the calls are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Files {
+pub(crate) enum Files {
     /// Each device has a lane.
     Pods,
     /// The agent's own, which wait for no lane.
@@ -51,7 +51,7 @@ pub enum Files {
 }
 
 impl FakeHost {
-    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation, files: Files) -> Self {
+    pub(crate) fn new(simulation: Arc<Simulation>, incarnation: Incarnation, files: Files) -> Self {
         FakeHost { simulation, incarnation, files }
     }
 
@@ -162,7 +162,7 @@ impl FakeHost {
         };
         match &place {
             Place::Hung(point) => self.wait_for(point, work).await?,
-            Place::Free | Place::Trial(_) => {
+            Place::Free | Place::Trial { .. } => {
                 self.take(course.before).await;
                 self.simulation.with(work);
             }

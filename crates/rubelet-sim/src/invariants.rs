@@ -9,11 +9,11 @@ mod patrol;
 mod snapshot;
 #[cfg(test)]
 mod tests;
-pub mod trouble;
+pub(crate) mod trouble;
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-pub use history::{ContainerHistory, PodHistory};
+pub(crate) use history::{ContainerHistory, PodHistory};
 
 use crate::{
     invariants::trouble::{Touched, Trouble},
@@ -35,14 +35,14 @@ const MINIMUM_GRACE_SECS: i64 = 2;
 const SLACK: Duration = Duration::from_millis(1_100);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub(crate) struct Violation {
     pub rule: &'static str,
     pub at: Duration,
     pub detail: String,
 }
 
 #[derive(Debug, Default)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// Every applied script, by pod name and version.
     scripts: BTreeMap<(String, u32), PodScript>,
     /// By pod uid.
@@ -64,7 +64,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    pub fn learn(&mut self, script: &PodScript) {
+    pub(crate) fn learn(&mut self, script: &PodScript) {
         self.scripts.insert((script.name.clone(), script.version), script.clone());
         // The same pod, removed and added again, may begin a new history.
         let same = |pod: &PodHistory| pod.script == (script.name.clone(), script.version);
@@ -74,37 +74,37 @@ impl Rules {
         }
     }
 
-    pub fn clock_jumps(&mut self, now: Duration) {
+    pub(crate) fn clock_jumps(&mut self, now: Duration) {
         self.clock_jumped = Some(now);
     }
 
-    pub fn has_clock_jumped(&self) -> bool {
+    pub(crate) fn has_clock_jumped(&self) -> bool {
         self.clock_jumped.is_some()
     }
 
     /// A user changed the image of a container.
-    pub fn image_edited(&mut self, uid: &str, container: &str, image: &str) {
+    pub(crate) fn image_edited(&mut self, uid: &str, container: &str, image: &str) {
         let pod = self.pods.entry(uid.to_owned()).or_default();
         pod.containers.entry(container.to_owned()).or_default().edited_image = Some(image.to_owned());
     }
 
     /// The current agent started the postStart hook of the instance.
-    pub fn has_run_hook(&self, container: &Container) -> bool {
+    pub(crate) fn has_run_hook(&self, container: &Container) -> bool {
         let history = self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()));
         let is_since_agent_start = history.is_some_and(|history| history.last_start >= self.agent_began);
         is_since_agent_start && self.hooks.contains_key(&(container.id.clone(), Hook::PostStart))
     }
 
-    pub fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
+    pub(crate) fn history(&self, pod_name: &str) -> impl Iterator<Item = (&String, &PodHistory)> {
         self.pods.iter().filter(move |(_, pod)| pod.script.0 == pod_name)
     }
 
-    pub fn pod(&self, uid: &str) -> Option<(&PodScript, &PodHistory)> {
+    pub(crate) fn pod(&self, uid: &str) -> Option<(&PodScript, &PodHistory)> {
         Some((self.script_of(uid)?, self.pods.get(uid)?))
     }
 
     /// A new process of the agent has no back-off, and snapshots of the old one do not count.
-    pub fn agent_begins(&mut self, now: Duration) {
+    pub(crate) fn agent_begins(&mut self, now: Duration) {
         self.agent_began = now;
         self.trouble.strike(Touched::Node, now);
         self.known.agent_begins();
@@ -118,7 +118,7 @@ impl Rules {
     }
 
     /// A changing call begins; the result is for `returned`.
-    pub fn called(&mut self, now: Duration, act: &Act, picture: &Picture) -> Option<String> {
+    pub(crate) fn called(&mut self, now: Duration, act: &Act, picture: &Picture) -> Option<String> {
         self.check_listed(now, act, picture);
         let busy = subject(act, picture);
         if let Some(key) = &busy {
@@ -132,12 +132,12 @@ impl Rules {
     }
 
     /// All containers were listed, and the response arrived.
-    pub fn listed(&mut self, now: Duration) {
+    pub(crate) fn listed(&mut self, now: Duration) {
         self.known.listed = Some(now);
     }
 
     /// The runtime has lost these: their pods begin anew.
-    pub fn runtime_forgot(&mut self, now: Duration, lost: &Picture) {
+    pub(crate) fn runtime_forgot(&mut self, now: Duration, lost: &Picture) {
         self.trouble.strike(Touched::Node, now);
         for container in lost.containers.values().filter(|container| container.is_running()) {
             self.exited(now, container, 137);
@@ -149,20 +149,20 @@ impl Rules {
     }
 
     /// The agent decided to start something for this pod.
-    pub fn ordered(&mut self, now: Duration, uid: &str, what: &str) {
+    pub(crate) fn ordered(&mut self, now: Duration, uid: &str, what: &str) {
         if self.seen.is_ending(uid) {
             let detail = format!("{what} for pod {uid}, which is {}", self.seen.lifecycle(uid));
             self.broken("nothing is started for a pod that ends", now, detail);
         }
     }
 
-    pub fn returned(&mut self, busy: Option<&str>) {
+    pub(crate) fn returned(&mut self, busy: Option<&str>) {
         if let Some(count) = busy.and_then(|key| self.busy.get_mut(key)) {
             *count = count.saturating_sub(1);
         }
     }
 
-    pub fn sandbox_made(&mut self, now: Duration, sandbox: &Sandbox) {
+    pub(crate) fn sandbox_made(&mut self, now: Duration, sandbox: &Sandbox) {
         let label = |key: &str| sandbox.config.labels.get(key).cloned().unwrap_or_default();
         let script = (label(LABEL_POD), label(LABEL_VERSION).parse().unwrap_or(0));
         let pod = self.pods.entry(sandbox.identity().uid).or_default();
@@ -179,7 +179,7 @@ impl Rules {
         }
     }
 
-    pub fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
+    pub(crate) fn started(&mut self, now: Duration, container: &Container, picture: &Picture) {
         self.check_company(now, container, picture);
         self.check_order(now, container);
         let history = self.pods.get(&container.pod.uid).and_then(|pod| pod.containers.get(container.name_in_pod()));
@@ -197,12 +197,12 @@ impl Rules {
         }
     }
 
-    pub fn exited(&mut self, now: Duration, container: &Container, code: i32) {
+    pub(crate) fn exited(&mut self, now: Duration, container: &Container, code: i32) {
         let pod = self.pods.entry(container.pod.uid.clone()).or_default();
         pod.containers.entry(container.name_in_pod().to_owned()).or_default().exit(now, container, code);
     }
 
-    pub fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
+    pub(crate) fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
         // A sidecar's order and a hook use up the grace period; upstream's two seconds remain in any case.
@@ -219,7 +219,7 @@ impl Rules {
         }
     }
 
-    pub fn hook_runs(&mut self, now: Duration, container: &Container, hook: Hook) {
+    pub(crate) fn hook_runs(&mut self, now: Duration, container: &Container, hook: Hook) {
         let runs = self.hooks.entry((container.id.clone(), hook)).or_default();
         *runs += 1;
         if *runs > 1 {
@@ -228,12 +228,12 @@ impl Rules {
     }
 
     /// A probe of the container returned.
-    pub fn probed(&mut self, container: &str, is_well: bool) {
+    pub(crate) fn probed(&mut self, container: &str, is_well: bool) {
         self.probes.insert(container.to_owned(), is_well);
     }
 
     /// Removing a cgroup kills its processes.
-    pub fn cgroup_removed(&mut self, now: Duration, path: &Path, picture: &Picture) {
+    pub(crate) fn cgroup_removed(&mut self, now: Duration, path: &Path, picture: &Picture) {
         let is_inside = |sandbox: &Sandbox| {
             let linux = sandbox.config.linux.as_ref();
             linux.is_some_and(|linux| Path::new(&linux.cgroup_parent).starts_with(path))
@@ -244,11 +244,11 @@ impl Rules {
         }
     }
 
-    pub fn broken(&mut self, rule: &'static str, at: Duration, detail: String) {
+    pub(crate) fn broken(&mut self, rule: &'static str, at: Duration, detail: String) {
         self.violations.push(Violation { rule, at, detail });
     }
 
-    pub fn script_of(&self, uid: &str) -> Option<&PodScript> {
+    pub(crate) fn script_of(&self, uid: &str) -> Option<&PodScript> {
         self.scripts.get(&self.pods.get(uid)?.script)
     }
 

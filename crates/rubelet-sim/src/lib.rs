@@ -4,19 +4,25 @@
 //! the rules (`invariants`), and the plays that use them (`play`, `swarm`).
 //! One seed is one run: one generator, tokio's paused clock, ordered maps, one thread.
 
-pub mod agent;
-pub mod api;
-pub mod devices;
-pub mod disk;
-pub mod faults;
-pub mod host;
-pub mod invariants;
-pub mod play;
-pub mod runtime;
-pub mod script;
-pub mod simulation;
-pub mod swarm;
-pub mod trace;
+#![warn(unreachable_pub)]
+#![cfg_attr(not(test), expect(dead_code, reason = "scenarios, which are tests, use more of a play than seeds do"))]
+
+mod agent;
+mod api;
+mod devices;
+mod disk;
+mod faults;
+mod host;
+mod invariants;
+mod play;
+mod runtime;
+mod script;
+mod simulation;
+mod swarm;
+mod trace;
+
+pub use play::Failure;
+pub use swarm::{Story, play_out};
 
 #[cfg(test)]
 mod scenarios;

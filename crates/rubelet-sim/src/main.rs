@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rubelet_sim::{play::Failure, swarm::play_out};
+use rubelet_sim::{Failure, play_out};
 
 const USAGE: &str = "\
 Usage: cargo xtask sim [--seeds N | --forever] [--seed S] [--minutes M]

@@ -7,7 +7,7 @@ pub(crate) mod agreement;
 mod cluster;
 mod ending;
 mod memory;
-pub mod predicates;
+pub(crate) mod predicates;
 
 use std::{
     collections::BTreeMap,
@@ -37,22 +37,22 @@ use crate::{
     simulation::{AgentState, Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
-pub use self::cluster::Within;
+pub(crate) use self::cluster::Within;
 
-pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
+pub(crate) const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The URL of the manifest URL source.
-pub const MANIFEST_URL: &str = "http://manifests.test/pods";
+pub(crate) const MANIFEST_URL: &str = "http://manifests.test/pods";
 
 /// Lines of the trace that a failure shows.
 const TAIL: usize = 60;
 /// `until` gives up after this.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 
-pub fn minutes(count: u64) -> Duration {
+pub(crate) fn minutes(count: u64) -> Duration {
     Duration::from_secs(count * 60)
 }
 
-pub fn seconds(count: u64) -> Duration {
+pub(crate) fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Failure {
 }
 
 #[derive(Debug)]
-pub struct Play {
+pub(crate) struct Play {
     // Declared before the runtime that runs it.
     agent: Option<Running>,
     simulation: Arc<Simulation>,
@@ -99,14 +99,14 @@ enum Revival {
 
 impl Play {
     /// An empty node with a running agent, without faults unless the play adds them.
-    pub fn seeded(seed: u64) -> Self {
+    pub(crate) fn seeded(seed: u64) -> Self {
         let mut play = Self::before_start(seed);
         play.start_agent();
         play
     }
 
     /// The same, with the agent not started yet.
-    pub fn before_start(seed: u64) -> Self {
+    pub(crate) fn before_start(seed: u64) -> Self {
         let tokio = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -139,40 +139,36 @@ impl Play {
         }
     }
 
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
     /// A separate generator for the plot, so that events of the simulation do not change it.
-    pub fn fork_rng(&mut self) -> Rng {
+    pub(crate) fn fork_rng(&mut self) -> Rng {
         let _entered = self.tokio.enter();
         self.simulation.with(|sim| sim.rng.fork())
     }
 
-    pub fn trace(&self) -> Vec<String> {
+    pub(crate) fn trace(&self) -> Vec<String> {
         self.simulation.look(|sim| sim.trace.lines().to_vec())
     }
 
-    pub fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
+    pub(crate) fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
         self.simulation.look(view)
     }
 
     /// Changes the simulated state directly: for what has no method.
-    pub fn change(&mut self, change: impl FnOnce(&mut SimState)) -> &mut Self {
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut SimState)) -> &mut Self {
         let _entered = self.tokio.enter();
         self.simulation.with(change);
         drop(_entered);
         self
     }
 
-    pub fn wanted(&self) -> &BTreeMap<String, PodScript> {
+    pub(crate) fn wanted(&self) -> &BTreeMap<String, PodScript> {
         &self.wanted
     }
 
     // --- manifests
 
     /// Writes or replaces a manifest. A name alone is a default pod.
-    pub fn apply(&mut self, script: impl Into<PodScript>) -> &mut Self {
+    pub(crate) fn apply(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         let text = script.manifest().to_string();
         self.wanted.insert(script.name.clone(), script.clone());
@@ -183,7 +179,7 @@ impl Play {
         })
     }
 
-    pub fn remove(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn remove(&mut self, name: &str) -> &mut Self {
         self.wanted.remove(name);
         self.change(|sim| {
             sim.log("play", format!("remove {name}"));
@@ -192,7 +188,7 @@ impl Play {
     }
 
     /// A file that is not, or not yet, a valid manifest.
-    pub fn write_manifest(&mut self, file: &str, text: &[u8]) -> &mut Self {
+    pub(crate) fn write_manifest(&mut self, file: &str, text: &[u8]) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("write {file}"));
             sim.write_as_user(&PathBuf::from(MANIFESTS).join(file), text);
@@ -200,19 +196,19 @@ impl Play {
     }
 
     /// Adds the URL source. Must be called before the agent starts.
-    pub fn with_url_source(&mut self) -> &mut Self {
+    pub(crate) fn with_url_source(&mut self) -> &mut Self {
         self.sources.push(Source::Http);
         self
     }
 
     /// The pod is no longer desired, by a change the play made itself.
-    pub fn forget(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn forget(&mut self, name: &str) -> &mut Self {
         self.wanted.remove(name);
         self
     }
 
     /// The response of the manifest URL from now on: pods, or nothing at all.
-    pub fn serve(&mut self, scripts: &[PodScript]) -> &mut Self {
+    pub(crate) fn serve(&mut self, scripts: &[PodScript]) -> &mut Self {
         let items: Vec<_> = scripts.iter().map(PodScript::manifest).collect();
         let list = serde_json::json!({ "apiVersion": "v1", "kind": "PodList", "items": items });
         let news: Vec<&PodScript> =
@@ -230,7 +226,7 @@ impl Play {
 
     // --- the agent
 
-    pub fn start_agent(&mut self) -> &mut Self {
+    pub(crate) fn start_agent(&mut self) -> &mut Self {
         assert!(self.agent.is_none(), "the agent runs already");
         if let Revival::BySupervisor { at } = &mut self.revival {
             *at = None;
@@ -251,7 +247,7 @@ impl Play {
     }
 
     /// `kill -9`.
-    pub fn crash_agent(&mut self) -> &mut Self {
+    pub(crate) fn crash_agent(&mut self) -> &mut Self {
         self.change(|sim| {
             if let AgentState::Alive(incarnation) = sim.agent {
                 sim.log("play", "kill -9");
@@ -263,22 +259,22 @@ impl Play {
     }
 
     /// A dead agent is restarted some seconds later.
-    pub fn supervised(&mut self) -> &mut Self {
+    pub(crate) fn supervised(&mut self) -> &mut Self {
         self.revival = Revival::BySupervisor { at: None };
         self
     }
 
     // --- the runtime, the disk, the clock
 
-    pub fn runtime_down(&mut self) -> &mut Self {
+    pub(crate) fn runtime_down(&mut self) -> &mut Self {
         self.change(SimState::take_runtime_down)
     }
 
-    pub fn runtime_up(&mut self) -> &mut Self {
+    pub(crate) fn runtime_up(&mut self) -> &mut Self {
         self.change(SimState::bring_runtime_up)
     }
 
-    pub fn runtime_down_for(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn runtime_down_for(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.take_runtime_down();
             sim.schedule_in(time, ScheduledEvent::RuntimeReturns);
@@ -286,7 +282,7 @@ impl Play {
     }
 
     /// The runtime has this condition for a while.
-    pub fn runtime_ails_for(&mut self, ailment: Ailment, time: Duration) -> &mut Self {
+    pub(crate) fn runtime_ails_for(&mut self, ailment: Ailment, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.ail(ailment);
             sim.schedule_in(time, ScheduledEvent::Heals(ailment));
@@ -294,11 +290,11 @@ impl Play {
     }
 
     /// Power is lost and comes back; the agent is restarted.
-    pub fn reboot(&mut self) -> &mut Self {
+    pub(crate) fn reboot(&mut self) -> &mut Self {
         self.crash_agent().change(SimState::reboot)
     }
 
-    pub fn disk_full_for(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn disk_full_for(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.log("play", "the disk is full");
             sim.disk.full = true;
@@ -307,7 +303,7 @@ impl Play {
     }
 
     /// The device mounted there does not answer for a while.
-    pub fn hang_device_for(&mut self, point: &str, time: Duration) -> &mut Self {
+    pub(crate) fn hang_device_for(&mut self, point: &str, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.hang_device(Path::new(point));
             sim.schedule_in(time, ScheduledEvent::DeviceReturns(PathBuf::from(point)));
@@ -315,22 +311,22 @@ impl Play {
     }
 
     /// The registry has the image from now on, and serves it as `pull` says.
-    pub fn publish(&mut self, image: &str, pull: Pull) -> &mut Self {
+    pub(crate) fn publish(&mut self, image: &str, pull: Pull) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("the registry has {image}"));
             sim.runtime.registry.insert(image.to_owned(), pull);
         })
     }
 
-    pub fn storm(&mut self, rates: FaultRates) -> &mut Self {
+    pub(crate) fn storm(&mut self, rates: FaultRates) -> &mut Self {
         self.change(|sim| sim.faults.storm = Some(rates))
     }
 
-    pub fn calm(&mut self) -> &mut Self {
+    pub(crate) fn calm(&mut self) -> &mut Self {
         self.change(|sim| sim.faults.storm = None)
     }
 
-    pub fn jump_wall_clock(&mut self, by: SignedDuration) -> &mut Self {
+    pub(crate) fn jump_wall_clock(&mut self, by: SignedDuration) -> &mut Self {
         let _entered = self.tokio.enter();
         self.simulation.jump_wall_clock(by);
         drop(_entered);
@@ -338,7 +334,7 @@ impl Play {
     }
 
     /// Ends a container's process, if it runs.
-    pub fn exit_container(&mut self, pod: &str, container: &str, code: i32) -> &mut Self {
+    pub(crate) fn exit_container(&mut self, pod: &str, container: &str, code: i32) -> &mut Self {
         self.change(|sim| {
             let is_meant = |it: &Container| predicates::is_called(&it.pod.name, pod) && it.name_in_pod() == container;
             let found = sim.runtime.running().find(|it| is_meant(it));
@@ -352,7 +348,7 @@ impl Play {
 
     /// Advances time until the predicate holds.
     #[track_caller]
-    pub fn until(&mut self, predicate: &Predicate) -> &mut Self {
+    pub(crate) fn until(&mut self, predicate: &Predicate) -> &mut Self {
         match self.run_until(PATIENCE, predicate) {
             Ok(true) => self,
             Ok(false) => panic!("{}", self.failure("until", &format!("{} never came", predicate.name))),
@@ -361,19 +357,19 @@ impl Play {
     }
 
     #[track_caller]
-    pub fn wait(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn wait(&mut self, time: Duration) -> &mut Self {
         match self.run_for(time) {
             Ok(()) => self,
             Err(failure) => panic!("{failure}"),
         }
     }
 
-    pub fn run_for(&mut self, time: Duration) -> Result<(), Box<Failure>> {
+    pub(crate) fn run_for(&mut self, time: Duration) -> Result<(), Box<Failure>> {
         self.run_until(time, &Predicate::new("never", |_| false)).map(drop)
     }
 
     /// Whether the predicate held within `limit`.
-    pub fn run_until(&mut self, limit: Duration, predicate: &Predicate) -> Result<bool, Box<Failure>> {
+    pub(crate) fn run_until(&mut self, limit: Duration, predicate: &Predicate) -> Result<bool, Box<Failure>> {
         let simulation = self.simulation.clone();
         let deadline = {
             let _entered = self.tokio.enter();

@@ -2,10 +2,10 @@
 //!
 //! Owns: the course of a call. Never: what the call does (`act.rs`), what is stored (`store.rs`).
 
-pub mod act;
+pub(crate) mod act;
 mod course;
 mod mishaps;
-pub mod store;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 
@@ -42,13 +42,13 @@ const PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The runtime as one process of the agent reaches it.
 #[derive(Debug)]
-pub struct FakeRuntime {
+pub(crate) struct FakeRuntime {
     simulation: Arc<Simulation>,
     incarnation: Incarnation,
 }
 
 impl FakeRuntime {
-    pub fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
+    pub(crate) fn new(simulation: Arc<Simulation>, incarnation: Incarnation) -> Self {
         FakeRuntime { simulation, incarnation }
     }
 
@@ -176,14 +176,14 @@ impl FakeRuntime {
 
 /// A call that the server finishes after its client disconnected.
 #[derive(Clone, Debug)]
-pub struct LateCall {
+pub(crate) struct LateCall {
     act: Act,
     name: Option<String>,
     epoch: u32,
 }
 
 impl LateCall {
-    pub fn finish(&self, sim: &mut SimState) {
+    pub(crate) fn finish(&self, sim: &mut SimState) {
         // A restarted server does not know it.
         if self.epoch != sim.runtime.epoch {
             return;

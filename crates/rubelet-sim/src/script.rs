@@ -8,14 +8,14 @@ use std::{str::FromStr, time::Duration};
 use serde_json::{Value, json};
 
 /// Labels by which the rules find the script of a sandbox.
-pub const LABEL_POD: &str = "sim/pod";
-pub const LABEL_VERSION: &str = "sim/version";
+pub(crate) const LABEL_POD: &str = "sim/pod";
+pub(crate) const LABEL_VERSION: &str = "sim/version";
 
 /// An image present on every simulated node.
-pub const IMAGE: &str = "sim.test/app:v1";
+pub(crate) const IMAGE: &str = "sim.test/app:v1";
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct PodScript {
+pub(crate) struct PodScript {
     pub name: String,
     pub version: u32,
     pub policy: Policy,
@@ -32,28 +32,28 @@ pub struct PodScript {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub(crate) enum Policy {
     Always,
     OnFailure,
     Never,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EmptyDir {
+pub(crate) enum EmptyDir {
     Disk,
     Memory,
 }
 
 /// A directory of the node that every container mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostPath {
+pub(crate) struct HostPath {
     pub path: String,
     pub sub_path: Option<&'static str>,
 }
 
 /// One container of a script.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ContainerScript {
+pub(crate) struct ContainerScript {
     pub name: String,
     pub program: Program,
     pub image: String,
@@ -64,7 +64,7 @@ pub struct ContainerScript {
 
 /// The behaviour of a container's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
+pub(crate) enum Program {
     /// Runs until SIGTERM, and exits at once.
     Run,
     Exit {
@@ -90,7 +90,7 @@ pub enum Program {
 
 impl PodScript {
     /// A pod with no containers yet; restart policy Always, with a short grace period.
-    pub fn pod(name: &str) -> Self {
+    pub(crate) fn pod(name: &str) -> Self {
         PodScript {
             name: name.to_owned(),
             version: 1,
@@ -106,66 +106,66 @@ impl PodScript {
         }
     }
 
-    pub fn version(mut self, version: u32) -> Self {
+    pub(crate) fn version(mut self, version: u32) -> Self {
         self.version = version;
         self
     }
 
-    pub fn policy(mut self, policy: Policy) -> Self {
+    pub(crate) fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    pub fn grace_secs(mut self, secs: i64) -> Self {
+    pub(crate) fn grace_secs(mut self, secs: i64) -> Self {
         self.grace_secs = secs;
         self
     }
 
-    pub fn empty_dir(mut self, kind: EmptyDir) -> Self {
+    pub(crate) fn empty_dir(mut self, kind: EmptyDir) -> Self {
         self.empty_dir = Some(kind);
         self
     }
 
-    pub fn host_path(mut self, path: &str) -> Self {
+    pub(crate) fn host_path(mut self, path: &str) -> Self {
         self.host_path = Some(HostPath { path: path.to_owned(), sub_path: None });
         self
     }
 
     /// Mounts only this directory of the host path.
-    pub fn sub_path(mut self, sub_path: &'static str) -> Self {
+    pub(crate) fn sub_path(mut self, sub_path: &'static str) -> Self {
         self.host_path.as_mut().expect("a host path was added before").sub_path = Some(sub_path);
         self
     }
 
-    pub fn host_network(mut self) -> Self {
+    pub(crate) fn host_network(mut self) -> Self {
         self.host_network = true;
         self
     }
 
-    pub fn gate(mut self, condition: &str) -> Self {
+    pub(crate) fn gate(mut self, condition: &str) -> Self {
         self.gates.push(condition.to_owned());
         self
     }
 
     /// `program` in the syntax of `Program::from_str`.
-    pub fn init(mut self, name: &str, program: &str) -> Self {
+    pub(crate) fn init(mut self, name: &str, program: &str) -> Self {
         self.init.push(ContainerScript::new(name, program));
         self
     }
 
     /// A sidecar. Must be called before the first `container`.
-    pub fn sidecar(self, name: &str, program: &str) -> Self {
+    pub(crate) fn sidecar(self, name: &str, program: &str) -> Self {
         assert!(self.containers.is_empty(), "fields are those of the container added last");
         self.init(name, program).field("restartPolicy", "Always".into())
     }
 
-    pub fn container(mut self, name: &str, program: &str) -> Self {
+    pub(crate) fn container(mut self, name: &str, program: &str) -> Self {
         self.containers.push(ContainerScript::new(name, program));
         self
     }
 
     /// The image of the container added last.
-    pub fn image(mut self, image: &str) -> Self {
+    pub(crate) fn image(mut self, image: &str) -> Self {
         if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
             container.image = image.to_owned();
         }
@@ -173,7 +173,7 @@ impl PodScript {
     }
 
     /// The pull policy of the container added last.
-    pub fn pull(mut self, policy: &'static str) -> Self {
+    pub(crate) fn pull(mut self, policy: &'static str) -> Self {
         if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
             container.pull = Some(policy);
         }
@@ -181,35 +181,35 @@ impl PodScript {
     }
 
     /// A field of the container added last: its probes, hooks and mounts. Commands have the syntax of `Command`.
-    pub fn field(mut self, name: &'static str, value: Value) -> Self {
+    pub(crate) fn field(mut self, name: &'static str, value: Value) -> Self {
         if let Some(container) = self.containers.last_mut().or(self.init.last_mut()) {
             container.fields.push((name, value));
         }
         self
     }
 
-    pub fn find_container(&self, name: &str) -> Option<&ContainerScript> {
+    pub(crate) fn find_container(&self, name: &str) -> Option<&ContainerScript> {
         self.init.iter().chain(&self.containers).find(|container| container.name == name)
     }
 
     /// The image of an existing container of the script.
-    pub fn set_image(&mut self, name: &str, image: &str) {
+    pub(crate) fn set_image(&mut self, name: &str, image: &str) {
         let mut containers = self.init.iter_mut().chain(&mut self.containers);
         let container = containers.find(|container| container.name == name).expect("the script has the container");
         image.clone_into(&mut container.image);
     }
 
     /// The restart policy of this container.
-    pub fn policy_of(&self, container: &ContainerScript) -> Policy {
+    pub(crate) fn policy_of(&self, container: &ContainerScript) -> Policy {
         if container.is_sidecar() { Policy::Always } else { self.policy }
     }
 
-    pub fn is_init(&self, name: &str) -> bool {
+    pub(crate) fn is_init(&self, name: &str) -> bool {
         self.init.iter().any(|container| container.name == name)
     }
 
     /// The manifest as a user would write it.
-    pub fn manifest(&self) -> Value {
+    pub(crate) fn manifest(&self) -> Value {
         let mut spec = json!({
             "restartPolicy": match self.policy {
                 Policy::Always => "Always",
@@ -286,44 +286,44 @@ impl From<&str> for PodScript {
 
 impl ContainerScript {
     /// It has a probe that may stop it.
-    pub fn may_be_unhealthy(&self) -> bool {
+    pub(crate) fn may_be_unhealthy(&self) -> bool {
         self.fields.iter().any(|(name, _)| matches!(*name, "livenessProbe" | "startupProbe"))
     }
 
-    pub fn has_pre_stop(&self) -> bool {
+    pub(crate) fn has_pre_stop(&self) -> bool {
         self.fields.iter().any(|(name, value)| *name == "lifecycle" && value.get("preStop").is_some())
     }
 
     /// A probe or a hook ends the instance with this number.
-    pub fn is_ended_by_checks(&self, attempt: u32) -> bool {
+    pub(crate) fn is_ended_by_checks(&self, attempt: u32) -> bool {
         self.is_ended_by_probes(attempt) || self.is_ended_by_hook(attempt)
     }
 
-    pub fn is_ended_by_probes(&self, attempt: u32) -> bool {
+    pub(crate) fn is_ended_by_probes(&self, attempt: u32) -> bool {
         let probes = [self.probe("livenessProbe"), self.probe("startupProbe")];
         probes.into_iter().flatten().any(|probe| probe.fails(attempt))
     }
 
-    pub fn is_ended_by_hook(&self, attempt: u32) -> bool {
+    pub(crate) fn is_ended_by_hook(&self, attempt: u32) -> bool {
         self.hook("postStart").is_some_and(|hook| hook.fails(attempt))
     }
 
-    pub fn is_sidecar(&self) -> bool {
+    pub(crate) fn is_sidecar(&self) -> bool {
         self.field("restartPolicy").is_some()
     }
 
-    pub fn field(&self, name: &str) -> Option<&Value> {
+    pub(crate) fn field(&self, name: &str) -> Option<&Value> {
         self.fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
     }
 
     /// The command of this probe, or the result of its server.
-    pub fn probe(&self, name: &str) -> Option<Command> {
+    pub(crate) fn probe(&self, name: &str) -> Option<Command> {
         let probe = self.field(name)?;
         let page = || Some(probe["httpGet"]["path"].as_str()?.parse::<Page>().ok()?.comes_to());
         Exec::in_handler(probe).map(|exec| exec.command).or_else(page)
     }
 
-    pub fn hook(&self, name: &str) -> Option<Command> {
+    pub(crate) fn hook(&self, name: &str) -> Option<Command> {
         Exec::in_handler(&self.field("lifecycle")?[name]).map(|exec| exec.command)
     }
 
@@ -335,13 +335,13 @@ impl ContainerScript {
 
 /// A command with its kind: a hook, `pre-stop sleep 3s`, or a probe, `ok`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exec {
+pub(crate) struct Exec {
     pub hook: Option<Hook>,
     pub command: Command,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hook {
+pub(crate) enum Hook {
     PostStart,
     PreStop,
 }
@@ -369,7 +369,7 @@ impl FromStr for Exec {
 
 /// The command of a probe or a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     Ok,
     Fail,
     /// Fails in the first instance of its container, and succeeds in later ones.
@@ -384,7 +384,7 @@ pub enum Command {
 
 impl Command {
     /// In the instance with this number.
-    pub fn fails(self, attempt: u32) -> bool {
+    pub(crate) fn fails(self, attempt: u32) -> bool {
         match self {
             Command::Ok | Command::Sleep { .. } | Command::NoVerdict => false,
             Command::Fail => true,
@@ -395,7 +395,7 @@ impl Command {
 
 /// The behaviour of a probed server, by request path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Page {
+pub(crate) enum Page {
     Ok,
     Fail,
     /// Never responds.
@@ -459,7 +459,7 @@ impl std::fmt::Display for Command {
 
 /// A command of no fake program.
 #[derive(Debug, PartialEq, Eq)]
-pub struct UnknownProgram;
+pub(crate) struct UnknownProgram;
 
 impl FromStr for Program {
     type Err = UnknownProgram;

@@ -39,14 +39,14 @@ use crate::{
 const START_SECS: i64 = 1_767_225_600;
 
 /// The period of the deadline rules.
-pub const PATROL: Duration = Duration::from_secs(1);
+pub(crate) const PATROL: Duration = Duration::from_secs(1);
 
 /// More turns than any burst of events takes: 100 pods at once take some hundreds.
 const TURNS_PER_INSTANT: u32 = 20_000;
 
 /// A handle on the state. The play and every fake hold one.
 #[derive(Debug)]
-pub struct Simulation {
+pub(crate) struct Simulation {
     state: Mutex<SimState>,
     /// The state changed: predicates may hold, an event may be due earlier.
     pub changed: Notify,
@@ -58,7 +58,7 @@ pub struct Simulation {
 
 /// The simulated state, without the agent itself.
 #[derive(Debug)]
-pub struct SimState {
+pub(crate) struct SimState {
     /// Time since the simulation began; not affected by jumps of the wall clock.
     pub now: Duration,
     pub wall: Timestamp,
@@ -89,10 +89,10 @@ pub struct SimState {
 
 /// One process of the agent, counted from 1. Calls of an earlier one have no effect: that process is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Incarnation(pub u32);
+pub(crate) struct Incarnation(pub u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentState {
+pub(crate) enum AgentState {
     Alive(Incarnation),
     /// It died; the play has yet to abort its tasks.
     Dying(Incarnation),
@@ -101,7 +101,7 @@ pub enum AgentState {
 
 /// A scheduled event.
 #[derive(Clone, Debug)]
-pub enum ScheduledEvent {
+pub(crate) enum ScheduledEvent {
     /// A container's process ends, if it still runs then.
     Exit {
         container: String,
@@ -127,7 +127,7 @@ pub enum ScheduledEvent {
 
 impl Simulation {
     /// Needs a tokio runtime with its clock paused.
-    pub fn new(seed: u64) -> Arc<Self> {
+    pub(crate) fn new(seed: u64) -> Arc<Self> {
         let wall_offset_ms = Arc::new(AtomicI64::new(0));
         let start = Timestamp::from_second(START_SECS).expect("a constant within jiff's range");
         let clock = Clock::simulated(start, wall_offset_ms.clone());
@@ -162,7 +162,7 @@ impl Simulation {
     }
 
     /// Reads or changes the state; then wakes all waiters.
-    pub fn with<T>(&self, change: impl FnOnce(&mut SimState) -> T) -> T {
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut SimState) -> T) -> T {
         let mut sim = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
         sim.now = now.uptime.as_duration();
@@ -179,18 +179,18 @@ impl Simulation {
     }
 
     /// Only reads, and wakes no waiter.
-    pub fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
+    pub(crate) fn look<T>(&self, view: impl FnOnce(&SimState) -> T) -> T {
         view(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A clock as a newly started process would have it.
-    pub fn clock_of_a_new_process(&self) -> Clock {
+    pub(crate) fn clock_of_a_new_process(&self) -> Clock {
         let now = self.clock.now();
         let offset = SignedDuration::from_millis(self.wall_offset_ms.load(Ordering::Relaxed));
         Clock::simulated(now.wall - offset, self.wall_offset_ms.clone())
     }
 
-    pub fn jump_wall_clock(&self, by: SignedDuration) {
+    pub(crate) fn jump_wall_clock(&self, by: SignedDuration) {
         let by_ms = i64::try_from(by.as_millis()).unwrap_or(0);
         self.wall_offset_ms.fetch_add(by_ms, Ordering::Relaxed);
         self.with(|sim| {
@@ -200,7 +200,7 @@ impl Simulation {
     }
 
     /// Executes scheduled events. Runs until it is aborted.
-    pub async fn run_scheduled_events(self: Arc<Self>) {
+    pub(crate) async fn run_scheduled_events(self: Arc<Self>) {
         let mut patrol = tokio::time::interval(PATROL);
         loop {
             // Registered before the read, so that an event scheduled in between is not missed.
@@ -226,21 +226,21 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 }
 
 impl SimState {
-    pub fn log(&mut self, actor: &str, what: impl std::fmt::Display) {
+    pub(crate) fn log(&mut self, actor: &str, what: impl std::fmt::Display) {
         self.trace.push(self.now, actor, what);
     }
 
-    pub fn schedule_in(&mut self, wait: Duration, event: ScheduledEvent) {
+    pub(crate) fn schedule_in(&mut self, wait: Duration, event: ScheduledEvent) {
         self.scheduled_count += 1;
         self.scheduled.insert((self.now + wait, self.scheduled_count), event);
     }
 
-    pub fn is_alive(&self, incarnation: Incarnation) -> bool {
+    pub(crate) fn is_alive(&self, incarnation: Incarnation) -> bool {
         self.agent == AgentState::Alive(incarnation)
     }
 
     /// A chance to die at a call boundary.
-    pub fn may_kill_agent(&mut self, incarnation: Incarnation) {
+    pub(crate) fn may_kill_agent(&mut self, incarnation: Incarnation) {
         if !self.is_alive(incarnation) {
             return;
         }
@@ -253,7 +253,7 @@ impl SimState {
     }
 
     /// Counts a turn of the agent's loop, and reports a spin above the limit.
-    pub fn count_turn(&mut self) {
+    pub(crate) fn count_turn(&mut self) {
         let (since, count) = self.turns;
         self.turns = if since == self.now { (since, count + 1) } else { (self.now, 1) };
         if self.turns.1 == TURNS_PER_INSTANT {

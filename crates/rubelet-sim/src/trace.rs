@@ -3,17 +3,17 @@
 use std::{fmt, time::Duration};
 
 #[derive(Clone, Debug, Default)]
-pub struct Trace {
+pub(crate) struct Trace {
     lines: Vec<String>,
 }
 
 impl Trace {
     /// `actor` is the origin (`cri`, `disk`, `world`, `play`, `agent`).
-    pub fn push(&mut self, at: Duration, actor: &str, what: impl fmt::Display) {
+    pub(crate) fn push(&mut self, at: Duration, actor: &str, what: impl fmt::Display) {
         self.lines.push(format!("{:>9}.{:03} {actor:<5} {what}", at.as_secs(), at.subsec_millis()));
     }
 
-    pub fn lines(&self) -> &[String] {
+    pub(crate) fn lines(&self) -> &[String] {
         &self.lines
     }
 }

@@ -30,7 +30,7 @@ const FIXED: [&str; 8] = [
 ];
 
 #[derive(Clone, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     pub verb: Verb,
     pub path: ObjectPath,
     pub query: Vec<(&'static str, String)>,
@@ -38,42 +38,42 @@ pub struct Request {
 }
 
 impl Request {
-    pub fn error(&self, kind: ApiErrorKind, what: &str) -> ApiError {
+    pub(crate) fn error(&self, kind: ApiErrorKind, what: &str) -> ApiError {
         ApiError::new(kind, format!("{self}: {what}"))
     }
 
-    pub fn is_change(&self) -> bool {
+    pub(crate) fn is_change(&self) -> bool {
         self.verb != Verb::Get
     }
 
     /// The object of the request; a collection has no name.
-    pub fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         let name = self.path.name.as_deref().or_else(|| self.body.pointer("/metadata/name").and_then(Value::as_str));
         Key::of(&self.path, name.unwrap_or_default())
     }
 
-    pub fn is_of(&self, resource: &str) -> bool {
+    pub(crate) fn is_of(&self, resource: &str) -> bool {
         self.path.resource == resource
     }
 
-    pub fn option(&self, name: &str) -> Option<&str> {
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
 
     /// A watch with `sendInitialEvents`.
-    pub fn is_streamed_list(&self) -> bool {
+    pub(crate) fn is_streamed_list(&self) -> bool {
         self.option("sendInitialEvents") == Some("true")
     }
 
     /// It requests the current objects only, without a watch.
-    pub fn is_list(&self) -> bool {
+    pub(crate) fn is_list(&self) -> bool {
         self.verb == Verb::Get
             && self.path.name.is_none()
             && (self.option("watch").is_none() || self.is_streamed_list())
     }
 
     /// The requested version.
-    pub fn version(&self) -> Option<u64> {
+    pub(crate) fn version(&self) -> Option<u64> {
         self.option("resourceVersion").and_then(|text| text.parse().ok())
     }
 }
@@ -94,7 +94,7 @@ impl std::fmt::Display for Request {
 }
 
 impl SimState {
-    pub fn serve(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
+    pub(crate) fn serve(&mut self, request: &Request) -> Result<Arc<Value>, ApiError> {
         let name = request.key().name;
         let is_failing = |(resource, prefix): &(&str, String)| request.is_of(resource) && name.starts_with(prefix);
         if request.is_change() && self.api.failing.iter().any(is_failing) {
@@ -111,7 +111,7 @@ impl SimState {
     }
 
     /// Without a version from etcd; with one, from the cache, if it is as new.
-    pub fn list_objects(&self, request: &Request) -> Result<Value, ApiError> {
+    pub(crate) fn list_objects(&self, request: &Request) -> Result<Value, ApiError> {
         let selection = Selection::new(&request.path, &request.query);
         match request.version() {
             None => Ok(self.api.list(&selection)),
@@ -287,6 +287,6 @@ fn set(object: &mut Value, field: &str, value: &Value) {
 }
 
 /// Dates of the API have whole seconds.
-pub fn rfc3339(at: Timestamp) -> String {
+pub(crate) fn rfc3339(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).expect("a second of a moment that is").to_string()
 }

@@ -19,7 +19,7 @@ const MERGED_BY_KEY: [(&str, &str); 8] = [
 
 const ORDER: &str = "$setElementOrder/";
 
-pub fn strategic(target: &mut Value, patch: &Value) {
+pub(crate) fn strategic(target: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *target = patch.clone();
         return;
@@ -50,7 +50,7 @@ pub fn strategic(target: &mut Value, patch: &Value) {
 }
 
 /// Null removes, objects are merged, everything else is replaced.
-pub fn merge(target: &mut Value, patch: &Value) {
+pub(crate) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *target = patch.clone();
         return;

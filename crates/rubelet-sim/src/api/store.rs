@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 const HISTORY: usize = 1_000;
 
 #[derive(Debug, Default)]
-pub struct Store {
+pub(crate) struct Store {
     objects: BTreeMap<Key, Arc<Value>>,
     version: u64,
     history: VecDeque<Change>,
@@ -39,7 +39,7 @@ pub struct Store {
 
 /// What happens to a request of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
+pub(crate) enum Reach {
     #[default]
     Open,
     /// Connection refused.
@@ -52,7 +52,7 @@ pub enum Reach {
 
 /// How the server handles `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Streaming {
+pub(crate) enum Streaming {
     #[default]
     Served,
     /// Its WatchList gate is off: 422.
@@ -69,7 +69,7 @@ struct Replica {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub(crate) struct Key {
     pub resource: String,
     /// Empty for what has none.
     pub namespace: String,
@@ -77,12 +77,12 @@ pub struct Key {
 }
 
 impl Key {
-    pub fn of(path: &ObjectPath, name: &str) -> Self {
+    pub(crate) fn of(path: &ObjectPath, name: &str) -> Self {
         let namespace = path.namespace.clone().unwrap_or_default();
         Key { resource: path.resource.to_owned(), namespace, name: name.to_owned() }
     }
 
-    pub fn pod(name: &str) -> Self {
+    pub(crate) fn pod(name: &str) -> Self {
         Key { resource: "pods".to_owned(), namespace: "default".to_owned(), name: name.to_owned() }
     }
 }
@@ -103,14 +103,14 @@ struct Change {
 
 /// The selected part of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selection {
+pub(crate) struct Selection {
     resource: String,
     namespace: Option<String>,
     fields: Vec<(String, String)>,
 }
 
 impl Selection {
-    pub fn new(collection: &ObjectPath, query: &[(&'static str, String)]) -> Self {
+    pub(crate) fn new(collection: &ObjectPath, query: &[(&'static str, String)]) -> Self {
         let selectors = query.iter().filter(|(name, _)| *name == "fieldSelector").flat_map(|(_, text)| text.split(','));
         let fields = selectors.filter_map(|field| field.split_once('='));
         Selection {
@@ -133,28 +133,28 @@ impl Selection {
 
 /// The requested history has expired.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Forgotten;
+pub(crate) struct Forgotten;
 
 impl Store {
-    pub fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    pub fn object(&self, key: &Key) -> Option<&Arc<Value>> {
+    pub(crate) fn object(&self, key: &Key) -> Option<&Arc<Value>> {
         self.objects.get(key)
     }
 
-    pub fn of(&self, resource: &str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
+    pub(crate) fn of(&self, resource: &str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
         self.objects.iter().filter(move |(key, _)| key.resource == resource)
     }
 
     /// As etcd has it.
-    pub fn list(&self, selection: &Selection) -> Value {
+    pub(crate) fn list(&self, selection: &Selection) -> Value {
         listed(&self.objects, self.version, selection)
     }
 
     /// As the cache of the agent's server has it.
-    pub fn cached_list(&self, selection: &Selection) -> Value {
+    pub(crate) fn cached_list(&self, selection: &Selection) -> Value {
         match self.lagging() {
             Some(replica) => listed(&replica.objects, replica.version, selection),
             None => self.list(selection),
@@ -162,12 +162,12 @@ impl Store {
     }
 
     /// The version of the cache of the agent's server.
-    pub fn cached_version(&self) -> u64 {
+    pub(crate) fn cached_version(&self) -> u64 {
         self.lagging().map_or(self.version, |replica| replica.version)
     }
 
     /// Whether the agent is connected to a server with a stale cache.
-    pub fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.lagging().is_some()
     }
 
@@ -176,31 +176,31 @@ impl Store {
     }
 
     /// Freezes the second server's cache. A frozen one stays as it is.
-    pub fn fall_behind(&mut self) {
+    pub(crate) fn fall_behind(&mut self) {
         if self.replica.is_none() {
             self.replica = Some(Replica { version: self.version, objects: self.objects.clone() });
         }
     }
 
     /// Cuts the agent's connections; new ones go to the second server.
-    pub fn fail_over(&mut self) {
+    pub(crate) fn fail_over(&mut self) {
         self.is_on_replica = true;
         self.cut_connections();
     }
 
-    pub fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         self.replica = None;
         self.is_on_replica = false;
         self.is_stirred = true;
     }
 
-    pub fn new_uid(&mut self) -> String {
+    pub(crate) fn new_uid(&mut self) -> String {
         self.uids_given += 1;
         format!("uid-{:04}", self.uids_given)
     }
 
     /// Creates or replaces; the object gets its version here.
-    pub fn put(&mut self, key: Key, mut object: Value) -> Arc<Value> {
+    pub(crate) fn put(&mut self, key: Key, mut object: Value) -> Arc<Value> {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let object = Arc::new(object);
@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Watchers get the last object, with the version of its deletion.
-    pub fn remove(&mut self, key: &Key) {
+    pub(crate) fn remove(&mut self, key: &Key) {
         let Some(before) = self.objects.remove(key) else { return };
         self.version += 1;
         let mut last = Value::clone(&before);
@@ -229,31 +229,35 @@ impl Store {
     }
 
     /// Watchers that were behind must relist.
-    pub fn forget_history(&mut self) {
+    pub(crate) fn forget_history(&mut self) {
         self.history.clear();
         self.forgotten = self.version;
     }
 
-    pub fn cut_connections(&mut self) {
+    pub(crate) fn cut_connections(&mut self) {
         self.epoch += 1;
         self.is_stirred = true;
     }
 
-    pub fn set_reach(&mut self, reach: Reach) {
+    pub(crate) fn set_reach(&mut self, reach: Reach) {
         self.reach = reach;
         self.is_stirred = true;
     }
 
-    pub fn take_changed(&mut self) -> bool {
+    pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_stirred)
     }
 
-    pub fn remembers(&self, version: u64) -> bool {
+    pub(crate) fn remembers(&self, version: u64) -> bool {
         version >= self.forgotten
     }
 
     /// The first change after `position` that matches the selection; `position` advances.
-    pub fn next_change(&self, selection: &Selection, position: &mut u64) -> Result<Option<WatchEvent>, Forgotten> {
+    pub(crate) fn next_change(
+        &self,
+        selection: &Selection,
+        position: &mut u64,
+    ) -> Result<Option<WatchEvent>, Forgotten> {
         if !self.remembers(*position) {
             return Err(Forgotten);
         }

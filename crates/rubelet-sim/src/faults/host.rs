@@ -11,7 +11,7 @@ const EBUSY: i32 = 16;
 
 /// Probabilities per call of the host.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct HostFaultRates {
+pub(crate) struct HostFaultRates {
     /// EIO, and no effect.
     pub io_error: f64,
     /// EBUSY for a change, and no effect.
@@ -24,14 +24,14 @@ pub struct HostFaultRates {
 
 /// The outcome of one call: it waits, happens or fails, and waits again.
 #[derive(Debug)]
-pub struct HostCourse {
+pub(crate) struct HostCourse {
     pub before: Duration,
     pub error: Option<io::Error>,
     pub after: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostCall {
+pub(crate) enum HostCall {
     Look,
     Change,
 }
@@ -47,13 +47,13 @@ impl HostCall {
 
 impl HostCourse {
     /// Whether it is a fault.
-    pub fn is_faulty(&self) -> bool {
+    pub(crate) fn is_faulty(&self) -> bool {
         self.error.is_some() || self.before + self.after > Duration::from_secs(1)
     }
 }
 
 impl Faults {
-    pub fn host_course(&self, rng: &mut Rng, call: HostCall) -> HostCourse {
+    pub(crate) fn host_course(&self, rng: &mut Rng, call: HostCall) -> HostCourse {
         let mut before = Duration::from_micros(rng.u64(0..call.usual_micros()));
         let mut after = Duration::ZERO;
         let Some(rates) = self.storm.as_ref().map(|storm| &storm.host) else {

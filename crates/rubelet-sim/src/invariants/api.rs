@@ -71,7 +71,7 @@ struct Traffic {
 }
 
 impl ApiSeen {
-    pub fn agent_begins(&mut self) {
+    pub(super) fn agent_begins(&mut self) {
         self.is_listed = false;
         self.busy.clear();
         self.lists.clear();
@@ -82,19 +82,19 @@ impl ApiSeen {
     }
 
     /// The agent reports a change of the pod.
-    pub fn news(&mut self, pod_name: &str) {
+    pub(super) fn news(&mut self, pod_name: &str) {
         self.traffic.entry(pod_name.to_owned()).or_default().reasons += 1;
     }
 }
 
 impl Rules {
     /// A user created the pod.
-    pub fn pod_made(&mut self, uid: &str) {
+    pub(crate) fn pod_made(&mut self, uid: &str) {
         self.api.users.insert(uid.to_owned(), None);
     }
 
     /// A foreign client wrote the pod.
-    pub fn pod_edited(&mut self, name: &str, uid: &str) {
+    pub(crate) fn pod_edited(&mut self, name: &str, uid: &str) {
         self.api.news(name);
         self.api.written.remove(uid);
         self.api.overwritten.insert(uid.to_owned());
@@ -105,12 +105,12 @@ impl Rules {
     }
 
     /// Somebody else wrote the statuses of the pod's containers: an attempt that the runtime does not show is forgotten.
-    pub fn restart_counts_overwritten(&mut self, uid: &str) {
+    pub(crate) fn restart_counts_overwritten(&mut self, uid: &str) {
         self.seen.forget_counts(uid);
     }
 
     /// A user wants the pod to end, within this time.
-    pub fn end_asked(&mut self, uid: &str, grace_secs: i64) {
+    pub(crate) fn end_asked(&mut self, uid: &str, grace_secs: i64) {
         if let Some(known) = self.api.users.get_mut(uid) {
             *known = Some(known.map_or(grace_secs, |known| known.min(grace_secs)));
         }
@@ -121,7 +121,7 @@ impl Rules {
         self.api.users.get(uid).copied().flatten()
     }
 
-    pub fn api_called(&mut self, now: Duration, request: &Request) {
+    pub(crate) fn api_called(&mut self, now: Duration, request: &Request) {
         self.check_lists(now, request);
         self.check_events(now, request);
         if !request.is_of("pods") {
@@ -152,7 +152,7 @@ impl Rules {
     }
 
     /// The client has its response, or disconnected.
-    pub fn api_returned(&mut self, request: &Request) {
+    pub(crate) fn api_returned(&mut self, request: &Request) {
         if let (true, Verb::Patch(_)) = (request.is_of("pods"), request.verb)
             && let Some(count) = request.body["metadata"]["uid"].as_str().and_then(|uid| self.api.busy.get_mut(uid))
         {
@@ -161,7 +161,7 @@ impl Rules {
     }
 
     /// The client has a successful response.
-    pub fn api_answered(&mut self, now: Duration, request: &Request) {
+    pub(crate) fn api_answered(&mut self, now: Duration, request: &Request) {
         match request.verb {
             Verb::Create | Verb::Update if request.is_of("leases") => self.known.renewed = Some(now),
             _ if !request.is_of("pods") => {}
@@ -199,12 +199,12 @@ impl Rules {
     }
 
     /// The agent recorded an event.
-    pub fn event_recorded(&mut self) {
+    pub(crate) fn event_recorded(&mut self) {
         self.api.events.recorded += 1;
     }
 
     /// A read failed; or a watch or its initial list did.
-    pub fn read_failed(&mut self, request: &Request, is_list: bool, kind: ApiErrorKind) {
+    pub(crate) fn read_failed(&mut self, request: &Request, is_list: bool, kind: ApiErrorKind) {
         if is_event_of_a_pod(request) {
             self.api.events.failed += 1;
         }
@@ -280,7 +280,7 @@ impl Rules {
 
 impl SimState {
     /// A write of the agent succeeded.
-    pub fn check_write(&mut self, request: &Request, before: Option<&Value>, after: &Value) {
+    pub(crate) fn check_write(&mut self, request: &Request, before: Option<&Value>, after: &Value) {
         if !request.is_of("pods") {
             return;
         }

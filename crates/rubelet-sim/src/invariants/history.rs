@@ -8,7 +8,7 @@ use std::{
 use crate::runtime::store::{Container, State};
 
 #[derive(Clone, Debug, Default)]
-pub struct PodHistory {
+pub(crate) struct PodHistory {
     /// Name and version of the script it was made from.
     pub script: (String, u32),
     pub sandboxes: Vec<String>,
@@ -21,7 +21,7 @@ pub struct PodHistory {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct ContainerHistory {
+pub(crate) struct ContainerHistory {
     pub starts: u32,
     pub highest_attempt: Option<u32>,
     pub last_start: Duration,
@@ -40,7 +40,7 @@ pub struct ContainerHistory {
 }
 
 #[derive(Clone, Debug)]
-pub struct LastExit {
+pub(crate) struct LastExit {
     pub at: Duration,
     pub code: i32,
     /// The runtime lost track of it: its exit is unknown.
@@ -48,7 +48,7 @@ pub struct LastExit {
 }
 
 impl PodHistory {
-    pub fn begin_anew(&mut self) {
+    pub(crate) fn begin_anew(&mut self) {
         self.containers.clear();
         self.sandboxes.clear();
         self.may_begin_anew = false;
@@ -56,7 +56,7 @@ impl PodHistory {
 }
 
 impl ContainerHistory {
-    pub fn succeeded_in(&self, sandbox: &str) -> bool {
+    pub(crate) fn succeeded_in(&self, sandbox: &str) -> bool {
         self.succeeded.contains(sandbox)
     }
 

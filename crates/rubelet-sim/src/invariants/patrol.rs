@@ -46,7 +46,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub fn agent_begins(&mut self) {
+    pub(super) fn agent_begins(&mut self) {
         *self = Known::default();
     }
 }
@@ -99,7 +99,7 @@ impl Rules {
 
 impl SimState {
     /// One check of the deadline rules.
-    pub fn patrol(&mut self) {
+    pub(crate) fn patrol(&mut self) {
         let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };
         let runtime = &self.runtime;
         if runtime.down || !runtime.ailments.is_empty() || !runtime.network_ready || self.disk.full {

@@ -39,39 +39,39 @@ struct Told {
 }
 
 impl Seen {
-    pub fn agent_begins(&mut self) {
+    pub(super) fn agent_begins(&mut self) {
         self.pods.clear();
     }
 
-    pub fn was_orphan(&self, uid: &str) -> bool {
+    pub(super) fn was_orphan(&self, uid: &str) -> bool {
         self.orphans.contains(uid)
     }
 
-    pub fn forget_counts(&mut self, uid: &str) {
+    pub(super) fn forget_counts(&mut self, uid: &str) {
         self.restart_counts.retain(|(known, _), _| known != uid);
     }
 
-    pub fn is_ending(&self, uid: &str) -> bool {
+    pub(super) fn is_ending(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|told| rank(&told.lifecycle) >= rank("Terminating"))
     }
 
     /// Since when the agent reports this status of the pod.
-    pub fn since(&self, uid: &str) -> Option<Duration> {
+    pub(super) fn since(&self, uid: &str) -> Option<Duration> {
         self.pods.get(uid).map(|told| told.since)
     }
 
-    pub fn lifecycle(&self, uid: &str) -> &str {
+    pub(super) fn lifecycle(&self, uid: &str) -> &str {
         self.pods.get(uid).map_or("unknown", |told| &told.lifecycle)
     }
 }
 
 impl Rules {
     /// Since when the agent reports this status of the pod.
-    pub fn told_since(&self, uid: &str) -> Option<Duration> {
+    pub(crate) fn told_since(&self, uid: &str) -> Option<Duration> {
         self.seen.since(uid)
     }
 
-    pub fn told(&mut self, now: Duration, wall: Timestamp, snapshot: &Snapshot) {
+    pub(crate) fn told(&mut self, now: Duration, wall: Timestamp, snapshot: &Snapshot) {
         self.note_known(now, snapshot);
         for (uid, view) in &snapshot.pods {
             self.check_dates(now, wall, uid.as_str(), view);

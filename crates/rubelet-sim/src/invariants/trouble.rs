@@ -9,7 +9,7 @@ use crate::{
 
 /// The scope of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Touched {
+pub(crate) enum Touched {
     /// One pod, by its uid.
     Pod(String),
     /// The runtime or the host, and so every pod.
@@ -19,7 +19,7 @@ pub enum Touched {
 
 impl Touched {
     /// The pod, or the whole node where there is none.
-    pub fn pod(uid: Option<String>) -> Self {
+    pub(crate) fn pod(uid: Option<String>) -> Self {
         uid.map_or(Touched::Node, Touched::Pod)
     }
 
@@ -33,7 +33,7 @@ impl Touched {
 }
 
 #[derive(Debug, Default)]
-pub struct Trouble {
+pub(crate) struct Trouble {
     until: BTreeMap<Touched, Duration>,
     /// Running calls with a fault.
     open: BTreeMap<Touched, u32>,
@@ -41,19 +41,19 @@ pub struct Trouble {
 
 impl Trouble {
     /// A fault without duration.
-    pub fn strike(&mut self, touched: Touched, now: Duration) {
+    pub(crate) fn strike(&mut self, touched: Touched, now: Duration) {
         let until = now + touched.aftermath();
         let known = self.until.entry(touched).or_default();
         *known = until.max(*known);
     }
 
     /// A call begins that will fail, hang or be late.
-    pub fn enter(&mut self, touched: Touched) {
+    pub(crate) fn enter(&mut self, touched: Touched) {
         *self.open.entry(touched).or_default() += 1;
     }
 
     /// Such a call has ended.
-    pub fn leave(&mut self, touched: Touched, now: Duration) {
+    pub(crate) fn leave(&mut self, touched: Touched, now: Duration) {
         if let Some(count) = self.open.get_mut(&touched) {
             *count = count.saturating_sub(1);
         }
@@ -61,7 +61,7 @@ impl Trouble {
     }
 
     /// Since when none of these is affected; `None` while one is.
-    pub fn clear_since(&self, all: &[Touched], now: Duration) -> Option<Duration> {
+    pub(crate) fn clear_since(&self, all: &[Touched], now: Duration) -> Option<Duration> {
         let is_open = |it: &Touched| self.open.get(it).is_some_and(|count| *count > 0);
         let since = all.iter().filter_map(|it| self.until.get(it)).max().copied().unwrap_or_default();
         (!all.iter().any(is_open) && since <= now).then_some(since)
@@ -70,17 +70,17 @@ impl Trouble {
 
 /// A call under way that fails, hangs or is late.
 #[derive(Debug)]
-pub struct Faulty {
+pub(crate) struct Faulty {
     simulation: Arc<Simulation>,
     touched: Touched,
 }
 
 impl Faulty {
-    pub fn enter(simulation: &Arc<Simulation>, touched: Touched) -> Self {
+    pub(crate) fn enter(simulation: &Arc<Simulation>, touched: Touched) -> Self {
         simulation.with(|sim| Faulty::enter_in(sim, simulation, touched))
     }
 
-    pub fn enter_in(sim: &mut SimState, simulation: &Arc<Simulation>, touched: Touched) -> Self {
+    pub(crate) fn enter_in(sim: &mut SimState, simulation: &Arc<Simulation>, touched: Touched) -> Self {
         sim.rules.trouble.enter(touched.clone());
         Faulty { simulation: simulation.clone(), touched }
     }
@@ -94,7 +94,7 @@ impl Drop for Faulty {
 
 impl SimState {
     /// How the next watch event is delivered.
-    pub fn watch_delivery(&mut self) -> WatchDelivery {
+    pub(crate) fn watch_delivery(&mut self) -> WatchDelivery {
         let delivery = self.faults.watch_delivery(&mut self.rng);
         match delivery {
             WatchDelivery::Once | WatchDelivery::Twice => {}
@@ -105,7 +105,7 @@ impl SimState {
     }
 
     /// How the next event about this pod is delivered.
-    pub fn delivery(&mut self, uid: &str) -> EventDelivery {
+    pub(crate) fn delivery(&mut self, uid: &str) -> EventDelivery {
         let delivery = self.faults.delivery(&mut self.rng);
         match delivery {
             EventDelivery::Once | EventDelivery::Twice => {}
@@ -117,7 +117,7 @@ impl SimState {
     }
 
     /// How old the next list is.
-    pub fn list_age(&mut self, scope: Scope) -> Duration {
+    pub(crate) fn list_age(&mut self, scope: Scope) -> Duration {
         let age = self.faults.list_age(&mut self.rng, scope);
         if !age.is_zero() {
             self.rules.trouble.strike(Touched::Node, self.now);

@@ -23,14 +23,14 @@ const LAG: Duration = Duration::from_secs(5);
 impl Play {
     /// The API server holds the agent's status.
     #[track_caller]
-    pub fn expect_agreement(&mut self) -> &mut Self {
+    pub(crate) fn expect_agreement(&mut self) -> &mut Self {
         let complaint = self.disagreement();
         assert!(complaint.is_none(), "{}", self.failure("expect agreement", &complaint.unwrap_or_default()));
         self
     }
 
     #[track_caller]
-    pub fn expect_disagreement(&mut self) -> &mut Self {
+    pub(crate) fn expect_disagreement(&mut self) -> &mut Self {
         assert!(self.disagreement().is_some(), "{}", self.failure("expect disagreement", "there is none"));
         self
     }

@@ -18,20 +18,20 @@ use crate::{
 
 /// How much time a pod gets to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
+pub(crate) enum Within {
     ItsOwnTime,
     Secs(i64),
 }
 
 impl Play {
     /// The node belongs to a cluster. Must be called before the agent starts.
-    pub fn in_cluster(&mut self) -> &mut Self {
+    pub(crate) fn in_cluster(&mut self) -> &mut Self {
         self.sources.push(Source::Api);
         self
     }
 
     /// A node of a cluster with a running agent.
-    pub fn clustered(seed: u64) -> Self {
+    pub(crate) fn clustered(seed: u64) -> Self {
         let mut play = Self::before_start(seed);
         play.in_cluster().start_agent();
         play
@@ -39,7 +39,7 @@ impl Play {
 
     /// Creates a pod in the API, bound to this node.
     #[track_caller]
-    pub fn create(&mut self, script: impl Into<PodScript>) -> &mut Self {
+    pub(crate) fn create(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         self.wanted.insert(script.name.clone(), script.clone());
         self.change(|sim| {
@@ -52,7 +52,7 @@ impl Play {
     }
 
     /// Deletes a pod of the API gracefully.
-    pub fn delete(&mut self, name: &str, within: Within) -> &mut Self {
+    pub(crate) fn delete(&mut self, name: &str, within: Within) -> &mut Self {
         self.wanted.remove(name);
         self.change(|sim| {
             let options = match within {
@@ -70,18 +70,18 @@ impl Play {
     }
 
     /// Force-deletes a pod of the API.
-    pub fn force_delete(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn force_delete(&mut self, name: &str) -> &mut Self {
         self.delete(name, Within::Secs(0))
     }
 
     /// Replaces the pod by another of the same name.
-    pub fn recreate(&mut self, script: impl Into<PodScript>) -> &mut Self {
+    pub(crate) fn recreate(&mut self, script: impl Into<PodScript>) -> &mut Self {
         let script = script.into();
         self.force_delete(&script.name).create(script)
     }
 
     /// A foreign write to a pod's status; for a static pod, by its mirror pod's name.
-    pub fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
+    pub(crate) fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
         if status.get("containerStatuses").is_some() {
             self.change(|sim| {
                 let uid = sim.api.object(&Key::pod(name)).and_then(|pod| pod["metadata"]["uid"].as_str());
@@ -94,12 +94,12 @@ impl Play {
     }
 
     /// Changes a label, which restarts nothing.
-    pub fn label(&mut self, name: &str, value: &str) -> &mut Self {
+    pub(crate) fn label(&mut self, name: &str, value: &str) -> &mut Self {
         self.edit(name, pods().named(name), json!({ "metadata": { "labels": { "touched": value } } }))
     }
 
     /// Changes a container's image, which restarts it whatever its restart policy.
-    pub fn edit_image(&mut self, pod: &str, container: &str, image: &str) -> &mut Self {
+    pub(crate) fn edit_image(&mut self, pod: &str, container: &str, image: &str) -> &mut Self {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         let list = if script.is_init(container) { "initContainers" } else { "containers" };
         script.set_image(container, image);
@@ -113,14 +113,14 @@ impl Play {
     }
 
     /// Sets `activeDeadlineSeconds`.
-    pub fn set_deadline(&mut self, pod: &str, secs: i64) -> &mut Self {
+    pub(crate) fn set_deadline(&mut self, pod: &str, secs: i64) -> &mut Self {
         let script = self.wanted.get_mut(pod).expect("the play created the pod");
         script.deadline_secs = Some(secs);
         self.edit(pod, pods().named(pod), json!({ "spec": { "activeDeadlineSeconds": secs } }))
     }
 
     /// Adds an ephemeral container. It starts once.
-    pub fn debug(&mut self, pod: &str, name: &str, program: &str) -> &mut Self {
+    pub(crate) fn debug(&mut self, pod: &str, name: &str, program: &str) -> &mut Self {
         let container = json!({
             "name": name,
             "image": IMAGE,
@@ -143,7 +143,7 @@ impl Play {
     }
 
     /// Creates or replaces a config map of the pods' namespace.
-    pub fn put_config_map(&mut self, name: &str, data: &Value) -> &mut Self {
+    pub(crate) fn put_config_map(&mut self, name: &str, data: &Value) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("config map {name} {data}"));
             let path = ObjectPath::all("v1", "configmaps").within("default");
@@ -154,16 +154,16 @@ impl Play {
     }
 
     /// The API server refuses connections.
-    pub fn partition(&mut self) -> &mut Self {
+    pub(crate) fn partition(&mut self) -> &mut Self {
         self.change(SimState::take_api_down)
     }
 
-    pub fn partition_for(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn partition_for(&mut self, time: Duration) -> &mut Self {
         self.partition().change(|sim| sim.schedule_in(time, ScheduledEvent::ApiReturns))
     }
 
     /// Packets to the API server are dropped for a while.
-    pub fn silence_for(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn silence_for(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.silence_api();
             sim.schedule_in(time, ScheduledEvent::ApiReturns);
@@ -171,7 +171,7 @@ impl Play {
     }
 
     /// The agent's credentials expire, and are renewed after a while.
-    pub fn expire_credentials_for(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn expire_credentials_for(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| {
             sim.expire_credentials();
             sim.schedule_in(time, ScheduledEvent::ApiReturns);
@@ -180,23 +180,23 @@ impl Play {
 
     /// The server has the pod in a form that cannot be decoded.
     #[track_caller]
-    pub fn garble(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn garble(&mut self, name: &str) -> &mut Self {
         self.rewrite(name, |pod| pod["spec"]["containers"] = json!({ "unknown": "form" }))
     }
 
     /// A finalizer keeps the pod in the API.
     #[track_caller]
-    pub fn hold(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn hold(&mut self, name: &str) -> &mut Self {
         self.rewrite(name, |pod| pod["metadata"]["finalizers"] = json!(["example.com/hold"]))
     }
 
-    pub fn let_go(&mut self, name: &str) -> &mut Self {
+    pub(crate) fn let_go(&mut self, name: &str) -> &mut Self {
         self.edit(name, pods().named(name), json!({ "metadata": { "finalizers": null } }))
     }
 
     /// Replaces the pod's object without the server's validation.
     #[track_caller]
-    pub fn rewrite(&mut self, name: &str, change: impl FnOnce(&mut Value)) -> &mut Self {
+    pub(crate) fn rewrite(&mut self, name: &str, change: impl FnOnce(&mut Value)) -> &mut Self {
         self.change(|sim| {
             sim.log("play", format!("rewrite {name}"));
             let key = Key::pod(name);
@@ -208,7 +208,7 @@ impl Play {
     }
 
     /// A second server's cache becomes stale, without effect until the agent is connected to it.
-    pub fn lag(&mut self) -> &mut Self {
+    pub(crate) fn lag(&mut self) -> &mut Self {
         self.change(|sim| {
             sim.log("world", "the second API server falls behind");
             sim.api.fall_behind();
@@ -216,7 +216,7 @@ impl Play {
     }
 
     /// From now on the agent is connected to the second server.
-    pub fn fail_over(&mut self) -> &mut Self {
+    pub(crate) fn fail_over(&mut self) -> &mut Self {
         self.change(|sim| {
             sim.log("world", "the agent's connections go to the second API server");
             sim.api.fail_over();
@@ -224,26 +224,26 @@ impl Play {
     }
 
     /// The second server's cache catches up.
-    pub fn catch_up(&mut self) -> &mut Self {
+    pub(crate) fn catch_up(&mut self) -> &mut Self {
         self.change(SimState::catch_up)
     }
 
-    pub fn catch_up_in(&mut self, time: Duration) -> &mut Self {
+    pub(crate) fn catch_up_in(&mut self, time: Duration) -> &mut Self {
         self.change(|sim| sim.schedule_in(time, ScheduledEvent::ApiCatchesUp))
     }
 
-    pub fn heal(&mut self) -> &mut Self {
+    pub(crate) fn heal(&mut self) -> &mut Self {
         self.change(SimState::heal_api)
     }
 
-    pub fn restart_api(&mut self) -> &mut Self {
+    pub(crate) fn restart_api(&mut self) -> &mut Self {
         self.change(SimState::restart_api)
     }
 }
 
 impl SimState {
     /// A request of another client, on a connection that never fails.
-    pub fn ask(&mut self, verb: Verb, path: ObjectPath, body: Value) -> Result<Value, ApiError> {
+    pub(crate) fn ask(&mut self, verb: Verb, path: ObjectPath, body: Value) -> Result<Value, ApiError> {
         let request = Request { verb, path, query: Vec::new(), body };
         self.serve(&request).map(|object| Value::clone(&object))
     }

@@ -37,14 +37,14 @@ enum Expected {
 impl Play {
     /// Faults stop, everything is repaired, and within `limit` the final state must be reached.
     #[track_caller]
-    pub fn settle(&mut self, limit: Duration) -> &mut Self {
+    pub(crate) fn settle(&mut self, limit: Duration) -> &mut Self {
         match self.try_settle(limit) {
             Ok(()) => self,
             Err(failure) => panic!("{failure}"),
         }
     }
 
-    pub fn try_settle(&mut self, limit: Duration) -> Result<(), Box<Failure>> {
+    pub(crate) fn try_settle(&mut self, limit: Duration) -> Result<(), Box<Failure>> {
         self.calm().change(|sim| {
             sim.log("play", "calm");
             sim.disk.full = false;
@@ -71,7 +71,7 @@ impl Play {
     }
 
     /// A restarted agent must not write statuses of settled pods.
-    pub fn try_restart_in_peace(&mut self) -> Result<(), Box<Failure>> {
+    pub(crate) fn try_restart_in_peace(&mut self) -> Result<(), Box<Failure>> {
         let before = self.quiet_versions();
         self.crash_agent().start_agent().run_for(RESTART)?;
         let after = self.quiet_versions();
@@ -110,32 +110,32 @@ impl Play {
     }
 
     #[track_caller]
-    pub fn expect(&mut self, predicate: &Predicate) -> &mut Self {
+    pub(crate) fn expect(&mut self, predicate: &Predicate) -> &mut Self {
         let holds = self.look(|sim| predicate.holds(sim));
         assert!(holds, "{}", self.failure("expect", &predicate.name));
         self
     }
 
     #[track_caller]
-    pub fn expect_not(&mut self, predicate: &Predicate) -> &mut Self {
+    pub(crate) fn expect_not(&mut self, predicate: &Predicate) -> &mut Self {
         let holds = self.look(|sim| predicate.holds(sim));
         assert!(!holds, "{}", self.failure("expect not", &predicate.name));
         self
     }
 
     #[track_caller]
-    pub fn expect_running(&mut self, pod: &str) -> &mut Self {
+    pub(crate) fn expect_running(&mut self, pod: &str) -> &mut Self {
         self.expect(&predicates::running(pod)).expect(&predicates::phase(pod, "Running"))
     }
 
     #[track_caller]
-    pub fn expect_gone(&mut self, pod: &str) -> &mut Self {
+    pub(crate) fn expect_gone(&mut self, pod: &str) -> &mut Self {
         self.expect(&predicates::gone(pod))
     }
 
     /// Containers of the pod were started exactly this often, over all its versions.
     #[track_caller]
-    pub fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
+    pub(crate) fn expect_starts(&mut self, pod: &str, times: u32) -> &mut Self {
         let starts = self.look(|sim| predicates::starts(sim, pod));
         assert!(starts == times, "{}", self.failure("expect", &format!("{pod}: {starts} starts, not {times}")));
         self
@@ -143,7 +143,7 @@ impl Play {
 
     /// The highest reported restart count of the pod's containers.
     #[track_caller]
-    pub fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
+    pub(crate) fn expect_restart_count(&mut self, pod: &str, count: i32) -> &mut Self {
         let told = self.look(|sim| {
             let views = predicates::views(sim, pod);
             views.iter().flat_map(|view| predicates::statuses(view).map(|status| status.restart_count)).max()

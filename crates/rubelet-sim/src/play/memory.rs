@@ -4,7 +4,7 @@
 
 use crate::simulation::SimState;
 
-pub fn complaint(sim: &SimState) -> Option<String> {
+pub(super) fn complaint(sim: &SimState) -> Option<String> {
     sim.stale_entries.first().map(|entry| format!("the agent still keeps something of a pod that is gone: {entry}"))
 }
 

@@ -9,9 +9,9 @@ use serde_json::Value;
 use crate::simulation::SimState;
 
 /// The node of every play; static pods carry it in their names.
-pub const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 
-pub struct Predicate {
+pub(crate) struct Predicate {
     pub name: String,
     holds: Box<dyn Fn(&SimState) -> bool>,
 }
@@ -23,26 +23,26 @@ impl std::fmt::Debug for Predicate {
 }
 
 impl Predicate {
-    pub fn new(name: impl Into<String>, holds: impl Fn(&SimState) -> bool + 'static) -> Self {
+    pub(crate) fn new(name: impl Into<String>, holds: impl Fn(&SimState) -> bool + 'static) -> Self {
         Predicate { name: name.into(), holds: Box::new(holds) }
     }
 
-    pub fn holds(&self, sim: &SimState) -> bool {
+    pub(crate) fn holds(&self, sim: &SimState) -> bool {
         (self.holds)(sim)
     }
 }
 
-pub fn node_name_of(pod: &str) -> String {
+pub(crate) fn node_name_of(pod: &str) -> String {
     format!("{pod}-{NODE}")
 }
 
 /// A pod of the API has its plain name, a static one the node name suffix.
-pub fn is_called(name: &str, pod: &str) -> bool {
+pub(crate) fn is_called(name: &str, pod: &str) -> bool {
     name == pod || name.strip_suffix(NODE).and_then(|name| name.strip_suffix('-')) == Some(pod)
 }
 
 /// A call of this CRI method is under way for something whose name contains `about`.
-pub fn calling(method: &'static str, about: &str) -> Predicate {
+pub(crate) fn calling(method: &'static str, about: &str) -> Predicate {
     let wanted = about.to_owned();
     Predicate::new(format!("a call of {method} about {about}"), move |sim| {
         sim.runtime.calls.values().any(|(name, subject)| *name == method && subject.contains(&wanted))
@@ -50,7 +50,7 @@ pub fn calling(method: &'static str, about: &str) -> Predicate {
 }
 
 /// A container of the pod runs.
-pub fn running(pod: &str) -> Predicate {
+pub(crate) fn running(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} running"), move |sim| {
         sim.runtime.running().any(|found| is_called(&found.pod.name, &name))
@@ -58,7 +58,7 @@ pub fn running(pod: &str) -> Predicate {
 }
 
 /// A container of the pod got SIGTERM and still runs.
-pub fn stopping(pod: &str) -> Predicate {
+pub(crate) fn stopping(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} stopping"), move |sim| {
         sim.runtime.running().any(|found| is_called(&found.pod.name, &name) && found.term_at.is_some())
@@ -66,7 +66,7 @@ pub fn stopping(pod: &str) -> Predicate {
 }
 
 /// The runtime has nothing of the pod.
-pub fn gone(pod: &str) -> Predicate {
+pub(crate) fn gone(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} gone"), move |sim| {
         let picture = &sim.runtime.picture;
@@ -76,7 +76,7 @@ pub fn gone(pod: &str) -> Predicate {
 }
 
 /// The runtime has a ready sandbox of the pod.
-pub fn sandboxed(pod: &str) -> Predicate {
+pub(crate) fn sandboxed(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} with a sandbox"), move |sim| {
         sim.runtime
@@ -88,7 +88,7 @@ pub fn sandboxed(pod: &str) -> Predicate {
 }
 
 /// The agent reports a container of the pod as waiting for this reason.
-pub fn waiting(pod: &str, reason: &str) -> Predicate {
+pub(crate) fn waiting(pod: &str, reason: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), reason.to_owned());
     Predicate::new(format!("{pod} waiting: {reason}"), move |sim| {
         views(sim, &name).iter().any(|view| {
@@ -101,17 +101,17 @@ pub fn waiting(pod: &str, reason: &str) -> Predicate {
 }
 
 /// Containers of the pod were started this often, over all its versions.
-pub fn started(pod: &str, times: u32) -> Predicate {
+pub(crate) fn started(pod: &str, times: u32) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{times} starts of {pod}"), move |sim| starts(sim, &name) >= times)
 }
 
-pub fn starts(sim: &SimState, pod: &str) -> u32 {
+pub(crate) fn starts(sim: &SimState, pod: &str) -> u32 {
     sim.rules.history(pod).flat_map(|(_, history)| history.containers.values()).map(|container| container.starts).sum()
 }
 
 /// The agent reports this phase of the pod.
-pub fn phase(pod: &str, phase: &str) -> Predicate {
+pub(crate) fn phase(pod: &str, phase: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), phase.to_owned());
     Predicate::new(format!("{pod} {phase}"), move |sim| {
         views(sim, &name).iter().any(|view| view.status.phase.as_deref() == Some(wanted.as_str()))
@@ -119,7 +119,7 @@ pub fn phase(pod: &str, phase: &str) -> Predicate {
 }
 
 /// The API server holds this phase of the pod.
-pub fn stored_phase(pod: &str, phase: &str) -> Predicate {
+pub(crate) fn stored_phase(pod: &str, phase: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), phase.to_owned());
     Predicate::new(format!("{pod} {phase} in the API"), move |sim| {
         stored(sim, &name).is_some_and(|object| object["status"]["phase"] == wanted)
@@ -127,23 +127,23 @@ pub fn stored_phase(pod: &str, phase: &str) -> Predicate {
 }
 
 /// The API server has the pod, or a static pod's mirror pod.
-pub fn known(pod: &str) -> Predicate {
+pub(crate) fn known(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} in the API"), move |sim| stored(sim, &name).is_some())
 }
 
 /// Neither runtime nor API has the pod, nor its mirror pod.
-pub fn forgotten(pod: &str) -> Predicate {
+pub(crate) fn forgotten(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
 }
 
-pub fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {
+pub(crate) fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {
     sim.api.of("pods").find(|(key, _)| is_called(&key.name, pod)).map(|(_, object)| object)
 }
 
 /// The agent reports the pod as ready.
-pub fn ready(pod: &str) -> Predicate {
+pub(crate) fn ready(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} ready"), move |sim| {
         let views = views(sim, &name);

@@ -26,7 +26,7 @@ use crate::{
 const PROMPT_MS: std::ops::Range<u64> = 5..120;
 
 #[derive(Clone, Debug)]
-pub enum Act {
+pub(crate) enum Act {
     RunSandbox(Arc<v1::PodSandboxConfig>),
     /// RunPodSandbox that fails after the sandbox was created, and cannot remove it.
     LeaveSandbox(Arc<v1::PodSandboxConfig>),
@@ -47,14 +47,14 @@ pub enum Act {
 
 /// The sender of a SIGKILL, for the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KilledBy {
+pub(crate) enum KilledBy {
     StopContainer,
     StopSandbox,
     RemoveContainer,
 }
 
 impl Act {
-    pub fn method(&self) -> &'static str {
+    pub(crate) fn method(&self) -> &'static str {
         match self {
             Act::RunSandbox(_) | Act::LeaveSandbox(_) => "RunPodSandbox",
             Act::StopSandbox(_) => "StopPodSandbox",
@@ -69,7 +69,7 @@ impl Act {
     }
 
     /// The name that must be free, and is reserved during the call.
-    pub fn reserves(&self, sim: &SimState) -> Option<String> {
+    pub(crate) fn reserves(&self, sim: &SimState) -> Option<String> {
         match self {
             Act::RunSandbox(config) | Act::LeaveSandbox(config) => Some(sandbox_name(config)),
             Act::Create { sandbox, config } => {
@@ -88,7 +88,7 @@ impl Act {
     }
 
     /// The pod of the call; an image has none.
-    pub fn pod(&self, picture: &Picture) -> Option<PodIdentity> {
+    pub(crate) fn pod(&self, picture: &Picture) -> Option<PodIdentity> {
         let of_sandbox = |id: &String| picture.sandboxes.get(id).map(|sandbox| sandbox.identity());
         match self {
             Act::RunSandbox(config) | Act::LeaveSandbox(config) => {
@@ -103,12 +103,12 @@ impl Act {
         }
     }
 
-    pub fn error(&self, kind: RpcErrorKind, message: impl Into<String>) -> RpcError {
+    pub(crate) fn error(&self, kind: RpcErrorKind, message: impl Into<String>) -> RpcError {
         RpcError::new(self.method(), kind, message)
     }
 
     /// Its name in a trace line.
-    pub fn subject(&self, sim: &SimState) -> String {
+    pub(crate) fn subject(&self, sim: &SimState) -> String {
         let container = |id: &String| {
             sim.runtime.picture.containers.get(id).map_or_else(|| id.clone(), |container| container.to_string())
         };
@@ -133,7 +133,7 @@ impl Act {
 
 impl SimState {
     /// Executes it. Returns the id of the new object, or nothing.
-    pub fn perform(&mut self, act: &Act) -> RpcResult<String> {
+    pub(crate) fn perform(&mut self, act: &Act) -> RpcResult<String> {
         self.runtime.remember(self.now);
         let subject = act.subject(self);
         let answer = match act {
@@ -160,7 +160,7 @@ impl SimState {
     }
 
     /// A process ends by itself, or by the play. A container that does not run is unchanged.
-    pub fn exit_container(&mut self, id: &str, code: i32, reason: &'static str) {
+    pub(crate) fn exit_container(&mut self, id: &str, code: i32, reason: &'static str) {
         self.runtime.remember(self.now);
         let wall = self.wall;
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
@@ -391,7 +391,7 @@ impl SimState {
     }
 
     /// How long the registry takes; `None` is for ever.
-    pub fn pull_takes(&self, image: &str) -> Option<Duration> {
+    pub(crate) fn pull_takes(&self, image: &str) -> Option<Duration> {
         match self.runtime.registry.get(image) {
             Some(Pull::After(time)) => Some(*time),
             Some(Pull::Stuck) => None,

@@ -12,7 +12,7 @@ use crate::{
 
 impl SimState {
     /// The sandbox's own process dies, and with its namespaces everything in it.
-    pub fn kill_sandbox(&mut self, id: &str) {
+    pub(crate) fn kill_sandbox(&mut self, id: &str) {
         self.runtime.remember(self.now);
         for container in self.runtime.picture.containers_of(id) {
             self.exit_container(&container.id, 137, "Error");
@@ -23,7 +23,7 @@ impl SimState {
         }
     }
 
-    pub fn take_runtime_down(&mut self) {
+    pub(crate) fn take_runtime_down(&mut self) {
         self.log("world", "the runtime goes down");
         self.runtime.down = true;
         self.runtime.epoch += 1;
@@ -31,24 +31,24 @@ impl SimState {
         self.runtime.listeners.clear();
     }
 
-    pub fn bring_runtime_up(&mut self) {
+    pub(crate) fn bring_runtime_up(&mut self) {
         self.log("world", "the runtime is back");
         self.runtime.down = false;
     }
 
-    pub fn ail(&mut self, ailment: Ailment) {
+    pub(crate) fn ail(&mut self, ailment: Ailment) {
         self.log("world", format!("the runtime has {ailment:?}"));
         self.runtime.ailments.insert(ailment);
     }
 
-    pub fn heal(&mut self, ailment: Ailment) {
+    pub(crate) fn heal(&mut self, ailment: Ailment) {
         if self.runtime.ailments.remove(&ailment) {
             self.log("world", format!("the runtime has no {ailment:?} any more"));
         }
     }
 
     /// From now on no signal ends the container.
-    pub fn make_unkillable(&mut self, id: &str) {
+    pub(crate) fn make_unkillable(&mut self, id: &str) {
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
         if container.is_running() && container.stuck.is_none() {
             container.stuck = Some(Stuck::default());
@@ -58,7 +58,7 @@ impl SimState {
     }
 
     /// Ends every process that hung in the kernel.
-    pub fn free_stuck(&mut self) {
+    pub(crate) fn free_stuck(&mut self) {
         let stuck = self.runtime.picture.containers.values().filter_map(|it| Some((it.id.clone(), it.stuck?)));
         for (id, Stuck { exit }) in stuck.collect::<Vec<_>>() {
             if let Some(container) = self.runtime.picture.containers.get_mut(&id).map(Arc::make_mut) {
@@ -71,7 +71,7 @@ impl SimState {
     }
 
     /// The runtime loses track of a running container; its process is gone.
-    pub fn lose_track_of(&mut self, id: &str) {
+    pub(crate) fn lose_track_of(&mut self, id: &str) {
         self.runtime.remember(self.now);
         let Some(container) = self.runtime.picture.containers.get_mut(id).map(Arc::make_mut) else { return };
         let State::Running { started_at } = container.state else { return };
@@ -96,7 +96,7 @@ impl SimState {
     }
 
     /// Its state directory was wiped: every process is dead, and all state is lost.
-    pub fn lose_runtime_state(&mut self) {
+    pub(crate) fn lose_runtime_state(&mut self) {
         self.log("world", "the runtime lost its state");
         self.runtime.remember(self.now);
         let lost = std::mem::take(&mut self.runtime.picture);
@@ -118,7 +118,7 @@ impl SimState {
     }
 
     /// What a reboot leaves: disks. The agent must be dead by then.
-    pub fn reboot(&mut self) {
+    pub(crate) fn reboot(&mut self) {
         self.log("world", "the node reboots");
         self.runtime.epoch += 1;
         self.runtime.reserved.clear();

@@ -26,7 +26,7 @@ const EVENT_QUEUE: usize = 1000;
 const MEMORY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     pub picture: Picture,
     /// Earlier states with the time until which each was current, oldest first.
     past: VecDeque<(Duration, Picture)>,
@@ -55,13 +55,13 @@ pub struct Store {
 
 /// Sandboxes and containers at one moment; cheap to keep.
 #[derive(Clone, Debug, Default)]
-pub struct Picture {
+pub(crate) struct Picture {
     pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
     pub containers: BTreeMap<String, Arc<Container>>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     pub id: String,
     pub name: String,
     pub config: Arc<v1::PodSandboxConfig>,
@@ -71,7 +71,7 @@ pub struct Sandbox {
 }
 
 #[derive(Clone, Debug)]
-pub struct Container {
+pub(crate) struct Container {
     pub id: String,
     pub name: String,
     pub sandbox: String,
@@ -92,20 +92,20 @@ pub struct Container {
 
 /// A process that ends only when the kernel releases it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stuck {
+pub(crate) struct Stuck {
     /// How it ends then: killed, or by itself.
     pub exit: Option<(i32, &'static str)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodIdentity {
+pub(crate) struct PodIdentity {
     pub uid: String,
     pub namespace: String,
     pub name: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     Created,
     Running {
         started_at: Timestamp,
@@ -125,7 +125,7 @@ pub enum State {
 
 /// Temporary conditions of a running runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ailment {
+pub(crate) enum Ailment {
     /// It reports itself as not ready.
     NotReady,
     /// Lists of everything fail; all other calls work.
@@ -136,7 +136,7 @@ pub enum Ailment {
 
 /// What the registry does with a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pull {
+pub(crate) enum Pull {
     After(Duration),
     Stuck,
 }
@@ -166,25 +166,25 @@ impl Default for Store {
 }
 
 impl Store {
-    pub fn new_id(&mut self, kind: char) -> String {
+    pub(crate) fn new_id(&mut self, kind: char) -> String {
         self.ids_given += 1;
         format!("{kind}{:05}", self.ids_given)
     }
 
-    pub fn enter_call(&mut self, method: &'static str, subject: String) -> u64 {
+    pub(crate) fn enter_call(&mut self, method: &'static str, subject: String) -> u64 {
         self.calls_begun += 1;
         self.calls.insert(self.calls_begun, (method, subject));
         self.calls_begun
     }
 
-    pub fn name_is_taken(&self, name: &str) -> bool {
+    pub(crate) fn name_is_taken(&self, name: &str) -> bool {
         self.reserved.contains(name)
             || self.picture.sandboxes.values().any(|sandbox| sandbox.name == name)
             || self.picture.containers.values().any(|container| container.name == name)
     }
 
     /// Keeps the current state for stale lists. Called before each change.
-    pub fn remember(&mut self, now: Duration) {
+    pub(crate) fn remember(&mut self, now: Duration) {
         self.past.push_back((now, self.picture.clone()));
         while self.past.front().is_some_and(|(until, _)| *until + MEMORY < now) {
             self.past.pop_front();
@@ -192,17 +192,17 @@ impl Store {
     }
 
     /// The state at this time, as far as it is kept.
-    pub fn picture_at(&self, at: Duration) -> &Picture {
+    pub(crate) fn picture_at(&self, at: Duration) -> &Picture {
         self.past.iter().find(|(until, _)| *until > at).map_or(&self.picture, |(_, picture)| picture)
     }
 
-    pub fn listen(&mut self) -> mpsc::Receiver<v1::ContainerEventResponse> {
+    pub(crate) fn listen(&mut self) -> mpsc::Receiver<v1::ContainerEventResponse> {
         let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
         self.listeners.push(sender);
         receiver
     }
 
-    pub fn deliver(&mut self, event: &v1::ContainerEventResponse) {
+    pub(crate) fn deliver(&mut self, event: &v1::ContainerEventResponse) {
         self.listeners.retain(|listener| !listener.is_closed());
         for listener in &self.listeners {
             // A subscriber that is far behind loses it, as with the real one.
@@ -211,17 +211,17 @@ impl Store {
     }
 
     /// By its name or by the id of `image_status`.
-    pub fn find_image(&self, reference: &str) -> Option<&String> {
+    pub(crate) fn find_image(&self, reference: &str) -> Option<&String> {
         self.images.iter().find(|image| *image == reference || image_id(image) == reference)
     }
 
-    pub fn running(&self) -> impl Iterator<Item = &Arc<Container>> {
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Arc<Container>> {
         self.picture.containers.values().filter(|container| container.is_running())
     }
 }
 
 impl Picture {
-    pub fn list_sandboxes(&self, filter: Option<&v1::PodSandboxFilter>) -> Vec<v1::PodSandbox> {
+    pub(crate) fn list_sandboxes(&self, filter: Option<&v1::PodSandboxFilter>) -> Vec<v1::PodSandbox> {
         let wanted = |sandbox: &&Arc<Sandbox>| {
             filter.is_none_or(|filter| {
                 (filter.id.is_empty() || filter.id == sandbox.id)
@@ -232,7 +232,7 @@ impl Picture {
         self.sandboxes.values().filter(wanted).map(|sandbox| sandbox.listed()).collect()
     }
 
-    pub fn list_containers(&self, filter: Option<&v1::ContainerFilter>) -> Vec<v1::Container> {
+    pub(crate) fn list_containers(&self, filter: Option<&v1::ContainerFilter>) -> Vec<v1::Container> {
         let wanted = |container: &&Arc<Container>| {
             filter.is_none_or(|filter| {
                 (filter.id.is_empty() || filter.id == container.id)
@@ -244,27 +244,27 @@ impl Picture {
         self.containers.values().filter(wanted).map(|container| container.listed()).collect()
     }
 
-    pub fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+    pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
         self.containers.values().filter(|container| container.sandbox == sandbox).cloned().collect()
     }
 }
 
 impl Sandbox {
-    pub fn identity(&self) -> PodIdentity {
+    pub(crate) fn identity(&self) -> PodIdentity {
         let metadata = self.config.metadata.clone().unwrap_or_default();
         PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name }
     }
 
-    pub fn attempt(&self) -> u32 {
+    pub(crate) fn attempt(&self) -> u32 {
         self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
     }
 
     /// Whether its pod came from the API server, by the agent's annotation.
-    pub fn is_of_the_api(&self) -> bool {
+    pub(crate) fn is_of_the_api(&self) -> bool {
         self.config.annotations.get(SOURCE_ANNOTATION).is_some_and(|source| source == Source::Api.as_str())
     }
 
-    pub fn status(&self) -> v1::PodSandboxStatus {
+    pub(crate) fn status(&self) -> v1::PodSandboxStatus {
         let options = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = options.and_then(|security| security.namespace_options.clone());
         let on_host = options.as_ref().is_some_and(|options| options.network == v1::NamespaceMode::Node as i32);
@@ -302,20 +302,20 @@ impl Sandbox {
 }
 
 impl Container {
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         matches!(self.state, State::Running { .. })
     }
 
     /// The container's name in its pod.
-    pub fn name_in_pod(&self) -> &str {
+    pub(crate) fn name_in_pod(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |metadata| &metadata.name)
     }
 
-    pub fn attempt(&self) -> u32 {
+    pub(crate) fn attempt(&self) -> u32 {
         self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
     }
 
-    pub fn status(&self) -> v1::ContainerStatus {
+    pub(crate) fn status(&self) -> v1::ContainerStatus {
         let mut status = v1::ContainerStatus {
             id: self.id.clone(),
             metadata: self.config.metadata.clone(),
@@ -383,11 +383,11 @@ impl std::fmt::Display for Container {
     }
 }
 
-pub fn image_id(image: &str) -> String {
+pub(crate) fn image_id(image: &str) -> String {
     format!("sha256:{image}")
 }
 
-pub fn nanoseconds(at: Timestamp) -> i64 {
+pub(crate) fn nanoseconds(at: Timestamp) -> i64 {
     i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
