@@ -325,10 +325,11 @@ fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     let is_probed = || {
         script.init.iter().chain(&script.containers).any(|spec| probes.iter().any(|probe| spec.field(probe).is_some()))
     };
-    // A termination message that could not be read is read again.
+    // A termination message that could not be read is read again, and a new process has no back-off.
     let view = sim.snapshot.pods.get(&PodUid::new(uid));
     let told = view.map(|view| serde_json::to_string(&*view.status).expect("a status is JSON"));
-    if told.is_some_and(|told| told.contains("Error on reading termination")) {
+    if told.is_some_and(|told| ["Error on reading termination", "CrashLoopBackOff"].iter().any(|it| told.contains(it)))
+    {
         return false;
     }
     let has_lost_dates = is_static && (sim.rules.has_clock_jumped() || has_restarted() || is_probed());

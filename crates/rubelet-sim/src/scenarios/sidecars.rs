@@ -84,3 +84,18 @@ fn a_sidecar_that_exits_while_its_pod_ends_stays_down() {
     play.until(&phase("job", "Succeeded")).settle(minutes(1)).delete("job", Within::ItsOwnTime).until(&gone("job"));
     play.settle(minutes(1)).expect_starts("job", 3);
 }
+
+#[test]
+fn sidecar_in_back_off_may_start_with_a_new_agent() {
+    let mut play = Play::before_start(159);
+    play.in_cluster().start_agent();
+    play.create(PodScript::pod("web").sidecar("side", "run").container("app", "run")).until(&running("web"));
+    // The last back-off is longer than a settled state has to last.
+    for _ in 0..6 {
+        play.wait(minutes(3)).exit_container("web", "side", 1);
+    }
+    play.settle(minutes(1));
+    let restarted = play.try_restart_in_peace();
+    assert_eq!(restarted.map_err(|failure| failure.rule), Ok(()));
+    play.expect_starts("web", 8);
+}
