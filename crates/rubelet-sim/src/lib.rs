@@ -22,7 +22,7 @@ mod swarm;
 mod trace;
 
 pub use play::Failure;
-pub use swarm::{Story, play_out};
+pub use swarm::{PlayResult, play_out};
 
 #[cfg(test)]
 mod scenarios;

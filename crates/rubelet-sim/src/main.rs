@@ -137,8 +137,8 @@ fn keep(seed: u64) {
 }
 
 fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {
-    let story = match play_out(seed, arguments.minutes) {
-        Ok(story) => story,
+    let result = match play_out(seed, arguments.minutes) {
+        Ok(result) => result,
         Err(failure) => {
             if arguments.whole_trace {
                 println!("{}", failure.trace.join("\n"));
@@ -147,9 +147,9 @@ fn play_one(seed: u64, arguments: &Arguments) -> Result<(), Box<Failure>> {
         }
     };
     if arguments.whole_trace {
-        println!("{}", story.trace.join("\n"));
+        println!("{}", result.trace.join("\n"));
     } else if !arguments.is_forever {
-        println!("seed {seed}: {} starts, {} lines", story.starts, story.trace.len());
+        println!("seed {seed}: {} starts, {} lines", result.starts, result.trace.len());
     }
     Ok(())
 }

@@ -26,13 +26,13 @@ const IMAGES: [&str; 3] = ["reg.test/quick:v1", "reg.test/slow:v1", "reg.test/la
 
 /// The result of a run, for the statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Story {
+pub struct PlayResult {
     pub starts: usize,
     pub trace: Vec<String>,
 }
 
 /// Plays one seed through a storm of this many virtual minutes.
-pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
+pub fn play_out(seed: u64, storm_minutes: u64) -> Result<PlayResult, Box<Failure>> {
     let mut play = Play::before_start(seed);
     let mut rng = play.fork_rng();
     let mut rates = rates(&mut rng);
@@ -73,7 +73,7 @@ pub fn play_out(seed: u64, storm_minutes: u64) -> Result<Story, Box<Failure>> {
     }
     let trace = play.trace();
     let starts = trace.iter().filter(|line| line.contains("StartContainer") && line.ends_with("-> ok")).count();
-    Ok(Story { starts, trace })
+    Ok(PlayResult { starts, trace })
 }
 
 /// One random action.

@@ -22,7 +22,7 @@ const AGENTS_CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized"
 /// The last snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    pods: BTreeMap<String, Told>,
+    pods: BTreeMap<String, ReportedPod>,
     /// Per pod uid and container; outlives the agent, because restart counts do.
     restart_counts: BTreeMap<(String, String), i32>,
     /// Pods an agent found in the runtime and in no source; survives the agent, because a stop may.
@@ -30,7 +30,7 @@ pub(super) struct Seen {
 }
 
 #[derive(Clone, Debug)]
-struct Told {
+struct ReportedPod {
     lifecycle: String,
     phase: String,
     status: Arc<PodStatus>,
@@ -107,7 +107,7 @@ impl Rules {
 
     fn check_life(&mut self, now: Duration, uid: &str, view: &PodView) {
         let known = self.seen.pods.get(uid).filter(|known| known.status == view.status);
-        let told = Told {
+        let told = ReportedPod {
             lifecycle: view.lifecycle.clone(),
             phase: view.status.phase.clone().unwrap_or_default(),
             status: view.status.clone(),

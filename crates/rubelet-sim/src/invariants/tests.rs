@@ -24,12 +24,12 @@ use crate::{
 };
 
 /// The rules that a sequence of calls breaks.
-fn broken_by(script: &PodScript, story: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
+fn broken_by(script: &PodScript, steps: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let _entered = tokio.enter();
     Simulation::new(1).with(|sim| {
         sim.rules.learn(script);
-        story(sim);
+        steps(sim);
         sim.rules.violations.iter().map(|violation| violation.rule).collect()
     })
 }
@@ -60,7 +60,7 @@ fn pass(sim: &mut SimState, secs: u64) {
 }
 
 #[test]
-fn an_orderly_life_breaks_no_rule() {
+fn valid_pod_lifecycle_breaks_no_rule() {
     let script = PodScript::pod("web").init("setup", "exit 0").container("app", "run");
     let broken = broken_by(&script, |sim| {
         let home = sandbox(sim, "u1", 0);
@@ -82,7 +82,7 @@ fn an_orderly_life_breaks_no_rule() {
 }
 
 #[test]
-fn company_that_must_not_be_is_seen() {
+fn forbidden_concurrent_starts_break_rules() {
     let script = PodScript::pod("web").container("app", "run").container("side", "run");
     let twice = broken_by(&script, |sim| {
         let home = sandbox(sim, "u1", 0);
@@ -105,7 +105,7 @@ fn company_that_must_not_be_is_seen() {
 }
 
 #[test]
-fn starts_out_of_turn_are_seen() {
+fn starts_out_of_order_break_rules() {
     let script = PodScript::pod("web").policy(Policy::Never).init("setup", "exit 0").container("app", "run");
     let early = broken_by(&script, |sim| {
         let home = sandbox(sim, "u1", 0);
@@ -143,7 +143,7 @@ fn starts_out_of_turn_are_seen() {
 }
 
 #[test]
-fn a_death_before_its_time_is_seen() {
+fn early_sigkill_breaks_a_rule() {
     let script = PodScript::pod("web").grace_secs(30).container("app", "stubborn");
     let ends: [fn(&mut SimState, &str, &str); 3] = [
         |sim, _, app| drop(sim.perform(&Act::Kill(app.to_owned())).unwrap()),
@@ -205,7 +205,7 @@ fn illegal_snapshot_transitions_break_rules() {
 }
 
 #[test]
-fn a_condition_dated_before_its_change_is_noticed() {
+fn backdated_condition_breaks_a_rule() {
     let ready = |sim: &SimState, status: &str, secs_ago: i64| {
         let mut snapshot = told("Syncing", "Running", 0);
         let view = Arc::make_mut(snapshot.pods.get_mut(&PodUid::new("u1")).unwrap());
@@ -229,7 +229,7 @@ fn a_condition_dated_before_its_change_is_noticed() {
 }
 
 #[test]
-fn a_hook_that_runs_twice_is_noticed() {
+fn second_hook_run_breaks_a_rule() {
     let twice = |meanwhile: fn(&mut SimState)| {
         broken_by(&"web".into(), |sim| {
             let home = sandbox(sim, "u1", 0);
@@ -245,7 +245,7 @@ fn a_hook_that_runs_twice_is_noticed() {
 }
 
 #[test]
-fn an_ephemeral_container_that_starts_again_is_noticed() {
+fn restarted_ephemeral_container_breaks_a_rule() {
     let again = broken_by(&"web".into(), |sim| {
         let home = sandbox(sim, "u1", 0);
         let debug = start(sim, &home, "debug", 0);
@@ -256,7 +256,7 @@ fn an_ephemeral_container_that_starts_again_is_noticed() {
 }
 
 #[test]
-fn restart_counts_are_remembered_over_a_death_of_the_agent() {
+fn restart_counts_are_kept_across_agent_restarts() {
     let broken = broken_by(&"web".into(), |sim| {
         sim.rules.told(sim.now, sim.wall, &told("Syncing", "Running", 3));
         sim.rules.agent_begins(sim.now);
@@ -267,7 +267,7 @@ fn restart_counts_are_remembered_over_a_death_of_the_agent() {
 }
 
 #[test]
-fn restart_counts_that_somebody_erased_may_fall() {
+fn overwritten_restart_counts_may_fall() {
     let broken = broken_by(&"web".into(), |sim| {
         sim.rules.told(sim.now, sim.wall, &told("Syncing", "Running", 3));
         sim.rules.restart_counts_overwritten("u1");

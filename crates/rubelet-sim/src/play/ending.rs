@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_is_not_so_is_noticed() {
+    fn wrong_status_is_a_complaint() {
         assert_eq!(complaint_about(|_| ()), None);
         let unready = complaint_about(|status| status.ready = false).expect("it is ready");
         assert!(unready.ends_with("the agent tells ready false"), "{unready}");

@@ -21,13 +21,13 @@ struct Fixture {
 }
 
 /// Runs a test on a paused clock.
-fn play<F: Future<Output = ()>>(story: impl FnOnce(Fixture) -> F) {
+fn play<F: Future<Output = ()>>(steps: impl FnOnce(Fixture) -> F) {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     tokio.block_on(async {
         let simulation = Simulation::new(1);
         let scheduled = tokio::spawn(simulation.clone().run_scheduled_events());
         simulation.with(|sim| sim.agent = AgentState::Alive(Incarnation(1)));
-        story(Fixture { runtime: FakeRuntime::new(simulation.clone(), Incarnation(1)), simulation }).await;
+        steps(Fixture { runtime: FakeRuntime::new(simulation.clone(), Incarnation(1)), simulation }).await;
         scheduled.abort();
     });
 }
@@ -103,7 +103,7 @@ fn container_ignoring_sigterm_is_killed_after_stop_timeout() {
 }
 
 #[test]
-fn a_stop_whose_client_went_away_has_sent_sigterm_only() {
+fn abandoned_stop_has_sent_only_sigterm() {
     play(|on| async move {
         let container = on.running("stubborn").await;
         let stopped = timeout(Duration::from_secs(1), on.runtime.stop_container(&container, 10)).await;
@@ -179,7 +179,7 @@ fn a_call_done_but_answered_with_an_error_was_done() {
 }
 
 #[test]
-fn a_stale_list_shows_the_world_of_some_seconds_ago() {
+fn stale_list_shows_past_state() {
     play(|on| async move {
         on.running("run").await;
         let then = on.simulation.look(|sim| sim.now);
@@ -211,7 +211,7 @@ fn runtime_events_name_the_pod_and_can_be_lost() {
 }
 
 #[test]
-fn a_dead_agent_reaches_nothing() {
+fn calls_of_a_dead_agent_have_no_effect() {
     play(|on| async move {
         on.simulation.with(|sim| sim.agent = AgentState::Dead(Incarnation(1)));
         assert!(timeout(Duration::from_secs(3600), on.sandbox(0)).await.is_err());

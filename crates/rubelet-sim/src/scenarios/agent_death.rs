@@ -25,12 +25,12 @@ fn dies_on_the_way_up(seeds: std::ops::Range<u64>, predicate: fn() -> Predicate)
 }
 
 #[test]
-fn during_a_pull_the_container_is_started_once() {
+fn agent_killed_during_pull_starts_container_once() {
     dies_on_the_way_up(40..44, || calling("PullImage", "web"));
 }
 
 #[test]
-fn while_the_sandbox_is_made_the_container_is_started_once() {
+fn agent_killed_during_sandbox_start_starts_container_once() {
     dies_on_the_way_up(44..48, || calling("RunPodSandbox", "web"));
 }
 
@@ -40,7 +40,7 @@ fn agent_killed_after_sandbox_creation_starts_container_once() {
 }
 
 #[test]
-fn while_the_container_is_created_it_is_started_once() {
+fn agent_killed_during_creation_starts_container_once() {
     dies_on_the_way_up(52..56, || calling("CreateContainer", "web"));
 }
 
@@ -65,7 +65,7 @@ fn starts_expected(play: &Play, otherwise: u32) -> u32 {
 }
 
 #[test]
-fn during_a_stop_the_stop_goes_on_to_its_end() {
+fn agent_killed_during_stop_finishes_it_after_restart() {
     for seed in 60..64 {
         let mut play = Play::seeded(seed);
         play.apply(PodScript::pod("web").grace_secs(20).container("app", "stubborn")).until(&running("web"));
@@ -75,7 +75,7 @@ fn during_a_stop_the_stop_goes_on_to_its_end() {
 }
 
 #[test]
-fn while_the_sandbox_is_torn_down_nothing_is_left() {
+fn agent_killed_during_sandbox_removal_leaves_nothing() {
     for (seed, method) in [(64, "StopPodSandbox"), (65, "RemovePodSandbox"), (66, "RemoveContainer")] {
         let mut play = Play::seeded(seed);
         play.apply("web").until(&running("web")).remove("web").until(&calling(method, "web")).crash_agent();
@@ -138,7 +138,7 @@ fn restart_counts_outlive_the_agent() {
 }
 
 #[test]
-fn a_job_that_ended_meanwhile_is_not_run_again() {
+fn job_that_ended_while_agent_was_down_is_not_rerun() {
     let mut play = Play::seeded(71);
     play.apply(PodScript::pod("job").policy(Policy::Never).container("app", "exit 0 after 20s")).until(&running("job"));
     play.crash_agent().wait(minutes(1)).start_agent().settle(minutes(2)).expect_starts("job", 1);

@@ -40,7 +40,7 @@ fn api_pod_runs_is_reported_and_deleted() {
 }
 
 #[test]
-fn answers_that_get_lost_leave_every_status_right() {
+fn lost_responses_leave_statuses_correct() {
     for seed in 2..6 {
         let mut play = Play::clustered(seed);
         play.storm(api_storm(ApiFaultRates { done_but_error: 0.5, hang: 0.1, ..ApiFaultRates::default() }));

@@ -64,7 +64,7 @@ fn watches_that_fail_are_resumed_without_a_list() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_read_runs_on_over_the_agents_death() {
+fn undecodable_pod_keeps_running_across_agent_restart() {
     let mut play = Play::clustered(10);
     play.create("web").create("other").settle(minutes(1)).crash_agent();
     let before = play.look(|sim| stored(sim, "web").cloned()).expect("it is there");
@@ -74,7 +74,7 @@ fn a_pod_that_cannot_be_read_runs_on_over_the_agents_death() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_read_and_is_deleted_ends() {
+fn undecodable_deleted_pod_is_terminated() {
     let mut play = Play::clustered(11);
     play.create("web").settle(minutes(1)).crash_agent().garble("web").start_agent().wait(minutes(2));
     play.expect(&running("web")).force_delete("web").settle(minutes(3)).expect_gone("web");
@@ -127,7 +127,7 @@ fn expired_credentials_stop_no_pod_and_statuses_catch_up() {
 }
 
 #[test]
-fn refusals_of_every_kind_leave_every_status_right() {
+fn api_errors_leave_statuses_correct() {
     for seed in 16..20 {
         let mut play = Play::clustered(seed);
         play.storm(FaultRates {

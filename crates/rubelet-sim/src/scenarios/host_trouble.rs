@@ -33,7 +33,7 @@ fn a_busy_or_slow_disk_only_delays_pods() {
 }
 
 #[test]
-fn a_disk_call_that_hangs_for_one_pod_holds_up_no_other() {
+fn hung_disk_call_delays_only_its_pod() {
     let mut play = Play::seeded(139);
     play.apply("first").storm(host(HostFaultRates { hang: 1.0, ..HostFaultRates::default() })).wait(seconds(2)).calm();
     play.apply("second").until(&running("second")).settle(minutes(12)).expect_running("first");

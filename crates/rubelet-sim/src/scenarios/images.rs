@@ -23,7 +23,7 @@ fn an_image_that_appears_later_is_pulled_at_the_next_try() {
 }
 
 #[test]
-fn a_stuck_pull_holds_up_no_pod_that_needs_no_pull() {
+fn stuck_pull_does_not_delay_pods_without_pull() {
     let mut play = Play::seeded(31);
     play.publish("reg.test/stuck:v1", Pull::Stuck).apply(with_image("slow", "reg.test/stuck:v1"));
     play.until(&calling("PullImage", "stuck")).apply("web").until(&running("web"));

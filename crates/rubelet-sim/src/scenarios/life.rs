@@ -102,7 +102,7 @@ fn pod_readded_within_grace_period_restarts_after_termination() {
 }
 
 #[test]
-fn a_manifest_written_again_unchanged_counts_its_pod_on() {
+fn readded_manifest_keeps_restart_count_for_a_minute() {
     let mut play = Play::seeded(13);
     play.apply("web").until(&running("web")).remove("web").wait(seconds(20));
     play.apply("web").until(&running("web")).settle(minutes(2)).expect_restart_count("web", 1);
@@ -122,7 +122,7 @@ fn a_dead_sandbox_is_replaced_and_the_pod_runs_again() {
 }
 
 #[test]
-fn a_hundred_pods_at_once_all_run_and_all_vanish() {
+fn hundred_pods_start_and_stop_at_once() {
     let mut play = Play::seeded(13);
     for number in 0..100 {
         play.apply(format!("pod{number}").as_str());

@@ -59,7 +59,7 @@ fn missing_executable_keeps_only_its_own_pod_waiting() {
 }
 
 #[test]
-fn one_crashing_container_leaves_its_neighbour_alone() {
+fn crashing_container_restarts_no_neighbour() {
     let mut play = Play::seeded(26);
     play.apply(PodScript::pod("web").container("good", "run").container("bad", "exit 1 after 1s"));
     play.until(&started("web", 5)).settle(minutes(2));

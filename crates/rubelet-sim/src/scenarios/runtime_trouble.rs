@@ -64,7 +64,7 @@ fn relist_finds_dead_container_without_event_stream() {
 }
 
 #[test]
-fn an_event_that_is_lost_is_made_up_for_by_the_audit() {
+fn audit_finds_exit_whose_event_was_lost() {
     let mut play = Play::seeded(86);
     play.apply("web").until(&running("web")).wait(seconds(30));
     play.storm(FaultRates { event_lost: 1.0, ..FaultRates::default() }).exit_container("web", "app", 1).calm();
@@ -92,14 +92,14 @@ fn runtime_calls_done_despite_error_cause_no_duplicates() {
 }
 
 #[test]
-fn a_call_that_hangs_for_one_pod_holds_up_no_other() {
+fn hung_runtime_call_delays_only_its_pod() {
     let mut play = Play::seeded(95);
     play.apply("first").storm(FaultRates { hang: 1.0, ..FaultRates::default() }).wait(seconds(5)).calm();
     play.apply("second").until(&running("second")).settle(minutes(12)).expect_running("first");
 }
 
 #[test]
-fn a_network_that_is_not_ready_holds_up_pods_until_it_is() {
+fn pods_start_when_network_becomes_ready() {
     let mut play = Play::before_start(96);
     play.change(|sim| sim.runtime.network_ready = false).start_agent().apply("web").wait(minutes(2));
     play.expect_starts("web", 0).change(|sim| sim.runtime.network_ready = true);
@@ -107,14 +107,14 @@ fn a_network_that_is_not_ready_holds_up_pods_until_it_is() {
 }
 
 #[test]
-fn a_disk_that_is_full_during_set_up_only_delays_the_pod() {
+fn full_disk_only_delays_pod_setup() {
     let mut play = Play::seeded(97);
     play.disk_full_for(seconds(90)).apply("web").wait(minutes(1)).expect_starts("web", 0);
     play.settle(minutes(3)).expect_running("web").expect_starts("web", 1);
 }
 
 #[test]
-fn a_disk_that_is_full_lets_pods_go() {
+fn pods_are_removed_while_disk_is_full() {
     let mut play = Play::seeded(98);
     play.apply("web").until(&running("web")).disk_full_for(minutes(30)).remove("web").until(&gone("web"));
     play.settle(minutes(2));

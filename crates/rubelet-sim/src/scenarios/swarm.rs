@@ -7,12 +7,12 @@ const STORM_MINUTES: u64 = 10;
 
 /// Two halves, so that two cores share them; together well under three minutes.
 #[test]
-fn a_swarm_of_random_plays_breaks_no_rule() {
+fn random_plays_break_no_rule() {
     plays_well(1..=20);
 }
 
 #[test]
-fn another_swarm_of_random_plays_breaks_no_rule() {
+fn more_random_plays_break_no_rule() {
     plays_well(21..=40);
 }
 
@@ -21,7 +21,7 @@ fn the_same_seed_gives_the_same_trace() {
     for seed in [3, 17, 29] {
         let runs = [play_out(seed, 5), play_out(seed, 5)].map(|run| run.map_err(|failure| failure.to_string()));
         assert_eq!(runs[0], runs[1]);
-        assert!(runs[0].as_ref().is_ok_and(|story| story.starts > 0), "a play in which something happens");
+        assert!(runs[0].as_ref().is_ok_and(|result| result.starts > 0), "a play in which something happens");
     }
 }
 

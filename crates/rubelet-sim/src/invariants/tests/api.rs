@@ -49,17 +49,17 @@ fn deletes(sim: &mut SimState, uid: &str) {
 }
 
 #[track_caller]
-fn check(rules: &[&str], story: impl FnOnce(&mut SimState, &str)) {
+fn check(rules: &[&str], steps: impl FnOnce(&mut SimState, &str)) {
     let script = PodScript::pod("web").policy(Policy::Never).container("app", "run");
     let broken = broken_by(&script, |sim| {
         let uid = made(sim);
-        story(sim, &uid);
+        steps(sim, &uid);
     });
     assert_eq!(broken, rules);
 }
 
 #[test]
-fn an_orderly_course_breaks_no_rule() {
+fn valid_api_requests_break_no_rule() {
     check(&[], |sim, uid| {
         asks(sim, Verb::Get, pods(), Value::Null);
         let home = sandbox(sim, uid, 0);
@@ -81,7 +81,7 @@ fn an_orderly_course_breaks_no_rule() {
 }
 
 #[test]
-fn writes_without_a_uid_or_with_grace_are_noticed() {
+fn writes_without_uid_or_with_grace_break_rules() {
     check(&["status writes carry the UID"], |sim, _| {
         asks(
             sim,
@@ -100,7 +100,7 @@ fn writes_without_a_uid_or_with_grace_are_noticed() {
 }
 
 #[test]
-fn a_second_write_at_once_is_noticed() {
+fn concurrent_status_writes_break_a_rule() {
     check(&["one status write per pod at a time"], |sim, uid| {
         let body = json!({ "metadata": { "uid": uid }, "status": {} });
         let patch = Verb::Patch(PatchKind::StrategicMerge);
@@ -130,7 +130,7 @@ fn premature_api_deletion_breaks_a_rule() {
 }
 
 #[test]
-fn a_status_that_goes_back_or_ahead_of_the_truth_is_noticed() {
+fn reverted_or_premature_status_breaks_a_rule() {
     let container = |ready: bool, count: i32| {
         json!([{ "name": "app", "ready": ready, "restartCount": count, "image": "", "imageID": "",
             "state": { "waiting": {} } }])
@@ -157,7 +157,7 @@ fn a_status_that_goes_back_or_ahead_of_the_truth_is_noticed() {
 }
 
 #[test]
-fn writes_without_end_and_an_end_without_a_list_are_noticed() {
+fn excess_writes_and_stops_before_a_list_break_rules() {
     check(&["statuses are written for a reason"], |sim, uid| {
         for number in 0..4 {
             tells(sim, uid, &json!({ "message": number.to_string() }));
@@ -181,7 +181,7 @@ fn read(query: &[(&'static str, &str)]) -> Request {
 }
 
 #[test]
-fn a_list_without_a_reason_is_noticed() {
+fn needless_list_breaks_a_rule() {
     const RULE: &str = "a list has a reason";
     let stream = || read(&[("watch", "true"), ("sendInitialEvents", "true")]);
     let watch = || read(&[("watch", "true"), ("resourceVersion", "7")]);

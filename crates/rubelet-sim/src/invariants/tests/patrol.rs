@@ -18,11 +18,11 @@ use crate::{
 };
 
 /// The rules broken this many seconds after the sequence.
-fn broken_after(secs: u64, story: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
+fn broken_after(secs: u64, steps: impl FnOnce(&mut SimState)) -> Vec<&'static str> {
     broken_by(&PodScript::pod("web").grace_secs(5).container("app", "stubborn"), |sim| {
         sim.agent = AgentState::Alive(Incarnation(1));
         sim.now = Duration::from_secs(1_000);
-        story(sim);
+        steps(sim);
         pass(sim, secs);
         sim.patrol();
     })
@@ -34,7 +34,7 @@ fn tells(sim: &mut SimState, snapshot: Snapshot) {
 }
 
 #[test]
-fn a_pod_that_outlives_its_grace_period_is_noticed() {
+fn pod_running_after_its_grace_period_breaks_a_rule() {
     const RULE: &str = "a pod is gone within its grace period";
     let ends = |sim: &mut SimState| {
         let home = sandbox(sim, "u1", 0);
@@ -73,7 +73,7 @@ fn later_shorter_grace_period_is_enforced() {
 }
 
 #[test]
-fn a_pod_that_does_not_start_is_noticed() {
+fn pod_that_does_not_start_breaks_a_rule() {
     const RULE: &str = "a pod waits for no other pod's faults";
     let waits = |sim: &mut SimState| tells(sim, told("Syncing", "Pending", 0));
     assert_eq!(broken_after(31, waits), [RULE]);
@@ -97,7 +97,7 @@ fn a_pod_that_does_not_start_is_noticed() {
 }
 
 #[test]
-fn a_bound_pod_without_a_status_is_noticed() {
+fn bound_pod_without_status_breaks_a_rule() {
     let made = |sim: &mut SimState| {
         let body = json!({ "metadata": { "name": "web", "namespace": "default" }, "spec": { "containers": [] } });
         sim.ask(Verb::Create, ObjectPath::all("v1", "pods").within("default"), body).unwrap();
@@ -112,7 +112,7 @@ fn a_bound_pod_without_a_status_is_noticed() {
 }
 
 #[test]
-fn a_ready_node_without_lists_is_noticed() {
+fn ready_node_without_lists_breaks_a_rule() {
     let mut ready = Snapshot::default();
     ready.node.readiness = NodeReadiness::Ready;
     let listed = |sim: &mut SimState| {
@@ -131,7 +131,7 @@ fn register(sim: &mut SimState) {
 }
 
 #[test]
-fn a_changed_status_that_is_not_written_is_noticed() {
+fn unwritten_status_breaks_a_rule() {
     let changed = |stored_phase: &'static str| {
         move |sim: &mut SimState| {
             register(sim);
@@ -159,7 +159,7 @@ fn a_changed_status_that_is_not_written_is_noticed() {
 }
 
 #[test]
-fn a_lease_that_is_not_renewed_is_noticed() {
+fn lease_that_is_not_renewed_breaks_a_rule() {
     assert_eq!(broken_after(39, register), Vec::<&str>::new());
     assert_eq!(broken_after(41, register), ["the lease is renewed"]);
 }
