@@ -22,7 +22,7 @@ fn probe(period: i32, failure_threshold: i32) -> Probe {
 }
 
 /// A pod of one container, its probes, and the outcomes so far.
-struct Ward {
+struct ProbeFixture {
     id: PodRef,
     pod: Pod,
     facts: PodFacts,
@@ -32,12 +32,20 @@ struct Ward {
     at_secs: u64,
 }
 
-impl Ward {
-    fn new(seen: &str, change: impl FnOnce(&mut Container)) -> Ward {
+impl ProbeFixture {
+    fn new(seen: &str, change: impl FnOnce(&mut Container)) -> ProbeFixture {
         let mut pod = mk_pod("always | main a");
         change(&mut pod.spec.as_mut().expect("a spec").containers[0]);
         let (stage, probes) = (ProbedStage::Running, Probes::default());
-        Ward { id: PodRef::of(&pod), pod, facts: facts(seen), status: PodStatus::default(), stage, probes, at_secs: 0 }
+        ProbeFixture {
+            id: PodRef::of(&pod),
+            pod,
+            facts: facts(seen),
+            status: PodStatus::default(),
+            stage,
+            probes,
+            at_secs: 0,
+        }
     }
 
     fn probed(&self) -> Probed<'_> {
@@ -88,10 +96,10 @@ fn fails(_: ProbeKind, _: u64) -> ProbeOutcome {
 
 #[test]
 fn probe_starts_after_its_initial_delay_then_every_period() {
-    let mut ward = Ward::new("a: running 0s", |container| {
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| {
         container.readiness_probe = Some(Probe { initial_delay_seconds: Some(5), ..probe(10, 3) });
     });
-    assert_snapshot!(ward.run(30, ok), @"
+    assert_snapshot!(fixture.run(30, ok), @"
     5s a0 Readiness -> Passing
     15s a0 Readiness
     25s a0 Readiness
@@ -100,7 +108,7 @@ fn probe_starts_after_its_initial_delay_then_every_period() {
 
 #[test]
 fn readiness_changes_after_its_thresholds() {
-    let mut ward = Ward::new("a: running 0s", |container| {
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| {
         container.readiness_probe = Some(Probe { success_threshold: Some(2), ..probe(1, 3) });
     });
     let outcome = |_, at| match at {
@@ -109,7 +117,7 @@ fn readiness_changes_after_its_thresholds() {
         5 => ProbeOutcome::Discarded("half an answer".to_owned()),
         _ => ProbeOutcome::Failure(String::new()),
     };
-    assert_snapshot!(ward.run(10, outcome), @"
+    assert_snapshot!(fixture.run(10, outcome), @"
     0s a0 Readiness
     1s a0 Readiness -> Passing
     2s a0 Readiness
@@ -125,29 +133,29 @@ fn readiness_changes_after_its_thresholds() {
 
 #[test]
 fn failed_liveness_ends_probing_until_the_next_instance() {
-    let mut ward = Ward::new("a: running 0s", |container| container.liveness_probe = Some(probe(2, 2)));
-    assert_snapshot!(ward.run(10, fails), @"
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| container.liveness_probe = Some(probe(2, 2)));
+    assert_snapshot!(fixture.run(10, fails), @"
     0s a0 Liveness
     2s a0 Liveness -> Failing
     ");
-    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Liveness));
-    ward.facts = facts("a: exit(0) 1s");
-    assert_eq!(ward.run(5, fails), "");
-    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Liveness), "it is why the container starts again");
-    ward.facts = facts("a: exit(0), running 0s");
-    assert_eq!(ward.probes.failure(&"a1".into()), None);
-    assert_snapshot!(ward.run(3, ok), @"
+    assert_eq!(fixture.probes.failure(&"a0".into()), Some(ProbeKind::Liveness));
+    fixture.facts = facts("a: exit(0) 1s");
+    assert_eq!(fixture.run(5, fails), "");
+    assert_eq!(fixture.probes.failure(&"a0".into()), Some(ProbeKind::Liveness), "it is why the container starts again");
+    fixture.facts = facts("a: exit(0), running 0s");
+    assert_eq!(fixture.probes.failure(&"a1".into()), None);
+    assert_snapshot!(fixture.run(3, ok), @"
     15s a1 Liveness
     17s a1 Liveness
     ");
-    ward.facts.containers.retain(|container| container.is_running());
-    ward.due();
-    assert_eq!(ward.probes.failure(&"a0".into()), None, "what the runtime forgot is forgotten");
+    fixture.facts.containers.retain(|container| container.is_running());
+    fixture.due();
+    assert_eq!(fixture.probes.failure(&"a0".into()), None, "what the runtime forgot is forgotten");
 }
 
 #[test]
 fn other_probes_wait_for_the_startup_probe() {
-    let mut ward = Ward::new("a: running 0s", |container| {
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| {
         container.startup_probe = Some(probe(3, 10));
         container.readiness_probe = Some(probe(100, 3));
         container.liveness_probe = Some(Probe { initial_delay_seconds: Some(8), ..probe(100, 3) });
@@ -155,7 +163,7 @@ fn other_probes_wait_for_the_startup_probe() {
     let outcome = |kind, at| {
         if kind == ProbeKind::Startup && at < 6 { fails(kind, at) } else { ok(kind, at) }
     };
-    assert_snapshot!(ward.run(20, outcome), @"
+    assert_snapshot!(fixture.run(20, outcome), @"
     0s a0 Startup
     3s a0 Startup
     6s a0 Startup -> Passing
@@ -166,16 +174,16 @@ fn other_probes_wait_for_the_startup_probe() {
 
 #[test]
 fn failed_startup_probe_stops_the_container() {
-    let mut ward = Ward::new("a: running 0s", |container| {
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| {
         container.startup_probe = Some(probe(1, 2));
         container.liveness_probe = Some(probe(1, 1));
     });
-    assert_snapshot!(ward.run(10, fails), @"
+    assert_snapshot!(fixture.run(10, fails), @"
     0s a0 Startup
     1s a0 Startup -> Failing
     ");
-    assert_eq!(ward.probes.failure(&"a0".into()), Some(ProbeKind::Startup));
-    assert!(!ward.probes.has_started(&ward.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
+    assert_eq!(fixture.probes.failure(&"a0".into()), Some(ProbeKind::Startup));
+    assert!(!fixture.probes.has_started(&fixture.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
 }
 
 #[test]
@@ -185,56 +193,56 @@ fn restarted_agent_keeps_probe_results_and_spreads_probes() {
         container.readiness_probe = Some(probe(16, 1));
         container.liveness_probe = Some(probe(16, 1));
     };
-    let mut ward = Ward::new("a: running 7200s", all);
+    let mut fixture = ProbeFixture::new("a: running 7200s", all);
     let known = json!({ "containerStatuses": [{
         "name": "a", "image": "", "imageID": "", "restartCount": 0, "ready": true, "started": true,
         "containerID": "containerd://a0", "state": { "running": {} },
     }]});
-    ward.status = serde_json::from_value(known).expect("a status");
-    assert!(ward.due().is_empty(), "no startup probe, and the others are spread over their period");
-    assert!(ward.probes.has_started(&ward.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
-    let wake_at = ward.probes.next_wakeup(ward.now()).expect("probes wait");
-    assert!(wake_at < ward.now().uptime + Duration::from_secs(16));
-    let mut unknown = Ward::new("a: running 7200s", |container| container.readiness_probe = Some(probe(16, 1)));
+    fixture.status = serde_json::from_value(known).expect("a status");
+    assert!(fixture.due().is_empty(), "no startup probe, and the others are spread over their period");
+    assert!(fixture.probes.has_started(&fixture.pod.spec.as_ref().expect("a spec").containers[0], &"a0".into()));
+    let wake_at = fixture.probes.next_wakeup(fixture.now()).expect("probes wait");
+    assert!(wake_at < fixture.now().uptime + Duration::from_secs(16));
+    let mut unknown = ProbeFixture::new("a: running 7200s", |container| container.readiness_probe = Some(probe(16, 1)));
     assert_eq!(unknown.due().len(), 1, "what nobody knows is asked at once");
 }
 
 #[test]
 fn two_containers_of_one_name_are_probed_once() {
-    let mut ward = Ward::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
-    let spec = ward.pod.spec.as_mut().expect("a spec");
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
+    let spec = fixture.pod.spec.as_mut().expect("a spec");
     spec.containers.push(spec.containers[0].clone());
-    assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);
+    assert_eq!(fixture.due(), [("a0".into(), ProbeKind::Readiness)]);
 }
 
 #[test]
 fn terminating_pod_runs_only_readiness_probes() {
-    let mut ward = Ward::new("a: running 0s", |container| {
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| {
         container.readiness_probe = Some(probe(1, 3));
         container.liveness_probe = Some(probe(1, 3));
     });
-    assert_eq!(ward.due().len(), 2);
-    ward.stage = ProbedStage::Ending;
-    let mut probes = std::mem::take(&mut ward.probes);
+    assert_eq!(fixture.due().len(), 2);
+    fixture.stage = ProbedStage::Ending;
+    let mut probes = std::mem::take(&mut fixture.probes);
     assert_eq!(
-        probes.observe(&ward.probed(), now()),
+        probes.observe(&fixture.probed(), now()),
         [("a0".into(), ProbeKind::Liveness)],
         "the liveness probe under way is called off"
     );
-    assert!(probes.done(&ward.id, &"a0".into(), ProbeKind::Readiness, &ProbeOutcome::Success).is_some());
-    assert_eq!(probes.done(&ward.id, &"a0".into(), ProbeKind::Liveness, &ProbeOutcome::Success), None);
-    ward.probes = probes;
-    ward.at_secs = 1;
-    assert_eq!(ward.due(), [("a0".into(), ProbeKind::Readiness)]);
+    assert!(probes.done(&fixture.id, &"a0".into(), ProbeKind::Readiness, &ProbeOutcome::Success).is_some());
+    assert_eq!(probes.done(&fixture.id, &"a0".into(), ProbeKind::Liveness, &ProbeOutcome::Success), None);
+    fixture.probes = probes;
+    fixture.at_secs = 1;
+    assert_eq!(fixture.due(), [("a0".into(), ProbeKind::Readiness)]);
 }
 
 #[test]
 fn probe_of_a_removed_container_is_cancelled() {
-    let mut ward = Ward::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
-    ward.due();
-    ward.facts = facts("");
-    let mut probes = std::mem::take(&mut ward.probes);
-    assert_eq!(probes.observe(&ward.probed(), now()), [("a0".into(), ProbeKind::Readiness)]);
+    let mut fixture = ProbeFixture::new("a: running 0s", |container| container.readiness_probe = Some(probe(1, 3)));
+    fixture.due();
+    fixture.facts = facts("");
+    let mut probes = std::mem::take(&mut fixture.probes);
+    assert_eq!(probes.observe(&fixture.probed(), now()), [("a0".into(), ProbeKind::Readiness)]);
     assert_eq!(probes.next_wakeup(now()), None);
 }
 

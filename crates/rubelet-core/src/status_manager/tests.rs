@@ -16,16 +16,16 @@ use crate::{
 
 /// A status manager with the pods of one node.
 #[derive(Default)]
-struct Desk {
+struct StatusFixture {
     manager: StatusManager,
     pods: PodManager,
 }
 
-impl Desk {
-    fn with(pod: &Pod) -> Desk {
-        let mut desk = Desk::default();
-        desk.pods.add_pod(Arc::new(pod.clone()));
-        desk
+impl StatusFixture {
+    fn with(pod: &Pod) -> StatusFixture {
+        let mut fixture = StatusFixture::default();
+        fixture.pods.add_pod(Arc::new(pod.clone()));
+        fixture
     }
 
     fn set(&mut self, pod: &Pod, seen: &str) -> StatusUpdate {
@@ -131,49 +131,49 @@ fn phase(pod: &mut Pod, phase: &str) {
 #[test]
 fn only_a_changed_status_gets_a_new_version() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    assert_eq!(desk.set(&pod, ""), changed(1));
-    assert_eq!(desk.set(&pod, ""), StatusUpdate::Unchanged);
-    assert_eq!(desk.set(&pod, "a: running"), changed(2));
-    assert_eq!(desk.set(&pod, "a: running"), StatusUpdate::Unchanged);
+    let mut fixture = StatusFixture::with(&pod);
+    assert_eq!(fixture.set(&pod, ""), changed(1));
+    assert_eq!(fixture.set(&pod, ""), StatusUpdate::Unchanged);
+    assert_eq!(fixture.set(&pod, "a: running"), changed(2));
+    assert_eq!(fixture.set(&pod, "a: running"), StatusUpdate::Unchanged);
 }
 
 #[test]
 fn a_pod_being_deleted_is_sent_even_when_nothing_changed() {
     let pod = mk_pod("always | deleted | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.set(&pod, "a: running"), changed(2));
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.set(&pod, "a: running"), changed(2));
 }
 
 #[test]
 fn start_time_and_dates_of_unchanged_conditions_stay() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running 30s");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running 30s");
     let mut late = status_of(&pod, "a: running 30s; sandbox ready 20s", None, later(100));
     late.message = Some("news".to_owned());
-    assert_eq!(desk.offer(&pod, late, later(100)), changed(2));
-    assert!(desk.show().starts_with("Running \"news\" ip=10.1.0.7 host= qos=BestEffort start=-60s"));
-    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True +0s");
+    assert_eq!(fixture.offer(&pod, late, later(100)), changed(2));
+    assert!(fixture.show().starts_with("Running \"news\" ip=10.1.0.7 host= qos=BestEffort start=-60s"));
+    assert_eq!(fixture.line("PodScheduled"), "PodScheduled=True +0s");
 }
 
 #[test]
 fn a_static_pod_s_dates_follow_its_first_sandbox() {
     let pod = mk_pod("always | static | main a");
-    let mut desk = Desk::with(&pod);
+    let mut fixture = StatusFixture::with(&pod);
     let early = Now { wall: ago(65), ..now() };
-    desk.offer(&pod, status_of(&pod, "sandbox gone", None, early), early);
-    assert!(desk.line("Pending").ends_with("start=-65s"));
-    desk.set(&pod, "a: running");
-    assert!(desk.line("Running").ends_with("start=-60s"));
-    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+    fixture.offer(&pod, status_of(&pod, "sandbox gone", None, early), early);
+    assert!(fixture.line("Pending").ends_with("start=-65s"));
+    fixture.set(&pod, "a: running");
+    assert!(fixture.line("Running").ends_with("start=-60s"));
+    assert_eq!(fixture.line("PodScheduled"), "PodScheduled=True -60s");
 }
 
 #[test]
 fn a_status_without_dates_is_dated_now() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
+    let mut fixture = StatusFixture::with(&pod);
     let rejected = PodStatus {
         phase: Some("Failed".to_owned()),
         reason: Some("NodePorts".to_owned()),
@@ -181,9 +181,9 @@ fn a_status_without_dates_is_dated_now() {
         ..PodStatus::default()
     };
     let moment = Now { wall: later(3).wall + Duration::from_millis(500), ..later(3) };
-    desk.offer(&pod, rejected, moment);
-    assert_eq!(desk.show(), "Failed(NodePorts) \"Pod was rejected: no\" ip= host= qos=- start=+3s");
-    let start = desk.manager.pod_statuses[&"u1".into()].status.start_time.clone();
+    fixture.offer(&pod, rejected, moment);
+    assert_eq!(fixture.show(), "Failed(NodePorts) \"Pod was rejected: no\" ip= host= qos=- start=+3s");
+    let start = fixture.manager.pod_statuses[&"u1".into()].status.start_time.clone();
     assert_eq!(start, Some(Time(later(3).wall)), "in whole seconds, as it will be stored");
 }
 
@@ -191,22 +191,22 @@ fn a_status_without_dates_is_dated_now() {
 fn observed_generation_never_decreases() {
     let mut pod = mk_pod("always | main a");
     pod.metadata.generation = Some(7);
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "");
     pod.metadata.generation = Some(6);
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.manager.pod_statuses[&"u1".into()].status.observed_generation, Some(7));
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.manager.pod_statuses[&"u1".into()].status.observed_generation, Some(7));
 }
 
 #[test]
 fn a_disruption_is_dated_and_conditions_of_others_are_not() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
+    let mut fixture = StatusFixture::with(&pod);
     let mut status = status_of(&pod, "a: running", None, now());
     status.conditions.as_mut().expect("some").extend([condition(DISRUPTION_TARGET, "True"), condition("lb", "True")]);
-    desk.offer(&pod, status, later(3));
-    assert_eq!(desk.line(DISRUPTION_TARGET), "DisruptionTarget=True +3s");
-    assert_eq!(desk.line("lb"), "lb=True @never");
+    fixture.offer(&pod, status, later(3));
+    assert_eq!(fixture.line(DISRUPTION_TARGET), "DisruptionTarget=True +3s");
+    assert_eq!(fixture.line("lb"), "lb=True @never");
 }
 
 #[test]
@@ -226,9 +226,9 @@ fn restart_rules_allow_a_container_to_come_back() {
         let found = spec.containers.iter_mut().find(|found| found.name == container).expect("it is there");
         found.restart_policy = own_policy.map(str::to_owned);
         found.restart_policy_rules = rules.map(|rules| serde_json::from_value(rules).expect("rules"));
-        let mut desk = Desk::with(&pod);
-        desk.set(&pod, "a: exit(1); b: running");
-        let change = desk.offer(&pod, status_of(&pod, "a: running; b: running", None, now()), now());
+        let mut fixture = StatusFixture::with(&pod);
+        fixture.set(&pod, "a: exit(1); b: running");
+        let change = fixture.offer(&pod, status_of(&pod, "a: running; b: running", None, now()), now());
         assert_eq!(change == changed(2), allowed, "{shown}: {change:?}");
     }
 }
@@ -247,16 +247,16 @@ fn a_container_that_ended_for_good_cannot_come_back() {
         ("onfailure | init i | main a", "i: exit(1)", "i: running", true),
     ] {
         let pod = mk_pod(pod);
-        let mut desk = Desk::with(&pod);
-        desk.set(&pod, before);
-        let old = desk.show();
+        let mut fixture = StatusFixture::with(&pod);
+        fixture.set(&pod, before);
+        let old = fixture.show();
         // Without the previous status, which would be kept on the way.
         let offered = status_of(&pod, after, None, now());
-        match desk.offer(&pod, offered, now()) {
+        match fixture.offer(&pod, offered, now()) {
             StatusUpdate::Changed { .. } => assert!(allowed, "{before} to {after}"),
             StatusUpdate::Refused(_) => {
                 assert!(!allowed, "{before} to {after}");
-                assert_eq!(desk.show(), old, "the old status is kept");
+                assert_eq!(fixture.show(), old, "the old status is kept");
             }
             StatusUpdate::Unchanged => panic!("{before} to {after} is a change"),
         }
@@ -266,9 +266,9 @@ fn a_container_that_ended_for_good_cannot_come_back() {
 #[test]
 fn illegal_transition_names_the_container() {
     let pod = mk_pod("never | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: exit(1)");
-    let StatusUpdate::Refused(why) = desk.offer(&pod, status_of(&pod, "a: running", None, now()), now()) else {
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: exit(1)");
+    let StatusUpdate::Refused(why) = fixture.offer(&pod, status_of(&pod, "a: running", None, now()), now()) else {
         panic!("refused");
     };
     assert_eq!(why.to_string(), "terminated container a attempted illegal transition to non-terminated state");
@@ -277,39 +277,43 @@ fn illegal_transition_names_the_container() {
 #[test]
 fn readiness_changes_the_container_and_both_conditions() {
     let pod = mk_pod("always | main a | main b");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running; b: running");
-    assert_eq!(desk.readiness("a0", ContainerReadiness::Unready), changed(2));
-    assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 started");
-    assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running; b: running");
+    assert_eq!(fixture.readiness("a0", ContainerReadiness::Unready), changed(2));
+    assert_eq!(fixture.line("main a"), "main a: running -30s, restarts=0 started");
+    assert_eq!(fixture.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
     assert_eq!(
-        desk.line("ContainersReady"),
+        fixture.line("ContainersReady"),
         "ContainersReady=False(ContainersNotReady) \"containers with unready status: [a]\" +60s"
     );
-    assert_eq!(desk.line("Initialized"), "Initialized=True +0s");
-    assert_eq!(desk.readiness("a0", ContainerReadiness::Unready), StatusUpdate::Unchanged);
-    assert_eq!(desk.readiness("a0", ContainerReadiness::Ready), changed(3));
+    assert_eq!(fixture.line("Initialized"), "Initialized=True +0s");
+    assert_eq!(fixture.readiness("a0", ContainerReadiness::Unready), StatusUpdate::Unchanged);
+    assert_eq!(fixture.readiness("a0", ContainerReadiness::Ready), changed(3));
 }
 
 #[test]
 fn probe_results_of_unknown_containers_are_ignored() {
     let pod = mk_pod("always | main a");
-    assert_eq!(Desk::default().readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no such pod");
-    let mut desk = Desk::with(&pod);
-    assert_eq!(desk.readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no status yet");
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.readiness("a9", ContainerReadiness::Unready), StatusUpdate::Unchanged, "no such container");
-    assert_eq!(desk.startup("a9", Startup::NotStarted), StatusUpdate::Unchanged, "no such container");
+    assert_eq!(
+        StatusFixture::default().readiness("a0", ContainerReadiness::Ready),
+        StatusUpdate::Unchanged,
+        "no such pod"
+    );
+    let mut fixture = StatusFixture::with(&pod);
+    assert_eq!(fixture.readiness("a0", ContainerReadiness::Ready), StatusUpdate::Unchanged, "no status yet");
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.readiness("a9", ContainerReadiness::Unready), StatusUpdate::Unchanged, "no such container");
+    assert_eq!(fixture.startup("a9", Startup::NotStarted), StatusUpdate::Unchanged, "no such container");
 }
 
 #[test]
 fn startup_changes_the_container_only() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.startup("a0", Startup::NotStarted), changed(2));
-    assert_eq!(desk.line("main a"), "main a: running -30s, restarts=0 ready");
-    assert_eq!(desk.startup("a0", Startup::NotStarted), StatusUpdate::Unchanged);
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.startup("a0", Startup::NotStarted), changed(2));
+    assert_eq!(fixture.line("main a"), "main a: running -30s, restarts=0 ready");
+    assert_eq!(fixture.startup("a0", Startup::NotStarted), StatusUpdate::Unchanged);
 }
 
 #[test]
@@ -361,10 +365,10 @@ fn termination_fails_containers_without_an_observed_exit() {
         ),
     ] {
         let pod = mk_pod(pod);
-        let mut desk = Desk::with(&pod);
-        desk.set(&pod, seen);
-        assert_eq!(desk.terminate(&pod), changed(2));
-        let shown = desk.show();
+        let mut fixture = StatusFixture::with(&pod);
+        fixture.set(&pod, seen);
+        assert_eq!(fixture.terminate(&pod), changed(2));
+        let shown = fixture.show();
         let lines: Vec<_> =
             shown.lines().filter(|line| line.starts_with("init ") || line.starts_with("main ")).collect();
         assert_eq!(lines, containers, "{seen}");
@@ -376,30 +380,30 @@ fn termination_fails_containers_without_an_observed_exit() {
 fn pod_with_unstarted_sidecar_was_never_initialized() {
     let mut pod = mk_pod("always | sidecar s | main a");
     pod.spec.as_mut().expect("a spec").init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "s: running");
-    desk.terminate(&pod);
-    assert_eq!(desk.line("main a"), "main a: waiting(PodInitializing), restarts=0");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "s: running");
+    fixture.terminate(&pod);
+    assert_eq!(fixture.line("main a"), "main a: waiting(PodInitializing), restarts=0");
 }
 
 #[test]
 fn a_pod_that_is_terminated_without_a_status_has_failed() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    assert_eq!(desk.terminate(&pod), changed(1));
-    assert!(desk.show().starts_with("Failed"));
+    let mut fixture = StatusFixture::with(&pod);
+    assert_eq!(fixture.terminate(&pod), changed(1));
+    assert!(fixture.show().starts_with("Failed"));
 }
 
 #[test]
 fn a_terminated_pod_is_not_ready_any_more() {
     let pod = mk_pod("always | static | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    desk.terminate(&pod);
-    assert_eq!(desk.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
-    assert_eq!(desk.line("PodScheduled"), "PodScheduled=True -60s");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    fixture.terminate(&pod);
+    assert_eq!(fixture.line("Ready"), "Ready=False(ContainersNotReady) \"containers with unready status: [a]\" +60s");
+    assert_eq!(fixture.line("PodScheduled"), "PodScheduled=True -60s");
 
-    let mut unready = Desk::with(&pod);
+    let mut unready = StatusFixture::with(&pod);
     unready.set(&pod, "a: exit(1)");
     unready.terminate(&pod);
     assert!(unready.line("Ready").ends_with("-30s"), "{}", unready.line("Ready"));
@@ -408,107 +412,107 @@ fn a_terminated_pod_is_not_ready_any_more() {
 #[test]
 fn what_is_reclaimed_stays_reclaimed() {
     let pod = mk_pod("never | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::No);
-    desk.terminate(&pod);
-    let mut again = PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status);
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::No);
+    fixture.terminate(&pod);
+    let mut again = PodStatus::clone(&fixture.manager.pod_statuses[&"u1".into()].status);
     again.message = Some("late".to_owned());
-    assert_eq!(desk.offer(&pod, again, later(70)), changed(3));
-    assert_eq!(desk.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::Yes);
+    assert_eq!(fixture.offer(&pod, again, later(70)), changed(3));
+    assert_eq!(fixture.manager.pod_statuses[&"u1".into()].reclaimed, Reclaimed::Yes);
 }
 
 #[test]
 fn versions_continue_if_an_orphaned_pod_returns() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
-    desk.set(&pod, "a: running");
-    desk.manager.note_synced(&"u1".into(), 2);
-    desk.manager.remove_orphaned_statuses(&BTreeSet::from(["u1".into()]));
-    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_some());
-    desk.manager.remove_orphaned_statuses(&BTreeSet::new());
-    assert!(desk.manager.versioned_pod_status(&"u1".into()).is_none());
-    assert_eq!(desk.set(&pod, "a: running"), changed(3));
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "");
+    fixture.set(&pod, "a: running");
+    fixture.manager.note_synced(&"u1".into(), 2);
+    fixture.manager.remove_orphaned_statuses(&BTreeSet::from(["u1".into()]));
+    assert!(fixture.manager.versioned_pod_status(&"u1".into()).is_some());
+    fixture.manager.remove_orphaned_statuses(&BTreeSet::new());
+    assert!(fixture.manager.versioned_pod_status(&"u1".into()).is_none());
+    assert_eq!(fixture.set(&pod, "a: running"), changed(3));
 }
 
 #[test]
 fn pod_gone_from_node_and_api_leaves_no_state() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    desk.stored(&pod);
-    desk.manager.note_synced(&"u1".into(), 1);
-    desk.manager.mark_unconfirmed(&"u1".into());
-    desk.manager.note_gone(&"u1".into(), &"u1".into());
-    desk.manager.forget_api_pod(&"u1".into());
-    desk.manager.remove_orphaned_statuses(&BTreeSet::new());
-    assert_eq!(desk.manager.uids().count(), 0, "{:?}", desk.manager);
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    fixture.stored(&pod);
+    fixture.manager.note_synced(&"u1".into(), 1);
+    fixture.manager.mark_unconfirmed(&"u1".into());
+    fixture.manager.note_gone(&"u1".into(), &"u1".into());
+    fixture.manager.forget_api_pod(&"u1".into());
+    fixture.manager.remove_orphaned_statuses(&BTreeSet::new());
+    assert_eq!(fixture.manager.uids().count(), 0, "{:?}", fixture.manager);
 }
 
 #[test]
 fn no_status_is_sent_for_a_pod_missing_in_the_api() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
-    desk.manager.note_gone(&"u1".into(), &"u1".into());
-    assert_eq!(desk.manager.changed.len(), 0);
-    desk.set(&pod, "a: running");
-    assert_eq!((desk.due(Batch::Changed).as_str(), desk.manager.changed.len()), ("", 0));
-    desk.watched(&pod);
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "");
+    fixture.manager.note_gone(&"u1".into(), &"u1".into());
+    assert_eq!(fixture.manager.changed.len(), 0);
+    fixture.set(&pod, "a: running");
+    assert_eq!((fixture.due(Batch::Changed).as_str(), fixture.manager.changed.len()), ("", 0));
+    fixture.watched(&pod);
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v2");
 }
 
 #[test]
 fn patch_without_response_is_followed_by_a_whole_one() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    let patch = |desk: &mut Desk| {
-        let context = StatusContext { pods: &desk.pods, now: now() };
-        match desk.manager.next_step(&"u1".into(), RunningContainers::Possible, context) {
+    let mut fixture = StatusFixture::with(&pod);
+    let patch = |fixture: &mut StatusFixture| {
+        let context = StatusContext { pods: &fixture.pods, now: now() };
+        match fixture.manager.next_step(&"u1".into(), RunningContainers::Possible, context) {
             Some(StatusStep::Patch { patch, .. }) => patch["status"].clone(),
             other => panic!("{other:?}"),
         }
     };
-    desk.set(&pod, "a: running");
-    let pod = desk.stored(&pod);
-    desk.manager.mark_unconfirmed(&"u1".into());
-    assert_eq!(patch(&mut desk)["phase"], "Running", "although the copy known here has it");
-    desk.manager.note_synced(&"u1".into(), 1);
+    fixture.set(&pod, "a: running");
+    let pod = fixture.stored(&pod);
+    fixture.manager.mark_unconfirmed(&"u1".into());
+    assert_eq!(patch(&mut fixture)["phase"], "Running", "although the copy known here has it");
+    fixture.manager.note_synced(&"u1".into(), 1);
     let news = PodStatus { message: Some("news".to_owned()), ..pod.status.clone().expect("it was stored") };
-    desk.offer(&pod, news, now());
-    assert_eq!(patch(&mut desk), serde_json::json!({ "message": "news" }));
+    fixture.offer(&pod, news, now());
+    assert_eq!(patch(&mut fixture), serde_json::json!({ "message": "news" }));
 }
 
 #[test]
 fn a_change_is_sent_until_the_api_server_has_its_version() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v1");
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v1", "asking is not sending");
-    desk.manager.note_synced(&"u1".into(), 1);
-    assert_eq!(desk.due(Batch::Changed), "");
-    desk.set(&pod, "a: running");
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
-    desk.manager.note_synced(&"u1".into(), 2);
-    desk.manager.note_synced(&"u1".into(), 1);
-    assert_eq!(desk.due(Batch::Changed), "", "a late answer takes nothing back");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "");
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v1");
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v1", "asking is not sending");
+    fixture.manager.note_synced(&"u1".into(), 1);
+    assert_eq!(fixture.due(Batch::Changed), "");
+    fixture.set(&pod, "a: running");
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v2");
+    fixture.manager.note_synced(&"u1".into(), 2);
+    fixture.manager.note_synced(&"u1".into(), 1);
+    assert_eq!(fixture.due(Batch::Changed), "", "a late answer takes nothing back");
 }
 
 #[test]
 fn restart_sends_no_status_the_api_already_has() {
     let pod = mk_pod("always | main a");
-    let mut before = Desk::with(&pod);
+    let mut before = StatusFixture::with(&pod);
     before.set(&pod, "a: running");
     let pod = before.stored(&pod);
 
-    let mut desk = Desk::with(&pod);
-    assert_eq!(desk.set(&pod, "a: running"), changed(1));
-    assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.manager.changed.len(), 0, "it counts as told");
-    desk.watched(&pod);
-    assert_eq!(desk.manager.changed.len(), 0, "for ever");
+    let mut fixture = StatusFixture::with(&pod);
+    assert_eq!(fixture.set(&pod, "a: running"), changed(1));
+    assert_eq!(fixture.due(Batch::Changed), "");
+    assert_eq!(fixture.manager.changed.len(), 0, "it counts as told");
+    fixture.watched(&pod);
+    assert_eq!(fixture.manager.changed.len(), 0, "for ever");
 }
 
 #[test]
@@ -523,66 +527,69 @@ fn another_spelling_of_a_quantity_is_not_sent() {
     limit(&mut status, "100M");
     pod.status = Some(status.clone());
 
-    let mut desk = Desk::with(&pod);
+    let mut fixture = StatusFixture::with(&pod);
     limit(&mut status, "100000000");
-    desk.offer(&pod, status.clone(), now());
-    assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.manager.changed.len(), 0, "it counts as told");
+    fixture.offer(&pod, status.clone(), now());
+    assert_eq!(fixture.due(Batch::Changed), "");
+    assert_eq!(fixture.manager.changed.len(), 0, "it counts as told");
     limit(&mut status, "100Mi");
-    desk.offer(&pod, status, now());
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
+    fixture.offer(&pod, status, now());
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v2");
 }
 
 #[test]
 fn static_pod_status_is_sent_only_to_its_mirror() {
     let pod = mk_pod("always | static | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "");
-    assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.due(Batch::Reconcile), "");
-    desk.watched(&mirror_of(&pod, "m1"));
-    assert_eq!(desk.due(Batch::Changed), "patch m1 v1");
-    desk.manager.note_synced(&"m1".into(), 1);
-    assert_eq!(desk.due(Batch::Changed), "");
-    assert_eq!(desk.manager.pod_status(&"m1".into(), &desk.pods), desk.manager.pod_status(&"u1".into(), &desk.pods));
-    desk.watched(&mirror_of(&pod, "m2"));
-    assert_eq!(desk.due(Batch::Changed), "patch m2 v1", "a mirror made anew has heard nothing");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "");
+    assert_eq!(fixture.due(Batch::Changed), "");
+    assert_eq!(fixture.due(Batch::Reconcile), "");
+    fixture.watched(&mirror_of(&pod, "m1"));
+    assert_eq!(fixture.due(Batch::Changed), "patch m1 v1");
+    fixture.manager.note_synced(&"m1".into(), 1);
+    assert_eq!(fixture.due(Batch::Changed), "");
+    assert_eq!(
+        fixture.manager.pod_status(&"m1".into(), &fixture.pods),
+        fixture.manager.pod_status(&"u1".into(), &fixture.pods)
+    );
+    fixture.watched(&mirror_of(&pod, "m2"));
+    assert_eq!(fixture.due(Batch::Changed), "patch m2 v1", "a mirror made anew has heard nothing");
 }
 
 #[test]
 fn a_status_the_api_server_holds_differently_is_sent_again() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
-    desk.manager.note_synced(&"u1".into(), 1);
-    let mut pod = desk.stored(&pod);
-    assert_eq!(desk.due(Batch::Reconcile), "", "the API server has it");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
+    fixture.manager.note_synced(&"u1".into(), 1);
+    let mut pod = fixture.stored(&pod);
+    assert_eq!(fixture.due(Batch::Reconcile), "", "the API server has it");
     let start = &mut pod.status.as_mut().expect("it was stored").start_time;
     *start = start.take().map(|start| Time(start.0 + Duration::from_millis(500)));
-    desk.watched(&pod);
-    let ours = &desk.manager.pod_statuses[&"u1".into()].status;
-    assert!(!needs_reconcile(&"u1".into(), ours, &desk.pods), "nor does a fraction of a second differ");
+    fixture.watched(&pod);
+    let ours = &fixture.manager.pod_statuses[&"u1".into()].status;
+    assert!(!needs_reconcile(&"u1".into(), ours, &fixture.pods), "nor does a fraction of a second differ");
 
     phase(&mut pod, "Pending");
-    desk.watched(&pod);
-    assert_eq!(desk.due(Batch::Changed), "", "reconciling waits for its round");
-    assert_eq!(desk.due(Batch::Reconcile), "patch u1 v1");
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v1", "it counts as not sent");
+    fixture.watched(&pod);
+    assert_eq!(fixture.due(Batch::Changed), "", "reconciling waits for its round");
+    assert_eq!(fixture.due(Batch::Reconcile), "patch u1 v1");
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v1", "it counts as not sent");
 }
 
 #[test]
 fn a_static_pod_is_reconciled_with_its_mirror() {
     let pod = mk_pod("always | static | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: running");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: running");
     let mut mirror = mirror_of(&pod, "m1");
-    mirror.status = Some(PodStatus::clone(&desk.manager.pod_statuses[&"u1".into()].status));
-    desk.watched(&mirror);
-    desk.manager.note_synced(&"m1".into(), 1);
-    assert_eq!(desk.due(Batch::Reconcile), "");
+    mirror.status = Some(PodStatus::clone(&fixture.manager.pod_statuses[&"u1".into()].status));
+    fixture.watched(&mirror);
+    fixture.manager.note_synced(&"m1".into(), 1);
+    assert_eq!(fixture.due(Batch::Reconcile), "");
     phase(&mut mirror, "Pending");
-    desk.watched(&mirror);
-    assert_eq!(desk.due(Batch::Reconcile), "patch m1 v1");
+    fixture.watched(&mirror);
+    assert_eq!(fixture.due(Batch::Reconcile), "patch m1 v1");
 }
 
 #[test]
@@ -593,11 +600,11 @@ fn terminations_are_sent_first_then_readiness_then_the_rest() {
         pod.metadata.name = Some(uid.to_owned());
         pod
     };
-    let mut desk = Desk::default();
+    let mut fixture = StatusFixture::default();
     for uid in ["a", "b", "c"] {
         let mut pod = named(uid);
         phase(&mut pod, "Running");
-        desk.pods.add_pod(Arc::new(pod.clone()));
+        fixture.pods.add_pod(Arc::new(pod.clone()));
         let ours = match uid {
             "a" => PodStatus {
                 phase: Some("Running".to_owned()),
@@ -607,9 +614,9 @@ fn terminations_are_sent_first_then_readiness_then_the_rest() {
             "b" => status_of(&pod, "a: running", None, now()),
             _ => PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
         };
-        desk.offer(&pod, ours, now());
+        fixture.offer(&pod, ours, now());
     }
-    assert_eq!(desk.due(Batch::Changed), "patch c v1, patch b v1, patch a v1");
+    assert_eq!(fixture.due(Batch::Changed), "patch c v1, patch b v1, patch a v1");
 }
 
 #[test]
@@ -728,16 +735,16 @@ fn a_pod_is_deleted_only_when_asked_for_ended_and_reclaimed() {
 #[test]
 fn pod_is_deleted_once_after_its_final_status() {
     let pod = mk_pod("always | deleted | main a");
-    let mut desk = Desk::with(&pod);
-    desk.set(&pod, "a: exit(0)");
-    desk.terminate(&pod);
-    assert_eq!(desk.due(Batch::Changed), "patch u1 v2");
-    desk.manager.note_synced(&"u1".into(), 2);
-    desk.stored(&pod);
-    assert_eq!(desk.due(Batch::Changed), "delete u1");
-    assert_eq!(desk.due(Batch::Changed), "delete u1", "until it is gone");
-    desk.manager.note_gone(&"u1".into(), &"u1".into());
-    assert_eq!(desk.due(Batch::Reconcile), "");
+    let mut fixture = StatusFixture::with(&pod);
+    fixture.set(&pod, "a: exit(0)");
+    fixture.terminate(&pod);
+    assert_eq!(fixture.due(Batch::Changed), "patch u1 v2");
+    fixture.manager.note_synced(&"u1".into(), 2);
+    fixture.stored(&pod);
+    assert_eq!(fixture.due(Batch::Changed), "delete u1");
+    assert_eq!(fixture.due(Batch::Changed), "delete u1", "until it is gone");
+    fixture.manager.note_gone(&"u1".into(), &"u1".into());
+    assert_eq!(fixture.due(Batch::Reconcile), "");
 }
 
 #[test]
@@ -884,44 +891,44 @@ proptest! {
         looks in proptest::collection::vec(any_look(), 1..12),
     ) {
         let pod = mk_pod(&format!("{policy} | main a"));
-        let mut desk = Desk::with(&pod);
+        let mut fixture = StatusFixture::with(&pod);
         let mut version = 0;
         for look in looks {
-            let before = desk.manager.pod_statuses.get(&"u1".into()).cloned();
-            match desk.set(&pod, look) {
+            let before = fixture.manager.pod_statuses.get(&"u1".into()).cloned();
+            match fixture.set(&pod, look) {
                 StatusUpdate::Changed { version: new } => {
                     assert_eq!(new, version + 1);
                     version = new;
                 }
                 StatusUpdate::Unchanged | StatusUpdate::Refused(_) => {
-                    assert_eq!(desk.manager.pod_statuses.get(&"u1".into()).cloned(), before);
+                    assert_eq!(fixture.manager.pod_statuses.get(&"u1".into()).cloned(), before);
                 }
             }
-            assert_eq!(desk.manager.pod_statuses[&"u1".into()].version, version);
+            assert_eq!(fixture.manager.pod_statuses[&"u1".into()].version, version);
         }
     }
 
     #[test]
     fn setting_a_status_twice_is_setting_it_once(look in any_look()) {
         let pod = mk_pod("onfailure | main a");
-        let mut desk = Desk::with(&pod);
+        let mut fixture = StatusFixture::with(&pod);
         let status = status_of(&pod, look, None, now());
-        assert_eq!(desk.offer(&pod, status.clone(), now()), changed(1));
-        assert_eq!(desk.offer(&pod, status, later(50)), StatusUpdate::Unchanged);
+        assert_eq!(fixture.offer(&pod, status.clone(), now()), changed(1));
+        assert_eq!(fixture.offer(&pod, status, later(50)), StatusUpdate::Unchanged);
     }
 }
 
 #[test]
 fn patch_is_dated_by_its_first_unsent_change() {
     let pod = mk_pod("always | main a");
-    let mut desk = Desk::with(&pod);
+    let mut fixture = StatusFixture::with(&pod);
     let mut since = |phase: &str, secs: u64, then: fn(&mut StatusManager, u64)| {
         let status = PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
-        desk.offer(&pod, status, later(secs));
-        let context = StatusContext { pods: &desk.pods, now: later(secs) };
-        let step = desk.manager.next_step(&"u1".into(), RunningContainers::None, context);
+        fixture.offer(&pod, status, later(secs));
+        let context = StatusContext { pods: &fixture.pods, now: later(secs) };
+        let step = fixture.manager.next_step(&"u1".into(), RunningContainers::None, context);
         let Some(StatusStep::Patch { version, since, .. }) = step else { panic!("{step:?}") };
-        then(&mut desk.manager, version);
+        then(&mut fixture.manager, version);
         since
     };
     let [first, third] = [1, 3].map(|secs| later(secs).uptime);
