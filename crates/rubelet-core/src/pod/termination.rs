@@ -33,12 +33,16 @@ impl PodState<'_> {
     /// For a terminating pod: a fresh look shows nothing that runs, and nothing is being started.
     pub fn running_containers(&self) -> RunningContainers {
         let all_ended = |facts: &SharedFacts| !facts.containers.iter().any(ContainerFacts::may_run);
-        let is_starting = self.flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start);
-        if !is_starting && self.fresh_facts().is_some_and(all_ended) {
+        if !self.is_starting() && self.fresh_facts().is_some_and(all_ended) {
             RunningContainers::None
         } else {
             RunningContainers::Possible
         }
+    }
+
+    /// Something may run that no look has shown.
+    fn is_starting(&self) -> bool {
+        self.flights.changes().any(|(_, flight)| flight.op.kind() == OpKind::Start)
     }
 }
 
@@ -166,7 +170,7 @@ fn pod_step(record: PodState<'_>, op: impl Into<Op>, waits_for: WaitsFor, plan: 
 
 /// Stops what runs: first the containers, then the sandboxes. Without a running grace period the pod's own is used.
 pub fn stop_everything(record: PodState<'_>, facts: &PodFacts, grace: Option<Grace>, plan: &mut Plan, now: Now) {
-    let order = TerminationOrder::of(&record, facts, grace, now);
+    let order = TerminationOrder::of(record, facts, grace, now);
     let is_free = |container: &ContainerFacts, plan: &Plan| {
         let subject = PodSubject::Container(container.name.clone());
         !record.is_busy(&subject, now) && !plan.steps.iter().any(|step| step.subject == subject)
@@ -273,13 +277,14 @@ fn is_sidecar_of(record: &PodRecord, name: &str) -> bool {
 
 /// The running containers, in the order in which they are stopped.
 struct TerminationOrder<'a> {
-    /// All running containers except sidecars; when only sidecars are left, the last of them; after the grace period, all.
+    /// All running containers except sidecars; when only sidecars are left and nothing is being started, the last of them;
+    /// after the grace period, all.
     now: Vec<&'a ContainerFacts>,
     later: Vec<&'a ContainerFacts>,
 }
 
 impl<'a> TerminationOrder<'a> {
-    fn of(record: &PodRecord, facts: &'a PodFacts, grace: Option<Grace>, moment: Now) -> Self {
+    fn of(record: PodState<'_>, facts: &'a PodFacts, grace: Option<Grace>, moment: Now) -> Self {
         let sidecar_rank = |container: &ContainerFacts| {
             record.init_containers().iter().position(|init| init.name == container.name && is_sidecar(init))
         };
@@ -290,7 +295,7 @@ impl<'a> TerminationOrder<'a> {
             .partition(|container| sidecar_rank(container).is_some());
         if grace.is_some_and(|grace| grace.ends_at <= moment.uptime) {
             now.append(&mut sidecars);
-        } else if now.is_empty() {
+        } else if now.is_empty() && !record.is_starting() {
             sidecars.sort_by_key(|container| sidecar_rank(container));
             now.extend(sidecars.pop());
         }

@@ -71,6 +71,27 @@ fn only_a_shorter_grace_period_restarts_stops() {
 }
 
 #[test]
+fn sidecar_is_stopped_after_a_container_that_is_being_started() {
+    let pod = |grace_secs| api_pod("always | sidecar s | main a", grace_secs);
+    let mut turns = running(&pod(None));
+    turns.inspected("s: running 5s");
+    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "s: running 5s");
+    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    turns.api_shows(&pod(Some(30)));
+    assert_eq!((turns.stops(), turns.recalled.len()), (vec![], 1), "{:?}", turns.asked);
+    turns.answer("StartContainer", Ok(Facts::Nothing));
+    for (state, expected) in [("s: running 5s; a: running 0s", "a0"), ("s: running 5s; a: exit(0) 0s ago", "s0")] {
+        turns.inspected(state);
+        let stopped = turns.asked.iter().filter_map(|(_, op)| match op {
+            Op::Container(ContainerOp::Stop { id, .. }) => Some(id.as_str()),
+            _ => None,
+        });
+        assert_eq!(stopped.collect::<Vec<_>>(), [expected]);
+        turns.answer("StopContainer", Ok(Facts::Nothing));
+    }
+}
+
+#[test]
 fn running_hook_ends_with_a_shorter_grace_period() {
     let pod = |grace_secs| with_pre_stop(api_pod("always | main a", grace_secs));
     for (first, ends_after_secs) in [(Some(30), 5), (Some(3), 3), (None, 5)] {
