@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `cost`, `fuzz`, `e2e`, `vm`,
+//! The project's own commands: `cargo xtask up`, `down`, `test`, `check`, `sim`, `model`, `cost`, `fuzz`, `e2e`, `vm`,
 //! `conformance`, `bench`, `chaos`, `gen`.
 //!
 //! Owns: the command line. Each command is a file, or a separate program.
@@ -7,6 +7,7 @@ mod check;
 mod cost;
 mod fuzz;
 mod hand_over;
+mod model;
 mod sim;
 mod test;
 mod up;
@@ -35,6 +36,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             let targets: Vec<String> = args.get_many("target").into_iter().flatten().cloned().collect();
             fuzz::run(args.get_one("minutes").copied().unwrap_or(FUZZ_MINUTES), &targets)?;
         }
+        Some(("model", _)) => model::run()?,
         Some(("sim", args)) => sim::run(&args.get_many("args").into_iter().flatten().cloned().collect::<Vec<_>>())?,
         Some(("e2e" | "vm" | "conformance" | "bench" | "chaos", _)) => return hand_over::to("rubelet-e2e"),
         Some(("gen", _)) => return hand_over::to("rubelet-gen"),
@@ -70,6 +72,7 @@ fn command() -> Command {
                 .about("Simulate the agent in virtual time, with faults: [--seeds N] [--seed S] [--minutes M]")
                 .arg(Arg::new("args").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true)),
         )
+        .subcommand(Command::new("model").about("Explore every order of events in a pod's life, over the core"))
         .subcommand(fuzz_command())
         .subcommand(cli::e2e())
         .subcommand(cli::vm())

@@ -39,6 +39,7 @@ mod sync;
 mod timers;
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Agent {
     settings: Settings,
     /// The latest pods of each source.

@@ -298,6 +298,16 @@ impl StatusManager {
         self.to_reconcile.insert(uid);
     }
 
+    /// What is still to be sent of a pod whose UID is the API object's, for tests: unsent, changed, to be compared, gone,
+    /// unconfirmed.
+    #[cfg(test)]
+    pub fn progress(&self, uid: &PodUid) -> [bool; 5] {
+        let is_unsent = self.pod_statuses.get(uid).is_some_and(|versioned| self.is_unsent(uid, versioned));
+        let sets = [&self.changed, &self.to_reconcile, &self.gone, &self.unconfirmed];
+        let [changed, to_reconcile, gone, unconfirmed] = sets.map(|set| set.contains(uid));
+        [is_unsent, changed, to_reconcile, gone, unconfirmed]
+    }
+
     fn is_unsent(&self, api_uid: &PodUid, versioned: &VersionedPodStatus) -> bool {
         self.api_status_versions.get(api_uid).is_none_or(|sent| *sent < versioned.version)
     }

@@ -12,6 +12,7 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Outbox {
     effects: Vec<Effect>,
     pub flights: Flights,

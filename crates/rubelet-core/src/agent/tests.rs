@@ -28,6 +28,7 @@ mod api;
 mod api_requests;
 mod ends;
 mod images;
+mod model;
 mod odd_pods;
 mod orphans;
 mod probes;

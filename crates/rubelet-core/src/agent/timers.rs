@@ -10,6 +10,7 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Timers {
     by_pod: BTreeMap<PodUid, Uptime>,
     in_order: BTreeSet<(Uptime, PodUid)>,

@@ -61,20 +61,25 @@ impl Turns {
 
     /// The API server applies the patch, as a real one would.
     fn patched(&mut self, before: &Pod, version: u64) -> Pod {
-        let mut status = serde_json::to_value(&before.status).unwrap();
-        let patch = self.patch();
-        for (field, value) in patch.as_object().unwrap().iter().filter(|(field, _)| !field.starts_with('$')) {
-            match field.as_str() {
-                "conditions" => merge_conditions(&mut status["conditions"], value),
-                _ => status[field] = value.clone(),
-            }
-        }
-        let mut after = before.clone();
-        after.status = Some(serde_json::from_value(status).unwrap());
-        after.metadata.resource_version = Some(version.to_string());
+        let after = with_patch(before, &self.patch(), version);
         self.answer("PatchStatus", Ok(Facts::ApiPod(Arc::new(after.clone()))));
         after
     }
+}
+
+/// The stored pod after a patch of its status.
+pub(super) fn with_patch(before: &Pod, patch: &Value, version: u64) -> Pod {
+    let mut status = serde_json::to_value(&before.status).unwrap();
+    for (field, value) in patch.as_object().unwrap().iter().filter(|(field, _)| !field.starts_with('$')) {
+        match field.as_str() {
+            "conditions" => merge_conditions(&mut status["conditions"], value),
+            _ => status[field] = value.clone(),
+        }
+    }
+    let mut after = before.clone();
+    after.status = Some(serde_json::from_value(status).unwrap());
+    after.metadata.resource_version = Some(version.to_string());
+    after
 }
 
 fn merge_conditions(stored: &mut Value, patch: &Value) {

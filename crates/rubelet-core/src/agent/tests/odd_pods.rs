@@ -442,7 +442,7 @@ fn image(fate: u8) -> ImageFacts {
 }
 
 /// Init containers complete as soon as they start.
-fn started(order: &StartContainer) -> ContainerFacts {
+pub(super) fn started(order: &StartContainer) -> ContainerFacts {
     let spec = crate::container::find(&order.pod, &order.container).unwrap();
     let init = order.pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let is_done = init.clone().any(|each| each.name == order.container && !is_sidecar(each));
@@ -463,7 +463,7 @@ fn started(order: &StartContainer) -> ContainerFacts {
     }
 }
 
-fn ended(code: i32) -> ContainerState {
+pub(super) fn ended(code: i32) -> ContainerState {
     let started_at = Some(ago(0) - SignedDuration::from_secs(1));
     ContainerState::Exited(Exit {
         code,
