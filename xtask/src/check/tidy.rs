@@ -40,6 +40,7 @@ const CLOCKS: &[&str] = &[
     "crates/rubelet-kube/src/clock.rs",
     // How long a call or a connection has lasted, in tokio's time.
     "crates/rubelet-host/src/lanes.rs",
+    "crates/rubelet-host/src/names.rs",
     "crates/rubelet/src/server/unauthenticated.rs",
     "crates/rubelet-cri/examples/",
     "crates/rubelet-testbed/src/clock.rs",
