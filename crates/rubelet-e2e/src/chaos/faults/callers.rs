@@ -32,6 +32,15 @@ const OPENINGS: [&[u8]; 4] =
 struct Latency {
     secs: Vec<f64>,
     failed: usize,
+    /// Of the last that failed.
+    error: Option<String>,
+}
+
+impl Latency {
+    fn fails(&mut self, error: String) {
+        self.failed += 1;
+        self.error = Some(error);
+    }
 }
 
 #[derive(Debug)]
@@ -105,7 +114,8 @@ impl Injected for Callers {
         let ms = |secs: Option<&f64>| secs.map_or("none".to_owned(), |secs| format!("{:.0} ms", secs * 1000.0));
         let (median, max) = (latency.secs.get(latency.secs.len() / 2), latency.secs.last());
         let (answered, failed) = (latency.secs.len(), latency.failed);
-        format!("with credentials: {answered} answered, median {}, max {}; {failed} failed", ms(median), ms(max))
+        let error = latency.error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+        format!("with credentials: {answered} answered, median {}, max {}; {failed} failed{error}", ms(median), ms(max))
     }
 }
 
@@ -122,7 +132,8 @@ fn call(caller: &secured_port::Caller, token: &str, latency: &Mutex<Latency>) {
     let mut latency = lock(latency);
     match answer {
         Ok((200, _)) => latency.secs.push(watch.secs()),
-        Ok(_) | Err(_) => latency.failed += 1,
+        Ok((status, _)) => latency.fails(format!("status {status}")),
+        Err(error) => latency.fails(format!("{error:#}")),
     }
 }
 

@@ -18,6 +18,8 @@ use crate::{
 
 /// More than any pool of threads that an agent may have for blocking calls.
 const ON_HUNG_MOUNT: usize = 75;
+/// Between two of them: all at once would delay other starts by the processor time of 75 sandboxes, whatever the mount does.
+const BETWEEN_PODS: Duration = Duration::from_millis(200);
 /// For each other place where a file system can hang.
 const FEW: usize = 5;
 
@@ -30,6 +32,8 @@ struct Hung {
     scratch: Vec<String>,
     ending: Vec<String>,
     users: Vec<String>,
+    /// How many of them were created.
+    created: usize,
     mounts: Vec<HungMount>,
 }
 
@@ -43,6 +47,7 @@ pub fn hung_mount(exam: &mut Exam) -> anyhow::Result<Box<dyn Injected>> {
         scratch: names("scratch", FEW),
         ending: names("ending", FEW),
         users: names("user", ON_HUNG_MOUNT),
+        created: 0,
         mounts: Vec::new(),
     };
     fs::create_dir_all(hung.dir.join("part"))?;
@@ -79,11 +84,19 @@ impl Injected for Hung {
             exam.expect(name, Expected::Succeeded);
         }
         fs::write(&self.signal, "")?;
-        for (number, name) in self.users.iter().enumerate() {
+        Ok(())
+    }
+
+    fn tick(&mut self, exam: &mut Exam, since: Duration, _hold: Duration) -> anyhow::Result<()> {
+        for (number, name) in self.users.iter().enumerate().skip(self.created) {
+            if since < BETWEEN_PODS * u32::try_from(number)? {
+                break;
+            }
             let source =
                 json!({ "hostPath": { "path": self.dir, "type": if number % 2 == 0 { "Directory" } else { "" } } });
             let part = if number % 2 == 0 { json!({}) } else { json!({ "subPath": "part" }) };
             exam.create(name, &with_volume(source, &part, OBEDIENT), Expected::Ready)?;
+            self.created += 1;
         }
         Ok(())
     }
@@ -94,11 +107,11 @@ impl Injected for Hung {
     }
 
     fn clean_up(&mut self, exam: &mut Exam) -> anyhow::Result<()> {
-        exam.remove(&[self.scratch.as_slice(), &self.ending, &self.users].concat())
+        exam.remove(&[self.scratch.as_slice(), &self.ending, &self.users[..self.created]].concat())
     }
 
     fn note(&self) -> String {
-        format!("{} pods on the mount", self.users.len())
+        format!("{} pods on the mount", self.created)
     }
 }
 
