@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use serde_json::{Value, json};
 
 use crate::{
@@ -333,12 +334,12 @@ impl Agent {
     }
 
     pub fn connect_read_only(&self) -> anyhow::Result<TcpStream> {
-        connect(SocketAddr::new(self.address.into(), self.read_only_port))
+        connect(SocketAddr::new(self.address.into(), self.read_only_port), None)
     }
 
     /// A request to its own port over TLS.
     pub fn connect_secured(&self) -> anyhow::Result<TcpStream> {
-        connect(self.secured_address())
+        connect(self.secured_address(), None)
     }
 
     pub fn secured_address(&self) -> SocketAddr {
@@ -377,9 +378,14 @@ fn with_resolv_conf(file: &Path, program: &Path) -> Command {
     unshare
 }
 
-/// A connection to one of an agent's ports.
-pub fn connect(address: SocketAddr) -> anyhow::Result<TcpStream> {
-    let socket = TcpStream::connect(address)?;
+/// A connection to one of an agent's ports, from this address of the machine or any.
+pub fn connect(address: SocketAddr, source: Option<Ipv4Addr>) -> anyhow::Result<TcpStream> {
+    let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if let Some(source) = source {
+        net::bind(&socket, &SocketAddr::new(source.into(), 0))?;
+    }
+    net::connect(&socket, &address)?;
+    let socket = TcpStream::from(socket);
     socket.set_read_timeout(Some(clock::patient(ANSWER)))?;
     Ok(socket)
 }

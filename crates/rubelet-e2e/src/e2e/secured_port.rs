@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     sync::Arc,
 };
 
@@ -34,13 +34,21 @@ pub struct Caller {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     address: SocketAddr,
+    /// Its own address, if it matters.
+    source: Option<Ipv4Addr>,
 }
 
 impl Caller {
     /// The agent's certificate is trusted because it is the one on disk.
     pub fn of(agent: &Agent) -> anyhow::Result<Self> {
         let config = Arc::new(trusting(agent)?);
-        Ok(Caller { config, name: agent.node().to_owned().try_into()?, address: agent.secured_address() })
+        let name = agent.node().to_owned().try_into()?;
+        Ok(Caller { config, name, address: agent.secured_address(), source: None })
+    }
+
+    /// From this address of the machine.
+    pub fn calling_from(self, source: Ipv4Addr) -> Self {
+        Caller { source: Some(source), ..self }
     }
 
     pub fn get(&self, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
@@ -50,7 +58,7 @@ impl Caller {
 
     fn connect(&self) -> anyhow::Result<StreamOwned<ClientConnection, TcpStream>> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone())?;
-        Ok(StreamOwned::new(connection, agent::connect(self.address)?))
+        Ok(StreamOwned::new(connection, agent::connect(self.address, self.source)?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -27,6 +27,9 @@ const HELD: Duration = Duration::from_secs(2);
 /// What hostile callers send: no TLS, the begin of a greeting, a greeting that announces more than follows, nothing.
 const OPENINGS: [&[u8]; 4] =
     [b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", &[22, 3, 1], &[22, 3, 1, 63, 255, 1, 0, 63, 251, 3, 3], b""];
+
+/// The caller with credentials has an address of its own, as the API server has.
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 
 #[derive(Debug, Default)]
 struct Latency {
@@ -80,7 +83,7 @@ impl Callers {
 
 impl Injected for Callers {
     fn strike(&mut self, exam: &mut Exam) -> anyhow::Result<()> {
-        let caller = secured_port::Caller::of(&exam.cluster.node.agent)?;
+        let caller = secured_port::Caller::of(&exam.cluster.node.agent)?.calling_from(ELSEWHERE);
         let (token, over, latency) = (self.token.clone(), Arc::clone(&self.is_over), Arc::clone(&self.latency));
         self.threads.push(thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
