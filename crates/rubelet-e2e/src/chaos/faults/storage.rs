@@ -18,7 +18,7 @@ use crate::{
 
 /// More than any pool of threads that an agent may have for blocking calls.
 const ON_HUNG_MOUNT: usize = 75;
-/// Between two of them: all at once would delay other starts by the processor time of 75 sandboxes, whatever the mount does.
+/// Between two of them: other starts should wait for the mount, if for anything, and not for 75 sandboxes made at once.
 const BETWEEN_PODS: Duration = Duration::from_millis(200);
 /// For each other place where a file system can hang.
 const FEW: usize = 5;
