@@ -37,6 +37,19 @@ pub fn ago(secs: i64) -> Timestamp {
     now().wall - jiff::SignedDuration::from_secs(secs)
 }
 
+/// The sandbox of this attempt, as it is just after its start.
+pub fn ready_sandbox(attempt: u32) -> SandboxFacts {
+    SandboxFacts {
+        id: SandboxId::new(format!("sb{attempt}")),
+        attempt,
+        state: SandboxState::Ready,
+        created_at: Some(ago(0)),
+        runtime_handler: String::new(),
+        host_network: false,
+        ips: vec!["10.1.0.7".to_owned()],
+    }
+}
+
 pub fn later(secs: u64) -> Now {
     let by = Duration::from_secs(secs);
     Now { uptime: now().uptime + by, wall: now().wall + by }
@@ -122,13 +135,10 @@ pub fn facts(text: &str) -> PodFacts {
         facts.sandboxes.insert(
             0,
             SandboxFacts {
-                id: SandboxId::new(format!("sb{attempt}")),
-                attempt: u32::try_from(attempt).expect("few sandboxes"),
                 state: if ready { SandboxState::Ready } else { SandboxState::NotReady },
                 created_at: Some(ago(secs(age))),
-                runtime_handler: String::new(),
-                host_network: false,
                 ips: if ready { vec!["10.1.0.7".to_owned()] } else { Vec::new() },
+                ..ready_sandbox(u32::try_from(attempt).expect("few sandboxes"))
             },
         );
     }

@@ -14,15 +14,15 @@ use crate::{
     api_pod,
     container::{Identity, container_config, environment, hosts, mounts, sandbox_config},
     effect::{ImageUser, Reason},
-    id::{ContainerId, SandboxId},
+    id::ContainerId,
     node_object::NodeObject,
     objects::{ObjectKey, Objects},
-    observation::{ContainerFacts, ContainerResources, ContainerState, Exit, SandboxFacts},
+    observation::{ContainerFacts, ContainerResources, ContainerState, Exit},
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::restart_policy::is_sidecar,
     probes::ProbeOutcome,
     settings::{Allocatable, SwapController},
-    test_support::{ago, object_of},
+    test_support::{ago, object_of, ready_sandbox},
     volumes::{self, VolumeSource, files::Gathered},
 };
 
@@ -390,18 +390,7 @@ impl Odd {
         let Some(uid) = subject(op) else { return };
         let facts = self.pods.entry(uid).or_default();
         match op {
-            Op::Pod(PodOp::RunSandbox(order)) => facts.sandboxes.insert(
-                0,
-                SandboxFacts {
-                    id: SandboxId::new(format!("sb{}", order.attempt)),
-                    attempt: order.attempt,
-                    state: SandboxState::Ready,
-                    created_at: Some(ago(0)),
-                    runtime_handler: String::new(),
-                    host_network: false,
-                    ips: vec!["10.1.0.7".to_owned()],
-                },
-            ),
+            Op::Pod(PodOp::RunSandbox(order)) => facts.sandboxes.insert(0, ready_sandbox(order.attempt)),
             Op::Pod(PodOp::StopSandbox { .. }) => {
                 facts.sandboxes.iter_mut().for_each(|each| each.state = SandboxState::NotReady)
             }

@@ -18,11 +18,10 @@ use crate::{
     effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts, Reason},
     id::{ContainerId, PodRef, PodUid, SandboxId},
     observation::{
-        ContainerFacts, ContainerState, Exit, ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxFacts,
-        SandboxState,
+        ContainerFacts, ContainerState, Exit, ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState,
     },
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp, RunSandbox, StartContainer, VolumeOp},
-    test_support::{ago, later},
+    test_support::{ago, later, ready_sandbox},
     time::{Now, Uptime},
 };
 
@@ -442,16 +441,8 @@ impl World {
         if self.runtime.sandboxes.iter().any(|each| each.attempt == order.attempt) {
             return Err(failed(ErrorKind::Retry, "name is reserved"));
         }
-        let id = SandboxId::new(format!("sb{}", order.attempt));
-        let sandbox = SandboxFacts {
-            id: id.clone(),
-            attempt: order.attempt,
-            state: SandboxState::Ready,
-            created_at: Some(ago(0)),
-            runtime_handler: String::new(),
-            host_network: false,
-            ips: vec!["10.1.0.7".to_owned()],
-        };
+        let sandbox = ready_sandbox(order.attempt);
+        let id = sandbox.id.clone();
         self.runtime.sandboxes.insert(0, sandbox);
         self.disk.logs = true;
         Ok(Facts::Sandbox { id })
