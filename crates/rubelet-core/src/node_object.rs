@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_nodes_addresses_pods_show_the_first_of_each_family() {
+    fn pods_show_the_nodes_first_address_of_each_family() {
         let ips = |addresses: &[(&str, &str)]| {
             let addresses = addresses.iter().map(|(kind, address)| json!({ "type": kind, "address": address }));
             let node = json!({ "status": { "addresses": addresses.collect::<Vec<_>>() } });

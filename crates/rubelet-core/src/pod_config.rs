@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_pods_of_one_name_or_uid_the_first_wins() {
+    fn first_of_two_pods_with_one_name_or_uid_wins() {
         let mut config = PodConfig::default();
         let changes = config.update(Source::File, vec![plain("a", "a1"), plain("a", "a2"), plain("b", "a1")], at(1));
         assert_snapshot!(shown(&changes), @r#"

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn invalid_quantity_is_refused() {
         // Upstream parses "." and "-" as zero, which is never intended.
         for text in ["", ".", "-", "1.2.3", "1KB", "abc", "1 Gi", "0x10", "1Mib"] {
             assert_eq!(Quantity::parse(text), Err(QuantityError::Format), "{text}");

@@ -89,7 +89,7 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
 
 /// One test, because targets share the limit of memory.
 #[test]
-fn targets_hold_their_properties_on_mutations_of_the_corpus() {
+fn fuzz_targets_pass_on_mutations_of_the_corpus() {
     let mut failed = Vec::new();
     for target in TARGETS {
         let corpus = corpus(target);

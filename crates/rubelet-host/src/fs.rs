@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_a_root_lead_nowhere_else() {
+    fn links_do_not_leave_their_root() {
         let outside = tempfile::tempdir().unwrap();
         let root = outside.path().join("root");
         fs::create_dir_all(root.join("etc")).unwrap();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_and_a_link_are_replaced_whole_and_leave_no_scraps() {
+    fn files_and_links_are_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         write_file(&file, b"old", 0o600).unwrap();

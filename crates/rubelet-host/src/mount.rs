@@ -252,7 +252,7 @@ short line
     }
 
     #[test]
-    fn an_escape_that_is_none_stays_as_it_is() {
+    fn invalid_escape_is_kept() {
         for plain in [r"\", r"a\04", r"\777", r"\08x"] {
             assert_eq!(unescape(plain.as_bytes()), plain.as_bytes());
         }

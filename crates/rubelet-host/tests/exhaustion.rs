@@ -9,7 +9,7 @@ use rubelet_host::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[tokio::test]
-async fn node_without_descriptors_is_told_from_a_container_that_refuses() {
+async fn missing_descriptors_differ_from_a_refused_connection() {
     let host = LinuxHost::default();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let timeout = Duration::from_secs(1);

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tool_is_found_in_the_path_and_nowhere_else() {
+    fn tools_are_found_only_in_the_path() {
         assert!(Tool::Program("sh").is_there());
         assert!(!Tool::Program("no-such-tool").is_there());
         assert!(!Tool::File("/no/such/file").is_there());

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn standalone_node_is_closed_unless_told_otherwise() {
+    fn standalone_node_requires_authentication_by_default() {
         let open = "TYPE\nauthentication: {anonymous: {enabled: true}, webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
         let files = Files::new(&[
             ("empty.yaml", "TYPE\n"),

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_is_found() {
+    fn existing_remains_are_found() {
         let text = "`core/pod.rs` and `core/{pod,pod/init}.rs`, `pod/init.rs`, `docs/`; `pods_start_in_order`, `may_start`, `Op::Start`;\n\
                     sim `a_lost_pod_comes_back`; rule \"a pod runs\nonce\"; e2e `a pod starts…`, `a pod starts, and then it stops`, `… then it stops`\n\n\
                     | here |\n|---|\n| `Stop`, `core/{pod,pod/init}.rs` `Op::Start` |";

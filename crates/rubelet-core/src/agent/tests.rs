@@ -35,13 +35,13 @@ mod probes;
 mod upkeep;
 
 /// An agent, the seconds since it began, and its effects without a result.
-struct Turns {
+struct TestAgent {
     agent: Agent,
     at_secs: u64,
-    asked: Vec<(EffectId, Op)>,
+    in_flight: Vec<(EffectId, Op)>,
     recalled: Vec<EffectId>,
     /// The reasons of events.
-    told: Vec<String>,
+    events: Vec<String>,
 }
 
 /// The facts of a successful operation, if none are given: what it was to remove is gone.
@@ -55,35 +55,35 @@ fn nothing_else(op: &Op) -> Facts {
     }
 }
 
-impl Turns {
+impl TestAgent {
     /// Without pod cgroups, to keep tests short; `with_cgroups` has them.
     fn new(settings: Settings) -> Self {
-        Turns::with_cgroups(Settings { cgroups: None, ..settings })
+        TestAgent::with_cgroups(Settings { cgroups: None, ..settings })
     }
 
     fn with_cgroups(settings: Settings) -> Self {
-        let mut turns = Turns {
+        let mut test = TestAgent {
             agent: Agent::new(settings, later(0)),
             at_secs: 0,
-            asked: Vec::new(),
+            in_flight: Vec::new(),
             recalled: Vec::new(),
-            told: Vec::new(),
+            events: Vec::new(),
         };
-        turns.happens(Event::Due);
-        turns
+        test.handle(Event::Due);
+        test
     }
 
     fn now(&self) -> Now {
         later(self.at_secs)
     }
 
-    fn happens(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         for effect in self.agent.handle(self.now(), event) {
             match effect {
-                Effect::Do { id, op, .. } => self.asked.push((id, op)),
-                Effect::Cancel(id) => self.asked.retain(|(asked, _)| *asked != id),
+                Effect::Do { id, op, .. } => self.in_flight.push((id, op)),
+                Effect::Cancel(id) => self.in_flight.retain(|(known, _)| *known != id),
                 Effect::Recall(id) => self.recalled.push(id),
-                Effect::Record(record) => self.told.push(record.reason),
+                Effect::Record(record) => self.events.push(record.reason),
             }
         }
         let wake_at = self.agent.wake_at(self.now());
@@ -92,25 +92,25 @@ impl Turns {
 
     fn config(&mut self, pods: &[Pod]) {
         let pods = pods.iter().cloned().map(Arc::new).collect();
-        self.happens(Event::Config { source: Source::File, pods });
+        self.handle(Event::Config { source: Source::File, pods });
     }
 
     /// Gives the result of the only pending operation of this name.
     fn answer(&mut self, name: &str, result: Result<Facts, EffectError>) {
-        let position = self.asked.iter().position(|(_, op)| op.name() == name);
-        let position = position.unwrap_or_else(|| panic!("nobody asked for {name}: {:?}", self.pending()));
-        let (id, op) = self.asked.remove(position);
+        let position = self.in_flight.iter().position(|(_, op)| op.name() == name);
+        let position = position.unwrap_or_else(|| panic!("{name} is not in flight: {:?}", self.pending()));
+        let (id, op) = self.in_flight.remove(position);
         let result = result.map(|facts| if facts == Facts::Nothing { nothing_else(&op) } else { facts });
-        self.happens(Event::Done { id, result });
+        self.handle(Event::Done { id, result });
     }
 
     fn pending(&self) -> Vec<&'static str> {
-        self.asked.iter().map(|(_, op)| op.name()).collect()
+        self.in_flight.iter().map(|(_, op)| op.name()).collect()
     }
 
     /// The runtime answers, with these pods in it.
     fn runtime_is_up(&mut self, listed: &[ListedPod]) {
-        self.happens(Event::RuntimeEvents(EventStream::Up));
+        self.handle(Event::RuntimeEvents(EventStream::Up));
         let status = RuntimeStatus { name: "containerd".to_owned(), ..RuntimeStatus::default() };
         self.answer("CheckRuntime", Ok(Facts::Runtime(status)));
         self.relisted(listed);
@@ -137,7 +137,7 @@ impl Turns {
     }
 
     /// Everything the container of a pod in an empty sandbox needs is there, so its start is sent.
-    fn asked_to_start(&mut self) {
+    fn start_requested(&mut self) {
         self.inspected("");
         self.carried_out(&["MakePodDirs", "SetUpVolumes"], "");
         let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
@@ -181,23 +181,23 @@ fn unavailable() -> Result<Facts, EffectError> {
 
 #[test]
 fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
-    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    assert_eq!(turns.pending(), ["CheckRuntime"], "nothing happens before the runtime is known");
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
+    let mut test = TestAgent::with_cgroups(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    assert_eq!(test.pending(), ["CheckRuntime"], "nothing happens before the runtime is known");
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
     // Preparation on the node changes nothing in the runtime: no look follows it.
     for step in ["SetUpPodCgroup", "MakePodDirs", "SetUpVolumes", "RunSandbox"] {
-        assert!(!turns.pending().contains(&"InspectPod"), "before {step}");
-        turns.answer(step, Ok(Facts::Nothing));
+        assert!(!test.pending().contains(&"InspectPod"), "before {step}");
+        test.answer(step, Ok(Facts::Nothing));
     }
-    turns.inspected("sandbox ready 1s");
+    test.inspected("sandbox ready 1s");
     let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-    turns.answer("InspectImage", Ok(Facts::Image(Some(image))));
-    turns.answer("StartContainer", Ok(Facts::Nothing));
-    turns.inspected("sandbox ready 1s; a: running 0s");
-    assert_eq!(turns.pending(), ["ListPodDirs", "SyncQosCgroups"]);
-    let snapshot = turns.agent.snapshot();
+    test.answer("InspectImage", Ok(Facts::Image(Some(image))));
+    test.answer("StartContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox ready 1s; a: running 0s");
+    assert_eq!(test.pending(), ["ListPodDirs", "SyncQosCgroups"]);
+    let snapshot = test.agent.snapshot();
     let view = &snapshot.pods[&PodUid::new("u1")];
     assert_eq!(view.status.phase.as_deref(), Some("Running"));
     assert!(view.steps.iter().all(|step| step.state == crate::snapshot::StepState::Done), "{:#?}", view.steps);
@@ -205,138 +205,138 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
 
 #[test]
 fn a_pod_counts_as_worked_on_until_it_runs() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    let is_working = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].counts.is_working;
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    let is_working = |test: &TestAgent| test.agent.snapshot().pods[&PodUid::new("u1")].counts.is_working;
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
     for step in ["MakePodDirs", "SetUpVolumes", "RunSandbox"] {
-        assert!(is_working(&turns), "before {step}");
-        turns.answer(step, Ok(Facts::Nothing));
-        assert!(is_working(&turns), "after {step}");
+        assert!(is_working(&test), "before {step}");
+        test.answer(step, Ok(Facts::Nothing));
+        assert!(is_working(&test), "after {step}");
     }
-    turns.inspected("sandbox ready 1s");
-    assert!(is_working(&turns), "it waits for its image");
-    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
-    assert!(is_working(&turns), "its container is started");
-    turns.answer("StartContainer", Ok(Facts::Nothing));
-    assert!(is_working(&turns), "its container is looked at");
-    turns.inspected("sandbox ready 1s; a: running 0s");
-    assert!(!is_working(&turns));
+    test.inspected("sandbox ready 1s");
+    assert!(is_working(&test), "it waits for its image");
+    test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    assert!(is_working(&test), "its container is started");
+    test.answer("StartContainer", Ok(Facts::Nothing));
+    assert!(is_working(&test), "its container is looked at");
+    test.inspected("sandbox ready 1s; a: running 0s");
+    assert!(!is_working(&test));
 }
 
 #[test]
 fn nothing_is_cleaned_up_before_all_sources_are_ready() {
     let settings = Settings { sources: vec![Source::File, Source::Http], ..Settings::for_node("node") };
-    let mut turns = Turns::new(settings);
-    turns.config(&[]);
-    turns.runtime_is_up(&[listed("stranger", "stranger")]);
-    assert_eq!(turns.lifecycle("stranger"), "unknown");
-    turns.happens(Event::Config { source: Source::Http, pods: Vec::new() });
-    turns.relisted(&[listed("stranger", "stranger")]);
-    assert_eq!(turns.lifecycle("stranger"), "Terminating");
+    let mut test = TestAgent::new(settings);
+    test.config(&[]);
+    test.runtime_is_up(&[listed("stranger", "stranger")]);
+    assert_eq!(test.lifecycle("stranger"), "unknown");
+    test.handle(Event::Config { source: Source::Http, pods: Vec::new() });
+    test.relisted(&[listed("stranger", "stranger")]);
+    assert_eq!(test.lifecycle("stranger"), "Terminating");
 }
 
 #[test]
 fn unreadable_pod_is_no_orphan_until_its_source_drops_it() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.happens(Event::Unreadable { pods: BTreeSet::from([PodUid::new("odd")]) });
-    turns.config(&[]);
-    turns.runtime_is_up(&[listed("odd", "odd")]);
-    assert_eq!(turns.lifecycle("odd"), "unknown");
-    turns.happens(Event::Unreadable { pods: BTreeSet::new() });
-    turns.at_secs += 300;
-    turns.happens(Event::Due);
-    turns.relisted(&[listed("odd", "odd")]);
-    assert_eq!(turns.lifecycle("odd"), "Terminating");
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.handle(Event::Unreadable { pods: BTreeSet::from([PodUid::new("odd")]) });
+    test.config(&[]);
+    test.runtime_is_up(&[listed("odd", "odd")]);
+    assert_eq!(test.lifecycle("odd"), "unknown");
+    test.handle(Event::Unreadable { pods: BTreeSet::new() });
+    test.at_secs += 300;
+    test.handle(Event::Due);
+    test.relisted(&[listed("odd", "odd")]);
+    assert_eq!(test.lifecycle("odd"), "Terminating");
 }
 
 #[test]
 fn changed_manifest_waits_for_old_pod_also_after_restart() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("new")]);
-    turns.runtime_is_up(&[listed("old", "web")]);
-    assert_eq!((turns.lifecycle("old"), turns.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("new")]);
+    test.runtime_is_up(&[listed("old", "web")]);
+    assert_eq!((test.lifecycle("old"), test.lifecycle("new")), ("Terminating".to_owned(), "Waiting".to_owned()));
     let is_of = |uid: &str, op: &Op| matches!(op, Op::Pod(PodOp::Inspect { pod }) if pod.uid.as_str() == uid);
-    assert!(!turns.asked.iter().any(|(_, op)| is_of("new", op)), "the new pod is not even looked at");
+    assert!(!test.in_flight.iter().any(|(_, op)| is_of("new", op)), "the new pod is not even looked at");
 }
 
 #[test]
 fn runtime_down_stops_all_plans_until_a_check_succeeds() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox ready 1s; a: running 0s");
-    turns.answer("ListPodDirs", unavailable());
-    assert_eq!(turns.pending(), ["CheckRuntime"], "one call without an answer is reason to ask");
-    turns.answer("CheckRuntime", unavailable());
-    assert!(turns.agent.snapshot().node.runtime_problem.is_some());
-    turns.at_secs += 300;
-    turns.happens(Event::Due);
-    assert_eq!(turns.pending(), ["CheckRuntime"], "while it is away nothing else is asked");
-    turns.runtime_is_up(&[]);
-    assert!(turns.agent.snapshot().node.runtime_problem.is_none());
-    assert!(turns.pending().contains(&"InspectPod"), "every pod is looked at again: {:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox ready 1s; a: running 0s");
+    test.answer("ListPodDirs", unavailable());
+    assert_eq!(test.pending(), ["CheckRuntime"], "one call without an answer is reason to ask");
+    test.answer("CheckRuntime", unavailable());
+    assert!(test.agent.snapshot().node.runtime_problem.is_some());
+    test.at_secs += 300;
+    test.handle(Event::Due);
+    assert_eq!(test.pending(), ["CheckRuntime"], "while it is away nothing else is asked");
+    test.runtime_is_up(&[]);
+    assert!(test.agent.snapshot().node.runtime_problem.is_none());
+    assert!(test.pending().contains(&"InspectPod"), "every pod is looked at again: {:?}", test.pending());
 }
 
 #[test]
 fn work_goes_on_while_the_runtime_status_is_late() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[]);
-    turns.runtime_is_up(&[]);
-    turns.at_secs += 10;
-    turns.happens(Event::Due);
-    assert!(turns.pending().contains(&"CheckRuntime"));
-    let readiness = |turns: &Turns| turns.agent.snapshot().node.readiness.clone();
-    turns.at_secs += 19;
-    turns.happens(Event::Due);
-    assert_eq!(readiness(&turns), NodeReadiness::Ready);
-    assert_eq!(turns.agent.wake_at(turns.now()), later(30).uptime, "then patience with the runtime ends");
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
-    assert_eq!(readiness(&turns), NodeReadiness::NotReady(vec!["container runtime is down".to_owned()]));
-    turns.config(&[web("u1")]);
-    turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"MakePodDirs"), "{:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[]);
+    test.runtime_is_up(&[]);
+    test.at_secs += 10;
+    test.handle(Event::Due);
+    assert!(test.pending().contains(&"CheckRuntime"));
+    let readiness = |test: &TestAgent| test.agent.snapshot().node.readiness.clone();
+    test.at_secs += 19;
+    test.handle(Event::Due);
+    assert_eq!(readiness(&test), NodeReadiness::Ready);
+    assert_eq!(test.agent.wake_at(test.now()), later(30).uptime, "then patience with the runtime ends");
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    assert_eq!(readiness(&test), NodeReadiness::NotReady(vec!["container runtime is down".to_owned()]));
+    test.config(&[web("u1")]);
+    test.inspected("sandbox gone");
+    assert!(test.pending().contains(&"MakePodDirs"), "{:?}", test.pending());
     let late = EffectError { kind: ErrorKind::TimedOut, message: "no answer within 120 s".to_owned() };
-    turns.answer("CheckRuntime", Err(late));
-    turns.answer("MakePodDirs", Ok(Facts::Nothing));
-    assert!(turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
+    test.answer("CheckRuntime", Err(late));
+    test.answer("MakePodDirs", Ok(Facts::Nothing));
+    assert!(test.pending().contains(&"SetUpVolumes"), "{:?}", test.pending());
 }
 
 #[test]
 fn changed_object_retries_only_what_it_can_cure() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[fed("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.answer("MakePodDirs", Ok(Facts::Nothing));
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[fed("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.answer("MakePodDirs", Ok(Facts::Nothing));
     let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
     let changed = || Event::Refresh { pod: PodUid::new("u1") };
-    turns.answer("SetUpVolumes", failed());
-    assert!(!turns.pending().contains(&"SetUpVolumes"), "{:?}", turns.pending());
-    turns.happens(changed());
-    turns.answer("SetUpVolumes", Ok(Facts::Nothing));
-    turns.answer("RunSandbox", failed());
-    turns.inspected("sandbox gone");
-    turns.happens(changed());
-    assert!(!turns.pending().contains(&"RunSandbox"), "the runtime's failure waits: {:?}", turns.pending());
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
+    test.answer("SetUpVolumes", failed());
+    assert!(!test.pending().contains(&"SetUpVolumes"), "{:?}", test.pending());
+    test.handle(changed());
+    test.answer("SetUpVolumes", Ok(Facts::Nothing));
+    test.answer("RunSandbox", failed());
+    test.inspected("sandbox gone");
+    test.handle(changed());
+    assert!(!test.pending().contains(&"RunSandbox"), "the runtime's failure waits: {:?}", test.pending());
+    test.at_secs += 1;
+    test.handle(Event::Due);
     let class_is_missing = EffectError { kind: ErrorKind::MissingObject, message: "no such class".to_owned() };
-    turns.answer("RunSandbox", Err(class_is_missing));
-    turns.inspected("sandbox gone");
-    turns.happens(changed());
-    assert!(turns.pending().contains(&"RunSandbox"), "{:?}", turns.pending());
+    test.answer("RunSandbox", Err(class_is_missing));
+    test.inspected("sandbox gone");
+    test.handle(changed());
+    assert!(test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
 }
 
 #[test]
 fn pod_that_no_source_knows_is_stopped_at_once() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[]);
-    turns.runtime_is_up(&[listed("stranger", "stranger")]);
-    turns.inspected("a: running 30s");
-    let stop = turns.asked.iter().find_map(|(_, op)| match op {
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[]);
+    test.runtime_is_up(&[listed("stranger", "stranger")]);
+    test.inspected("a: running 30s");
+    let stop = test.in_flight.iter().find_map(|(_, op)| match op {
         Op::Container(ContainerOp::Stop { grace_secs, .. }) => Some(*grace_secs),
         _ => None,
     });
@@ -345,61 +345,61 @@ fn pod_that_no_source_knows_is_stopped_at_once() {
 
 #[test]
 fn effect_without_result_times_out() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
-    assert!(turns.pending().contains(&"RunSandbox"));
-    turns.asked.retain(|(_, op)| op.name() != "RunSandbox");
-    turns.at_secs += 300;
-    turns.happens(Event::Due);
-    assert!(turns.pending().contains(&"InspectPod"), "the pod is looked at: {:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
+    assert!(test.pending().contains(&"RunSandbox"));
+    test.in_flight.retain(|(_, op)| op.name() != "RunSandbox");
+    test.at_secs += 300;
+    test.handle(Event::Due);
+    assert!(test.pending().contains(&"InspectPod"), "the pod is looked at: {:?}", test.pending());
 }
 
 #[test]
 fn a_look_that_began_before_the_last_change_plans_nothing() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
-    turns.happens(Event::Hint { pod: PodUid::new("u1") });
-    turns.answer("RunSandbox", Ok(Facts::Nothing));
-    turns.inspected("sandbox gone");
-    assert!(!turns.pending().contains(&"RunSandbox"), "{:?}", turns.pending());
-    turns.inspected("sandbox gone");
-    assert!(turns.pending().contains(&"RunSandbox"), "{:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
+    test.handle(Event::Hint { pod: PodUid::new("u1") });
+    test.answer("RunSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox gone");
+    assert!(!test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
+    test.inspected("sandbox gone");
+    assert!(test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
 }
 
 #[test]
 fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
-    turns.answer("InspectImage", Ok(Facts::Image(None)));
-    assert!(turns.pending().contains(&"PullImage"));
-    turns.config(&[]);
-    assert!(!turns.pending().contains(&"PullImage"), "{:?}", turns.pending());
-    assert!(turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox ready 1s");
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.answer("InspectImage", Ok(Facts::Image(None)));
+    assert!(test.pending().contains(&"PullImage"));
+    test.config(&[]);
+    assert!(!test.pending().contains(&"PullImage"), "{:?}", test.pending());
+    assert!(test.pending().contains(&"StopSandbox"), "{:?}", test.pending());
 }
 
 #[test]
 fn start_in_flight_is_recalled_when_its_pod_is_removed() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: created 1s");
-    let id = turns.asked.iter().find(|(_, op)| op.name() == "ResumeContainer").expect("it is to be started").0;
-    turns.config(&[]);
-    assert_eq!(turns.recalled, [id]);
-    assert!(!turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: created 1s");
+    let id = test.in_flight.iter().find(|(_, op)| op.name() == "ResumeContainer").expect("it is to be started").0;
+    test.config(&[]);
+    assert_eq!(test.recalled, [id]);
+    assert!(!test.pending().contains(&"StopSandbox"), "{:?}", test.pending());
     let recalled = EffectError { kind: ErrorKind::Retry, message: "the pod is to end".to_owned() };
-    turns.answer("ResumeContainer", Err(recalled));
-    turns.inspected("a: created 1s");
-    assert!(turns.pending().contains(&"StopSandbox"), "{:?}", turns.pending());
+    test.answer("ResumeContainer", Err(recalled));
+    test.inspected("a: created 1s");
+    assert!(test.pending().contains(&"StopSandbox"), "{:?}", test.pending());
 }
 
 #[test]
@@ -415,103 +415,103 @@ fn start_interrupted_by_an_agent_crash_keeps_its_attempt() {
         Ok(Facts::Pod(facts))
     };
     let canceled = "failed to create containerd task: context canceled";
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
-    turns.answer("RemoveContainer", Ok(Facts::Nothing));
-    turns.asked_to_start();
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
+    test.answer("RemoveContainer", Ok(Facts::Nothing));
+    test.start_requested();
     let is_first = |op: &Op| matches!(op, Op::Container(ContainerOp::Start(order)) if order.attempt == 0);
-    assert!(turns.asked.iter().any(|(_, op)| is_first(op)), "{:?}", turns.asked);
+    assert!(test.in_flight.iter().any(|(_, op)| is_first(op)), "{:?}", test.in_flight);
     // The same end of a start of this process is a crash.
-    turns.answer("StartContainer", Ok(Facts::Nothing));
-    turns.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
-    assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
+    test.answer("StartContainer", Ok(Facts::Nothing));
+    test.answer("InspectPod", never_ran("a: exit(128) 1s", canceled));
+    assert!(!test.pending().contains(&"RemoveContainer"), "{:?}", test.pending());
     // A start that failed by itself is a crash, whichever process sent it.
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.answer("InspectPod", never_ran("a: exit(128) 1s", "failed to create containerd task: no such program"));
-    assert!(!turns.pending().contains(&"RemoveContainer"), "{:?}", turns.pending());
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.answer("InspectPod", never_ran("a: exit(128) 1s", "failed to create containerd task: no such program"));
+    assert!(!test.pending().contains(&"RemoveContainer"), "{:?}", test.pending());
 }
 
 /// The start of its container is in flight; it has a postStart hook.
-fn starting_with_a_hook() -> Turns {
+fn starting_with_a_hook() -> TestAgent {
     let mut pod = web("u1");
     let exec = ExecAction { command: Some(vec!["prepare".to_owned()]) };
     let post_start = LifecycleHandler { exec: Some(exec), ..Default::default() };
     let lifecycle = Lifecycle { post_start: Some(post_start), ..Default::default() };
     pod.spec.as_mut().expect("mk_pod makes one").containers[0].lifecycle = Some(lifecycle);
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[pod]);
-    turns.runtime_is_up(&[]);
-    turns.asked_to_start();
-    turns
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[pod]);
+    test.runtime_is_up(&[]);
+    test.start_requested();
+    test
 }
 
 #[test]
 fn look_older_than_the_start_keeps_post_start_failure() {
-    let mut turns = starting_with_a_hook();
-    turns.happens(Event::Hint { pod: "u1".into() });
-    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
-    turns.answer("RunHook", Err(EffectError { kind: ErrorKind::Retry, message: "failed".to_owned() }));
-    turns.inspected("");
-    turns.inspected("a: running 1s");
-    assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
+    let mut test = starting_with_a_hook();
+    test.handle(Event::Hint { pod: "u1".into() });
+    test.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
+    test.answer("RunHook", Err(EffectError { kind: ErrorKind::Retry, message: "failed".to_owned() }));
+    test.inspected("");
+    test.inspected("a: running 1s");
+    assert!(test.pending().contains(&"StopContainer"), "{:?}", test.pending());
 }
 
 #[test]
 fn post_start_hook_ends_with_its_container() {
-    let mut turns = starting_with_a_hook();
-    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
-    turns.inspected("a: running 1s");
-    assert!(turns.pending().contains(&"RunHook"), "{:?}", turns.pending());
-    turns.happens(Event::Hint { pod: "u1".into() });
-    turns.inspected("a: exit(1) 0s");
-    assert!(!turns.pending().contains(&"RunHook"), "{:?}", turns.pending());
+    let mut test = starting_with_a_hook();
+    test.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
+    test.inspected("a: running 1s");
+    assert!(test.pending().contains(&"RunHook"), "{:?}", test.pending());
+    test.handle(Event::Hint { pod: "u1".into() });
+    test.inspected("a: exit(1) 0s");
+    assert!(!test.pending().contains(&"RunHook"), "{:?}", test.pending());
 }
 
 /// The pod has terminated and its resources are reclaimed; its dead container is still there.
-fn ended(turns: &mut Turns) {
-    turns.answer("StopContainer", Ok(Facts::Nothing));
-    turns.inspected("a: exit(137) 0s");
-    turns.answer("StopSandbox", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(137) 0s");
+fn ended(test: &mut TestAgent) {
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("a: exit(137) 0s");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(137) 0s");
     // A previous process may have mounted something.
-    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox notready 60s; a: exit(137) 0s");
+    test.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox notready 60s; a: exit(137) 0s");
 }
 
 #[test]
 fn pod_desired_again_starts_over_with_its_attempts() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    turns.config(&[]);
-    assert_eq!(turns.lifecycle("u1"), "Terminating");
-    turns.config(&[web("u1")]);
-    ended(&mut turns);
-    assert_eq!(turns.lifecycle("u1"), "Syncing", "it starts over");
-    assert!(!turns.pending().contains(&"RemoveContainer"), "its attempts count on");
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test.config(&[]);
+    assert_eq!(test.lifecycle("u1"), "Terminating");
+    test.config(&[web("u1")]);
+    ended(&mut test);
+    assert_eq!(test.lifecycle("u1"), "Syncing", "it starts over");
+    assert!(!test.pending().contains(&"RemoveContainer"), "its attempts count on");
 }
 
 #[test]
 fn a_removed_static_pod_leaves_nothing_after_a_minute() {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    turns.config(&[]);
-    ended(&mut turns);
-    turns.at_secs += 59;
-    turns.happens(Event::Due);
-    assert!(!turns.pending().contains(&"RemoveContainer"), "its manifest may come back");
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
-    turns.answer("RemoveContainer", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s");
-    turns.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
-    assert_eq!(turns.lifecycle("u1"), "unknown");
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test.config(&[]);
+    ended(&mut test);
+    test.at_secs += 59;
+    test.handle(Event::Due);
+    assert!(!test.pending().contains(&"RemoveContainer"), "its manifest may come back");
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    test.answer("RemoveContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s");
+    test.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
+    assert_eq!(test.lifecycle("u1"), "unknown");
 }
 
 /// A pod that requests this much CPU.
@@ -525,8 +525,8 @@ fn burstable(uid: &str, cpu: &str) -> Pod {
 }
 
 /// The CPU shares of the burstable cgroup, as last requested.
-fn burstable_shares(turns: &Turns) -> Option<u64> {
-    turns.asked.iter().rev().find_map(|(_, op)| match op {
+fn burstable_shares(test: &TestAgent) -> Option<u64> {
+    test.in_flight.iter().rev().find_map(|(_, op)| match op {
         Op::Node(NodeOp::SyncQosCgroups { cgroups }) => cgroups[1].limits.cpu_shares,
         _ => None,
     })
@@ -534,92 +534,92 @@ fn burstable_shares(turns: &Turns) -> Option<u64> {
 
 #[test]
 fn burstable_cgroup_shares_follow_the_set_of_pods() {
-    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
-    turns.config(&[burstable("u1", "500m")]);
-    turns.runtime_is_up(&[]);
-    assert_eq!(burstable_shares(&turns), Some(512));
-    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
-    assert_eq!(burstable_shares(&turns), None, "nothing changed");
-    turns.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
-    assert_eq!(burstable_shares(&turns), Some(1536));
-    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
-    turns.at_secs += 60;
-    turns.happens(Event::Due);
-    assert_eq!(burstable_shares(&turns), Some(1536), "once a minute they are set again");
+    let mut test = TestAgent::with_cgroups(Settings::for_node("node"));
+    test.config(&[burstable("u1", "500m")]);
+    test.runtime_is_up(&[]);
+    assert_eq!(burstable_shares(&test), Some(512));
+    test.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
+    assert_eq!(burstable_shares(&test), None, "nothing changed");
+    test.config(&[burstable("u1", "500m"), burstable("u2", "1")]);
+    assert_eq!(burstable_shares(&test), Some(1536));
+    test.answer("SyncQosCgroups", Ok(Facts::Cgroups { names: Vec::new() }));
+    test.at_secs += 60;
+    test.handle(Event::Due);
+    assert_eq!(burstable_shares(&test), Some(1536), "once a minute they are set again");
 }
 
 #[test]
 fn cgroup_of_an_unknown_pod_is_removed() {
-    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
+    let mut test = TestAgent::with_cgroups(Settings::for_node("node"));
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
     let names = ["burstable", "podu1", "podstranger", "system.slice"].map(str::to_owned).to_vec();
-    turns.answer("SyncQosCgroups", Ok(Facts::Cgroups { names }));
-    assert_eq!((turns.lifecycle("stranger"), turns.lifecycle("u1")), ("Terminating".to_owned(), "Syncing".to_owned()));
+    test.answer("SyncQosCgroups", Ok(Facts::Cgroups { names }));
+    assert_eq!((test.lifecycle("stranger"), test.lifecycle("u1")), ("Terminating".to_owned(), "Syncing".to_owned()));
 }
 
 #[test]
 fn failed_qos_cgroup_sync_is_recorded_once() {
-    let mut turns = Turns::with_cgroups(Settings::for_node("node"));
-    turns.config(&[]);
-    turns.runtime_is_up(&[]);
+    let mut test = TestAgent::with_cgroups(Settings::for_node("node"));
+    test.config(&[]);
+    test.runtime_is_up(&[]);
     let refused = || Err(EffectError { kind: ErrorKind::Retry, message: "read-only".to_owned() });
-    let mut told = Vec::new();
+    let mut counts = Vec::new();
     for _ in 0..3 {
-        turns.answer("SyncQosCgroups", refused());
-        told.push(turns.told.len());
-        turns.at_secs += 60;
-        turns.happens(Event::Due);
+        test.answer("SyncQosCgroups", refused());
+        counts.push(test.events.len());
+        test.at_secs += 60;
+        test.handle(Event::Due);
     }
-    assert_eq!(told[0], told[2], "{:?}", turns.told);
-    assert!(turns.told.contains(&"FailedNodeAllocatableEnforcement".to_owned()), "{:?}", turns.told);
+    assert_eq!(counts[0], counts[2], "{:?}", test.events);
+    assert!(test.events.contains(&"FailedNodeAllocatableEnforcement".to_owned()), "{:?}", test.events);
 }
 
 /// A running pod of a previous process, with a config map volume.
-fn running_and_fed() -> Turns {
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[fed("u1")]);
-    turns.runtime_is_up(&[listed("u1", "web")]);
-    turns.inspected("a: running");
-    turns
+fn running_and_fed() -> TestAgent {
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[fed("u1")]);
+    test.runtime_is_up(&[listed("u1", "web")]);
+    test.inspected("a: running");
+    test
 }
 
 #[test]
 fn volumes_are_refreshed_after_an_agent_restart() {
-    let mut turns = running_and_fed();
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
-    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
-    turns.at_secs += 61;
-    turns.happens(Event::Due);
-    turns.answer("RefreshVolumes", Ok(Facts::Nothing));
-    assert!(!turns.pending().contains(&"InspectPod"), "nothing in the runtime changed: {:?}", turns.pending());
-    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
+    let mut test = running_and_fed();
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
+    test.at_secs += 61;
+    test.handle(Event::Due);
+    test.answer("RefreshVolumes", Ok(Facts::Nothing));
+    assert!(!test.pending().contains(&"InspectPod"), "nothing in the runtime changed: {:?}", test.pending());
+    assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
 }
 
 #[test]
 fn object_change_refreshes_volumes_again_if_changed_meanwhile() {
-    let mut turns = running_and_fed();
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
-    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert!(turns.pending().contains(&"RefreshVolumes"));
-    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert_eq!(turns.pending().iter().filter(|name| **name == "RefreshVolumes").count(), 1);
-    turns.answer("RefreshVolumes", unready("configmap \"m\" not found"));
-    assert!(turns.pending().contains(&"RefreshVolumes"));
-    turns.answer("RefreshVolumes", Ok(Facts::Nothing));
-    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
-    assert_eq!(turns.lifecycle("u1"), "Syncing");
+    let mut test = running_and_fed();
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.handle(Event::Refresh { pod: PodUid::new("u1") });
+    assert!(test.pending().contains(&"RefreshVolumes"));
+    test.handle(Event::Refresh { pod: PodUid::new("u1") });
+    assert_eq!(test.pending().iter().filter(|name| **name == "RefreshVolumes").count(), 1);
+    test.answer("RefreshVolumes", unready("configmap \"m\" not found"));
+    assert!(test.pending().contains(&"RefreshVolumes"));
+    test.answer("RefreshVolumes", Ok(Facts::Nothing));
+    assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
+    assert_eq!(test.lifecycle("u1"), "Syncing");
 }
 
 #[test]
 fn a_pod_that_ends_is_not_refreshed() {
-    let mut turns = running_and_fed();
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
-    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    turns.config(&[]);
-    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
-    turns.happens(Event::Refresh { pod: PodUid::new("u1") });
-    assert!(!turns.pending().contains(&"RefreshVolumes"), "{:?}", turns.pending());
+    let mut test = running_and_fed();
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.handle(Event::Refresh { pod: PodUid::new("u1") });
+    test.config(&[]);
+    assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
+    test.handle(Event::Refresh { pod: PodUid::new("u1") });
+    assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
 }
 
 fn unready(message: &str) -> Result<Facts, EffectError> {
@@ -644,17 +644,17 @@ fn small_node() -> Settings {
 
 #[test]
 fn pod_that_does_not_fit_fails_and_holds_nothing() {
-    let mut turns = Turns::new(small_node());
+    let mut test = TestAgent::new(small_node());
     // In the order of their names the younger one would come first.
     let pods = [from_api("a-young", "600m", 2), from_api("b-old", "600m", 1)].map(Arc::new).to_vec();
-    turns.happens(Event::Config { source: Source::Api, pods });
-    turns.runtime_is_up(&[]);
-    assert!(turns.told.contains(&"OutOfcpu".to_owned()), "{:?}", turns.told);
+    test.handle(Event::Config { source: Source::Api, pods });
+    test.runtime_is_up(&[]);
+    assert!(test.events.contains(&"OutOfcpu".to_owned()), "{:?}", test.events);
     for _ in 0..2 {
-        turns.inspected("sandbox gone");
+        test.inspected("sandbox gone");
     }
-    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
-    let snapshot = turns.agent.snapshot();
+    test.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
+    let snapshot = test.agent.snapshot();
     let view = |uid: &str| &snapshot.pods[&PodUid::new(uid)];
     assert_eq!((view("a-young").lifecycle.as_str(), view("b-old").lifecycle.as_str()), ("Finished", "Syncing"));
     let status = &view("a-young").status;
@@ -664,18 +664,22 @@ fn pod_that_does_not_fit_fails_and_holds_nothing() {
         Some("Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 600, capacity: 1000")
     );
     assert_eq!(status.container_statuses, None);
-    assert_eq!(turns.asked.iter().filter(|(_, op)| op.name() == "MakePodDirs").count(), 1, "only the other is set up");
+    assert_eq!(
+        test.in_flight.iter().filter(|(_, op)| op.name() == "MakePodDirs").count(),
+        1,
+        "only the other is set up"
+    );
 }
 
 #[test]
 fn running_pod_is_readmitted_first_without_checks() {
-    let mut turns = Turns::new(small_node());
+    let mut test = TestAgent::new(small_node());
     let pods = [from_api("a-old", "600m", 1), from_api("b-runs", "2", 2)].map(Arc::new).to_vec();
-    turns.happens(Event::Config { source: Source::Api, pods });
-    turns.runtime_is_up(&[listed("b-runs", "b-runs")]);
-    assert_eq!(turns.told.iter().filter(|reason| *reason == "OutOfcpu").count(), 1, "{:?}", turns.told);
-    turns.inspected("sandbox gone");
-    let snapshot = turns.agent.snapshot();
+    test.handle(Event::Config { source: Source::Api, pods });
+    test.runtime_is_up(&[listed("b-runs", "b-runs")]);
+    assert_eq!(test.events.iter().filter(|reason| *reason == "OutOfcpu").count(), 1, "{:?}", test.events);
+    test.inspected("sandbox gone");
+    let snapshot = test.agent.snapshot();
     assert_eq!(snapshot.pods[&PodUid::new("a-old")].status.reason.as_deref(), Some("OutOfcpu"));
     assert_eq!(snapshot.pods[&PodUid::new("b-runs")].lifecycle, "Syncing");
 }
@@ -684,20 +688,20 @@ fn running_pod_is_readmitted_first_without_checks() {
 fn a_pod_that_outlives_its_deadline_fails_and_is_stopped() {
     let mut pod = web("u1");
     pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(100);
-    let mut turns = Turns::new(Settings::for_node("node"));
-    turns.config(&[pod]);
-    turns.runtime_is_up(&[]);
+    let mut test = TestAgent::new(Settings::for_node("node"));
+    test.config(&[pod]);
+    test.runtime_is_up(&[]);
     // Its sandbox, and so the pod, is a minute old.
-    turns.inspected("a: running 50s");
-    assert_eq!(turns.lifecycle("u1"), "Syncing");
-    turns.at_secs += 39;
-    turns.happens(Event::Due);
-    assert_eq!(turns.lifecycle("u1"), "Syncing");
-    assert!(turns.agent.wake_at(turns.now()) <= later(40).uptime, "it is woken for the deadline");
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
-    assert_eq!(turns.lifecycle("u1"), "Terminating");
-    assert!(turns.pending().contains(&"StopContainer"), "{:?}", turns.pending());
-    let status = turns.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    test.inspected("a: running 50s");
+    assert_eq!(test.lifecycle("u1"), "Syncing");
+    test.at_secs += 39;
+    test.handle(Event::Due);
+    assert_eq!(test.lifecycle("u1"), "Syncing");
+    assert!(test.agent.wake_at(test.now()) <= later(40).uptime, "it is woken for the deadline");
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    assert_eq!(test.lifecycle("u1"), "Terminating");
+    assert!(test.pending().contains(&"StopContainer"), "{:?}", test.pending());
+    let status = test.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
 }

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_named_with_its_file() {
+    fn decoding_error_names_its_file() {
         let file_problems =
             file(json!({"port": "x", "featureGates": {"A": "yes"}, "staticPodURLHeader": {"Authorization": 5}}))
                 .unwrap_err();
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_a_flag_turns_off_gives_the_file_no_default() {
+    fn gate_disabled_by_flag_gives_no_default() {
         let off = BTreeMap::from([("KubeletCrashLoopBackOffMax".to_owned(), false)]);
         let draft = Draft::from_file(Path::new("/c"), &document(json!({})), &off).unwrap();
         assert_eq!(draft.config.crash_loop_back_off.max_container_restart_period, None);

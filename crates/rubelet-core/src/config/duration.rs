@@ -269,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_parses_back(nanos in any::<i64>()) {
+        fn printed_value_parses_back(nanos in any::<i64>()) {
             let duration = GoDuration(nanos);
             prop_assert_eq!(duration.to_string().parse::<GoDuration>(), Ok(duration));
         }

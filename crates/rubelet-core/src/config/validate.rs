@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_path_is_one_go_would_not_change() {
+    fn clean_path_is_unchanged_by_go() {
         for (path, clean) in [
             ("/", true),
             ("/a/b", true),

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_name_is_refused_in_upstreams_words() {
+    fn invalid_image_name_is_refused_in_upstreams_words() {
         for (image, problem) in [
             ("", "invalid reference format"),
             ("Foo", "invalid reference format: repository name (library/Foo) must be lowercase"),

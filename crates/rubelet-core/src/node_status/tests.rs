@@ -227,7 +227,7 @@ fn a_cloud_node_registers_with_labels_taints_and_provider() {
 }
 
 #[test]
-fn what_is_reserved_is_not_allocatable() {
+fn reserved_resources_are_not_allocatable() {
     let mut case = Case::new();
     let list = |cpu: &str, memory: &str| {
         BTreeMap::from([("cpu".to_owned(), cpu.to_owned()), ("memory".to_owned(), memory.to_owned())])
@@ -303,7 +303,7 @@ fn unknown_readiness_keeps_the_last_condition() {
 }
 
 #[test]
-fn what_others_wrote_stays() {
+fn foreign_fields_are_kept() {
     let mut known = registered();
     known.metadata.labels.get_or_insert_default().insert("zone".to_owned(), "a".to_owned());
     known.spec = Some(NodeSpec { unschedulable: Some(true), ..NodeSpec::default() });

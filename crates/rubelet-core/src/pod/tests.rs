@@ -672,7 +672,7 @@ fn failed_stop_is_retried_after_its_back_off() {
 }
 
 #[test]
-fn what_a_removed_static_pod_leaves_stays_for_a_minute() {
+fn remains_of_a_removed_static_pod_are_kept_for_a_minute() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | static | main a", lifecycle), "sandbox gone");
     (record.desired, record.remains) = (Desired::No, Some(Remains::PodDir));
@@ -721,7 +721,7 @@ fn the_sandbox_is_not_stopped_under_a_container_that_is_starting() {
 }
 
 #[test]
-fn what_a_removed_pod_leaves_goes_in_order() {
+fn remains_of_a_removed_pod_are_removed_in_order() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox notready; a: exit(1) x2 5s");
     record.desired = Desired::No;

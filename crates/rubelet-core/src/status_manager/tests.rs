@@ -410,7 +410,7 @@ fn a_terminated_pod_is_not_ready_any_more() {
 }
 
 #[test]
-fn what_is_reclaimed_stays_reclaimed() {
+fn reclaimed_pod_stays_reclaimed() {
     let pod = mk_pod("never | main a");
     let mut fixture = StatusFixture::with(&pod);
     fixture.set(&pod, "a: running");
@@ -640,7 +640,7 @@ fn awaited_changes_are_urgent() {
 }
 
 #[test]
-fn empty_is_absent_amounts_are_compared_and_claims_are_others() {
+fn empty_equals_absent_and_amounts_equal_by_value() {
     use serde_json::{Value, json};
     let in_container = |fields: Value| {
         let mut container = json!({ "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0 });
@@ -696,7 +696,7 @@ fn empty_is_absent_amounts_are_compared_and_claims_are_others() {
 }
 
 #[test]
-fn conditions_of_others_and_spellings_are_no_difference() {
+fn foreign_conditions_and_spellings_are_equal() {
     let pod = mk_pod("always | main a");
     let ours = status_of(&pod, "a: running", None, now());
     let mut theirs = ours.clone();

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_message_stays_malformed() {
+    fn malformed_message_is_passed_on_unchanged() {
         // A stream longer than its message, a number without an end, a wire type that does not exist.
         for message in [&[0x0a, 200, b'x'][..], &[0x18, 0x80], &[0x0f, 1]] {
             assert_eq!(cut(&framed(message), 1), MALFORMED);

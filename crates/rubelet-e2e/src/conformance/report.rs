@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_for_want_of_the_agents_server_is_told_apart() {
+    fn failures_of_the_agents_server_are_listed_apart() {
         let suites = serde_json::from_str(
             r#"[{ "RunTime": 90000000000, "SpecReports": [
                 { "ContainerHierarchyTexts": null, "LeafNodeType": "ReportBeforeSuite", "State": "passed" },

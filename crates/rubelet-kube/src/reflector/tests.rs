@@ -213,7 +213,7 @@ async fn interrupted_streamed_list_sends_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forgotten_version_means_a_list_no_older_than_it() {
+async fn expired_version_causes_a_list_no_older_than_it() {
     let gone = vec![Ok(WatchEvent::Added(object("c", 11))), Err(refusal(ApiErrorKind::Expired))];
     let (asked, told) = follow_script([streamed(gone, 0), streamed(Vec::new(), 300)]).await;
     assert_snapshot!(asked, @"

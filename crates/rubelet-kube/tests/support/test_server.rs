@@ -118,7 +118,7 @@ pub enum Protocol {
 
 /// A request as the script sees it.
 #[derive(Debug)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// The number of earlier requests.
     pub number: usize,
     pub method: http::Method,
@@ -129,7 +129,7 @@ pub struct Asked {
     pub peer: String,
 }
 
-impl Asked {
+impl ReceivedRequest {
     pub fn header(&self, name: &str) -> Option<String> {
         self.headers.get(name).map(|value| value.to_str().unwrap().to_owned())
     }
@@ -166,9 +166,9 @@ impl Answer {
 }
 
 /// The body of a response that the test writes. Dropping it ends the response.
-pub struct Told(mpsc::UnboundedSender<String>);
+pub struct ResponseBody(mpsc::UnboundedSender<String>);
 
-impl Told {
+impl ResponseBody {
     pub fn send(&self, text: String) {
         self.0.send(text).unwrap();
     }
@@ -177,15 +177,15 @@ impl Told {
 pub struct TestServer {
     pub url: String,
     shared: Arc<Shared>,
-    streams: tokio::sync::Mutex<mpsc::UnboundedReceiver<Told>>,
+    streams: tokio::sync::Mutex<mpsc::UnboundedReceiver<ResponseBody>>,
     _tasks: JoinSet<()>,
 }
 
-type Script = dyn Fn(&Asked) -> Answer + Send + Sync;
+type Script = dyn Fn(&ReceivedRequest) -> Answer + Send + Sync;
 
 struct Shared {
     script: Box<Script>,
-    streams: mpsc::UnboundedSender<Told>,
+    streams: mpsc::UnboundedSender<ResponseBody>,
     requests: AtomicUsize,
     connections: AtomicUsize,
     /// Changes when all connections are to be closed.
@@ -197,7 +197,7 @@ impl TestServer {
     pub async fn start(
         certificates: &Certificates,
         protocol: Protocol,
-        script: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ReceivedRequest) -> Answer + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -228,7 +228,7 @@ impl TestServer {
     }
 
     /// The next response that is `Answer::Stream`.
-    pub async fn next_stream(&self) -> Told {
+    pub async fn next_stream(&self) -> ResponseBody {
         self.streams.lock().await.recv().await.unwrap()
     }
 
@@ -325,7 +325,7 @@ async fn answer(
 ) -> Result<Response<Body>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let asked = Asked {
+    let request = ReceivedRequest {
         number: shared.requests.fetch_add(1, Ordering::SeqCst),
         method: head.method,
         target: head.uri.path_and_query().unwrap().to_string(),
@@ -333,7 +333,7 @@ async fn answer(
         body: String::from_utf8(body.to_vec()).unwrap(),
         peer,
     };
-    match (shared.script)(&asked) {
+    match (shared.script)(&request) {
         Answer::Whole { status, headers, body } => {
             let mut response = Response::new(Full::new(Bytes::from(body)).boxed_unsync());
             *response.status_mut() = status;
@@ -342,7 +342,7 @@ async fn answer(
         }
         Answer::Stream => {
             let (sender, receiver) = mpsc::unbounded_channel();
-            shared.streams.send(Told(sender)).unwrap();
+            shared.streams.send(ResponseBody(sender)).unwrap();
             let frames = stream::unfold(receiver, |mut receiver| async {
                 let text: String = receiver.recv().await?;
                 Some((Ok(Frame::data(Bytes::from(text))), receiver))

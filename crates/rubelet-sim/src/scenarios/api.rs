@@ -237,7 +237,7 @@ fn deleted_mirror_pod_is_recreated_and_static_pod_keeps_running() {
 }
 
 #[test]
-fn a_mirror_pod_goes_with_its_static_pod_and_changes_with_it() {
+fn mirror_pod_follows_changes_and_removal_of_its_static_pod() {
     let mut play = Play::clustered(33);
     play.apply("web")
         .until(&stored_phase("web", "Running"))

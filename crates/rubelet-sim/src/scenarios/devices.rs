@@ -33,7 +33,7 @@ fn holds_within(play: &mut Play, secs: u64, predicate: &Predicate) {
 
 /// The rule that breaks if all pods' files share their threads.
 #[test]
-fn one_lane_for_all_devices_breaks_the_rule() {
+fn shared_lane_for_all_devices_breaks_the_rule() {
     for (is_one_lane, expected) in [(true, Some("a hung device delays only the pods that use it")), (false, None)] {
         let mut play = Play::seeded(150);
         play.change(|sim| sim.devices.is_one_lane = is_one_lane).hang_device_for(NFS, minutes(5));

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_names_cannot_leave_their_place_in_the_path() {
+    fn typed_names_are_escaped_in_the_path() {
         assert_eq!(
             path(&["explain", "a/../b?c"], &[("namespace", "x&y=1")]),
             "/explain/a%2F..%2Fb%3Fc?namespace=x%26y%3D1"

@@ -198,7 +198,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_uid_that_leads_elsewhere_is_refused() {
+    async fn uid_that_is_no_plain_name_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         fs::create_dir_all(world.paths.pods_dir()).unwrap();

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_volume_that_fails_does_not_keep_the_others_waiting() {
+    async fn failed_volume_does_not_delay_other_volumes() {
         let dir = tempfile::tempdir().unwrap();
         let world = world_in(dir.path());
         let volumes = json!([{"name": "a", "nfs": {"server": "s", "path": "/"}}, {"name": "b", "emptyDir": {}}]);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_reader_holds_up_nobody_and_is_told_what_it_missed() {
+    fn stopped_log_reader_delays_nobody_and_sees_the_lost_count() {
         let (queue, permit, seen) = slow();
         let line = "x".repeat(1023) + "\n";
         // One may be in the writer's hand.

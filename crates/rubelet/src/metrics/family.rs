@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn counter_without_labels_starts_at_zero_labelled_one_when_counted() {
+    fn labelled_counter_appears_with_its_first_count() {
         let (plain, labelled) = (Counters::new("a", [], "[ALPHA] A."), Counters::new("b", ["l"], "[ALPHA] B."));
         let shown = || {
             page(|text| {

@@ -249,7 +249,7 @@ async fn a_stale_loop_fails_the_syncloop_check_and_only_that() {
 }
 
 #[tokio::test]
-async fn peers_that_dawdle_lose_their_place_to_others() {
+async fn slow_peers_lose_their_place() {
     let (_sender, context) = context(one_pod(), Path::new("/nowhere"));
     let limits = Limits { connections: 2, head_timeout: Duration::from_millis(300), ..Limits::OPEN_PORT };
     let server = ServerFixture::read_only(context, limits).await;

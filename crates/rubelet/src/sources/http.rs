@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_whole_or_not_at_all() {
+    fn list_with_an_invalid_pod_is_refused_whole() {
         let list = |items: &[String]| {
             ok(&format!("{{\"apiVersion\": \"v1\", \"kind\": \"PodList\", \"items\": [{}]}}", items.join(", ")))
         };

@@ -260,7 +260,7 @@ mod tests {
     use crate::stats::example;
 
     #[test]
-    fn everything_stands_where_upstream_has_it() {
+    fn summary_has_upstreams_layout() {
         let summary = summary(&example::sample(), &example::disks());
         assert_snapshot!(serde_json::to_string_pretty(&summary).unwrap());
     }

@@ -6,8 +6,8 @@ use super::*;
 use crate::op::ApiOp;
 use crate::{id::ContainerId, node_object::NodeObject, pod_config::MIRROR_ANNOTATION};
 
-fn in_cluster(sources: &[Source]) -> Turns {
-    Turns::new(Settings { sources: sources.to_vec(), ..Settings::for_node("node") })
+fn in_cluster(sources: &[Source]) -> TestAgent {
+    TestAgent::new(Settings { sources: sources.to_vec(), ..Settings::for_node("node") })
 }
 
 /// A pod as the API server holds it.
@@ -18,10 +18,10 @@ fn stored(text: &str, version: u64, status: &Value) -> Pod {
     pod
 }
 
-impl Turns {
+impl TestAgent {
     fn listed_by_api(&mut self, pods: &[Pod]) {
         let pods = pods.iter().cloned().map(Arc::new).collect();
-        self.happens(Event::Config { source: Source::Api, pods });
+        self.handle(Event::Config { source: Source::Api, pods });
     }
 
     /// Requests to the API server without a response.
@@ -36,7 +36,7 @@ impl Turns {
                     | Op::Api(ApiOp::DeleteMirrorPod { .. })
             )
         };
-        self.asked.iter().map(|(_, op)| op).filter(api).map(Op::name).collect()
+        self.in_flight.iter().map(|(_, op)| op).filter(api).map(Op::name).collect()
     }
 
     /// A pod without containers releases all it held, and the next relist does not show it.
@@ -46,12 +46,12 @@ impl Turns {
             self.carried_out(&[step], "sandbox gone");
         }
         self.at_secs += 60;
-        self.happens(Event::Due);
+        self.handle(Event::Due);
         self.relisted(&[]);
     }
 
     fn patch(&self) -> Value {
-        let patches = self.asked.iter().filter_map(|(_, op)| match op {
+        let patches = self.in_flight.iter().filter_map(|(_, op)| match op {
             Op::Api(ApiOp::PatchStatus { patch, .. }) => Some(patch["status"].clone()),
             _ => None,
         });
@@ -101,48 +101,48 @@ fn refused(kind: ErrorKind) -> Result<Facts, EffectError> {
 
 #[test]
 fn api_pod_is_deleted_after_resources_are_reclaimed() {
-    let mut turns = in_cluster(&[Source::Api]);
+    let mut test = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
-    turns.listed_by_api(std::slice::from_ref(&pod));
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    assert_eq!(turns.patch()["phase"], "Running");
-    let running = turns.patched(&pod, 2);
-    assert!(turns.api_requests().is_empty());
+    test.listed_by_api(std::slice::from_ref(&pod));
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    assert_eq!(test.patch()["phase"], "Running");
+    let running = test.patched(&pod, 2);
+    assert!(test.api_requests().is_empty());
 
     let mut deleted = running;
     deleted.metadata = mk_pod("always | deleted | main a").metadata;
     deleted.metadata.resource_version = Some("3".to_owned());
-    turns.listed_by_api(std::slice::from_ref(&deleted));
-    assert_eq!(turns.lifecycle("u1"), "Terminating");
-    turns.answer("StopContainer", Ok(Facts::Nothing));
-    turns.inspected("a: exit(0) 0s");
+    test.listed_by_api(std::slice::from_ref(&deleted));
+    assert_eq!(test.lifecycle("u1"), "Terminating");
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("a: exit(0) 0s");
     let mut held = deleted.clone();
-    if turns.api_requests() == ["PatchStatus"] {
-        assert_ne!(turns.patch()["phase"], "Failed", "something may still run");
-        held = turns.patched(&deleted, 4);
+    if test.api_requests() == ["PatchStatus"] {
+        assert_ne!(test.patch()["phase"], "Failed", "something may still run");
+        held = test.patched(&deleted, 4);
     }
-    turns.answer("StopSandbox", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    if turns.api_requests() == ["PatchStatus"] {
-        held = turns.patched(&held, 5);
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(0) 0s");
+    if test.api_requests() == ["PatchStatus"] {
+        held = test.patched(&held, 5);
     }
-    assert!(!turns.api_requests().contains(&"DeletePod"), "its volumes are not torn down");
-    turns.answer("TearDownVolumes", Ok(Facts::Nothing));
-    assert!(!turns.api_requests().contains(&"DeletePod"), "its cgroup is still there");
-    turns.answer("RemovePodCgroup", Ok(Facts::Nothing));
-    while turns.api_requests() == ["PatchStatus"] {
-        held = turns.patched(&held, 6);
+    assert!(!test.api_requests().contains(&"DeletePod"), "its volumes are not torn down");
+    test.answer("TearDownVolumes", Ok(Facts::Nothing));
+    assert!(!test.api_requests().contains(&"DeletePod"), "its cgroup is still there");
+    test.answer("RemovePodCgroup", Ok(Facts::Nothing));
+    while test.api_requests() == ["PatchStatus"] {
+        held = test.patched(&held, 6);
     }
     assert_eq!(held.status.as_ref().unwrap().phase.as_deref(), Some("Succeeded"));
-    assert_eq!(turns.api_requests(), ["DeletePod"]);
-    turns.answer("DeletePod", Ok(Facts::Nothing));
-    assert!(turns.api_requests().is_empty());
-    assert!(!turns.pending().contains(&"RemoveContainer"), "its traces stay until the API server has forgotten it");
-    turns.listed_by_api(&[]);
-    turns.answer("RemoveContainer", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s");
-    assert!(turns.api_requests().is_empty());
+    assert_eq!(test.api_requests(), ["DeletePod"]);
+    test.answer("DeletePod", Ok(Facts::Nothing));
+    assert!(test.api_requests().is_empty());
+    assert!(!test.pending().contains(&"RemoveContainer"), "its traces stay until the API server has forgotten it");
+    test.listed_by_api(&[]);
+    test.answer("RemoveContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s");
+    assert!(test.api_requests().is_empty());
 }
 
 #[test]
@@ -150,29 +150,29 @@ fn pod_deleted_before_our_response_leaves_no_state() {
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     let done = Ok(Facts::ApiPod(Arc::new(pod.clone())));
     for answer in [done, refused(ErrorKind::Gone), refused(ErrorKind::Retry), refused(ErrorKind::TimedOut)] {
-        let mut turns = in_cluster(&[Source::Api]);
-        turns.listed_by_api(std::slice::from_ref(&pod));
-        turns.runtime_is_up(&[]);
-        turns.inspected("sandbox gone");
-        turns.listed_by_api(&[]);
-        turns.answer("PatchStatus", answer);
-        turns.cleared();
-        assert_eq!(turns.lifecycle("u1"), "unknown");
-        assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
+        let mut test = in_cluster(&[Source::Api]);
+        test.listed_by_api(std::slice::from_ref(&pod));
+        test.runtime_is_up(&[]);
+        test.inspected("sandbox gone");
+        test.listed_by_api(&[]);
+        test.answer("PatchStatus", answer);
+        test.cleared();
+        assert_eq!(test.lifecycle("u1"), "unknown");
+        assert_eq!(test.agent.entries_of_gone_pods(), Vec::<String>::new());
     }
 }
 
 #[test]
 fn failed_mirror_pod_creation_leaves_no_state() {
-    let mut turns = in_cluster(&[Source::File, Source::Api]);
-    turns.config(&[mk_pod("always | static | main a")]);
-    turns.listed_by_api(&[]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.answer("CreateMirrorPod", refused(ErrorKind::Retry));
-    turns.config(&[]);
-    turns.cleared();
-    assert_eq!(turns.agent.entries_of_gone_pods(), Vec::<String>::new());
+    let mut test = in_cluster(&[Source::File, Source::Api]);
+    test.config(&[mk_pod("always | static | main a")]);
+    test.listed_by_api(&[]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.answer("CreateMirrorPod", refused(ErrorKind::Retry));
+    test.config(&[]);
+    test.cleared();
+    assert_eq!(test.agent.entries_of_gone_pods(), Vec::<String>::new());
 }
 
 #[test]
@@ -183,15 +183,15 @@ fn resize_in_the_api_shows_as_infeasible_and_changes_nothing() {
         pod.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(limits).unwrap());
         pod
     };
-    let mut turns = in_cluster(&[Source::Api]);
+    let mut test = in_cluster(&[Source::Api]);
     let pod = sized("64Mi", 1, &json!({ "phase": "Pending" }));
-    turns.listed_by_api(std::slice::from_ref(&pod));
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    let running = turns.patched(&pod, 2);
+    test.listed_by_api(std::slice::from_ref(&pod));
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    let running = test.patched(&pod, 2);
     let resized = sized("1Gi", 3, &serde_json::to_value(&running.status).unwrap());
-    turns.listed_by_api(std::slice::from_ref(&resized));
-    let status = turns.patched(&resized, 4).status.unwrap();
+    test.listed_by_api(std::slice::from_ref(&resized));
+    let status = test.patched(&resized, 4).status.unwrap();
     let container = &status.container_statuses.unwrap()[0];
     let shown = serde_json::to_value((&container.resources, &container.allocated_resources)).unwrap();
     let held = json!({ "memory": "64Mi" });
@@ -199,67 +199,67 @@ fn resize_in_the_api_shows_as_infeasible_and_changes_nothing() {
     let conditions = serde_json::to_value(&status.conditions).unwrap();
     let pending = conditions.as_array().unwrap().iter().find(|condition| condition["type"] == "PodResizePending");
     assert_eq!(pending.map(|pending| &pending["reason"]), Some(&json!("Infeasible")));
-    assert!(turns.api_requests().is_empty());
+    assert!(test.api_requests().is_empty());
 }
 
 #[test]
 fn a_pod_that_ended_before_the_agent_began_is_never_started() {
-    let mut turns = in_cluster(&[Source::Api]);
+    let mut test = in_cluster(&[Source::Api]);
     let status = json!({ "phase": "Succeeded", "containerStatuses": [{
         "name": "a", "image": "a:1", "imageID": "", "ready": false, "restartCount": 0,
         "state": { "terminated": { "exitCode": 0 } },
     }] });
-    turns.listed_by_api(&[stored("always | main a", 1, &status)]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("sandbox gone");
-    turns.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
-    assert_eq!(turns.lifecycle("u1"), "Finished");
-    assert!(!turns.pending().iter().any(|op| ["RunSandbox", "MakePodDirs", "SetUpVolumes"].contains(op)));
+    test.listed_by_api(&[stored("always | main a", 1, &status)]);
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
+    assert_eq!(test.lifecycle("u1"), "Finished");
+    assert!(!test.pending().iter().any(|op| ["RunSandbox", "MakePodDirs", "SetUpVolumes"].contains(op)));
 }
 
 #[test]
 fn the_newest_status_wins_and_only_one_is_under_way() {
-    let mut turns = in_cluster(&[Source::Api]);
+    let mut test = in_cluster(&[Source::Api]);
     let pod = stored("always | main a | main b", 1, &json!({ "phase": "Pending" }));
-    turns.listed_by_api(std::slice::from_ref(&pod));
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    assert_eq!(turns.api_requests(), ["PatchStatus"]);
-    turns.happens(Event::Hint { pod: "u1".into() });
-    turns.inspected("a: running 5s; b: running 1s");
-    assert_eq!(turns.api_requests(), ["PatchStatus"], "the first has not been answered");
-    let after = turns.patched(&pod, 2);
-    assert_eq!(turns.api_requests(), ["PatchStatus"]);
-    assert!(turns.patch().to_string().contains(r#""name":"b""#));
-    turns.patched(&after, 3);
-    assert!(turns.api_requests().is_empty());
+    test.listed_by_api(std::slice::from_ref(&pod));
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    assert_eq!(test.api_requests(), ["PatchStatus"]);
+    test.handle(Event::Hint { pod: "u1".into() });
+    test.inspected("a: running 5s; b: running 1s");
+    assert_eq!(test.api_requests(), ["PatchStatus"], "the first has not been answered");
+    let after = test.patched(&pod, 2);
+    assert_eq!(test.api_requests(), ["PatchStatus"]);
+    assert!(test.patch().to_string().contains(r#""name":"b""#));
+    test.patched(&after, 3);
+    assert!(test.api_requests().is_empty());
 }
 
 /// One API pod; every patch is applied at once.
-struct Told {
-    turns: Turns,
+struct PatchedPod {
+    test: TestAgent,
     pod: Pod,
     phases: Vec<String>,
     removed: Vec<ContainerId>,
 }
 
-impl Told {
+impl PatchedPod {
     fn of(pod: Pod) -> Self {
-        Told::in_world(Settings { sources: vec![Source::Api], ..Settings::for_node("node") }, pod)
+        PatchedPod::in_world(Settings { sources: vec![Source::Api], ..Settings::for_node("node") }, pod)
     }
 
     fn in_world(settings: Settings, pod: Pod) -> Self {
-        let mut turns = Turns::new(settings);
-        turns.listed_by_api(std::slice::from_ref(&pod));
-        turns.runtime_is_up(&[]);
-        Told { turns, pod, phases: Vec::new(), removed: Vec::new() }
+        let mut test = TestAgent::new(settings);
+        test.listed_by_api(std::slice::from_ref(&pod));
+        test.runtime_is_up(&[]);
+        PatchedPod { test, pod, phases: Vec::new(), removed: Vec::new() }
     }
 
-    fn after(&mut self, happening: impl FnOnce(&mut Turns)) -> &mut Self {
-        happening(&mut self.turns);
-        while self.turns.api_requests() == ["PatchStatus"] {
+    fn after(&mut self, happening: impl FnOnce(&mut TestAgent)) -> &mut Self {
+        happening(&mut self.test);
+        while self.test.api_requests() == ["PatchStatus"] {
             let version = self.next_version();
-            self.pod = self.turns.patched(&self.pod, version);
+            self.pod = self.test.patched(&self.pod, version);
             let status = self.pod.status.as_ref().unwrap();
             self.phases.push(format!("{} {}", status.phase.as_deref().unwrap_or(""), status.pod_ip.is_some()));
         }
@@ -279,33 +279,33 @@ impl Told {
         self.pod.metadata.deletion_timestamp = asked.deletion_timestamp;
         self.pod.metadata.deletion_grace_period_seconds = asked.deletion_grace_period_seconds;
         let pod = self.pod.clone();
-        self.after(|turns| turns.listed_by_api(&[pod]))
+        self.after(|test| test.listed_by_api(&[pod]))
     }
 
     fn done(&mut self, step: &'static str) -> &mut Self {
-        self.after(|turns| turns.answer(step, Ok(Facts::Nothing)))
+        self.after(|test| test.answer(step, Ok(Facts::Nothing)))
     }
 
     /// What was removed is gone, whatever `state` lists.
     fn seen(&mut self, state: &'static str) -> &mut Self {
-        let mut found = PodFacts { looked_at: self.turns.now().uptime, ..facts(state) };
+        let mut found = PodFacts { looked_at: self.test.now().uptime, ..facts(state) };
         found.containers.retain(|container| !self.removed.contains(&container.id));
-        self.after(|turns| turns.answer("InspectPod", Ok(Facts::Pod(found))))
+        self.after(|test| test.answer("InspectPod", Ok(Facts::Pod(found))))
     }
 
     /// Everything up to a container's start, while the pod stays as it is.
     fn prepared(&mut self, state: &'static str) -> &mut Self {
         for step in ["RemoveContainer", "MakePodDirs", "SetUpVolumes", "InspectImage", "InspectPod"] {
             let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
-            let removed = self.turns.asked.iter().filter_map(|(_, op)| match op {
+            let removed = self.test.in_flight.iter().filter_map(|(_, op)| match op {
                 Op::Container(ContainerOp::Remove { id, .. }) => Some(id.clone()),
                 _ => None,
             });
             self.removed.extend(removed);
             match step {
-                step if !self.turns.pending().contains(&step) => {}
+                step if !self.test.pending().contains(&step) => {}
                 "InspectPod" => drop(self.seen(state)),
-                "InspectImage" => drop(self.after(|turns| turns.answer(step, Ok(Facts::Image(Some(image)))))),
+                "InspectImage" => drop(self.after(|test| test.answer(step, Ok(Facts::Image(Some(image)))))),
                 "RemoveContainer" => drop(self.done(step).seen(state)),
                 _ => drop(self.done(step)),
             }
@@ -315,13 +315,13 @@ impl Told {
 
     /// A container event came.
     fn hinted(&mut self, state: &'static str) -> &mut Self {
-        self.after(|turns| turns.happens(Event::Hint { pod: "u1".into() })).seen(state)
+        self.after(|test| test.handle(Event::Hint { pod: "u1".into() })).seen(state)
     }
 }
 
 #[test]
 fn pod_start_takes_three_status_writes() {
-    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox gone").done("MakePodDirs").done("SetUpVolumes");
     told.hinted("sandbox ready 0s").done("RunSandbox").seen("sandbox ready 0s");
     told.prepared("sandbox ready 0s");
@@ -333,7 +333,7 @@ fn pod_start_takes_three_status_writes() {
 
 #[test]
 fn completed_pod_is_reported_terminal_before_its_sandbox_stops() {
-    let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
     let before = told.phases.len();
     told.hinted("a: exit(0) 0s");
@@ -345,23 +345,23 @@ fn completed_pod_is_reported_terminal_before_its_sandbox_stops() {
 
 #[test]
 fn terminal_status_is_not_reverted_when_its_response_is_lost() {
-    let mut told = Told::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("never | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
-    let turns = &mut told.turns;
-    turns.happens(Event::Hint { pod: "u1".into() });
-    turns.inspected("a: exit(0) 0s");
-    assert_eq!(turns.patch()["phase"], "Succeeded");
-    turns.answer("PatchStatus", Err(EffectError { kind: ErrorKind::Unavailable, message: "lost".to_owned() }));
-    turns.answer("StopSandbox", Ok(Facts::Nothing));
+    let test = &mut told.test;
+    test.handle(Event::Hint { pod: "u1".into() });
+    test.inspected("a: exit(0) 0s");
+    assert_eq!(test.patch()["phase"], "Succeeded");
+    test.answer("PatchStatus", Err(EffectError { kind: ErrorKind::Unavailable, message: "lost".to_owned() }));
+    test.answer("StopSandbox", Ok(Facts::Nothing));
     // The look after it is still in flight.
-    turns.at_secs += 3;
-    turns.happens(Event::Due);
-    assert_eq!(turns.patch()["phase"], "Succeeded");
+    test.at_secs += 3;
+    test.handle(Event::Due);
+    assert_eq!(test.patch()["phase"], "Succeeded");
 }
 
 #[test]
 fn terminal_status_waits_for_sidecars_and_a_fresh_look() {
-    let mut told = Told::of(stored("never | sidecar s | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("never | sidecar s | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("s: running 9s; a: running 5s");
     told.hinted("s: running 9s; a: exit(0) 0s");
     assert!(told.phases.iter().all(|phase| phase.starts_with("Running")), "{:?}", told.phases);
@@ -375,35 +375,35 @@ fn terminal_status_waits_for_sidecars_and_a_fresh_look() {
 fn stop_of_a_pod_takes_at_most_three_status_writes() {
     let mut pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
     pod.metadata.generation = Some(1);
-    let mut told = Told::of(pod);
+    let mut told = PatchedPod::of(pod);
     told.seen("a: running 5s");
     let before = told.phases.len();
     told.deleted();
     told.hinted("a: exit(0) 0s").done("StopContainer").seen("a: exit(0) 0s");
     told.done("StopSandbox").seen("sandbox notready 60s; a: exit(0) 0s");
     told.done("TearDownVolumes").done("RemovePodCgroup");
-    assert_eq!(told.turns.api_requests(), ["DeletePod"]);
+    assert_eq!(told.test.api_requests(), ["DeletePod"]);
     let written = told.phases.split_off(before);
     assert_eq!(written, ["Running true", "Succeeded true"], "its generation, and its end");
 }
 
 #[test]
 fn sandbox_that_cannot_be_stopped_does_not_block_the_status() {
-    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
     told.deleted();
     let before = told.phases.len();
     told.done("StopContainer").seen("a: exit(0) 0s");
     assert_eq!(told.phases.len(), before, "its sandbox is about to stop");
-    told.after(|turns| turns.answer("StopSandbox", refused(ErrorKind::Retry))).seen("a: exit(0) 0s");
+    told.after(|test| test.answer("StopSandbox", refused(ErrorKind::Retry))).seen("a: exit(0) 0s");
     assert_eq!(told.phases.len(), before + 1);
 }
 
 #[test]
 fn failed_container_start_is_reported() {
-    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("sandbox ready 1s").prepared("sandbox ready 1s").hinted("sandbox ready 1s; a: created 0s");
-    told.after(|turns| turns.answer("StartContainer", refused(ErrorKind::Retry)));
+    told.after(|test| test.answer("StartContainer", refused(ErrorKind::Retry)));
     told.seen("sandbox ready 1s; a: created 0s");
     let status = told.pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].clone();
     assert_eq!(status.container_id.as_deref(), Some("containerd://a0"));
@@ -412,17 +412,17 @@ fn failed_container_start_is_reported() {
 
 #[test]
 fn restarted_container_is_reported_when_it_runs() {
-    let mut told = Told::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s").hinted("a: exit(1) 0s").prepared("a: exit(1) 0s").done("StartContainer");
     told.seen("a: exit(1), running 0s").hinted("a: exit(1), exit(1) 0s").prepared("a: exit(1), exit(1) 0s");
-    let waits_for = |told: &Told| {
+    let waits_for = |told: &PatchedPod| {
         let state = told.pod.status.as_ref()?.container_statuses.as_ref()?[0].state.clone()?;
         state.waiting?.reason
     };
     assert_eq!(waits_for(&told).as_deref(), Some("CrashLoopBackOff"));
-    told.after(|turns| {
-        turns.at_secs += 15;
-        turns.happens(Event::Due);
+    told.after(|test| {
+        test.at_secs += 15;
+        test.handle(Event::Due);
     });
     told.prepared("a: exit(1), exit(1) 15s");
     let writes = told.phases.len();
@@ -436,80 +436,80 @@ fn restarted_container_is_reported_when_it_runs() {
 fn pod_host_ips_follow_the_node_object() {
     let settings =
         Settings { sources: vec![Source::Api], host_ips: vec!["10.0.0.1".into()], ..Settings::for_node("node") };
-    let mut told = Told::in_world(settings, stored("always | main a", 1, &json!({ "phase": "Pending" })));
+    let mut told = PatchedPod::in_world(settings, stored("always | main a", 1, &json!({ "phase": "Pending" })));
     told.seen("a: running 5s");
-    let shown = |told: &Told| told.pod.status.as_ref().unwrap().host_ip.clone().unwrap();
+    let shown = |told: &PatchedPod| told.pod.status.as_ref().unwrap().host_ip.clone().unwrap();
     assert_eq!(shown(&told), "10.0.0.1", "the node shows none yet");
     let node = |version: u64, ip: &str| NodeObject { version, host_ips: vec![ip.to_owned()], ..NodeObject::default() };
-    told.after(|turns| turns.happens(Event::Node(node(2, "10.0.0.2"))));
+    told.after(|test| test.handle(Event::Node(node(2, "10.0.0.2"))));
     assert_eq!(shown(&told), "10.0.0.2");
     let writes = told.phases.len();
-    told.after(|turns| turns.happens(Event::Node(node(3, "10.0.0.2"))));
-    told.after(|turns| turns.happens(Event::Node(node(1, "10.0.0.1"))));
+    told.after(|test| test.handle(Event::Node(node(3, "10.0.0.2"))));
+    told.after(|test| test.handle(Event::Node(node(1, "10.0.0.1"))));
     assert_eq!((shown(&told).as_str(), told.phases.len()), ("10.0.0.2", writes), "an older look changes nothing");
 }
 
 #[test]
 fn failed_status_patch_is_retried_unless_pod_is_gone() {
-    let mut turns = in_cluster(&[Source::Api]);
-    turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    turns.answer("PatchStatus", refused(ErrorKind::Retry));
-    assert!(turns.api_requests().is_empty(), "not at once");
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
-    assert_eq!(turns.api_requests(), ["PatchStatus"]);
-    turns.answer("PatchStatus", refused(ErrorKind::Gone));
-    turns.at_secs += 60;
-    turns.happens(Event::Due);
-    assert!(turns.api_requests().is_empty());
+    let mut test = in_cluster(&[Source::Api]);
+    test.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test.answer("PatchStatus", refused(ErrorKind::Retry));
+    assert!(test.api_requests().is_empty(), "not at once");
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    assert_eq!(test.api_requests(), ["PatchStatus"]);
+    test.answer("PatchStatus", refused(ErrorKind::Gone));
+    test.at_secs += 60;
+    test.handle(Event::Due);
+    assert!(test.api_requests().is_empty());
 }
 
 #[test]
 fn status_retries_stay_frequent_while_api_is_unreachable() {
-    let mut turns = in_cluster(&[Source::Api]);
-    turns.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
+    let mut test = in_cluster(&[Source::Api]);
+    test.listed_by_api(&[stored("always | main a", 1, &json!({}))]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
     for _ in 0..20 {
-        turns.answer("PatchStatus", refused(ErrorKind::Unavailable));
-        turns.at_secs += 3;
-        turns.happens(Event::Due);
-        assert_eq!(turns.api_requests(), ["PatchStatus"], "at {} s", turns.at_secs);
+        test.answer("PatchStatus", refused(ErrorKind::Unavailable));
+        test.at_secs += 3;
+        test.handle(Event::Due);
+        assert_eq!(test.api_requests(), ["PatchStatus"], "at {} s", test.at_secs);
     }
-    turns.answer("PatchStatus", refused(ErrorKind::Retry));
-    turns.at_secs += 1;
-    turns.happens(Event::Due);
-    assert_eq!(turns.api_requests(), ["PatchStatus"], "one that is not yet itself is asked again soon");
+    test.answer("PatchStatus", refused(ErrorKind::Retry));
+    test.at_secs += 1;
+    test.handle(Event::Due);
+    assert_eq!(test.api_requests(), ["PatchStatus"], "one that is not yet itself is asked again soon");
 }
 
 #[test]
 fn status_overwritten_by_another_writer_is_restored() {
-    let mut turns = in_cluster(&[Source::Api]);
+    let mut test = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
-    turns.listed_by_api(std::slice::from_ref(&pod));
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    let mut ours = turns.patched(&pod, 2);
+    test.listed_by_api(std::slice::from_ref(&pod));
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    let mut ours = test.patched(&pod, 2);
     ours.status.as_mut().unwrap().phase = Some("Pending".to_owned());
     ours.metadata.resource_version = Some("3".to_owned());
-    turns.listed_by_api(std::slice::from_ref(&ours));
-    assert!(turns.api_requests().is_empty(), "there is a moment to settle");
-    turns.at_secs += 10;
-    turns.happens(Event::Due);
-    assert_eq!(turns.patch(), json!({ "phase": "Running" }));
+    test.listed_by_api(std::slice::from_ref(&ours));
+    assert!(test.api_requests().is_empty(), "there is a moment to settle");
+    test.at_secs += 10;
+    test.handle(Event::Due);
+    assert_eq!(test.patch(), json!({ "phase": "Running" }));
 }
 
 #[test]
 fn mirror_pod_is_recreated_when_deleted_or_outdated() {
-    let mut turns = in_cluster(&[Source::File, Source::Api]);
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    assert!(turns.api_requests().is_empty(), "who knows what the API server already has?");
-    turns.listed_by_api(&[]);
-    assert_eq!(turns.api_requests(), ["CreateMirrorPod"]);
-    turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
+    let mut test = in_cluster(&[Source::File, Source::Api]);
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    assert!(test.api_requests().is_empty(), "who knows what the API server already has?");
+    test.listed_by_api(&[]);
+    assert_eq!(test.api_requests(), ["CreateMirrorPod"]);
+    test.answer("CreateMirrorPod", Ok(Facts::Nothing));
 
     let mirror = |hash: &str, traits: &str| {
         let mut pod = stored(traits, 5, &json!({ "phase": "Pending" }));
@@ -518,52 +518,52 @@ fn mirror_pod_is_recreated_when_deleted_or_outdated() {
         pod
     };
     let plain = "always | main a";
-    turns.listed_by_api(&[mirror("u1", plain)]);
-    assert!(turns.api_requests().is_empty());
-    let mirror_uid = |turns: &Turns| turns.agent.snapshot().pods[&PodUid::new("u1")].mirror_uid.clone();
-    assert_eq!(mirror_uid(&turns), Some("m1".into()), "under which its streams may be asked for");
-    turns.inspected("a: running 5s");
-    assert_eq!(turns.patch()["phase"], "Running", "its status appears on its mirror");
-    turns.patched(&mirror("u1", plain), 6);
+    test.listed_by_api(&[mirror("u1", plain)]);
+    assert!(test.api_requests().is_empty());
+    let mirror_uid = |test: &TestAgent| test.agent.snapshot().pods[&PodUid::new("u1")].mirror_uid.clone();
+    assert_eq!(mirror_uid(&test), Some("m1".into()), "under which its streams may be asked for");
+    test.inspected("a: running 5s");
+    assert_eq!(test.patch()["phase"], "Running", "its status appears on its mirror");
+    test.patched(&mirror("u1", plain), 6);
 
-    turns.listed_by_api(&[mirror("u1", "always | deleted | main a")]);
-    assert_eq!(turns.lifecycle("u1"), "Syncing", "its mirror's end is not its own");
-    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
-    turns.answer("DeleteMirrorPod", Ok(Facts::Nothing));
-    turns.listed_by_api(&[]);
-    assert_eq!(mirror_uid(&turns), None);
-    assert_eq!(turns.api_requests(), ["CreateMirrorPod"]);
-    turns.answer("CreateMirrorPod", Ok(Facts::Nothing));
-    turns.listed_by_api(&[mirror("an older manifest", plain)]);
-    assert!(turns.api_requests().contains(&"DeleteMirrorPod"));
+    test.listed_by_api(&[mirror("u1", "always | deleted | main a")]);
+    assert_eq!(test.lifecycle("u1"), "Syncing", "its mirror's end is not its own");
+    assert_eq!(test.api_requests(), ["DeleteMirrorPod"]);
+    test.answer("DeleteMirrorPod", Ok(Facts::Nothing));
+    test.listed_by_api(&[]);
+    assert_eq!(mirror_uid(&test), None);
+    assert_eq!(test.api_requests(), ["CreateMirrorPod"]);
+    test.answer("CreateMirrorPod", Ok(Facts::Nothing));
+    test.listed_by_api(&[mirror("an older manifest", plain)]);
+    assert!(test.api_requests().contains(&"DeleteMirrorPod"));
 }
 
 #[test]
 fn mirror_pod_is_deleted_after_its_static_pod_terminated() {
-    let mut turns = in_cluster(&[Source::File, Source::Api]);
+    let mut test = in_cluster(&[Source::File, Source::Api]);
     let mirror = mirror_of_u1();
-    turns.listed_by_api(std::slice::from_ref(&mirror));
-    assert!(turns.api_requests().is_empty(), "the manifests were not read yet");
-    turns.config(&[web("u1")]);
-    turns.runtime_is_up(&[]);
-    turns.inspected("a: running 5s");
-    turns.patched(&mirror, 6);
-    turns.config(&[]);
-    assert!(turns.api_requests().is_empty(), "it is still ending");
-    turns.answer("StopContainer", Ok(Facts::Nothing));
-    turns.inspected("a: exit(0) 0s");
-    turns.answer("StopSandbox", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(0) 0s");
-    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
+    test.listed_by_api(std::slice::from_ref(&mirror));
+    assert!(test.api_requests().is_empty(), "the manifests were not read yet");
+    test.config(&[web("u1")]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test.patched(&mirror, 6);
+    test.config(&[]);
+    assert!(test.api_requests().is_empty(), "it is still ending");
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("a: exit(0) 0s");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(0) 0s");
+    assert_eq!(test.api_requests(), ["DeleteMirrorPod"]);
 }
 
 #[test]
 fn mirror_pod_without_manifest_is_deleted_after_sources_are_ready() {
-    let mut turns = in_cluster(&[Source::File, Source::Api]);
-    turns.listed_by_api(&[mirror_of_u1()]);
-    assert!(turns.api_requests().is_empty(), "the manifests were not read yet");
-    turns.config(&[]);
-    assert_eq!(turns.api_requests(), ["DeleteMirrorPod"]);
+    let mut test = in_cluster(&[Source::File, Source::Api]);
+    test.listed_by_api(&[mirror_of_u1()]);
+    assert!(test.api_requests().is_empty(), "the manifests were not read yet");
+    test.config(&[]);
+    assert_eq!(test.api_requests(), ["DeleteMirrorPod"]);
 }
 
 fn mirror_of_u1() -> Pod {
@@ -591,33 +591,33 @@ fn node_affinity_mismatch_refetches_node() {
         (Ok(Facts::Node(node_in("c", 6))), "rejected"),
         (refused(ErrorKind::Unavailable), "rejected"),
     ] {
-        let mut turns = in_cluster(&[Source::Api]);
-        turns.happens(Event::Node(node_in("a", 5)));
-        turns.listed_by_api(&[picky()]);
-        turns.runtime_is_up(&[]);
-        assert_eq!((turns.lifecycle("u1").as_str(), turns.api_requests()), ("Waiting", vec!["GetNode"]));
+        let mut test = in_cluster(&[Source::Api]);
+        test.handle(Event::Node(node_in("a", 5)));
+        test.listed_by_api(&[picky()]);
+        test.runtime_is_up(&[]);
+        assert_eq!((test.lifecycle("u1").as_str(), test.api_requests()), ("Waiting", vec!["GetNode"]));
         // An older Node object does not replace a newer one.
-        turns.answer("GetNode", answer);
-        turns.happens(Event::Node(node_in("a", 5)));
-        assert!(!turns.api_requests().contains(&"GetNode"));
-        let is_rejected = turns.told.contains(&"NodeAffinity".to_owned());
-        assert_eq!(is_rejected, lifecycle == "rejected", "{:?}", turns.told);
+        test.answer("GetNode", answer);
+        test.handle(Event::Node(node_in("a", 5)));
+        assert!(!test.api_requests().contains(&"GetNode"));
+        let is_rejected = test.events.contains(&"NodeAffinity".to_owned());
+        assert_eq!(is_rejected, lifecycle == "rejected", "{:?}", test.events);
     }
 }
 
 #[test]
 fn node_fetched_before_pod_arrival_is_not_used() {
-    let mut turns = in_cluster(&[Source::Api]);
-    turns.happens(Event::Node(node_in("a", 5)));
-    turns.listed_by_api(&[picky()]);
-    turns.runtime_is_up(&[]);
-    turns.at_secs += 1;
+    let mut test = in_cluster(&[Source::Api]);
+    test.handle(Event::Node(node_in("a", 5)));
+    test.listed_by_api(&[picky()]);
+    test.runtime_is_up(&[]);
+    test.at_secs += 1;
     let mut later = picky();
     later.metadata.uid = Some("u2".to_owned());
     later.metadata.name = Some("later".to_owned());
-    turns.listed_by_api(&[picky(), later]);
-    turns.answer("GetNode", Ok(Facts::Node(node_in("c", 6))));
-    assert_eq!(turns.lifecycle("u2"), "Waiting");
-    turns.answer("GetNode", Ok(Facts::Node(node_in("b", 7))));
-    assert_eq!(turns.lifecycle("u2"), "Syncing");
+    test.listed_by_api(&[picky(), later]);
+    test.answer("GetNode", Ok(Facts::Node(node_in("c", 6))));
+    assert_eq!(test.lifecycle("u2"), "Waiting");
+    test.answer("GetNode", Ok(Facts::Node(node_in("b", 7))));
+    assert_eq!(test.lifecycle("u2"), "Syncing");
 }

@@ -15,13 +15,13 @@ fn api_pod(text: &str, grace_secs: Option<i64>) -> Pod {
     pod
 }
 
-impl Turns {
+impl TestAgent {
     fn api_shows(&mut self, pod: &Pod) {
-        self.happens(Event::Config { source: Source::Api, pods: vec![Arc::new(pod.clone())] });
+        self.handle(Event::Config { source: Source::Api, pods: vec![Arc::new(pod.clone())] });
     }
 
     fn api_forgets_all(&mut self) {
-        self.happens(Event::Config { source: Source::Api, pods: Vec::new() });
+        self.handle(Event::Config { source: Source::Api, pods: Vec::new() });
     }
 
     /// The stops and preStop hooks in flight, and the time each is given.
@@ -31,7 +31,7 @@ impl Turns {
             Op::Container(ContainerOp::RunHook(HookRequest { limit, .. })) => Some(limit.as_secs()),
             _ => None,
         };
-        self.asked.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()
+        self.in_flight.iter().filter_map(|(id, op)| Some((*id, given(op)?))).collect()
     }
 
     /// A look finds that the container's definition has changed.
@@ -42,11 +42,11 @@ impl Turns {
     }
 }
 
-fn running(pod: &Pod) -> Turns {
-    let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
-    turns.api_shows(pod);
-    turns.runtime_is_up(&[]);
-    turns
+fn running(pod: &Pod) -> TestAgent {
+    let mut test = TestAgent::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
+    test.api_shows(pod);
+    test.runtime_is_up(&[]);
+    test
 }
 
 fn with_pre_stop(mut pod: Pod) -> Pod {
@@ -59,13 +59,13 @@ fn with_pre_stop(mut pod: Pod) -> Pod {
 fn only_a_shorter_grace_period_restarts_stops() {
     for (first, second, expected) in [(30, 5, 5), (5, 30, 5)] {
         let pod = |grace_secs| api_pod("always | main a", grace_secs);
-        let mut turns = running(&pod(None));
-        turns.inspected("a: running 5s");
-        turns.api_shows(&pod(Some(first)));
-        let [(before, given)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        let mut test = running(&pod(None));
+        test.inspected("a: running 5s");
+        test.api_shows(&pod(Some(first)));
+        let [(before, given)] = test.stops()[..] else { panic!("{:?}", test.in_flight) };
         assert_eq!(given, first.unsigned_abs());
-        turns.api_shows(&pod(Some(second)));
-        let [(after, given)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        test.api_shows(&pod(Some(second)));
+        let [(after, given)] = test.stops()[..] else { panic!("{:?}", test.in_flight) };
         assert_eq!((given, after == before), (expected, first < second), "{first} s, then {second} s");
     }
 }
@@ -73,21 +73,21 @@ fn only_a_shorter_grace_period_restarts_stops() {
 #[test]
 fn sidecar_is_stopped_after_a_container_that_is_being_started() {
     let pod = |grace_secs| api_pod("always | sidecar s | main a", grace_secs);
-    let mut turns = running(&pod(None));
-    turns.inspected("s: running 5s");
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "s: running 5s");
-    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
-    turns.api_shows(&pod(Some(30)));
-    assert_eq!((turns.stops(), turns.recalled.len()), (vec![], 1), "{:?}", turns.asked);
-    turns.answer("StartContainer", Ok(Facts::Nothing));
+    let mut test = running(&pod(None));
+    test.inspected("s: running 5s");
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "s: running 5s");
+    test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    test.api_shows(&pod(Some(30)));
+    assert_eq!((test.stops(), test.recalled.len()), (vec![], 1), "{:?}", test.in_flight);
+    test.answer("StartContainer", Ok(Facts::Nothing));
     for (state, expected) in [("s: running 5s; a: running 0s", "a0"), ("s: running 5s; a: exit(0) 0s ago", "s0")] {
-        turns.inspected(state);
-        let stopped = turns.asked.iter().filter_map(|(_, op)| match op {
+        test.inspected(state);
+        let stopped = test.in_flight.iter().filter_map(|(_, op)| match op {
             Op::Container(ContainerOp::Stop { id, .. }) => Some(id.as_str()),
             _ => None,
         });
         assert_eq!(stopped.collect::<Vec<_>>(), [expected]);
-        turns.answer("StopContainer", Ok(Facts::Nothing));
+        test.answer("StopContainer", Ok(Facts::Nothing));
     }
 }
 
@@ -95,27 +95,27 @@ fn sidecar_is_stopped_after_a_container_that_is_being_started() {
 fn running_hook_ends_with_a_shorter_grace_period() {
     let pod = |grace_secs| with_pre_stop(api_pod("always | main a", grace_secs));
     for (first, ends_after_secs) in [(Some(30), 5), (Some(3), 3), (None, 5)] {
-        let mut turns = running(&pod(None));
+        let mut test = running(&pod(None));
         if first.is_some() {
-            turns.inspected("a: running 5s");
-            turns.api_shows(&pod(first));
+            test.inspected("a: running 5s");
+            test.api_shows(&pod(first));
         } else {
-            turns.finds_another_definition();
+            test.finds_another_definition();
         }
-        let [(hook, _)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
-        turns.api_shows(&pod(Some(5)));
-        turns.at_secs += ends_after_secs - 1;
-        turns.happens(Event::Due);
-        assert_eq!(turns.stops().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [hook], "{first:?}: it goes on");
+        let [(hook, _)] = test.stops()[..] else { panic!("{:?}", test.in_flight) };
+        test.api_shows(&pod(Some(5)));
+        test.at_secs += ends_after_secs - 1;
+        test.handle(Event::Due);
+        assert_eq!(test.stops().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [hook], "{first:?}: it goes on");
         if first == Some(3) {
-            turns.answer("RunHook", Ok(Facts::Nothing));
+            test.answer("RunHook", Ok(Facts::Nothing));
         } else {
-            turns.at_secs += 1;
-            turns.happens(Event::Due);
+            test.at_secs += 1;
+            test.handle(Event::Due);
         }
-        assert!(turns.stops().is_empty(), "{first:?}: {:?}", turns.asked);
-        turns.inspected("a: running 5s");
-        let pending = turns.pending();
+        assert!(test.stops().is_empty(), "{first:?}: {:?}", test.in_flight);
+        test.inspected("a: running 5s");
+        let pending = test.pending();
         assert!(pending.contains(&"StopContainer") && !pending.contains(&"RunHook"), "{first:?}: {pending:?}");
     }
 }
@@ -123,59 +123,59 @@ fn running_hook_ends_with_a_shorter_grace_period() {
 #[test]
 fn earlier_stop_is_bounded_by_the_pods_grace_period() {
     for (grace_secs, is_sent_again) in [(5, true), (30, false), (60, false)] {
-        let mut turns = running(&api_pod("always | main a", None));
-        turns.finds_another_definition();
-        let [(before, 30)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
-        turns.api_shows(&api_pod("always | main a", Some(grace_secs)));
-        let [(after, _)] = turns.stops()[..] else { panic!("{:?}", turns.asked) };
+        let mut test = running(&api_pod("always | main a", None));
+        test.finds_another_definition();
+        let [(before, 30)] = test.stops()[..] else { panic!("{:?}", test.in_flight) };
+        test.api_shows(&api_pod("always | main a", Some(grace_secs)));
+        let [(after, _)] = test.stops()[..] else { panic!("{:?}", test.in_flight) };
         assert_eq!(after != before, is_sent_again, "{grace_secs} s");
     }
 }
 
 #[test]
 fn restarting_container_of_a_dead_sandbox_is_not_restarted() {
-    let mut turns = running(&api_pod("never | main a", None));
-    turns.finds_another_definition();
-    turns.answer("StopContainer", Ok(Facts::Nothing));
-    turns.inspected("sandbox notready 60s; a: exit(137) 5s");
-    turns.carried_out(&["StopSandbox", "TearDownVolumes"], "sandbox notready 60s; a: exit(137) 5s");
-    let snapshot = turns.agent.snapshot();
+    let mut test = running(&api_pod("never | main a", None));
+    test.finds_another_definition();
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(137) 5s");
+    test.carried_out(&["StopSandbox", "TearDownVolumes"], "sandbox notready 60s; a: exit(137) 5s");
+    let snapshot = test.agent.snapshot();
     assert_eq!(snapshot.pods[&PodUid::new("u1")].status.phase.as_deref(), Some("Failed"));
 }
 
 #[test]
 fn hook_finished_before_termination_uses_no_grace_period() {
-    let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
-    turns.finds_another_definition();
-    turns.at_secs += 3;
-    turns.answer("RunHook", Ok(Facts::Nothing));
-    turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
-    turns.inspected("a: running 5s");
-    assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [30]);
+    let mut test = running(&with_pre_stop(api_pod("always | main a", None)));
+    test.finds_another_definition();
+    test.at_secs += 3;
+    test.answer("RunHook", Ok(Facts::Nothing));
+    test.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
+    test.inspected("a: running 5s");
+    assert_eq!(test.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [30]);
 }
 
 #[test]
 fn running_hook_uses_up_the_grace_period() {
-    let mut turns = running(&with_pre_stop(api_pod("always | main a", None)));
-    turns.inspected("a: running 5s");
-    turns.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
-    turns.at_secs += 4;
-    turns.answer("RunHook", Ok(Facts::Nothing));
-    turns.inspected("a: running 5s");
-    assert_eq!(turns.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [26]);
+    let mut test = running(&with_pre_stop(api_pod("always | main a", None)));
+    test.inspected("a: running 5s");
+    test.api_shows(&with_pre_stop(api_pod("always | main a", Some(30))));
+    test.at_secs += 4;
+    test.answer("RunHook", Ok(Facts::Nothing));
+    test.inspected("a: running 5s");
+    assert_eq!(test.stops().iter().map(|(_, secs)| *secs).collect::<Vec<_>>(), [26]);
 }
 
 #[test]
 fn a_pod_removed_while_it_completes_leaves_nothing() {
-    let mut turns = running(&api_pod("never | main a", None));
-    turns.inspected("a: exit(0) 5s");
-    assert_eq!(turns.lifecycle("u1"), "Terminating");
-    turns.api_forgets_all();
+    let mut test = running(&api_pod("never | main a", None));
+    test.inspected("a: exit(0) 5s");
+    assert_eq!(test.lifecycle("u1"), "Terminating");
+    test.api_forgets_all();
     let stopped = "sandbox notready; a: exit(0) 5s";
-    turns.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], stopped);
-    turns.carried_out(&["RemoveContainer"], "sandbox notready");
-    turns.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
-    assert_eq!(turns.lifecycle("u1"), "unknown");
+    test.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], stopped);
+    test.carried_out(&["RemoveContainer"], "sandbox notready");
+    test.carried_out(&["RemoveSandbox", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
+    assert_eq!(test.lifecycle("u1"), "unknown");
 }
 
 #[test]
@@ -188,39 +188,39 @@ fn post_start_hook_runs_unless_the_pod_terminates() {
         pod
     };
     for (ends, expected) in [(false, true), (true, false)] {
-        let mut turns = running(&pod(None));
-        turns.inspected("a: created 1s");
+        let mut test = running(&pod(None));
+        test.inspected("a: created 1s");
         if ends {
-            turns.api_shows(&pod(Some(30)));
+            test.api_shows(&pod(Some(30)));
         }
-        turns.answer("ResumeContainer", Ok(Facts::Nothing));
-        assert_eq!(turns.pending().contains(&"RunHook"), expected, "{:?}", turns.pending());
+        test.answer("ResumeContainer", Ok(Facts::Nothing));
+        assert_eq!(test.pending().contains(&"RunHook"), expected, "{:?}", test.pending());
     }
-    let mut turns = running(&pod(None));
-    turns.inspected("sandbox ready 1s");
-    turns.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
-    turns.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
-    turns.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
-    let hooks = turns.asked.iter().filter_map(|(_, op)| match op {
+    let mut test = running(&pod(None));
+    test.inspected("sandbox ready 1s");
+    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
+    test.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
+    let hooks = test.in_flight.iter().filter_map(|(_, op)| match op {
         Op::Container(ContainerOp::RunHook(order)) => Some((order.container.as_str(), order.id.as_str())),
         _ => None,
     });
     assert_eq!(hooks.collect::<Vec<_>>(), [("a", "a0")]);
     let limit = Duration::from_secs(2 * 3600);
-    assert!(turns.stops().iter().all(|(_, secs)| *secs == limit.as_secs()), "for ever with an end");
+    assert!(test.stops().iter().all(|(_, secs)| *secs == limit.as_secs()), "for ever with an end");
 }
 
 #[test]
 fn pod_deleted_while_terminating_as_orphan_does_not_restart() {
     for grace_secs in [None, Some(30)] {
-        let mut turns = Turns::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
-        turns.api_forgets_all();
-        turns.runtime_is_up(&[listed("u1", "web")]);
-        turns.inspected("sandbox ready");
-        assert_eq!(turns.lifecycle("u1"), "Terminating", "no source knows it");
-        turns.api_shows(&api_pod("always | main a", grace_secs));
-        turns.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], "sandbox notready");
+        let mut test = TestAgent::new(Settings { sources: vec![Source::Api], ..Settings::for_node("node") });
+        test.api_forgets_all();
+        test.runtime_is_up(&[listed("u1", "web")]);
+        test.inspected("sandbox ready");
+        assert_eq!(test.lifecycle("u1"), "Terminating", "no source knows it");
+        test.api_shows(&api_pod("always | main a", grace_secs));
+        test.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], "sandbox notready");
         let expected = if grace_secs.is_some() { "Terminating" } else { "Syncing" };
-        assert_eq!(turns.lifecycle("u1"), expected, "{grace_secs:?}");
+        assert_eq!(test.lifecycle("u1"), expected, "{grace_secs:?}");
     }
 }

@@ -203,7 +203,7 @@ fn odd(old: &Value, which: Index) -> Value {
 
 /// A runtime, a host and an API server for one node, with the minimum that pods need.
 struct Odd {
-    turns: Turns,
+    test: TestAgent,
     settings: Settings,
     pods: BTreeMap<PodUid, PodFacts>,
     /// Outcomes of the next effects and containers of the odd pod; when empty, all succeed.
@@ -226,11 +226,11 @@ impl Odd {
         settings.node.swap_controller = SwapController::CgroupV2;
         settings.node.cluster_domain = "cluster.local".to_owned();
         settings.node.cluster_dns = vec!["10.0.0.10".to_owned()];
-        let mut turns = Turns::with_cgroups(settings.clone());
-        turns.happens(Event::Node(node_object()));
-        turns.happens(Event::RuntimeEvents(EventStream::Up));
+        let mut test = TestAgent::with_cgroups(settings.clone());
+        test.handle(Event::Node(node_object()));
+        test.handle(Event::RuntimeEvents(EventStream::Up));
         Odd {
-            turns,
+            test,
             settings,
             pods: BTreeMap::new(),
             fate: fate.into(),
@@ -246,24 +246,24 @@ impl Odd {
             "spec": {"containers": [{"name": "a", "image": "a:1"}]}});
         let beside: Pod = serde_json::from_value(beside).unwrap();
         self.stored = odd.into_iter().chain([beside]).map(Arc::new).collect();
-        let snapshot = self.turns.agent.snapshot();
+        let snapshot = self.test.agent.snapshot();
         self.needs_before_edit = snapshot.pods.values().flat_map(|view| view.needs.objects.iter().cloned()).collect();
-        self.turns.happens(Event::Config { source: Source::Api, pods: self.stored.clone() });
+        self.test.handle(Event::Config { source: Source::Api, pods: self.stored.clone() });
     }
 
-    /// Gives results, and advances the time when no effect is pending, for so many turns.
-    fn live(&mut self, turns: usize) {
-        for _ in 0..turns {
-            if self.turns.asked.is_empty() {
-                let moment = self.turns.agent.wake_at(self.turns.now()).as_duration().as_secs();
-                self.turns.at_secs = (moment.saturating_sub(3600) + 1).min(self.turns.at_secs + 3600);
-                self.turns.happens(Event::Due);
+    /// Gives results, and advances the time when no effect is pending, for so many test.
+    fn live(&mut self, test: usize) {
+        for _ in 0..test {
+            if self.test.in_flight.is_empty() {
+                let moment = self.test.agent.wake_at(self.test.now()).as_duration().as_secs();
+                self.test.at_secs = (moment.saturating_sub(3600) + 1).min(self.test.at_secs + 3600);
+                self.test.handle(Event::Due);
                 continue;
             }
-            let (id, op) = self.turns.asked.remove(0);
+            let (id, op) = self.test.in_flight.remove(0);
             serde_json::to_string(&op).unwrap();
             let result = self.done(&op);
-            self.turns.happens(Event::Done { id, result });
+            self.test.handle(Event::Done { id, result });
         }
     }
 
@@ -286,7 +286,7 @@ impl Odd {
             }
             Op::Api(ApiOp::GetNode) => Facts::Node(node_object()),
             Op::Node(NodeOp::Relist) => {
-                Facts::Listing(Listing { looked_at: self.turns.now().uptime, pods: BTreeMap::new() })
+                Facts::Listing(Listing { looked_at: self.test.now().uptime, pods: BTreeMap::new() })
             }
             Op::Node(NodeOp::ListPodDirs) => Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() },
             Op::Node(NodeOp::SyncQosCgroups { .. }) => Facts::Cgroups { names: Vec::new() },
@@ -338,7 +338,7 @@ impl Odd {
     /// The shell has only the objects that the snapshot lists. An effect sent before the pod was edited may need others; if it
     /// comes too late for them it fails, and the next one is for the edited pod.
     fn assert_published<'a>(&self, uid: &PodUid, keys: impl IntoIterator<Item = &'a ObjectKey>) {
-        let snapshot = self.turns.agent.snapshot();
+        let snapshot = self.test.agent.snapshot();
         let needs = &snapshot.pods[uid].needs.objects;
         for key in keys.into_iter().filter(|key| !key.name.is_empty()) {
             let is_published = needs.contains(key) || self.needs_before_edit.contains(key);
@@ -369,13 +369,13 @@ impl Odd {
     fn patched(&self, uid: &PodUid, patch: &Value) -> Facts {
         let Some(pod) = self.stored.iter().find(|pod| PodUid::of(pod) == *uid) else { return Facts::Nothing };
         let mut pod = Pod::clone(pod);
-        pod.metadata.resource_version = Some((1_000_000 + self.turns.at_secs).to_string());
+        pod.metadata.resource_version = Some((1_000_000 + self.test.at_secs).to_string());
         pod.status = serde_json::from_value(patch["status"].clone()).unwrap_or(pod.status);
         Facts::ApiPod(Arc::new(pod))
     }
 
     fn looked(&mut self, uid: &PodUid, fate: u8) -> Facts {
-        let looked_at = self.turns.now().uptime;
+        let looked_at = self.test.now().uptime;
         let facts = self.pods.entry(uid.clone()).or_default();
         facts.looked_at = looked_at;
         if let Some(container) = facts.containers.iter_mut().find(|each| each.exit().is_none())
@@ -499,7 +499,7 @@ fn rich() -> Value {
 }
 
 fn phase(odd: &Odd, uid: &str) -> Option<String> {
-    odd.turns.agent.snapshot().pods.get(&PodUid::new(uid))?.status.phase.clone()
+    odd.test.agent.snapshot().pods.get(&PodUid::new(uid))?.status.phase.clone()
 }
 
 #[test]
@@ -508,7 +508,7 @@ fn rich_pod_runs_without_mutations() {
     odd.listed(Some(&rich()));
     odd.live(200);
     let names = odd.pods[&PodUid::new("u1")].containers.iter().map(|each| each.name.clone()).collect::<Vec<_>>();
-    assert_eq!(phase(&odd, "u1").as_deref(), Some("Running"), "{names:?}, {:?}", odd.turns.told);
+    assert_eq!(phase(&odd, "u1").as_deref(), Some("Running"), "{names:?}, {:?}", odd.test.events);
 }
 
 proptest! {

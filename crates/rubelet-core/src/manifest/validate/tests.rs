@@ -340,7 +340,7 @@ fn static_pods_refer_to_nothing_in_the_api() {
 }
 
 #[test]
-fn a_refusal_reads_as_one_line_with_every_reason() {
+fn refusal_is_one_line_with_every_reason() {
     let value = manifest(&json!({ "name": "web" }), &json!({ "containers": [{ "name": "a" }], "dnsPolicy": "x" }));
     let refusal = decode(value, &Origin::File("/m/web.yaml".to_owned()), "n1").unwrap_err();
     assert_snapshot!(refusal, @r#"invalid pod: [spec.containers[0].image: Required value, spec.dnsPolicy: Unsupported value: "x": supported values: "ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]"#);

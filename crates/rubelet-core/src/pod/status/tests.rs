@@ -358,7 +358,7 @@ fn lost_container_is_shown_with_its_restart_count() {
 }
 
 #[test]
-fn a_lost_container_shows_how_the_one_before_it_ended() {
+fn lost_container_shows_the_last_known_exit() {
     let case = Case::new("always | main a", "a: exit(2), running 30s").then("", later(60));
     assert!(
         case.show().contains("waiting(ContainerCreating), last exit 2(Error) -130s, restarts=1"),
@@ -628,7 +628,7 @@ fn a_sandbox_that_is_not_ready_has_no_address() {
 }
 
 #[test]
-fn what_others_wrote_into_a_status_stays() {
+fn foreign_status_fields_are_kept() {
     let theirs = PodStatus {
         qos_class: Some("Guaranteed".to_owned()),
         resource_claim_statuses: Some(vec![Default::default()]),
@@ -650,7 +650,7 @@ fn what_others_wrote_into_a_status_stays() {
 }
 
 #[test]
-fn a_disruption_that_was_decided_stays_decided() {
+fn disruption_condition_is_never_withdrawn() {
     let mut case = Case::new("always | main a", "a: running");
     let mut previous = case.status();
     let disruption = PodCondition {
@@ -915,7 +915,7 @@ fn waiting_messages_and_the_pods_own_are_cut_between_characters() {
 }
 
 #[test]
-fn a_status_from_elsewhere_is_put_into_our_order_and_precision() {
+fn foreign_status_is_normalized_to_our_order_and_precision() {
     let pod = mk_pod("always | init j | init i | main b | main a | ephemeral f | ephemeral e");
     let time = "2026-06-01T12:00:00.9Z";
     let container = |name: &str| {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_living_agent_keeps_its_socket_and_a_dead_one_loses_it() {
+    async fn only_a_dead_agents_socket_is_replaced() {
         let root = tempfile::tempdir().unwrap();
         let path = socket_path(root.path());
         let first = AdminSocket::bind(&path).unwrap();

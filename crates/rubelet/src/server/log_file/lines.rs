@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stream_can_be_shown_alone() {
+    fn single_stream_can_be_shown() {
         let only = |streams| shown(Filter { streams, ..Filter::default() });
         insta::assert_snapshot!(only(Streams::Stdout), @"
         one
@@ -225,7 +225,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_upset_it(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let mut lines = Lines::new(Filter { since: Some(Timestamp::UNIX_EPOCH), timestamps: Timestamps::Shown, streams: Streams::Stderr });
             lines.take(&bytes);
             lines.take_rest();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_holds_for_its_time_and_an_error_not_at_all() {
+    async fn reviews_are_cached_but_errors_are_not() {
         let reviews = reviews();
         let keep = Duration::from_secs(10);
         let away = || "away".to_owned();

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn addresses_take_turns_and_none_takes_all() {
+    async fn requests_are_served_round_robin_by_address() {
         let fixture = Fixture::new();
         for (name, last) in [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1), ("b1", 2), ("c1", 3), ("b2", 2)] {
             fixture.request(name, last).await;

@@ -81,7 +81,7 @@ fn invalid_manifest_keeps_its_pods_and_is_reported_once() {
 }
 
 #[test]
-fn one_bad_file_affects_no_other() {
+fn invalid_file_affects_no_other_file() {
     let (a, c) = (manifest("a", "a:1"), manifest("c", "c:1"));
     let unknown = format!("{}  surprise: 1\n---\nmore: 1\n", manifest("d", "d:1"));
     let looks: &[(&str, &str)] = &[
@@ -121,7 +121,7 @@ fn a_file_that_was_never_read_makes_the_set_partial() {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_takes_its_pods_along() {
+fn broken_link_removes_its_pods() {
     let text = manifest("web", "nginx:1");
     let found = played(&[&[("/m/web", &text)], &[("/m/web", "error: dangling")], &[("/m/web", "error: dangling")]]);
     assert_snapshot!(found, @"

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_on_a_whole_disk_is_one_series() {
+    fn file_system_on_a_whole_disk_has_one_series() {
         let mut sample = example::sample();
         sample.partitions[0].device = "/dev/vda".to_owned();
         let text = lines(&cadvisor::exposition(Ok(&sample)).into_text());

@@ -63,21 +63,21 @@ impl State {
     }
 
     fn booted(mut self) -> Self {
-        self.happens_once(Event::Due);
-        self.happens_once(Event::RuntimeEvents(EventStream::Up));
+        self.handle_once(Event::Due);
+        self.handle_once(Event::RuntimeEvents(EventStream::Up));
         self.world.has_news = false;
         let pods = self.world.api.iter().cloned().collect();
-        self.happens_once(Event::Config { source: Source::Api, pods });
+        self.handle_once(Event::Config { source: Source::Api, pods });
         self
     }
 
-    fn happens_once(&mut self, event: Event) {
+    fn handle_once(&mut self, event: Event) {
         let cancelled = self.turn(event);
         assert!(cancelled.is_empty(), "a new agent cancels nothing");
     }
 
     /// One event, the routines whose result never depends on the pod, and the watch; branches on what cancelled effects did.
-    fn happens(mut self, event: Event) -> Vec<State> {
+    fn handle(mut self, event: Event) -> Vec<State> {
         let cancelled = self.turn(event);
         self.concluded(cancelled)
     }
@@ -109,7 +109,7 @@ impl State {
         let Progress::Done(result) = self.world.take(&op, &progress, self.now()) else {
             unreachable!("a patch has one step");
         };
-        states.extend(self.happens(Event::Done { id, result }));
+        states.extend(self.handle(Event::Done { id, result }));
         states
     }
 
@@ -142,7 +142,7 @@ impl State {
                         };
                         events.push(Event::Done { id, result });
                     }
-                    Effect::Do { id, op, .. } => self.asked(id, op),
+                    Effect::Do { id, op, .. } => self.started(id, op),
                     Effect::Cancel(id) => cancelled.extend(self.remove(id)),
                     Effect::Recall(id) => {
                         for effect in self.world.effects.iter_mut().filter(|effect| effect.id == id) {
@@ -160,7 +160,7 @@ impl State {
         cancelled
     }
 
-    fn asked(&mut self, id: EffectId, op: Op) {
+    fn started(&mut self, id: EffectId, op: Op) {
         if op.kind() == OpKind::Start && self.world.is_deleted() {
             self.world.breaks(format!("{op} is requested after the pod was deleted"));
         }
@@ -289,7 +289,7 @@ impl Successors<'_> {
 
     fn answer(&mut self, label: &str, kind: Kind, id: EffectId, result: Answer, mut state: State) {
         state.remove(id);
-        self.add(label, kind, state.happens(Event::Done { id, result }));
+        self.add(label, kind, state.handle(Event::Done { id, result }));
     }
 
     fn with_fault(&self) -> State {
@@ -316,7 +316,7 @@ impl Successors<'_> {
                     untold.world.left.faults -= 1;
                     self.add(&format!("{name} exits with {code}, its event is lost"), Kind::Chance, vec![untold]);
                 }
-                let told = state.happens(Event::Hint { pod: PodUid::new(UID) });
+                let told = state.handle(Event::Hint { pod: PodUid::new(UID) });
                 self.add(&format!("{name} exits with {code}"), Kind::Chance, told);
             }
         }
@@ -363,7 +363,7 @@ impl Successors<'_> {
     fn passes(&mut self, label: &str, kind: Kind, until: Uptime, mut state: State) {
         state.at_secs = until.since(later(0).uptime).as_secs();
         let label = format!("{label} after {} s", state.at_secs - self.from.at_secs);
-        self.add(&label, kind, state.happens(Event::Due));
+        self.add(&label, kind, state.handle(Event::Due));
     }
 
     /// The agent dies and starts again. Each effect in flight has taken place or not.

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_the_format_is_refused() {
+    fn invalid_format_is_refused() {
         for (from, to) in [
             ("# HELP a A.\n", ""),
             ("# TYPE a counter\n", ""),

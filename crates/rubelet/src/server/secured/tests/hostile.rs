@@ -100,8 +100,8 @@ fn floods(of_control_frames: End) -> [(&'static str, Vec<u8>, Next, End); 4] {
 }
 
 #[tokio::test]
-async fn floods_of_http_2_cost_others_nothing() {
-    if !is_alone(module_path!(), "floods_of_http_2_cost_others_nothing") {
+async fn http_2_floods_do_not_delay_other_clients() {
+    if !is_alone(module_path!(), "http_2_floods_do_not_delay_other_clients") {
         return;
     }
     let port = Port::open(false).await;
