@@ -31,6 +31,8 @@ mod cgroups;
 mod cleanups;
 mod config;
 mod done;
+mod image_gc;
+mod logs;
 mod outbox;
 mod plan;
 mod probes;
@@ -105,7 +107,7 @@ impl Agent {
             self.outbox.flights.next_wakeup(),
             self.images.next_wakeup(now),
             self.api_requests.next_wakeup(now),
-            self.node.next_wakeup(now),
+            self.node.next_wakeup(&self.settings, now),
         ];
         parts.into_iter().flatten().min().expect("the check of the runtime is due some time, or under way")
     }

@@ -3,13 +3,14 @@
 //! Owns: the closed set of effects, as plain data. Never: how they are done (`rubelet/src/effects/`).
 //! An effect may be lost, late or doubled; it decides nothing, has a deadline, and reports with `Event::Done`.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     id::{ContainerId, PodRef, PodUid, SandboxId},
+    image_gc::ImageListing,
     node_object::NodeObject,
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
@@ -76,6 +77,9 @@ pub enum Facts {
         uids: Vec<PodUid>,
         log_dirs: Vec<String>,
     },
+    Images(ImageListing),
+    /// The sizes of logs; `None` where the file is missing.
+    LogSizes(BTreeMap<ContainerId, Option<u64>>),
     /// The container was removed after processes of it were killed that the runtime had kept; its error until then.
     LeftoverTask {
         error: String,

@@ -34,7 +34,13 @@ pub const BACK_OFF_PULL_IMAGE: &str = "BackOff";
 /// A literal in `pkg/kubelet/kubelet_pods.go`.
 pub const FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET: &str = "FailedToRetrieveImagePullSecret";
 
+/// Rubelet's own: what a collection of unused images freed.
+pub const DELETED_IMAGES: &str = "DeletedImages";
+
 // The kubelet and its node.
+pub const INVALID_DISK_CAPACITY: &str = "InvalidDiskCapacity";
+pub const FREE_DISK_SPACE_FAILED: &str = "FreeDiskSpaceFailed";
+pub const IMAGE_GC_FAILED: &str = "ImageGCFailed";
 pub const NODE_READY: &str = "NodeReady";
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 pub const NODE_SCHEDULABLE: &str = "NodeSchedulable";
@@ -47,6 +53,8 @@ pub const STARTING_KUBELET: &str = "Starting";
 pub const FAILED_MOUNT_VOLUME: &str = "FailedMount";
 /// Upstream had it as `FailedUnmountVolume` before it stopped recording it.
 pub const FAILED_UNMOUNT_VOLUME: &str = "FailedUnMount";
+/// A literal in `pkg/kubelet/oom/oom_watcher_linux.go`.
+pub const SYSTEM_OOM: &str = "SystemOOM";
 pub const NODE_REBOOTED: &str = "Rebooted";
 pub const FAILED_NODE_ALLOCATABLE_ENFORCEMENT: &str = "FailedNodeAllocatableEnforcement";
 pub const SUCCESSFUL_NODE_ALLOCATABLE_ENFORCEMENT: &str = "NodeAllocatableEnforced";

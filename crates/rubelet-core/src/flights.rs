@@ -11,6 +11,7 @@ use crate::{
     api_requests::ApiRequest,
     effect::EffectId,
     id::{ContainerId, PodUid},
+    log_rotation::LogTask,
     node::Routine,
     op::{ContainerOp, Op},
     probes::{ProbeKind, exec_slots::ExecSlots},
@@ -26,6 +27,7 @@ pub enum Subject {
     Node(Routine),
     Api(ApiRequest),
     Pod(PodUid, PodSubject),
+    Log(ContainerId, LogTask),
 }
 
 /// The part of a pod that an effect changes. Parts are independent of each other.
@@ -119,6 +121,12 @@ impl Flights {
         self.flights.contains_key(subject)
     }
 
+    /// A container is being started from the image of this ID.
+    pub fn uses_image(&self, id: &str) -> bool {
+        let uses = |op: &Op| matches!(op, Op::Container(ContainerOp::Start(order)) if order.image.id == id);
+        self.flights.values().any(|flight| uses(&flight.op))
+    }
+
     pub fn subjects(&self) -> impl Iterator<Item = &Subject> {
         self.flights.keys()
     }
@@ -132,7 +140,7 @@ impl Flights {
         let from = Subject::Api(ApiRequest::FIRST);
         self.flights.range(from..).map_while(|(subject, _)| match subject {
             Subject::Api(request) => Some(request),
-            Subject::Node(_) | Subject::Pod(..) => None,
+            Subject::Node(_) | Subject::Pod(..) | Subject::Log(..) => None,
         })
     }
 
@@ -173,7 +181,7 @@ impl<'a> PodFlights<'a> {
         let from = Subject::Pod(uid.clone(), PodSubject::Look);
         self.flights.flights.range(from..).map_while(move |(subject, flight)| match subject {
             Subject::Pod(owner, part) if owner == uid => Some((part, flight)),
-            Subject::Pod(..) | Subject::Node(_) | Subject::Api(_) => None,
+            Subject::Pod(..) | Subject::Node(_) | Subject::Api(_) | Subject::Log(..) => None,
         })
     }
 

@@ -152,6 +152,14 @@ impl Images {
         }
     }
 
+    /// A container waits for the image of this ID or name, or for its own start with it.
+    pub fn needs(&self, image: &str) -> bool {
+        self.requests.values().any(|ensure| {
+            let is_ready = matches!(&ensure.state, PullState::Ready(facts) if facts.id == image);
+            is_ready || ensure.request.image == image
+        })
+    }
+
     /// The container's waiting state, if it waits for its image.
     pub fn waiting(&self, uid: &PodUid, container: &str) -> Option<&Waiting> {
         self.requests.get(&(uid.clone(), container.to_owned())).and_then(|ensure| ensure.waiting.as_ref())

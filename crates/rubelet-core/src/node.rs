@@ -10,6 +10,8 @@ use crate::{
     effect::{EffectError, ErrorKind},
     event::EventStream,
     id::PodUid,
+    image_gc::ImageGc,
+    log_rotation::LogRotation,
     node_object::NodeObject,
     observation::{Listing, RuntimeStatus},
     op::NodeOp,
@@ -43,6 +45,9 @@ pub enum Routine {
     Relist,
     ListPodDirs,
     SyncQosCgroups,
+    MeasureLogs,
+    ListImages,
+    DeleteImage,
 }
 
 #[derive(Clone, Debug)]
@@ -51,6 +56,8 @@ pub struct Node {
     due_at: BTreeMap<Routine, Uptime>,
     are_sources_ready: bool,
     pub qos: QosCgroups,
+    pub logs: LogRotation,
+    pub image_gc: ImageGc,
     /// When all pods are next synced and dead containers collected.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
@@ -90,6 +97,8 @@ impl Node {
             due_at: BTreeMap::from([(Routine::CheckRuntime, Uptime::ZERO), (Routine::Relist, Uptime::ZERO)]),
             are_sources_ready: false,
             qos: QosCgroups { cgroups: Vec::new(), outcome: None, pods_changed: false },
+            logs: LogRotation::default(),
+            image_gc: ImageGc::default(),
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             event_stream: EventStream::Down,
@@ -112,17 +121,28 @@ impl Node {
     }
 
     /// The operations to send now, each with its reason. They count as in flight.
-    pub fn plan(&mut self, now: Now) -> Vec<(Routine, NodeOp, &'static str)> {
+    pub fn plan(&mut self, settings: &Settings, now: Now) -> Vec<(Routine, NodeOp, &'static str)> {
         let due = self.due(now).into_iter().filter_map(|routine| match routine {
             Routine::CheckRuntime => Some((routine, NodeOp::CheckRuntime, "runtime check is due")),
             Routine::Relist => Some((routine, NodeOp::Relist, "relist is due")),
             Routine::ListPodDirs => Some((routine, NodeOp::ListPodDirs, "orphan scan is due")),
             // Sent at the end of the turn, when the set of pods is known.
-            Routine::SyncQosCgroups => None,
+            Routine::SyncQosCgroups | Routine::DeleteImage => None,
+            // They have times of their own.
+            Routine::MeasureLogs | Routine::ListImages => None,
         });
-        let due: Vec<_> = due.collect();
+        let mut due: Vec<_> = due.collect();
         for (routine, ..) in &due {
             self.begin(*routine);
+        }
+        if self.is_ready() {
+            let logs = self.logs.due(now);
+            if !logs.is_empty() {
+                due.push((Routine::MeasureLogs, NodeOp::MeasureLogs { logs }, "log sizes are due"));
+            }
+            if let Some(look) = self.image_gc.due(&settings.image_gc, now) {
+                due.push((Routine::ListImages, NodeOp::ListImages(look), "look at images is due"));
+            }
         }
         due
     }
@@ -275,11 +295,13 @@ impl Node {
     }
 
     /// When the next routine is due, or the tolerance for the runtime ends. While the runtime is down only its check counts.
-    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
+    pub fn next_wakeup(&self, settings: &Settings, now: Now) -> Option<Uptime> {
         let patience = [Some(Uptime::ZERO), self.answered_at].into_iter().flatten().map(|since| since + DOWN_AFTER);
         let patience = patience.filter(|moment| *moment > now.uptime);
         let routines = self.possible_routines().map(|(_, moment)| moment);
-        patience.chain(routines).chain(self.is_ready().then_some(self.housekeeping_at)).min()
+        let images_at = self.image_gc.next_wakeup(&settings.image_gc);
+        let others = [Some(self.housekeeping_at), self.logs.next_wakeup(), images_at].into_iter().flatten();
+        patience.chain(routines).chain(others.filter(|_| self.is_ready())).min()
     }
 }
 

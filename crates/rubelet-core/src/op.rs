@@ -9,14 +9,18 @@ use std::{fmt, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
+pub use self::log::{LogOp, LogPlace};
 use crate::{
     cgroups::Cgroup,
     effect::ImageFacts,
     id::{ContainerId, PodRef, PodUid, SandboxId},
+    image_gc::{DeletionReason, LookAtImages},
     pod::hooks::{Hook, HookRequest},
     probes::ProbeRequest,
     time::Uptime,
 };
+
+mod log;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -25,6 +29,7 @@ pub enum Op {
     Container(ContainerOp),
     Volume(VolumeOp),
     Image(ImageOp),
+    Log(LogOp),
     /// A request to the API server.
     Api(ApiOp),
 }
@@ -39,6 +44,12 @@ pub enum NodeOp {
     /// Sets the QoS cgroups, and lists the cgroups below them.
     SyncQosCgroups {
         cgroups: Vec<Cgroup>,
+    },
+    /// Looks at the images, their use, and the space on their file system.
+    ListImages(LookAtImages),
+    /// Looks at the sizes of these logs.
+    MeasureLogs {
+        logs: Vec<LogPlace>,
     },
 }
 
@@ -127,6 +138,11 @@ pub enum ImageOp {
         image: String,
         /// Names of secrets in the pod's namespace that may hold credentials for it.
         secrets: Vec<String>,
+    },
+    /// Deletes an image that nothing uses.
+    Delete {
+        id: String,
+        reason: DeletionReason,
     },
 }
 
@@ -253,6 +269,8 @@ enum Deadline {
     /// File operations of one pod.
     Disk,
     Pull,
+    /// Of rotated logs.
+    Compression,
     /// One request to the API server, including the wait for the client's rate limiter.
     Api,
     /// So many calls to the runtime, each with its own timeout, plus `extra` time.
@@ -267,6 +285,8 @@ const DISK_DEADLINE: Duration = Duration::from_secs(123);
 /// Bounds a hung pull; upstream has no limit.
 const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 const API_DEADLINE: Duration = Duration::from_secs(30);
+/// For gigabytes of logs on a slow disk.
+const COMPRESSION_DEADLINE: Duration = Duration::from_secs(3600);
 
 impl Properties {
     const fn new(name: &'static str, kind: OpKind, deadline: Deadline) -> Self {
@@ -334,6 +354,7 @@ impl Op {
             Deadline::Look => LOOK_DEADLINE,
             Deadline::Disk => DISK_DEADLINE,
             Deadline::Pull => PULL_DEADLINE,
+            Deadline::Compression => COMPRESSION_DEADLINE,
             Deadline::Api => API_DEADLINE,
             Deadline::Runtime { calls, extra } => request.saturating_mul(calls).saturating_add(extra),
         }
@@ -347,6 +368,7 @@ impl Op {
             Op::Container(op) => op.about(),
             Op::Volume(op) => op.about(),
             Op::Image(op) => op.about(),
+            Op::Log(op) => op.about(),
             Op::Api(op) => op.about(),
         }
     }
@@ -358,6 +380,7 @@ impl Op {
             Op::Container(op) => op.properties(),
             Op::Volume(op) => op.properties(),
             Op::Image(op) => op.properties(),
+            Op::Log(op) => op.properties(),
             Op::Api(op) => op.properties(),
         }
     }
@@ -393,6 +416,12 @@ impl From<ImageOp> for Op {
     }
 }
 
+impl From<LogOp> for Op {
+    fn from(op: LogOp) -> Self {
+        Op::Log(op)
+    }
+}
+
 impl From<ApiOp> for Op {
     fn from(op: ApiOp) -> Self {
         Op::Api(op)
@@ -416,19 +445,20 @@ impl fmt::Display for Op {
             Op::Container(ContainerOp::RunHook(order)) => write!(f, " {:?}", order.hook),
             Op::Container(ContainerOp::Probe(order)) => write!(f, " {:?}", order.kind),
             Op::Api(ApiOp::PatchStatus { version, .. }) => write!(f, " v{version}"),
-            Op::Node(_) | Op::Pod(_) | Op::Volume(_) | Op::Image(_) | Op::Api(_) => Ok(()),
+            Op::Node(_) | Op::Pod(_) | Op::Volume(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => Ok(()),
         }
     }
 }
 
 impl NodeOp {
     fn properties(&self) -> Properties {
-        const ONE_CALL: Deadline = Deadline::Runtime { calls: 1, extra: Duration::ZERO };
         match self {
             NodeOp::CheckRuntime => Properties::look("CheckRuntime").lasting(ONE_CALL),
             NodeOp::Relist => Properties::look("Relist"),
             NodeOp::ListPodDirs => Properties::look("ListPodDirs").lasting(Deadline::Disk),
             NodeOp::SyncQosCgroups { .. } => Properties::disk("SyncQosCgroups"),
+            NodeOp::ListImages(_) => Properties::look("ListImages"),
+            NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),
         }
     }
 }
@@ -462,6 +492,7 @@ impl PodOp {
     }
 }
 
+const ONE_CALL: Deadline = Deadline::Runtime { calls: 1, extra: Duration::ZERO };
 const TWO_CALLS: Deadline = Deadline::Runtime { calls: 2, extra: Duration::ZERO };
 
 impl ContainerOp {
@@ -520,12 +551,15 @@ impl ImageOp {
         match self {
             ImageOp::Inspect { .. } => Properties::look("InspectImage").aborted(),
             ImageOp::Pull { .. } => Properties::new("PullImage", OpKind::Change, Deadline::Pull).aborted(),
+            ImageOp::Delete { .. } => Properties::new("DeleteImage", OpKind::End, ONE_CALL),
         }
     }
 
     fn about(&self) -> String {
-        let (ImageOp::Inspect { pod, image } | ImageOp::Pull { pod, image, .. }) = self;
-        format!("{pod} {image}")
+        match self {
+            ImageOp::Inspect { pod, image } | ImageOp::Pull { pod, image, .. } => format!("{pod} {image}"),
+            ImageOp::Delete { id, .. } => id.clone(),
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Settings {
     pub root_dir: PathBuf,
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
+    pub logs: LogSettings,
+    pub image_gc: ImageGcSettings,
     /// `allowedUnsafeSysctls`: names, or prefixes with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The node for admission until the Node object is known, or always on a standalone node.
@@ -74,6 +76,8 @@ pub struct NodeProfile {
     /// Out of memory, the kernel kills all of a container (cgroup v2, and `singleProcessOOMKill` off).
     pub oom_kills_whole_container: bool,
     pub swap_controller: SwapController,
+    /// The node's swap, if containers may use a part of it (`LimitedSwap`).
+    pub limited_swap_bytes: Option<i64>,
     /// The gate EnvFiles: variables may come from files of volumes.
     pub env_files_enabled: bool,
     /// The size of a memory page, which bounds one argument or variable.
@@ -81,6 +85,49 @@ pub struct NodeProfile {
     /// Files made for containers must be relabelled before the containers can read them.
     pub selinux_enabled: bool,
     pub apparmor_enabled: bool,
+}
+
+/// When container logs are rotated (`containerLog…`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogSettings {
+    /// A log of this size is rotated; `None`: no log is.
+    pub max_bytes: Option<u64>,
+    /// Files kept of one instance of a container, with the live one.
+    pub max_files: u32,
+    /// Rotations at a time, and compressions at a time.
+    pub workers: u32,
+    /// The longest time between two looks at a log's size.
+    pub interval: Duration,
+}
+
+impl Default for LogSettings {
+    fn default() -> Self {
+        LogSettings { max_bytes: Some(10 << 20), max_files: 5, workers: 1, interval: Duration::from_secs(10) }
+    }
+}
+
+/// When unused images are deleted (`imageGC…`, `imageM…GCAge`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageGcSettings {
+    /// Of the file system of images; 100 is never.
+    pub high_percent: u64,
+    pub low_percent: u64,
+    /// Younger images are kept.
+    pub min_age: Duration,
+    /// Images that were not used for longer are deleted; `None`: whatever their age, they are not.
+    pub max_age: Option<Duration>,
+}
+
+impl ImageGcSettings {
+    pub fn is_on(&self) -> bool {
+        self.high_percent < 100 || self.max_age.is_some()
+    }
+}
+
+impl Default for ImageGcSettings {
+    fn default() -> Self {
+        ImageGcSettings { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: None }
+    }
 }
 
 /// Whether and how the kernel can limit a container's swap.
@@ -123,6 +170,7 @@ impl Default for NodeProfile {
             huge_page_sizes: Vec::new(),
             oom_kills_whole_container: false,
             swap_controller: SwapController::Absent,
+            limited_swap_bytes: None,
             env_files_enabled: true,
             page_bytes: 4096,
             selinux_enabled: false,
@@ -149,6 +197,8 @@ impl Settings {
             min_container_ttl: Duration::ZERO,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
+            logs: LogSettings::default(),
+            image_gc: ImageGcSettings::default(),
             allowed_unsafe_sysctls: Vec::new(),
             own_node: NodeObject::default(),
             cgroups: Some(CgroupSettings::default()),

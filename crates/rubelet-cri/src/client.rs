@@ -192,6 +192,13 @@ impl ContainerRuntime for CriClient {
         Ok(())
     }
 
+    async fn reopen_container_log(&self, container_id: &str) -> RpcResult<()> {
+        let request = v1::ReopenContainerLogRequest { container_id: container_id.to_owned() };
+        let mut client = self.runtime.clone();
+        call("ReopenContainerLog", self.timeout, request, |request| client.reopen_container_log(request)).await?;
+        Ok(())
+    }
+
     async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
         containerd::delete_task(self.channel.clone(), container_id, self.timeout).await
     }
@@ -288,6 +295,12 @@ impl ContainerRuntime for CriClient {
             Some(image) if image.id.is_empty() => Err(incomplete("ImageStatus")),
             image => Ok(image),
         }
+    }
+
+    async fn remove_image(&self, image: &v1::ImageSpec) -> RpcResult<()> {
+        let request = v1::RemoveImageRequest { image: Some(image.clone()) };
+        let mut client = self.images.clone();
+        call("RemoveImage", self.timeout, request, |request| client.remove_image(request)).await.map(drop)
     }
 
     async fn pull_image(

@@ -102,6 +102,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     /// Kills and removes the processes that the runtime kept of a container although it lists it as ended, which blocks the
     /// container's removal. `Unimplemented` by runtimes other than containerd.
     async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()>;
+    /// After a rotation: the container's output goes to a new file at its log path.
+    async fn reopen_container_log(&self, container_id: &str) -> RpcResult<()>;
     async fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> RpcResult<Vec<v1::Container>>;
     async fn container_status(&self, container_id: &str) -> RpcResult<v1::ContainerStatus>;
     /// Of all running containers.
@@ -128,6 +130,7 @@ pub trait ContainerRuntime: Send + Sync + 'static {
     /// `None`: the image is not present.
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>>;
     /// Returns the reference of the pulled image.
+    async fn remove_image(&self, image: &v1::ImageSpec) -> RpcResult<()>;
     async fn pull_image(
         &self,
         image: &v1::ImageSpec,

@@ -8,6 +8,7 @@ mod checkpoint;
 pub mod cluster;
 mod crashes;
 mod effects;
+mod images;
 mod life;
 pub mod manifest;
 mod many;
@@ -64,6 +65,7 @@ fn cases() -> Vec<Case> {
         cgroups::CASES,
         with_systemd,
         life::CASES,
+        images::CASES,
         crashes::CASES,
         effects::CASES,
         odd::CASES,

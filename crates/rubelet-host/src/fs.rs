@@ -19,11 +19,15 @@ use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
 use crate::port::{DirEntry, FileKind, ReadError};
 
 mod beneath;
+mod compress;
 mod project;
 mod remove_tree;
 pub(crate) mod resolve;
 
-pub use beneath::{make_dir_beneath, make_file_beneath, read_tail, remove_file_beneath, write_file_beneath};
+pub use beneath::{
+    file_sizes, make_dir_beneath, make_file_beneath, read_tail, remove_file_beneath, rename_beneath, write_file_beneath,
+};
+pub use compress::compress_beneath;
 pub use project::project;
 pub use remove_tree::remove_tree;
 
@@ -125,11 +129,6 @@ pub fn list_open_dir(dir: &File) -> io::Result<Vec<DirEntry>> {
 
 pub fn file_kind(path: &Path) -> io::Result<Option<FileKind>> {
     absent_is_none(fs::metadata(path).map(|found| kind_of(found.file_type())))
-}
-
-pub fn capacity_bytes(path: &Path) -> io::Result<u64> {
-    let file_system = rustix::fs::statvfs(path)?;
-    Ok(file_system.f_frsize.saturating_mul(file_system.f_blocks))
 }
 
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
@@ -399,13 +398,6 @@ mod tests {
         assert_eq!(entries, expected.map(|(name, kind)| (name.to_owned(), kind)));
         assert_eq!(file_kind(&dir.path().join("a")).unwrap(), Some(FileKind::File));
         assert_eq!(file_kind(&dir.path().join("e")).unwrap(), None);
-    }
-
-    #[test]
-    fn file_system_has_a_size_and_missing_path_has_none() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(capacity_bytes(dir.path()).unwrap() > 1 << 20);
-        assert_eq!(capacity_bytes(&dir.path().join("absent")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

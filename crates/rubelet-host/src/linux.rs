@@ -4,6 +4,7 @@
 //! retries, decides. An abandoned call may still finish on its thread; only the long ones (removing a tree) stop early.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
@@ -16,12 +17,13 @@ use crate::{
     check::{self, Checker},
     fetch::Fetcher,
     fs,
-    lanes::{Lanes, Length},
+    lanes::{Call, Lanes, Length},
     mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError, TcpCheck,
     },
+    stats::disk::{self, FileSystem},
     watch::{Hints, Interest, Watches},
 };
 
@@ -79,8 +81,8 @@ impl Host for LinuxHost {
         self.short(path, fs::file_kind).await
     }
 
-    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.short(path, fs::capacity_bytes).await
+    async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
+        self.short(path, disk::file_system).await
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
@@ -109,6 +111,23 @@ impl Host for LinuxHost {
         let (root, below) = (root.to_owned(), path.to_owned());
         let at = root.join(path);
         self.short(&at, move |_| fs::remove_file_beneath(&root, &below)).await
+    }
+
+    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+        self.short(root, move |root| fs::file_sizes(root, paths)).await
+    }
+
+    async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()> {
+        let (root, below, name) = (root.to_owned(), path.to_owned(), name.to_owned());
+        let at = root.join(path);
+        self.short(&at, move |_| fs::rename_beneath(&root, &below, &name)).await
+    }
+
+    async fn compress_beneath(&self, root: &Path, path: &Path) -> io::Result<()> {
+        let (root, below) = (root.to_owned(), path.to_owned());
+        let at = root.join(path);
+        let work = move |call: &Call| fs::compress_beneath(&root, &below, &|| call.go_on());
+        self.lanes.run(&at, Length::Long, work).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use rubelet_core::{cgroups::Cgroup, id::PodUid};
 
-use crate::watch::Hints;
+use crate::{stats::disk::FileSystem, watch::Hints};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
@@ -168,8 +168,8 @@ pub trait Host: Send + Sync + 'static {
     /// The kind of `path`, following links; `None` if it does not exist.
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
 
-    /// The size of the file system that holds `path`.
-    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64>;
+    /// The file system that holds `path`.
+    async fn file_system(&self, path: &Path) -> io::Result<FileSystem>;
 
     /// Creates the directory and missing parents; sets the mode of the last one, whatever the umask. Follows links: for
     /// paths of the operator.
@@ -186,6 +186,17 @@ pub trait Host: Send + Sync + 'static {
 
     /// As `remove_file`; a link on the way to it is an error.
     async fn remove_file_beneath(&self, root: &Path, path: &Path) -> io::Result<()>;
+
+    /// The sizes of regular files below `root`; `None` where there is no file, nothing where it cannot be seen. No link and no
+    /// mount below `root` is followed.
+    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
+
+    /// Renames a file within its directory. It is an error if the name is taken, or a link on the way to it.
+    async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()>;
+
+    /// Replaces a regular file by its compressed form, `<file>.gz`: at any moment one of the two is whole. `<file>.tmp` is
+    /// used meanwhile.
+    async fn compress_beneath(&self, root: &Path, path: &Path) -> io::Result<()>;
 
     /// Gives a directory, not its content, to a group with read and write access; new files in it belong to the
     /// group too.

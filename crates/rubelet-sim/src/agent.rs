@@ -18,7 +18,7 @@ use rubelet_core::{
     event::{Event, Source},
     node_status::{Machine, NodeSetup},
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
-    settings::Settings,
+    settings::{LogSettings, Settings},
 };
 use tokio::runtime::Handle;
 
@@ -26,7 +26,7 @@ use crate::{
     api::FakeApi,
     host::{FakeHost, Files},
     play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
-    runtime::FakeRuntime,
+    runtime::{FakeRuntime, output::MAX_LOG_BYTES},
     simulation::{Incarnation, Simulation},
 };
 
@@ -72,7 +72,8 @@ fn reporting() -> node::NodeReporting {
 }
 
 fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> World {
-    let settings = Settings { sources: sources.to_vec(), ..Settings::for_node(NODE) };
+    let logs = LogSettings { max_bytes: Some(MAX_LOG_BYTES), max_files: 3, ..LogSettings::default() };
+    let settings = Settings { sources: sources.to_vec(), logs, ..Settings::for_node(NODE) };
     let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
         let api = Arc::new(FakeApi::new(simulation.clone(), incarnation));

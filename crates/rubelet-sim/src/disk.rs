@@ -87,6 +87,45 @@ impl Disk {
         self.put(real, Node::File { content: content.to_vec(), mode })
     }
 
+    /// As a process with the file open: it must exist.
+    pub(crate) fn append(&mut self, path: &Path, text: &[u8]) -> io::Result<()> {
+        match self.nodes.get_mut(path) {
+            Some(Node::File { content, .. }) => {
+                content.extend_from_slice(text);
+                Ok(())
+            }
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Never replaces a file.
+    pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (self.entry(from)?, self.entry(to)?);
+        if self.nodes.contains_key(&to) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let node = self.nodes.get(&from).cloned().ok_or(io::ErrorKind::NotFound)?;
+        self.take(&from);
+        if let Some(parent) = to.parent() {
+            self.changed.insert(parent.to_path_buf());
+        }
+        self.nodes.insert(to, node);
+        Ok(())
+    }
+
+    /// A log and its rotated files, the oldest first, the live one last.
+    pub(crate) fn files_named(&self, live: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+        let (Some(dir), prefix) = (live.parent(), format!("{}.", file_name(live))) else { return Vec::new() };
+        let is_rotated = |path: &Path| file_name(path).starts_with(&prefix);
+        let mut found: Vec<_> = self.below(dir).filter(|(path, _)| is_rotated(path)).collect();
+        found.extend(self.nodes.get_key_value(live));
+        let content = |node: &Node| match node {
+            Node::File { content, .. } => content.clone(),
+            Node::Directory { .. } | Node::Link(_) | Node::Fifo => Vec::new(),
+        };
+        found.into_iter().map(|(path, node)| (path.clone(), content(node))).collect()
+    }
+
     pub(crate) fn make_link(&mut self, target: &Path, link: &Path) -> io::Result<()> {
         let real = self.entry(link)?;
         self.put(real, Node::Link(target.to_path_buf()))

@@ -1,6 +1,7 @@
 //! The Host port over the simulated disk and web.
 
 use std::{
+    collections::BTreeMap,
     future::pending,
     io,
     path::{Path, PathBuf},
@@ -16,6 +17,7 @@ use rubelet_host::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError, TcpCheck,
     },
+    stats::disk::FileSystem,
     watch::Hints,
 };
 use tokio::{
@@ -29,6 +31,7 @@ use crate::{
     faults::HostCall,
     invariants::trouble::{Faulty, Touched},
     play::MANIFESTS,
+    runtime::store::{IMAGE_BYTES, IMAGE_FS, IMAGE_FS_BYTES},
     script::Page,
     simulation::{Incarnation, SimState, Simulation},
 };
@@ -230,8 +233,17 @@ impl Host for FakeHost {
         self.look(path, |sim| Ok(sim.disk.node(path)?.map(Node::kind))).await
     }
 
-    async fn capacity_bytes(&self, path: &Path) -> io::Result<u64> {
-        self.look(path, |sim| sim.disk.list_dir(path).map(|_| 1 << 37)).await
+    /// Images have one of their own, which few of them fill.
+    async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
+        self.look(path, |sim| {
+            if path == Path::new(IMAGE_FS) {
+                let used = sim.runtime.images.len() as u64 * IMAGE_BYTES;
+                let available_bytes = IMAGE_FS_BYTES.saturating_sub(used);
+                return Ok(FileSystem { capacity_bytes: IMAGE_FS_BYTES, available_bytes, ..FileSystem::default() });
+            }
+            sim.disk.list_dir(path).map(|_| FileSystem { capacity_bytes: 1 << 37, ..FileSystem::default() })
+        })
+        .await
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
@@ -253,6 +265,31 @@ impl Host for FakeHost {
 
     async fn remove_file_beneath(&self, _root: &Path, path: &Path) -> io::Result<()> {
         self.remove_file(path).await
+    }
+
+    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+        self.look(root, |sim| {
+            sim.print_lines();
+            let size = |path: &Path| match sim.disk.node(path) {
+                Ok(None) => Some(None),
+                Ok(Some(Node::File { content, .. })) => Some(Some(content.len() as u64)),
+                Ok(Some(_)) | Err(_) => None,
+            };
+            Ok(paths.into_iter().filter_map(|path| size(&path).map(|size| (path, size))).collect())
+        })
+        .await
+    }
+
+    async fn rename_beneath(&self, _root: &Path, path: &Path, name: &str) -> io::Result<()> {
+        let to = path.with_file_name(name);
+        self.change(&format!("rename to {name}"), path, move |sim, path| sim.rename_log(path, &to)).await
+    }
+
+    /// The simulated form is the same text.
+    async fn compress_beneath(&self, _root: &Path, path: &Path) -> io::Result<()> {
+        let mut to = path.as_os_str().to_owned();
+        to.push(".gz");
+        self.change("compress", path, move |sim, path| sim.compress_log(path, Path::new(&to))).await
     }
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {

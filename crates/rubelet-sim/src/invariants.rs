@@ -232,6 +232,23 @@ impl Rules {
         self.probes.insert(container.to_owned(), is_well);
     }
 
+    pub(crate) fn image_removed(&mut self, now: Duration, image: &str, picture: &Picture) {
+        if let Some(container) = picture.containers.values().find(|container| container.image == image) {
+            self.broken("no image in use is deleted", now, format!("{image} is deleted, and {container} has it"));
+        }
+    }
+
+    /// The file that a container's output goes to was removed.
+    pub(crate) fn line_lost(&mut self, now: Duration, container: &str, file: &Path) {
+        let detail = format!("{} is gone while {container} writes to it", file.display());
+        self.broken("no line of a log is lost or doubled", now, detail);
+    }
+
+    pub(crate) fn log_broken(&mut self, now: Duration, container: &str, files: &str) {
+        let detail = format!("the lines of {container} are not in order in {files}");
+        self.broken("no line of a log is lost or doubled", now, detail);
+    }
+
     /// Removing a cgroup kills its processes.
     pub(crate) fn cgroup_removed(&mut self, now: Duration, path: &Path, picture: &Picture) {
         let is_inside = |sandbox: &Sandbox| {
@@ -376,6 +393,8 @@ fn subject(act: &Act, picture: &Picture) -> Option<String> {
             Some(format!("{} {}", sandbox.identity().uid, config.metadata.clone().unwrap_or_default().name))
         }
         Act::Start(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => Some(id.clone()),
+        Act::ReopenLog(id) => Some(format!("log of {id}")),
+        Act::RemoveImage(_) => Some("images".to_owned()),
         Act::StopSandbox(id) | Act::RemoveSandbox(id) => Some(id.clone()),
         // A shorter stop may overtake a longer one; pulls are not shared.
         Act::Term(_) | Act::Kill(_) | Act::Pull(_) => None,

@@ -5,6 +5,7 @@
 pub(crate) mod act;
 mod course;
 mod mishaps;
+pub(crate) mod output;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ use crate::{
     invariants::trouble::{Faulty, Touched},
     runtime::{
         act::Act,
-        store::{Ailment, image_id},
+        store::{Ailment, IMAGE_BYTES, IMAGE_FS, image_id},
     },
     script::{Command, Exec},
     simulation::{Incarnation, ScheduledEvent, SimState, Simulation},
@@ -378,6 +379,10 @@ impl ContainerRuntime for FakeRuntime {
         self.change(Act::RemoveContainer(container_id.to_owned()), Duration::from_millis(CHANGE_MS)).await.map(drop)
     }
 
+    async fn reopen_container_log(&self, container_id: &str) -> RpcResult<()> {
+        self.change(Act::ReopenLog(container_id.to_owned()), Duration::from_millis(CHANGE_MS)).await.map(drop)
+    }
+
     async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
         self.change(Act::DeleteTask(container_id.to_owned()), Duration::from_millis(CHANGE_MS)).await.map(drop)
     }
@@ -409,7 +414,14 @@ impl ContainerRuntime for FakeRuntime {
     }
 
     async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
-        self.look("ImageFsInfo", Touched::Node, |_| Ok(v1::ImageFsInfoResponse::default())).await
+        let fs_id = Some(v1::FilesystemIdentifier { mountpoint: IMAGE_FS.to_owned() });
+        let usage = v1::FilesystemUsage { fs_id, ..v1::FilesystemUsage::default() };
+        let info = v1::ImageFsInfoResponse { image_filesystems: vec![usage] };
+        self.look("ImageFsInfo", Touched::Node, |_| Ok(info)).await
+    }
+
+    async fn remove_image(&self, image: &v1::ImageSpec) -> RpcResult<()> {
+        self.change(Act::RemoveImage(image.image.clone()), Duration::from_millis(CHANGE_MS)).await.map(drop)
     }
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
@@ -516,7 +528,7 @@ fn pod_named_in(selector: &BTreeMap<String, String>) -> Option<String> {
 }
 
 fn image_called(name: &str) -> v1::Image {
-    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: 1 << 20, ..Default::default() }
+    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: IMAGE_BYTES, ..Default::default() }
 }
 
 /// A stop whose client disconnects sends no SIGKILL, or is finished by the runtime alone.

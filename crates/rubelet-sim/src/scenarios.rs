@@ -8,6 +8,7 @@ mod edits;
 mod host_trouble;
 mod images;
 mod life;
+mod logs;
 mod manifests;
 mod probes;
 mod restarts;

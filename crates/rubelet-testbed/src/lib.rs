@@ -317,7 +317,7 @@ impl Testbed {
         output(&mut self.ctr_command(args), SHORT)
     }
 
-    fn ctr_command<const N: usize>(&self, args: [&str; N]) -> Command {
+    pub fn ctr_command<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut ctr = command(&self.programs.ctr, ["--namespace", "k8s.io", "--address"]);
         ctr.arg(self.layout.socket()).args(args);
         ctr

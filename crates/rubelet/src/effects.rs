@@ -9,7 +9,7 @@ use rubelet_core::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts},
     event::Event,
     observation::Remains,
-    op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
+    op::{ApiOp, ContainerOp, ImageOp, LogOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
 };
 use tokio::{
     sync::mpsc,
@@ -26,6 +26,8 @@ pub mod directories;
 mod failure;
 mod hook;
 pub mod image;
+mod image_gc;
+mod log;
 mod probe;
 mod remains;
 pub mod sandbox;
@@ -108,6 +110,8 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             NodeOp::Relist => observe::relist::relist(world).await,
             NodeOp::ListPodDirs => directories::list_pod_dirs(world).await,
             NodeOp::SyncQosCgroups { cgroups } => cgroup::sync_qos_cgroups(world, cgroups).await,
+            NodeOp::ListImages(look) => image_gc::list_images(world, look).await,
+            NodeOp::MeasureLogs { logs } => log::measure_logs(world, logs).await,
         },
         Op::Pod(op) => match op {
             PodOp::Inspect { pod } => observe::inspect::inspect(world, pod).await,
@@ -148,6 +152,11 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
         Op::Image(op) => match op {
             ImageOp::Inspect { image, .. } => image::inspect_image(world, image).await,
             ImageOp::Pull { pod, image, secrets } => image::pull_image(world, pod, image, secrets).await,
+            ImageOp::Delete { id, .. } => image_gc::delete_image(world, id).await,
+        },
+        Op::Log(op) => match op {
+            LogOp::Rotate { log, max_files } => log::rotate_log(world, log, *max_files).await,
+            LogOp::Compress { log } => log::compress_logs(world, log).await,
         },
         Op::Api(op) => match op {
             ApiOp::GetNode => status::get_node(world).await,

@@ -37,12 +37,13 @@ impl Agent {
             Subject::Api(request) => self.api_request_done(request, &flight.op, result, now),
             Subject::Node(routine) => {
                 self.suspect_runtime_after(&result, now);
-                self.routine_done(routine, result, now);
+                self.routine_done(routine, &flight.op, result, now);
             }
             Subject::Pod(uid, subject) => {
                 self.suspect_runtime_after(&result, now);
                 self.pod_done(&uid, subject, &flight, result, now);
             }
+            Subject::Log(_, task) => self.log_done(task, &flight.op, &result, now),
         }
     }
 
@@ -63,7 +64,7 @@ impl Agent {
         }
     }
 
-    fn routine_done(&mut self, routine: Routine, result: Result<Facts, EffectError>, now: Now) {
+    fn routine_done(&mut self, routine: Routine, op: &Op, result: Result<Facts, EffectError>, now: Now) {
         match routine {
             Routine::CheckRuntime => self.runtime_checked(result, now),
             Routine::Relist => {
@@ -79,6 +80,9 @@ impl Agent {
                     self.adopt_directories(uids, &log_dirs, now);
                 }
             }
+            Routine::MeasureLogs => self.logs_measured(op, result, now),
+            Routine::ListImages => self.images_listed(result, now),
+            Routine::DeleteImage => self.image_deleted(op, result),
         }
     }
 
@@ -464,7 +468,11 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         // A volume mounted since is not set up yet.
         Op::Volume(VolumeOp::SetUp { pod, .. }) if volumes::mounts_more(&record.pod, pod) => {}
         Op::Volume(VolumeOp::SetUp { .. }) => record.prepared = Preparation::Volumes,
-        Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_)) | Op::Node(_) | Op::Image(_) | Op::Api(_) => {}
+        Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_))
+        | Op::Node(_)
+        | Op::Image(_)
+        | Op::Log(_)
+        | Op::Api(_) => {}
     }
     Vec::new()
 }
@@ -551,6 +559,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))
         | Op::Node(_)
         | Op::Image(_)
+        | Op::Log(_)
         | Op::Api(_) => Vec::new(),
     }
 }

@@ -39,7 +39,7 @@ impl Agent {
         for event in events {
             self.outbox.record(event);
         }
-        for (routine, op, reason) in self.node.plan(now) {
+        for (routine, op, reason) in self.node.plan(&self.settings, now) {
             self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
         }
         if self.node.is_ready() && self.node.housekeeping_at <= now.uptime {
@@ -59,6 +59,8 @@ impl Agent {
         let steps = self.images.plan(&self.settings, now);
         self.send_image_steps(steps, now);
         self.sync_qos_cgroups(now);
+        self.rotate_logs(now);
+        self.delete_images(now);
         self.publish(seen, now);
     }
 
@@ -191,6 +193,7 @@ impl Agent {
             self.statuses.set_pod_status(&pod, status, StatusContext { pods: &self.pods, now });
         }
         self.probe_pod(uid, shown, now);
+        self.node.logs.track(&id, shown, &self.settings.logs, now);
         for event in plan.events {
             self.outbox.record(event);
         }
@@ -247,6 +250,7 @@ impl Agent {
         self.api_requests.mirrors.insert(record.id.full_name());
         self.api_requests.forget(&ApiRequest::Status(uid.clone()));
         self.images.forget_pod(uid);
+        self.node.logs.forget_pod(uid);
         self.outbox.cancel_of_pod(uid, |_, _| true);
         self.node.gone.insert(uid.clone(), now.uptime);
         self.statuses.remove_orphaned_statuses(&self.records.keys().cloned().collect());
@@ -284,7 +288,7 @@ impl Agent {
                 let next = now.uptime + self.settings.sync_frequency;
                 record.refresh_at = volumes::change_with_time(pod).then_some(next);
             }
-            Op::Container(_) | Op::Volume(_) | Op::Node(_) | Op::Pod(_) | Op::Image(_) | Op::Api(_) => {}
+            Op::Container(_) | Op::Volume(_) | Op::Node(_) | Op::Pod(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => {}
         }
         self.outbox.send(subject, op, reason, &self.settings, now);
     }

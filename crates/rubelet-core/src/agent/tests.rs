@@ -17,7 +17,7 @@ use crate::{
     id::{PodRef, PodUid},
     observation::{ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState},
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
-    settings::Settings,
+    settings::{ImageGcSettings, Settings},
     snapshot::NodeReadiness,
     test_support::{facts, later, mk_pod},
     time::Now,
@@ -56,9 +56,10 @@ fn nothing_else(op: &Op) -> Facts {
 }
 
 impl TestAgent {
-    /// Without pod cgroups, to keep tests short; `with_cgroups` has them.
+    /// Without pod cgroups and looks at images, to keep tests short; `with_cgroups` has them.
     fn new(settings: Settings) -> Self {
-        TestAgent::with_cgroups(Settings { cgroups: None, ..settings })
+        let image_gc = ImageGcSettings { high_percent: 100, ..settings.image_gc };
+        TestAgent::with_cgroups(Settings { cgroups: None, image_gc, ..settings })
     }
 
     fn with_cgroups(settings: Settings) -> Self {
@@ -196,7 +197,7 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     test.answer("InspectImage", Ok(Facts::Image(Some(image))));
     test.answer("StartContainer", Ok(Facts::Nothing));
     test.inspected("sandbox ready 1s; a: running 0s");
-    assert_eq!(test.pending(), ["ListPodDirs", "SyncQosCgroups"]);
+    assert_eq!(test.pending(), ["ListPodDirs", "ListImages", "SyncQosCgroups"]);
     let snapshot = test.agent.snapshot();
     let view = &snapshot.pods[&PodUid::new("u1")];
     assert_eq!(view.status.phase.as_deref(), Some("Running"));

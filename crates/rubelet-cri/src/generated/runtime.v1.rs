@@ -452,6 +452,13 @@ pub struct CheckpointContainerRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CheckpointContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReopenContainerLogRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReopenContainerLogResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListContainersRequest {
     #[prost(message, optional, tag = "1")]
@@ -803,6 +810,13 @@ pub struct PullImageResponse {
     #[prost(string, tag = "1")]
     pub image_ref: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RemoveImageRequest {
+    #[prost(message, optional, tag = "1")]
+    pub image: ::core::option::Option<ImageSpec>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveImageResponse {}
 /// Secret: `lib.rs` keeps it out of `Debug`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -2024,6 +2038,32 @@ pub mod runtime_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        pub async fn reopen_container_log(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReopenContainerLogRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReopenContainerLogResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.RuntimeService/ReopenContainerLog",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("runtime.v1.RuntimeService", "ReopenContainerLog"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn list_container_stats(
             &mut self,
             request: impl tonic::IntoRequest<super::ListContainerStatsRequest>,
@@ -2229,6 +2269,30 @@ pub mod image_service_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("runtime.v1.ImageService", "PullImage"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn remove_image(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RemoveImageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RemoveImageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/runtime.v1.ImageService/RemoveImage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("runtime.v1.ImageService", "RemoveImage"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn image_fs_info(

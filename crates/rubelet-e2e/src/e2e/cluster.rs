@@ -11,6 +11,7 @@ mod events;
 mod faults;
 mod kubectl;
 mod lists;
+mod log_rotation;
 mod membership;
 mod metrics;
 mod objects;
@@ -81,6 +82,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         takeover::CASES,
         authorization::CASES,
         restarts::CASES,
+        log_rotation::CASES,
         reboot::CASES,
         objects::CASES,
         probes::CASES,

@@ -4,6 +4,7 @@
 //! The directory itself is the operator's: links in its path are followed.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fs::{File, Permissions},
     io::{self, Read as _, Seek as _},
@@ -11,18 +12,18 @@ use std::{
         fd::{AsFd, AsRawFd as _, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags},
     io::Errno,
 };
 
 use super::{absent_is_none, in_one_step, make_dir, regular, resolve, set_mode, write_new};
 use crate::port::ReadError;
 
-const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
+pub(super) const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
 /// Creates `path` and missing parents up to `root`; sets the mode of the last one, whatever the umask.
 pub fn make_dir_beneath(root: &Path, path: &Path, mode: u32) -> io::Result<()> {
@@ -81,6 +82,32 @@ pub fn write_file_beneath(root: &Path, path: &Path, content: &[u8], mode: u32) -
     in_one_step(&place, |temporary| write_new(temporary, content, mode).map(drop))
 }
 
+/// A mount on the way is not entered: it may hang, and this call belongs to the device of `root`.
+pub fn file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+    let dir = open_root(root)?;
+    let size = |path: &Path| {
+        let below = path.strip_prefix(root).ok()?;
+        match resolve::open(&dir, below, OFlags::PATH, NO_LINKS | ResolveFlags::NO_XDEV) {
+            Ok(place) => {
+                let found = File::from(place).metadata().ok()?;
+                found.is_file().then_some(Some(found.len()))
+            }
+            Err(Errno::NOENT) => Some(None),
+            Err(_) => None,
+        }
+    };
+    Ok(paths.into_iter().filter_map(|path| size(&path).map(|size| (path, size))).collect())
+}
+
+pub fn rename_beneath(root: &Path, path: &Path, name: &str) -> io::Result<()> {
+    let (dir, old) = open_parent(root, path)?;
+    let mut new = Path::new(name).components();
+    let (Some(Component::Normal(new)), None) = (new.next(), new.next()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    Ok(rustix::fs::renameat_with(&dir, old, &dir, new, RenameFlags::NOREPLACE)?)
+}
+
 pub fn read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError> {
     let (dir, name) = open_parent(root, path)?;
     let place = resolve::open(&dir, name, OFlags::PATH, NO_LINKS).map_err(io::Error::from)?;
@@ -93,7 +120,7 @@ pub fn read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, 
     Ok(content)
 }
 
-fn open_parent<'a>(root: &Path, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+pub(super) fn open_parent<'a>(root: &Path, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
     let mut parts = parts(root, path)?;
     let name = parts.pop().ok_or(io::ErrorKind::InvalidInput)?;
     let mut dir = open_root(root)?;

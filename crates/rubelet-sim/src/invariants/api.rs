@@ -189,7 +189,13 @@ impl Rules {
             Act::StopSandbox(id) | Act::RemoveSandbox(id) => {
                 picture.sandboxes.get(id).map(|sandbox| sandbox.identity().uid)
             }
-            Act::RunSandbox(_) | Act::LeaveSandbox(_) | Act::Create { .. } | Act::Start(_) | Act::Pull(_) => None,
+            Act::RunSandbox(_)
+            | Act::LeaveSandbox(_)
+            | Act::Create { .. }
+            | Act::Start(_)
+            | Act::ReopenLog(_)
+            | Act::Pull(_)
+            | Act::RemoveImage(_) => None,
         };
         let is_users = uid.is_some_and(|uid| self.api.users.contains_key(&uid));
         if is_users && !self.api.is_listed {

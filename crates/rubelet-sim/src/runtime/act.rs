@@ -42,7 +42,9 @@ pub(crate) enum Act {
     Kill(String),
     RemoveContainer(String),
     DeleteTask(String),
+    ReopenLog(String),
     Pull(String),
+    RemoveImage(String),
 }
 
 /// The sender of a SIGKILL, for the rules.
@@ -64,7 +66,9 @@ impl Act {
             Act::Term(_) | Act::Kill(_) => "StopContainer",
             Act::RemoveContainer(_) => "RemoveContainer",
             Act::DeleteTask(_) => "DeleteTask",
+            Act::ReopenLog(_) => "ReopenContainerLog",
             Act::Pull(_) => "PullImage",
+            Act::RemoveImage(_) => "RemoveImage",
         }
     }
 
@@ -83,7 +87,9 @@ impl Act {
             | Act::Kill(_)
             | Act::RemoveContainer(_)
             | Act::DeleteTask(_)
-            | Act::Pull(_) => None,
+            | Act::ReopenLog(_)
+            | Act::Pull(_)
+            | Act::RemoveImage(_) => None,
         }
     }
 
@@ -96,10 +102,13 @@ impl Act {
                 Some(PodIdentity { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name })
             }
             Act::StopSandbox(id) | Act::RemoveSandbox(id) | Act::Create { sandbox: id, .. } => of_sandbox(id),
-            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => {
-                picture.containers.get(id).map(|container| container.pod.clone())
-            }
-            Act::Pull(_) => None,
+            Act::Start(id)
+            | Act::Term(id)
+            | Act::Kill(id)
+            | Act::RemoveContainer(id)
+            | Act::DeleteTask(id)
+            | Act::ReopenLog(id) => picture.containers.get(id).map(|container| container.pod.clone()),
+            Act::Pull(_) | Act::RemoveImage(_) => None,
         }
     }
 
@@ -123,10 +132,13 @@ impl Act {
                 let metadata = config.metadata.clone().unwrap_or_default();
                 format!("{} {}#{}", sandbox(id), metadata.name, metadata.attempt)
             }
-            Act::Start(id) | Act::Term(id) | Act::Kill(id) | Act::RemoveContainer(id) | Act::DeleteTask(id) => {
-                container(id)
-            }
-            Act::Pull(image) => image.clone(),
+            Act::Start(id)
+            | Act::Term(id)
+            | Act::Kill(id)
+            | Act::RemoveContainer(id)
+            | Act::DeleteTask(id)
+            | Act::ReopenLog(id) => container(id),
+            Act::Pull(image) | Act::RemoveImage(image) => image.clone(),
         }
     }
 }
@@ -147,7 +159,9 @@ impl SimState {
             Act::Kill(id) => self.kill(id, KilledBy::StopContainer),
             Act::RemoveContainer(id) => self.remove_container(act, id),
             Act::DeleteTask(id) => self.delete_task(act, id),
+            Act::ReopenLog(id) => self.reopen_log(act, id),
             Act::Pull(image) => self.pull(act, image),
+            Act::RemoveImage(id) => Ok(self.remove_image(id)),
         };
         let outcome = match &answer {
             Ok(id) if id.is_empty() => "ok".to_owned(),
@@ -390,6 +404,15 @@ impl SimState {
         Ok(super::store::image_id(image))
     }
 
+    fn remove_image(&mut self, id: &str) -> String {
+        let named = self.runtime.images.iter().find(|name| super::store::image_id(name) == id).cloned();
+        if let Some(name) = named {
+            self.rules.image_removed(self.now, &name, &self.runtime.picture);
+            self.runtime.images.remove(&name);
+        }
+        String::new()
+    }
+
     /// How long the registry takes; `None` is for ever.
     pub(crate) fn pull_takes(&self, image: &str) -> Option<Duration> {
         match self.runtime.registry.get(image) {
@@ -409,9 +432,24 @@ impl SimState {
             .parent()
             .map_or(Ok(()), |dir| self.disk.make_dir(dir, 0o755))
             .and_then(|()| self.disk.write_file(path, b"", 0o640));
-        if let Err(error) = written {
-            self.log("world", format!("no log for {container}: {error}"));
+        match written {
+            Ok(()) => self.open_log(&container.id, path),
+            Err(error) => self.log("world", format!("no log for {container}: {error}")),
         }
+    }
+
+    fn reopen_log(&mut self, act: &Act, id: &str) -> RpcResult<String> {
+        let container = self.runtime.picture.containers.get(id).filter(|container| container.is_running()).cloned();
+        let Some(container) = container else {
+            return Err(act.error(RpcErrorKind::Other, format!("container {id:?} is not running")));
+        };
+        self.print_lines();
+        let exists = matches!(self.disk.node(&container.log_path), Ok(Some(_)));
+        let made = if exists { Ok(()) } else { self.disk.write_file(&container.log_path, b"", 0o640) };
+        made.map_err(|error| act.error(RpcErrorKind::Other, format!("failed to open log: {error}")))?;
+        self.open_log(id, &container.log_path);
+        self.check_log(&container.log_path);
+        Ok(String::new())
     }
 
     fn announce(&mut self, container: &Container, kind: v1::ContainerEventType) {

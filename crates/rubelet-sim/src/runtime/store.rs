@@ -16,11 +16,18 @@ use tokio::sync::mpsc;
 
 use crate::{
     faults::CallOutcome,
+    runtime::output::Outputs,
     script::{IMAGE, Program},
 };
 
 /// The event buffer of a slow subscriber before it loses events; in the order of containerd's.
 const EVENT_QUEUE: usize = 1000;
+
+/// Where images are.
+pub(crate) const IMAGE_FS: &str = "/images";
+pub(crate) const IMAGE_BYTES: u64 = 1 << 20;
+/// Room for five images.
+pub(crate) const IMAGE_FS_BYTES: u64 = 5 * IMAGE_BYTES;
 
 /// The maximum age of a stale list.
 const MEMORY: Duration = Duration::from_secs(5);
@@ -37,6 +44,7 @@ pub(crate) struct Store {
     pub has_events: bool,
     /// Containers that cannot be removed before the task is deleted that a cancelled start left behind.
     pub leftover_tasks: BTreeSet<String>,
+    pub outputs: Outputs,
     /// It is containerd: it has a call that deletes tasks.
     pub is_containerd: bool,
     pub listeners: Vec<mpsc::Sender<v1::ContainerEventResponse>>,
@@ -151,6 +159,7 @@ impl Default for Store {
             registry: BTreeMap::new(),
             has_events: true,
             leftover_tasks: BTreeSet::new(),
+            outputs: Outputs::new(),
             is_containerd: true,
             listeners: Vec::new(),
             down: false,

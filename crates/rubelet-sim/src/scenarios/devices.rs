@@ -79,7 +79,8 @@ fn running_container_on_hung_device_is_restarted_after_its_return() {
         let mut play = Play::seeded(153);
         let script = on_nfs("data");
         play.apply(sub_path.into_iter().fold(script, PodScript::sub_path)).until(&running("data"));
-        play.hang_device_for(NFS, minutes(4))
+        // Less than the deadline of the start that waits for it.
+        play.hang_device_for(NFS, seconds(230))
             .exit_container("data", "app", 1)
             .wait(minutes(3))
             .expect_starts("data", 1);

@@ -14,6 +14,21 @@ fn with_image(name: &str, image: &str) -> PodScript {
     PodScript::from(name).image(image)
 }
 
+/// Five images fill the disk; four may stay.
+#[test]
+fn least_recently_used_image_is_deleted_when_the_disk_is_full() {
+    let mut play = Play::seeded(29);
+    play.apply("web").until(&running("web"));
+    for name in ["a", "b", "c", "d"] {
+        let image = format!("reg.test/{name}:v1");
+        play.publish(&image, Pull::After(seconds(1)));
+        play.apply(with_image(name, &image)).until(&running(name)).wait(minutes(6));
+    }
+    play.remove("c").wait(minutes(6)).remove("a").remove("b").wait(minutes(12)).settle(minutes(2));
+    let left = play.look(|sim| sim.runtime.images.iter().cloned().collect::<Vec<_>>());
+    assert_eq!(left, ["reg.test/a:v1", "reg.test/b:v1", "reg.test/d:v1", "sim.test/app:v1"]);
+}
+
 #[test]
 fn an_image_that_appears_later_is_pulled_at_the_next_try() {
     let mut play = Play::seeded(30);

@@ -3,6 +3,7 @@
 //! Owns: a host that stops at a given operation, and the starts after it.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     sync::{
@@ -21,6 +22,7 @@ use rubelet_host::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
         Projected, Projection, ReadError, TcpCheck,
     },
+    stats::disk::FileSystem,
     watch::Hints,
 };
 use rubelet_kube::kubeconfig::Kubeconfig;
@@ -90,6 +92,8 @@ killed_host! {
         make_file_beneath(root: &Path, path: &Path, mode: u32) -> io::Result<()>;
         write_file_beneath(root: &Path, path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
         remove_file_beneath(root: &Path, path: &Path) -> io::Result<()>;
+        rename_beneath(root: &Path, path: &Path, name: &str) -> io::Result<()>;
+        compress_beneath(root: &Path, path: &Path) -> io::Result<()>;
         share_dir(path: &Path, group: u32) -> io::Result<()>;
         make_file(path: &Path, mode: u32) -> io::Result<()>;
         write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()>;
@@ -110,7 +114,8 @@ killed_host! {
         read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         file_kind(path: &Path) -> io::Result<Option<FileKind>>;
-        capacity_bytes(path: &Path) -> io::Result<u64>;
+        file_system(path: &Path) -> io::Result<FileSystem>;
+        file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;
         apply_cgroup(cgroup: &Cgroup) -> io::Result<Vec<String>>;

@@ -17,7 +17,8 @@ use rubelet_core::{
     },
     event::Source,
     node_object::NodeObject,
-    settings::{DefaultSeccomp, NodeProfile, Settings},
+    quantity::Quantity,
+    settings::{DefaultSeccomp, ImageGcSettings, LogSettings, NodeProfile, Settings},
 };
 use serde::{Deserialize, Serialize};
 
@@ -168,6 +169,18 @@ impl Options {
             min_container_ttl: flags.minimum_container_ttl_duration.as_std(),
             root_dir: flags.root_dir.clone(),
             pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+            logs: LogSettings {
+                max_bytes: max_log_bytes(&config.container_log_max_size),
+                max_files: u32::try_from(config.container_log_max_files).unwrap_or(u32::MAX),
+                workers: u32::try_from(config.container_log_max_workers).unwrap_or(1),
+                interval: config.container_log_monitor_interval.as_std(),
+            },
+            image_gc: ImageGcSettings {
+                high_percent: u64::try_from(config.image_gc_high_threshold_percent).unwrap_or(100),
+                low_percent: u64::try_from(config.image_gc_low_threshold_percent).unwrap_or(100),
+                min_age: config.image_minimum_gc_age.as_std(),
+                max_age: Some(config.image_maximum_gc_age.as_std()).filter(|age| !age.is_zero()),
+            },
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             own_node: NodeObject::default(),
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {
@@ -187,11 +200,18 @@ impl Options {
                     DefaultSeccomp::Unconfined
                 },
                 oom_kills_whole_container: config.single_process_oom_kill != Some(true),
+                // The amount is the machine's.
+                limited_swap_bytes: (config.memory_swap.swap_behavior == "LimitedSwap").then_some(0),
                 env_files_enabled: self.gates.enabled(Gate::EnvFiles),
                 ..NodeProfile::default()
             },
         }
     }
+}
+
+/// A negative size turns rotation off, as upstream.
+fn max_log_bytes(size: &str) -> Option<u64> {
+    u64::try_from(Quantity::parse(size).ok()?.value()).ok()
 }
 
 /// A warning if everybody who reaches the kubelet's port may use it.

@@ -12,6 +12,7 @@ use std::{
 use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
+    image_gc::DeletionReason,
     op::{ApiOp, ContainerOp, ImageOp, NodeOp, Op, PodOp},
     pod::hooks::{HookAction, HookRequest},
     time::{Now, Uptime},
@@ -56,6 +57,7 @@ pub struct EffectMetrics {
     started_containers: Counters<1>,
     started_containers_errors: Counters<2>,
     image_pulls: Histograms<1>,
+    images_deleted: Counters<1>,
     cgroups: Histograms<1>,
     http_fallbacks: Counters<0>,
     short_sleeps: Counters<0>,
@@ -112,6 +114,7 @@ impl EffectMetrics {
                 PULL_BOUNDS,
                 "[ALPHA] Duration in seconds to pull an image.",
             ),
+            images_deleted: images_deleted(),
             cgroups: Histograms::new(
                 "kubelet_cgroup_manager_duration_seconds",
                 ["operation_type"],
@@ -158,6 +161,10 @@ impl EffectMetrics {
             (Op::Image(ImageOp::Pull { .. }), Ok(Facts::Image(Some(image)))) => {
                 self.image_pulls.observe([image_size(image.size_bytes)], took);
             }
+            (Op::Image(ImageOp::Delete { reason, .. }), Ok(_)) => self.images_deleted.inc([match reason {
+                DeletionReason::Age => "age",
+                DeletionReason::Space => "space",
+            }]),
             (Op::Pod(PodOp::SetUpCgroup { .. }), _) => self.cgroups.observe(["create"], took),
             (Op::Node(NodeOp::SyncQosCgroups { .. }), _) => self.cgroups.observe(["update"], took),
             (Op::Pod(PodOp::RemoveCgroup(_)), _) => self.cgroups.observe(["destroy"], took),
@@ -225,6 +232,7 @@ impl EffectMetrics {
         self.started_containers.write(text);
         self.started_containers_errors.write(text);
         self.image_pulls.write(text);
+        self.images_deleted.write(text);
         self.cgroups.write(text);
         self.http_fallbacks.write(text);
         self.short_sleeps.write(text);
@@ -306,6 +314,14 @@ pub(crate) fn container_type(pod: &Pod, name: &str) -> &'static str {
     } else {
         "container"
     }
+}
+
+fn images_deleted() -> Counters<1> {
+    Counters::new(
+        "kubelet_image_garbage_collected_total",
+        ["reason"],
+        "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+    )
 }
 
 fn image_size(bytes: u64) -> &'static str {

@@ -201,6 +201,10 @@ impl ContainerRuntime for InstrumentedRuntime {
         self.timed("remove_container", self.runtime.remove_container(container_id)).await
     }
 
+    async fn reopen_container_log(&self, container_id: &str) -> RpcResult<()> {
+        self.timed("reopen_container_log", self.runtime.reopen_container_log(container_id)).await
+    }
+
     /// Upstream has no such call, and so no name for it in the metrics.
     async fn delete_leftover_task(&self, container_id: &str) -> RpcResult<()> {
         self.runtime.delete_leftover_task(container_id).await
@@ -250,6 +254,10 @@ impl ContainerRuntime for InstrumentedRuntime {
 
     async fn list_images(&self) -> RpcResult<Vec<v1::Image>> {
         self.timed("list_images", self.runtime.list_images()).await
+    }
+
+    async fn remove_image(&self, image: &v1::ImageSpec) -> RpcResult<()> {
+        self.timed("remove_image", self.runtime.remove_image(image)).await
     }
 
     async fn image_status(&self, image: &v1::ImageSpec) -> RpcResult<Option<v1::Image>> {

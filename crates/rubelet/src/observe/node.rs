@@ -23,7 +23,7 @@ const LIMIT_BYTES: u64 = 1 << 20;
 /// The machine. Unreadable facts count as absent.
 pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
     let meminfo = text(host, Path::new("/proc/meminfo")).await;
-    let storage = host.capacity_bytes(root_dir).await;
+    let storage = host.file_system(root_dir).await;
     Machine {
         machine_id: first_line(host, &["/etc/machine-id", "/var/lib/dbus/machine-id"]).await,
         system_uuid: first_line(
@@ -43,7 +43,7 @@ pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
         memory_bytes: meminfo_bytes(&meminfo, "MemTotal:"),
         swap_bytes: meminfo_bytes(&meminfo, "SwapTotal:"),
         huge_pages: huge_pages(host).await,
-        storage_bytes: storage.ok().and_then(|bytes| i64::try_from(bytes).ok()),
+        storage_bytes: storage.ok().and_then(|found| i64::try_from(found.capacity_bytes).ok()),
     }
 }
 
@@ -67,6 +67,7 @@ pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine
         huge_page_sizes: machine.huge_pages.keys().map(|bytes| page_size_name(*bytes)).collect(),
         oom_kills_whole_container: configured.oom_kills_whole_container && is_cgroup_v2,
         swap_controller: if is_cgroup_v2 { swap_on_v2(host).await } else { swap_on_v1(host).await },
+        limited_swap_bytes: configured.limited_swap_bytes.map(|_| machine.swap_bytes),
         selinux_enabled: exists(host, Path::new("/sys/fs/selinux/enforce")).await,
         apparmor_enabled: text(host, Path::new("/sys/module/apparmor/parameters/enabled")).await.starts_with('Y'),
         ..configured

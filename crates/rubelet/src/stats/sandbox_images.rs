@@ -67,7 +67,7 @@ impl SandboxImages {
 }
 
 /// Empty if the runtime does not report it.
-fn image_of(info: &str) -> String {
+pub(crate) fn image_of(info: &str) -> String {
     serde_json::from_str(info).map(|info: SandboxInfo| info.image).unwrap_or_default()
 }
 

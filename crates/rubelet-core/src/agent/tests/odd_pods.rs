@@ -3,7 +3,7 @@
 //! A rich pod is mutated in its JSON, read as the API source reads it, and run to its end, beside a plain pod that must run in
 //! every case. Every configuration an effect would build is built.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use jiff::SignedDuration;
 use proptest::{collection::vec, prelude::*, sample::Index};
@@ -15,6 +15,7 @@ use crate::{
     container::{Identity, container_config, environment, hosts, mounts, sandbox_config},
     effect::{ImageUser, Reason},
     id::ContainerId,
+    image_gc::{ImageListing, ListedImage, Space},
     node_object::NodeObject,
     objects::{ObjectKey, Objects},
     observation::{ContainerFacts, ContainerResources, ContainerState, Exit},
@@ -290,6 +291,11 @@ impl Odd {
             }
             Op::Node(NodeOp::ListPodDirs) => Facts::PodDirs { uids: Vec::new(), log_dirs: Vec::new() },
             Op::Node(NodeOp::SyncQosCgroups { .. }) => Facts::Cgroups { names: Vec::new() },
+            Op::Node(NodeOp::ListImages(_)) => Facts::Images(images_of_node(fate)),
+            Op::Node(NodeOp::MeasureLogs { logs }) => {
+                let size = Some(u64::from(fate)).filter(|fate| fate % 7 != 0).map(|fate| fate << 16);
+                Facts::LogSizes(logs.iter().map(|log| (log.id.clone(), size)).collect())
+            }
             Op::Pod(PodOp::Inspect { pod }) => self.looked(&pod.uid, fate),
             Op::Image(ImageOp::Inspect { .. }) if fate < 100 => Facts::Image(None),
             Op::Image(ImageOp::Inspect { .. }) | Op::Image(ImageOp::Pull { .. }) => Facts::Image(Some(image(fate))),
@@ -430,6 +436,15 @@ fn image(fate: u8) -> ImageFacts {
     ImageFacts { id: "sha256:1".to_owned(), size_bytes: 1, user }
 }
 
+/// A disk that is nearly full of images, which are unused or not.
+fn images_of_node(fate: u8) -> ImageListing {
+    let image = |id: &str| ListedImage { id: id.to_owned(), size_bytes: 1, ..ListedImage::default() };
+    let in_use = if fate.is_multiple_of(2) { BTreeSet::from(["sha256:1".to_owned()]) } else { BTreeSet::new() };
+    let space = Some(Space { capacity_bytes: 100, available_bytes: u64::from(fate % 30) });
+    let images = vec![image("sha256:1"), image("sha256:2")];
+    ImageListing { images, in_use, space, remembered: BTreeMap::new() }
+}
+
 /// Init containers complete as soon as they start.
 pub(super) fn started(order: &StartContainer) -> ContainerFacts {
     let spec = crate::container::find(&order.pod, &order.container).unwrap();
@@ -446,7 +461,7 @@ pub(super) fn started(order: &StartContainer) -> ContainerFacts {
         image_ref: order.image.id.clone(),
         created_at: ago(0),
         state,
-        log_path: String::new(),
+        log_path: format!("/logs/{}/{}.log", order.container, order.attempt),
         user: None,
         resources: ContainerResources::default(),
     }
@@ -469,7 +484,9 @@ fn subject(op: &Op) -> Option<PodUid> {
         | Op::Node(NodeOp::Relist)
         | Op::Api(ApiOp::GetNode)
         | Op::Node(NodeOp::ListPodDirs)
-        | Op::Node(NodeOp::SyncQosCgroups { .. }) => return None,
+        | Op::Node(NodeOp::SyncQosCgroups { .. } | NodeOp::MeasureLogs { .. } | NodeOp::ListImages(_))
+        | Op::Image(ImageOp::Delete { .. }) => return None,
+        Op::Log(op) => op.log().pod.uid.clone(),
         Op::Pod(PodOp::Inspect { pod })
         | Op::Image(ImageOp::Inspect { pod, .. })
         | Op::Pod(PodOp::SetUpCgroup { pod, .. })

@@ -16,7 +16,7 @@ use crate::{
     event::{Event, EventStream, Source},
     id::PodUid,
     op::{ApiOp, NodeOp, Op, OpKind, PodOp},
-    settings::Settings,
+    settings::{ImageGcSettings, LogSettings, Settings},
     test_support::{later, mk_pod, now},
     time::{Now, Uptime},
 };
@@ -194,7 +194,10 @@ impl State {
 }
 
 fn agent() -> Agent {
-    let settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+    // Logs and images touch nothing that the model has.
+    let logs = LogSettings { max_bytes: None, ..LogSettings::default() };
+    let image_gc = ImageGcSettings { high_percent: 100, ..ImageGcSettings::default() };
+    let settings = Settings { sources: vec![Source::Api], logs, image_gc, ..Settings::for_node("node") };
     Agent::new(settings, later(0))
 }
 
@@ -206,7 +209,7 @@ fn is_inline(op: &Op) -> bool {
 /// Nothing else can see it take place before its result is delivered: the two are one transition.
 fn is_one_step(op: &Op) -> bool {
     match op {
-        Op::Volume(_) | Op::Image(_) | Op::Api(_) => true,
+        Op::Volume(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => true,
         Op::Pod(op) => match op {
             PodOp::SetUpCgroup { .. }
             | PodOp::RemoveCgroup(_)

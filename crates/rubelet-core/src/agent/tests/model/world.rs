@@ -17,6 +17,7 @@ use crate::{
     },
     effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts, Reason},
     id::{ContainerId, PodRef, PodUid, SandboxId},
+    image_gc::ImageListing,
     observation::{
         ContainerFacts, ContainerState, Exit, ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState,
     },
@@ -361,9 +362,11 @@ impl World {
                 self.disk.volumes = false;
                 Ok(Facts::Remains(self.disk.remains()))
             }
+            Op::Image(ImageOp::Delete { .. }) => Ok(Facts::Nothing),
             Op::Image(ImageOp::Inspect { .. } | ImageOp::Pull { .. }) => {
                 Ok(Facts::Image(Some(ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() })))
             }
+            Op::Log(_) => Ok(Facts::Nothing),
             Op::Api(op) => self.api_op(op),
         }
     }
@@ -388,6 +391,8 @@ impl World {
                 uids: self.disk.dir.then(uid).into_iter().collect(),
                 log_dirs: self.disk.logs.then(|| format!("default_web_{}", super::UID)).into_iter().collect(),
             },
+            NodeOp::ListImages(_) => Facts::Images(ImageListing::default()),
+            NodeOp::MeasureLogs { .. } => Facts::LogSizes(BTreeMap::new()),
             NodeOp::SyncQosCgroups { .. } => {
                 let name = || format!("pod{}", super::UID);
                 Facts::Cgroups { names: self.disk.cgroup.then(name).into_iter().collect() }

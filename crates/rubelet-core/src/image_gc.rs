@@ -1,0 +1,354 @@
+//! Garbage collection of images.
+//!
+//! Owns: when each image was last used, which images are deleted and in which order, and the events about it. Images are
+//! deleted one at a time, so that pulls are not held up. Never: deletes an image that a container has or is about to get.
+//! Upstream: `images/image_gc_manager.go`, which forgets the last use of images when it restarts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    effect::{EffectError, EventRecord, InvolvedObject, Severity},
+    event_reasons,
+    settings::ImageGcSettings,
+    time::{Now, Uptime},
+};
+
+/// Interval of looks at the images, as upstream.
+const INTERVAL: Duration = Duration::from_secs(300);
+/// The shortest time after which a look may delete what an earlier one has found.
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
+/// After a failed look.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// A look at the images of the node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ImageListing {
+    pub images: Vec<ListedImage>,
+    /// IDs of images that a container has, running or dead, or a sandbox.
+    pub in_use: BTreeSet<String>,
+    /// Of the file system that holds images; `None` where the runtime does not report it.
+    pub space: Option<Space>,
+    /// What an earlier process saved; only with the first look.
+    pub remembered: BTreeMap<String, ImageUse>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedImage {
+    pub id: String,
+    /// Tags and digests.
+    pub names: Vec<String>,
+    pub size_bytes: u64,
+    /// The runtime wants it kept.
+    pub is_pinned: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    pub capacity_bytes: u64,
+    pub available_bytes: u64,
+}
+
+/// Kept on disk, so that a restart does not make all images equally old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageUse {
+    pub first_seen: Timestamp,
+    pub last_used: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct ImageGc {
+    images: BTreeMap<String, Image>,
+    look_at: Option<Uptime>,
+    /// A look is in flight.
+    is_looking: bool,
+    has_looked: bool,
+    collection: Option<Collection>,
+    /// Counts of a row of collections that did not free enough.
+    failures: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Image {
+    names: Vec<String>,
+    used: ImageUse,
+    size_bytes: u64,
+    is_pinned: bool,
+    is_in_use: bool,
+}
+
+/// Images that are being deleted.
+#[derive(Clone, Debug)]
+struct Collection {
+    reason: CollectionReason,
+    /// The next first.
+    queue: VecDeque<String>,
+    /// In flight.
+    deleting: Option<String>,
+    deleted: u32,
+    freed_bytes: u64,
+    errors: Vec<String>,
+}
+
+/// Why images are deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CollectionReason {
+    /// They were not used for `imageMaximumGCAge`.
+    Age,
+    /// The file system is fuller than `imageGCHighThresholdPercent`.
+    Space { to_free_bytes: u64, used_percent: u64, capacity_bytes: u64 },
+}
+
+/// Why an image is deleted, as upstream's metric counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeletionReason {
+    Age,
+    Space,
+}
+
+impl ImageGc {
+    /// The look that is to begin now; it counts as in flight.
+    pub fn due(&mut self, settings: &ImageGcSettings, now: Now) -> Option<LookAtImages> {
+        if self.next_wakeup(settings).is_none_or(|moment| moment > now.uptime) {
+            return None;
+        }
+        self.is_looking = true;
+        Some(if self.has_looked { LookAtImages::Later { save: self.uses() } } else { LookAtImages::First })
+    }
+
+    pub fn next_wakeup(&self, settings: &ImageGcSettings) -> Option<Uptime> {
+        let is_idle = settings.is_on() && !self.is_looking && self.collection.is_none();
+        is_idle.then_some(self.look_at.unwrap_or(Uptime::ZERO))
+    }
+
+    pub fn look_failed(&mut self, now: Now) {
+        self.is_looking = false;
+        self.look_at = Some(now.uptime + RETRY);
+    }
+
+    /// Takes in a look and decides what to delete. Nothing is deleted after the first: pods may not have begun to start.
+    pub fn listed(&mut self, listing: ImageListing, settings: &ImageGcSettings, now: Now) -> Option<EventRecord> {
+        let is_first = !std::mem::replace(&mut self.has_looked, true);
+        self.is_looking = false;
+        self.look_at = Some(now.uptime + if is_first { soon(settings) } else { INTERVAL });
+        let ImageListing { images, in_use, space, remembered } = listing;
+        let known = std::mem::take(&mut self.images);
+        let used = |id: &String| {
+            let earlier = known.get(id).map(|known| known.used).or(remembered.get(id).copied());
+            let earlier = earlier.unwrap_or(ImageUse { first_seen: now.wall, last_used: None });
+            ImageUse { last_used: if in_use.contains(id) { Some(now.wall) } else { earlier.last_used }, ..earlier }
+        };
+        let image = |ListedImage { id, names, size_bytes, is_pinned }| {
+            let (used, is_in_use) = (used(&id), in_use.contains(&id));
+            (id, Image { names, used, size_bytes, is_pinned, is_in_use })
+        };
+        self.images = images.into_iter().map(image).collect();
+        if is_first {
+            return None;
+        }
+        let old = self.older_than(settings.max_age, now);
+        if !old.is_empty() {
+            self.begin(CollectionReason::Age, old);
+            return None;
+        }
+        self.collect_space(space, settings, now)
+    }
+
+    fn collect_space(&mut self, space: Option<Space>, settings: &ImageGcSettings, now: Now) -> Option<EventRecord> {
+        let Space { capacity_bytes, available_bytes } = space?;
+        if capacity_bytes == 0 {
+            let message = "invalid capacity 0 on image filesystem".to_owned();
+            return Some(warning(event_reasons::INVALID_DISK_CAPACITY, message));
+        }
+        let available_bytes = available_bytes.min(capacity_bytes);
+        let percent = |bytes: u64| {
+            u64::try_from(u128::from(bytes).saturating_mul(100) / u128::from(capacity_bytes)).unwrap_or(100)
+        };
+        let used_percent = 100_u64.saturating_sub(percent(available_bytes));
+        if used_percent < settings.high_percent {
+            self.failures = 0;
+            return None;
+        }
+        let free_percent = u128::from(100_u64.saturating_sub(settings.low_percent));
+        let wanted_free = u128::from(capacity_bytes).saturating_mul(free_percent) / 100;
+        let to_free_bytes = u64::try_from(wanted_free).unwrap_or(u64::MAX).saturating_sub(available_bytes);
+        let is_young = |id: &String| now.wall_since(self.images[id].used.first_seen) < settings.min_age;
+        let (young, unused): (Vec<_>, Vec<_>) = self.unused().into_iter().partition(is_young);
+        if !young.is_empty() {
+            // They may be deleted soon, if space is still short.
+            self.look_at = Some(now.uptime + soon(settings));
+        }
+        self.begin(CollectionReason::Space { to_free_bytes, used_percent, capacity_bytes }, unused);
+        None
+    }
+
+    fn begin(&mut self, reason: CollectionReason, ids: Vec<String>) {
+        let queue = ids.into();
+        self.collection =
+            Some(Collection { reason, queue, deleting: None, deleted: 0, freed_bytes: 0, errors: Vec::new() });
+    }
+
+    /// Unused and not pinned, those first that were not used for the longest time.
+    fn unused(&self) -> Vec<String> {
+        let mut unused: Vec<_> = self.images.iter().filter(|(_, image)| !image.is_in_use && !image.is_pinned).collect();
+        unused.sort_by_key(|(_, image)| (image.used.last_used, image.used.first_seen));
+        unused.into_iter().map(|(id, _)| id.clone()).collect()
+    }
+
+    /// An image that was never used counts from when it was first seen; upstream takes it for infinitely old.
+    fn older_than(&self, max_age: Option<Duration>, now: Now) -> Vec<String> {
+        let Some(max_age) = max_age else { return Vec::new() };
+        let is_old = |id: &String| {
+            let used = self.images[id].used;
+            now.wall_since(used.last_used.unwrap_or(used.first_seen)) > max_age
+        };
+        self.unused().into_iter().filter(is_old).collect()
+    }
+
+    /// The image to delete now. `is_needed` says whether a container is about to get the image of this ID or name.
+    pub fn plan(&mut self, is_needed: impl Fn(&str) -> bool) -> Option<(String, DeletionReason)> {
+        let collection = self.collection.as_mut().filter(|collection| collection.deleting.is_none())?;
+        if collection.has_enough() {
+            return None;
+        }
+        while let Some(id) = collection.queue.pop_front() {
+            let names = self.images.get(&id).map(|image| image.names.as_slice()).unwrap_or_default();
+            if !is_needed(&id) && !names.iter().any(|name| is_needed(name)) {
+                collection.deleting = Some(id.clone());
+                let reason = match collection.reason {
+                    CollectionReason::Age => DeletionReason::Age,
+                    CollectionReason::Space { .. } => DeletionReason::Space,
+                };
+                return Some((id, reason));
+            }
+        }
+        None
+    }
+
+    /// A deletion has ended.
+    pub fn deleted(&mut self, id: &str, result: Result<(), EffectError>) {
+        let Some(collection) = &mut self.collection else { return };
+        collection.deleting = None;
+        match result {
+            Ok(()) => {
+                let size_bytes = self.images.remove(id).map_or(0, |image| image.size_bytes);
+                collection.freed_bytes = collection.freed_bytes.saturating_add(size_bytes);
+                collection.deleted = collection.deleted.saturating_add(1);
+            }
+            Err(error) => collection.errors.push(error.message),
+        }
+    }
+
+    /// Ends a collection that has nothing more to delete; returns what it has to tell.
+    pub fn finish(&mut self) -> Vec<EventRecord> {
+        let is_over = |collection: &Collection| {
+            collection.deleting.is_none() && (collection.queue.is_empty() || collection.has_enough())
+        };
+        let Some(collection) = self.collection.take_if(|collection| is_over(collection)) else { return Vec::new() };
+        let mut events = Vec::new();
+        if collection.deleted > 0 {
+            let message =
+                format!("Deleted {} unused images, {} in all", collection.deleted, size_text(collection.freed_bytes));
+            events.push(EventRecord {
+                about: InvolvedObject::Node,
+                severity: Severity::Normal,
+                reason: event_reasons::DELETED_IMAGES.to_owned(),
+                message,
+            });
+        }
+        match collection.failure() {
+            Some(message) => {
+                self.failures = self.failures.saturating_add(1);
+                // Upstream reports the error of a collection only when it is not the first in a row.
+                if self.failures > 1 {
+                    events.push(warning(event_reasons::IMAGE_GC_FAILED, message.clone()));
+                }
+                if collection.errors.is_empty() {
+                    events.push(warning(event_reasons::FREE_DISK_SPACE_FAILED, message));
+                }
+            }
+            None => self.failures = 0,
+        }
+        events
+    }
+
+    /// What the next process should know.
+    fn uses(&self) -> BTreeMap<String, ImageUse> {
+        self.images.iter().map(|(id, image)| (id.clone(), image.used)).collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LookAtImages {
+    /// Brings what an earlier process saved.
+    First,
+    /// Saves what is known of the images first.
+    Later { save: BTreeMap<String, ImageUse> },
+}
+
+impl Collection {
+    fn has_enough(&self) -> bool {
+        match self.reason {
+            CollectionReason::Age => false,
+            CollectionReason::Space { to_free_bytes, .. } => self.freed_bytes >= to_free_bytes,
+        }
+    }
+
+    /// In upstream's words.
+    fn failure(&self) -> Option<String> {
+        let freed = self.freed_bytes;
+        match self.reason {
+            CollectionReason::Space { to_free_bytes, .. } if !self.errors.is_empty() => Some(format!(
+                "wanted to free {to_free_bytes} bytes, but freed {freed} bytes space with errors in image deletion: {}",
+                joined(&self.errors)
+            )),
+            CollectionReason::Space { to_free_bytes, used_percent, capacity_bytes } if freed < to_free_bytes => {
+                Some(format!(
+                    "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to \
+                     free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it \
+                     could be used by active images, logs, volumes, or other data.",
+                    size_text(capacity_bytes)
+                ))
+            }
+            CollectionReason::Age if !self.errors.is_empty() => Some(joined(&self.errors)),
+            CollectionReason::Age | CollectionReason::Space { .. } => None,
+        }
+    }
+}
+
+/// When images that were just found may be deleted.
+fn soon(settings: &ImageGcSettings) -> Duration {
+    settings.min_age.clamp(MIN_INTERVAL, INTERVAL)
+}
+
+/// As Go joins errors.
+fn joined(errors: &[String]) -> String {
+    match errors {
+        [one] => one.clone(),
+        several => format!("[{}]", several.join(", ")),
+    }
+}
+
+fn warning(reason: &str, message: String) -> EventRecord {
+    EventRecord { about: InvolvedObject::Node, severity: Severity::Warning, reason: reason.to_owned(), message }
+}
+
+/// `512 B`, `93.1 GiB`.
+fn size_text(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = UNITS.into_iter().find(|(_, shift)| bytes >> shift > 0);
+    #[expect(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
+    unit.map_or_else(
+        || format!("{bytes} B"),
+        |(name, shift)| format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64),
+    )
+}
+
+#[cfg(test)]
+mod tests;

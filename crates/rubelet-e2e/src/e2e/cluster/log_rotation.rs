@@ -1,0 +1,117 @@
+//! Rotation of logs while a container writes and `kubectl logs -f` reads.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::Stdio,
+    thread,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use flate2::read::GzDecoder;
+use rubelet_testbed::agent::AgentOptions;
+use serde_json::json;
+
+use crate::e2e::cluster::{ClusterCase, ClusterNode, Plane, pod, spec};
+
+pub const CASES: &[ClusterCase] = &[ClusterCase {
+    name: "logs are rotated and compressed under a writer and a reader, and no line is lost or doubled",
+    plane: Plane::Shared,
+    run: rotation,
+}];
+
+const MAX_FILES: usize = 6;
+const ROTATIONS: usize = 20;
+/// About 5 MB every half second in the log.
+const SCRIPT: &str = "trap 'exit 0' TERM; n=10; while true; do seq ${n}00000 ${n}99999; n=$((n+1)); sleep 0.5; done";
+const FIRST: u64 = 1_000_000;
+
+fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    let mut config = cluster.node.agent.own_cgroups()?;
+    config.insert("containerLogMaxSize".to_owned(), json!("1Mi"));
+    config.insert("containerLogMaxFiles".to_owned(), json!(MAX_FILES));
+    config.insert("containerLogMonitorInterval".to_owned(), json!("3s"));
+    let membership = Some(cluster.membership()?);
+    cluster.node.reconfigure(&AgentOptions { cluster: membership, config, ..AgentOptions::default() })?;
+    cluster.start()?;
+    cluster.apply(pod("writer", &spec(&cluster.name, SCRIPT)))?;
+    let uid = cluster.wait_running("writer", 60)?.uid().to_owned();
+    let mut follow = cluster.kubectl_command(&["logs", "-f", "writer"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().context("kubectl logs -f")?;
+    let output = follow.stdout.take().context("its output")?;
+    let reader = thread::spawn(move || lines(BufReader::new(output), FIRST));
+
+    let dir = cluster.node.agent.pod_logs_dir().join(format!("{}_writer_{uid}", cluster.name)).join("main");
+    let mut seen = BTreeSet::new();
+    cluster.wait("twenty rotations", 120, |_| {
+        seen.extend(rotated(&dir)?.iter().map(|path| path.display().to_string().replace(".gz", "")));
+        ensure!(seen.len() >= ROTATIONS, "{} so far", seen.len());
+        Ok(())
+    })?;
+    // Those of the same moment: rotation goes on.
+    let files = cluster.wait("the rotated files are compressed but the newest", 30, |_| {
+        let files = rotated(&dir)?;
+        ensure!(files.len() < MAX_FILES, "{files:?}");
+        let (newest, older) = files.split_last().context("none is rotated")?;
+        let is_compressed = |path: &Path| path.extension().is_some_and(|extension| extension == "gz");
+        ensure!(!is_compressed(newest) && older.iter().all(|path| is_compressed(path)), "{files:?}");
+        Ok(files)
+    })?;
+    for file in files {
+        // It may be gone by now.
+        if let Ok(opened) = fs::File::open(&file) {
+            let text: Box<dyn Read> = if file.extension().is_some_and(|it| it == "gz") {
+                Box::new(GzDecoder::new(opened))
+            } else {
+                Box::new(opened)
+            };
+            check_file(BufReader::new(text)).with_context(|| file.display().to_string())?;
+        }
+    }
+    cluster.kubectl(&["delete", "pod", "writer", "--wait=false"])?;
+    let status = follow.wait()?;
+    let count = reader.join().expect("the reader does not panic")?;
+    ensure!(status.success() && count > 1_000_000, "{count} lines, {status}");
+    cluster.wait_none(30)
+}
+
+/// Rotated files, the oldest first.
+fn rotated(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with("0.log.") && !name.ends_with(".tmp") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The numbers follow each other from the first; returns how many there were.
+fn lines(text: impl BufRead, first: u64) -> anyhow::Result<u64> {
+    let mut expected = first;
+    for line in text.lines() {
+        let line = line?;
+        if line.parse() != Ok(expected) {
+            bail!("line {line:?} instead of {expected}");
+        }
+        expected += 1;
+    }
+    Ok(expected - first)
+}
+
+/// `2026-11-17T21:58:01.000000000Z stdout F 1000000`, one after the other.
+fn check_file(text: impl BufRead) -> anyhow::Result<()> {
+    let mut last: Option<u64> = None;
+    for line in text.lines() {
+        let line = line?;
+        let number: u64 = line.rsplit(' ').next().context("no words")?.parse().with_context(|| line.clone())?;
+        ensure!(last.is_none_or(|last| number == last + 1), "{number} after {last:?}");
+        last = Some(number);
+    }
+    Ok(())
+}
