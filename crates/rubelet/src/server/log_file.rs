@@ -6,6 +6,7 @@
 //! Upstream: `cri-client/pkg/logs`.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     fs::File,
     future::Future,
@@ -43,6 +44,9 @@ const AUDIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// The last output may not be written yet when the container is reported stopped.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// How long the runtime may write to a log after it began the next one.
+const LATE_WRITES: Duration = Duration::from_millis(500);
 
 /// Completes when the container has stopped.
 pub(crate) type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -129,11 +133,12 @@ async fn open(request: LogRequest) -> Result<LogReader, ReadError> {
             Some(0) => RotatedLogs::default(),
             Some(lines) => RotatedLogs::tail(&place, &file, lines)?,
         };
+        let earlier = if to_its_end { BTreeSet::new() } else { RotatedLogs::earlier_than(&place, &file)? };
         let end = file.metadata()?.len();
         file.seek(SeekFrom::Start(start))?;
         // Without following, the log ends where it ended when it was opened, however fast it grows.
         let left = if to_its_end { end.saturating_sub(start) } else { u64::MAX };
-        Ok::<_, ReadError>(Source { place, rotated, file, left, lines: Lines::new(filter) })
+        Ok::<_, ReadError>(Source { place, rotated, earlier, is_settled: false, file, left, lines: Lines::new(filter) })
     })
     .await?;
     Ok(LogReader { source, following, allowed: request.limit_bytes.unwrap_or(u64::MAX) })
@@ -174,8 +179,14 @@ impl LogReader {
             if !block.text.is_empty() {
                 return Ok(Some(self.hand_out(block.text)));
             }
-            if block.reached == Reached::More {
-                continue;
+            match block.reached {
+                Reached::More => continue,
+                Reached::Rotated => {
+                    tokio::time::sleep(LATE_WRITES).await;
+                    self.source.is_settled = true;
+                    continue;
+                }
+                Reached::End => {}
             }
             match &mut self.following {
                 Some(following) if following.phase != Phase::Over => following.wait().await,
@@ -241,6 +252,10 @@ struct Source {
     place: Place,
     /// Read before the file.
     rotated: RotatedLogs,
+    /// Of a log that is followed: the files rotated before this one.
+    earlier: BTreeSet<String>,
+    /// The file was at its end for as long as late writes may take.
+    is_settled: bool,
     file: File,
     left: u64,
     lines: Lines,
@@ -255,6 +270,8 @@ struct Block {
 enum Reached {
     /// There may be more data now.
     More,
+    /// The end of a file that was just rotated: the runtime may not have written its last lines.
+    Rotated,
     End,
 }
 
@@ -272,11 +289,13 @@ impl Source {
         let read = self.file.read(&mut buffer[..wanted])?;
         self.left -= read as u64;
         if read > 0 {
+            self.is_settled = false;
             return Ok(Block { text: self.lines.take(&buffer[..read]), reached: Reached::More });
         }
         match if self.left > 0 { self.move_on()? } else { Move::Nowhere } {
             Move::Nowhere => Ok(Block { text: Vec::new(), reached: Reached::End }),
             Move::Further => Ok(Block { text: Vec::new(), reached: Reached::More }),
+            Move::Later => Ok(Block { text: Vec::new(), reached: Reached::Rotated }),
             Move::NewFile => Ok(Block { text: self.lines.take_rest(), reached: Reached::More }),
         }
     }
@@ -303,8 +322,25 @@ impl Source {
         } else if old.len() > position {
             // Written after our last read and before the rotation.
             return Ok(Move::Further);
+        } else {
+            return self.leave_rotated(current);
         }
         self.file = current;
+        Ok(Move::NewFile)
+    }
+
+    /// The file was rotated: what follows is the next rotated one, or the live one. containerd writes the last lines of a log
+    /// after the first ones of the next.
+    fn leave_rotated(&mut self, live: File) -> io::Result<Move> {
+        let between = RotatedLogs::between(&self.place, &self.earlier, &self.file, &live).map_err(io::Error::other)?;
+        if between.is_empty() && !self.is_settled {
+            return Ok(Move::Later);
+        }
+        self.rotated = between;
+        // The newest of them may be just as new.
+        self.file = self.rotated.take_newest(&self.place).unwrap_or(live);
+        self.earlier = RotatedLogs::earlier_than(&self.place, &self.file).map_err(io::Error::other)?;
+        self.is_settled = false;
         Ok(Move::NewFile)
     }
 }
@@ -313,6 +349,8 @@ enum Move {
     Nowhere,
     /// There is more in the same file.
     Further,
+    /// Its last lines may be missing yet.
+    Later,
     NewFile,
 }
 
@@ -512,6 +550,33 @@ mod tests {
         let seen = follower.seen_to_the_end().await;
         let expected = "first before-0 late-0 after-0 before-1 late-1 after-1 before-2 late-2 after-2 last";
         assert_eq!(seen.split_whitespace().collect::<Vec<_>>().join(" "), expected);
+    }
+
+    #[tokio::test]
+    async fn slow_follower_reads_every_file_rotated_meanwhile() {
+        let fixture = LogFixture::new();
+        let rotated = |number: u32| format!("0.log.20261115-10000{number}");
+        fixture.append(&rotated(0), &["earlier"]);
+        fixture.append("0.log", &["first"]);
+        let mut follower = Follower::new(&fixture, Some(1)).await;
+        follower.until("first").await;
+        for number in 1..=4 {
+            std_fs::rename(fixture.path("0.log"), fixture.path(&rotated(number))).unwrap();
+            fixture.append("0.log", &[&format!("after-{number}")]);
+        }
+        // The runtime writes the last line of a log after the first of the next.
+        fixture.append(&rotated(4), &["late-3"]);
+        // The one it reads and the next are compressed.
+        for number in 1..=2 {
+            rubelet_host::fs::compress_beneath(fixture.dir.path(), &fixture.path(&rotated(number)), &|| Ok(()))
+                .unwrap();
+        }
+        follower.until("after-4").await;
+        let seen = follower.seen_to_the_end().await;
+        assert_eq!(
+            seen.split_whitespace().collect::<Vec<_>>(),
+            ["first", "after-1", "after-2", "after-3", "late-3", "after-4"]
+        );
     }
 
     #[tokio::test]

@@ -5,10 +5,10 @@
 //! Upstream: `container_log_manager.go` creates them; its `kubectl logs` does not read them.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fs::File,
-    io,
-    os::unix::fs::MetadataExt as _,
+    io::{self, Read as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -22,6 +22,7 @@ use super::{BLOCK_BYTES, Place};
 /// `containerLogMaxFiles` is 5 by default; more than this many are not read.
 const MAX_FILES: usize = 100;
 const PACKED: &str = ".gz";
+const HEAD_BYTES: u64 = 128;
 
 /// The rotated files that are still to be read, the oldest first.
 #[derive(Default)]
@@ -65,6 +66,46 @@ impl RotatedLogs {
             rotated.files.push_front(file);
         }
         Ok(rotated)
+    }
+
+    /// The files that were rotated before this one was the live one, without their suffixes.
+    pub(super) fn earlier_than(place: &Place, live: &File) -> Result<BTreeSet<String>, ReadError> {
+        let head = head_of_file(live)?;
+        let is_other = |name: &String| head.is_empty() || head_of(place, name) != head;
+        Ok(names(place)?.into_iter().filter(is_other).map(|name| stem(&name).to_owned()).collect())
+    }
+
+    /// The files that were rotated after `old`, which was read to its end, and before `new`: a reader that was slow has not
+    /// seen them. `earlier` are those before `old`.
+    pub(super) fn between(
+        place: &Place,
+        earlier: &BTreeSet<String>,
+        old: &File,
+        new: &File,
+    ) -> Result<RotatedLogs, ReadError> {
+        let (old, new) = (head_of_file(old)?, head_of_file(new)?);
+        let mut files: VecDeque<_> = names(place)?.into_iter().filter(|name| !earlier.contains(stem(name))).collect();
+        let heads: Vec<_> = files.iter().map(|name| head_of(place, name)).collect();
+        if let Some(rotated_again) = heads.iter().position(|head| *head == new) {
+            files.truncate(rotated_again);
+        }
+        // It may have been removed by now.
+        let read = heads.iter().take(files.len()).position(|head| *head == old).map_or(0, |position| position + 1);
+        files.drain(..read);
+        let files = files.into_iter().map(|name| place.file.with_file_name(name)).collect();
+        Ok(RotatedLogs { files, ..RotatedLogs::default() })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Opens the newest file instead of reading it here, if it is not compressed: it may still grow.
+    pub(super) fn take_newest(&mut self, place: &Place) -> Option<File> {
+        let newest = self.files.back()?;
+        let opened = fs::open_beneath(&place.logs_dir, newest).ok().filter(|_| !is_packed(newest))?;
+        self.files.pop_back();
+        Some(opened)
     }
 
     /// Reads the next block into the buffer.
@@ -124,9 +165,43 @@ fn names(place: &Place) -> Result<Vec<String>, ReadError> {
 }
 
 fn open(place: &Place, file: &Path) -> Result<Box<dyn io::Read + Send>, ReadError> {
-    let opened = fs::open_beneath(&place.logs_dir, file)?;
-    let is_packed = file.extension().is_some_and(|extension| extension == "gz");
-    Ok(if is_packed { Box::new(MultiGzDecoder::new(opened)) } else { Box::new(opened) })
+    let is_packed = is_packed(file);
+    match fs::open_beneath(&place.logs_dir, file) {
+        // It was compressed since it was listed.
+        Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound && !is_packed => {
+            let packed = format!("{}{PACKED}", file.display());
+            Ok(Box::new(MultiGzDecoder::new(fs::open_beneath(&place.logs_dir, Path::new(&packed))?)))
+        }
+        Ok(opened) if is_packed => Ok(Box::new(MultiGzDecoder::new(opened))),
+        Ok(opened) => Ok(Box::new(opened)),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_packed(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "gz")
+}
+
+fn stem(name: &str) -> &str {
+    name.strip_suffix(PACKED).unwrap_or(name)
+}
+
+/// The first bytes tell a file whatever it is called by now: they have the time of its first line in nanoseconds. Empty if it
+/// cannot be read.
+fn head_of(place: &Place, name: &str) -> Vec<u8> {
+    let mut head = Vec::new();
+    if let Ok(reader) = open(place, &place.file.with_file_name(name)) {
+        // What is readable of a file that is not whole.
+        let _ = reader.take(HEAD_BYTES).read_to_end(&mut head);
+    }
+    head
+}
+
+fn head_of_file(file: &File) -> io::Result<Vec<u8>> {
+    let mut head = vec![0; usize::try_from(HEAD_BYTES).unwrap_or(usize::MAX)];
+    let read = file.read_at(&mut head, 0)?;
+    head.truncate(read);
+    Ok(head)
 }
 
 /// As far as it is readable.
