@@ -12,6 +12,7 @@ mod fetch;
 pub mod fs;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod kernel_log;
 pub mod lanes;
 pub mod linux;
 pub mod mount;

@@ -188,7 +188,6 @@ mod tests {
         Flag --pod-manifest-path has been deprecated
         Flag --fail-swap-on has been deprecated
         Flag --max-pods has been deprecated
-        failSwapOn is accepted but without effect
         ");
     }
 

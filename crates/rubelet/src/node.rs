@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod informer;
+pub mod kernel;
 pub mod lease;
 pub(crate) mod lease_thread;
 pub mod registration;

@@ -6,6 +6,7 @@
 pub mod events;
 pub mod inspect;
 pub mod node;
+pub mod oom;
 pub mod relist;
 pub mod termination_message;
 

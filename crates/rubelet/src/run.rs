@@ -5,6 +5,7 @@
 //! Upstream: `run` and `RunKubelet` of `cmd/kubelet/app/server.go`.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::Arc,
@@ -12,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rubelet_core::{
+    config,
     node_object::NodeObject,
     node_status::Machine,
     settings::{NodeProfile, Settings},
@@ -25,7 +27,7 @@ use rubelet_host::{
 };
 use rubelet_kube::port::ApiServer;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     runtime::Handle,
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -60,6 +62,10 @@ use crate::{
     world::{Clock, Cluster, World},
 };
 
+/// Connections that wait to be accepted. If a burst of strangers overflows the queue, the kernel drops the first packet of the
+/// API server's connection too, and it is sent again only after a second. Linux cuts this at `net.core.somaxconn`, 4096.
+const PORT_BACKLOG: u32 = 4096;
+
 /// Runs until SIGTERM or SIGINT. Pods keep running afterwards.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     // Without any source, every pod in the runtime would be an orphan.
@@ -69,6 +75,8 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         tracing::warn!("{warning}");
     }
+    let has_cgroup_v2 = cli::this_host() == config::Host::CgroupV2;
+    node::kernel::prepare(&options.config, Path::new("/proc"), has_cgroup_v2)?;
     process::apply_limits(options.config.max_open_files, options.config.oom_score_adj);
     let clock = Clock::system();
     let (lanes, own_files) = (Lanes::for_pods(), Arc::new(LinuxHost::default()) as Arc<dyn Host>);
@@ -90,10 +98,11 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     );
     servers.spawn(server.serve(secured.context.clone(), stop.clone()));
     servers.spawn(secured::serve(port, secured, stop.clone()));
-    let mut rotations = JoinSet::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(observe::oom::watch(world.clone()));
     // Certificates are the agent's own files: no device of a pod delays them.
     let with_own_files = World { host: own_files, ..world.clone() };
-    certs::start(options, &with_own_files, cluster_client, &mut rotations).await?;
+    certs::start(options, &with_own_files, cluster_client, &mut tasks).await?;
     let settings = &world.settings;
     tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");
 
@@ -106,7 +115,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         notifier.stopping();
     }
     tracing::info!("stopping; pods keep running");
-    rotations.shutdown().await;
+    tasks.shutdown().await;
     running.stop().await;
     stop.cancel();
     while servers.join_next().await.is_some() {}
@@ -161,7 +170,15 @@ async fn world(
 async fn bind_port(options: &Options) -> anyhow::Result<TcpListener> {
     let config = &options.config;
     let address = listen_on("address", &config.address, config.port)?.context("port: 0 is no port")?;
-    TcpListener::bind(address).await.with_context(|| format!("listen on the kubelet's port {address}"))
+    listen(address).with_context(|| format!("listen on the kubelet's port {address}"))
+}
+
+/// As `TcpListener::bind`, with a longer queue.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(PORT_BACKLOG)
 }
 
 fn addresses(options: &Options, world: &World) -> anyhow::Result<Addresses> {

@@ -13,7 +13,8 @@ use k8s_openapi::{
 use rubelet_cri::v1::{HugepageLimit, LinuxContainerResources};
 
 use crate::{
-    pod_resources, qos,
+    pod_resources,
+    qos::{self, QosClass},
     quantity::{Quantity, amount},
     settings::{NodeProfile, SwapController},
 };
@@ -40,10 +41,26 @@ pub fn of_container(pod: &Pod, spec: &PodSpec, container: &Container, node: &Nod
         SwapController::Absent => {}
         SwapController::CgroupV1 => resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes,
         SwapController::CgroupV2 => {
-            resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+            resources.unified.insert("memory.swap.max".to_owned(), swap_bytes(pod, spec, container, node).to_string());
         }
     }
     resources
+}
+
+/// The container's share of the node's swap: that of its request in the node's memory. Only containers of burstable pods that
+/// are not critical have one, and only if their request is not their limit.
+fn swap_bytes(pod: &Pod, spec: &PodSpec, container: &Container, node: &NodeProfile) -> i64 {
+    let Some(swap_bytes) = node.limited_swap_bytes else { return 0 };
+    let own = container.resources.as_ref();
+    let (request, limit) = (amount(requests(own), "memory"), amount(limits(own), "memory"));
+    let is_burstable = qos::qos_class(spec) == QosClass::Burstable && !qos::is_critical(pod, spec);
+    let memory_bytes = node.memory_capacity_bytes;
+    if !is_burstable || request == limit || memory_bytes <= 0 || request.value() > memory_bytes {
+        return 0;
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "as upstream computes it")]
+    let share = (request.value() as f64 / memory_bytes as f64 * swap_bytes as f64) as i64;
+    share
 }
 
 /// All of a pod's containers together, for runtimes that size a virtual machine.
@@ -249,6 +266,34 @@ mod tests {
         ] {
             assert_eq!(resources(container, &node), expected, "{container}");
         }
+    }
+
+    #[test]
+    fn burstable_containers_get_their_share_of_swap() {
+        let node = NodeProfile {
+            memory_capacity_bytes: 1 << 30,
+            swap_controller: SwapController::CgroupV2,
+            limited_swap_bytes: Some(1 << 28),
+            ..NodeProfile::default()
+        };
+        let swap = |container: &str, priority: i32, node: &NodeProfile| {
+            let resources: ResourceRequirements = serde_json::from_str(container).unwrap();
+            let container = Container { name: "a".to_owned(), resources: Some(resources), ..Container::default() };
+            let spec = PodSpec { containers: vec![container.clone()], priority: Some(priority), ..PodSpec::default() };
+            of_container(&Pod::default(), &spec, &container, node).unified["memory.swap.max"].clone()
+        };
+        for (container, priority, expected) in [
+            (r#"{"requests":{"memory":"256Mi"}}"#, 0, "67108864"),
+            (r#"{"requests":{"memory":"256Mi"},"limits":{"memory":"512Mi"}}"#, 0, "67108864"),
+            (r#"{"requests":{"memory":"256Mi"},"limits":{"memory":"256Mi"}}"#, 0, "0"),
+            (r#"{"requests":{"memory":"256Mi"}}"#, 2_000_000_000, "0"),
+            (r#"{"requests":{"memory":"2Gi"}}"#, 0, "0"),
+            ("{}", 0, "0"),
+        ] {
+            assert_eq!(swap(container, priority, &node), expected, "{container}");
+        }
+        let no_swap = NodeProfile { limited_swap_bytes: None, ..node };
+        assert_eq!(swap(r#"{"requests":{"memory":"256Mi"}}"#, 0, &no_swap), "0");
     }
 
     #[test]

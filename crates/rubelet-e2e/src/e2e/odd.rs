@@ -15,7 +15,30 @@ use crate::e2e::{
 pub const CASES: &[Case] = &[
     Case { name: "odd things among the manifests: each a clear error, and no effect on the others", run: odd_files },
     Case { name: "an environment bomb is refused by name, and another pod starts", run: environment_bomb },
+    Case { name: "a kill for want of memory on the node is told in an event", run: out_of_memory },
 ];
+
+/// The kernel's part is written by the test: every record that root writes there is read as the kernel's.
+fn out_of_memory(node: &mut Node) -> anyhow::Result<()> {
+    node.agent.start()?;
+    if node.agent.is_upstream() {
+        // Without a cluster it keeps no events.
+        return Ok(());
+    }
+    let victim = format!("victim-{}", std::process::id());
+    node.wait("the event", 20, |node| {
+        for record in [
+            format!("{victim} invoked oom-killer: written by a test of rubelet"),
+            format!("Out of memory: Killed process 4711 ({victim}) written by a test of rubelet"),
+        ] {
+            fs::write("/dev/kmsg", record)?;
+        }
+        let events = node.agent.ask(&["events"])?;
+        let message = format!("System OOM encountered, victim process: {victim}, pid: 4711");
+        ensure!(events.contains("SystemOOM") && events.contains(&message), "{events}");
+        Ok(())
+    })
+}
 
 fn odd_files(node: &mut Node) -> anyhow::Result<()> {
     node.agent.start()?;
