@@ -2,6 +2,7 @@
 
 mod api;
 mod patrol;
+mod upkeep;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
