@@ -289,8 +289,10 @@ fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
         _ => true,
     });
     if sandbox_action(record, facts) == SandboxAction::StayDown {
-        // Without a sandbox no container restarts: it keeps its last exit.
+        // Without a sandbox no container restarts: it keeps its last exit, and nothing is tried that a restarted agent, which
+        // does not know of it, would not try.
         record.instances.values_mut().for_each(|instance| instance.is_restarting = false);
+        record.container_records.values_mut().for_each(|container| container.waiting = None);
     }
     record.stopped_sandboxes.retain(|id| facts.sandboxes.iter().any(|sandbox| sandbox.id == *id));
 }

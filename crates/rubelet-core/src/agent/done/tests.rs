@@ -38,6 +38,19 @@ fn instance_state_is_dropped_with_the_instance() {
     assert_eq!(record.stopped_sandboxes.into_iter().collect::<Vec<_>>(), ["sb0".into()]);
 }
 
+/// A restarted agent does not know the reason, and would write another status.
+#[test]
+fn pod_that_stays_down_keeps_no_waiting_reason() {
+    for (policy, is_kept) in [("never", false), ("always", true)] {
+        let mut record = record(&format!("{policy} | main a | main b"));
+        let waiting =
+            Waiting { reason: Reason::CreateContainerError, message: "the sandbox is not running".to_owned() };
+        record.container_mut("b").waiting = Some(waiting);
+        apply_look(&mut record, facts("sandbox notready; a: exit(137) 5s"), DuringLook::Nothing, now());
+        assert_eq!(record.container("b").waiting.is_some(), is_kept, "{policy}");
+    }
+}
+
 #[test]
 fn container_waits_until_a_look_shows_its_start() {
     for (seen, post_start_failed, started, meanwhile, waits) in [
