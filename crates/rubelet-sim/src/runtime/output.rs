@@ -4,7 +4,7 @@
 //! written when somebody looks. A container prints nothing while the disk is full.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
     time::Duration,
@@ -27,6 +27,8 @@ pub(crate) struct Output {
     /// How many were written.
     lines: u64,
     next_line_at: Duration,
+    /// Rotated files of another container: a runtime that lost its state may make the same attempt again.
+    earlier: BTreeSet<PathBuf>,
 }
 
 impl SimState {
@@ -35,8 +37,9 @@ impl SimState {
         self.print_lines();
         let now = self.now;
         let next_line_at = now.saturating_add(LINE_EVERY);
+        let earlier = self.disk.files_named(path).into_iter().map(|(file, _)| stem(&file)).collect();
         let output = self.runtime.outputs.entry(id.to_owned());
-        output.or_insert(Output { file: path.to_owned(), lines: 0, next_line_at }).file = path.to_owned();
+        output.or_insert(Output { file: path.to_owned(), lines: 0, next_line_at, earlier }).file = path.to_owned();
     }
 
     /// The runtime goes on writing to the file.
@@ -88,8 +91,9 @@ impl SimState {
         let Some((id, output)) = open.and_then(|it| Some((it.id.clone(), self.runtime.outputs.get(&it.id)?))) else {
             return;
         };
-        let lines = output.lines;
-        let files = self.disk.files_named(live);
+        let (lines, earlier) = (output.lines, output.earlier.clone());
+        let mut files = self.disk.files_named(live);
+        files.retain(|(file, _)| file == live || !earlier.contains(&stem(file)));
         let text: String = files.iter().map(|(_, content)| String::from_utf8_lossy(content).into_owned()).collect();
         let first = (lines + 1).saturating_sub((text.len() / line(0).len()) as u64);
         let expected: String = (first..=lines).map(line).collect();
@@ -105,6 +109,12 @@ fn live_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let live: Vec<_> = name.splitn(3, '.').take(2).collect();
     path.with_file_name(live.join("."))
+}
+
+/// Without the suffix of a compressed file.
+fn stem(file: &Path) -> PathBuf {
+    let is_compressed = file.extension().is_some_and(|extension| extension == "gz");
+    if is_compressed { file.with_extension("") } else { file.to_owned() }
 }
 
 fn line(number: u64) -> String {
