@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use rubelet_core::{event::Source, id::PodUid, pod::status::is_terminal};
+use rubelet_core::{event::Source, id::PodUid, pod::status::is_terminal, snapshot::PodView};
 use serde_json::Value;
 
 use crate::{
@@ -327,6 +327,14 @@ fn is_at_rest(sim: &SimState, script: &PodScript, uid: &str) -> bool {
     };
     // A termination message that could not be read is read again, and a new process has no back-off.
     let view = sim.snapshot.pods.get(&PodUid::new(uid));
+    let has_deadline = |view: &Arc<PodView>| {
+        let spec = view.pod.spec.as_ref();
+        view.lifecycle == "Syncing" && spec.is_some_and(|spec| spec.active_deadline_seconds.is_some())
+    };
+    if view.is_some_and(has_deadline) {
+        // It may pass at any time.
+        return false;
+    }
     let told = view.map(|view| serde_json::to_string(&*view.status).expect("a status is JSON"));
     if told.is_some_and(|told| ["Error on reading termination", "CrashLoopBackOff"].iter().any(|it| told.contains(it)))
     {
