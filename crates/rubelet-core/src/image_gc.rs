@@ -70,7 +70,7 @@ pub struct ImageGc {
     is_looking: bool,
     has_looked: bool,
     collection: Option<Collection>,
-    /// Counts of a row of collections that did not free enough.
+    /// How many collections in a row did not free enough.
     failures: u32,
 }
 

@@ -61,12 +61,7 @@ impl LogRotation {
             return;
         }
         let running = || facts.running().filter(|container| !container.log_path.is_empty());
-        let from = (pod.uid.clone(), ContainerId::new(""));
-        let known = self.logs.range(from..).take_while(|((uid, _), _)| *uid == pod.uid).map(|(key, _)| key.clone());
-        let ended = known.filter(|(_, id)| !running().any(|container| container.id == *id)).collect::<Vec<_>>();
-        for key in ended {
-            self.forget(&key);
-        }
+        self.forget(&pod.uid, |id| !running().any(|container| container.id == *id));
         for container in running() {
             let look_at = now.uptime + settings.interval;
             let log = || Log {
@@ -90,21 +85,22 @@ impl LogRotation {
 
     /// The pod is gone.
     pub fn forget_pod(&mut self, uid: &PodUid) {
-        let from = (uid.clone(), ContainerId::new(""));
-        let known = self.logs.range(from..).take_while(|((pod, _), _)| pod == uid).map(|(key, _)| key.clone());
-        for key in known.collect::<Vec<_>>() {
-            self.forget(&key);
-        }
+        self.forget(uid, |_| true);
     }
 
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         self.logs.keys().map(|(uid, _)| uid)
     }
 
-    fn forget(&mut self, key: &LogKey) {
-        self.logs.remove(key);
-        self.to_rotate.remove(key);
-        self.to_compress.remove(key);
+    /// Drops the pod's logs of these containers.
+    fn forget(&mut self, uid: &PodUid, is_meant: impl Fn(&ContainerId) -> bool) {
+        let from = (uid.clone(), ContainerId::new(""));
+        let known = self.logs.range(from..).take_while(|((pod, _), _)| pod == uid).map(|(key, _)| key);
+        for key in known.filter(|(_, id)| is_meant(id)).cloned().collect::<Vec<_>>() {
+            self.logs.remove(&key);
+            self.to_rotate.remove(&key);
+            self.to_compress.remove(&key);
+        }
     }
 
     /// The logs whose size is to be looked at now; the look counts as in flight. Those that are due soon come along.

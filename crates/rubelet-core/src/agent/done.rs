@@ -289,8 +289,8 @@ fn forget_what_is_gone(record: &mut PodRecord, facts: &PodFacts) {
         _ => true,
     });
     if sandbox_action(record, facts) == SandboxAction::StayDown {
-        // Without a sandbox no container restarts: it keeps its last exit, and nothing is tried that a restarted agent, which
-        // does not know of it, would not try.
+        // Without a sandbox no container restarts: it keeps its last exit. Why a start failed is dropped, because nothing
+        // repeats it: after a restart the agent would not know the reason, and would write another status.
         record.instances.values_mut().for_each(|instance| instance.is_restarting = false);
         record.container_records.values_mut().for_each(|container| container.waiting = None);
     }
