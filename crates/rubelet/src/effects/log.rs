@@ -131,7 +131,7 @@ impl LiveLog {
         Ok(entries.into_iter().map(|entry| entry.name).filter(|name| name.starts_with(&prefix)).collect())
     }
 
-    /// The rotated files, the oldest first; a file and its compressed form count once.
+    /// The rotated files, the oldest first. A file and its compressed form are both there if the agent died between them.
     async fn rotated(&self, world: &World) -> Result<Vec<String>, EffectError> {
         let mut names = self.siblings(world).await?;
         names.retain(|name| !name.ends_with(TEMPORARY));
