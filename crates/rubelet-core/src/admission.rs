@@ -65,7 +65,7 @@ pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
 }
 
 fn refused(reason: FailureReason, message: impl Into<String>) -> Option<PodFailure> {
-    Some(PodFailure { reason, message: message.into() })
+    Some(PodFailure::new(reason, message))
 }
 
 fn os_refusal(pod: &Pod, spec: &PodSpec) -> Option<PodFailure> {

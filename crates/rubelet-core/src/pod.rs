@@ -68,6 +68,16 @@ pub enum Lifecycle {
     },
 }
 
+impl TerminationCause {
+    /// The pod stays for readers until it is no longer desired.
+    pub fn keeps_record(self) -> bool {
+        match self {
+            TerminationCause::Completed | TerminationCause::Failed => true,
+            TerminationCause::Removed | TerminationCause::Orphaned => false,
+        }
+    }
+}
+
 impl Lifecycle {
     pub fn terminating(grace: Grace, cause: TerminationCause) -> Self {
         Lifecycle::Terminating { grace, cause, containers: RunningContainers::Possible }
@@ -102,6 +112,8 @@ pub enum TerminationCause {
     Removed,
     /// All its containers have terminated and none will restart.
     Completed,
+    /// The node ends it: `PodRecord::failure` says why.
+    Failed,
     /// It is in the runtime and was never desired.
     Orphaned,
 }

@@ -30,7 +30,7 @@ pub(super) fn refusal(spec: &PodSpec, allowed: &[String]) -> Option<PodFailure> 
     let sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
     let names = sysctls.map(|sysctl| normalized(&sysctl.name));
     let refusal = names.filter_map(|name| forbidden(&name, spec, allowed)).next()?;
-    Some(PodFailure { reason: FailureReason::SysctlForbidden, message: format!("forbidden sysctl: {refusal}") })
+    Some(PodFailure::new(FailureReason::SysctlForbidden, format!("forbidden sysctl: {refusal}")))
 }
 
 fn forbidden(name: &str, spec: &PodSpec, allowed: &[String]) -> Option<String> {

@@ -36,8 +36,8 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
     let site = AdmitContext { settings: &settings, others: &others, node: &node, has_strict_groups: false };
     match admit(pod, site) {
         AdmitResult::Admit => "admitted".to_owned(),
-        AdmitResult::Reject(PodFailure { reason, message }) => format!("{reason}: {message}"),
-        AdmitResult::RecheckNode(PodFailure { reason, message }) => format!("perhaps {reason}: {message}"),
+        AdmitResult::Reject(PodFailure { reason, message, .. }) => format!("{reason}: {message}"),
+        AdmitResult::RecheckNode(PodFailure { reason, message, .. }) => format!("perhaps {reason}: {message}"),
     }
 }
 

@@ -212,7 +212,7 @@ impl Agent {
 fn running_containers(record: &PodRecord) -> RunningContainers {
     match record.lifecycle {
         Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => RunningContainers::None,
-        Lifecycle::Terminating { cause: TerminationCause::Completed, containers, .. } => containers,
+        Lifecycle::Terminating { cause, containers, .. } if cause.keeps_record() => containers,
         Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => RunningContainers::Possible,
     }
 }

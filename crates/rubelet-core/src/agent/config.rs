@@ -15,7 +15,7 @@ use crate::{
     op::AtPodEnd,
     pod::{
         Cure, Desired, Grace, Lifecycle, Look, PodRecord, Preparation, TerminationCause,
-        allocation::update_pod_from_allocation, hooks::Hook,
+        allocation::update_pod_from_allocation, hooks::Hook, status::PodFailure,
     },
     pod_config::{Changes, Completeness, ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
@@ -181,7 +181,7 @@ impl Agent {
             Lifecycle::Terminating { grace, cause: known, containers } => {
                 let shrunk = grace.shrunk_to(asked);
                 // A completed pod is kept for readers until it is no longer desired.
-                let cause = if known == TerminationCause::Completed { cause } else { known };
+                let cause = if known.keeps_record() { cause } else { known };
                 record.enter(Lifecycle::Terminating { grace: shrunk, cause, containers }, now);
                 if shrunk == grace {
                     return;
@@ -193,6 +193,21 @@ impl Agent {
             // A completed pod was kept for readers; now its record may be dropped.
             Lifecycle::Terminated { .. } => record.enter(Lifecycle::Terminated { cause }, now),
             Lifecycle::Finished { .. } => record.enter(Lifecycle::Finished { cause }, now),
+        }
+    }
+
+    /// Terminates a pod because of its node, whatever its containers do; one that is terminating keeps its reason, with a
+    /// shorter grace period. Upstream: `killPodNow`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "its callers come with eviction"))]
+    pub(super) fn fail_pod(&mut self, uid: &PodUid, failure: PodFailure, grace_secs: i64, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let may_run = match record.lifecycle {
+            Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
+            Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
+        };
+        if may_run {
+            record.failure.get_or_insert(failure);
+            self.terminate(uid, TerminationCause::Failed, grace_secs, now);
         }
     }
 

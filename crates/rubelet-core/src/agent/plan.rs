@@ -133,7 +133,7 @@ fn exceeded_deadline(record: &PodRecord, status: &PodStatus, now: Now) -> Option
     let is_terminal = status.phase.as_deref().is_some_and(status::is_terminal);
     let start = status.start_time.as_ref().filter(|_| !is_terminal)?;
     let is_over = record.active_deadline(start.0, now)? <= now.uptime;
-    is_over.then(|| PodFailure { reason: FailureReason::DeadlineExceeded, message: OVER_DEADLINE.to_owned() })
+    is_over.then(|| PodFailure::new(FailureReason::DeadlineExceeded, OVER_DEADLINE))
 }
 
 fn worker_state(lifecycle: &Lifecycle) -> PodWorkerState {

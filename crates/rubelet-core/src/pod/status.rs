@@ -82,12 +82,22 @@ pub enum PodWorkerState {
 pub struct PodFailure {
     pub reason: FailureReason,
     pub message: String,
+    /// The message of condition DisruptionTarget, where the node ends a pod that did not fail by itself.
+    pub disruption: Option<String>,
+}
+
+impl PodFailure {
+    pub fn new(reason: FailureReason, message: impl Into<String>) -> Self {
+        PodFailure { reason, message: message.into(), disruption: None }
+    }
 }
 
 /// Why a pod as a whole has failed, in upstream's terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureReason {
     DeadlineExceeded,
+    /// For lack of resources on the node, or more local storage than its limit; also of pods rejected under pressure.
+    Evicted,
     // Reasons of rejected pods.
     SysctlForbidden,
     PodOsSelectorNodeLabelDoesNotMatch,
@@ -106,6 +116,7 @@ impl fmt::Display for FailureReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FailureReason::DeadlineExceeded => "DeadlineExceeded",
+            FailureReason::Evicted => "Evicted",
             FailureReason::SysctlForbidden => "SysctlForbidden",
             FailureReason::PodOsSelectorNodeLabelDoesNotMatch => "PodOSSelectorNodeLabelDoesNotMatch",
             FailureReason::PodOsNotSupported => "PodOSNotSupported",

@@ -82,6 +82,12 @@ pub fn ended(
     } else {
         match cause {
             TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
+            // Its dead containers hold what the node may lack; upstream removes them at once, too.
+            TerminationCause::Failed => {
+                if remove_dead(record, facts, &mut plan, now) && !record.flights.has_changes() {
+                    plan.next = Some(Lifecycle::Finished { cause });
+                }
+            }
             // The API server has the pod until its resources are reclaimed; until then its logs stay readable.
             TerminationCause::Removed if record.is_desired() && record.pod.metadata.deletion_timestamp.is_some() => {
                 plan.next = Some(Lifecycle::Finished { cause });

@@ -846,7 +846,7 @@ fn pod_is_planned_at_its_first_retry() {
 #[test]
 fn only_active_pods_have_a_deadline() {
     let ending = Lifecycle::terminating(Grace::starting(30, now()), TerminationCause::Completed);
-    let failure = || PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() };
+    let failure = || PodFailure::new(FailureReason::DeadlineExceeded, "");
     for (lifecycle, failure, expected) in [
         (Lifecycle::Syncing, None, Some(later(40).uptime)),
         (Lifecycle::Syncing, Some(failure()), None),

@@ -5,7 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::pod::hooks::HookRequest;
+use crate::pod::{
+    hooks::HookRequest,
+    status::{FailureReason, PodFailure},
+};
 
 /// An API pod; with a grace period it is being deleted.
 fn api_pod(text: &str, grace_secs: Option<i64>) -> Pod {
@@ -223,4 +226,39 @@ fn pod_deleted_while_terminating_as_orphan_does_not_restart() {
         let expected = if grace_secs.is_some() { "Terminating" } else { "Syncing" };
         assert_eq!(test.lifecycle("u1"), expected, "{grace_secs:?}");
     }
+}
+
+#[test]
+fn pod_failed_by_its_node_is_stopped_removed_from_the_runtime_and_kept_for_readers() {
+    let mut test = running(&api_pod("always | main a", None));
+    test.inspected("a: running 5s");
+    let uid = test.agent.records.keys().next().expect("one pod").clone();
+    let now = test.now();
+    let disruption = Some("low on memory".to_owned());
+    let failure = PodFailure { disruption, ..PodFailure::new(FailureReason::Evicted, "low on memory") };
+    test.agent.fail_pod(&uid, failure, 1, now);
+    test.handle(Event::Due);
+    assert_eq!(test.stops().len(), 1);
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("a: exit(137) 0s ago");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(137) 0s ago");
+    test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
+    test.answer("RemoveContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s");
+    test.answer("RemoveSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox gone");
+    let snapshot = test.agent.snapshot();
+    let view = snapshot.pods.get(&uid).expect("it is kept");
+    let status = &view.status;
+    assert_eq!((view.lifecycle.as_str(), status.phase.as_deref()), ("Finished", Some("Failed")));
+    assert_eq!((status.reason.as_deref(), status.message.as_deref()), (Some("Evicted"), Some("low on memory")));
+    let disruption = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+    let disruption = disruption.expect("the condition");
+    assert_eq!(
+        (disruption.status.as_str(), disruption.reason.as_deref(), disruption.message.as_deref()),
+        ("True", Some("TerminationByKubelet"), Some("low on memory"))
+    );
+    let exit = status.container_statuses.as_ref().expect("a container")[0].state.as_ref().expect("a state");
+    assert_eq!(exit.terminated.as_ref().expect("its exit").exit_code, 137);
 }

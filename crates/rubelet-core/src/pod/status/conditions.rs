@@ -30,6 +30,8 @@ pub const POD_READY_TO_START_CONTAINERS: &str = "PodReadyToStartContainers";
 /// Shared: other components set it, too; it is sent only with the final status of the pod.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
+const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
+
 const OWNED: [&str; 8] = [
     POD_SCHEDULED,
     READY,
@@ -64,8 +66,9 @@ pub fn find<'a>(status: &'a PodStatus, condition_type: &str) -> Option<&'a PodCo
 pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
     let api = input.pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut conditions: Vec<_> = api.filter(|condition| !is_owned(&condition.type_)).cloned().collect();
-    if let Some(disruption) = input.old_status().and_then(|old| find(old, DISRUPTION_TARGET)) {
-        replace_or_append(&mut conditions, disruption.clone());
+    let known = input.old_status().and_then(|old| find(old, DISRUPTION_TARGET)).cloned();
+    if let Some(disruption) = terminated_by_kubelet(input).or(known) {
+        replace_or_append(&mut conditions, disruption);
     }
     let sandbox_serves = input.pod.spec.as_ref().is_some_and(|spec| usable_sandbox(spec, input.facts).is_ok());
     let ready_to_start = if sandbox_serves { ConditionValue::True } else { ConditionValue::no("", "") };
@@ -89,6 +92,16 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
         conditions.push(condition);
     }
     conditions
+}
+
+/// The node ends the pod. The final status dates it.
+fn terminated_by_kubelet(input: &StatusInput<'_>) -> Option<PodCondition> {
+    let message = input.failed?.disruption.as_ref()?;
+    let mut condition = ConditionValue::True.into_condition(DISRUPTION_TARGET, input.pod);
+    condition.reason = Some(TERMINATION_BY_KUBELET.to_owned());
+    condition.message = Some(message.clone());
+    condition.last_transition_time = Some(Time(input.now.wall));
+    Some(condition)
 }
 
 pub fn replace_or_append(conditions: &mut Vec<PodCondition>, condition: PodCondition) {

@@ -674,7 +674,7 @@ fn infeasible_resize_is_dated_by_its_request() {
 
 #[test]
 fn rejected_pod_has_only_a_qos_class() {
-    let failure = PodFailure { reason: FailureReason::OutOf("cpu".to_owned()), message: "no".to_owned() };
+    let failure = PodFailure::new(FailureReason::OutOf("cpu".to_owned()), "no");
     let shown = show(&rejected(&mk_pod("always | main a"), &failure));
     assert_eq!(shown, "Failed(OutOfcpu) \"Pod was rejected: no\" ip= host= qos=BestEffort start=@never");
 }
@@ -727,7 +727,7 @@ fn start_time_is_first_sandbox_or_reported_one() {
 #[test]
 fn pod_failure_overrides_container_states_and_lasts() {
     let mut case = Case::new("always | main a", "a: running");
-    let failure = PodFailure { reason: FailureReason::DeadlineExceeded, message: "it took too long".to_owned() };
+    let failure = PodFailure::new(FailureReason::DeadlineExceeded, "it took too long");
     case.failed = Some(failure);
     assert_snapshot!(case.show(), @r#"
     Failed(DeadlineExceeded) "it took too long" ip=10.1.0.7 host=192.0.2.1 qos=BestEffort start=-60s
@@ -747,7 +747,7 @@ fn pod_failure_overrides_container_states_and_lasts() {
 fn terminal_phase_in_the_api_never_changes() {
     let mut case = Case::new("always | main a", "a: running");
     case.pod.status = Some(PodStatus { phase: Some("Succeeded".to_owned()), ..PodStatus::default() });
-    case.failed = Some(PodFailure { reason: FailureReason::DeadlineExceeded, message: String::new() });
+    case.failed = Some(PodFailure::new(FailureReason::DeadlineExceeded, ""));
     assert_eq!(case.phase(), "Succeeded");
 }
 
