@@ -170,6 +170,26 @@ pub struct EventRecord {
     pub severity: Severity,
     pub reason: String,
     pub message: String,
+    /// Of the Event object.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl EventRecord {
+    pub fn new(
+        about: InvolvedObject,
+        severity: Severity,
+        reason: impl Into<String>,
+        message: impl Into<String>,
+    ) -> EventRecord {
+        let (reason, message) = (reason.into(), message.into());
+        EventRecord { about, severity, reason, message, annotations: BTreeMap::new() }
+    }
+
+    #[must_use]
+    pub fn annotated(self, annotations: BTreeMap<String, String>) -> EventRecord {
+        EventRecord { annotations, ..self }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -255,12 +255,12 @@ impl ImageGc {
         if collection.deleted > 0 {
             let message =
                 format!("Deleted {} unused images, {} in all", collection.deleted, size_text(collection.freed_bytes));
-            events.push(EventRecord {
-                about: InvolvedObject::Node,
-                severity: Severity::Normal,
-                reason: event_reasons::DELETED_IMAGES.to_owned(),
+            events.push(EventRecord::new(
+                InvolvedObject::Node,
+                Severity::Normal,
+                event_reasons::DELETED_IMAGES,
                 message,
-            });
+            ));
         }
         match collection.failure() {
             Some(message) => {
@@ -336,7 +336,7 @@ fn joined(errors: &[String]) -> String {
 }
 
 fn warning(reason: &str, message: String) -> EventRecord {
-    EventRecord { about: InvolvedObject::Node, severity: Severity::Warning, reason: reason.to_owned(), message }
+    EventRecord::new(InvolvedObject::Node, Severity::Warning, reason, message)
 }
 
 /// `512 B`, `93.1 GiB`.

@@ -452,7 +452,7 @@ impl Ensure {
 
     fn event(&self, severity: Severity, reason: &str, message: String) -> EventRecord {
         let about = InvolvedObject::Container { pod: self.pod.clone(), container: self.request.container.clone() };
-        EventRecord { about, severity, reason: reason.to_owned(), message }
+        EventRecord::new(about, severity, reason, message)
     }
 }
 

@@ -160,12 +160,7 @@ pub fn status_change_events(before: Option<&Node>, after: &Node) -> Vec<EventRec
     if !boot_id(&before).is_empty() && boot_id(&before) != boot_id(&after) {
         let message = format!("Node {name} has been rebooted, boot id: {}", boot_id(&after));
         let about = InvolvedObject::Node;
-        events.push(EventRecord {
-            about,
-            severity: Severity::Warning,
-            reason: event_reasons::NODE_REBOOTED.to_owned(),
-            message,
-        });
+        events.push(EventRecord::new(about, Severity::Warning, event_reasons::NODE_REBOOTED, message));
     }
     events
 }
@@ -173,7 +168,7 @@ pub fn status_change_events(before: Option<&Node>, after: &Node) -> Vec<EventRec
 /// `Node n status is now: NodeReady`.
 pub fn status_event(name: &str, reason: &str) -> EventRecord {
     let message = format!("Node {name} status is now: {reason}");
-    EventRecord { about: InvolvedObject::Node, severity: Severity::Normal, reason: reason.to_owned(), message }
+    EventRecord::new(InvolvedObject::Node, Severity::Normal, reason, message)
 }
 
 /// `containerd://2.4.2`: upstream parses the runtime's version, and drops an invalid one.

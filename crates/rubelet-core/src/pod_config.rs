@@ -169,15 +169,15 @@ fn without_duplicates(pods: impl Iterator<Item = Arc<Pod>>, source: Source) -> (
 
 fn refusal(pod: &PodRef, source: Source, cause: &str) -> EventRecord {
     let PodRef { uid, namespace, name } = pod;
-    EventRecord {
-        about: InvolvedObject::Pod(pod.clone()),
-        severity: Severity::Warning,
-        reason: event_reasons::FAILED_VALIDATION.to_owned(),
-        message: format!(
+    EventRecord::new(
+        InvolvedObject::Pod(pod.clone()),
+        Severity::Warning,
+        event_reasons::FAILED_VALIDATION,
+        format!(
             "Error validating pod {name}_{namespace}({uid}) from {} due to duplicate {cause}, ignoring",
             source.as_str()
         ),
-    }
+    )
 }
 
 /// The change, and the pod to keep.

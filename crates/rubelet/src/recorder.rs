@@ -104,6 +104,7 @@ fn observed(event: LoggedEvent, object: ObjectReference, times: u32) -> Observed
         severity: record.severity,
         reason: record.reason,
         message: record.message,
+        annotations: record.annotations,
         times,
         first_at: if times > 1 { first_at } else { last_at },
         last_at,

@@ -62,11 +62,7 @@ fn remark(world: &World, manifest: &str, remark: &str) {
 }
 
 fn record(world: &World, manifest: &str, reason: &str, message: &str) {
-    let record = EventRecord {
-        about: InvolvedObject::Manifest(manifest.to_owned()),
-        severity: Severity::Warning,
-        reason: reason.to_owned(),
-        message: message.to_owned(),
-    };
+    let record =
+        EventRecord::new(InvolvedObject::Manifest(manifest.to_owned()), Severity::Warning, reason, message.to_owned());
     world.events.record(record, world.clock.now().wall);
 }

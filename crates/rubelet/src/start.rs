@@ -122,12 +122,7 @@ async fn follow_events(world: World, inbox: mpsc::Sender<Event>) {
 
 fn record_start(world: &World) {
     let message = "Starting kubelet.".to_owned();
-    let record = EventRecord {
-        about: InvolvedObject::Node,
-        severity: Severity::Normal,
-        reason: event_reasons::STARTING_KUBELET.to_owned(),
-        message,
-    };
+    let record = EventRecord::new(InvolvedObject::Node, Severity::Normal, event_reasons::STARTING_KUBELET, message);
     world.events.record(record, world.clock.now().wall);
 }
 

@@ -43,12 +43,12 @@ impl Agent {
                     self.warn_of_unsupported(&waiting);
                 }
                 AdmitResult::Reject(failure) | AdmitResult::RecheckNode(failure) => {
-                    self.outbox.record(EventRecord {
-                        about: InvolvedObject::Pod(record.id.clone()),
-                        severity: Severity::Warning,
-                        reason: failure.reason.to_string(),
-                        message: failure.message.clone(),
-                    });
+                    self.outbox.record(EventRecord::new(
+                        InvolvedObject::Pod(record.id.clone()),
+                        Severity::Warning,
+                        failure.reason.to_string(),
+                        failure.message.clone(),
+                    ));
                     record.rejected = Some(failure);
                 }
             }

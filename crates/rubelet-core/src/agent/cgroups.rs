@@ -55,12 +55,7 @@ impl Agent {
                     format!("Failed to update Node Allocatable Limits: {problem}"),
                 ),
             };
-            self.outbox.record(EventRecord {
-                about: InvolvedObject::Node,
-                severity,
-                reason: reason.to_owned(),
-                message,
-            });
+            self.outbox.record(EventRecord::new(InvolvedObject::Node, severity, reason, message));
         }
         if let Ok(Facts::Cgroups { names }) = result {
             self.adopt_cgroups(&names, now);

@@ -121,7 +121,7 @@ impl Agent {
                 (Severity::Normal, event_reasons::NODE_READY, format!("container runtime is up: {name}"))
             }
         };
-        self.outbox.record(EventRecord { about: InvolvedObject::Node, severity, reason: reason.to_owned(), message });
+        self.outbox.record(EventRecord::new(InvolvedObject::Node, severity, reason, message));
     }
 
     fn handle_listing(&mut self, listing: Listing, now: Now) {
@@ -425,12 +425,12 @@ fn stuck(record: &PodRecord, op: &Op, error: &str) -> EventRecord {
             let message = format!("The runtime cannot remove container {id}: {error}");
             event(record, name, Severity::Warning, reason, message)
         }
-        other => EventRecord {
-            about: InvolvedObject::Pod(record.id.clone()),
-            severity: Severity::Warning,
-            reason: reason.to_owned(),
-            message: format!("The runtime refuses {other}: {error}"),
-        },
+        other => EventRecord::new(
+            InvolvedObject::Pod(record.id.clone()),
+            Severity::Warning,
+            reason,
+            format!("The runtime refuses {other}: {error}"),
+        ),
     }
 }
 
@@ -518,11 +518,8 @@ fn container_succeeded(record: &mut PodRecord, op: &ContainerOp) -> Vec<EventRec
 }
 
 fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventRecord> {
-    let about_pod = |reason: &str, message: String| EventRecord {
-        about: InvolvedObject::Pod(record.id.clone()),
-        severity: Severity::Warning,
-        reason: reason.to_owned(),
-        message,
+    let about_pod = |reason: &str, message: String| {
+        EventRecord::new(InvolvedObject::Pod(record.id.clone()), Severity::Warning, reason, message)
     };
     match op {
         Op::Container(ContainerOp::Start(order)) => start_failed(record, &order.container, error),
@@ -567,12 +564,12 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
 }
 
 fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
-    EventRecord {
-        about: InvolvedObject::Pod(record.id.clone()),
-        severity: Severity::Warning,
-        reason: event_reasons::FAILED_MOUNT_VOLUME.to_owned(),
-        message: error.message.clone(),
-    }
+    EventRecord::new(
+        InvolvedObject::Pod(record.id.clone()),
+        Severity::Warning,
+        event_reasons::FAILED_MOUNT_VOLUME,
+        error.message.clone(),
+    )
 }
 
 fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<EventRecord> {

@@ -48,7 +48,7 @@ impl Agent {
         if let Some(failure) = &failure {
             let (about, reason) = (InvolvedObject::Pod(state.id.clone()), failure.reason.to_string());
             let message = failure.message.clone();
-            plan.events.insert(0, EventRecord { about, severity: Severity::Normal, reason, message });
+            plan.events.insert(0, EventRecord::new(about, Severity::Normal, reason, message));
         }
         if let Lifecycle::Terminating { grace, cause, containers: RunningContainers::Possible } = state.lifecycle {
             let containers = state.running_containers();

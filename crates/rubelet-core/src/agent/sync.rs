@@ -146,12 +146,12 @@ impl Agent {
             fields.push("spec.runtimeClassName".to_owned());
         }
         if !fields.is_empty() {
-            self.outbox.record(EventRecord {
-                about: InvolvedObject::Pod(record.id.clone()),
-                severity: Severity::Warning,
-                reason: event_reasons::UNSUPPORTED_FIELDS.to_owned(),
-                message: format!("unsupported fields ignored: {}", fields.join(", ")),
-            });
+            self.outbox.record(EventRecord::new(
+                InvolvedObject::Pod(record.id.clone()),
+                Severity::Warning,
+                event_reasons::UNSUPPORTED_FIELDS,
+                format!("unsupported fields ignored: {}", fields.join(", ")),
+            ));
         }
     }
 

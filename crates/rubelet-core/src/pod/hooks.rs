@@ -82,7 +82,7 @@ impl HookRequest {
         let message = format!("request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded");
         let (about, reason) =
             (InvolvedObject::Pod(self.pod.clone()), event_reasons::LIFECYCLE_HTTP_FALLBACK.to_owned());
-        Some(EventRecord { about, severity: Severity::Warning, reason, message })
+        Some(EventRecord::new(about, Severity::Warning, reason, message))
     }
 }
 

@@ -300,12 +300,12 @@ fn is_prepared(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, 
         let network = WaitsFor::Network(problem.to_owned());
         let is_known = [&record.waits_for, &plan.waits_for].iter().any(|known| known.as_ref() == Some(&network));
         if !is_known {
-            plan.events.push(EventRecord {
-                about: InvolvedObject::Pod(record.id.clone()),
-                severity: Severity::Warning,
-                reason: event_reasons::NETWORK_NOT_READY.to_owned(),
-                message: format!("network is not ready: {problem}"),
-            });
+            plan.events.push(EventRecord::new(
+                InvolvedObject::Pod(record.id.clone()),
+                Severity::Warning,
+                event_reasons::NETWORK_NOT_READY,
+                format!("network is not ready: {problem}"),
+            ));
         }
         plan.waits_for = Some(network);
         return false;
@@ -368,12 +368,12 @@ fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Pl
 /// Records once per sandbox that it is replaced.
 fn sandbox_changed(record: PodState<'_>, facts: &PodFacts, plan: &mut Plan) {
     if facts.is_active() && !record.flights.has_changes() && record.failures.is_empty() {
-        plan.events.push(EventRecord {
-            about: InvolvedObject::Pod(record.id.clone()),
-            severity: Severity::Normal,
-            reason: event_reasons::SANDBOX_CHANGED.to_owned(),
-            message: "Pod sandbox changed, it will be killed and re-created.".to_owned(),
-        });
+        plan.events.push(EventRecord::new(
+            InvolvedObject::Pod(record.id.clone()),
+            Severity::Normal,
+            event_reasons::SANDBOX_CHANGED,
+            "Pod sandbox changed, it will be killed and re-created.",
+        ));
     }
 }
 
@@ -398,12 +398,12 @@ pub fn event(
     reason: &str,
     message: impl Into<String>,
 ) -> EventRecord {
-    EventRecord {
-        about: InvolvedObject::Container { pod: record.id.clone(), container: container.to_owned() },
+    EventRecord::new(
+        InvolvedObject::Container { pod: record.id.clone(), container: container.to_owned() },
         severity,
-        reason: reason.to_owned(),
-        message: message.into(),
-    }
+        reason,
+        message.into(),
+    )
 }
 
 /// Upstream's `format.Pod`.

@@ -110,7 +110,7 @@ impl ProbeOutcome {
             ),
         };
         let about = InvolvedObject::Container { pod: pod.clone(), container: container.to_owned() };
-        Some(EventRecord { about, severity: Severity::Warning, reason: reason.to_owned(), message })
+        Some(EventRecord::new(about, Severity::Warning, reason, message))
     }
 }
 

@@ -314,12 +314,7 @@ mod tests {
     async fn followers_of_events_get_the_old_ones_and_the_new() {
         let root = tempfile::tempdir().unwrap();
         let agent = Agent::start(root.path()).await;
-        let record = |reason: &str| EventRecord {
-            about: InvolvedObject::Node,
-            severity: Severity::Normal,
-            reason: reason.to_owned(),
-            message: String::new(),
-        };
+        let record = |reason: &str| EventRecord::new(InvolvedObject::Node, Severity::Normal, reason, String::new());
         agent.events.record(record("Old"), at("2026-11-15T18:00:00Z"));
         let mut lines = agent.client.stream("/events?follow=1").await.unwrap();
         let mut reason = async || lines.next_line::<LoggedEvent>().await.unwrap().unwrap().record.reason;

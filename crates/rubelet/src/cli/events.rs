@@ -192,11 +192,8 @@ mod tests {
     #[test]
     fn event_table_counts_repeats_and_escapes_control_characters() {
         let log = EventLog::default();
-        let record = |about, severity, reason: &str, message: &str| EventRecord {
-            about,
-            severity,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
+        let record = |about, severity, reason: &str, message: &str| {
+            EventRecord::new(about, severity, reason, message.to_owned())
         };
         let pulled = record(InvolvedObject::Pod(pod()), Severity::Normal, "Pulled", "Image present");
         let about = InvolvedObject::Container { pod: pod(), container: "a".to_owned() };

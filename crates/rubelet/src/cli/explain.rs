@@ -347,11 +347,8 @@ mod tests {
     fn events() -> Vec<LoggedEvent> {
         let log = EventLog::default();
         let pod = |uid: &str| PodRef { uid: PodUid::new(uid), namespace: "default".into(), name: "web-n1".into() };
-        let record = |about, reason: &str| EventRecord {
-            about,
-            severity: Severity::Warning,
-            reason: reason.to_owned(),
-            message: "Back-off restarting failed container".to_owned(),
+        let record = |about, reason: &str| {
+            EventRecord::new(about, Severity::Warning, reason, "Back-off restarting failed container")
         };
         for second in [10, 20] {
             let about = InvolvedObject::Container { pod: pod("u1"), container: "a".to_owned() };
@@ -391,7 +388,7 @@ mod tests {
         let log = EventLog::default();
         let message = "spec.containers: Required value".to_owned();
         let about = InvolvedObject::Manifest("/manifests/web.yaml".to_owned());
-        let record = EventRecord { about, severity: Severity::Warning, reason: "Refused".to_owned(), message };
+        let record = EventRecord::new(about, Severity::Warning, "Refused", message);
         log.record(record, at("2026-11-15T18:59:00Z"));
         let unknown = |name: &str| NotFound::Unknown { wanted: name.to_owned(), similar: Vec::new() };
         assert_snapshot!(or_refused_manifest(unknown("web"), "web", &log.since(0)), @r#"

@@ -68,15 +68,15 @@ async fn credentials(world: &World, pod: &PodRef, image: &str, secrets: &[String
     };
     let missing: Vec<_> = keys.iter().filter(|key| secret(key).is_none()).map(|key| key.name.as_str()).collect();
     if !missing.is_empty() {
-        let record = EventRecord {
-            about: InvolvedObject::Pod(pod.clone()),
-            severity: Severity::Warning,
-            reason: event_reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET.to_owned(),
-            message: format!(
+        let record = EventRecord::new(
+            InvolvedObject::Pod(pod.clone()),
+            Severity::Warning,
+            event_reasons::FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET,
+            format!(
                 "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
                 missing.join(", ")
             ),
-        };
+        );
         world.events.record(record, world.clock.now().wall);
     }
     keyring::credentials(image, keys.iter().filter_map(secret))

@@ -38,12 +38,7 @@ async fn follow(world: &World, log: &mut KernelLog) -> std::io::Error {
         };
         if let Some(Victim { name, pid }) = parser.read(&message) {
             let message = format!("System OOM encountered, victim process: {name}, pid: {pid}");
-            let record = EventRecord {
-                about: InvolvedObject::Node,
-                severity: Severity::Warning,
-                reason: event_reasons::SYSTEM_OOM.to_owned(),
-                message,
-            };
+            let record = EventRecord::new(InvolvedObject::Node, Severity::Warning, event_reasons::SYSTEM_OOM, message);
             world.events.record(record, world.clock.now().wall);
         }
     }

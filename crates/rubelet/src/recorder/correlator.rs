@@ -4,7 +4,7 @@
 //! Never: writes anything, reads a clock.
 //! Upstream: `EventCorrelator` of `client-go/tools/record/events_cache.go`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
@@ -36,6 +36,7 @@ pub(super) struct ObservedEvent {
     pub severity: Severity,
     pub reason: String,
     pub message: String,
+    pub annotations: BTreeMap<String, String>,
     pub times: u32,
     pub first_at: Timestamp,
     pub last_at: Timestamp,
@@ -159,6 +160,7 @@ fn event(observed: &ObservedEvent, known: &EventLogEntry, host: &str) -> Event {
             name: Some(known.name.clone()),
             // Events about cluster-scoped objects are stored in this namespace.
             namespace: Some(object.namespace.clone().unwrap_or_else(|| "default".to_owned())),
+            annotations: (!observed.annotations.is_empty()).then(|| observed.annotations.clone()),
             ..ObjectMeta::default()
         },
         involved_object: object,
@@ -343,6 +345,7 @@ mod tests {
             severity: Severity::Warning,
             reason: reason.to_owned(),
             message: message.to_owned(),
+            annotations: BTreeMap::from([("starved_resource".to_owned(), "memory".to_owned())]),
             times: 1,
             first_at: at(second),
             last_at: at(second),

@@ -158,12 +158,12 @@ fn start(api: &Arc<FakeApi>, events: &EventLog) -> JoinHandle<()> {
 }
 
 fn about_pod(reason: &str) -> EventRecord {
-    EventRecord {
-        about: InvolvedObject::Pod(PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() }),
-        severity: Severity::Normal,
-        reason: reason.to_owned(),
-        message: "text".to_owned(),
-    }
+    EventRecord::new(
+        InvolvedObject::Pod(PodRef { uid: "u1".into(), namespace: "shop".into(), name: "web".into() }),
+        Severity::Normal,
+        reason,
+        "text",
+    )
 }
 
 fn snapshot() -> Snapshot {
