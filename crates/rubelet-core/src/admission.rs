@@ -1,16 +1,17 @@
 //! Admission: whether this pod may run on this node.
 //!
-//! Owns: upstream's admission handlers, in their order: sysctls, operating system, supplemental groups, resources, node
+//! Owns: upstream's admission handlers, in their order: pressure, sysctls, operating system, supplemental groups, resources, node
 //! affinity, node name, host ports, taints, AppArmor. Never: preempts other pods: a critical pod is admitted without the
 //! resource checks, where upstream would preempt others first.
 //! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`, `preemption`.
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{ContainerPort, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{ContainerPort, Pod, PodSpec, Taint};
 
 use crate::{
     container::resources,
+    eviction::threshold::Pressure,
     node_object::NodeObject,
     node_status::resources::{HUGE_PAGES, is_extended},
     pod::{
@@ -18,7 +19,7 @@ use crate::{
         status::{FailureReason, PodFailure},
     },
     pod_manager::is_static_pod,
-    qos::is_critical,
+    qos::{QosClass, is_critical, qos_class},
     settings::Settings,
 };
 
@@ -45,6 +46,8 @@ pub struct AdmitContext<'a> {
     pub node: &'a NodeObject,
     /// The runtime supports the strict supplemental groups policy.
     pub has_strict_groups: bool,
+    /// The node's.
+    pub pressures: &'a BTreeSet<Pressure>,
 }
 
 const OS: &str = "linux";
@@ -52,7 +55,8 @@ const LABEL_OS: &str = "kubernetes.io/os";
 
 pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
     let Some(spec) = &pod.spec else { return AdmitResult::Admit };
-    let refusal = sysctls::refusal(spec, &context.settings.allowed_unsafe_sysctls)
+    let refusal = pressure_refusal(pod, spec, context.pressures)
+        .or_else(|| sysctls::refusal(spec, &context.settings.allowed_unsafe_sysctls))
         .or_else(|| os_refusal(pod, spec))
         .or_else(|| groups_refusal(spec, context));
     if let Some(refusal) = refusal {
@@ -66,6 +70,29 @@ pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
 
 fn refused(reason: FailureReason, message: impl Into<String>) -> Option<PodFailure> {
     Some(PodFailure::new(reason, message))
+}
+
+/// Under pressure the node takes critical pods only; under pressure of memory alone also those that request memory or
+/// tolerate it.
+fn pressure_refusal(pod: &Pod, spec: &PodSpec, pressures: &BTreeSet<Pressure>) -> Option<PodFailure> {
+    if pressures.is_empty() || is_critical(pod, spec) {
+        return None;
+    }
+    let is_memory_alone = pressures.iter().all(|pressure| *pressure == Pressure::Memory);
+    let is_spared = || {
+        let taint = Taint {
+            key: "node.kubernetes.io/memory-pressure".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+        qos_class(spec) != QosClass::BestEffort || taints::is_tolerated(&taint, tolerations)
+    };
+    if is_memory_alone && is_spared() {
+        return None;
+    }
+    let conditions: Vec<_> = pressures.iter().map(|pressure| pressure.condition()).collect();
+    refused(FailureReason::Evicted, format!("The node had condition: [{}]. ", conditions.join(" ")))
 }
 
 fn os_refusal(pod: &Pod, spec: &PodSpec) -> Option<PodFailure> {

@@ -31,6 +31,7 @@ mod cgroups;
 mod cleanups;
 mod config;
 mod done;
+mod eviction;
 mod image_gc;
 mod logs;
 mod outbox;

@@ -118,6 +118,11 @@ impl<'a> CgroupTree<'a> {
             .into()
     }
 
+    /// The cgroup above all pods.
+    pub fn kubepods_path(self) -> String {
+        self.path(&self.qos_cgroup_parts(QosClass::Guaranteed))
+    }
+
     /// The cgroup above all pods and those of the QoS classes, for these pods.
     pub fn qos_cgroups<'p>(self, pods: impl Iterator<Item = &'p PodSpec>) -> Vec<Cgroup> {
         let burstable = pods.filter(|spec| qos_class(spec) == QosClass::Burstable);

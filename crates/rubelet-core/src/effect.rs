@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    eviction::usage::{NodeUsage, PodUsages},
     id::{ContainerId, PodRef, PodUid, SandboxId},
     image_gc::ImageListing,
     node_object::NodeObject,
@@ -78,6 +79,8 @@ pub enum Facts {
         log_dirs: Vec<String>,
     },
     Images(ImageListing),
+    NodeUsage(NodeUsage),
+    PodUsages(PodUsages),
     /// The sizes of logs; `None` where the file is missing.
     LogSizes(BTreeMap<ContainerId, Option<u64>>),
     /// The container was removed after processes of it were killed that the runtime had kept; its error until then.

@@ -21,6 +21,8 @@ pub const FAILED_TO_KILL_POD: &str = "FailedKillPod";
 pub const FAILED_TO_CREATE_POD_CONTAINER: &str = "FailedCreatePodContainer";
 pub const FAILED_TO_MAKE_POD_DATA_DIRECTORIES: &str = "Failed";
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
+/// A literal in `pkg/kubelet/eviction/helpers.go`, and the reason of the pod's status as well.
+pub const EVICTED: &str = "Evicted";
 /// A literal in `pkg/kubelet/active_deadline.go`, and the reason of the pod's status as well.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 
@@ -38,6 +40,8 @@ pub const FAILED_TO_RETRIEVE_IMAGE_PULL_SECRET: &str = "FailedToRetrieveImagePul
 pub const DELETED_IMAGES: &str = "DeletedImages";
 
 // The kubelet and its node.
+/// A literal in `pkg/kubelet/eviction/eviction_manager.go`.
+pub const EVICTION_THRESHOLD_MET: &str = "EvictionThresholdMet";
 pub const INVALID_DISK_CAPACITY: &str = "InvalidDiskCapacity";
 pub const FREE_DISK_SPACE_FAILED: &str = "FreeDiskSpaceFailed";
 pub const IMAGE_GC_FAILED: &str = "ImageGCFailed";
@@ -46,6 +50,9 @@ pub const NODE_NOT_READY: &str = "NodeNotReady";
 pub const NODE_SCHEDULABLE: &str = "NodeSchedulable";
 pub const NODE_NOT_SCHEDULABLE: &str = "NodeNotSchedulable";
 /// The events of the pressure conditions are literals in `pkg/kubelet/nodestatus/setters.go`.
+pub const NODE_HAS_INSUFFICIENT_MEMORY: &str = "NodeHasInsufficientMemory";
+pub const NODE_HAS_DISK_PRESSURE: &str = "NodeHasDiskPressure";
+pub const NODE_HAS_INSUFFICIENT_PID: &str = "NodeHasInsufficientPID";
 pub const NODE_HAS_SUFFICIENT_MEMORY: &str = "NodeHasSufficientMemory";
 pub const NODE_HAS_NO_DISK_PRESSURE: &str = "NodeHasNoDiskPressure";
 pub const NODE_HAS_SUFFICIENT_PID: &str = "NodeHasSufficientPID";

@@ -127,6 +127,11 @@ impl Flights {
         self.flights.values().any(|flight| uses(&flight.op))
     }
 
+    /// Some dead container is being removed.
+    pub fn has_removals(&self) -> bool {
+        self.subjects().any(|subject| matches!(subject, Subject::Pod(_, PodSubject::Removal(_))))
+    }
+
     pub fn subjects(&self) -> impl Iterator<Item = &Subject> {
         self.flights.keys()
     }

@@ -31,6 +31,12 @@ pub fn of_living_pod(record: &PodRecord, facts: &PodFacts, settings: &Settings, 
     beyond.map(|dead| removal(record, dead, reason)).chain(old_sandboxes(record, facts)).collect()
 }
 
+/// All dead containers of a pod that has ended.
+pub fn all_dead(record: &PodRecord, facts: &PodFacts) -> Vec<Planned> {
+    let dead = facts.containers.iter().filter(|container| container.exit().is_some());
+    dead.map(|dead| removal(record, dead, "the node lacks disk space")).collect()
+}
+
 /// On the whole node: dead containers beyond `maximum-dead-containers`, the oldest first, each container keeping its fair share
 /// as long as possible.
 pub fn over_node_limit<'a>(

@@ -72,6 +72,8 @@ pub struct ImageGc {
     collection: Option<Collection>,
     /// How many collections in a row did not free enough.
     failures: u32,
+    /// An eviction threshold is met; the next look begins a collection.
+    reclaims: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +105,8 @@ enum CollectionReason {
     Age,
     /// The file system is fuller than `imageGCHighThresholdPercent`.
     Space { to_free_bytes: u64, used_percent: u64, capacity_bytes: u64 },
+    /// An eviction threshold is met: all that are unused.
+    Eviction,
 }
 
 /// Why an image is deleted, as upstream's metric counts it.
@@ -123,12 +127,17 @@ impl ImageGc {
     }
 
     pub fn next_wakeup(&self, settings: &ImageGcSettings) -> Option<Uptime> {
-        let is_idle = settings.is_on() && !self.is_looking && self.collection.is_none();
-        is_idle.then_some(self.look_at.unwrap_or(Uptime::ZERO))
+        if self.is_looking || self.collection.is_some() {
+            return None;
+        }
+        if self.reclaims {
+            return Some(Uptime::ZERO);
+        }
+        settings.is_on().then_some(self.look_at.unwrap_or(Uptime::ZERO))
     }
 
     pub fn look_failed(&mut self, now: Now) {
-        self.is_looking = false;
+        (self.is_looking, self.reclaims) = (false, false);
         self.look_at = Some(now.uptime + RETRY);
     }
 
@@ -149,6 +158,11 @@ impl ImageGc {
             (id, Image { names, used, size_bytes, is_pinned, is_in_use })
         };
         self.images = images.into_iter().map(image).collect();
+        if std::mem::take(&mut self.reclaims) {
+            let unused = self.unused().into_iter().filter(|id| !self.is_young(id, settings, now)).collect();
+            self.begin(CollectionReason::Eviction, unused);
+            return None;
+        }
         if is_first {
             return None;
         }
@@ -178,8 +192,8 @@ impl ImageGc {
         let free_percent = u128::from(100_u64.saturating_sub(settings.low_percent));
         let wanted_free = u128::from(capacity_bytes).saturating_mul(free_percent) / 100;
         let to_free_bytes = u64::try_from(wanted_free).unwrap_or(u64::MAX).saturating_sub(available_bytes);
-        let is_young = |id: &String| now.wall_since(self.images[id].used.first_seen) < settings.min_age;
-        let (young, unused): (Vec<_>, Vec<_>) = self.unused().into_iter().partition(is_young);
+        let (young, unused): (Vec<_>, Vec<_>) =
+            self.unused().into_iter().partition(|id| self.is_young(id, settings, now));
         if !young.is_empty() {
             // They may be deleted soon, if space is still short.
             self.look_at = Some(now.uptime + soon(settings));
@@ -188,10 +202,33 @@ impl ImageGc {
         None
     }
 
+    /// The node is under pressure: all unused images that are not young are deleted. They are looked at first.
+    pub fn reclaim(&mut self) {
+        self.reclaims = true;
+    }
+
+    /// Enough was reclaimed: no further image is deleted.
+    pub fn stop_reclaiming(&mut self) {
+        self.reclaims = false;
+        if let Some(collection) = &mut self.collection
+            && collection.reason == CollectionReason::Eviction
+        {
+            collection.queue.clear();
+        }
+    }
+
+    pub fn is_reclaiming(&self) -> bool {
+        self.reclaims || self.collection.as_ref().is_some_and(|it| it.reason == CollectionReason::Eviction)
+    }
+
     fn begin(&mut self, reason: CollectionReason, ids: Vec<String>) {
         let queue = ids.into();
         self.collection =
             Some(Collection { reason, queue, deleting: None, deleted: 0, freed_bytes: 0, errors: Vec::new() });
+    }
+
+    fn is_young(&self, id: &str, settings: &ImageGcSettings, now: Now) -> bool {
+        now.wall_since(self.images[id].used.first_seen) < settings.min_age
     }
 
     /// Unused and not pinned, those first that were not used for the longest time.
@@ -223,7 +260,7 @@ impl ImageGc {
                 collection.deleting = Some(id.clone());
                 let reason = match collection.reason {
                     CollectionReason::Age => DeletionReason::Age,
-                    CollectionReason::Space { .. } => DeletionReason::Space,
+                    CollectionReason::Space { .. } | CollectionReason::Eviction => DeletionReason::Space,
                 };
                 return Some((id, reason));
             }
@@ -295,7 +332,7 @@ pub enum LookAtImages {
 impl Collection {
     fn has_enough(&self) -> bool {
         match self.reason {
-            CollectionReason::Age => false,
+            CollectionReason::Age | CollectionReason::Eviction => false,
             CollectionReason::Space { to_free_bytes, .. } => self.freed_bytes >= to_free_bytes,
         }
     }
@@ -316,8 +353,8 @@ impl Collection {
                     size_text(capacity_bytes)
                 ))
             }
-            CollectionReason::Age if !self.errors.is_empty() => Some(joined(&self.errors)),
-            CollectionReason::Age | CollectionReason::Space { .. } => None,
+            CollectionReason::Age | CollectionReason::Eviction if !self.errors.is_empty() => Some(joined(&self.errors)),
+            CollectionReason::Age | CollectionReason::Eviction | CollectionReason::Space { .. } => None,
         }
     }
 }

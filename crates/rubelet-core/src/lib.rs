@@ -17,6 +17,7 @@ pub mod downward_api;
 pub mod effect;
 pub mod event;
 pub mod event_reasons;
+pub mod eviction;
 pub mod explain;
 pub mod flights;
 pub mod fnv;

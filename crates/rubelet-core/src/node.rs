@@ -6,9 +6,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    cgroups::Cgroup,
+    cgroups::{Cgroup, CgroupTree},
     effect::{EffectError, ErrorKind},
     event::EventStream,
+    eviction::Eviction,
     id::PodUid,
     image_gc::ImageGc,
     log_rotation::LogRotation,
@@ -48,6 +49,11 @@ pub enum Routine {
     MeasureLogs,
     ListImages,
     DeleteImage,
+    MeasureNode,
+    /// A look at what pods use, to find the one to evict.
+    RankPods,
+    /// A look at what pods with limits on local storage use.
+    CheckLocalStorage,
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +64,7 @@ pub struct Node {
     pub qos: QosCgroups,
     pub logs: LogRotation,
     pub image_gc: ImageGc,
+    pub eviction: Eviction,
     /// When all pods are next synced and dead containers collected.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
@@ -99,6 +106,7 @@ impl Node {
             qos: QosCgroups { cgroups: Vec::new(), outcome: None, pods_changed: false },
             logs: LogRotation::default(),
             image_gc: ImageGc::default(),
+            eviction: Eviction::default(),
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             event_stream: EventStream::Down,
@@ -127,9 +135,9 @@ impl Node {
             Routine::Relist => Some((routine, NodeOp::Relist, "relist is due")),
             Routine::ListPodDirs => Some((routine, NodeOp::ListPodDirs, "orphan scan is due")),
             // Sent at the end of the turn, when the set of pods is known.
-            Routine::SyncQosCgroups | Routine::DeleteImage => None,
+            Routine::SyncQosCgroups | Routine::DeleteImage | Routine::RankPods | Routine::CheckLocalStorage => None,
             // They have times of their own.
-            Routine::MeasureLogs | Routine::ListImages => None,
+            Routine::MeasureLogs | Routine::ListImages | Routine::MeasureNode => None,
         });
         let mut due: Vec<_> = due.collect();
         for (routine, ..) in &due {
@@ -142,6 +150,11 @@ impl Node {
             }
             if let Some(look) = self.image_gc.due(&settings.image_gc, now) {
                 due.push((Routine::ListImages, NodeOp::ListImages(look), "look at images is due"));
+            }
+            if let Some(places) = self.eviction.due(&settings.eviction, now) {
+                let tree = CgroupTree::new(settings, self.status.cgroup_driver);
+                let kubepods = tree.map(CgroupTree::kubepods_path);
+                due.push((Routine::MeasureNode, NodeOp::MeasureNode { kubepods, places }, "look at the node is due"));
             }
         }
         due
@@ -300,7 +313,9 @@ impl Node {
         let patience = patience.filter(|moment| *moment > now.uptime);
         let routines = self.possible_routines().map(|(_, moment)| moment);
         let images_at = self.image_gc.next_wakeup(&settings.image_gc);
-        let others = [Some(self.housekeeping_at), self.logs.next_wakeup(), images_at].into_iter().flatten();
+        let eviction_at = self.eviction.next_wakeup(&settings.eviction);
+        let others = [Some(self.housekeeping_at), self.logs.next_wakeup(), images_at, eviction_at];
+        let others = others.into_iter().flatten();
         patience.chain(routines).chain(others.filter(|_| self.is_ready())).min()
     }
 }

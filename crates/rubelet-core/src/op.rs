@@ -13,6 +13,7 @@ pub use self::log::{LogOp, LogPlace};
 use crate::{
     cgroups::Cgroup,
     effect::ImageFacts,
+    eviction::usage::{PodFigures, PodToMeasure, RuntimePlaces},
     id::{ContainerId, PodRef, PodUid, SandboxId},
     image_gc::{DeletionReason, LookAtImages},
     pod::hooks::{Hook, HookRequest},
@@ -50,6 +51,18 @@ pub enum NodeOp {
     /// Looks at the sizes of these logs.
     MeasureLogs {
         logs: Vec<LogPlace>,
+    },
+    /// Looks at the memory, file systems and processes of the node.
+    MeasureNode {
+        /// The cgroup of all pods; `None`: pods have no cgroups of their own.
+        kubepods: Option<String>,
+        /// `None`: the runtime is asked for them.
+        places: Option<RuntimePlaces>,
+    },
+    /// Looks at what these pods use.
+    MeasurePods {
+        pods: Vec<PodToMeasure>,
+        figures: PodFigures,
     },
 }
 
@@ -459,6 +472,8 @@ impl NodeOp {
             NodeOp::SyncQosCgroups { .. } => Properties::disk("SyncQosCgroups"),
             NodeOp::ListImages(_) => Properties::look("ListImages"),
             NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),
+            NodeOp::MeasureNode { .. } => Properties::look("MeasureNode"),
+            NodeOp::MeasurePods { .. } => Properties::look("MeasurePods"),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{cgroups::CgroupSettings, event::Source, node_object::NodeObject};
+use crate::{cgroups::CgroupSettings, event::Source, eviction::EvictionSettings, node_object::NodeObject};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -36,6 +36,7 @@ pub struct Settings {
     pub pod_logs_dir: PathBuf,
     pub logs: LogSettings,
     pub image_gc: ImageGcSettings,
+    pub eviction: EvictionSettings,
     /// `allowedUnsafeSysctls`: names, or prefixes with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The node for admission until the Node object is known, or always on a standalone node.
@@ -199,6 +200,7 @@ impl Settings {
             pod_logs_dir: PathBuf::from("/var/log/pods"),
             logs: LogSettings::default(),
             image_gc: ImageGcSettings::default(),
+            eviction: EvictionSettings::default(),
             allowed_unsafe_sysctls: Vec::new(),
             own_node: NodeObject::default(),
             cgroups: Some(CgroupSettings::default()),

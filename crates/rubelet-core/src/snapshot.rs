@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cgroups::CgroupDriver,
     event::Source,
+    eviction::{EvictionRecord, ThresholdView, threshold::Pressure},
     id::PodUid,
     needs::Needs,
     observation::{ListedState, RuntimeHandler, SharedFacts},
@@ -22,10 +23,19 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub node: NodeView,
+    #[serde(default)]
+    pub eviction: Arc<EvictionView>,
     pub pods: PodViews,
     /// The pods that differ from the previous snapshot, or are gone.
     #[serde(skip)]
     pub changed: BTreeSet<PodUid>,
+}
+
+/// What eviction knows and did. Apart from the node's view, because it changes with every look.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvictionView {
+    pub thresholds: Vec<ThresholdView>,
+    pub record: EvictionRecord,
 }
 
 /// Two snapshots share equal parts: a new one costs what changed, not the number of pods.
@@ -39,6 +49,9 @@ pub struct NodeView {
     pub runtime_problem: Option<NodeProblem>,
     pub network_problem: Option<NodeProblem>,
     pub readiness: NodeReadiness,
+    /// Each is a condition of the node.
+    #[serde(default)]
+    pub pressures: BTreeSet<Pressure>,
     /// As a node reports it: `containerd://2.4.2`.
     pub runtime_version: String,
     pub runtime_handlers: Vec<RuntimeHandler>,

@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use async_trait::async_trait;
@@ -21,9 +22,13 @@ use crate::{
     mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        Projected, Projection, ReadError, TcpCheck,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
     },
-    stats::disk::{self, FileSystem},
+    stats::{
+        Reader,
+        cgroup::Trees,
+        disk::{self, FileSystem, Usage},
+    },
     watch::{Hints, Interest, Watches},
 };
 
@@ -34,6 +39,7 @@ pub struct LinuxHost {
     fetcher: Fetcher,
     checker: Checker,
     watches: Watches,
+    trees: Arc<OnceLock<Trees>>,
 }
 
 impl LinuxHost {
@@ -45,6 +51,7 @@ impl LinuxHost {
             mounter: mount::Mounter::default(),
             fetcher: Fetcher::default(),
             checker: Checker::default(),
+            trees: Arc::default(),
         }
     }
 }
@@ -83,6 +90,25 @@ impl Host for LinuxHost {
 
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
         self.short(path, disk::file_system).await
+    }
+
+    async fn node_figures(&self, kubepods: Option<&Path>) -> io::Result<NodeFigures> {
+        let kubepods = kubepods.and_then(Path::to_str).map(str::to_owned);
+        self.stats(move |trees, reader| Ok(trees.node_figures(kubepods.as_deref(), reader))).await
+    }
+
+    async fn pod_figures(&self, cgroup: &Path) -> io::Result<Option<PodFigures>> {
+        let path = cgroup.to_str().unwrap_or_default().to_owned();
+        self.stats(move |trees, reader| Ok(trees.pod_figures(&path, reader))).await
+    }
+
+    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures> {
+        let owned = path.to_owned();
+        self.lanes.run(path, Length::Long, move |call| disk::volume_figures(&owned, &|| call.go_on())).await
+    }
+
+    async fn files_usage(&self, path: &Path) -> io::Result<Usage> {
+        self.short(path, disk::files_usage).await
     }
 
     async fn make_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
@@ -246,6 +272,25 @@ impl LinuxHost {
     {
         let owned = path.to_owned();
         self.lanes.run(path, Length::Short, move |_| work(&owned)).await
+    }
+
+    /// Where the hierarchies are mounted is constant while the node is up.
+    async fn stats<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Trees, &mut Reader) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let trees = self.trees.clone();
+        let work = move |_: &Path| {
+            let trees = match trees.get() {
+                Some(known) => known,
+                None => {
+                    let mounted = Trees::mounted()?;
+                    trees.get_or_init(|| mounted)
+                }
+            };
+            work(trees, &mut Reader::default())
+        };
+        self.short(Path::new(cgroup::BASE), work).await
     }
 
     /// All hierarchies count as one device: they are one part of the kernel.

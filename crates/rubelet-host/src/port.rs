@@ -12,7 +12,10 @@ use std::{
 use async_trait::async_trait;
 use rubelet_core::{cgroups::Cgroup, id::PodUid};
 
-use crate::{stats::disk::FileSystem, watch::Hints};
+use crate::{
+    stats::disk::{FileSystem, Usage},
+    watch::Hints,
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
@@ -150,6 +153,47 @@ pub enum GrpcFailure {
     Unhealthy(String),
 }
 
+/// Memory and processes of the node; what cannot be read is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFigures {
+    pub memory: Option<MemoryFigures>,
+    /// Of all pods together, if they have a limit.
+    pub memory_of_pods: Option<MemoryFigures>,
+    /// How many processes and threads there may be, and are.
+    pub max_tasks: Option<u64>,
+    pub tasks: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryFigures {
+    pub limit_bytes: u64,
+    /// All that cannot be freed at once.
+    pub working_set_bytes: u64,
+}
+
+/// Memory and processes of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFigures {
+    pub working_set_bytes: u64,
+    /// By the names of the cgroups below the pod's.
+    pub containers: BTreeMap<String, ContainerFigures>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContainerFigures {
+    pub working_set_bytes: u64,
+    pub processes: u64,
+}
+
+/// What a volume holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeFigures {
+    pub used: Usage,
+    pub on: FileSystem,
+    /// It has a file system of its own, and uses none of its parent's.
+    pub is_mount: bool,
+}
+
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Entries in lexical order.
@@ -170,6 +214,18 @@ pub trait Host: Send + Sync + 'static {
 
     /// The file system that holds `path`.
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem>;
+
+    /// Memory and processes of the node, and of the cgroup of all pods.
+    async fn node_figures(&self, kubepods: Option<&Path>) -> io::Result<NodeFigures>;
+
+    /// Memory and processes of the pod with this cgroup; `None` if there is none.
+    async fn pod_figures(&self, cgroup: &Path) -> io::Result<Option<PodFigures>>;
+
+    /// What the directory of a volume holds. Links are not followed, and other file systems below it are not counted.
+    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures>;
+
+    /// What the files directly in a directory use, or a file.
+    async fn files_usage(&self, path: &Path) -> io::Result<Usage>;
 
     /// Creates the directory and missing parents; sets the mode of the last one, whatever the umask. Follows links: for
     /// paths of the operator.

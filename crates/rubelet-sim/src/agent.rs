@@ -16,6 +16,10 @@ use rubelet::{
 use rubelet_core::{
     effect::Effect,
     event::{Event, Source},
+    eviction::{
+        EvictionSettings,
+        threshold::{Signal, Threshold, ThresholdValue},
+    },
     node_status::{Machine, NodeSetup},
     op::{ContainerOp, ImageOp, Op, OpKind, PodOp},
     settings::{LogSettings, Settings},
@@ -25,6 +29,7 @@ use tokio::runtime::Handle;
 use crate::{
     api::FakeApi,
     host::{FakeHost, Files},
+    memory::THRESHOLD_BYTES,
     play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
     runtime::{FakeRuntime, output::MAX_LOG_BYTES},
     simulation::{Incarnation, Simulation},
@@ -73,7 +78,14 @@ fn reporting() -> node::NodeReporting {
 
 fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> World {
     let logs = LogSettings { max_bytes: Some(MAX_LOG_BYTES), max_files: 3, ..LogSettings::default() };
-    let settings = Settings { sources: sources.to_vec(), logs, ..Settings::for_node(NODE) };
+    let low_memory = Threshold {
+        signal: Signal::MemoryAvailable,
+        value: ThresholdValue::Quantity(THRESHOLD_BYTES, "512Mi".to_owned()),
+        min_reclaim: None,
+        grace: Duration::ZERO,
+    };
+    let eviction = EvictionSettings { thresholds: vec![low_memory], ..EvictionSettings::default() };
+    let settings = Settings { sources: sources.to_vec(), logs, eviction, ..Settings::for_node(NODE) };
     let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
         let api = Arc::new(FakeApi::new(simulation.clone(), incarnation));

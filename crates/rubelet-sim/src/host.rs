@@ -15,9 +15,9 @@ use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        Projected, Projection, ReadError, TcpCheck,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
     },
-    stats::disk::FileSystem,
+    stats::disk::{FileSystem, Usage},
     watch::Hints,
 };
 use tokio::{
@@ -242,6 +242,40 @@ impl Host for FakeHost {
                 return Ok(FileSystem { capacity_bytes: IMAGE_FS_BYTES, available_bytes, ..FileSystem::default() });
             }
             sim.disk.list_dir(path).map(|_| FileSystem { capacity_bytes: 1 << 37, ..FileSystem::default() })
+        })
+        .await
+    }
+
+    async fn node_figures(&self, _kubepods: Option<&Path>) -> io::Result<NodeFigures> {
+        self.look(Path::new("/sys"), |sim| Ok(sim.memory.node(&sim.runtime.picture))).await
+    }
+
+    async fn pod_figures(&self, cgroup: &Path) -> io::Result<Option<PodFigures>> {
+        self.look(cgroup, |sim| {
+            let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let uid = name.strip_prefix("pod").unwrap_or_default();
+            Ok(sim.memory.pod(uid, &sim.runtime.picture))
+        })
+        .await
+    }
+
+    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures> {
+        self.look(path, |sim| {
+            let is_mount = sim.disk.mounts_below(path)?.iter().any(|point| point == path);
+            sim.disk.list_dir(path).map(|_| VolumeFigures { is_mount, ..VolumeFigures::default() })
+        })
+        .await
+    }
+
+    async fn files_usage(&self, path: &Path) -> io::Result<Usage> {
+        self.look(path, |sim| {
+            let files = sim.disk.list_dir(path)?.into_iter().map(|entry| path.join(entry.name));
+            let nodes = files.filter_map(|file| sim.disk.node(&file).ok().flatten());
+            let sizes = nodes.filter_map(|node| match node {
+                Node::File { content, .. } => Some(Usage { bytes: content.len() as u64, inodes: 1 }),
+                _ => None,
+            });
+            Ok(sizes.fold(Usage::default(), Usage::saturating_add))
         })
         .await
     }

@@ -14,6 +14,7 @@ mod disk;
 mod faults;
 mod host;
 mod invariants;
+mod memory;
 mod play;
 mod runtime;
 mod script;

@@ -416,7 +416,7 @@ impl ContainerRuntime for FakeRuntime {
     async fn image_fs_info(&self) -> RpcResult<v1::ImageFsInfoResponse> {
         let fs_id = Some(v1::FilesystemIdentifier { mountpoint: IMAGE_FS.to_owned() });
         let usage = v1::FilesystemUsage { fs_id, ..v1::FilesystemUsage::default() };
-        let info = v1::ImageFsInfoResponse { image_filesystems: vec![usage] };
+        let info = v1::ImageFsInfoResponse { image_filesystems: vec![usage], ..v1::ImageFsInfoResponse::default() };
         self.look("ImageFsInfo", Touched::Node, |_| Ok(info)).await
     }
 

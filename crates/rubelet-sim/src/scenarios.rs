@@ -5,6 +5,7 @@ mod api;
 mod api_trouble;
 mod devices;
 mod edits;
+mod eviction;
 mod host_trouble;
 mod images;
 mod life;

@@ -27,6 +27,7 @@ use crate::{
     disk::Disk,
     faults::Faults,
     invariants::Rules,
+    memory::Memory,
     runtime::{
         LateCall,
         act::Act,
@@ -71,6 +72,7 @@ pub(crate) struct SimState {
     pub devices: Devices,
     /// Every cgroup below the root.
     pub cgroups: BTreeSet<PathBuf>,
+    pub memory: Memory,
     /// Responses of the web; connections to other pages are refused.
     pub pages: BTreeMap<String, FetchResponse>,
     pub rules: Rules,
@@ -142,6 +144,7 @@ impl Simulation {
             disk: Disk::default(),
             devices: Devices::default(),
             cgroups: BTreeSet::new(),
+            memory: Memory::default(),
             pages: BTreeMap::new(),
             rules: Rules::default(),
             agent: AgentState::Dead(Incarnation(0)),

@@ -32,6 +32,7 @@ mod probe;
 mod remains;
 pub mod sandbox;
 pub mod status;
+mod usage;
 pub mod volume;
 
 /// The running effects. Dropping it aborts them all.
@@ -112,6 +113,10 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             NodeOp::SyncQosCgroups { cgroups } => cgroup::sync_qos_cgroups(world, cgroups).await,
             NodeOp::ListImages(look) => image_gc::list_images(world, look).await,
             NodeOp::MeasureLogs { logs } => log::measure_logs(world, logs).await,
+            NodeOp::MeasureNode { kubepods, places } => {
+                usage::measure_node(world, kubepods.as_deref(), places.as_ref()).await
+            }
+            NodeOp::MeasurePods { pods, figures } => usage::measure_pods(world, pods, *figures).await,
         },
         Op::Pod(op) => match op {
             PodOp::Inspect { pod } => observe::inspect::inspect(world, pod).await,

@@ -207,7 +207,7 @@ fn server_context(
     let period = options.config.volume_stats_agg_period.as_std();
     let disk = DiskCounter::new(DiskSources {
         runtime: world.runtime.clone(),
-        lanes: lanes.clone(),
+        host: world.host.clone(),
         paths: world.paths.clone(),
         clock: world.clock.clone(),
         volumes_count_for: (!period.is_zero()).then_some(period),

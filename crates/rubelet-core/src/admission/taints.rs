@@ -7,7 +7,11 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 pub(super) fn are_tolerated(taints: &[Taint], tolerations: &[Toleration]) -> bool {
     let mut taints = taints.iter().filter(|taint| taint.effect == "NoExecute");
-    taints.all(|taint| tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+    taints.all(|taint| is_tolerated(taint, tolerations))
+}
+
+pub(super) fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
+    tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }
 
 /// Comparisons (`Gt`, `Lt`) are alpha upstream, and hold nowhere.

@@ -33,7 +33,14 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
     let settings = site_settings();
     let others: Vec<&Pod> = others.iter().collect();
     let node = node();
-    let site = AdmitContext { settings: &settings, others: &others, node: &node, has_strict_groups: false };
+    let pressures = BTreeSet::new();
+    let site = AdmitContext {
+        settings: &settings,
+        others: &others,
+        node: &node,
+        has_strict_groups: false,
+        pressures: &pressures,
+    };
     match admit(pod, site) {
         AdmitResult::Admit => "admitted".to_owned(),
         AdmitResult::Reject(PodFailure { reason, message, .. }) => format!("{reason}: {message}"),
@@ -270,4 +277,29 @@ fn unsupported_by_the_node_is_rejected_with_upstreams_text() {
     AppArmor: Cannot enforce AppArmor: AppArmor is not enabled on the host
     admitted
     ");
+}
+
+#[test]
+fn only_some_pods_are_admitted_under_pressure() {
+    use Pressure::{Disk, Memory, Pid};
+    let best_effort = json!({ "containers": [{ "name": "a" }] });
+    let burstable = json!({ "containers": [{ "name": "a", "resources": { "requests": { "memory": "1Mi" } } }] });
+    let tolerant = json!({
+        "containers": [{ "name": "a" }],
+        "tolerations": [{ "key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule" }],
+    });
+    let critical = json!({ "containers": [{ "name": "a" }], "priority": 2_000_000_000 });
+    for (spec, pressures, message) in [
+        (&best_effort, &[][..], ""),
+        (&best_effort, &[Memory], "The node had condition: [MemoryPressure]. "),
+        (&burstable, &[Memory], ""),
+        (&tolerant, &[Memory], ""),
+        (&burstable, &[Memory, Disk], "The node had condition: [MemoryPressure DiskPressure]. "),
+        (&tolerant, &[Pid], "The node had condition: [PIDPressure]. "),
+        (&critical, &[Disk], ""),
+    ] {
+        let pod: Pod = serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap();
+        let refusal = pressure_refusal(&pod, pod.spec.as_ref().unwrap(), &pressures.iter().copied().collect());
+        assert_eq!(refusal.map_or(String::new(), |failure| failure.message), message, "{spec} {pressures:?}");
+    }
 }

@@ -79,6 +79,7 @@ impl Agent {
             others: &others,
             node: self.node.object.as_ref().unwrap_or(&self.settings.own_node),
             has_strict_groups: self.node.status.supplemental_groups_policy == Some(true),
+            pressures: self.node.eviction.pressures(),
         };
         admission::admit(&record.pod, context)
     }

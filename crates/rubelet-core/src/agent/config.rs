@@ -198,7 +198,6 @@ impl Agent {
 
     /// Terminates a pod because of its node, whatever its containers do; one that is terminating keeps its reason, with a
     /// shorter grace period. Upstream: `killPodNow`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "its callers come with eviction"))]
     pub(super) fn fail_pod(&mut self, uid: &PodUid, failure: PodFailure, grace_secs: i64, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let may_run = match record.lifecycle {

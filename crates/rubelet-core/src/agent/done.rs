@@ -83,6 +83,9 @@ impl Agent {
             Routine::MeasureLogs => self.logs_measured(op, result, now),
             Routine::ListImages => self.images_listed(result, now),
             Routine::DeleteImage => self.image_deleted(op, result),
+            Routine::MeasureNode => self.node_measured(result, now),
+            Routine::RankPods => self.pods_ranked(result, now),
+            Routine::CheckLocalStorage => self.local_storage_checked(op, result, now),
         }
     }
 

@@ -39,11 +39,15 @@ impl Agent {
         for event in events {
             self.outbox.record(event);
         }
-        for (routine, op, reason) in self.node.plan(&self.settings, now) {
-            self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
-        }
+        self.send_routines(now);
         if self.node.is_ready() && self.node.housekeeping_at <= now.uptime {
             self.handle_housekeeping(now);
+        }
+    }
+
+    pub(super) fn send_routines(&mut self, now: Now) {
+        for (routine, op, reason) in self.node.plan(&self.settings, now) {
+            self.outbox.send(Subject::Node(routine), op, reason.to_owned(), &self.settings, now);
         }
     }
 
@@ -61,6 +65,7 @@ impl Agent {
         self.sync_qos_cgroups(now);
         self.rotate_logs(now);
         self.delete_images(now);
+        self.evict_pods(now);
         self.publish(seen, now);
     }
 
@@ -306,7 +311,8 @@ impl Agent {
     /// Publishes new views of the touched pods.
     fn publish(&mut self, seen: BTreeSet<PodUid>, now: Now) {
         let node = explain::node_view(&self.settings, &self.node, &self.config, now);
-        if seen.is_empty() && node == self.snapshot.node {
+        let eviction = self.eviction_view();
+        if seen.is_empty() && node == self.snapshot.node && Arc::ptr_eq(&eviction, &self.snapshot.eviction) {
             return;
         }
         let mut pods = self.snapshot.pods.clone();
@@ -326,7 +332,7 @@ impl Agent {
                 }
             }
         }
-        self.snapshot = Arc::new(Snapshot { node, pods, changed: seen });
+        self.snapshot = Arc::new(Snapshot { node, eviction, pods, changed: seen });
     }
 }
 

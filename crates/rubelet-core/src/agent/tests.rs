@@ -14,6 +14,7 @@ use crate::{
     agent::Agent,
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts, ImageFacts},
     event::{Event, EventStream, Source},
+    eviction::EvictionSettings,
     id::{PodRef, PodUid},
     observation::{ListedPod, Listing, PodFacts, Remains, RuntimeStatus, SandboxState},
     op::{ContainerOp, NodeOp, Op, PodOp, VolumeOp},
@@ -27,6 +28,7 @@ mod admission;
 mod api;
 mod api_requests;
 mod ends;
+mod eviction;
 mod images;
 mod model;
 mod odd_pods;
@@ -59,7 +61,8 @@ impl TestAgent {
     /// Without pod cgroups and looks at images, to keep tests short; `with_cgroups` has them.
     fn new(settings: Settings) -> Self {
         let image_gc = ImageGcSettings { high_percent: 100, ..settings.image_gc };
-        TestAgent::with_cgroups(Settings { cgroups: None, image_gc, ..settings })
+        let eviction = EvictionSettings { limits_local_storage: false, ..settings.eviction };
+        TestAgent::with_cgroups(Settings { cgroups: None, image_gc, eviction, ..settings })
     }
 
     fn with_cgroups(settings: Settings) -> Self {

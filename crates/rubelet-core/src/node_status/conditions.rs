@@ -10,45 +10,61 @@ use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use super::whole_seconds;
 use crate::{
     event_reasons,
+    eviction::threshold::Pressure,
     snapshot::{NodeReadiness, NodeView},
 };
 
 pub const READY: &str = "Ready";
 
-/// There is no eviction yet, so pressure is not measured.
-struct Pressure {
-    condition: &'static str,
+/// What a condition says in one of its two states.
+struct Said {
     reason: &'static str,
     message: &'static str,
     event: &'static str,
 }
 
-/// In the order of a new node.
-const PRESSURES: [Pressure; 3] = [
-    Pressure {
-        condition: "MemoryPressure",
-        reason: "KubeletHasSufficientMemory",
-        message: "kubelet has sufficient memory available",
-        event: event_reasons::NODE_HAS_SUFFICIENT_MEMORY,
-    },
-    Pressure {
-        condition: "DiskPressure",
-        reason: "KubeletHasNoDiskPressure",
-        message: "kubelet has no disk pressure",
-        event: event_reasons::NODE_HAS_NO_DISK_PRESSURE,
-    },
-    Pressure {
-        condition: "PIDPressure",
-        reason: "KubeletHasSufficientPID",
-        message: "kubelet has sufficient PID available",
-        event: event_reasons::NODE_HAS_SUFFICIENT_PID,
-    },
-];
+/// Under pressure, and without.
+fn said(pressure: Pressure) -> (Said, Said) {
+    let said = |reason, message, event| Said { reason, message, event };
+    match pressure {
+        Pressure::Memory => (
+            said(
+                "KubeletHasInsufficientMemory",
+                "kubelet has insufficient memory available",
+                event_reasons::NODE_HAS_INSUFFICIENT_MEMORY,
+            ),
+            said(
+                "KubeletHasSufficientMemory",
+                "kubelet has sufficient memory available",
+                event_reasons::NODE_HAS_SUFFICIENT_MEMORY,
+            ),
+        ),
+        Pressure::Disk => (
+            said("KubeletHasDiskPressure", "kubelet has disk pressure", event_reasons::NODE_HAS_DISK_PRESSURE),
+            said("KubeletHasNoDiskPressure", "kubelet has no disk pressure", event_reasons::NODE_HAS_NO_DISK_PRESSURE),
+        ),
+        Pressure::Pid => (
+            said(
+                "KubeletHasInsufficientPID",
+                "kubelet has insufficient PID available",
+                event_reasons::NODE_HAS_INSUFFICIENT_PID,
+            ),
+            said(
+                "KubeletHasSufficientPID",
+                "kubelet has sufficient PID available",
+                event_reasons::NODE_HAS_SUFFICIENT_PID,
+            ),
+        ),
+    }
+}
 
 /// `missing`: resources of unknown capacity.
 pub(super) fn set(status: &mut NodeStatus, view: &NodeView, missing: &[&str], at: Timestamp) {
-    for pressure in &PRESSURES {
-        put(status, condition(pressure.condition, "False", pressure.reason, pressure.message), at);
+    // In the order of a new node.
+    for pressure in Pressure::ALL {
+        let (under, without) = said(pressure);
+        let (state, said) = if view.pressures.contains(&pressure) { ("True", under) } else { ("False", without) };
+        put(status, condition(pressure.condition(), state, said.reason, said.message), at);
     }
     let ready = ready(status, view, missing);
     put(status, ready, at);
@@ -81,7 +97,11 @@ pub(super) fn find<'a>(status: &'a NodeStatus, kind: &str) -> Option<&'a NodeCon
 pub(super) fn turns(before: &NodeStatus, after: &NodeStatus) -> impl Iterator<Item = &'static str> {
     let status_of = |status: &NodeStatus, kind: &str| find(status, kind).map(|condition| condition.status.clone());
     let has_turned = |kind: &str| status_of(before, kind) != status_of(after, kind);
-    let pressures = PRESSURES.iter().filter(|pressure| has_turned(pressure.condition)).map(|pressure| pressure.event);
+    let event = |pressure: Pressure| {
+        let (under, without) = said(pressure);
+        if status_of(after, pressure.condition()).as_deref() == Some("True") { under.event } else { without.event }
+    };
+    let pressures = Pressure::ALL.into_iter().filter(|pressure| has_turned(pressure.condition())).map(event);
     let ready = has_turned(READY).then(|| match status_of(after, READY).as_deref() {
         Some("True") => event_reasons::NODE_READY,
         _ => event_reasons::NODE_NOT_READY,

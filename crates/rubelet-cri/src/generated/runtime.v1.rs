@@ -1029,6 +1029,8 @@ pub struct ImageFsInfoRequest {}
 pub struct ImageFsInfoResponse {
     #[prost(message, repeated, tag = "1")]
     pub image_filesystems: ::prost::alloc::vec::Vec<FilesystemUsage>,
+    #[prost(message, repeated, tag = "2")]
+    pub container_filesystems: ::prost::alloc::vec::Vec<FilesystemUsage>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FilesystemUsage {

@@ -5,6 +5,7 @@
 //! Upstream: `fs` and `fs2` of `github.com/opencontainers/cgroups`, `GetSpec` of cAdvisor's `container/common`.
 
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -13,8 +14,11 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
-use super::{Reader, disk, text};
-use crate::cgroup::{BASE, below};
+use super::{Reader, disk, process, text};
+use crate::{
+    cgroup::{BASE, below},
+    port::{ContainerFigures, MemoryFigures, NodeFigures, PodFigures},
+};
 
 mod v1;
 mod v2;
@@ -213,6 +217,38 @@ impl Trees {
             device.name = disk::device_name(device.major, device.minor);
         }
         Some(stats)
+    }
+
+    /// Memory and processes of the node, and of the cgroup of all pods.
+    pub fn node_figures(&self, kubepods: Option<&str>, reader: &mut Reader) -> NodeFigures {
+        let machine = process::machine(reader);
+        let memory = self.memory("/", reader).map(|memory| MemoryFigures {
+            limit_bytes: machine.memory_bytes,
+            working_set_bytes: memory.working_set_bytes,
+        });
+        let of_pods = kubepods.and_then(|path| self.memory(path, reader));
+        let memory_of_pods = of_pods.and_then(|memory| {
+            Some(MemoryFigures { limit_bytes: memory.limit_bytes?, working_set_bytes: memory.working_set_bytes })
+        });
+        NodeFigures { memory, memory_of_pods, max_tasks: machine.max_pid, tasks: machine.tasks }
+    }
+
+    /// Memory and processes of a pod; `None` if it has no cgroup.
+    pub fn pod_figures(&self, path: &str, reader: &mut Reader) -> Option<PodFigures> {
+        let working_set_bytes = self.memory(path, reader)?.working_set_bytes;
+        let mut containers = BTreeMap::new();
+        for name in self.children(path) {
+            let child = format!("{path}/{name}");
+            // It may have ended meanwhile.
+            let Some(memory) = self.memory(&child, reader) else { continue };
+            let processes = self.processes(&child, reader).len() as u64;
+            containers.insert(name, ContainerFigures { working_set_bytes: memory.working_set_bytes, processes });
+        }
+        Some(PodFigures { working_set_bytes, containers })
+    }
+
+    fn memory(&self, path: &str, reader: &mut Reader) -> Option<Memory> {
+        self.read(path, Extent::Usage, reader)?.memory
     }
 
     /// Only its CPU time.

@@ -12,8 +12,12 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 
+use crate::{mount, port::VolumeFigures};
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileSystem {
+    /// The kernel's number of it.
+    pub device: u64,
     pub capacity_bytes: u64,
     /// Available to non-root users.
     pub available_bytes: u64,
@@ -26,6 +30,7 @@ pub fn file_system(path: &Path) -> io::Result<FileSystem> {
     let found = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(FileSystem {
+        device: rustix::fs::stat(path)?.st_dev,
         capacity_bytes: bytes(found.f_blocks),
         available_bytes: bytes(found.f_bavail),
         used_bytes: bytes(found.f_blocks.saturating_sub(found.f_bfree)),
@@ -65,14 +70,29 @@ pub fn tree_usage(path: &Path, go_on: &dyn Fn() -> io::Result<()>) -> io::Result
 }
 
 /// The usage of one file.
-pub fn file_usage(path: &Path) -> io::Result<Usage> {
+fn file_usage(path: &Path) -> io::Result<Usage> {
     let stat = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(Usage { bytes: stat_bytes(&stat), inodes: 1 })
 }
 
-/// The usage of the files directly in a directory, without the directory itself and its subdirectories.
+/// What a volume holds: a mount has a file system of its own.
+pub fn volume_figures(path: &Path, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<VolumeFigures> {
+    let on = file_system(path)?;
+    let is_mount = mount::is_mount_point(path)?;
+    let used = if is_mount {
+        Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) }
+    } else {
+        tree_usage(path, go_on)?
+    };
+    Ok(VolumeFigures { used, on, is_mount })
+}
+
+/// The usage of the files directly in a directory, without the directory itself and its subdirectories; or of a file.
 pub fn files_usage(path: &Path) -> io::Result<Usage> {
-    let dir = open_dir(CWD, path)?;
+    let dir = match open_dir(CWD, path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return file_usage(path),
+        opened => opened?,
+    };
     let mut usage = Usage::default();
     for entry in Dir::read_from(&dir)?.take(usize::try_from(MOST_ENTRIES).unwrap_or(usize::MAX)) {
         let entry = entry?;

@@ -20,9 +20,9 @@ use rubelet_host::{
     linux::LinuxHost,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        Projected, Projection, ReadError, TcpCheck,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
     },
-    stats::disk::FileSystem,
+    stats::disk::{FileSystem, Usage},
     watch::Hints,
 };
 use rubelet_kube::kubeconfig::Kubeconfig;
@@ -115,6 +115,10 @@ killed_host! {
         read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         file_kind(path: &Path) -> io::Result<Option<FileKind>>;
         file_system(path: &Path) -> io::Result<FileSystem>;
+        node_figures(kubepods: Option<&Path>) -> io::Result<NodeFigures>;
+        pod_figures(cgroup: &Path) -> io::Result<Option<PodFigures>>;
+        volume_figures(path: &Path) -> io::Result<VolumeFigures>;
+        files_usage(path: &Path) -> io::Result<Usage>;
         file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;

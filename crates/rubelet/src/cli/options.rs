@@ -16,6 +16,7 @@ use rubelet_core::{
         gates::{Gate, Gates},
     },
     event::Source,
+    eviction::{EvictionSettings, threshold::ThresholdConfig},
     node_object::NodeObject,
     quantity::Quantity,
     settings::{DefaultSeccomp, ImageGcSettings, LogSettings, NodeProfile, Settings},
@@ -146,6 +147,24 @@ impl Options {
         sources.into_iter().flatten().collect()
     }
 
+    fn eviction(&self) -> EvictionSettings {
+        let config = &self.config;
+        let enforces_pods = config.enforce_node_allocatable.iter().any(|what| what == "pods");
+        let thresholds = ThresholdConfig {
+            hard: &config.eviction_hard,
+            soft: &config.eviction_soft,
+            soft_grace_periods: &config.eviction_soft_grace_period,
+            minimum_reclaim: &config.eviction_minimum_reclaim,
+            enforces_pods: enforces_pods && !self.flags.experimental_allocatable_ignore_eviction,
+        };
+        EvictionSettings {
+            thresholds: thresholds.thresholds(),
+            pressure_transition: config.eviction_pressure_transition_period.as_std(),
+            max_pod_grace_secs: i64::from(config.eviction_max_pod_grace_period),
+            limits_local_storage: config.local_storage_capacity_isolation,
+        }
+    }
+
     /// The core's settings. The root directory is as given: `run.rs` creates it and resolves its links.
     pub fn settings(&self, node_name: &str, host_ips: Vec<String>) -> Settings {
         let Options { flags, config, .. } = self;
@@ -181,6 +200,7 @@ impl Options {
                 min_age: config.image_minimum_gc_age.as_std(),
                 max_age: Some(config.image_maximum_gc_age.as_std()).filter(|age| !age.is_zero()),
             },
+            eviction: self.eviction(),
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             own_node: NodeObject::default(),
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {

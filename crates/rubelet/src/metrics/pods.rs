@@ -21,6 +21,20 @@ pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
     write_runtime(snapshot, text);
     write_config(snapshot, text);
     write_working(snapshot, text);
+    write_evictions(snapshot, text);
+}
+
+/// A family without samples is not written, as upstream's.
+fn write_evictions(snapshot: &Snapshot, text: &mut Text) {
+    const EVICTIONS: &str = "kubelet_evictions";
+    let counts = &snapshot.eviction.record.counts;
+    if !counts.is_empty() {
+        text.head(EVICTIONS, "counter", "[ALPHA] Cumulative number of pod evictions by eviction signal");
+    }
+    for (signal, count) in counts {
+        let count = u32::try_from(*count).unwrap_or(u32::MAX);
+        text.sample((EVICTIONS, ""), Labels::of(&[("eviction_signal", signal)]), f64::from(count));
+    }
 }
 
 /// Containers and sandboxes in the runtime at the last look.

@@ -53,7 +53,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         identity: Arc::default(),
         disk: Arc::new(DiskCounter::new(DiskSources {
             runtime: runtime.clone(),
-            lanes: lanes.clone(),
+            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
             paths: paths.clone(),
             clock: clock.clone(),
             volumes_count_for: None,

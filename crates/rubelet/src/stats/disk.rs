@@ -6,36 +6,34 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use jiff::Timestamp;
-use rubelet_core::{container::logs, id::PodUid, time::Uptime};
-use rubelet_cri::{port::ContainerRuntime, v1};
-use rubelet_host::{
-    lanes::{Call, Lanes, Length},
-    mount,
-    stats::disk::{self, FileSystem, Usage},
+use rubelet_core::{
+    id::{PodRef, PodUid},
+    time::Uptime,
 };
+use rubelet_cri::{port::ContainerRuntime, v1};
+use rubelet_host::{port::Host, stats::disk::FileSystem};
 use tokio::{
     sync::{Semaphore, oneshot},
     task::JoinSet,
     time::timeout,
 };
 
-use super::targets::PodTarget;
+use super::{
+    pod_disk::{PodFiles, pod_files},
+    targets::PodTarget,
+};
 use crate::world::{Clock, Paths};
 
 /// How long a request waits for disks or for the runtime.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// containerd itself measures its layers every ten seconds.
 const LAYERS_COUNT_FOR: Duration = Duration::from_secs(10);
-
-/// Volumes that are deleted with their pod and use the node's disk.
-const EPHEMERAL: [&str; 2] = ["kubernetes.io~empty-dir", "kubernetes.io~configmap"];
 
 /// Disk usage, as far as it is known.
 #[derive(Clone, Debug, Default)]
@@ -61,26 +59,14 @@ pub(crate) struct Layer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodDisk {
     pub at: Timestamp,
-    pub volumes: Vec<Volume>,
-    /// By container.
-    pub logs: BTreeMap<String, Usage>,
-    /// Other files of the pod: its logs, its hosts file.
-    pub others: Usage,
+    pub files: PodFiles,
     pub(super) counted: Uptime,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Volume {
-    pub name: String,
-    pub is_ephemeral: bool,
-    pub used: Usage,
-    pub on: FileSystem,
 }
 
 /// The directories to measure.
 pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
-    pub lanes: Lanes,
+    pub host: Arc<dyn Host>,
     pub paths: Paths,
     pub clock: Clock,
     /// `volumeStatsAggPeriod`; `None`: volumes are not measured.
@@ -150,7 +136,7 @@ impl DiskCounter {
                 return;
             }
             let meter = Meter {
-                lanes: self.sources.lanes.clone(),
+                host: self.sources.host.clone(),
                 paths: self.sources.paths.clone(),
                 clock: self.sources.clock.clone(),
                 with_volumes: counts_for.is_some(),
@@ -176,15 +162,20 @@ impl DiskCounter {
         let (layers, images) = (layers.unwrap_or_default(), images.unwrap_or_default());
         let images = images.image_filesystems.into_iter().next();
         let mut places = Places::default();
-        let root_dir = self.sources.paths.root_dir.clone();
-        let known = self.sources.lanes.run(&root_dir, Length::Short, move |_| {
-            let images = images.map(|usage| places.layer(usage));
-            let layers = layers
-                .into_iter()
-                .filter_map(|stats| Some((stats.attributes?.id, places.layer(stats.writable_layer?))));
-            std::io::Result::Ok((layers.collect(), images))
-        });
-        let Ok(Ok((layers, images))) = timeout(PATIENCE, known).await else { return };
+        let known = async {
+            let images = match images {
+                Some(usage) => Some(places.layer(usage, &*self.sources.host).await),
+                None => None,
+            };
+            let mut known = BTreeMap::new();
+            for stats in layers {
+                if let Some((attributes, layer)) = stats.attributes.zip(stats.writable_layer) {
+                    known.insert(attributes.id, places.layer(layer, &*self.sources.host).await);
+                }
+            }
+            (known, images)
+        };
+        let Ok((layers, images)) = timeout(PATIENCE, known).await else { return };
         let mut kept = lock(&self.kept);
         (kept.layers, kept.images, kept.layers_asked) = (layers, images, Some(now));
     }
@@ -195,10 +186,18 @@ impl DiskCounter {
 struct Places(BTreeMap<String, Option<FileSystem>>);
 
 impl Places {
-    fn layer(&mut self, usage: v1::FilesystemUsage) -> Layer {
-        let mount_point = usage.fs_id.map(|id| id.mountpoint);
-        let on = mount_point
-            .and_then(|path| *self.0.entry(path).or_insert_with_key(|path| disk::file_system(Path::new(path)).ok()));
+    async fn layer(&mut self, usage: v1::FilesystemUsage, host: &dyn Host) -> Layer {
+        let on = match usage.fs_id.map(|id| id.mountpoint) {
+            None => None,
+            Some(path) => match self.0.get(&path) {
+                Some(known) => *known,
+                None => {
+                    let found = host.file_system(Path::new(&path)).await.ok();
+                    self.0.insert(path, found);
+                    found
+                }
+            },
+        };
         Layer {
             at: Timestamp::from_nanosecond(i128::from(usage.timestamp)).unwrap_or_default(),
             used_bytes: usage.used_bytes.map(|bytes| bytes.value),
@@ -208,9 +207,9 @@ impl Places {
     }
 }
 
-/// Measures one directory after the other, each in the lane of its device.
+/// Measures one pod after the other.
 struct Meter {
-    lanes: Lanes,
+    host: Arc<dyn Host>,
     paths: Paths,
     clock: Clock,
     with_volumes: bool,
@@ -218,81 +217,19 @@ struct Meter {
 
 impl Meter {
     async fn run(&self, due: Vec<PodTarget>, kept: &Mutex<Kept>) {
-        let node = self.on_device(&self.paths.root_dir, |path, _| disk::file_system(path)).await;
+        let node = self.host.file_system(&self.paths.root_dir).await.ok();
         lock(kept).node = node;
         for pod in due {
             let now = self.clock.now();
-            let found = PodDisk { at: now.wall, counted: now.uptime, ..self.pod_disk(&pod).await };
-            lock(kept).pods.insert(pod.uid, found);
+            let containers: Vec<String> = pod.containers.iter().map(|container| container.name.clone()).collect();
+            let id = PodRef { uid: pod.uid.clone(), namespace: pod.namespace.into(), name: pod.name.into() };
+            let mut files = pod_files(&*self.host, &self.paths, &id, &containers).await;
+            if !self.with_volumes {
+                files.volumes.clear();
+            }
+            lock(kept).pods.insert(pod.uid, PodDisk { at: now.wall, counted: now.uptime, files });
         }
     }
-
-    async fn pod_disk(&self, pod: &PodTarget) -> PodDisk {
-        let log_dir = logs::pod_dir(&self.paths.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
-        let containers: Vec<String> = pod.containers.iter().map(|container| container.name.clone()).collect();
-        let of_logs = self.on_device(&log_dir, move |dir, _| {
-            let of_container = |name: String| Some((name.clone(), disk::files_usage(&dir.join(name)).ok()?));
-            Ok((containers.into_iter().filter_map(of_container).collect(), disk::files_usage(dir).unwrap_or_default()))
-        });
-        let (logs, others): (BTreeMap<_, _>, Usage) = of_logs.await.unwrap_or_default();
-        let hosts = self.paths.pod_dir(&pod.uid).join("etc-hosts");
-        let hosts = self.on_device(&hosts, |path, _| disk::file_usage(path)).await.unwrap_or_default();
-        let volumes = if self.with_volumes { self.volumes(&pod.uid).await } else { Vec::new() };
-        PodDisk {
-            at: Timestamp::default(),
-            counted: Uptime::default(),
-            volumes,
-            logs,
-            others: others.saturating_add(hosts),
-        }
-    }
-
-    /// `<plugin>/<volume>`; a volume that cannot be measured is omitted.
-    async fn volumes(&self, uid: &PodUid) -> Vec<Volume> {
-        let names = self.on_device(&self.paths.volumes_dir(uid), |dir, _| Ok(volume_dirs(dir))).await;
-        let mut volumes = Vec::new();
-        for (is_ephemeral, name, path) in names.unwrap_or_default() {
-            let measured = self.on_device(&path, move |path, call| {
-                let on = disk::file_system(path)?;
-                let is_mount = mount::is_mount_point(path)?;
-                let used = if is_mount {
-                    Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) }
-                } else {
-                    disk::tree_usage(path, &|| call.go_on())?
-                };
-                Ok(Volume { name, is_ephemeral: is_ephemeral && !is_mount, used, on })
-            });
-            volumes.extend(measured.await);
-        }
-        volumes
-    }
-
-    /// `None` if it cannot be measured.
-    async fn on_device<T: Send + 'static>(
-        &self,
-        path: &Path,
-        work: impl FnOnce(&Path, &Call) -> io::Result<T> + Send + 'static,
-    ) -> Option<T> {
-        let owned = path.to_owned();
-        self.lanes.run(path, Length::Long, move |call| work(&owned, call)).await.ok()
-    }
-}
-
-/// Whether it uses the node's disk until its pod is deleted, its name, its path.
-fn volume_dirs(dir: &Path) -> Vec<(bool, String, PathBuf)> {
-    let names_in = |dir: &Path| -> Vec<(String, PathBuf)> {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        let mut names: Vec<_> =
-            dirs.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect();
-        names.sort();
-        names
-    };
-    let of_plugin = |(plugin, path): (String, PathBuf)| {
-        let is_ephemeral = EPHEMERAL.contains(&plugin.as_str());
-        names_in(&path).into_iter().map(move |(name, path)| (is_ephemeral, name, path))
-    };
-    names_in(dir).into_iter().flat_map(of_plugin).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -332,7 +269,7 @@ mod tests {
             Paths { root_dir: dir.to_owned(), pod_logs_dir: dir.join("logs"), container_links_dir: dir.join("links") };
         DiskCounter::new(DiskSources {
             runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
-            lanes: Lanes::own_files(),
+            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
             paths,
             clock: Clock::system(),
             volumes_count_for: Some(Duration::from_secs(60)),
@@ -354,15 +291,15 @@ mod tests {
         let disks = counter.disks(&[pod("u1"), pod("u2")]).await;
         assert!(disks.node.is_some() && disks.images.is_none() && disks.layers.is_empty());
         let found = &disks.pods[&PodUid::new("u1")];
-        assert_eq!((found.volumes[0].name.as_str(), found.volumes[0].is_ephemeral), ("shared", true));
-        assert!(found.volumes[0].used.bytes >= 64 << 10 && found.volumes[0].used.inodes == 2, "{found:?}");
-        assert_eq!((found.logs["a"].inodes, found.others.inodes), (1, 1));
-        assert!(disks.pods[&PodUid::new("u2")].volumes.is_empty());
+        assert_eq!((found.files.volumes[0].name.as_str(), found.files.volumes[0].is_ephemeral), ("shared", true));
+        assert!(found.files.volumes[0].used.bytes >= 64 << 10 && found.files.volumes[0].used.inodes == 2, "{found:?}");
+        assert_eq!((found.files.logs["a"].inodes, found.files.others.inodes), (1, 1));
+        assert!(disks.pods[&PodUid::new("u2")].files.volumes.is_empty());
 
         // Cached for a minute, whatever changes on disk; a removed pod is dropped.
         fs::remove_file(volume.join("big")).unwrap();
         let again = counter.disks(&[pod("u1")]).await;
-        assert_eq!(again.pods[&PodUid::new("u1")].volumes, found.volumes);
+        assert_eq!(again.pods[&PodUid::new("u1")].files.volumes, found.files.volumes);
         assert_eq!(again.pods.len(), 1);
     }
 

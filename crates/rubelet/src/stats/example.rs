@@ -12,13 +12,15 @@ use rubelet_host::stats::{
 };
 
 use super::{
-    disk::{Disks, Layer, PodDisk, Volume},
+    disk::{Disks, Layer, PodDisk},
+    pod_disk::{PodFiles, Volume},
     sample::{ContainerSample, Extent, Measured, PodSample, Processes, Sample},
     targets::{ContainerTarget, PodTarget},
 };
 
 const MIB: u64 = 1 << 20;
 const DISK: FileSystem = FileSystem {
+    device: 1,
     capacity_bytes: 1000 * MIB,
     available_bytes: 600 * MIB,
     used_bytes: 300 * MIB,
@@ -190,9 +192,11 @@ pub(crate) fn disks() -> Disks {
     };
     let pod = PodDisk {
         at: at("2026-11-15T18:59:50Z"),
-        volumes: vec![volume("shared", true), volume("token", false)],
-        logs: [("work".to_owned(), Usage { bytes: 4096, inodes: 1 })].into(),
-        others: Usage { bytes: 100, inodes: 1 },
+        files: PodFiles {
+            volumes: vec![volume("shared", true), volume("token", false)],
+            logs: [("work".to_owned(), Usage { bytes: 4096, inodes: 1 })].into(),
+            others: Usage { bytes: 100, inodes: 1 },
+        },
         counted: Uptime::default(),
     };
     Disks {

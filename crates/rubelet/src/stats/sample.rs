@@ -319,7 +319,7 @@ mod tests {
         let nowhere = PathBuf::from("/nowhere");
         let runtime = Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap());
         let disk = DiskCounter::new(DiskSources {
-            lanes: rubelet_host::lanes::Lanes::own_files(),
+            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
             runtime: runtime.clone(),
             paths: Paths {
                 root_dir: nowhere.clone(),

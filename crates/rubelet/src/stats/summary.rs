@@ -77,11 +77,11 @@ fn complete_pod(stats: &mut PodStats, pod: &PodSample, at: Timestamp, disks: &Di
         container.usage.io = Some(io(&sampled.measured, at));
         container.rootfs = disks.layers.get(&sampled.target.id).map(of_layer);
         container.logs = disk.map(|disk| {
-            let used = disk.logs.get(&container.name).copied().unwrap_or_default();
+            let used = disk.files.logs.get(&container.name).copied().unwrap_or_default();
             on_disk(disk.at, Some(used), disks.node.as_ref())
         });
     }
-    let volumes = disk.into_iter().flat_map(|disk| disk.volumes.iter().map(move |volume| (disk.at, volume)));
+    let volumes = disk.into_iter().flat_map(|disk| disk.files.volumes.iter().map(move |volume| (disk.at, volume)));
     stats.volumes = volumes
         .map(|(at, volume)| VolumeStats {
             fs: on_disk(at, Some(volume.used), Some(&volume.on)),
@@ -97,8 +97,11 @@ fn ephemeral(stats: &PodStats, disk: &PodDisk, node: Option<&FileSystem>) -> FsS
         let rootfs = container.rootfs.as_ref()?;
         Some(DiskUsage { bytes: rootfs.used_bytes?, inodes: rootfs.inodes_used.unwrap_or(0) })
     });
-    let volumes = disk.volumes.iter().filter(|volume| volume.is_ephemeral).map(|volume| volume.used);
-    let used = layers.chain(disk.logs.values().copied()).chain(volumes).fold(disk.others, DiskUsage::saturating_add);
+    let volumes = disk.files.volumes.iter().filter(|volume| volume.is_ephemeral).map(|volume| volume.used);
+    let used = layers
+        .chain(disk.files.logs.values().copied())
+        .chain(volumes)
+        .fold(disk.files.others, DiskUsage::saturating_add);
     on_disk(disk.at, Some(used), node)
 }
 

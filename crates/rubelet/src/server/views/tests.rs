@@ -46,6 +46,7 @@ pub(crate) fn snapshot<const N: usize>(node: &str, pods: [(&str, PodView); N]) -
         node: NodeView { name: node.to_owned(), runtime: "containerd 2.4.2".to_owned(), ..NodeView::default() },
         changed: pods.iter().map(|(uid, _)| PodUid::new(*uid)).collect(),
         pods: pods.into_iter().map(|(uid, view)| (PodUid::new(uid), Arc::new(view))).collect(),
+        eviction: Arc::default(),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     },
     effect::{Effect, EffectId, ErrorKind},
     event::{Event, EventStream, Source},
+    eviction::EvictionSettings,
     id::PodUid,
     op::{ApiOp, NodeOp, Op, OpKind, PodOp},
     settings::{ImageGcSettings, LogSettings, Settings},
@@ -197,7 +198,8 @@ fn agent() -> Agent {
     // Logs and images touch nothing that the model has.
     let logs = LogSettings { max_bytes: None, ..LogSettings::default() };
     let image_gc = ImageGcSettings { high_percent: 100, ..ImageGcSettings::default() };
-    let settings = Settings { sources: vec![Source::Api], logs, image_gc, ..Settings::for_node("node") };
+    let eviction = EvictionSettings { limits_local_storage: false, ..EvictionSettings::default() };
+    let settings = Settings { sources: vec![Source::Api], logs, image_gc, eviction, ..Settings::for_node("node") };
     Agent::new(settings, later(0))
 }
 

@@ -16,6 +16,7 @@ use crate::{
         odd_pods::{ended, started},
     },
     effect::{EffectError, EffectId, ErrorKind, Facts, ImageFacts, Reason},
+    eviction::usage::NodeUsage,
     id::{ContainerId, PodRef, PodUid, SandboxId},
     image_gc::ImageListing,
     observation::{
@@ -393,6 +394,8 @@ impl World {
             },
             NodeOp::ListImages(_) => Facts::Images(ImageListing::default()),
             NodeOp::MeasureLogs { .. } => Facts::LogSizes(BTreeMap::new()),
+            NodeOp::MeasureNode { .. } => Facts::NodeUsage(NodeUsage::default()),
+            NodeOp::MeasurePods { .. } => Facts::PodUsages(BTreeMap::new()),
             NodeOp::SyncQosCgroups { .. } => {
                 let name = || format!("pod{}", super::UID);
                 Facts::Cgroups { names: self.disk.cgroup.then(name).into_iter().collect() }

@@ -1,0 +1,138 @@
+//! Eviction, from a look at the node to the end of a pod.
+
+use std::time::Duration;
+
+use super::*;
+use crate::{
+    eviction::{
+        threshold::{Observation, Signal, Threshold, ThresholdValue},
+        usage::{ContainerUsage, NodeUsage, PodUsage},
+    },
+    image_gc::{ImageListing, ListedImage},
+};
+
+fn threshold(signal: Signal) -> Threshold {
+    let value = ThresholdValue::Quantity(100, "100".to_owned());
+    Threshold { signal, value, min_reclaim: None, grace: Duration::ZERO }
+}
+
+fn node(signal: Signal) -> TestAgent {
+    let eviction = EvictionSettings { thresholds: vec![threshold(signal)], ..EvictionSettings::default() };
+    TestAgent::new(Settings { sources: vec![Source::Api], eviction, ..Settings::for_node("node") })
+}
+
+fn pod(name: &str) -> Pod {
+    let mut pod = mk_pod("always | main a");
+    (pod.metadata.name, pod.metadata.uid) = (Some(name.to_owned()), Some(name.to_owned()));
+    pod
+}
+
+impl TestAgent {
+    fn running(&mut self, pods: &[Pod]) {
+        self.handle(Event::Config { source: Source::Api, pods: pods.iter().cloned().map(Arc::new).collect() });
+        self.runtime_is_up(&[]);
+        for _ in pods {
+            self.inspected("a: running 5s");
+        }
+    }
+
+    fn node_has(&mut self, signal: Signal, available: u64) {
+        let signals = BTreeMap::from([(signal, Observation { available, capacity: 1000 })]);
+        let usage = NodeUsage { signals, places: None, layout: None };
+        self.answer("MeasureNode", Ok(Facts::NodeUsage(usage)));
+    }
+
+    fn pods_use(&mut self, pods: &[(&str, u64)]) {
+        let usage = |bytes: u64| PodUsage {
+            memory_bytes: bytes,
+            containers: BTreeMap::from([(
+                "a".to_owned(),
+                ContainerUsage { memory_bytes: bytes, ..ContainerUsage::default() },
+            )]),
+            ..PodUsage::default()
+        };
+        let usages = pods.iter().map(|(name, bytes)| (PodUid::new(*name), usage(*bytes))).collect();
+        self.answer("MeasurePods", Ok(Facts::PodUsages(usages)));
+    }
+
+    fn failure_of(&self, name: &str) -> Option<String> {
+        let record = &self.agent.records[&PodUid::new(name)];
+        record.failure.as_ref().map(|failure| format!("{}: {}", failure.reason, failure.message))
+    }
+}
+
+#[test]
+fn largest_pod_is_evicted_when_memory_runs_low_and_looked_at_again_when_it_is_gone() {
+    let mut test = node(Signal::MemoryAvailable);
+    test.running(&[pod("big"), pod("small")]);
+    test.node_has(Signal::MemoryAvailable, 99);
+    assert_eq!(test.events, ["EvictionThresholdMet"]);
+    test.pods_use(&[("big", 500), ("small", 10)]);
+    let message = "Evicted: The node was low on resource: memory. Threshold quantity: 100, available: 99. \
+        Container a was using 500, request is 0, has larger consumption of memory. ";
+    assert_eq!((test.failure_of("big").as_deref(), test.failure_of("small")), (Some(message), None));
+    assert!(test.events.contains(&"Evicted".to_owned()));
+    assert!(!test.pending().contains(&"MeasureNode"), "{:?}", test.pending());
+
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    test.inspected("a: exit(137) 0s ago");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(137) 0s ago");
+    test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
+    test.node_has(Signal::MemoryAvailable, 99);
+    test.pods_use(&[("small", 10)]);
+    assert!(test.failure_of("small").is_some());
+}
+
+#[test]
+fn dead_containers_and_unused_images_go_before_pods() {
+    let mut test = node(Signal::NodeFsAvailable);
+    let mut done = pod("done");
+    done.spec.as_mut().expect("a spec").restart_policy = Some("Never".to_owned());
+    test.running(&[pod("web")]);
+    test.handle(Event::ConfigChange { source: Source::Api, pods: vec![Arc::new(done)], removed: Vec::new() });
+    test.inspected("a: exit(0) 9s ago");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s; a: exit(0) 9s ago");
+    test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
+
+    test.node_has(Signal::NodeFsAvailable, 99);
+    assert!(test.pending().contains(&"RemoveContainer"), "{:?}", test.pending());
+    test.answer("RemoveContainer", Ok(Facts::Nothing));
+    test.inspected("sandbox notready 60s");
+    let image = ListedImage { id: "old".to_owned(), ..ListedImage::default() };
+    test.answer("ListImages", Ok(Facts::Images(ImageListing { images: vec![image], ..ImageListing::default() })));
+    // It was seen for the first time, and is too young.
+    assert!(!test.pending().contains(&"DeleteImage"), "{:?}", test.pending());
+    test.node_has(Signal::NodeFsAvailable, 99);
+    test.pods_use(&[("web", 10)]);
+    assert!(test.failure_of("web").is_some());
+}
+
+#[test]
+fn pod_over_its_storage_limit_is_evicted_and_critical_ones_stay() {
+    let settings = Settings { sources: vec![Source::Api], ..Settings::for_node("node") };
+    let mut test = TestAgent::with_cgroups(Settings { cgroups: None, ..settings });
+    let limited = |name: &str, priority: i32| {
+        let mut pod = pod(name);
+        let spec = pod.spec.as_mut().expect("a spec");
+        let volume = serde_json::json!({ "name": "v", "emptyDir": { "sizeLimit": "1Ki" } });
+        spec.volumes = Some(vec![serde_json::from_value(volume).expect("a volume")]);
+        spec.priority = Some(priority);
+        pod
+    };
+    test.running(&[limited("web", 0), limited("critical", 2_000_000_000), pod("free")]);
+    test.at_secs += 10;
+    test.handle(Event::Due);
+    let asked = test.in_flight.iter().find_map(|(_, op)| match op {
+        Op::Node(NodeOp::MeasurePods { pods, .. }) => Some(pods.iter().map(|it| it.pod.uid.to_string()).collect()),
+        _ => None,
+    });
+    assert_eq!(asked, Some(vec!["critical".to_owned(), "web".to_owned()]));
+    let used = crate::eviction::usage::DiskUsage { bytes: 2000, inodes: 1 };
+    let usage = || PodUsage { volumes: BTreeMap::from([("v".to_owned(), used)]), ..PodUsage::default() };
+    let usages = [(PodUid::new("web"), usage()), (PodUid::new("critical"), usage())].into();
+    test.answer("MeasurePods", Ok(Facts::PodUsages(usages)));
+    let message = "Evicted: Usage of EmptyDir volume \"v\" exceeds the limit \"1Ki\". ";
+    assert_eq!((test.failure_of("web").as_deref(), test.failure_of("critical")), (Some(message), None));
+}

@@ -1,0 +1,218 @@
+//! Figures of the node and of pods, for eviction.
+//!
+//! Owns: which figures make a signal, and that containers are found in their pod's cgroup. Never: compares them with a
+//! threshold.
+//! Upstream: the summary provider, `makeSignalObservations`.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rubelet_core::{
+    effect::{EffectError, Facts},
+    eviction::{
+        threshold::{Observation, Signal},
+        usage::{
+            ContainerUsage, DiskLayout, DiskUsage, NodeUsage, PodFigures, PodToMeasure, PodUsage, PodUsages,
+            RuntimePlaces,
+        },
+    },
+};
+use rubelet_host::{
+    port::{MemoryFigures, NodeFigures},
+    stats::disk::{FileSystem, Usage},
+};
+
+use super::failure;
+use crate::{
+    stats::{pod_disk::pod_files, targets::cgroup_of},
+    world::World,
+};
+
+pub(super) async fn measure_node(
+    world: &World,
+    kubepods: Option<&str>,
+    known: Option<&RuntimePlaces>,
+) -> Result<Facts, EffectError> {
+    let figures = world.host.node_figures(kubepods.map(Path::new)).await;
+    let figures = figures.map_err(|error| failure::io("measure", Path::new("/"), &error))?;
+    let asked = if known.is_none() { places(world).await } else { None };
+    let root_dir = &world.paths.root_dir;
+    let node_fs = world.host.file_system(root_dir).await.ok();
+    let mut signals = of_kernel(figures);
+    signals.extend(of_file_system(node_fs, Signal::NodeFsAvailable, Signal::NodeFsInodesFree));
+    let mut layout = None;
+    if let Some(places) = known.or(asked.as_ref()) {
+        let images = world.host.file_system(&places.images).await.ok();
+        signals.extend(of_file_system(images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree));
+        let containers = world.host.file_system(&places.containers).await.ok();
+        layout = layout_of(node_fs, images, containers);
+    }
+    Ok(Facts::NodeUsage(NodeUsage { signals, places: asked, layout }))
+}
+
+/// `None` if the runtime does not say: then nothing is known of its images.
+async fn places(world: &World) -> Option<RuntimePlaces> {
+    let info = world.runtime.image_fs_info().await.ok()?;
+    let place = |usage: &rubelet_cri::v1::FilesystemUsage| Some(PathBuf::from(&usage.fs_id.as_ref()?.mountpoint));
+    let images = info.image_filesystems.first().and_then(place)?;
+    let containers = info.container_filesystems.first().and_then(place).unwrap_or_else(|| images.clone());
+    Some(RuntimePlaces { images, containers })
+}
+
+fn of_kernel(figures: NodeFigures) -> BTreeMap<Signal, Observation> {
+    let memory = |figures: MemoryFigures| Observation {
+        available: figures.limit_bytes.saturating_sub(figures.working_set_bytes),
+        capacity: figures.limit_bytes,
+    };
+    let pids = figures.max_tasks.zip(figures.tasks);
+    let pids = pids.map(|(max, tasks)| Observation { available: max.saturating_sub(tasks), capacity: max });
+    let signals = [
+        (Signal::MemoryAvailable, figures.memory.map(memory)),
+        (Signal::AllocatableMemoryAvailable, figures.memory_of_pods.map(memory)),
+        (Signal::PidAvailable, pids),
+    ];
+    signals.into_iter().filter_map(|(signal, observed)| Some((signal, observed?))).collect()
+}
+
+/// A file system without a fixed number of inodes has none to run out of.
+fn of_file_system(
+    found: Option<FileSystem>,
+    bytes: Signal,
+    inodes: Signal,
+) -> impl Iterator<Item = (Signal, Observation)> {
+    let of_bytes =
+        found.map(|found| (bytes, Observation { available: found.available_bytes, capacity: found.capacity_bytes }));
+    let of_inodes = found.filter(|found| found.inodes > 0);
+    let of_inodes =
+        of_inodes.map(|found| (inodes, Observation { available: found.inodes_free, capacity: found.inodes }));
+    of_bytes.into_iter().chain(of_inodes)
+}
+
+fn layout_of(
+    node: Option<FileSystem>,
+    images: Option<FileSystem>,
+    containers: Option<FileSystem>,
+) -> Option<DiskLayout> {
+    let (node, images, containers) = (node?.device, images?.device, containers?.device);
+    Some(if images == node {
+        DiskLayout::Shared
+    } else if images == containers {
+        DiskLayout::DedicatedImages
+    } else {
+        DiskLayout::Split
+    })
+}
+
+/// A pod that cannot be measured is missing.
+pub(super) async fn measure_pods(
+    world: &World,
+    pods: &[PodToMeasure],
+    figures: PodFigures,
+) -> Result<Facts, EffectError> {
+    let usages = match figures {
+        PodFigures::Cgroups => memory_of(world, pods).await,
+        PodFigures::Disks => files_of(world, pods).await?,
+    };
+    Ok(Facts::PodUsages(usages))
+}
+
+async fn memory_of(world: &World, pods: &[PodToMeasure]) -> PodUsages {
+    let mut usages = PodUsages::new();
+    for pod in pods {
+        let Some(cgroup) = &pod.cgroup else { continue };
+        let Ok(Some(found)) = world.host.pod_figures(Path::new(cgroup)).await else { continue };
+        let names: Vec<String> = found.containers.keys().cloned().collect();
+        let of_container = |(name, id): (&String, &rubelet_core::id::ContainerId)| {
+            let figures = found.containers.get(cgroup_of(id.as_str(), &names)?)?;
+            let usage = ContainerUsage { memory_bytes: figures.working_set_bytes, ..ContainerUsage::default() };
+            Some((name.clone(), usage))
+        };
+        let processes = found.containers.values().map(|figures| figures.processes);
+        let usage = PodUsage {
+            memory_bytes: found.working_set_bytes,
+            processes: processes.fold(0, u64::saturating_add),
+            containers: pod.containers.iter().filter_map(of_container).collect(),
+            ..PodUsage::default()
+        };
+        usages.insert(pod.pod.uid.clone(), usage);
+    }
+    usages
+}
+
+async fn files_of(world: &World, pods: &[PodToMeasure]) -> Result<PodUsages, EffectError> {
+    let stats = world.runtime.list_container_stats().await.map_err(|error| failure::retry(&error))?;
+    let layer = |stats: rubelet_cri::v1::ContainerStats| {
+        let layer = stats.writable_layer?;
+        let bytes = layer.used_bytes.map_or(0, |value| value.value);
+        let inodes = layer.inodes_used.map_or(0, |value| value.value);
+        Some((stats.attributes?.id, DiskUsage { bytes, inodes }))
+    };
+    let layers: BTreeMap<String, DiskUsage> = stats.into_iter().filter_map(layer).collect();
+    let mut usages = PodUsages::new();
+    for PodToMeasure { pod, containers, .. } in pods {
+        let names: Vec<String> = containers.keys().cloned().collect();
+        let files = pod_files(&*world.host, &world.paths, pod, &names).await;
+        let of_container = |(name, id): (&String, &rubelet_core::id::ContainerId)| {
+            let rootfs = layers.get(id.as_str()).copied().unwrap_or_default();
+            let logs = files.logs.get(name).copied().map(disk_usage).unwrap_or_default();
+            (name.clone(), ContainerUsage { rootfs, logs, ..ContainerUsage::default() })
+        };
+        let usage = PodUsage {
+            containers: containers.iter().map(of_container).collect(),
+            volumes: files.volumes.iter().map(|volume| (volume.name.clone(), disk_usage(volume.used))).collect(),
+            others: disk_usage(files.others),
+            ..PodUsage::default()
+        };
+        usages.insert(pod.uid.clone(), usage);
+    }
+    Ok(usages)
+}
+
+fn disk_usage(usage: Usage) -> DiskUsage {
+    DiskUsage { bytes: usage.bytes, inodes: usage.inodes }
+}
+
+#[cfg(test)]
+mod tests {
+    use rubelet_core::id::{ContainerId, PodRef, PodUid};
+
+    use super::*;
+    use crate::world::testing::world_in;
+
+    #[tokio::test]
+    async fn node_has_memory_processes_and_disk_even_without_a_runtime() {
+        let dir = tempfile::tempdir().unwrap();
+        let world = world_in(dir.path());
+        std::fs::create_dir_all(&world.paths.root_dir).unwrap();
+        let Ok(Facts::NodeUsage(usage)) = measure_node(&world, None, None).await else { panic!("no figures") };
+        for signal in [Signal::MemoryAvailable, Signal::PidAvailable, Signal::NodeFsAvailable] {
+            let Observation { available, capacity } = usage.signals[&signal];
+            assert!(available > 0 && available <= capacity, "{signal}: {available} of {capacity}");
+        }
+        assert_eq!((usage.places, usage.layout), (None, None));
+        let here = RuntimePlaces { images: dir.path().to_owned(), containers: dir.path().to_owned() };
+        let Ok(Facts::NodeUsage(usage)) = measure_node(&world, None, Some(&here)).await else { panic!("no figures") };
+        assert_eq!(usage.layout, Some(DiskLayout::Shared));
+        assert_eq!(usage.signals[&Signal::ImageFsAvailable].capacity, usage.signals[&Signal::NodeFsAvailable].capacity);
+    }
+
+    #[test]
+    fn layout_follows_the_devices() {
+        let on = |device| Some(FileSystem { device, ..FileSystem::default() });
+        assert_eq!(layout_of(on(1), on(1), on(1)), Some(DiskLayout::Shared));
+        assert_eq!(layout_of(on(1), on(2), on(2)), Some(DiskLayout::DedicatedImages));
+        assert_eq!(layout_of(on(1), on(2), on(1)), Some(DiskLayout::Split));
+        assert_eq!(layout_of(on(1), None, on(1)), None);
+    }
+
+    #[tokio::test]
+    async fn pod_without_a_cgroup_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = PodRef { uid: PodUid::new("u1"), namespace: "default".into(), name: "web".into() };
+        let containers = BTreeMap::from([("a".to_owned(), ContainerId::new("c1"))]);
+        let asked = PodToMeasure { pod, cgroup: Some("/no/such/pod".to_owned()), containers };
+        assert!(memory_of(&world_in(dir.path()), &[asked]).await.is_empty());
+    }
+}
