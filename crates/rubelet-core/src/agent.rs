@@ -92,6 +92,7 @@ impl Agent {
             Event::RuntimeEvents(stream) => self.node.event_stream = stream,
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),
+            Event::MemoryShort => self.node.eviction.hasten(now),
             Event::Due => {}
             Event::Done { id, result } => self.handle_done(id, result, now),
         }

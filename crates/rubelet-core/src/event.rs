@@ -34,6 +34,8 @@ pub enum Event {
     Refresh { pod: PodUid },
     /// The Node object, each time it changes in the API server.
     Node(NodeObject),
+    /// The kernel reports that memory runs short. A hint: it only causes a look.
+    MemoryShort,
     /// The time of `Agent::wake_at` has come.
     Due,
     /// An effect has finished.

@@ -470,6 +470,7 @@ impl Eviction {
             ThresholdView {
                 signal: threshold.signal,
                 value: threshold.value.text(observed.map_or(0, |observed| observed.capacity)),
+                amount: threshold.value.amount(observed.map_or(0, |observed| observed.capacity)),
                 grace_secs: threshold.grace.as_secs(),
                 observed,
                 is_met: self.met_since.contains_key(&place),
@@ -485,6 +486,8 @@ pub struct ThresholdView {
     pub signal: Signal,
     /// A share is computed from the capacity.
     pub value: String,
+    /// The same as a number.
+    pub amount: u64,
     /// Zero for a hard threshold.
     pub grace_secs: u64,
     /// `None`: it could not be measured.

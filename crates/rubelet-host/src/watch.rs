@@ -217,10 +217,14 @@ impl Drop for Hints {
     }
 }
 
-#[expect(unsafe_code, reason = "tokio leaves to its caller that the descriptor stays the same while it is registered")]
 pub(crate) fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    register_for(descriptor, tokio::io::Interest::READABLE)
+}
+
+#[expect(unsafe_code, reason = "tokio leaves to its caller that the descriptor stays the same while it is registered")]
+pub(crate) fn register_for(descriptor: OwnedFd, interest: tokio::io::Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is one open descriptor for as long as it lives, and `AsyncFd` takes it with it.
-    Ok(unsafe { AsyncFd::register_with_interest(descriptor, tokio::io::Interest::READABLE) }?)
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, interest) }?)
 }
 
 async fn read(inotify: Arc<AsyncFd<OwnedFd>>, watches: Watches) {

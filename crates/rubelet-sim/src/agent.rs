@@ -119,6 +119,7 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
                 | Event::Hint { .. }
                 | Event::Refresh { .. }
                 | Event::Node(_)
+                | Event::MemoryShort
                 | Event::Due => {}
             }
             sim.count_turn();

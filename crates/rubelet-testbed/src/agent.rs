@@ -137,6 +137,8 @@ impl Agent {
             "readOnlyPort": self.read_only_port,
             "healthzPort": 0,
             "failCgroupV1": false,
+            // A machine on which tests run may have little disk space left.
+            "evictionHard": {},
         });
         if let Some(url) = &self.options.url {
             config["staticPodURL"] = json!(url);
@@ -164,7 +166,6 @@ impl Agent {
             "cgroupRoot": "",
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": [],
-            "evictionHard": {},
             "localStorageCapacityIsolation": false,
             "volumePluginDir": self.dir.join("volume-plugins"),
         })

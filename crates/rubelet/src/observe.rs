@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod inspect;
+pub mod memory;
 pub mod node;
 pub mod oom;
 pub mod relist;

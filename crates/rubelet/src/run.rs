@@ -100,6 +100,8 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     servers.spawn(secured::serve(port, secured, stop.clone()));
     let mut tasks = JoinSet::new();
     tasks.spawn(observe::oom::watch(world.clone()));
+    let Handles { snapshots, inbox, .. } = &running.handles;
+    tasks.spawn(observe::memory::watch(world.clone(), snapshots.clone(), inbox.clone()));
     // Certificates are the agent's own files: no device of a pod delays them.
     let with_own_files = World { host: own_files, ..world.clone() };
     certs::start(options, &with_own_files, cluster_client, &mut tasks).await?;

@@ -8,6 +8,7 @@ mod authorization;
 mod certificates;
 mod churn;
 mod events;
+mod eviction;
 mod faults;
 mod kubectl;
 mod lists;
@@ -78,6 +79,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         top::CASES,
         faults::CASES,
         churn::CASES,
+        eviction::CASES,
         odd::CASES,
         takeover::CASES,
         authorization::CASES,

@@ -250,6 +250,9 @@ mod tests {
           "lastTimestamp": "2027-01-15T08:00:00Z",
           "message": "a",
           "metadata": {
+            "annotations": {
+              "starved_resource": "memory"
+            },
             "name": "web.18fae27693b40000",
             "namespace": "default"
           },
