@@ -19,8 +19,8 @@ use crate::{
     watch::{register, register_for},
 };
 
-/// Tasks waited for memory for this part of a second. More often than once a second the kernel does not report it.
-const STALL: &[u8] = b"some 100000 1000000\0";
+/// Tasks waited for memory for 0.15 s within 2 s. Shorter windows need CAP_SYS_RESOURCE.
+const STALL: &[u8] = b"some 150000 2000000\0";
 const PRESSURE: &str = "/proc/pressure/memory";
 /// Where version 1 has its memory hierarchy.
 const MEMORY_TREE: &str = "/sys/fs/cgroup/memory";
