@@ -375,7 +375,8 @@ mod tests {
 
     #[test]
     fn config_check_lists_fields_without_effect() {
-        let files = Files::new(&[("c", "TYPE\nmaxPods: 5\nsyncFrequency: 5s\nport: 10250\npodCIDR: 10.1.0.0/16\nprot: 1\n")]);
+        let files =
+            Files::new(&[("c", "TYPE\nmaxPods: 5\nsyncFrequency: 5s\nport: 10250\npodCIDR: 10.1.0.0/16\nprot: 1\n")]);
         let Command::ConfigCheck(sources) = files.parse("config check DIR/c").unwrap() else { panic!("it is a check") };
         insta::assert_snapshot!(files.hidden(&report(&sources, Host::CgroupV2).unwrap()), @r#"
         DIR/c: unknown field "prot" is ignored

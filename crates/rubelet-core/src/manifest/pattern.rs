@@ -1,7 +1,7 @@
 //! Which fields of a pod are set, by path pattern.
 //!
 //! Owns: the pattern language. `spec.volumes[*].nfs` is every entry's field; `<containers>` stands for the three lists
-//! of containers, `<volume type>` for any volume type that nothing acts on, `<resource>` for any but cpu and memory.
+//! of containers, `<volume type>` for any volume type that nothing acts on, `<resource>` for any but those of the node itself.
 
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ fn matches(name: &str, field: &str) -> bool {
         "<volume type>" => {
             !matches!(field, "name" | "emptyDir" | "hostPath" | "configMap" | "secret" | "downwardAPI" | "projected")
         }
-        "<resource>" => !matches!(field, "cpu" | "memory"),
+        "<resource>" => !matches!(field, "cpu" | "memory" | "ephemeral-storage") && !field.starts_with("hugepages-"),
         name => name == field,
     }
 }

@@ -10,7 +10,7 @@ use super::{decode, pattern};
 const UNSUPPORTED: &[&str] = &[
     "spec.<containers>[*].volumeDevices",
     "spec.<containers>[*].resources.claims",
-    // Disk usage is not measured yet, and there are no device plugins.
+    // There are no device plugins.
     "spec.<containers>[*].resources.limits.<resource>",
     "spec.<containers>[*].resizePolicy",
     "spec.volumes[*].<volume type>",
@@ -32,13 +32,6 @@ pub fn unsupported(pod: &Pod) -> Vec<String> {
         fields.push("spec.hostUsers".to_owned());
     }
     fields.extend(restarts_of_all(spec));
-    for (index, volume) in spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten().enumerate() {
-        let Some(empty_dir) = &volume.empty_dir else { continue };
-        // In memory the limit is the file system's size; on disk usage would have to be measured.
-        if empty_dir.size_limit.is_some() && empty_dir.medium.as_deref() != Some("Memory") {
-            fields.push(format!("spec.volumes[{index}].emptyDir.sizeLimit"));
-        }
-    }
     fields
 }
 
@@ -74,7 +67,7 @@ mod tests {
             "containers": [{
                 "name": "a",
                 "volumeMounts": [{ "name": "v", "mountPath": "/v" }, { "name": "v", "mountPath": "/w", "subPath": "w" }],
-                "resources": { "limits": { "cpu": "1", "nvidia.com/gpu": 1 } },
+                "resources": { "limits": { "cpu": "1", "ephemeral-storage": "1Gi", "hugepages-2Mi": "4Mi", "nvidia.com/gpu": 1 } },
                 "env": [{ "name": "A", "value": "a" }],
                 "restartPolicy": "Never",
                 "restartPolicyRules": [
@@ -97,7 +90,6 @@ mod tests {
         spec.volumes[2].nfs
         spec.hostUsers
         spec.containers[0].restartPolicyRules[1].action
-        spec.volumes[3].emptyDir.sizeLimit
         ");
     }
 
