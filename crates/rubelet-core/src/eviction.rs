@@ -145,16 +145,13 @@ pub enum NextStep {
     Nothing,
     /// Remove what nobody uses.
     Reclaim {
-        resource: Resource,
+        signal: Signal,
         what: Reclaimable,
     },
     /// What was reclaimed is enough: stop.
     StopReclaiming,
     /// Look at the figures of all pods.
-    RankPods {
-        resource: Resource,
-        signal: Signal,
-    },
+    RankPods(Signal),
 }
 
 /// What may be removed before pods are evicted.
@@ -202,6 +199,11 @@ impl Eviction {
             Stage::Ranking { .. } | Stage::Evicting { .. } => false,
         };
         (may_look && !self.is_looking && !settings.thresholds.is_empty()).then_some(self.look_at)
+    }
+
+    /// Nothing is being evicted or reclaimed.
+    pub fn is_watching(&self) -> bool {
+        self.stage == Stage::Watching
     }
 
     /// The kernel says that memory runs short.
@@ -304,13 +306,12 @@ impl Eviction {
         let signal = settings.thresholds[threshold].signal;
         let Some(what) = reclaimable(signal, self.layout) else { return self.begin_ranking(threshold, settings) };
         self.stage = Stage::Reclaiming { threshold, until: now.uptime + RECLAIM_TIMEOUT, is_over: false };
-        NextStep::Reclaim { resource: signal.resource(), what }
+        NextStep::Reclaim { signal, what }
     }
 
     fn begin_ranking(&mut self, threshold: usize, settings: &EvictionSettings) -> NextStep {
         self.stage = Stage::Ranking { threshold };
-        let signal = settings.thresholds[threshold].signal;
-        NextStep::RankPods { resource: signal.resource(), signal }
+        NextStep::RankPods(settings.thresholds[threshold].signal)
     }
 
     /// At a turn's end: `is_reclaiming` says whether something is still being removed, `has_released` whether a pod has given

@@ -36,19 +36,20 @@ use crate::{
 impl Agent {
     pub(super) fn node_measured(&mut self, result: Result<Facts, EffectError>, now: Now) {
         let Ok(Facts::NodeUsage(usage)) = result else { return self.node.eviction.look_failed(now) };
-        match self.node.eviction.node_measured(usage, &self.settings.eviction, now) {
+        let was_watching = self.node.eviction.is_watching();
+        let step = self.node.eviction.node_measured(usage, &self.settings.eviction, now);
+        if was_watching && let NextStep::Reclaim { signal, .. } | NextStep::RankPods(signal) = step {
+            self.record_threshold_met(signal.resource());
+        }
+        match step {
             NextStep::Nothing => {}
-            NextStep::Reclaim { resource, what } => {
-                self.record_threshold_met(resource);
-                self.reclaim(what, now);
-            }
+            NextStep::Reclaim { what, .. } => self.reclaim(what, now),
             NextStep::StopReclaiming => self.node.image_gc.stop_reclaiming(),
-            NextStep::RankPods { resource, signal } => {
-                self.record_threshold_met(resource);
-                self.look_at_pods_to_rank(signal, now);
-            }
+            NextStep::RankPods(signal) => self.look_at_pods_to_rank(signal, now),
         }
     }
+
+    /// Once per attempt, whether or not pods must be evicted for it.
 
     fn record_threshold_met(&mut self, resource: Resource) {
         let message = format!("Attempting to reclaim {}", resource.name());

@@ -108,7 +108,7 @@ fn node_is_looked_at_before_a_threshold_can_be_crossed() {
 #[test]
 fn hard_threshold_evicts_one_pod_and_waits_until_it_has_released_its_memory() {
     let mut test = Fixture::with(vec![threshold(MEMORY, 100)]);
-    let rank = NextStep::RankPods { resource: Resource::Memory, signal: MEMORY };
+    let rank = NextStep::RankPods(MEMORY);
     assert_eq!(test.sees(0, &[(MEMORY, 99)]), rank);
     assert_eq!(test.pressures(), [Pressure::Memory]);
     let evicted = test.ranked(0, &[("small", 10), ("critical", 500), ("big", 300)]).expect("a pod");
@@ -149,7 +149,7 @@ fn soft_threshold_waits_for_its_grace_period_but_the_condition_does_not() {
     assert_eq!(test.sees(3, &[(MEMORY, 1001)]), NextStep::Nothing);
     assert_eq!(test.sees(4, &[(MEMORY, 900)]), NextStep::Nothing);
     assert_eq!(test.sees(6, &[(MEMORY, 900)]), NextStep::Nothing);
-    assert_eq!(test.sees(9, &[(MEMORY, 900)]), NextStep::RankPods { resource: Resource::Memory, signal: MEMORY });
+    assert_eq!(test.sees(9, &[(MEMORY, 900)]), NextStep::RankPods(MEMORY));
     test.settings.max_pod_grace_secs = 30;
     assert_eq!(test.ranked(9, &[("pod", 1)]).map(|pod| pod.grace_secs), Some(7));
 }
@@ -170,7 +170,7 @@ fn condition_lasts_for_the_transition_period() {
 fn threshold_drives_eviction_until_the_minimum_is_reclaimed() {
     let min_reclaim = Some(ThresholdValue::Quantity(50 * MIB, "50Mi".to_owned()));
     let mut test = Fixture::with(vec![Threshold { min_reclaim, ..threshold(MEMORY, 100) }]);
-    let rank = NextStep::RankPods { resource: Resource::Memory, signal: MEMORY };
+    let rank = NextStep::RankPods(MEMORY);
     assert_eq!(test.sees(0, &[(MEMORY, 120)]), NextStep::Nothing);
     assert_eq!(test.sees(1, &[(MEMORY, 99)]), rank);
     test.eviction.stage = Stage::Watching;
@@ -183,7 +183,7 @@ fn threshold_drives_eviction_until_the_minimum_is_reclaimed() {
 #[test]
 fn disk_is_reclaimed_before_pods_are_evicted() {
     let mut test = Fixture::with(vec![threshold(DISK, 100)]);
-    let reclaim = NextStep::Reclaim { resource: Resource::EphemeralStorage, what: Reclaimable::ContainersAndImages };
+    let reclaim = NextStep::Reclaim { signal: DISK, what: Reclaimable::ContainersAndImages };
     assert_eq!(test.sees(0, &[(DISK, 99)]), reclaim);
     // It takes time; looks go on, and end it as soon as enough is free.
     test.advance(1, true, &[]);
@@ -192,7 +192,7 @@ fn disk_is_reclaimed_before_pods_are_evicted() {
     assert_eq!(test.sees(3, &[(DISK, 99)]), reclaim);
     test.advance(4, false, &[]);
     assert!(test.eviction.due(&test.settings, later(4)).is_some());
-    let rank = NextStep::RankPods { resource: Resource::EphemeralStorage, signal: DISK };
+    let rank = NextStep::RankPods(DISK);
     assert_eq!(test.sees(4, &[(DISK, 99)]), rank);
     // Or it takes too long.
     test.eviction.stage = Stage::Watching;
@@ -206,7 +206,7 @@ fn disk_is_reclaimed_before_pods_are_evicted() {
 #[test]
 fn memory_comes_before_disk() {
     let mut test = Fixture::with(vec![threshold(DISK, 100), threshold(MEMORY, 100)]);
-    let rank = NextStep::RankPods { resource: Resource::Memory, signal: MEMORY };
+    let rank = NextStep::RankPods(MEMORY);
     assert_eq!(test.sees(0, &[(DISK, 99), (MEMORY, 99)]), rank);
 }
 

@@ -107,6 +107,7 @@ fn dead_containers_and_unused_images_go_before_pods() {
     test.node_has(Signal::NodeFsAvailable, 99);
     test.pods_use(&[("web", 10)]);
     assert!(test.failure_of("web").is_some());
+    assert_eq!(test.events.iter().filter(|reason| *reason == "EvictionThresholdMet").count(), 1);
 }
 
 #[test]
