@@ -40,6 +40,9 @@ pub const CASES: &[ClusterCase] = &[
 
 const MIB: u64 = 1 << 20;
 
+/// Runs until SIGTERM. Upstream calls an evicted pod Succeeded if its containers exit with 0.
+const WAIT: &str = "trap 'exit 3' TERM; while :; do sleep 1 & wait $!; done";
+
 impl ClusterNode {
     /// Starts the agent with these settings, its own cgroups, and perhaps another directory.
     fn start_with(&mut self, fields: &Value, root_dir: Option<PathBuf>) -> anyhow::Result<()> {
@@ -99,7 +102,7 @@ impl ClusterNode {
 
 /// Allocates this much memory and keeps it.
 fn hog_script(mib: u64) -> String {
-    format!("trap 'exit 0' TERM; (head -c {} /dev/zero; sleep 3600) | tail & wait", mib * MIB)
+    format!("trap 'exit 3' TERM; (head -c {} /dev/zero; sleep 3600) | tail & wait", mib * MIB)
 }
 
 /// All pods together have 600 MiB; the hog takes 540 of them, and 100 are to stay free.
@@ -152,7 +155,11 @@ fn memory(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.apply(pod("late", &bound))?;
     let refusal = cluster.wait_evicted("late")?;
     ensure!(refusal == "Pod was rejected: The node had condition: [MemoryPressure]. ", "{refusal}");
-    cluster.check_untouched(&["modest", "other"])?;
+    cluster.check_untouched(&["modest"])?;
+    if !cluster.node.agent.is_upstream() {
+        // Upstream may evict it first: what it knows of the hog is some seconds old.
+        cluster.check_untouched(&["other"])?;
+    }
     cluster.wait_pressure("MemoryPressure", "False")
 }
 
@@ -168,7 +175,7 @@ fn disk(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         spec["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
         spec
     };
-    let write = |mib: u64| format!("dd if=/dev/zero of=/data/big bs=1M count={mib}; {OBEDIENT}");
+    let write = |mib: u64| format!("dd if=/dev/zero of=/data/big bs=1M count={mib}; {WAIT}");
     cluster.run_pods(&[("modest", with_volume(&write(20)))])?;
     cluster.apply(pod("filler", &with_volume(&write(350))))?;
     let message = cluster.wait_evicted("filler")?;
@@ -178,7 +185,7 @@ fn disk(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     );
     cluster.wait_pressure("DiskPressure", "True")?;
     cluster.wait_pressure("DiskPressure", "False")?;
-    let many = format!("i=0; while [ $i -lt 3000 ]; do : > /data/$i; i=$((i+1)); done; {OBEDIENT}");
+    let many = format!("i=0; while [ $i -lt 3000 ]; do : > /data/$i; i=$((i+1)); done; {WAIT}");
     cluster.apply(pod("files", &with_volume(&many)))?;
     let message = cluster.wait_evicted("files")?;
     ensure!(message.starts_with("The node was low on resource: inodes. Threshold quantity: 2k"), "{message}");
@@ -200,7 +207,7 @@ fn processes(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start_with(&json!({ "evictionHard": { "pid.available": keep.to_string() } }), None)?;
     let name = cluster.name.clone();
     cluster.run_pods(&[("modest", spec(&name, OBEDIENT))])?;
-    let script = "trap 'exit 0' TERM; i=0; while [ $i -lt 2500 ]; do sleep 3600 & i=$((i+1)); done; wait";
+    let script = "trap 'exit 3' TERM; i=0; while [ $i -lt 2500 ]; do sleep 3600 & i=$((i+1)); done; wait";
     cluster.apply(pod("forker", &spec(&name, script)))?;
     let message = cluster.wait_evicted("forker")?;
     ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
@@ -212,7 +219,7 @@ fn local_storage(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.start_with(&json!({}), None)?;
     let name = cluster.name.clone();
     let limited = |script: &str, limit: &str, size: &str| {
-        let mut spec = spec(&name, &format!("{script}; {OBEDIENT}"));
+        let mut spec = spec(&name, &format!("{script}; {WAIT}"));
         spec["volumes"] = json!([{ "name": "data", "emptyDir": { "sizeLimit": size } }]);
         let container = &mut spec["containers"][0];
         container["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
