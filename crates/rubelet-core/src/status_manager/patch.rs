@@ -32,9 +32,14 @@ pub(super) fn whole_status_patch(stored: &Pod, wanted: &PodStatus) -> Value {
             known.retain(|element| !kept.contains(element));
         }
     }
-    let conditions = [&doubtful, &wanted].into_iter().filter_map(|status| status.get("conditions")?.as_array());
-    let mut conditions: Vec<Value> = conditions.flatten().cloned().collect();
-    for condition in conditions.iter_mut().filter(|condition| condition["type"].as_str().is_some_and(is_owned)) {
+    let is_ours = |condition: &Value| condition["type"].as_str().is_some_and(is_owned);
+    let listed = |status: &Map<String, Value>| -> Vec<Value> {
+        status.get("conditions").and_then(Value::as_array).cloned().unwrap_or_default()
+    };
+    // DisruptionTarget is shared: what the API server is not known to have is sent.
+    let mut conditions = listed(&doubtful);
+    conditions.extend(listed(&wanted).into_iter().filter(is_ours));
+    for condition in conditions.iter_mut().filter(|condition| is_ours(condition)) {
         *condition = json!({
             "type": condition["type"], "reason": unknown(), "message": unknown(), "observedGeneration": unknown(),
         });
@@ -181,6 +186,21 @@ mod tests {
             ),
             r#"{"resources":{"requests":{"cpu":"2"}}}"#
         );
+    }
+
+    #[test]
+    fn unconfirmed_patch_sends_a_disruption_the_api_server_may_lack() {
+        let condition = |of_type: &str| json!({ "type": of_type, "status": "True", "reason": "TerminationByKubelet" });
+        let pod = |conditions: &[&str]| -> Pod {
+            let conditions: Vec<Value> = conditions.iter().map(|of_type| condition(of_type)).collect();
+            serde_json::from_value(json!({ "status": { "conditions": conditions } })).unwrap()
+        };
+        let wanted = pod(&["Theirs", "DisruptionTarget"]).status.unwrap();
+        for (stored, is_sent) in [(pod(&["Theirs"]), true), (pod(&["Theirs", "DisruptionTarget"]), false)] {
+            let patch = whole_status_patch(&stored, &wanted);
+            let sent = patch["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            assert_eq!(sent.contains(&condition("DisruptionTarget")), is_sent, "{patch}");
+        }
     }
 
     #[test]
