@@ -1,9 +1,9 @@
 //! Admission: whether this pod may run on this node.
 //!
 //! Owns: upstream's admission handlers, in their order: pressure, sysctls, operating system, supplemental groups, resources, node
-//! affinity, node name, host ports, taints, AppArmor. Never: preempts other pods: a critical pod is admitted without the
-//! resource checks, where upstream would preempt others first.
-//! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`, `preemption`.
+//! affinity, node name, host ports, taints, AppArmor. Never: chooses the pods that are preempted for a critical pod
+//! (`preemption.rs`), or ends one.
+//! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`.
 
 use std::collections::BTreeSet;
 
@@ -19,6 +19,7 @@ use crate::{
         status::{FailureReason, PodFailure},
     },
     pod_manager::is_static_pod,
+    preemption::Requirement,
     qos::{QosClass, is_critical, qos_class},
     settings::Settings,
 };
@@ -35,6 +36,8 @@ pub enum AdmitResult {
     Reject(PodFailure),
     /// Only the node's labels do not match, and they may have changed just now.
     RecheckNode(PodFailure),
+    /// Only resources are missing, and the pod is critical: other pods may be preempted for it.
+    Preempt(Vec<Requirement>),
 }
 
 /// The inputs of admission beside the pod.
@@ -50,6 +53,8 @@ pub struct AdmitContext<'a> {
     pub pressures: &'a BTreeSet<Pressure>,
 }
 
+/// The resource that is the number of pods.
+const PODS: &str = "pods";
 const OS: &str = "linux";
 const LABEL_OS: &str = "kubernetes.io/os";
 
@@ -63,8 +68,11 @@ pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
         return AdmitResult::Reject(refusal);
     }
     match general_filters(pod, spec, context) {
-        AdmitResult::Admit => apparmor_refusal(pod, spec, context).map_or(AdmitResult::Admit, AdmitResult::Reject),
-        rejected => rejected,
+        // Upstream asks AppArmor after it has preempted others, and may then reject the pod all the same.
+        fits @ (AdmitResult::Admit | AdmitResult::Preempt(_)) => {
+            apparmor_refusal(pod, spec, context).map_or(fits, AdmitResult::Reject)
+        }
+        rejected @ (AdmitResult::Reject(_) | AdmitResult::RecheckNode(_)) => rejected,
     }
 }
 
@@ -116,10 +124,13 @@ fn groups_refusal(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailur
     refused(FailureReason::SupplementalGroupsPolicyNotSupported, message)
 }
 
-/// Upstream's general filters; the first reason is reported.
+/// Upstream's general filters; the first reason is reported. Resources are no reason to reject a critical pod.
 fn general_filters(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> AdmitResult {
-    // Critical pods skip resource checks.
-    let insufficient = if is_critical(pod, spec) { None } else { insufficient_resource(spec, context) };
+    let insufficient = insufficient_resources(spec, context);
+    let is_critical = is_critical(pod, spec);
+    if let Some(first) = insufficient.first().filter(|_| !is_critical) {
+        return AdmitResult::Reject(first.failure());
+    }
     let node_affinity = if affinity::matches(spec, &context.node.labels, &context.settings.node_name) {
         None
     } else {
@@ -128,12 +139,12 @@ fn general_filters(pod: &Pod, spec: &PodSpec, context: AdmitContext<'_>) -> Admi
     let others = node_name(spec, context)
         .or_else(|| port_conflict(spec, context))
         .or_else(|| untolerated_taint(pod, spec, context));
-    match (insufficient, node_affinity, others) {
-        (Some(insufficient), _, _) => AdmitResult::Reject(insufficient),
-        (None, Some(node_affinity), None) => AdmitResult::RecheckNode(node_affinity),
-        (None, Some(node_affinity), Some(_)) => AdmitResult::Reject(node_affinity),
-        (None, None, Some(other)) => AdmitResult::Reject(other),
-        (None, None, None) => AdmitResult::Admit,
+    match (node_affinity, others) {
+        (Some(node_affinity), None) if insufficient.is_empty() => AdmitResult::RecheckNode(node_affinity),
+        (Some(node_affinity), _) => AdmitResult::Reject(node_affinity),
+        (None, Some(other)) => AdmitResult::Reject(other),
+        (None, None) if insufficient.is_empty() => AdmitResult::Admit,
+        (None, None) => AdmitResult::Preempt(insufficient.iter().map(Insufficient::missing).collect()),
     }
 }
 
@@ -169,14 +180,34 @@ fn predicate(reason: FailureReason, why: &str) -> Option<PodFailure> {
     refused(reason, message)
 }
 
-/// The resource the node has too little of. A capacity of zero is unknown.
-fn insufficient_resource(spec: &PodSpec, context: AdmitContext<'_>) -> Option<PodFailure> {
-    let allocatable = &context.settings.node.allocatable;
-    let others = i64::try_from(context.others.len()).unwrap_or(i64::MAX);
-    if allocatable.pods > 0 && others >= allocatable.pods {
-        return out_of("pods", 1, others, allocatable.pods);
+/// A resource the node has too little of.
+struct Insufficient {
+    resource: String,
+    requested: i64,
+    used: i64,
+    capacity: i64,
+}
+
+impl Insufficient {
+    fn failure(&self) -> PodFailure {
+        let Insufficient { resource, requested, used, capacity } = self;
+        let message = format!(
+            "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+        );
+        PodFailure::new(FailureReason::OutOf(resource.clone()), message)
     }
+
+    fn missing(&self) -> Requirement {
+        let free = self.capacity.saturating_sub(self.used);
+        Requirement { resource: self.resource.clone(), quantity: self.requested.saturating_sub(free) }
+    }
+}
+
+/// A capacity of zero is unknown.
+fn insufficient_resources(spec: &PodSpec, context: AdmitContext<'_>) -> Vec<Insufficient> {
+    let allocatable = &context.settings.node.allocatable;
     let known = [
+        (PODS, allocatable.pods),
         ("cpu", allocatable.cpu_millis),
         ("memory", allocatable.memory_bytes),
         ("ephemeral-storage", allocatable.ephemeral_storage_bytes),
@@ -184,15 +215,14 @@ fn insufficient_resource(spec: &PodSpec, context: AdmitContext<'_>) -> Option<Po
     let known = known.into_iter().filter(|(_, capacity)| *capacity > 0);
     let counted = scalar_resources(spec);
     let counted = counted.iter().filter_map(|name| Some((*name, countable(name, context.node)?)));
-    for (name, capacity) in known.chain(counted) {
-        let requested = requested(spec, name);
-        let specs = context.others.iter().filter_map(|other| other.spec.as_ref());
-        let used = specs.map(|spec| self::requested(spec, name)).fold(0, i64::saturating_add);
-        if requested > 0 && requested > capacity.saturating_sub(used) {
-            return out_of(name, requested, used, capacity);
-        }
-    }
-    None
+    let specs = || context.others.iter().filter_map(|other| other.spec.as_ref());
+    let checked = known.chain(counted).map(|(name, capacity)| Insufficient {
+        resource: name.to_owned(),
+        requested: requested(spec, name),
+        used: specs().map(|other| requested(other, name)).fold(0, i64::saturating_add),
+        capacity,
+    });
+    checked.filter(|it| it.requested > 0 && it.requested > it.capacity.saturating_sub(it.used)).collect()
 }
 
 /// The scalar resources that the pod requests: huge pages and extended resources.
@@ -214,14 +244,11 @@ fn countable(name: &str, node: &NodeObject) -> Option<i64> {
     if is_extended(name) { has } else { Some(has.unwrap_or(0)) }
 }
 
-fn out_of(name: &str, requested: i64, used: i64, capacity: i64) -> Option<PodFailure> {
-    let message =
-        format!("Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}");
-    refused(FailureReason::OutOf(name.to_owned()), message)
-}
-
-/// CPU in thousandths, everything else in whole units.
-fn requested(spec: &PodSpec, name: &str) -> i64 {
+/// CPU in thousandths, pods by number, everything else in whole units.
+pub fn requested(spec: &PodSpec, name: &str) -> i64 {
+    if name == PODS {
+        return 1;
+    }
     let asked = resources::pod_requests(spec, name).unwrap_or_default();
     if name == "cpu" { asked.millis() } else { asked.value() }
 }

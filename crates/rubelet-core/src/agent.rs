@@ -36,6 +36,7 @@ mod image_gc;
 mod logs;
 mod outbox;
 mod plan;
+mod preemption;
 mod probes;
 mod stale;
 mod sync;

@@ -10,6 +10,8 @@ pub const STARTED_CONTAINER: &str = "Started";
 pub const FAILED_TO_CREATE_CONTAINER: &str = "Failed";
 pub const FAILED_TO_START_CONTAINER: &str = "Failed";
 pub const KILLING_CONTAINER: &str = "Killing";
+/// The reason of the pod's status as well.
+pub const PREEMPT_CONTAINER: &str = "Preempting";
 pub const BACK_OFF_START_CONTAINER: &str = "BackOff";
 /// Rubelet's own: the runtime refuses the removal of a dead container or sandbox again and again.
 pub const FAILED_TO_REMOVE: &str = "FailedRemove";

@@ -12,7 +12,7 @@ use crate::{
     node::Node,
     node_status,
     observation::Remains,
-    pod::{Desired, Failure, Lifecycle, Look, PodRecord, Preparation, plan::PodState},
+    pod::{Desired, Failure, Lifecycle, Look, PodRecord, Preparation, plan::PodState, status::FailureReason},
     pod_config::PodConfig,
     settings::Settings,
     snapshot::{LifecycleStage, NodeView, PodCounts, PodView, Step, StepState},
@@ -72,6 +72,10 @@ fn counts(record: PodState<'_>, images: &Images) -> PodCounts {
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => LifecycleStage::Terminated,
         },
         rejected: record.rejected.as_ref().map(|failure| failure.reason.to_string()),
+        preempted_for: match record.failure.as_ref().map(|failure| &failure.reason) {
+            Some(FailureReason::Preempting(resource)) => Some(resource.clone()),
+            Some(_) | None => None,
+        },
         is_working: record.flights.has_changes() || record.look != Look::Idle || images.is_working_for(&record.id.uid),
         ..PodCounts::default()
     };

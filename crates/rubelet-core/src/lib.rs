@@ -38,6 +38,7 @@ pub mod pod;
 pub mod pod_config;
 pub mod pod_manager;
 pub mod pod_resources;
+pub mod preemption;
 pub mod probes;
 pub mod qos;
 pub mod quantity;

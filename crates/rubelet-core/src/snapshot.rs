@@ -114,6 +114,9 @@ pub struct PodCounts {
     pub stage: LifecycleStage,
     /// The reason for which the node rejected it.
     pub rejected: Option<String>,
+    /// The resource that a critical pod lacked, for which this one was preempted.
+    #[serde(default)]
+    pub preempted_for: Option<String>,
     /// An effect is in flight for it, or a look is due.
     #[serde(default)]
     pub is_working: bool,

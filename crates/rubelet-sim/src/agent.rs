@@ -37,6 +37,8 @@ use crate::{
 
 /// Upstream's `fileCheckFrequency` and `httpCheckFrequency`.
 const CHECK_EVERY: Duration = Duration::from_secs(20);
+/// The node has one processor for pods.
+const ALLOCATABLE_CPU_MILLIS: i64 = 1_000;
 
 /// One process of the agent, started by `rubelet::start` over the fakes.
 pub(crate) fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
@@ -85,7 +87,8 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
         grace: Duration::ZERO,
     };
     let eviction = EvictionSettings { thresholds: vec![low_memory], ..EvictionSettings::default() };
-    let settings = Settings { sources: sources.to_vec(), logs, eviction, ..Settings::for_node(NODE) };
+    let mut settings = Settings { sources: sources.to_vec(), logs, eviction, ..Settings::for_node(NODE) };
+    settings.node.allocatable.cpu_millis = ALLOCATABLE_CPU_MILLIS;
     let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
         let api = Arc::new(FakeApi::new(simulation.clone(), incarnation));

@@ -11,6 +11,7 @@ mod images;
 mod life;
 mod logs;
 mod manifests;
+mod preemption;
 mod probes;
 mod restarts;
 mod runtime_trouble;

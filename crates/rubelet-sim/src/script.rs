@@ -29,6 +29,7 @@ pub(crate) struct PodScript {
     pub gates: Vec<String>,
     /// `activeDeadlineSeconds`.
     pub deadline_secs: Option<i64>,
+    pub priority: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,7 @@ impl PodScript {
             host_network: false,
             gates: Vec::new(),
             deadline_secs: None,
+            priority: None,
         }
     }
 
@@ -139,6 +141,11 @@ impl PodScript {
 
     pub(crate) fn host_network(mut self) -> Self {
         self.host_network = true;
+        self
+    }
+
+    pub(crate) fn priority(mut self, priority: i32) -> Self {
+        self.priority = Some(priority);
         self
     }
 
@@ -236,6 +243,9 @@ impl PodScript {
         }
         if self.host_network {
             spec["hostNetwork"] = true.into();
+        }
+        if let Some(priority) = self.priority {
+            spec["priority"] = priority.into();
         }
         if !self.gates.is_empty() {
             spec["readinessGates"] = self.gates.iter().map(|gate| json!({ "conditionType": gate })).collect();

@@ -45,6 +45,10 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
         AdmitResult::Admit => "admitted".to_owned(),
         AdmitResult::Reject(PodFailure { reason, message, .. }) => format!("{reason}: {message}"),
         AdmitResult::RecheckNode(PodFailure { reason, message, .. }) => format!("perhaps {reason}: {message}"),
+        AdmitResult::Preempt(missing) => {
+            let missing = missing.iter().map(|it| format!("{} {}", it.resource, it.quantity));
+            format!("lacks {}", missing.collect::<Vec<_>>().join(", "))
+        }
     }
 }
 
@@ -85,13 +89,25 @@ fn pod_fits_while_requests_stay_within_allocatable() {
 }
 
 #[test]
-fn critical_pod_skips_resource_checks_only() {
-    let mut critical = asking(json!({"cpu": "4"}));
+fn critical_pod_is_rejected_for_other_reasons_than_resources() {
+    let half = || asking(json!({"cpu": "500m", "memory": "512Mi"}));
+    let mut critical = asking(json!({"cpu": "4", "memory": "600Mi", "example.com/gpu": "3"}));
     assert!(verdict_on(&critical, &[]).starts_with("OutOfcpu"));
-    critical.spec.as_mut().unwrap().priority = Some(2_000_000_000);
-    assert_eq!(verdict_on(&critical, &[]), "admitted");
-    critical.spec.as_mut().unwrap().node_selector = Some(BTreeMap::from([("zone".to_owned(), "b".to_owned())]));
-    assert!(verdict_on(&critical, &[]).starts_with("perhaps NodeAffinity"));
+    let spec = critical.spec.as_mut().unwrap();
+    spec.priority = Some(2_000_000_000);
+    let lacks = "lacks cpu 3500, memory 92274688, example.com/gpu 1";
+    assert_eq!(verdict_on(&critical, &[half()]), lacks);
+    assert_eq!(verdict_on(&critical, &[half(), half(), half()]).split(',').next(), Some("lacks pods 1"));
+    let elsewhere = Some(BTreeMap::from([("zone".to_owned(), "b".to_owned())]));
+    critical.spec.as_mut().unwrap().node_selector = elsewhere.clone();
+    assert!(verdict_on(&critical, &[half()]).starts_with("NodeAffinity"), "no recheck, as upstream");
+    let mut small = asking(json!({"cpu": "100m"}));
+    small.spec.as_mut().unwrap().node_selector = elsewhere;
+    assert!(verdict_on(&small, &[]).starts_with("perhaps NodeAffinity"));
+    critical.spec.as_mut().unwrap().node_selector = None;
+    critical.spec.as_mut().unwrap().security_context =
+        Some(serde_json::from_value(json!({"appArmorProfile": {"type": "RuntimeDefault"}})).unwrap());
+    assert!(verdict_on(&critical, &[half()]).starts_with("AppArmor"), "nothing is preempted for it");
 }
 
 #[test]

@@ -14,7 +14,11 @@ use crate::{
     id::PodUid,
     node_object::NodeObject,
     op::ApiOp,
-    pod::{Lifecycle, PodRecord, plan::WaitsFor, status},
+    pod::{
+        Lifecycle, PodRecord,
+        plan::WaitsFor,
+        status::{self, PodFailure},
+    },
     time::Now,
 };
 
@@ -26,54 +30,74 @@ impl Agent {
             record.waits_for = Some(WaitsFor::FirstRelist);
             return false;
         }
+        // Pods that wait for preempted ones: what those release is theirs, also while it is not yet released.
+        let mut preempting = Vec::new();
         for waiting in self.waiting_in_order() {
-            if !self.has_free_name(&waiting, now) {
+            // A pod of higher priority may have preempted it just now.
+            if self.records[&waiting].lifecycle != Lifecycle::Waiting || !self.has_free_name(&waiting, now) {
                 continue;
             }
-            let result = self.admit_result(&self.records[&waiting]);
-            if matches!(result, AdmitResult::RecheckNode(_)) && self.awaits_node(&waiting, now) {
-                continue;
-            }
-            let record = self.records.get_mut(&waiting).expect("it waits");
-            record.enter(Lifecycle::Syncing, now);
-            self.api_requests.mirrors.insert(record.id.full_name());
+            let result = match self.admit_result(&waiting, &preempting) {
+                AdmitResult::Preempt(missing) => self.make_room(&waiting, missing, &self.holders(&preempting), now),
+                decided => decided,
+            };
             match result {
-                AdmitResult::Admit => {
-                    self.node.qos.pods_changed = true;
-                    self.warn_of_unsupported(&waiting);
+                AdmitResult::Preempt(_) => {
+                    preempting.push(waiting);
+                    continue;
                 }
+                AdmitResult::RecheckNode(_) if self.awaits_node(&waiting, now) => continue,
+                AdmitResult::Admit => self.leave_waiting(&waiting, None, now),
                 AdmitResult::Reject(failure) | AdmitResult::RecheckNode(failure) => {
-                    self.outbox.record(EventRecord::new(
-                        InvolvedObject::Pod(record.id.clone()),
-                        Severity::Warning,
-                        failure.reason.to_string(),
-                        failure.message.clone(),
-                    ));
-                    record.rejected = Some(failure);
+                    self.leave_waiting(&waiting, Some(failure), now);
                 }
             }
-            self.touched.insert(waiting);
         }
         self.records.get(uid).is_some_and(|record| record.lifecycle != Lifecycle::Waiting)
     }
 
-    /// Pods that a previous process admitted come first, then the oldest.
+    fn leave_waiting(&mut self, uid: &PodUid, rejected: Option<PodFailure>, now: Now) {
+        let record = self.records.get_mut(uid).expect("it waits");
+        record.wake_at = None;
+        record.enter(Lifecycle::Syncing, now);
+        self.api_requests.mirrors.insert(record.id.full_name());
+        match rejected {
+            None => {
+                self.node.qos.pods_changed = true;
+                self.warn_of_unsupported(uid);
+            }
+            Some(failure) => {
+                self.outbox.record(EventRecord::new(
+                    InvolvedObject::Pod(record.id.clone()),
+                    Severity::Warning,
+                    failure.reason.to_string(),
+                    failure.message.clone(),
+                ));
+                record.rejected = Some(failure);
+            }
+        }
+        self.touched.insert(uid.clone());
+    }
+
+    /// Pods that a previous process admitted come first, then those for which others were preempted, then the oldest.
     fn waiting_in_order(&self) -> Vec<PodUid> {
         let mut waiting: Vec<&PodRecord> =
             self.records.values().filter(|record| record.lifecycle == Lifecycle::Waiting).collect();
         waiting.sort_by_key(|record| {
             let created = record.pod.metadata.creation_timestamp.as_ref().map(|created| created.0);
-            (!self.is_known_to_runtime(record), created, record.arrival)
+            let is_preempting = matches!(record.waits_for, Some(WaitsFor::Preemption(_)));
+            (!self.is_known_to_runtime(record), !is_preempting, created, record.arrival)
         });
         waiting.into_iter().map(|record| record.id.uid.clone()).collect()
     }
 
-    fn admit_result(&self, record: &PodRecord) -> AdmitResult {
+    fn admit_result(&self, uid: &PodUid, preempting: &[PodUid]) -> AdmitResult {
+        let record = &self.records[uid];
         if has_ended(&record.pod) || self.is_known_to_runtime(record) {
             return AdmitResult::Admit;
         }
-        let others: Vec<&Pod> =
-            self.records.values().filter(|other| holds_resources(other)).map(|it| &*it.pod).collect();
+        let others = self.holders(preempting);
+        let others: Vec<&Pod> = others.iter().map(|other| &*self.records[other].pod).collect();
         let context = AdmitContext {
             settings: &self.settings,
             others: &others,
@@ -82,6 +106,12 @@ impl Agent {
             pressures: self.node.eviction.pressures(),
         };
         admission::admit(&record.pod, context)
+    }
+
+    /// The pods that hold resources, and these.
+    fn holders(&self, preempting: &[PodUid]) -> Vec<PodUid> {
+        let holding = self.records.values().filter(|record| holds_resources(record)).map(|record| &record.id.uid);
+        holding.chain(preempting).cloned().collect()
     }
 
     /// A label that the watch has not shown yet may have sent the pod here. True while a Node request that began after the pod

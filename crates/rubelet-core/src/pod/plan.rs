@@ -109,6 +109,8 @@ pub enum WaitsFor {
     Network(String),
     FirstRelist,
     NodeLabels,
+    /// Terminating pods whose resources it needs; some were preempted for it.
+    Preemption(Vec<PodRef>),
     /// Another pod of the same name.
     Namesake(PodRef),
     PodCgroup,
@@ -145,6 +147,10 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Network(problem) => return write!(f, "the network: {problem}"),
             WaitsFor::FirstRelist => "the first relist of the runtime",
             WaitsFor::NodeLabels => "the current labels of the node",
+            WaitsFor::Preemption(pods) => {
+                let names: Vec<String> = pods.iter().map(ToString::to_string).collect();
+                return write!(f, "the resources of terminating pods: {}", names.join(", "));
+            }
             WaitsFor::Namesake(pod) => return write!(f, "pod {pod} ({}) of the same name to end", pod.uid),
             WaitsFor::PodCgroup => "the pod's cgroup",
             WaitsFor::PodDirs => "the pod's directories",

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     container::is_host_network,
     effect::Reason,
+    event_reasons,
     id::ContainerId,
     observation::{PodFacts, RuntimeStatus, SandboxFacts, SandboxState},
     pod_manager::is_static_pod,
@@ -98,6 +99,8 @@ pub enum FailureReason {
     DeadlineExceeded,
     /// For lack of resources on the node, or more local storage than its limit; also of pods rejected under pressure.
     Evicted,
+    /// For a critical pod that lacked this resource first of all.
+    Preempting(String),
     // Reasons of rejected pods.
     SysctlForbidden,
     PodOsSelectorNodeLabelDoesNotMatch,
@@ -110,6 +113,7 @@ pub enum FailureReason {
     /// The resource the node has too little of.
     OutOf(String),
     AppArmor,
+    UnexpectedAdmissionError,
 }
 
 impl fmt::Display for FailureReason {
@@ -117,6 +121,7 @@ impl fmt::Display for FailureReason {
         f.write_str(match self {
             FailureReason::DeadlineExceeded => "DeadlineExceeded",
             FailureReason::Evicted => "Evicted",
+            FailureReason::Preempting(_) => event_reasons::PREEMPT_CONTAINER,
             FailureReason::SysctlForbidden => "SysctlForbidden",
             FailureReason::PodOsSelectorNodeLabelDoesNotMatch => "PodOSSelectorNodeLabelDoesNotMatch",
             FailureReason::PodOsNotSupported => "PodOSNotSupported",
@@ -127,6 +132,7 @@ impl fmt::Display for FailureReason {
             FailureReason::TaintToleration => "TaintToleration",
             FailureReason::OutOf(resource) => return write!(f, "OutOf{resource}"),
             FailureReason::AppArmor => "AppArmor",
+            FailureReason::UnexpectedAdmissionError => "UnexpectedAdmissionError",
         })
     }
 }

@@ -17,6 +17,8 @@ use super::Rules;
 
 /// Dates have whole seconds.
 const DATE_SLACK: Duration = Duration::from_secs(2);
+/// The lowest priority of critical pods.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 const AGENTS_CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"];
 
 /// The last snapshot.
@@ -75,6 +77,7 @@ impl Rules {
         self.note_known(now, snapshot);
         for (uid, view) in &snapshot.pods {
             self.check_dates(now, wall, uid.as_str(), view);
+            self.check_preempted(now, uid.as_str(), view, snapshot);
             self.check_life(now, uid.as_str(), view);
             self.check_counts(now, uid.as_str(), view);
         }
@@ -102,6 +105,26 @@ impl Rules {
             let date = &condition.last_transition_time;
             let detail = format!("{uid}: {} is {} since {date:?}, now {wall}", condition.type_, condition.status);
             self.broken("a condition is dated when it changes", now, detail);
+        }
+    }
+
+    /// A pod that is preempted in this turn makes room for a critical one that waits and outranks it.
+    fn check_preempted(&mut self, now: Duration, uid: &str, view: &PodView, snapshot: &Snapshot) {
+        let was_ending = self.seen.is_ending(uid);
+        if view.counts.preempted_for.is_none() || was_ending {
+            return;
+        }
+        let priority = |view: &PodView| view.pod.spec.as_ref().and_then(|spec| spec.priority);
+        let is_static = |view: &PodView| view.source.is_some_and(|source| source != Source::Api);
+        let is_critical = |view: &PodView| is_static(view) || priority(view) >= Some(SYSTEM_CRITICAL);
+        let outranks = |other: &PodView| {
+            let both = priority(other).zip(priority(view));
+            !is_critical(view) || both.is_some_and(|(its, own)| its > own)
+        };
+        let waits = |other: &PodView| other.lifecycle == "Waiting" && is_critical(other) && outranks(other);
+        if !snapshot.pods.values().any(|other| waits(other)) {
+            let detail = format!("{uid} of priority {:?}, and none waits that outranks it", priority(view));
+            self.broken("only a critical pod preempts, and only pods below it", now, detail);
         }
     }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::SignedDuration;
 use k8s_openapi::{
-    api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, PodCondition, PodStatus},
+    api::core::v1::{ContainerState, ContainerStateRunning, ContainerStatus, PodCondition, PodSpec, PodStatus},
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use rubelet_core::{
@@ -181,6 +181,37 @@ fn told(lifecycle: &str, phase: &str, restart_count: i32) -> Snapshot {
         steps: Vec::new(),
     };
     Snapshot { pods: [(PodUid::new("u1"), Arc::new(view))].into_iter().collect(), ..Default::default() }
+}
+
+#[test]
+fn preemption_without_a_waiting_critical_pod_breaks_a_rule() {
+    let rule = ["only a critical pod preempts, and only pods below it"];
+    for (victim, other, waits, is_broken) in [
+        (None, Some(2_000_000_000), true, false),
+        (Some(7), Some(2_000_000_000), true, false),
+        (Some(7), Some(2_000_000_000), false, true),
+        (Some(7), Some(8), true, true),
+        (Some(2_000_000_000), Some(2_000_000_000), true, true),
+        (Some(2_000_000_000), Some(2_000_000_001), true, false),
+    ] {
+        let view = |lifecycle: &str, priority: Option<i32>, preempted_for: Option<&str>| {
+            let mut view = told(lifecycle, "Running", 0).pods[&PodUid::new("u1")].as_ref().clone();
+            view.source = Some(Source::Api);
+            Arc::make_mut(&mut view.pod).spec = Some(PodSpec { priority, ..PodSpec::default() });
+            view.counts.preempted_for = preempted_for.map(str::to_owned);
+            Arc::new(view)
+        };
+        let lifecycle = if waits { "Waiting" } else { "Syncing" };
+        let pods = [
+            (PodUid::new("u1"), view("Terminating", victim, Some("cpu"))),
+            (PodUid::new("u2"), view(lifecycle, other, None)),
+        ];
+        let broken = broken_by(&"web".into(), |sim| {
+            let after = Snapshot { pods: pods.into_iter().collect(), ..Default::default() };
+            sim.rules.told(sim.now, jiff::Timestamp::UNIX_EPOCH, &after);
+        });
+        assert_eq!(broken == rule, is_broken, "{victim:?} {other:?} {waits}: {broken:?}");
+    }
 }
 
 #[test]

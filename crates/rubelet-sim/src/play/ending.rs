@@ -215,6 +215,9 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
     if script.deadline_secs.is_some() {
         return deadline_complaint(sim, script, uid);
     }
+    if is_disrupted(sim, script) {
+        return disrupted_complaint(sim, script, uid);
+    }
     let expected: Vec<Expected> = script.containers.iter().map(|spec| expectation(sim, script, spec, uid)).collect();
     let init_fails = script.init.iter().any(|spec| expectation(sim, script, spec, uid) == Expected::Tries);
     let init_failed = script.policy == Policy::Never
@@ -258,6 +261,17 @@ fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String
         }
     }
     phase_complaint(sim, script, &expected).or_else(|| hoard(sim, script, uid))
+}
+
+/// Its node ends it: the rules hold that there is a reason.
+fn is_disrupted(sim: &SimState, script: &PodScript) -> bool {
+    predicates::views(sim, &script.name).iter().any(|view| predicates::is_disrupted(&view.status))
+}
+
+fn disrupted_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
+    let runs = sim.runtime.running().any(|found| found.pod.uid == uid);
+    let has_ended = predicates::disrupted(&script.name).holds(sim);
+    (runs || !has_ended).then(|| format!("{} is ended by its node and goes on", script.name))
 }
 
 /// A pod past its deadline has failed. The clock at its start may lag behind the one that jumped.

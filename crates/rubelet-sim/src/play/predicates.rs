@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::ContainerStatus;
-use rubelet_core::snapshot::PodView;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use rubelet_core::{pod::status::is_terminal, snapshot::PodView};
 use serde_json::Value;
 
 use crate::simulation::SimState;
@@ -124,6 +124,21 @@ pub(crate) fn stored_phase(pod: &str, phase: &str) -> Predicate {
     Predicate::new(format!("{pod} {phase} in the API"), move |sim| {
         stored(sim, &name).is_some_and(|object| object["status"]["phase"] == wanted)
     })
+}
+
+/// The agent reports that the node has ended the pod.
+pub(crate) fn disrupted(pod: &str) -> Predicate {
+    let name = pod.to_owned();
+    Predicate::new(format!("{pod} ended by its node"), move |sim| {
+        let views = views(sim, &name);
+        let mut statuses = views.iter().map(|view| &view.status);
+        statuses.any(|status| is_disrupted(status) && status.phase.as_deref().is_some_and(is_terminal))
+    })
+}
+
+pub(super) fn is_disrupted(status: &PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
 }
 
 /// The API server has the pod, or a static pod's mirror pod.

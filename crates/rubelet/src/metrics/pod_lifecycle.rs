@@ -64,6 +64,7 @@ pub(crate) struct PodLifecycleMetrics {
     containers: Histograms<0>,
     terminated: Counters<3>,
     rejected: Counters<1>,
+    preempted: Counters<1>,
     orphans: Counters<0>,
 }
 
@@ -146,6 +147,11 @@ impl PodLifecycleMetrics {
                 ["reason"],
                 "[ALPHA] Cumulative number pod admission rejections by the Kubelet.",
             ),
+            preempted: Counters::new(
+                "kubelet_preemptions",
+                ["preemption_signal"],
+                "[ALPHA] Cumulative number of pod preemptions by preemption resource",
+            ),
             orphans: Counters::new(
                 "kubelet_orphaned_runtime_pods_total",
                 [],
@@ -194,6 +200,11 @@ impl PodLifecycleMetrics {
                 life.round = None;
             }
             return;
+        }
+        if let Some(resource) = &new.counts.preempted_for
+            && old.is_none_or(|old| old.counts.preempted_for.is_none())
+        {
+            self.preempted.inc([resource.as_str()]);
         }
         self.work(uid, old, new, now);
         let since_seen = now.uptime.since(seen).as_secs_f64();
@@ -297,6 +308,7 @@ impl PodLifecycleMetrics {
         self.containers.write(text);
         self.terminated.write(text);
         self.rejected.write(text);
+        self.preempted.write(text);
         self.orphans.write(text);
     }
 }

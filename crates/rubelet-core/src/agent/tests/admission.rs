@@ -102,3 +102,110 @@ fn terminated_pod_releases_its_burstable_shares() {
     test.config(&[burstable("u1", "500m")]);
     assert_eq!(burstable_shares(&test), Some(512), "it holds nothing of the runtime any more");
 }
+
+fn critical(uid: &str, cpu: &str, priority: i32) -> Pod {
+    let mut pod = from_api(uid, cpu, 5);
+    pod.spec.as_mut().expect("a spec").priority = Some(priority);
+    pod
+}
+
+impl TestAgent {
+    fn api_lists(&mut self, pods: &[&Pod]) {
+        let pods = pods.iter().map(|pod| Arc::new((*pod).clone())).collect();
+        self.handle(Event::Config { source: Source::Api, pods });
+    }
+
+    fn lifecycles(&self, uids: &[&str]) -> String {
+        uids.iter().map(|uid| self.lifecycle(uid)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A small node on which this pod runs.
+fn running_on_small_node(pod: &Pod) -> TestAgent {
+    let mut test = TestAgent::new(small_node());
+    test.api_lists(&[pod]);
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test
+}
+
+#[test]
+fn critical_pod_waits_until_the_pod_preempted_for_it_has_ended() {
+    let low = from_api("low", "600m", 1);
+    let mut test = running_on_small_node(&low);
+    let high = critical("high", "600m", 2_000_000_000);
+    test.api_lists(&[&low, &high]);
+    assert_eq!((test.lifecycles(&["low", "high"]).as_str(), told(&test, "Preempting")), ("Terminating Waiting", true));
+    let waits_for = test.agent.records[&PodUid::new("high")].waits_for.as_ref().expect("it waits").to_string();
+    assert_eq!(waits_for, "the resources of terminating pods: default/low");
+    assert_eq!(test.agent.snapshot().pods[&PodUid::new("low")].counts.preempted_for.as_deref(), Some("cpu"));
+
+    // What is free, or becomes so, is the critical pod's.
+    test.api_lists(&[&low, &high, &from_api("late", "100m", 9)]);
+    assert!(told(&test, "OutOfcpu"), "{:?}", test.events);
+    test.inspected("sandbox gone");
+    test.answer("StopContainer", Ok(Facts::Nothing));
+    assert_eq!(test.lifecycle("high"), "Waiting", "the container may still run");
+    test.inspected("a: exit(0) 0s ago");
+    test.answer("StopSandbox", Ok(Facts::Nothing));
+    assert_eq!(test.lifecycles(&["low", "high"]), "Terminating Waiting");
+    test.inspected("sandbox notready 60s; a: exit(0) 0s ago");
+    assert_eq!(test.lifecycle("high"), "Syncing");
+    assert_eq!(test.events.iter().filter(|reason| *reason == "Preempting").count(), 1);
+}
+
+#[test]
+fn critical_pod_waits_for_terminating_pods_before_it_preempts_others() {
+    let (ending, other) = (from_api("ending", "400m", 1), from_api("other", "400m", 2));
+    for (cpu, expected) in [("600m", "Terminating Syncing Waiting"), ("601m", "Terminating Terminating Waiting")] {
+        let mut test = running_on_small_node(&other);
+        test.api_lists(&[&ending, &other]);
+        let mut deleted = ending.clone();
+        deleted.metadata.deletion_timestamp = mk_pod("always | deleted").metadata.deletion_timestamp;
+        test.api_lists(&[&deleted, &other, &critical("high", cpu, 2_000_000_000)]);
+        assert_eq!(test.lifecycles(&["ending", "other", "high"]), expected, "{cpu}");
+    }
+}
+
+#[test]
+fn critical_pod_waits_for_one_and_a_half_grace_periods_at_most() {
+    for (grace_secs, waits_secs) in [(30, 45), (1, 10)] {
+        let mut low = from_api("low", "600m", 1);
+        low.spec.as_mut().expect("a spec").termination_grace_period_seconds = Some(grace_secs);
+        let mut test = running_on_small_node(&low);
+        test.api_lists(&[&low, &critical("high", "600m", 2_000_000_000)]);
+        test.at_secs += waits_secs - 1;
+        test.handle(Event::Due);
+        assert_eq!(test.lifecycle("high"), "Waiting", "{grace_secs}");
+        assert!(test.agent.wake_at(test.now()) <= later(test.at_secs + 1).uptime);
+        test.at_secs += 1;
+        test.handle(Event::Due);
+        assert_eq!(test.lifecycles(&["low", "high"]), "Terminating Syncing", "{grace_secs}");
+    }
+}
+
+#[test]
+fn critical_pod_is_rejected_if_no_pods_of_lower_priority_make_room() {
+    let first = critical("first", "600m", 2_000_000_000);
+    for (priority, expected, is_rejected) in
+        [(2_000_000_000, "Syncing Syncing", true), (2_000_001_000, "Terminating Waiting", false)]
+    {
+        let mut test = running_on_small_node(&first);
+        test.api_lists(&[&first, &critical("second", "600m", priority)]);
+        assert_eq!(test.lifecycles(&["first", "second"]), expected, "{priority}");
+        assert_eq!(told(&test, "UnexpectedAdmissionError"), is_rejected, "{priority}");
+        assert_eq!(told(&test, "Preempting"), !is_rejected, "{priority}");
+    }
+}
+
+#[test]
+fn waiting_critical_pod_is_preempted_by_one_of_higher_priority() {
+    let low = from_api("low", "600m", 1);
+    let mut test = running_on_small_node(&low);
+    let first = critical("first", "600m", 2_000_000_000);
+    test.api_lists(&[&low, &first]);
+    assert_eq!(test.lifecycles(&["low", "first"]), "Terminating Waiting");
+    test.api_lists(&[&low, &first, &critical("second", "900m", 2_000_001_000)]);
+    assert_ne!(test.lifecycle("first"), "Waiting");
+    assert_eq!(test.lifecycle("second"), "Waiting");
+}

@@ -23,6 +23,11 @@ pub const CASES: &[ClusterCase] = &[
         }),
         run: tainted_node,
     },
+    ClusterCase {
+        name: "pods of lower priority are preempted for a critical pod, which starts when they have ended",
+        plane: Plane::Shared,
+        run: preemption,
+    },
 ];
 
 fn live_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -98,6 +103,69 @@ fn tainted_node(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     }
     cluster.kubectl(&["delete", "pod", "--all"])?;
     cluster.wait_none(30)
+}
+
+/// Upstream's `critical_pod_test`: a critical pod requests all that the node has.
+fn preemption(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    // Ends slower than the critical pod could start, and with a failure.
+    const SLOW: &str = "trap 'sleep 2; exit 3' TERM; while :; do sleep 1 & wait $!; done";
+    cluster.start()?;
+    let node = cluster.name.clone();
+    let bound = |script: &str, resources: Value| {
+        let mut spec = spec(&node, script);
+        spec["nodeName"] = json!(node);
+        spec["terminationGracePeriodSeconds"] = json!(20);
+        spec["containers"][0]["resources"] = resources;
+        spec
+    };
+    let small = json!({ "cpu": "100m", "memory": "100Mi" });
+    cluster.apply_all(vec![
+        pod("best-effort", &bound(OBEDIENT, json!({}))),
+        pod("burstable", &bound(SLOW, json!({ "requests": small }))),
+        pod("guaranteed", &bound(SLOW, json!({ "requests": small, "limits": small }))),
+    ])?;
+    for name in ["best-effort", "burstable", "guaranteed"] {
+        cluster.wait_running(name, 60)?;
+    }
+    let status = cluster.plane().api().get(&format!("/api/v1/nodes/{node}"))?["status"].take();
+    let all = json!({ "cpu": status["allocatable"]["cpu"], "memory": status["allocatable"]["memory"] });
+    let mut critical = bound(OBEDIENT, json!({ "requests": all }));
+    critical["priorityClassName"] = json!("system-cluster-critical");
+    cluster.apply(pod("critical", &critical))?;
+    let started = cluster.wait_running("critical", 60)?;
+    for name in ["burstable", "guaranteed"] {
+        cluster.wait(&format!("{name} is preempted"), 30, |cluster| {
+            let pod = cluster.pod(name)?;
+            let status = pod.status();
+            ensure!(status["phase"] == "Failed" && status["reason"] == "Preempting", "{status}");
+            let mut conditions = status["conditions"].as_array().into_iter().flatten();
+            let disruption = conditions.find(|condition| condition["type"] == "DisruptionTarget");
+            let words = "Pod was preempted by Kubelet to accommodate a critical pod.";
+            let is_told = disruption.is_some_and(|it| it["reason"] == "TerminationByKubelet" && it["message"] == words);
+            ensure!(is_told, "{status}");
+            Ok(())
+        })?;
+        let ended = cluster.pod(name)?;
+        let ended_at = ended.container("main")["state"]["terminated"]["finishedAt"].as_str().map(str::to_owned);
+        let started_at = started.container("main")["state"]["running"]["startedAt"].as_str().map(str::to_owned);
+        ensure!(
+            ended_at.is_some() && ended_at <= started_at,
+            "{name} ended {ended_at:?}, critical began {started_at:?}"
+        );
+    }
+    cluster.wait_running("best-effort", 10)?;
+    cluster.wait("the events are there", 30, |cluster| {
+        let events = cluster.kubectl(&["get", "events", "--field-selector", "reason=Preempting", "-o", "name"])?;
+        ensure!(events.lines().count() == 2, "{events}");
+        Ok(())
+    })?;
+    let mut hopeless = critical.clone();
+    hopeless["containers"][0]["resources"]["requests"]["cpu"] = json!("1000");
+    cluster.apply(pod("hopeless", &hopeless))?;
+    let words = "preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: ";
+    wait_refused(cluster, "hopeless", "UnexpectedAdmissionError", words)?;
+    cluster.kubectl(&["delete", "pod", "--all"])?;
+    cluster.wait_none(60)
 }
 
 /// Node and pods arrive by different watches: a pod may overtake a taint. Pods are

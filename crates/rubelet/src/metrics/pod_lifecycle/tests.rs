@@ -193,6 +193,22 @@ fn admission_rejections_have_bounded_reason_labels() {
 }
 
 #[test]
+fn each_preempted_pod_is_counted_once_by_the_missing_resource() {
+    let pod_lifecycle = PodLifecycleMetrics::new();
+    for resource in ["cpu", "memory", "cpu"] {
+        let mut preempted = seen(LifecycleStage::Terminating, json!({}));
+        preempted.counts.preempted_for = Some(resource.to_owned());
+        live(&pod_lifecycle, vec![seen(LifecycleStage::Syncing, json!({})), preempted.clone(), preempted]);
+    }
+    let page = page(&pod_lifecycle);
+    let counts: Vec<_> = page.lines().filter(|line| line.contains("preemption")).collect();
+    assert_eq!(
+        counts,
+        [r#"kubelet_preemptions{preemption_signal="cpu"} 2"#, r#"kubelet_preemptions{preemption_signal="memory"} 1"#]
+    );
+}
+
+#[test]
 fn the_sli_leaves_out_pulls_and_init_containers() {
     let pod_lifecycle = PodLifecycleMetrics::new();
     live(&pod_lifecycle, vec![seen(LifecycleStage::Waiting, json!({}))]);
