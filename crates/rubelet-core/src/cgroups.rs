@@ -3,7 +3,7 @@
 //! Owns: the names of QoS and pod cgroups, equal to upstream's, and their limits. Never: touches a cgroup.
 //! Upstream: `cm/{cgroup_manager,pod_container_manager,qos_container_manager,node_container_manager,helpers}_linux.go`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use serde::{Deserialize, Serialize};
@@ -33,15 +33,10 @@ pub struct CgroupSettings {
     pub driver: CgroupDriver,
     /// `podPidsLimit`; `None` is no limit.
     pub pod_pids_limit: Option<i64>,
-    /// The limits of all pods together.
-    pub kubepods_limits: KubepodsLimits,
-}
-
-/// Zero is no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KubepodsLimits {
-    pub cpu_millis: i64,
-    pub memory_bytes: i64,
+    /// The limits of all pods together (`node_allocatable.rs`).
+    pub kubepods_limits: Limits,
+    /// `qosReserved`, with the gate QOSReserved: the part of the memory requests that lower QoS classes may not use.
+    pub qos_reserved_memory_percent: Option<i64>,
 }
 
 impl CgroupSettings {
@@ -65,9 +60,33 @@ pub struct Limits {
     pub cpu_shares: Option<u64>,
     pub cpu_quota: Option<CpuQuota>,
     pub memory_bytes: Option<u64>,
+    /// If more memory is in use than the limit, the limit is what is in use: processes are not killed for it.
+    pub spares_memory_in_use: bool,
+    /// The kernel does not reclaim this much memory; version 2 only.
+    pub memory_min_bytes: Option<u64>,
+    /// The kernel reclaims other memory before this much; version 2 only.
+    pub memory_low_bytes: Option<u64>,
     pub pids: Option<u64>,
     /// By page size (`2MB`), in bytes.
     pub huge_pages: BTreeMap<String, u64>,
+}
+
+/// A limit that was not set: its file, its value, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnsetLimit {
+    /// The node has no such controller: its pods run without the limit.
+    NoController(String),
+    /// The kernel refused the value: more may be in use than the limit.
+    Refused(String),
+}
+
+impl fmt::Display for UnsetLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnsetLimit::NoController(limit) => write!(f, "{limit}: the node has no such controller"),
+            UnsetLimit::Refused(problem) => f.write_str(problem),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,16 +144,7 @@ impl<'a> CgroupTree<'a> {
 
     /// The cgroup above all pods and those of the QoS classes, for these pods.
     pub fn qos_cgroups<'p>(self, pods: impl Iterator<Item = &'p PodSpec>) -> Vec<Cgroup> {
-        let burstable = pods.filter(|spec| qos_class(spec) == QosClass::Burstable);
-        let burstable_millis = burstable
-            .map(|spec| resources::pod_requests(spec, "cpu").unwrap_or_default().millis())
-            .fold(0_i64, i64::saturating_add);
-        let kubepods_limits = self.settings.kubepods_limits;
-        let whole_node = Limits {
-            cpu_shares: positive(kubepods_limits.cpu_millis).and_then(|_| positive(shares(kubepods_limits.cpu_millis))),
-            memory_bytes: positive(kubepods_limits.memory_bytes),
-            ..Limits::default()
-        };
+        let requests = ClassRequests::of(pods);
         let huge_pages: BTreeMap<_, _> =
             self.node.huge_page_sizes.iter().map(|size| (size.clone(), UNBOUNDED_HUGE_PAGES)).collect();
         let tier = |millis: i64| Limits {
@@ -142,11 +152,29 @@ impl<'a> CgroupTree<'a> {
             huge_pages: huge_pages.clone(),
             ..Limits::default()
         };
+        let mut kubepods = self.settings.kubepods_limits.clone();
+        let (mut burstable, mut best_effort) = (tier(requests.burstable_cpu_millis), tier(0));
+        if let Some(qos) = self.node.memory_qos {
+            let protected = |bytes: i64| Some(if qos.protects_requests { positive(bytes).unwrap_or(0) } else { 0 });
+            // A cgroup's protection is a part of its parent's.
+            kubepods.memory_min_bytes = protected(requests.guaranteed_memory.saturating_add(requests.burstable_memory));
+            burstable.memory_low_bytes = protected(requests.burstable_memory);
+        }
+        let unreserved = self.node.unreserved_memory_bytes;
+        if let Some(percent) = self.settings.qos_reserved_memory_percent.filter(|_| unreserved > 0) {
+            let without = |bytes: i64, requested: i64| bytes.saturating_sub(requested.saturating_mul(percent) / 100);
+            let for_burstable = without(unreserved, requests.guaranteed_memory);
+            let for_best_effort = without(for_burstable, requests.burstable_memory);
+            for (limits, bytes) in [(&mut burstable, for_burstable), (&mut best_effort, for_best_effort)] {
+                limits.memory_bytes = Some(positive(bytes).unwrap_or(0));
+                limits.spares_memory_in_use = true;
+            }
+        }
         let cgroup = |class, limits| Cgroup { path: self.path(&self.qos_cgroup_parts(class)), limits };
         vec![
-            cgroup(QosClass::Guaranteed, whole_node),
-            cgroup(QosClass::Burstable, tier(burstable_millis)),
-            cgroup(QosClass::BestEffort, tier(0)),
+            cgroup(QosClass::Guaranteed, kubepods),
+            cgroup(QosClass::Burstable, burstable),
+            cgroup(QosClass::BestEffort, best_effort),
         ]
     }
 
@@ -196,6 +224,56 @@ impl<'a> CgroupTree<'a> {
     }
 }
 
+/// What the pods of each QoS class request together.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClassRequests {
+    burstable_cpu_millis: i64,
+    burstable_memory: i64,
+    guaranteed_memory: i64,
+}
+
+impl ClassRequests {
+    fn of<'p>(pods: impl Iterator<Item = &'p PodSpec>) -> Self {
+        let mut sums = ClassRequests::default();
+        let add = |sum: &mut i64, more: i64| *sum = sum.saturating_add(more);
+        for spec in pods {
+            let requested = |name: &str| resources::pod_requests(spec, name).unwrap_or_default();
+            match qos_class(spec) {
+                QosClass::Guaranteed => add(&mut sums.guaranteed_memory, requested("memory").value()),
+                QosClass::Burstable => {
+                    add(&mut sums.burstable_cpu_millis, requested("cpu").millis());
+                    add(&mut sums.burstable_memory, requested("memory").value());
+                }
+                QosClass::BestEffort => {}
+            }
+        }
+        sums
+    }
+}
+
+/// The path of a configured cgroup, as upstream reads its name: with systemd only the last part counts, which names the others.
+pub fn configured_path(name: &str, driver: CgroupDriver) -> String {
+    match driver {
+        CgroupDriver::Cgroupfs => format!("/{}", CgroupSettings::parse_root(name).join("/")),
+        CgroupDriver::Systemd => {
+            let last = name.rsplit('/').next().unwrap_or_default();
+            let last = last.strip_suffix(SLICE_SUFFIX).unwrap_or(last);
+            slice_path(&last.split('-').map(unescaped).collect::<Vec<_>>())
+        }
+    }
+}
+
+/// The parts of a cgroup's name as upstream's messages show them: `["kube" "reserved"]`.
+pub fn quoted_parts(path: &str) -> String {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let parts: Vec<String> = match last.strip_suffix(SLICE_SUFFIX) {
+        Some(slice) => slice.split('-').map(unescaped).collect(),
+        None => CgroupSettings::parse_root(path),
+    };
+    let quoted: Vec<String> = parts.iter().map(|part| format!("{part:?}")).collect();
+    format!("[{}]", quoted.join(" "))
+}
+
 /// Every slice has its parents' names in its own: `/a.slice/a-b.slice`.
 fn slice_path(parts: &[String]) -> String {
     let mut name = String::new();
@@ -231,6 +309,9 @@ fn pod_limits(spec: &PodSpec, node: &NodeProfile) -> Limits {
         };
         resources::pod_limits(spec, name).filter(|limit| is_limited && limit.is_positive())
     };
+    let protects_requests = node.memory_qos.is_some_and(|qos| qos.protects_requests);
+    let memory_request = resources::pod_requests(spec, "memory").filter(|_| protects_requests);
+    let protected = memory_request.and_then(|request| positive(request.value()));
     // A page size without a request gets the limit zero.
     let asked = resources::pod_huge_pages(spec);
     let sizes = node.huge_page_sizes.iter();
@@ -239,8 +320,10 @@ fn pod_limits(spec: &PodSpec, node: &NodeProfile) -> Limits {
         cpu_shares: positive(shares(requested_millis)),
         cpu_quota: limit_of("cpu").map(|limit| cpu_quota(limit, node)),
         memory_bytes: limit_of("memory").and_then(|limit| positive(limit.value())),
-        pids: None,
+        memory_min_bytes: protected.filter(|_| class == QosClass::Guaranteed),
+        memory_low_bytes: protected.filter(|_| class != QosClass::Guaranteed),
         huge_pages: huge_pages.collect(),
+        ..Limits::default()
     }
 }
 
@@ -253,22 +336,25 @@ fn cpu_quota(limit: Quantity, node: &NodeProfile) -> CpuQuota {
     }
 }
 
-fn positive(number: i64) -> Option<u64> {
+pub(crate) fn positive(number: i64) -> Option<u64> {
     u64::try_from(number).ok().filter(|number| *number > 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::MemoryQos;
 
     fn settings(root: &str, driver: CgroupDriver) -> Settings {
         let mut settings = Settings::for_node("node");
-        let kubepods_limits = KubepodsLimits { cpu_millis: 2000, memory_bytes: 1 << 30 };
+        let kubepods_limits =
+            Limits { cpu_shares: Some(2048), memory_bytes: Some(1 << 30), pids: Some(1000), ..Limits::default() };
         settings.cgroups = Some(CgroupSettings {
             root: CgroupSettings::parse_root(root),
             driver,
             pod_pids_limit: Some(100),
             kubepods_limits,
+            qos_reserved_memory_percent: None,
         });
         settings.node.huge_page_sizes = vec!["2MB".to_owned()];
         settings
@@ -391,6 +477,62 @@ mod tests {
                 ("/kubepods/besteffort", Some(2), None, Some(1 << 62)),
             ]
         );
+    }
+
+    const PODS_WITH_MEMORY: [&str; 3] = [
+        r#"{"requests":{"memory":"100"}}"#,
+        r#"{"requests":{"memory":"40"},"limits":{"memory":"50"}}"#,
+        r#"{"requests":{"cpu":"1","memory":"300"},"limits":{"cpu":"1","memory":"300"}}"#,
+    ];
+
+    #[test]
+    fn memory_requests_are_protected_at_each_level_with_tiered_reservation() {
+        let mut settings = settings("/", CgroupDriver::Cgroupfs);
+        let pods = PODS_WITH_MEMORY.map(one);
+        let mut lines = Vec::new();
+        for memory_qos in [None, Some(false), Some(true)] {
+            let qos = |protects_requests| MemoryQos { throttling_factor: 0.9, protects_requests };
+            settings.node.memory_qos = memory_qos.map(qos);
+            let tree = CgroupTree::new(&settings, None).unwrap();
+            let of_pods = pods.iter().map(|spec| pod_limits(spec, &settings.node));
+            let all = tree.qos_cgroups(pods.iter()).into_iter().map(|cgroup| cgroup.limits).chain(of_pods);
+            let shown = all.map(|limits| format!("{:?}/{:?}", limits.memory_min_bytes, limits.memory_low_bytes));
+            lines.push(shown.collect::<Vec<_>>().join(" ").replace("Some", "").replace("None", "-"));
+        }
+        insta::assert_snapshot!(lines.join("\n"), @"
+        -/- -/- -/- -/- -/- -/-
+        (0)/- -/(0) -/- -/- -/- -/-
+        (440)/- -/(140) -/- -/(100) -/(40) (300)/-
+        ");
+    }
+
+    #[test]
+    fn reserved_memory_of_higher_classes_bounds_the_lower_ones() {
+        let mut settings = settings("/", CgroupDriver::Cgroupfs);
+        settings.node.unreserved_memory_bytes = 1000;
+        let pods = PODS_WITH_MEMORY.map(one);
+        for (percent, expected) in
+            [(None, [None, None]), (Some(100), [Some(700), Some(560)]), (Some(50), [Some(850), Some(780)])]
+        {
+            settings.cgroups.as_mut().unwrap().qos_reserved_memory_percent = percent;
+            let cgroups = CgroupTree::new(&settings, None).unwrap().qos_cgroups(pods.iter());
+            let limits = [&cgroups[1].limits, &cgroups[2].limits];
+            assert_eq!(limits.map(|limits| limits.memory_bytes), expected, "{percent:?}");
+            assert!(limits.iter().all(|limits| limits.spares_memory_in_use == percent.is_some()));
+        }
+    }
+
+    #[test]
+    fn configured_cgroups_have_upstreams_paths() {
+        for (name, cgroupfs, systemd) in [
+            ("/system.slice", "/system.slice", "/system.slice"),
+            ("system.slice", "/system.slice", "/system.slice"),
+            ("/a/b-c", "/a/b-c", "/b.slice/b-c.slice"),
+            ("/kube.slice/kube-reserved.slice", "/kube.slice/kube-reserved.slice", "/kube.slice/kube-reserved.slice"),
+        ] {
+            assert_eq!(configured_path(name, CgroupDriver::Cgroupfs), cgroupfs);
+            assert_eq!(configured_path(name, CgroupDriver::Systemd), systemd);
+        }
     }
 
     #[test]

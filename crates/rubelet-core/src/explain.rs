@@ -7,6 +7,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use crate::{
+    cgroups::Cgroup,
     flights::PodSubject,
     images::Images,
     node::Node,
@@ -15,7 +16,7 @@ use crate::{
     pod::{Desired, Failure, Lifecycle, Look, PodRecord, Preparation, plan::PodState, status::FailureReason},
     pod_config::PodConfig,
     settings::Settings,
-    snapshot::{LifecycleStage, NodeView, PodCounts, PodView, Step, StepState},
+    snapshot::{LifecycleStage, NodeView, PodCounts, PodView, ProtectedMemory, Step, StepState},
     time::{Now, Uptime},
 };
 
@@ -31,8 +32,16 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         runtime_handlers: node.status.handlers.clone(),
         supplemental_groups_policy: node.status.supplemental_groups_policy,
         cgroup_driver: node.status.cgroup_driver,
+        protected_memory: settings.node.memory_qos.map(|_| protected_memory(&node.qos.cgroups)),
         sources_not_ready: config.sources_not_ready(&settings.sources),
     }
+}
+
+/// The cgroup above all pods protects the memory of guaranteed and burstable pods.
+fn protected_memory(qos_cgroups: &[Cgroup]) -> ProtectedMemory {
+    let of_all = qos_cgroups.first().and_then(|kubepods| kubepods.limits.memory_min_bytes).unwrap_or(0);
+    let low_bytes = qos_cgroups.get(1).and_then(|burstable| burstable.limits.memory_low_bytes).unwrap_or(0);
+    ProtectedMemory { min_bytes: of_all.saturating_sub(low_bytes), low_bytes }
 }
 
 pub fn pod_view(record: PodState<'_>, status: Arc<PodStatus>, images: &Images, now: Now) -> PodView {

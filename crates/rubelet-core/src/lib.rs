@@ -29,6 +29,7 @@ pub mod log_rotation;
 pub mod manifest;
 pub mod needs;
 pub mod node;
+pub mod node_allocatable;
 pub mod node_object;
 pub mod node_status;
 pub mod objects;

@@ -55,6 +55,8 @@ pub struct Machine {
     pub swap_bytes: i64,
     /// Reserved pages, by page size in bytes.
     pub huge_pages: BTreeMap<i64, i64>,
+    /// The most processes and threads; `None` when it could not be read.
+    pub max_pids: Option<i64>,
     /// The file system of the root directory; `None` when it could not be read.
     pub storage_bytes: Option<i64>,
 }

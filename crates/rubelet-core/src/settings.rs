@@ -79,6 +79,10 @@ pub struct NodeProfile {
     pub swap_controller: SwapController,
     /// The node's swap, if containers may use a part of it (`LimitedSwap`).
     pub limited_swap_bytes: Option<i64>,
+    /// The node's memory without reservations; what eviction keeps free is a part of it.
+    pub unreserved_memory_bytes: i64,
+    /// The gate MemoryQoS, on a node with cgroup v2.
+    pub memory_qos: Option<MemoryQos>,
     /// The gate EnvFiles: variables may come from files of volumes.
     pub env_files_enabled: bool,
     /// The size of a memory page, which bounds one argument or variable.
@@ -86,6 +90,15 @@ pub struct NodeProfile {
     /// Files made for containers must be relabelled before the containers can read them.
     pub selinux_enabled: bool,
     pub apparmor_enabled: bool,
+}
+
+/// How the kernel protects and throttles the memory of containers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryQos {
+    /// `memoryThrottlingFactor`: the part of the memory between request and limit above which a container is slowed down.
+    pub throttling_factor: f64,
+    /// `memoryReservationPolicy` is TieredReservation: requests are protected.
+    pub protects_requests: bool,
 }
 
 /// When container logs are rotated (`containerLog…`).
@@ -172,6 +185,8 @@ impl Default for NodeProfile {
             oom_kills_whole_container: false,
             swap_controller: SwapController::Absent,
             limited_swap_bytes: None,
+            unreserved_memory_bytes: 0,
+            memory_qos: None,
             env_files_enabled: true,
             page_bytes: 4096,
             selinux_enabled: false,

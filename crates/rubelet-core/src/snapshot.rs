@@ -58,8 +58,20 @@ pub struct NodeView {
     pub supplemental_groups_policy: Option<bool>,
     /// As the runtime reports it.
     pub cgroup_driver: Option<CgroupDriver>,
+    /// `None` without the gate MemoryQoS, or cgroup v2.
+    #[serde(default)]
+    pub protected_memory: Option<ProtectedMemory>,
     /// Cleanup is deferred until these sources are ready.
     pub sources_not_ready: Vec<Source>,
+}
+
+/// The memory of pods that the kernel protects from reclaim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProtectedMemory {
+    /// Of guaranteed pods, in any case.
+    pub min_bytes: u64,
+    /// Of burstable pods, as long as there is other memory.
+    pub low_bytes: u64,
 }
 
 /// Whether the node is ready for pods.

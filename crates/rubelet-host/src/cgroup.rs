@@ -11,7 +11,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use rubelet_core::cgroups::{Cgroup, CpuQuota, Limits};
+use rubelet_core::cgroups::{Cgroup, CpuQuota, Limits, UnsetLimit, quoted_parts};
 use rustix::process::{Pid, Signal};
 
 use crate::{
@@ -21,6 +21,8 @@ use crate::{
 
 /// The usual mount point of cgroup file systems.
 pub(crate) const BASE: &str = "/sys/fs/cgroup";
+/// It exists while systemd is the node's init.
+const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// One mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,11 @@ struct Hierarchy {
 enum Version {
     V1,
     V2,
+}
+
+/// Sets limits of an existing cgroup. An error if a hierarchy or controller does not have it, or a limit cannot be set.
+pub fn update_cgroup(cgroup: &Cgroup) -> io::Result<()> {
+    Hierarchies::mounted()?.update(cgroup)
 }
 
 /// All hierarchies of this node.
@@ -57,11 +64,10 @@ impl Hierarchies {
         Ok(Hierarchies(found))
     }
 
-    /// Creates it in every hierarchy, parents included, and sets its limits. Returns the limits that failed, as text: a node
-    /// may lack a controller, and its pods run without the limit.
-    pub(crate) fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
-        let mut limits = cgroup.limits.clone();
+    /// Creates it in every hierarchy, parents included, and sets its limits. Returns the limits that failed.
+    pub(crate) fn apply(&self, cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>> {
         let path = Path::new(&cgroup.path);
+        let mut limits = self.above_use(path, cgroup.limits.clone())?;
         if let Some(slice) = slice(path) {
             limits.cpu_quota = limits.cpu_quota.map(whole_percents);
             Systemd::connect()?.start_slice(slice, &properties(&limits))?;
@@ -73,6 +79,72 @@ impl Hierarchies {
             dirs.push((dir, hierarchy.version));
         }
         Ok(set(&dirs, &limits))
+    }
+
+    /// A limit that spares what is in use is at least that.
+    fn above_use(&self, path: &Path, mut limits: Limits) -> io::Result<Limits> {
+        if let Some(limit) = limits.memory_bytes.filter(|_| limits.spares_memory_in_use) {
+            let mut in_use = 0;
+            for hierarchy in &self.0 {
+                let dir = below(&hierarchy.mount, path)?;
+                let files = ["memory.current", "memory.usage_in_bytes"].map(|file| fs::read_to_string(dir.join(file)));
+                in_use = files.into_iter().flatten().filter_map(|text| text.trim().parse().ok()).fold(in_use, u64::max);
+            }
+            limits.memory_bytes = Some(limit.max(in_use));
+        }
+        Ok(limits)
+    }
+
+    fn update(&self, cgroup: &Cgroup) -> io::Result<()> {
+        let path = Path::new(&cgroup.path);
+        self.check_complete(path)?;
+        // A slice's file may belong to a node without systemd.
+        if let Some(slice) = slice(path).filter(|_| Path::new(SYSTEMD_RUNS).exists()) {
+            Systemd::connect()?.start_slice(slice, &properties(&cgroup.limits))?;
+        }
+        let dirs = self.0.iter().map(|hierarchy| Ok((below(&hierarchy.mount, path)?, hierarchy.version)));
+        let unset = set(&dirs.collect::<io::Result<Vec<_>>>()?, &cgroup.limits);
+        let unset: Vec<String> = unset.iter().map(ToString::to_string).collect();
+        if unset.is_empty() { Ok(()) } else { Err(io::Error::other(unset.join(", "))) }
+    }
+
+    /// Whether every controller that limits pods has the cgroup.
+    fn check_complete(&self, path: &Path) -> io::Result<()> {
+        const V1: [&str; 7] = ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids", "systemd"];
+        const V2: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
+        let name = quoted_parts(&path.to_string_lossy());
+        let mut missing = Vec::new();
+        for Hierarchy { mount, version } in &self.0 {
+            let dir = below(mount, path)?;
+            match version {
+                Version::V1 => {
+                    let controllers = mount.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                    let counts = controllers.split(',').any(|controller| V1.contains(&controller));
+                    missing.extend((counts && !dir.is_dir()).then(|| dir.display().to_string()));
+                }
+                Version::V2 if is_hybrid_part(&dir) => {}
+                Version::V2 => {
+                    let controllers = |dir: &Path| fs::read_to_string(dir.join("cgroup.controllers"));
+                    let has = controllers(&dir).map_err(|error| {
+                        let message = format!("could not read controllers for cgroup {name}: {error}");
+                        io::Error::new(error.kind(), message)
+                    })?;
+                    let needed = controllers(mount)?;
+                    let needed = V2.into_iter().filter(|name| needed.split_whitespace().any(|it| it == *name));
+                    let lacks: Vec<&str> =
+                        needed.filter(|name| !has.split_whitespace().any(|it| it == *name)).collect();
+                    if !lacks.is_empty() {
+                        let message = format!("cgroup {name} has some missing controllers: {}", lacks.join(", "));
+                        return Err(io::Error::new(io::ErrorKind::NotFound, message));
+                    }
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let message = format!("cgroup {name} has some missing paths: {}", missing.join(", "));
+        Err(io::Error::new(io::ErrorKind::NotFound, message))
     }
 
     /// Kills its processes and removes it from every hierarchy. A missing cgroup is no error. Processes take a moment to die:
@@ -131,6 +203,12 @@ fn properties(limits: &Limits) -> Vec<Property<'static>> {
     let mut add = |name, number| properties.push((name, Value::Number(number)));
     if let Some(bytes) = limits.memory_bytes {
         add("MemoryMax", bytes);
+    }
+    if let Some(bytes) = limits.memory_min_bytes {
+        add("MemoryMin", bytes);
+    }
+    if let Some(bytes) = limits.memory_low_bytes {
+        add("MemoryLow", bytes);
     }
     if let Some(shares) = limits.cpu_shares {
         add("CPUWeight", cpu_weight(shares));
@@ -207,7 +285,7 @@ fn inherit_cpuset(dir: &Path, parent: &Path) -> io::Result<()> {
 }
 
 /// Returns the limits that failed.
-fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
+fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<UnsetLimit> {
     let mut again = Vec::new();
     let mut unset = Vec::new();
     let is_unified = dirs.iter().any(|(dir, version)| *version == Version::V2 && !is_hybrid_part(dir));
@@ -218,13 +296,13 @@ fn set(dirs: &[(PathBuf, Version)], limits: &Limits) -> Vec<String> {
             // A value may be rejected until another one is set: it is retried after them.
             Some(path) if write(&path, &value).is_err() => again.push((path, value)),
             Some(_) => {}
-            None if needed => unset.push(format!("{file} = {value}: the node has no such controller")),
+            None if needed => unset.push(UnsetLimit::NoController(format!("{file} = {value}"))),
             None => {}
         }
     }
     for (path, value) in again {
         if let Err(error) = write(&path, &value) {
-            unset.push(format!("{} = {value}: {error}", path.display()));
+            unset.push(UnsetLimit::Refused(format!("{} = {value}: {error}", path.display())));
         }
     }
     unset
@@ -269,6 +347,12 @@ fn knobs(limits: &Limits, version: Version) -> Vec<Knob> {
             }
             if let Some(bytes) = limits.memory_bytes {
                 add("memory.max", bytes.to_string());
+            }
+            if let Some(bytes) = limits.memory_min_bytes {
+                add("memory.min", bytes.to_string());
+            }
+            if let Some(bytes) = limits.memory_low_bytes {
+                add("memory.low", bytes.to_string());
             }
         }
     }

@@ -26,4 +26,5 @@ mod testing;
 pub mod threads;
 pub mod watch;
 
+pub use cgroup::update_cgroup;
 pub use check::address;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rubelet_core::cgroups::Cgroup;
+use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 
 use crate::{
     cgroup::{self, Hierarchies},
@@ -222,7 +222,7 @@ impl Host for LinuxHost {
         self.short(path, move |path| mounter.unmount(path)).await
     }
 
-    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>> {
         let cgroup = cgroup.clone();
         self.cgroups(move |hierarchies| hierarchies.apply(&cgroup)).await
     }

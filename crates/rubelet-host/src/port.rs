@@ -10,7 +10,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rubelet_core::{cgroups::Cgroup, id::PodUid};
+use rubelet_core::{
+    cgroups::{Cgroup, UnsetLimit},
+    id::PodUid,
+};
 
 use crate::{
     stats::disk::{FileSystem, Usage},
@@ -300,8 +303,8 @@ pub trait Host: Send + Sync + 'static {
     /// Unmounts the topmost mount at `path`; it is no error if there is none. A busy one stays and is an error.
     async fn unmount(&self, path: &Path) -> io::Result<()>;
 
-    /// Creates a cgroup and sets its limits. Returns the limits that failed, as text.
-    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>>;
+    /// Creates a cgroup and sets its limits. Returns the limits that failed.
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>>;
 
     /// Kills all processes in a cgroup and removes it with all below it; a missing one is no error. Until the last process
     /// is dead it is busy, and stays.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rubelet_core::cgroups::Cgroup;
+use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
@@ -395,7 +395,7 @@ impl Host for FakeHost {
         self.change("umount", path, |sim, path| sim.disk.unmount(path)).await
     }
 
-    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<String>> {
+    async fn apply_cgroup(&self, cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>> {
         let path = Path::new(&cgroup.path);
         self.change("cgroup", path, |sim, path| {
             sim.cgroups.extend(path.ancestors().map(Path::to_path_buf));

@@ -10,6 +10,7 @@ pub mod kernel;
 pub mod lease;
 pub(crate) mod lease_thread;
 pub mod registration;
+pub mod reserved;
 pub mod setup;
 pub mod status;
 

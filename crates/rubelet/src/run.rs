@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use rubelet_core::{
-    config,
+    config, node_allocatable,
     node_object::NodeObject,
-    node_status::Machine,
+    node_status::{Machine, resources},
     settings::{NodeProfile, Settings},
 };
 use rubelet_cri::client::CriClient;
@@ -84,10 +84,14 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(options.gates.clone()));
     let cluster_client = certs::cluster_client(options, &node_name(options)?, &own_files, &clock, &metrics).await?;
     let (world, reporting) = world(options, cluster_client.api(), host, clock, metrics).await?;
+    let start_events = node::reserved::enforce(&world, &options.config).await?;
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
     let lease_thread = LeaseThread::start()?;
     let running = start(&world, inputs(options, reporting.clone(), (own_files.clone(), lease_thread.handle.clone()))?);
+    for event in start_events {
+        world.events.record(event, world.clock.now().wall);
+    }
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     let secured = Secured::new(
@@ -144,9 +148,11 @@ async fn world(
     let host_ips = host_ips(&options.flags.node_ip, &node_name, ask).await?;
     let setup = node::setup::setup(options, &node_name, &host_ips);
     let machine = observe::node::machine(&*host, &root_dir).await;
+    node_allocatable::check(&resources::capacity(&machine, &setup), &setup.reservations).map_err(anyhow::Error::msg)?;
     let told = options.settings(&node_name, host_ips);
     let node = NodeProfile {
         allocatable: node::setup::allocatable(&machine, &setup),
+        unreserved_memory_bytes: node::setup::unreserved_memory_bytes(&machine, &setup),
         page_bytes: rustix::param::page_size(),
         ..observe::node::profile(&*host, told.node.clone(), &machine).await
     };

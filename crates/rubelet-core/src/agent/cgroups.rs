@@ -5,7 +5,7 @@
 
 use crate::{
     agent::Agent,
-    cgroups::CgroupTree,
+    cgroups::{CgroupTree, quoted_parts},
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
     event_reasons,
     flights::Subject,
@@ -43,6 +43,7 @@ impl Agent {
     pub(super) fn qos_cgroups_synced(&mut self, result: Result<Facts, EffectError>, now: Now) {
         let outcome = result.as_ref().map(drop).map_err(|error| error.message.clone());
         if self.node.qos_cgroups_synced(outcome.clone(), now) {
+            let kubepods = self.node.qos.cgroups.first().map(|cgroup| quoted_parts(&cgroup.path)).unwrap_or_default();
             let (severity, reason, message) = match outcome {
                 Ok(()) => (
                     Severity::Normal,
@@ -52,7 +53,7 @@ impl Agent {
                 Err(problem) => (
                     Severity::Warning,
                     event_reasons::FAILED_NODE_ALLOCATABLE_ENFORCEMENT,
-                    format!("Failed to update Node Allocatable Limits: {problem}"),
+                    format!("Failed to update Node Allocatable Limits {kubepods}: {problem}"),
                 ),
             };
             self.outbox.record(EventRecord::new(InvolvedObject::Node, severity, reason, message));

@@ -47,6 +47,7 @@ pub enum Gate {
     NodeDeclaredFeatures,
     NodeLogQuery,
     NodeSwap,
+    QosReserved,
     RotateKubeletServerCertificate,
 }
 
@@ -70,6 +71,7 @@ impl Gate {
             Gate::NodeDeclaredFeatures => "NodeDeclaredFeatures",
             Gate::NodeLogQuery => "NodeLogQuery",
             Gate::NodeSwap => "NodeSwap",
+            Gate::QosReserved => "QOSReserved",
             Gate::RotateKubeletServerCertificate => "RotateKubeletServerCertificate",
         }
     }

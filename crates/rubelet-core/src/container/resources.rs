@@ -44,7 +44,36 @@ pub fn of_container(pod: &Pod, spec: &PodSpec, container: &Container, node: &Nod
             resources.unified.insert("memory.swap.max".to_owned(), swap_bytes(pod, spec, container, node).to_string());
         }
     }
+    resources.unified.extend(memory_qos(spec, container, node));
     resources
+}
+
+/// How the kernel protects the container's request, and from which use on it slows the container down. Without either, values of
+/// an earlier configuration are reset.
+fn memory_qos(spec: &PodSpec, container: &Container, node: &NodeProfile) -> BTreeMap<String, String> {
+    let Some(qos) = node.memory_qos else { return BTreeMap::new() };
+    let own = container.resources.as_ref();
+    let (request, limit) = (amount(requests(own), "memory").value(), amount(limits(own), "memory").value());
+    let is_guaranteed = qos::qos_class(spec) == QosClass::Guaranteed;
+    let mut files = match (qos.protects_requests && request != 0, is_guaranteed) {
+        (false, _) => vec![("memory.min", 0), ("memory.low", 0)],
+        (true, true) => vec![("memory.min", request)],
+        (true, false) => vec![("memory.low", request)],
+    };
+    let most = if limit != 0 { limit } else { node.unreserved_memory_bytes };
+    if request != limit && most > 0 {
+        let high = throttled_from(request, most, qos.throttling_factor, node.page_bytes);
+        files.extend((high > request).then_some(("memory.high", high)));
+    }
+    files.into_iter().map(|(file, bytes)| (file.to_owned(), bytes.to_string())).collect()
+}
+
+/// A part of the way from the request to the limit, in whole pages.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "as upstream computes it")]
+fn throttled_from(request: i64, limit: i64, factor: f64, page_bytes: usize) -> i64 {
+    let bytes = (request as f64 + (limit as f64 - request as f64) * factor).floor();
+    let page_bytes = i64::try_from(page_bytes).unwrap_or(i64::MAX).max(1);
+    ((bytes / page_bytes as f64) as i64).saturating_mul(page_bytes)
 }
 
 /// The container's share of the node's swap: that of its request in the node's memory. Only containers of burstable pods that
@@ -225,6 +254,7 @@ pub fn page_size_name(bytes: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::MemoryQos;
 
     fn resources(container: &str, node: &NodeProfile) -> String {
         let pod: Pod = serde_json::from_str(&format!(
@@ -294,6 +324,46 @@ mod tests {
         }
         let no_swap = NodeProfile { limited_swap_bytes: None, ..node };
         assert_eq!(swap(r#"{"requests":{"memory":"256Mi"}}"#, 0, &no_swap), "0");
+    }
+
+    #[test]
+    fn memory_is_protected_and_throttled_between_request_and_limit() {
+        let mut node = NodeProfile { unreserved_memory_bytes: 1_000_000, page_bytes: 4096, ..NodeProfile::default() };
+        let mut lines = Vec::new();
+        for text in [
+            "{}",
+            r#"{"requests":{"memory":"100000"}}"#,
+            r#"{"requests":{"memory":"100000"},"limits":{"memory":"200000"}}"#,
+            r#"{"requests":{"cpu":"1","memory":"100000"},"limits":{"cpu":"1","memory":"100000"}}"#,
+            r#"{"requests":{"memory":"100000"},"limits":{"memory":"100001"}}"#,
+            r#"{"requests":{"memory":"2000000"}}"#,
+        ] {
+            for protects_requests in [false, true] {
+                node.memory_qos = Some(MemoryQos { throttling_factor: 0.9, protects_requests });
+                let resources: ResourceRequirements = serde_json::from_str(text).unwrap();
+                let container = Container { name: "a".to_owned(), resources: Some(resources), ..Container::default() };
+                let spec = PodSpec { containers: vec![container.clone()], ..PodSpec::default() };
+                let unified = of_container(&Pod::default(), &spec, &container, &node).unified;
+                let files = unified.iter().map(|(file, bytes)| format!("{} {bytes}", file.replace("memory.", "")));
+                lines.push(files.collect::<Vec<_>>().join(", "));
+            }
+        }
+        insta::assert_snapshot!(lines.join("\n"), @"
+        low 0, min 0
+        low 0, min 0
+        high 909312, low 0, min 0
+        high 909312, low 100000
+        high 188416, low 0, min 0
+        high 188416, low 100000
+        low 0, min 0
+        min 100000
+        low 0, min 0
+        low 100000
+        low 0, min 0
+        low 2000000
+        ");
+        node.memory_qos = None;
+        assert_eq!(memory_qos(&PodSpec::default(), &Container::default(), &node), BTreeMap::new());
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
-fn reserved(name: &str, capacity: Quantity, reservations: &Reservations) -> Quantity {
+pub(crate) fn reserved(name: &str, capacity: Quantity, reservations: &Reservations) -> Quantity {
     let listed = |list: &BTreeMap<String, String>| {
         list.get(name).and_then(|text| Quantity::parse(text).ok()).unwrap_or_default()
     };

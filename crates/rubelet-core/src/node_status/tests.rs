@@ -45,6 +45,7 @@ fn machine() -> Machine {
         memory_bytes: 16_761_114_624,
         swap_bytes: 0,
         huge_pages: BTreeMap::from([(2 << 20, 0), (1 << 30, 0)]),
+        max_pids: Some(32_768),
         storage_bytes: Some(52_710_469_632),
     }
 }

@@ -3,7 +3,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "literals are easiest to read where they are handed over")]
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -17,6 +17,10 @@ pub const CASES: &[Case] = &[
     Case {
         name: "a pod's cgroup has upstream's name and limits, holds its containers, and goes with it",
         run: cgroupfs,
+    },
+    Case {
+        name: "all pods and reserved cgroups get the limits of node allocatable, and without its cgroup the agent does not start",
+        run: node_allocatable,
     },
     Case { name: "pods this node cannot take fail with upstream's reason, and the others run", run: rejected },
 ];
@@ -131,6 +135,86 @@ fn limits(
         Ok(())
     })?;
     ensure!(!places(&best_effort).is_empty(), "the other pod's cgroup went, too");
+    Ok(())
+}
+
+/// Upstream's `node_container_manager_test`.
+fn node_allocatable(node: &mut Node) -> anyhow::Result<()> {
+    let root = node.bed.layout.cgroup_root();
+    let (system, kube) = (format!("{root}/system"), format!("{root}/kube"));
+    let config = json!({
+        "enforceNodeAllocatable": ["pods", "system-reserved", "kube-reserved-compressible"],
+        "systemReserved": { "cpu": "100m", "memory": "64Mi", "pid": "1000" },
+        "kubeReserved": { "cpu": "200m", "memory": "32Mi" },
+        "systemReservedCgroup": system,
+        "kubeReservedCgroup": kube,
+    });
+    let mut all = node.agent.own_cgroups()?;
+    all.extend(config.as_object().cloned().unwrap_or_default());
+    node.reconfigure(&AgentOptions { config: all, ..AgentOptions::default() })?;
+    make_cgroup(&system)?;
+    let error = format!("{:#}", node.agent.start().err().context("it starts without the cgroup")?);
+    let expected = format!("Failed to enforce Kube Reserved Compressible Cgroup Limits on {kube:?}: ");
+    let log = fs::read_to_string(node.agent.log())?.replace('\\', "");
+    ensure!(error.contains(&expected) || log.contains(&expected), "{error}\n{log}");
+
+    make_cgroup(&kube)?;
+    node.agent.start()?;
+    let number = |path: &str| -> anyhow::Result<u64> { Ok(fs::read_to_string(path)?.trim().parse()?) };
+    let most_pids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    let meminfo = fs::read_to_string("/proc/meminfo")?;
+    let total = meminfo.split_whitespace().nth(1).context("MemTotal")?.parse::<u64>()? << 10;
+    let (memory, pids) = ((total - (96 << 20)).to_string(), (most_pids - 1000).to_string());
+    let kubepods = format!("{root}/kubepods");
+    let is_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let expected = if is_v2 {
+        [
+            (&system, "cpu.weight", "4"),
+            (&system, "memory.max", "67108864"),
+            (&system, "pids.max", "1000"),
+            (&kube, "cpu.weight", "8"),
+            (&kube, "memory.max", "max"),
+            (&kubepods, "memory.max", memory.as_str()),
+            (&kubepods, "pids.max", pids.as_str()),
+        ]
+    } else {
+        [
+            (&system, "cpu.shares", "102"),
+            (&system, "memory.limit_in_bytes", "67108864"),
+            (&system, "pids.max", "1000"),
+            (&kube, "cpu.shares", "204"),
+            (&kube, "memory.limit_in_bytes", "9223372036854771712"),
+            (&kubepods, "memory.limit_in_bytes", memory.as_str()),
+            (&kubepods, "pids.max", pids.as_str()),
+        ]
+    };
+    node.wait("every limit is set", 30, |_| {
+        for (cgroup, file, value) in expected {
+            let path = Path::new(cgroup.trim_start_matches('/')).join(file);
+            let read = places(&path).into_iter().find_map(|path| fs::read_to_string(path).ok());
+            let read = read.with_context(|| format!("{cgroup} has no {file}"))?;
+            ensure!(read.trim() == value, "{cgroup} {file}: {} instead of {value}", read.trim());
+        }
+        Ok(())
+    })
+}
+
+/// In every hierarchy, with all controllers.
+fn make_cgroup(path: &str) -> anyhow::Result<()> {
+    for tree in places(Path::new("cgroup.procs")) {
+        let mut dir = tree.parent().context("a tree")?.to_owned();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            for controller in ["+cpu", "+cpuset", "+memory", "+pids", "+hugetlb"] {
+                // Only version 2 has the file, and a node may lack a controller.
+                let _ = fs::OpenOptions::new()
+                    .write(true)
+                    .open(dir.join("cgroup.subtree_control"))
+                    .and_then(|mut file| io::Write::write_all(&mut file, controller.as_bytes()));
+            }
+            dir.push(part);
+            fs::create_dir_all(&dir)?;
+        }
+    }
     Ok(())
 }
 

@@ -66,7 +66,7 @@ fn limits() -> Limits {
         cpu_quota: Some(CpuQuota { quota_micros: Some(50_000), period_micros: 100_000 }),
         memory_bytes: Some(64 << 20),
         pids: Some(20),
-        huge_pages: BTreeMap::new(),
+        ..Limits::default()
     }
 }
 
@@ -75,7 +75,7 @@ fn cgroup_is_created_in_every_hierarchy_with_limits_and_removed() {
     let place = CgroupFixture::new("made");
     for _ in 0..2 {
         let unset = place.trees.apply(&place.cgroup("burstable/pod1", limits())).unwrap();
-        assert_eq!(unset, Vec::<String>::new());
+        assert_eq!(unset, Vec::<UnsetLimit>::new());
     }
     assert!(place.dirs("burstable/pod1").iter().all(|dir| dir.is_dir()));
     if place.read("burstable/pod1", "cpu.weight").is_empty() {
@@ -162,7 +162,7 @@ fn cgroup_v2_enables_controllers_in_parents_and_writes_v2_limits() {
     let (dir, trees) = unified_tree(&files);
     let huge_pages = BTreeMap::from([("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)]);
     let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), limits: Limits { huge_pages, ..limits() } };
-    assert_eq!(trees.apply(&cgroup).unwrap(), Vec::<String>::new());
+    assert_eq!(trees.apply(&cgroup).unwrap(), Vec::<UnsetLimit>::new());
     let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
     for level in
         ["cgroup.subtree_control", "kubepods/cgroup.subtree_control", "kubepods/burstable/cgroup.subtree_control"]
@@ -180,11 +180,68 @@ fn a_controller_the_node_lacks_is_named_and_the_rest_is_set() {
     let no_quota = CpuQuota { quota_micros: None, period_micros: 100_000 };
     let limits = Limits { cpu_quota: Some(no_quota), ..limits() };
     let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), limits };
-    assert_eq!(trees.apply(&cgroup).unwrap(), ["memory.max = 67108864: the node has no such controller"]);
+    assert_eq!(trees.apply(&cgroup).unwrap(), [UnsetLimit::NoController("memory.max = 67108864".to_owned())]);
     assert_eq!(fs::read_to_string(dir.path().join("kubepods/burstable/pod1/cpu.max")).unwrap(), "max 100000");
 }
 
 #[test]
 fn shares_become_weights_as_upstream_maps_them() {
     assert_eq!([2, 512, 1024, 262_144, 300_000, 0].map(cpu_weight), [1, 20, 39, 10_000, 10_000, 1]);
+}
+
+#[test]
+fn existing_cgroup_is_updated_and_a_missing_one_named() {
+    let place = CgroupFixture::new("reserved");
+    let reserved = place.cgroup("system", limits());
+    let error = place.trees.update(&reserved).unwrap_err().to_string();
+    assert!(error.starts_with("cgroup [\"rubelet-test-"), "{error}");
+    let is_v1 = error.contains("\"system\"] has some missing paths: /sys/fs/cgroup/");
+    assert!(is_v1 || error.contains("could not read controllers"), "{error}");
+    assert!(place.dirs("system").iter().all(|dir| !dir.exists()), "it is not created");
+    place.trees.apply(&place.cgroup("system", Limits::default())).unwrap();
+    place.trees.update(&reserved).unwrap();
+    assert_eq!(place.read("system", "pids.max"), "20");
+    let file = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+    assert_eq!(place.read("system", file), "67108864");
+    if is_v1 {
+        fs::remove_dir(
+            place
+                .trees
+                .0
+                .iter()
+                .find_map(|tree| {
+                    let dir = below(&tree.mount, Path::new(&reserved.path)).unwrap();
+                    dir.join("pids.max").exists().then_some(dir)
+                })
+                .unwrap(),
+        )
+        .unwrap();
+        assert!(place.trees.update(&reserved).unwrap_err().to_string().contains("missing paths"));
+    }
+}
+
+#[test]
+fn reserved_cgroup_without_a_controller_of_the_root_is_refused() {
+    let files = ["cpu.weight", "cpu.max", "memory.max", "memory.min", "memory.low", "pids.max"];
+    let (dir, trees) = unified_tree(&files);
+    let limits = Limits { memory_min_bytes: Some(4096), memory_low_bytes: Some(8192), ..limits() };
+    let cgroup = Cgroup { path: "/kubepods/burstable/pod1".into(), limits };
+    trees.update(&cgroup).unwrap();
+    let read = |file: &str| fs::read_to_string(dir.path().join("kubepods/burstable/pod1").join(file)).unwrap();
+    assert_eq!((read("memory.min"), read("memory.low")), ("4096".to_owned(), "8192".to_owned()));
+    fs::write(dir.path().join("kubepods/burstable/pod1/cgroup.controllers"), "cpu memory").unwrap();
+    let error = trees.update(&cgroup).unwrap_err().to_string();
+    assert_eq!(error, r#"cgroup ["kubepods" "burstable" "pod1"] has some missing controllers: cpuset, pids"#);
+}
+
+#[test]
+fn limit_that_spares_memory_in_use_is_not_below_it() {
+    for (in_use, expected) in [("1000\n", "67108864"), ("99999999\n", "99999999")] {
+        let (dir, trees) = unified_tree(&["cpu.weight", "cpu.max", "memory.max", "pids.max"]);
+        let pod = dir.path().join("kubepods/burstable/pod1");
+        fs::write(pod.join("memory.current"), in_use).unwrap();
+        let limits = Limits { spares_memory_in_use: true, ..limits() };
+        trees.apply(&Cgroup { path: "/kubepods/burstable/pod1".into(), limits }).unwrap();
+        assert_eq!(fs::read_to_string(pod.join("memory.max")).unwrap(), expected);
+    }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use rcgen::KeyPair;
-use rubelet_core::cgroups::Cgroup;
+use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 use rubelet_host::{
     linux::LinuxHost,
     port::{
@@ -122,7 +122,7 @@ killed_host! {
         file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;
-        apply_cgroup(cgroup: &Cgroup) -> io::Result<Vec<String>>;
+        apply_cgroup(cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>>;
         list_cgroups(path: &Path) -> io::Result<Vec<String>>;
         has_cgroup(path: &Path) -> io::Result<bool>;
         watch_dir(path: &Path) -> io::Result<Hints>;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use rubelet_core::{
-    cgroups::{CgroupDriver, CgroupSettings, KubepodsLimits},
+    cgroups::{CgroupDriver, CgroupSettings, Limits},
     config::{
         self, Checked, Draft, FlagValue, GoDuration, Host, KubeletConfiguration,
         gates::{Gate, Gates},
@@ -19,7 +19,7 @@ use rubelet_core::{
     eviction::{EvictionSettings, threshold::ThresholdConfig},
     node_object::NodeObject,
     quantity::Quantity,
-    settings::{DefaultSeccomp, ImageGcSettings, LogSettings, NodeProfile, Settings},
+    settings::{DefaultSeccomp, ImageGcSettings, LogSettings, MemoryQos, NodeProfile, Settings},
 };
 use serde::{Deserialize, Serialize};
 
@@ -207,7 +207,9 @@ impl Options {
                 root: CgroupSettings::parse_root(&config.cgroup_root),
                 driver: if config.cgroup_driver == "systemd" { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs },
                 pod_pids_limit: Some(config.pod_pids_limit).filter(|limit| *limit > 0),
-                kubepods_limits: KubepodsLimits::default(),
+                kubepods_limits: Limits::default(),
+                qos_reserved_memory_percent: qos_reserved_memory_percent(config)
+                    .filter(|_| self.gates.enabled(Gate::QosReserved)),
             }),
             node: NodeProfile {
                 cluster_dns: config.cluster_dns.clone(),
@@ -222,11 +224,19 @@ impl Options {
                 oom_kills_whole_container: config.single_process_oom_kill != Some(true),
                 // The amount is the machine's.
                 limited_swap_bytes: (config.memory_swap.swap_behavior == "LimitedSwap").then_some(0),
+                memory_qos: self.gates.enabled(Gate::MemoryQos).then(|| MemoryQos {
+                    throttling_factor: config.memory_throttling_factor,
+                    protects_requests: config.memory_reservation_policy == "TieredReservation",
+                }),
                 env_files_enabled: self.gates.enabled(Gate::EnvFiles),
                 ..NodeProfile::default()
             },
         }
     }
+}
+
+fn qos_reserved_memory_percent(config: &KubeletConfiguration) -> Option<i64> {
+    config.qos_reserved.get("memory")?.strip_suffix('%')?.parse().ok()
 }
 
 /// A negative size turns rotation off, as upstream.

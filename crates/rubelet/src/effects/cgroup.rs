@@ -6,8 +6,8 @@
 use std::{io, path::Path};
 
 use rubelet_core::{
-    cgroups::Cgroup,
-    effect::{EffectError, Facts},
+    cgroups::{Cgroup, UnsetLimit},
+    effect::{EffectError, ErrorKind, Facts},
 };
 
 use super::failure;
@@ -18,15 +18,20 @@ pub(super) async fn set_up_pod_cgroup(world: &World, cgroup: &Cgroup) -> Result<
     Ok(Facts::Nothing)
 }
 
-/// Sets the limits of the QoS cgroups from the top down, and lists the pod cgroups in them.
+/// Sets the limits of the QoS cgroups from the top down, and lists the pod cgroups in them. A limit that the kernel refuses is a
+/// failure, but the others are set.
 pub(super) async fn sync_qos_cgroups(world: &World, tiers: &[Cgroup]) -> Result<Facts, EffectError> {
     let mut names = Vec::new();
+    let mut refused = Vec::new();
     for tier in tiers {
-        apply(world, tier).await?;
+        refused.extend(apply(world, tier).await?);
         let children = world.host.list_cgroups(Path::new(&tier.path)).await;
         names.extend(children.map_err(|error| failed("list", &tier.path, &error))?);
     }
-    Ok(Facts::Cgroups { names })
+    if refused.is_empty() {
+        return Ok(Facts::Cgroups { names });
+    }
+    Err(EffectError { kind: ErrorKind::Retry, message: refused.join(", ") })
 }
 
 pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result<(), EffectError> {
@@ -36,12 +41,17 @@ pub(super) async fn remove_pod_cgroup(world: &World, paths: &[String]) -> Result
     Ok(())
 }
 
-async fn apply(world: &World, cgroup: &Cgroup) -> Result<(), EffectError> {
+/// Returns the limits that the kernel refused.
+async fn apply(world: &World, cgroup: &Cgroup) -> Result<Vec<String>, EffectError> {
     let unset = world.host.apply_cgroup(cgroup).await.map_err(|error| failed("set up", &cgroup.path, &error))?;
-    for limit in unset {
+    for limit in &unset {
         tracing::warn!(cgroup = cgroup.path, "failed to set cgroup limit: {limit}");
     }
-    Ok(())
+    let refused = unset.into_iter().filter_map(|limit| match limit {
+        UnsetLimit::NoController(_) => None,
+        UnsetLimit::Refused(problem) => Some(problem),
+    });
+    Ok(refused.collect())
 }
 
 fn failed(what: &str, path: &str, error: &io::Error) -> EffectError {

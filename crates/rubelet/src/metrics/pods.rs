@@ -9,15 +9,21 @@ use rubelet_core::{
     observation::ListedState,
     pod::status::is_terminal,
     pod_manager::is_static_pod,
-    snapshot::{LifecycleStage, PodView, Snapshot},
+    snapshot::{LifecycleStage, PodView, ProtectedMemory, Snapshot},
 };
 
 use super::text::{Labels, Text};
+
+const HELP_MIN: &str = "[ALPHA] Total cgroup v2 memory.min in bytes for Guaranteed pods. This memory is hard-reserved and never \
+                        reclaimed by the kernel.";
+const HELP_LOW: &str = "[ALPHA] Total cgroup v2 memory.low in bytes for Burstable pods. This memory is soft-reserved and may be \
+                        reclaimed under extreme pressure.";
 
 pub(crate) fn write(snapshot: &Snapshot, text: &mut Text) {
     const NODE_NAME: &str = "kubelet_node_name";
     text.head(NODE_NAME, "gauge", "[ALPHA] The node's name. The count is always 1.");
     text.sample((NODE_NAME, ""), Labels::of(&[("node", &snapshot.node.name)]), 1.0);
+    write_protected_memory(snapshot, text);
     write_runtime(snapshot, text);
     write_config(snapshot, text);
     write_working(snapshot, text);
@@ -34,6 +40,18 @@ fn write_evictions(snapshot: &Snapshot, text: &mut Text) {
     for (signal, count) in counts {
         let count = u32::try_from(*count).unwrap_or(u32::MAX);
         text.sample((EVICTIONS, ""), Labels::of(&[("eviction_signal", signal)]), f64::from(count));
+    }
+}
+
+/// Upstream has these metrics only with the gate MemoryQoS.
+fn write_protected_memory(snapshot: &Snapshot, text: &mut Text) {
+    let Some(ProtectedMemory { min_bytes, low_bytes }) = snapshot.node.protected_memory else { return };
+    #[expect(clippy::cast_precision_loss, reason = "a metric is a float")]
+    for (name, help, bytes) in [
+        ("kubelet_memory_qos_node_memory_min_bytes", HELP_MIN, min_bytes as f64),
+        ("kubelet_memory_qos_node_memory_low_bytes", HELP_LOW, low_bytes as f64),
+    ] {
+        text.single(name, "gauge", help, bytes);
     }
 }
 

@@ -11,7 +11,7 @@ use axum::{
 use jiff::Timestamp;
 use rubelet_core::{
     observation::ListedState,
-    snapshot::{LifecycleStage, PodCounts, Snapshot},
+    snapshot::{LifecycleStage, PodCounts, ProtectedMemory, Snapshot},
 };
 use serde_json::json;
 use tower::ServiceExt as _;
@@ -45,6 +45,23 @@ async fn ask(context: &ServerContext, method: Method, path: &str) -> String {
 fn lines_of<'a>(page: &'a str, families: &[&str]) -> String {
     let is_of = |line: &&'a str| families.iter().any(|name| line.starts_with(name));
     page.lines().filter(is_of).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn protected_memory_is_shown_if_there_is_any_to_protect() {
+    for (protected_memory, expected) in [
+        (None, ""),
+        (
+            Some(ProtectedMemory { min_bytes: 300, low_bytes: 140 }),
+            "kubelet_memory_qos_node_memory_min_bytes 300\nkubelet_memory_qos_node_memory_low_bytes 140",
+        ),
+    ] {
+        let mut snapshot = two_pods();
+        snapshot.node.protected_memory = protected_memory;
+        let (_sender, context) = context(snapshot, Path::new("/nonexistent"));
+        let page = ask(&context, Method::GET, "/metrics").await;
+        assert_eq!(lines_of(&page, &["kubelet_memory_qos"]), expected);
+    }
 }
 
 #[tokio::test]

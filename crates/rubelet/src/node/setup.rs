@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use rubelet_core::{
-    cgroups::KubepodsLimits,
+    cgroups::Limits,
     config::gates::{Gate, Gates},
+    node_allocatable,
     node_status::{Machine, NodeSetup, Reservations, ResourceList, resources},
     quantity,
     settings::Allocatable,
@@ -85,17 +86,19 @@ pub fn allocatable_list(machine: &Machine, setup: &NodeSetup) -> ResourceList {
     resources::allocatable(&resources::capacity(machine, setup), &setup.reservations)
 }
 
-/// What the kernel lets all pods have together: all that is not reserved. What eviction keeps free lies within it.
-pub fn kubepods_limits(options: &Options, machine: &Machine, setup: &NodeSetup) -> KubepodsLimits {
+/// The limits of all pods together.
+pub fn kubepods_limits(options: &Options, machine: &Machine, setup: &NodeSetup) -> Limits {
     let is_enforced = options.config.enforce_node_allocatable.iter().any(|what| what == "pods");
-    let reservations = if is_enforced {
-        Reservations { eviction: Default::default(), ..setup.reservations.clone() }
-    } else {
-        Reservations::default()
-    };
-    let left = resources::allocatable(&resources::capacity(machine, setup), &reservations);
-    let amount = |name| quantity::amount(Some(&left), name);
-    KubepodsLimits { cpu_millis: amount("cpu").millis(), memory_bytes: amount("memory").value() }
+    let whole = Reservations::default();
+    let reservations = if is_enforced { &setup.reservations } else { &whole };
+    node_allocatable::kubepods_limits(&resources::capacity(machine, setup), machine.max_pids, reservations)
+}
+
+/// The node's memory without reservations; what eviction keeps free is a part of it.
+pub fn unreserved_memory_bytes(machine: &Machine, setup: &NodeSetup) -> i64 {
+    let capacity = resources::capacity(machine, setup);
+    let limits = node_allocatable::kubepods_limits(&capacity, None, &setup.reservations);
+    i64::try_from(limits.memory_bytes.unwrap_or(0)).unwrap_or(i64::MAX)
 }
 
 /// Go's architecture names, which the API uses.

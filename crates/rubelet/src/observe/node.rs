@@ -43,8 +43,18 @@ pub async fn machine(host: &dyn Host, root_dir: &Path) -> Machine {
         memory_bytes: meminfo_bytes(&meminfo, "MemTotal:"),
         swap_bytes: meminfo_bytes(&meminfo, "SwapTotal:"),
         huge_pages: huge_pages(host).await,
+        max_pids: max_pids(host).await,
         storage_bytes: storage.ok().and_then(|found| i64::try_from(found.capacity_bytes).ok()),
     }
+}
+
+/// The smaller of the kernel's two bounds.
+async fn max_pids(host: &dyn Host) -> Option<i64> {
+    let mut bounds = Vec::new();
+    for name in ["pid_max", "threads-max"] {
+        bounds.extend(text(host, &Path::new("/proc/sys/kernel").join(name)).await.trim().parse::<i64>());
+    }
+    bounds.into_iter().min()
 }
 
 /// The number of processors in a list such as `0-3,8`.
@@ -68,6 +78,7 @@ pub async fn profile(host: &dyn Host, configured: NodeProfile, machine: &Machine
         oom_kills_whole_container: configured.oom_kills_whole_container && is_cgroup_v2,
         swap_controller: if is_cgroup_v2 { swap_on_v2(host).await } else { swap_on_v1(host).await },
         limited_swap_bytes: configured.limited_swap_bytes.map(|_| machine.swap_bytes),
+        memory_qos: configured.memory_qos.filter(|_| is_cgroup_v2),
         selinux_enabled: exists(host, Path::new("/sys/fs/selinux/enforce")).await,
         apparmor_enabled: text(host, Path::new("/sys/module/apparmor/parameters/enabled")).await.starts_with('Y'),
         ..configured
