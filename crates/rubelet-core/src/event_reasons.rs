@@ -67,6 +67,7 @@ pub const SYSTEM_OOM: &str = "SystemOOM";
 pub const NODE_REBOOTED: &str = "Rebooted";
 pub const FAILED_NODE_ALLOCATABLE_ENFORCEMENT: &str = "FailedNodeAllocatableEnforcement";
 pub const SUCCESSFUL_NODE_ALLOCATABLE_ENFORCEMENT: &str = "NodeAllocatableEnforced";
+pub const POSSIBLE_MEMORY_BACKED_VOLUMES_ON_DISK: &str = "PossibleMemoryBackedVolumesOnDisk";
 pub const SANDBOX_CHANGED: &str = "SandboxChanged";
 pub const FAILED_CREATE_POD_SANDBOX: &str = "FailedCreatePodSandBox";
 

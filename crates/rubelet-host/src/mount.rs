@@ -133,6 +133,21 @@ fn mount_tmpfs_with(path: &Path, options: &str) -> rustix::io::Result<()> {
     rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), options.as_c_str())
 }
 
+/// Whether the kernel can keep a tmpfs out of the swap: it does so for one below `dir`, which is unmounted again. Without a
+/// test the answer is no.
+pub fn supports_noswap(dir: &Path) -> bool {
+    let probe = dir.join(format!("tmpfs-noswap-test-{}", std::process::id()));
+    if std::fs::create_dir(&probe).is_err() {
+        return false;
+    }
+    let is_supported = mount_tmpfs_with(&probe, "noswap").is_ok();
+    if is_supported {
+        let _ = rustix::mount::unmount(&probe, UnmountFlags::NOFOLLOW);
+    }
+    let _ = std::fs::remove_dir(&probe);
+    is_supported
+}
+
 /// The path as the kernel writes it into the mount table; `None` when there is nothing at that path.
 fn resolved(path: &Path) -> io::Result<Option<PathBuf>> {
     match path.canonicalize() {
@@ -277,6 +292,20 @@ short line
         mounter.unmount(&path).unwrap();
         mounter.unmount(&path).unwrap();
         assert_eq!(mounts_below(dir.path()).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn test_for_noswap_leaves_nothing_behind() {
+        need_root();
+        let dir = tempfile::tempdir().unwrap();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let numbers: Vec<u32> = release.split('.').take(2).filter_map(|part| part.parse().ok()).collect();
+        if numbers >= vec![6, 4] {
+            assert!(supports_noswap(dir.path()));
+        }
+        supports_noswap(dir.path());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(!supports_noswap(&dir.path().join("missing")));
     }
 
     #[test]

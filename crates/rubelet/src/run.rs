@@ -22,6 +22,7 @@ use rubelet_cri::client::CriClient;
 use rubelet_host::{
     lanes::Lanes,
     linux::LinuxHost,
+    mount::supports_noswap,
     port::Host,
     watch::{Interest, Watches},
 };
@@ -84,7 +85,9 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(options.gates.clone()));
     let cluster_client = certs::cluster_client(options, &node_name(options)?, &own_files, &clock, &metrics).await?;
     let (world, reporting) = world(options, cluster_client.api(), host, clock, metrics).await?;
-    let start_events = node::reserved::enforce(&world, &options.config).await?;
+    let mut start_events = node::reserved::enforce(&world, &options.config).await?;
+    let supports_noswap = || supports_noswap(&world.paths.root_dir);
+    start_events.extend(node::kernel::swapped_volumes(Path::new("/proc"), supports_noswap));
     let server = Server::bind(&addresses(options, &world)?).await?;
     let port = bind_port(options).await?;
     let lease_thread = LeaseThread::start()?;

@@ -6,7 +6,11 @@
 use std::{fs, path::Path};
 
 use anyhow::{bail, ensure};
-use rubelet_core::config::KubeletConfiguration;
+use rubelet_core::{
+    config::KubeletConfiguration,
+    effect::{EventRecord, InvolvedObject, Severity},
+    event_reasons,
+};
 
 /// Below `/proc/sys`, with upstream's values.
 const TUNABLES: [(&str, &str); 6] = [
@@ -24,10 +28,22 @@ pub fn prepare(config: &KubeletConfiguration, proc: &Path, has_cgroup_v2: bool) 
     set_tunables(config.protect_kernel_defaults, &proc.join("sys"))
 }
 
+/// A warning if what pods keep in memory may reach the disk.
+pub fn swapped_volumes(proc: &Path, supports_noswap: impl FnOnce() -> bool) -> Option<EventRecord> {
+    const WORDS: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) might be \
+                         swapped to disk and should no longer be considered secure.";
+    let reason = event_reasons::POSSIBLE_MEMORY_BACKED_VOLUMES_ON_DISK;
+    (has_swap(proc) && !supports_noswap())
+        .then(|| EventRecord::new(InvolvedObject::Node, Severity::Warning, reason, WORDS))
+}
+
+/// The first line is the head of the table.
+fn has_swap(proc: &Path) -> bool {
+    fs::read_to_string(proc.join("swaps")).is_ok_and(|swaps| swaps.trim().lines().count() > 1)
+}
+
 fn check_swap(config: &KubeletConfiguration, proc: &Path, has_cgroup_v2: bool) -> anyhow::Result<()> {
-    // The first line is the head of the table.
-    let has_swap = fs::read_to_string(proc.join("swaps")).is_ok_and(|swaps| swaps.trim().lines().count() > 1);
-    if has_swap && config.fail_swap_on {
+    if has_swap(proc) && config.fail_swap_on {
         bail!("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false");
     }
     let is_limited = config.memory_swap.swap_behavior == "LimitedSwap";
@@ -102,6 +118,16 @@ mod tests {
         assert_eq!(fs::read_to_string(&flag).unwrap(), "10");
         config.protect_kernel_defaults = true;
         prepare(&config, proc.path(), true).unwrap();
+    }
+
+    #[test]
+    fn swap_is_warned_of_only_if_memory_volumes_may_reach_it() {
+        let (with, without) = (proc("/dev/sda2 partition 1000 0 -2\n"), proc(""));
+        for (proc, supports_noswap, is_warned_of) in
+            [(&with, false, true), (&with, true, false), (&without, false, false)]
+        {
+            assert_eq!(swapped_volumes(proc.path(), || supports_noswap).is_some(), is_warned_of);
+        }
     }
 
     #[test]
