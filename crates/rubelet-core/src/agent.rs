@@ -90,6 +90,7 @@ impl Agent {
             Event::ConfigChange { source, pods, removed } => self.handle_config_change(source, pods, &removed, now),
             Event::Unreadable { pods } => self.config.unreadable = pods,
             Event::Hint { pod } => self.request_look(&pod),
+            Event::LogsWritten { paths } => self.node.logs.written(&paths, now),
             Event::RuntimeEvents(stream) => self.node.event_stream = stream,
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),

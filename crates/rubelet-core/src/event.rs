@@ -28,6 +28,8 @@ pub enum Event {
     Unreadable { pods: BTreeSet<PodUid> },
     /// This pod may have changed in the runtime. A hint: it only causes a look.
     Hint { pod: PodUid },
+    /// These logs were written to since their sizes were looked at: paths of their files. A hint: it only causes a look.
+    LogsWritten { paths: Vec<String> },
     /// The runtime's stream of container events opened or closed.
     RuntimeEvents(EventStream),
     /// An object changed that the pod's volumes or environment use.

@@ -1,7 +1,8 @@
 //! Rotation of container logs.
 //!
-//! Owns: when the size of a log is looked at, which logs are rotated, and which rotated files are compressed. A log that grows
-//! is looked at again when it is expected to be full, so that a fast writer does not fill the disk between two regular looks.
+//! Owns: when the size of a log is looked at, which logs are rotated, and which rotated files are compressed. A log is looked
+//! at when it is written to, at most once a second, and when it is expected to be full, so that a fast writer does not fill
+//! the disk between two regular looks. Each look asks for a hint of the next write; without hints the regular looks remain.
 //! Rotations never wait for compressions. Never: touches a file.
 //! Upstream: `container_log_manager.go`, which looks at every log at a fixed interval and compresses before it rotates.
 
@@ -25,6 +26,8 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct LogRotation {
     logs: BTreeMap<LogKey, Log>,
+    /// By the path of their file, for hints.
+    by_path: BTreeMap<String, LogKey>,
     /// When the next size is to be looked at; `None` without logs. The log may be gone by then.
     next_look: Option<Uptime>,
     /// A look is in flight.
@@ -52,6 +55,8 @@ struct Log {
     size_bytes: u64,
     sized_at: Uptime,
     bytes_per_sec: u64,
+    /// Its last rotation failed: hints cause no look before this time.
+    retry_at: Uptime,
 }
 
 impl LogRotation {
@@ -63,7 +68,8 @@ impl LogRotation {
         let running = || facts.running().filter(|container| !container.log_path.is_empty());
         self.forget(&pod.uid, |id| !running().any(|container| container.id == *id));
         for container in running() {
-            let look_at = now.uptime + settings.interval;
+            // Soon, because only a look asks for hints.
+            let look_at = now.uptime + MIN_INTERVAL;
             let log = || Log {
                 place: LogPlace {
                     pod: pod.clone(),
@@ -75,11 +81,24 @@ impl LogRotation {
                 size_bytes: 0,
                 sized_at: now.uptime,
                 bytes_per_sec: 0,
+                retry_at: now.uptime,
             };
-            self.logs.entry((pod.uid.clone(), container.id.clone())).or_insert_with(|| {
+            let key = (pod.uid.clone(), container.id.clone());
+            self.logs.entry(key.clone()).or_insert_with(|| {
                 self.next_look = Some(self.next_look.map_or(look_at, |next| next.min(look_at)));
+                self.by_path.insert(container.log_path.clone(), key);
                 log()
             });
+        }
+    }
+
+    /// These files were written to since they were looked at. Others than the logs of running containers are ignored.
+    pub fn written(&mut self, paths: &[String], now: Now) {
+        for path in paths {
+            let Some(log) = self.by_path.get(path).and_then(|key| self.logs.get_mut(key)) else { continue };
+            let look_at = now.uptime.max(log.sized_at + MIN_INTERVAL).max(log.retry_at);
+            log.look_at = log.look_at.min(look_at);
+            self.next_look = Some(self.next_look.map_or(log.look_at, |next| next.min(log.look_at)));
         }
     }
 
@@ -97,7 +116,11 @@ impl LogRotation {
         let from = (uid.clone(), ContainerId::new(""));
         let known = self.logs.range(from..).take_while(|((pod, _), _)| pod == uid).map(|(key, _)| key);
         for key in known.filter(|(_, id)| is_meant(id)).cloned().collect::<Vec<_>>() {
-            self.logs.remove(&key);
+            let path = self.logs.remove(&key).map(|log| log.place.path).unwrap_or_default();
+            // Another container may have the path by now.
+            if self.by_path.get(&path) == Some(&key) {
+                self.by_path.remove(&path);
+            }
             self.to_rotate.remove(&key);
             self.to_compress.remove(&key);
         }
@@ -186,9 +209,13 @@ impl LogRotation {
         let Some(log) = self.logs.get_mut(&key).filter(|_| task == LogTask::Rotate) else { return };
         if is_done {
             (log.size_bytes, log.sized_at) = (0, now.uptime);
+            // The new file has no hints before a look.
+            log.look_at = now.uptime + MIN_INTERVAL;
             self.to_compress.insert(key);
+        } else {
+            log.retry_at = now.uptime + settings.interval;
+            log.look_at = log.retry_at;
         }
-        log.look_at = if is_done { log.next_look(settings, now) } else { now.uptime + settings.interval };
         self.next_look = self.earliest_look();
     }
 }
@@ -240,6 +267,16 @@ mod tests {
             fixture
         }
 
+        /// The same after a first look, as of which the interval counts.
+        fn quiet(pods: &[&str]) -> Self {
+            let mut fixture = Fixture::with(pods);
+            for log in fixture.logs.logs.values_mut() {
+                log.look_at = later(10).uptime;
+            }
+            fixture.logs.next_look = fixture.logs.earliest_look();
+            fixture
+        }
+
         fn see(&mut self, pod: &str, state: &str) {
             let pod = PodRef { uid: PodUid::new(pod), namespace: "default".into(), name: pod.into() };
             let mut facts = facts(state);
@@ -263,6 +300,10 @@ mod tests {
             self.logs.measured(&due, &sizes, &self.settings, later(secs));
         }
 
+        fn written(&mut self, pod: &str, secs: u64) {
+            self.logs.written(&[format!("/logs/{pod}-a0/0.log")], later(secs));
+        }
+
         fn planned(&mut self) -> Vec<String> {
             let ops = self.logs.plan(&self.settings);
             ops.into_iter().map(|(task, id, _)| format!("{task:?} {id}")).collect()
@@ -277,7 +318,7 @@ mod tests {
 
     #[test]
     fn quiet_logs_are_looked_at_together_at_the_interval() {
-        let mut test = Fixture::with(&["p", "q"]);
+        let mut test = Fixture::quiet(&["p", "q"]);
         assert_eq!((test.due(9), test.logs.next_wakeup()), (vec![], Some(later(10).uptime)));
         assert_eq!(test.due(10), ["p-a0", "q-a0"]);
         test.measured(10, &[Some(0), Some(5 * MIB / 10)]);
@@ -286,7 +327,7 @@ mod tests {
 
     #[test]
     fn fast_log_is_looked_at_when_it_is_expected_to_be_full() {
-        let mut test = Fixture::with(&["p", "q"]);
+        let mut test = Fixture::quiet(&["p", "q"]);
         // 10 MiB in 10 s would be full now; 8 MiB are full in 2.5 s.
         test.measured(10, &[Some(8 * MIB), Some(0)]);
         assert_eq!(test.logs.next_wakeup(), Some(later(12).uptime));
@@ -299,7 +340,7 @@ mod tests {
 
     #[test]
     fn writer_of_any_speed_is_looked_at_once_a_second() {
-        let mut test = Fixture::with(&["p"]);
+        let mut test = Fixture::quiet(&["p"]);
         test.measured(10, &[Some(2000 * MIB)]);
         assert_eq!(test.planned(), ["Rotate p-a0"]);
         test.done(LogTask::Rotate, "p", true, 10);
@@ -363,6 +404,64 @@ mod tests {
         test.see("p", "a: exit(0) 5s");
         test.logs.forget_pod(&PodUid::new("q"));
         assert_eq!((test.planned(), test.due(100)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn new_log_is_looked_at_after_a_second() {
+        let test = Fixture::with(&["p"]);
+        assert_eq!((test.due(0), test.due(1)), (vec![], vec!["p-a0".to_owned()]));
+    }
+
+    #[test]
+    fn written_log_is_looked_at_at_once_but_once_a_second() {
+        let mut test = Fixture::quiet(&["p", "q"]);
+        test.written("p", 4);
+        assert_eq!(test.due(4), ["p-a0"]);
+        test.measured(4, &[Some(1)]);
+        assert_eq!(test.logs.next_wakeup(), Some(later(10).uptime), "q is quiet");
+        test.written("p", 4);
+        assert_eq!((test.due(4), test.due(5)), (vec![], vec!["p-a0".to_owned()]));
+        test.measured(5, &[Some(200 * MIB)]);
+        assert_eq!(test.planned(), ["Rotate p-a0"]);
+    }
+
+    #[test]
+    fn hint_during_a_look_causes_another_look() {
+        let mut test = Fixture::quiet(&["p", "q"]);
+        test.written("p", 4);
+        let due = test.logs.due(later(4));
+        test.written("q", 4);
+        let sizes = due.iter().map(|log| (log.id.clone(), Some(0))).collect();
+        test.logs.measured(&due, &sizes, &test.settings, later(4));
+        assert_eq!(test.due(4), ["q-a0"]);
+    }
+
+    #[test]
+    fn new_file_of_a_rotated_log_is_looked_at_after_a_second() {
+        let mut test = Fixture::quiet(&["p"]);
+        // It became full slowly.
+        test.measured(1000, &[Some(10 * MIB)]);
+        test.planned();
+        test.done(LogTask::Rotate, "p", true, 1000);
+        assert_eq!(test.logs.next_wakeup(), Some(later(1001).uptime));
+    }
+
+    #[test]
+    fn hints_do_not_hasten_a_failed_rotation() {
+        let mut test = Fixture::quiet(&["p"]);
+        test.measured(10, &[Some(10 * MIB)]);
+        test.planned();
+        test.done(LogTask::Rotate, "p", false, 11);
+        test.written("p", 12);
+        assert_eq!(test.logs.next_wakeup(), Some(later(21).uptime));
+    }
+
+    #[test]
+    fn hints_of_gone_containers_are_ignored() {
+        let mut test = Fixture::quiet(&["p"]);
+        test.see("p", "a: exit(0) 5s");
+        test.written("p", 4);
+        assert_eq!((test.due(4), test.logs.by_path.len()), (vec![], 0));
     }
 
     #[test]

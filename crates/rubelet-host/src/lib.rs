@@ -25,6 +25,7 @@ mod systemd;
 mod testing;
 pub mod threads;
 pub mod watch;
+mod write_watch;
 
 pub use cgroup::update_cgroup;
 pub use check::address;

@@ -30,6 +30,7 @@ use crate::{
         disk::{self, FileSystem, Usage},
     },
     watch::{Hints, Interest, Watches},
+    write_watch::WriteWatches,
 };
 
 #[derive(Clone, Debug)]
@@ -40,6 +41,7 @@ pub struct LinuxHost {
     checker: Checker,
     watches: Watches,
     trees: Arc<OnceLock<Trees>>,
+    write_watches: WriteWatches,
 }
 
 impl LinuxHost {
@@ -52,6 +54,7 @@ impl LinuxHost {
             fetcher: Fetcher::default(),
             checker: Checker::default(),
             trees: Arc::default(),
+            write_watches: WriteWatches::default(),
         }
     }
 }
@@ -139,8 +142,15 @@ impl Host for LinuxHost {
         self.short(&at, move |_| fs::remove_file_beneath(&root, &below)).await
     }
 
-    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
-        self.short(root, move |root| fs::file_sizes(root, paths)).await
+    async fn sizes_and_watch(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+        let watches = self.write_watches.clone();
+        // Without it there are no hints.
+        let _ = watches.open();
+        self.short(root, move |root| fs::file_sizes(root, paths, &|file, path| watches.arm(file, path))).await
+    }
+
+    async fn next_writes(&self) -> Vec<PathBuf> {
+        self.write_watches.next().await
     }
 
     async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()> {

@@ -247,8 +247,12 @@ pub trait Host: Send + Sync + 'static {
     async fn remove_file_beneath(&self, root: &Path, path: &Path) -> io::Result<()>;
 
     /// The sizes of regular files below `root`; `None` where there is no file, nothing where it cannot be seen. No link and no
-    /// mount below `root` is followed.
-    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
+    /// mount below `root` is followed. The first write to each afterwards is a result of `next_writes`, unless the inotify limit
+    /// is reached.
+    async fn sizes_and_watch(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
+
+    /// Waits until files were written to that `sizes_and_watch` looked at. For one caller at a time. Cancel safe.
+    async fn next_writes(&self) -> Vec<PathBuf>;
 
     /// Renames a file within its directory. It is an error if the name is taken, or a link on the way to it.
     async fn rename_beneath(&self, root: &Path, path: &Path, name: &str) -> io::Result<()>;

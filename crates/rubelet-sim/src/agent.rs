@@ -120,6 +120,7 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
                 Event::RuntimeEvents(_)
                 | Event::Done { .. }
                 | Event::Hint { .. }
+                | Event::LogsWritten { .. }
                 | Event::Refresh { .. }
                 | Event::Node(_)
                 | Event::MemoryShort

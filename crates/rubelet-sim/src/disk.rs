@@ -21,6 +21,10 @@ pub(crate) struct Disk {
     /// By mount point: the directory that a bind mount shows; a tmpfs shows itself.
     mounts: BTreeMap<PathBuf, PathBuf>,
     watches: Vec<Watch>,
+    /// Files whose next write is a hint.
+    write_watches: BTreeSet<PathBuf>,
+    /// Those that were written to since the last hints.
+    written: BTreeSet<PathBuf>,
     /// Directories changed since the last hints.
     changed: BTreeSet<PathBuf>,
     /// The disk is full: no byte and no name can be added.
@@ -47,6 +51,8 @@ impl Default for Disk {
             nodes: BTreeMap::from([(PathBuf::from("/"), Node::Directory { mode: 0o755 })]),
             mounts: BTreeMap::new(),
             watches: Vec::new(),
+            write_watches: BTreeSet::new(),
+            written: BTreeSet::new(),
             changed: BTreeSet::new(),
             full: false,
         }
@@ -92,10 +98,32 @@ impl Disk {
         match self.nodes.get_mut(path) {
             Some(Node::File { content, .. }) => {
                 content.extend_from_slice(text);
+                if self.write_watches.remove(path) {
+                    self.written.insert(path.to_path_buf());
+                }
                 Ok(())
             }
             _ => Err(io::ErrorKind::NotFound.into()),
         }
+    }
+
+    /// The next write to each of these is a hint.
+    pub(crate) fn watch_writes(&mut self, paths: &[PathBuf]) {
+        let files = paths.iter().filter(|path| matches!(self.nodes.get(*path), Some(Node::File { .. })));
+        self.write_watches.extend(files.cloned());
+    }
+
+    pub(crate) fn has_writes(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    pub(crate) fn take_writes(&mut self) -> BTreeSet<PathBuf> {
+        std::mem::take(&mut self.written)
+    }
+
+    /// The agent died, and its watches with it.
+    pub(crate) fn forget_write_watches(&mut self) {
+        (self.write_watches, self.written) = (BTreeSet::new(), BTreeSet::new());
     }
 
     /// Never replaces a file.
@@ -302,6 +330,7 @@ impl Disk {
                 self.changed.insert(parent.to_path_buf());
             }
             self.watches.retain(|watch| watch.dir != path);
+            self.write_watches.remove(path);
         }
     }
 

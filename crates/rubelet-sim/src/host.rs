@@ -176,6 +176,12 @@ impl FakeHost {
 }
 
 impl SimState {
+    /// A hint may be lost, as those of directories.
+    fn take_writes(&mut self) -> Vec<PathBuf> {
+        let written = self.disk.take_writes();
+        written.into_iter().filter(|_| !self.faults.loses_hint(&mut self.rng)).collect()
+    }
+
     fn log_late(&mut self, path: &Path, late: DeviceLate) -> io::Error {
         self.log("disk", format!("{}: {late}", path.display()));
         late.into()
@@ -301,9 +307,10 @@ impl Host for FakeHost {
         self.remove_file(path).await
     }
 
-    async fn file_sizes(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+    async fn sizes_and_watch(&self, root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
         self.look(root, |sim| {
             sim.print_lines();
+            sim.disk.watch_writes(&paths);
             let size = |path: &Path| match sim.disk.node(path) {
                 Ok(None) => Some(None),
                 Ok(Some(Node::File { content, .. })) => Some(Some(content.len() as u64)),
@@ -312,6 +319,18 @@ impl Host for FakeHost {
             Ok(paths.into_iter().filter_map(|path| size(&path).map(|size| (path, size))).collect())
         })
         .await
+    }
+
+    async fn next_writes(&self) -> Vec<PathBuf> {
+        loop {
+            // Registered before the read, so that a write in between is not missed.
+            let written = self.simulation.written.notified();
+            self.take(Duration::ZERO).await;
+            if self.simulation.look(|sim| sim.disk.has_writes()) {
+                return self.simulation.with(SimState::take_writes);
+            }
+            written.await;
+        }
     }
 
     async fn rename_beneath(&self, _root: &Path, path: &Path, name: &str) -> io::Result<()> {

@@ -237,6 +237,7 @@ impl Play {
         self.simulation.with(|sim| {
             sim.agent = AgentState::Alive(incarnation);
             sim.devices.agent_begins();
+            sim.disk.forget_write_watches();
             sim.rules.agent_begins(sim.now);
             sim.log("play", format!("the agent starts, incarnation {}", incarnation.0));
         });

@@ -53,6 +53,8 @@ pub(crate) struct Simulation {
     pub changed: Notify,
     /// The API or its reachability changed.
     pub api_changed: Notify,
+    /// A file was written to whose next write is a hint.
+    pub written: Notify,
     clock: Clock,
     wall_offset_ms: Arc<AtomicI64>,
 }
@@ -159,6 +161,7 @@ impl Simulation {
             state: Mutex::new(sim),
             changed: Notify::new(),
             api_changed: Notify::new(),
+            written: Notify::new(),
             clock,
             wall_offset_ms,
         })
@@ -173,7 +176,11 @@ impl Simulation {
         let answer = change(&mut sim);
         sim.tell_watchers();
         let is_api_changed = sim.api.take_changed();
+        let has_writes = sim.disk.has_writes();
         drop(sim);
+        if has_writes {
+            self.written.notify_waiters();
+        }
         self.changed.notify_waiters();
         if is_api_changed {
             self.api_changed.notify_waiters();

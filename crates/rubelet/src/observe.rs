@@ -6,6 +6,7 @@
 pub mod events;
 pub mod inspect;
 pub mod memory;
+pub mod log_writes;
 pub mod node;
 pub mod oom;
 pub mod relist;

@@ -80,6 +80,9 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
     let inbox = || running.handles.inbox.clone();
     let tasks = &mut running.inputs;
     tasks.spawn(follow_events(world.clone(), inbox()));
+    if world.settings.logs.max_bytes.is_some() {
+        tasks.spawn(observe::log_writes::run(world.clone(), inbox()));
+    }
     if let Some(ManifestDir { path, check_every }) = inputs.manifest_dir {
         let own_files = World { host: inputs.own_files, ..world.clone() };
         tasks.spawn(sources::file::run(own_files, path, check_every, inbox()));

@@ -82,15 +82,24 @@ pub fn write_file_beneath(root: &Path, path: &Path, content: &[u8], mode: u32) -
     in_one_step(&place, |temporary| write_new(temporary, content, mode).map(drop))
 }
 
-/// A mount on the way is not entered: it may hang, and this call belongs to the device of `root`.
-pub fn file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
+/// A mount on the way is not entered: it may hang, and this call belongs to the device of `root`. `seen` gets each regular
+/// file before its size is read.
+pub fn file_sizes(
+    root: &Path,
+    paths: Vec<PathBuf>,
+    seen: &dyn Fn(&File, &Path),
+) -> io::Result<BTreeMap<PathBuf, Option<u64>>> {
     let dir = open_root(root)?;
     let size = |path: &Path| {
         let below = path.strip_prefix(root).ok()?;
         match resolve::open(&dir, below, OFlags::PATH, NO_LINKS | ResolveFlags::NO_XDEV) {
             Ok(place) => {
-                let found = File::from(place).metadata().ok()?;
-                found.is_file().then_some(Some(found.len()))
+                let file = File::from(place);
+                if !file.metadata().ok()?.is_file() {
+                    return None;
+                }
+                seen(&file, path);
+                Some(Some(file.metadata().ok()?.len()))
             }
             Err(Errno::NOENT) => Some(None),
             Err(_) => None,

@@ -100,6 +100,7 @@ impl Rules {
 impl SimState {
     /// One check of the deadline rules.
     pub(crate) fn patrol(&mut self) {
+        self.print_lines();
         let AgentState::Alive(_) = self.agent else { return self.rules.trouble.strike(Touched::Node, self.now) };
         let runtime = &self.runtime;
         if runtime.down || !runtime.ailments.is_empty() || !runtime.network_ready || self.disk.full {

@@ -1,7 +1,7 @@
 //! The output of containers: numbered lines in their logs.
 //!
 //! Owns: which file the runtime has open for each container, whatever it is called by now, and which lines it has. Lines are
-//! written when somebody looks. A container prints nothing while the disk is full.
+//! written every second, and before somebody looks. A container prints nothing while the disk is full.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -81,6 +81,19 @@ impl SimState {
             if !text.is_empty() && self.disk.append(&output.file, text.as_bytes()).is_err() {
                 self.rules.line_lost(now, id, &output.file);
             }
+        }
+    }
+
+    /// A container suddenly prints this many lines.
+    #[cfg(test)]
+    pub(crate) fn print_burst(&mut self, id: &str, lines: u64) {
+        self.print_lines();
+        let Some(output) = self.runtime.outputs.get_mut(id) else { return };
+        let text: String = (output.lines.saturating_add(1)..).map(line).take(lines as usize).collect();
+        output.lines += lines;
+        let file = output.file.clone();
+        if self.disk.append(&file, text.as_bytes()).is_err() {
+            self.rules.line_lost(self.now, id, &file);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Logs grow and are rotated. The rule about their lines is checked at every rotation.
 
 use crate::{
+    faults::FaultRates,
     play::{
         Play, minutes,
         predicates::{calling, running},
@@ -40,6 +41,37 @@ fn agent_killed_during_a_rotation_loses_no_line() {
         play.wait(minutes(5)).settle(minutes(2)).expect_running("web");
         assert_eq!(log_files(&play).len(), 3);
     }
+}
+
+/// The only container suddenly prints more than a log may have.
+fn burst(play: &mut Play) {
+    play.change(|sim| {
+        let id = sim.runtime.picture.containers.keys().next().expect("a container").clone();
+        sim.print_burst(&id, 100);
+    });
+}
+
+#[test]
+fn log_that_suddenly_grows_is_rotated_within_two_seconds() {
+    for seed in 0..16 {
+        let mut play = Play::seeded(seed);
+        play.apply(PodScript::pod("web").container("app", "run")).until(&running("web"));
+        play.wait(seconds(3 + seed));
+        burst(&mut play);
+        play.wait(seconds(2));
+        assert_eq!(log_files(&play).len(), 2, "seed {seed}");
+    }
+}
+
+#[test]
+fn log_that_suddenly_grows_is_rotated_at_the_interval_without_hints() {
+    let mut play = Play::seeded(1);
+    play.storm(FaultRates { hint_lost: 1.0, ..FaultRates::default() });
+    play.apply(PodScript::pod("web").container("app", "run")).wait(seconds(65));
+    play.expect_running("web");
+    burst(&mut play);
+    play.wait(seconds(12));
+    assert_eq!(log_files(&play).len(), 2);
 }
 
 #[test]

@@ -119,7 +119,8 @@ killed_host! {
         pod_figures(cgroup: &Path) -> io::Result<Option<PodFigures>>;
         volume_figures(path: &Path) -> io::Result<VolumeFigures>;
         files_usage(path: &Path) -> io::Result<Usage>;
-        file_sizes(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
+        sizes_and_watch(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
+        next_writes() -> Vec<PathBuf>;
         read_link(path: &Path) -> io::Result<Option<PathBuf>>;
         mounts_below(path: &Path) -> io::Result<Vec<PathBuf>>;
         apply_cgroup(cgroup: &Cgroup) -> io::Result<Vec<UnsetLimit>>;

@@ -34,7 +34,7 @@ pub(super) async fn measure_logs(world: &World, logs: &[LogPlace]) -> Result<Fac
     }
     let mut sizes = BTreeMap::new();
     for (root, paths) in by_root {
-        let found = world.host.file_sizes(&root, paths).await;
+        let found = world.host.sizes_and_watch(&root, paths).await;
         sizes.extend(found.map_err(|error| failure::io("look at the logs below", &root, &error))?);
     }
     let of_log = |log: &LogPlace| Some((log.id.clone(), *sizes.get(Path::new(&log.path))?));
