@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     eviction::usage::{NodeUsage, PodUsages},
     id::{ContainerId, PodRef, PodUid, SandboxId},
-    image_gc::ImageListing,
+    image_gc::{ImageListing, Space},
     node_object::NodeObject,
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
@@ -79,6 +79,10 @@ pub enum Facts {
         log_dirs: Vec<String>,
     },
     Images(ImageListing),
+    /// With the space on the file system of images afterwards, if it is known.
+    ImageDeleted {
+        space: Option<Space>,
+    },
     NodeUsage(NodeUsage),
     PodUsages(PodUsages),
     /// The sizes of logs; `None` where the file is missing.

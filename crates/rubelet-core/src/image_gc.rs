@@ -1,7 +1,9 @@
 //! Garbage collection of images.
 //!
 //! Owns: when each image was last used, which images are deleted and in which order, and the events about it. Images are
-//! deleted one at a time, so that pulls are not held up. Never: deletes an image that a container has or is about to get.
+//! deleted one at a time, so that pulls are not held up, and only until the file system has enough room: what a runtime says
+//! of an image's size is less than what it frees if the image is unpacked, and more if it shares layers with others.
+//! Never: deletes an image that a container has or is about to get.
 //! Upstream: `images/image_gc_manager.go`, which forgets the last use of images when it restarts.
 
 use std::{
@@ -70,6 +72,8 @@ pub struct ImageGc {
     is_looking: bool,
     has_looked: bool,
     collection: Option<Collection>,
+    /// The last collection ended above the low threshold, though the sizes of its images were enough.
+    is_unfinished: bool,
     /// How many collections in a row did not free enough.
     failures: u32,
     /// An eviction threshold is met; the next look begins a collection.
@@ -94,7 +98,10 @@ struct Collection {
     /// In flight.
     deleting: Option<String>,
     deleted: u32,
+    /// By the sizes of the images.
     freed_bytes: u64,
+    /// On the file system after the last deletion.
+    available_bytes: Option<u64>,
     errors: Vec<String>,
 }
 
@@ -104,7 +111,7 @@ enum CollectionReason {
     /// They were not used for `imageMaximumGCAge`.
     Age,
     /// The file system is fuller than `imageGCHighThresholdPercent`.
-    Space { to_free_bytes: u64, used_percent: u64, capacity_bytes: u64 },
+    Space { to_free_bytes: u64, wanted_bytes: u64, used_percent: u64, capacity_bytes: u64 },
     /// An eviction threshold is met: all that are unused.
     Eviction,
 }
@@ -185,20 +192,22 @@ impl ImageGc {
             u64::try_from(u128::from(bytes).saturating_mul(100) / u128::from(capacity_bytes)).unwrap_or(100)
         };
         let used_percent = 100_u64.saturating_sub(percent(available_bytes));
-        if used_percent < settings.high_percent {
+        let free_percent = u128::from(100_u64.saturating_sub(settings.low_percent));
+        let wanted_bytes = u128::from(capacity_bytes).saturating_mul(free_percent) / 100;
+        let wanted_bytes = u64::try_from(wanted_bytes).unwrap_or(u64::MAX);
+        let goes_on = std::mem::take(&mut self.is_unfinished) && available_bytes < wanted_bytes;
+        if used_percent < settings.high_percent && !(goes_on && !self.unused().is_empty()) {
             self.failures = 0;
             return None;
         }
-        let free_percent = u128::from(100_u64.saturating_sub(settings.low_percent));
-        let wanted_free = u128::from(capacity_bytes).saturating_mul(free_percent) / 100;
-        let to_free_bytes = u64::try_from(wanted_free).unwrap_or(u64::MAX).saturating_sub(available_bytes);
+        let to_free_bytes = wanted_bytes.saturating_sub(available_bytes);
         let (young, unused): (Vec<_>, Vec<_>) =
             self.unused().into_iter().partition(|id| self.is_young(id, settings, now));
         if !young.is_empty() {
             // They may be deleted soon, if space is still short.
             self.look_at = Some(now.uptime + soon(settings));
         }
-        self.begin(CollectionReason::Space { to_free_bytes, used_percent, capacity_bytes }, unused);
+        self.begin(CollectionReason::Space { to_free_bytes, wanted_bytes, used_percent, capacity_bytes }, unused);
         None
     }
 
@@ -222,9 +231,15 @@ impl ImageGc {
     }
 
     fn begin(&mut self, reason: CollectionReason, ids: Vec<String>) {
-        let queue = ids.into();
-        self.collection =
-            Some(Collection { reason, queue, deleting: None, deleted: 0, freed_bytes: 0, errors: Vec::new() });
+        self.collection = Some(Collection {
+            reason,
+            queue: ids.into(),
+            deleting: None,
+            deleted: 0,
+            freed_bytes: 0,
+            available_bytes: None,
+            errors: Vec::new(),
+        });
     }
 
     fn is_young(&self, id: &str, settings: &ImageGcSettings, now: Now) -> bool {
@@ -238,9 +253,10 @@ impl ImageGc {
         unused.into_iter().map(|(id, _)| id.clone()).collect()
     }
 
-    /// An image that was never used counts from when it was first seen; upstream takes it for infinitely old.
+    /// An image that was never used counts from when it was first seen; upstream takes it for infinitely old. As upstream, none
+    /// before the agent has run for that long: what a node needs may not have been seen since it was off.
     fn older_than(&self, max_age: Option<Duration>, now: Now) -> Vec<String> {
-        let Some(max_age) = max_age else { return Vec::new() };
+        let Some(max_age) = max_age.filter(|max_age| now.uptime.as_duration() > *max_age) else { return Vec::new() };
         let is_old = |id: &String| {
             let used = self.images[id].used;
             now.wall_since(used.last_used.unwrap_or(used.first_seen)) > max_age
@@ -268,12 +284,13 @@ impl ImageGc {
         None
     }
 
-    /// A deletion has ended.
-    pub fn deleted(&mut self, id: &str, result: Result<(), EffectError>) {
+    /// A deletion has ended, with the space on the file system after it, if that is known.
+    pub fn deleted(&mut self, id: &str, result: Result<Option<Space>, EffectError>) {
         let Some(collection) = &mut self.collection else { return };
         collection.deleting = None;
         match result {
-            Ok(()) => {
+            Ok(space) => {
+                collection.available_bytes = space.map(|space| space.available_bytes);
                 let size_bytes = self.images.remove(id).map_or(0, |image| image.size_bytes);
                 collection.freed_bytes = collection.freed_bytes.saturating_add(size_bytes);
                 collection.deleted = collection.deleted.saturating_add(1);
@@ -283,11 +300,16 @@ impl ImageGc {
     }
 
     /// Ends a collection that has nothing more to delete; returns what it has to tell.
-    pub fn finish(&mut self) -> Vec<EventRecord> {
+    pub fn finish(&mut self, now: Now) -> Vec<EventRecord> {
         let is_over = |collection: &Collection| {
             collection.deleting.is_none() && (collection.queue.is_empty() || collection.has_enough())
         };
         let Some(collection) = self.collection.take_if(|collection| is_over(collection)) else { return Vec::new() };
+        if collection.has_enough() && collection.is_short() {
+            // Some file systems show freed space late, so the next look decides.
+            self.is_unfinished = true;
+            self.look_at = Some(now.uptime + MIN_INTERVAL);
+        }
         let mut events = Vec::new();
         if collection.deleted > 0 {
             let message =
@@ -333,7 +355,19 @@ impl Collection {
     fn has_enough(&self) -> bool {
         match self.reason {
             CollectionReason::Age | CollectionReason::Eviction => false,
-            CollectionReason::Space { to_free_bytes, .. } => self.freed_bytes >= to_free_bytes,
+            CollectionReason::Space { to_free_bytes, .. } => {
+                self.freed_bytes >= to_free_bytes || (self.available_bytes.is_some() && !self.is_short())
+            }
+        }
+    }
+
+    /// The file system has less room than wanted.
+    fn is_short(&self) -> bool {
+        match self.reason {
+            CollectionReason::Age | CollectionReason::Eviction => false,
+            CollectionReason::Space { wanted_bytes, .. } => {
+                self.available_bytes.is_some_and(|available| available < wanted_bytes)
+            }
         }
     }
 
@@ -345,7 +379,7 @@ impl Collection {
                 "wanted to free {to_free_bytes} bytes, but freed {freed} bytes space with errors in image deletion: {}",
                 joined(&self.errors)
             )),
-            CollectionReason::Space { to_free_bytes, used_percent, capacity_bytes } if freed < to_free_bytes => {
+            CollectionReason::Space { used_percent, capacity_bytes, .. } if !self.has_enough() => {
                 Some(format!(
                     "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to \
                      free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it \

@@ -566,7 +566,7 @@ impl ImageOp {
         match self {
             ImageOp::Inspect { .. } => Properties::look("InspectImage").aborted(),
             ImageOp::Pull { .. } => Properties::new("PullImage", OpKind::Change, Deadline::Pull).aborted(),
-            ImageOp::Delete { .. } => Properties::new("DeleteImage", OpKind::End, ONE_CALL),
+            ImageOp::Delete { .. } => Properties::new("DeleteImage", OpKind::End, TWO_CALLS),
         }
     }
 

@@ -22,7 +22,8 @@ impl Agent {
 
     pub(super) fn image_deleted(&mut self, op: &Op, result: Result<Facts, EffectError>) {
         if let Op::Image(ImageOp::Delete { id, .. }) = op {
-            self.node.image_gc.deleted(id, result.map(drop));
+            let space = result.map(|facts| if let Facts::ImageDeleted { space } = facts { space } else { None });
+            self.node.image_gc.deleted(id, space);
         }
     }
 
@@ -37,7 +38,7 @@ impl Agent {
             let (subject, op) = (Subject::Node(Routine::DeleteImage), ImageOp::Delete { id, reason });
             self.outbox.send(subject, op, "it is not used".to_owned(), &self.settings, now);
         }
-        for event in self.node.image_gc.finish() {
+        for event in self.node.image_gc.finish(now) {
             self.outbox.record(event);
         }
     }

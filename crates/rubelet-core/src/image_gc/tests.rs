@@ -32,7 +32,7 @@ fn listing(images: &[&str], space: Option<(u64, u64)>) -> ImageListing {
 fn collected(gc: &mut ImageGc) -> Vec<String> {
     let mut ids = Vec::new();
     while let Some((id, _)) = gc.plan(|_| false) {
-        gc.deleted(&id, Ok(()));
+        gc.deleted(&id, Ok(None));
         ids.push(id);
     }
     ids
@@ -54,14 +54,55 @@ fn least_recently_used_images_are_deleted_down_to_the_low_threshold() {
             .collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         assert_eq!(gc.listed(listing(&images, Some((100, 50))), &settings(), later(secs)), None);
-        assert!(collected(&mut gc).is_empty() && gc.finish().is_empty());
+        assert!(collected(&mut gc).is_empty() && gc.finish(later(900)).is_empty());
     }
     // 86 % used, at most 80 % are wanted: 6 GiB.
     gc.listed(listing(&images, Some((100, 14))), &settings(), later(900));
     assert_eq!(gc.next_wakeup(&settings()), None, "the next look comes after the collection");
     assert_eq!(collected(&mut gc), ["d", "a"]);
-    assert_eq!(texts(&gc.finish()), ["DeletedImages: Deleted 2 unused images, 8.0 GiB in all"]);
+    assert_eq!(texts(&gc.finish(later(900))), ["DeletedImages: Deleted 2 unused images, 8.0 GiB in all"]);
     assert_eq!(gc.next_wakeup(&settings()), Some(later(1200).uptime));
+}
+
+/// Deletes what is planned of a file system of 100 GiB; each deletion frees this much of it.
+fn collected_with_space(gc: &mut ImageGc, mut available: u64, freed: u64) -> (Vec<String>, u64) {
+    let mut ids = Vec::new();
+    while let Some((id, _)) = gc.plan(|_| false) {
+        available += freed;
+        gc.deleted(&id, Ok(Some(Space { capacity_bytes: 100 * GIB, available_bytes: available * GIB })));
+        ids.push(id);
+    }
+    (ids, available)
+}
+
+#[test]
+fn deletion_stops_when_the_file_system_has_room_whatever_the_sizes() {
+    let mut gc = ImageGc::default();
+    let images = ["a 1", "b 1", "c 1", "d 1"];
+    gc.listed(listing(&images, Some((100, 50))), &settings(), later(0));
+    // 6 GiB are wanted: all four by their sizes, two as they are unpacked.
+    gc.listed(listing(&images, Some((100, 14))), &settings(), later(900));
+    assert_eq!(collected_with_space(&mut gc, 14, 3), (vec!["a".to_owned(), "b".to_owned()], 20));
+    assert_eq!(texts(&gc.finish(later(900))), ["DeletedImages: Deleted 2 unused images, 2.0 GiB in all"]);
+    assert_eq!(gc.next_wakeup(&settings()), Some(later(1200).uptime));
+}
+
+#[test]
+fn deletion_goes_on_to_the_low_threshold_if_images_share_layers() {
+    let mut gc = ImageGc::default();
+    let images = ["a 4", "b 4", "c 4", "d 4", "e 4"];
+    gc.listed(listing(&images, Some((100, 50))), &settings(), later(0));
+    gc.listed(listing(&images, Some((100, 14))), &settings(), later(900));
+    assert_eq!(collected_with_space(&mut gc, 14, 2), (vec!["a".to_owned(), "b".to_owned()], 18));
+    assert_eq!(gc.finish(later(900)).len(), 1);
+    assert_eq!(gc.next_wakeup(&settings()), Some(later(910).uptime), "it is not at the low threshold");
+    // Below the high one.
+    gc.listed(listing(&images[2..], Some((100, 18))), &settings(), later(910));
+    assert_eq!(collected_with_space(&mut gc, 18, 2), (vec!["c".to_owned()], 20));
+    gc.finish(later(910));
+    assert_eq!(gc.next_wakeup(&settings()), Some(later(1210).uptime));
+    gc.listed(listing(&images[3..], Some((100, 18))), &settings(), later(1210));
+    assert!(gc.collection.is_none(), "a new collection begins at the high threshold");
 }
 
 #[test]
@@ -74,10 +115,10 @@ fn images_in_use_pinned_young_or_needed_stay() {
     let is_needed = |id: &str| id == "needed" || id == "example.com/named:v1";
     assert_eq!(gc.plan(is_needed), Some(("old".to_owned(), DeletionReason::Space)));
     assert_eq!(gc.plan(is_needed), None, "one at a time");
-    gc.deleted("old", Ok(()));
+    gc.deleted("old", Ok(None));
     assert_eq!(gc.plan(is_needed), None);
     assert_eq!(gc.look_at, Some(later(240).uptime), "the young one may go when it is old enough");
-    insta::assert_snapshot!(texts(&gc.finish()).join("\n"), @r"
+    insta::assert_snapshot!(texts(&gc.finish(later(900))).join("\n"), @r"
     DeletedImages: Deleted 1 unused images, 4.0 GiB in all
     FreeDiskSpaceFailed: Insufficient free disk space on the node's image filesystem (99% of 100.0 GiB used). Failed to free sufficient space by deleting unused images (freed 4294967296 bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.
     ");
@@ -92,7 +133,7 @@ fn error_is_reported_from_the_second_collection_on() {
             let error = EffectError { kind: ErrorKind::Retry, message: "read-only file system".to_owned() };
             gc.deleted(&id, Err(error));
         }
-        let events = gc.finish();
+        let events = gc.finish(later(900));
         let failed = events.iter().filter(|event| event.reason == "ImageGCFailed").count();
         assert_eq!(failed, expected, "{events:?}");
     }
@@ -105,9 +146,24 @@ fn unused_images_are_deleted_at_their_maximum_age_whatever_the_space() {
     gc.listed(listing(&["a 1 used", "b 1", "c 1 used"], Some((100, 90))), &settings, later(0));
     gc.listed(listing(&["a 1", "b 1", "c 1 used"], Some((100, 90))), &settings, later(3000));
     assert!(collected(&mut gc).is_empty());
-    gc.finish();
+    gc.finish(later(900));
     gc.listed(listing(&["a 1", "b 1", "c 1 used"], Some((100, 90))), &settings, later(3601));
     assert_eq!(collected(&mut gc), ["b", "a"]);
+}
+
+#[test]
+fn no_image_is_too_old_before_the_agent_has_run_for_that_long() {
+    let settings = ImageGcSettings { max_age: Some(Duration::from_secs(3600)), ..settings() };
+    let at = |uptime_secs: u64| Now { uptime: Uptime::from_secs(uptime_secs), ..later(uptime_secs) };
+    let long_ago = ImageUse { first_seen: "2020-01-01T00:00:00Z".parse().unwrap(), last_used: None };
+    let remembered = BTreeMap::from([("a".to_owned(), long_ago)]);
+    let mut gc = ImageGc::default();
+    gc.listed(ImageListing { remembered, ..listing(&["a 1"], Some((100, 90))) }, &settings, at(1));
+    for (secs, expected) in [(11, vec![]), (3600, vec![]), (3601, vec!["a".to_owned()])] {
+        gc.listed(listing(&["a 1"], Some((100, 90))), &settings, at(secs));
+        assert_eq!(collected(&mut gc), expected, "after {secs} s");
+        gc.finish(at(secs));
+    }
 }
 
 #[test]

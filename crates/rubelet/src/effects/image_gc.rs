@@ -53,7 +53,13 @@ pub(super) async fn list_images(world: &World, look: &LookAtImages) -> Result<Fa
 
 pub(super) async fn delete_image(world: &World, id: &str) -> Result<Facts, EffectError> {
     let spec = v1::ImageSpec { image: id.to_owned(), ..v1::ImageSpec::default() };
-    failure::gone_is_done(world.runtime.remove_image(&spec).await).map(|()| Facts::Nothing)
+    failure::gone_is_done(world.runtime.remove_image(&spec).await)?;
+    // The image is gone, whether or not the space is known.
+    let space = match world.runtime.image_fs_info().await {
+        Ok(info) => space(world, info).await.unwrap_or_default(),
+        Err(_) => None,
+    };
+    Ok(Facts::ImageDeleted { space })
 }
 
 /// IDs and names: what a container says of its image depends on the runtime.
