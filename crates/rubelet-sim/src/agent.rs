@@ -128,6 +128,7 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
             }
             sim.count_turn();
             sim.stale_entries = agent.entries_of_gone_pods();
+            sim.agent_bytes.get_or_insert_with(|| format!("{agent:?}").len());
             let snapshot = agent.snapshot();
             if !Arc::ptr_eq(&snapshot, &sim.snapshot) {
                 sim.rules.told(sim.now, sim.wall, &snapshot);

@@ -6,6 +6,7 @@
 mod api;
 mod history;
 mod patrol;
+mod prune;
 mod snapshot;
 #[cfg(test)]
 mod tests;

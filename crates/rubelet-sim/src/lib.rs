@@ -9,6 +9,7 @@
 
 mod agent;
 mod api;
+mod churn;
 mod devices;
 mod disk;
 mod faults;
@@ -22,6 +23,7 @@ mod simulation;
 mod swarm;
 mod trace;
 
+pub use churn::{Churn, Figures};
 pub use play::Failure;
 pub use swarm::{PlayResult, play_out};
 

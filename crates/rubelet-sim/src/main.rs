@@ -11,16 +11,18 @@ use std::{
     time::Duration,
 };
 
-use rubelet_sim::{Failure, play_out};
+use rubelet_sim::{Churn, Failure, play_out};
 
 const USAGE: &str = "\
 Usage: cargo xtask sim [--seeds N | --forever] [--seed S] [--minutes M]
+       cargo xtask sim --churn HOURS [--seed S]
 
 Plays random seeds in virtual time: the real agent over a fake runtime and host, with injected faults.
   --seeds N     how many seeds to play (default 200)
   --forever     play until it is stopped, print a rate every minute, and keep failing seeds in target/failing-seeds
   --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
   --minutes M   virtual minutes of faults before the calm (default 20)
+  --churn HOURS 200 pods per minute come and go, without faults: nothing may grow; figures after every hour
 ";
 
 /// Failing seeds after which to stop: enough to see whether they have one cause.
@@ -33,6 +35,7 @@ struct Arguments {
     /// Examines one seed.
     whole_trace: bool,
     is_forever: bool,
+    churn_hours: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(hours) = arguments.churn_hours {
+        return churn(arguments.first, hours);
+    }
     let failures = play_all(&arguments);
     match failures.first() {
         None => {
@@ -58,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let (mut seed, mut seeds, mut minutes, mut is_forever) = (None, None, 20, false);
+    let (mut seed, mut seeds, mut minutes, mut is_forever, mut churn_hours) = (None, None, 20, false, None);
     while let Some(word) = words.next() {
         if word == "--help" || word == "-h" {
             return Err(String::new());
@@ -73,6 +79,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--seed" => seed = Some(value),
             "--seeds" => seeds = Some(value),
             "--minutes" => minutes = value,
+            "--churn" => churn_hours = Some(value),
             unknown => return Err(format!("unknown option {unknown}\n")),
         }
     }
@@ -82,7 +89,22 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         Some(_) => 1,
         None => 200,
     });
-    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever })
+    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever, churn_hours })
+}
+
+/// A round per hour.
+fn churn(seed: u64, hours: u64) -> ExitCode {
+    let churn = Churn { seed, rounds: u32::try_from(hours).unwrap_or(u32::MAX), minutes: 60, per_minute: 200 };
+    match churn.play(|figures| println!("{figures}")) {
+        Ok(_) => {
+            println!("nothing grows");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            println!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The failures, the lowest seed first.

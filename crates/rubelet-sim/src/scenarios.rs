@@ -3,6 +3,7 @@
 mod agent_death;
 mod api;
 mod api_trouble;
+mod churn;
 mod devices;
 mod edits;
 mod eviction;

@@ -83,6 +83,9 @@ pub(crate) struct SimState {
     pub snapshot: Arc<Snapshot>,
     /// What the agent still keeps of removed pods.
     pub stale_entries: Vec<String>,
+    /// The length of the agent's state as text; set after the next turn if it is `None`.
+    pub agent_bytes: Option<usize>,
+    pub turns_in_all: u64,
     /// The agent dies at a call boundary after this many more.
     pub agent_dies_after: Option<u64>,
     /// Turns of the agent's loop within one instant: an endless loop would stop time.
@@ -152,6 +155,8 @@ impl Simulation {
             agent: AgentState::Dead(Incarnation(0)),
             snapshot: Arc::default(),
             stale_entries: Vec::new(),
+            agent_bytes: Some(0),
+            turns_in_all: 0,
             agent_dies_after: None,
             turns: (Duration::ZERO, 0),
             scheduled: BTreeMap::new(),
@@ -264,6 +269,7 @@ impl SimState {
 
     /// Counts a turn of the agent's loop, and reports a spin above the limit.
     pub(crate) fn count_turn(&mut self) {
+        self.turns_in_all += 1;
         let (since, count) = self.turns;
         self.turns = if since == self.now { (since, count + 1) } else { (self.now, 1) };
         if self.turns.1 == TURNS_PER_INSTANT {

@@ -5,7 +5,7 @@
 
 mod cluster;
 mod mishaps;
-mod scripts;
+pub(crate) mod scripts;
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 /// Within this time of calm everything must settle: the longest back-off is five minutes, a hung call lasts four.
 const CALM: Duration = Duration::from_secs(25 * 60);
 const NAMES: [&str; 6] = ["ant", "bee", "cat", "dog", "eel", "fox"];
-const IMAGES: [&str; 3] = ["reg.test/quick:v1", "reg.test/slow:v1", "reg.test/late:v1"];
+pub(crate) const IMAGES: [&str; 3] = ["reg.test/quick:v1", "reg.test/slow:v1", "reg.test/late:v1"];
 
 /// The result of a run, for the statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -218,6 +218,11 @@ impl Store {
         self.note(Change { version: self.version, key: key.clone(), before: Some(Arc::new(last)), after: None });
     }
 
+    /// A real server keeps them for an hour.
+    pub(crate) fn expire_events(&mut self) {
+        self.objects.retain(|key, _| key.resource != "events");
+    }
+
     fn note(&mut self, change: Change) {
         self.history.push_back(change);
         if self.history.len() > HISTORY

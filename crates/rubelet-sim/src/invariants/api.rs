@@ -81,6 +81,14 @@ impl ApiSeen {
         }
     }
 
+    pub(super) fn forget_all_but(&mut self, kept: &BTreeSet<String>, names: &BTreeSet<String>) {
+        self.users.retain(|uid, _| kept.contains(uid));
+        self.written.retain(|uid, _| kept.contains(uid));
+        self.overwritten.retain(|uid| kept.contains(uid));
+        self.busy.retain(|uid, _| kept.contains(uid));
+        self.traffic.retain(|name, _| names.contains(name));
+    }
+
     /// The agent reports a change of the pod.
     pub(super) fn news(&mut self, pod_name: &str) {
         self.traffic.entry(pod_name.to_owned()).or_default().reasons += 1;

@@ -53,6 +53,12 @@ impl Seen {
         self.restart_counts.retain(|(known, _), _| known != uid);
     }
 
+    pub(super) fn forget_all_but(&mut self, kept: &BTreeSet<String>) {
+        self.pods.retain(|uid, _| kept.contains(uid));
+        self.restart_counts.retain(|(uid, _), _| kept.contains(uid));
+        self.orphans.retain(|uid| kept.contains(uid));
+    }
+
     pub(super) fn is_ending(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|told| rank(&told.lifecycle) >= rank("Terminating"))
     }

@@ -60,6 +60,11 @@ impl Trouble {
         self.strike(touched, now);
     }
 
+    pub(super) fn forget(&mut self, is_meant: impl Fn(&Touched) -> bool) {
+        self.until.retain(|touched, _| !is_meant(touched));
+        self.open.retain(|touched, count| *count > 0 || !is_meant(touched));
+    }
+
     /// Since when none of these is affected; `None` while one is.
     pub(crate) fn clear_since(&self, all: &[Touched], now: Duration) -> Option<Duration> {
         let is_open = |it: &Touched| self.open.get(it).is_some_and(|count| *count > 0);

@@ -12,7 +12,7 @@ use crate::{
 /// The condition that pods with a readiness gate wait for.
 pub(super) const GATE: &str = "sim/gate";
 
-pub(super) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
+pub(crate) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
     let mut script = PodScript::pod(name).version(version).policy(policy).grace_secs([1, 3, 10, 30][rng.usize(..4)]);
     for number in 0..[0, 0, 1, 2][rng.usize(..4)] {
