@@ -199,13 +199,13 @@ fn idle(node: &Node) -> anyhow::Result<Full> {
 const TICK_NS: u64 = 10_000_000;
 
 /// What the agent has used since its start, over all its threads.
-struct Usage {
-    cpu_ns: u64,
+pub struct Usage {
+    pub cpu_ns: u64,
     switches: u64,
 }
 
 impl Usage {
-    fn read(node: &Node) -> anyhow::Result<Usage> {
+    pub fn read(node: &Node) -> anyhow::Result<Usage> {
         let pid = pid(node)?;
         // Of the whole process, in hundredths of a second: it includes ended threads.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -220,12 +220,12 @@ impl Usage {
     }
 }
 
-fn resident_mb(node: &Node) -> anyhow::Result<f64> {
+pub fn resident_mb(node: &Node) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{}/status", pid(node)?))?;
     Ok(field(&status, "VmRSS:")? as f64 / 1024.0)
 }
 
-fn pid(node: &Node) -> anyhow::Result<i32> {
+pub fn pid(node: &Node) -> anyhow::Result<i32> {
     node.agent.pid().context("the agent does not run")
 }
 
@@ -235,7 +235,7 @@ fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     value.with_context(|| format!("no {name} in /proc"))
 }
 
-fn first_line_of(node: &Node, pod: &str) -> anyhow::Result<Timestamp> {
+pub fn first_line_of(node: &Node, pod: &str) -> anyhow::Result<Timestamp> {
     let prefix = format!("default_{}_", full_name(pod));
     let mut dirs = fs::read_dir(node.agent.pod_logs_dir())?.flatten();
     let dir = dirs.find(|dir| dir.file_name().to_string_lossy().starts_with(&prefix)).context("no log directory")?;
@@ -248,16 +248,16 @@ fn first_line_at(log: &Path) -> anyhow::Result<Timestamp> {
     Ok(time.parse()?)
 }
 
-fn ms_between(began: Timestamp, ended: Timestamp) -> f64 {
+pub fn ms_between(began: Timestamp, ended: Timestamp) -> f64 {
     ended.duration_since(began).as_secs_f64() * 1000.0
 }
 
-fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
+pub fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().context("nothing was measured")
 }
 
-fn machine(runtime: Runtime) -> String {
+pub fn machine(runtime: Runtime) -> String {
     let kernel = output(&mut command("uname", ["-sr"]), SHORT).unwrap_or_default();
     let cores = thread::available_parallelism().map_or(0, usize::from);
     format!("containerd {}, {}, {cores} cores", runtime.as_str(), kernel.trim())

@@ -10,6 +10,7 @@ mod crashes;
 mod effects;
 mod images;
 mod life;
+mod logs;
 pub mod manifest;
 mod many;
 pub mod node;
@@ -66,6 +67,7 @@ fn cases() -> Vec<Case> {
         with_systemd,
         life::CASES,
         images::CASES,
+        logs::CASES,
         crashes::CASES,
         effects::CASES,
         odd::CASES,

@@ -16,8 +16,15 @@ use crate::e2e::{
     node::Node,
 };
 
-pub const CASES: &[Case] =
-    &[Case { name: "unused images are deleted when the disk is full, and those in use stay", run: collection }];
+mod small_disk;
+
+pub const CASES: &[Case] = &[
+    Case { name: "unused images are deleted when the disk is full, and those in use stay", run: collection },
+    Case {
+        name: "images are deleted down to the low mark and no further, the longest unused first",
+        run: small_disk::low_mark,
+    },
+];
 
 const UNUSED: usize = 100;
 

@@ -11,16 +11,26 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use flate2::read::GzDecoder;
-use rubelet_testbed::agent::AgentOptions;
+use rubelet_testbed::{agent::AgentOptions, clock::Stopwatch};
 use serde_json::json;
 
-use crate::e2e::cluster::{ClusterCase, ClusterNode, Plane, pod, spec};
+use crate::{
+    bench::Usage,
+    e2e::cluster::{ClusterCase, ClusterNode, Plane, pod, spec},
+};
 
-pub const CASES: &[ClusterCase] = &[ClusterCase {
-    name: "logs are rotated and compressed under a writer and a reader, and no line is lost or doubled",
-    plane: Plane::Shared,
-    run: rotation,
-}];
+pub const CASES: &[ClusterCase] = &[
+    ClusterCase {
+        name: "logs are rotated and compressed under a writer and a reader, and no line is lost or doubled",
+        plane: Plane::Shared,
+        run: rotation,
+    },
+    ClusterCase {
+        name: "a reader of a log of 50 MB/s through twenty rotations misses no line and sees none twice",
+        plane: Plane::Shared,
+        run: fast_writer,
+    },
+];
 
 const MAX_FILES: usize = 6;
 const ROTATIONS: usize = 20;
@@ -77,6 +87,54 @@ fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.wait_none(30)
 }
 
+/// Lines of 1,000 bytes, 25,000 of them twice a second.
+const FAST_SCRIPT: &str = "trap 'exit 0' TERM; awk 'BEGIN { pad = sprintf(\"%991s\", \"\"); \
+     for (n = 1000000; ; n++) { print n pad; if (n % 25000 == 0) { fflush(); system(\"sleep 0.5\") } } }' & wait $!";
+/// A reader that is behind by this many files of a second each would lose lines.
+const MANY_FILES: usize = 40;
+
+fn fast_writer(cluster: &mut ClusterNode) -> anyhow::Result<()> {
+    let mut config = cluster.node.agent.own_cgroups()?;
+    config.insert("containerLogMaxSize".to_owned(), json!("10Mi"));
+    config.insert("containerLogMaxFiles".to_owned(), json!(MANY_FILES));
+    let membership = Some(cluster.membership()?);
+    cluster.node.reconfigure(&AgentOptions { cluster: membership, config, ..AgentOptions::default() })?;
+    cluster.start()?;
+    cluster.apply(pod("writer", &spec(&cluster.name, FAST_SCRIPT)))?;
+    let uid = cluster.wait_running("writer", 60)?.uid().to_owned();
+    let (watch, before) = (Stopwatch::start(), Usage::read(&cluster.node)?);
+    let mut follow = cluster.kubectl_command(&["logs", "-f", "writer"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().context("kubectl logs -f")?;
+    let output = follow.stdout.take().context("its output")?;
+    let reader = thread::spawn(move || lines(BufReader::with_capacity(1 << 20, output), FIRST));
+    let dir = cluster.node.agent.pod_logs_dir().join(format!("{}_writer_{uid}", cluster.name)).join("main");
+    let (mut seen, mut largest) = (BTreeSet::new(), 0);
+    cluster.wait("twenty rotations", 180, |_| {
+        for path in rotated(&dir)? {
+            largest = largest.max(fs::metadata(&path).map_or(0, |found| found.len()));
+            seen.insert(path.display().to_string().replace(".gz", ""));
+        }
+        ensure!(seen.len() >= ROTATIONS, "{} so far", seen.len());
+        Ok(())
+    })?;
+    cluster.kubectl(&["delete", "pod", "writer", "--wait=false"])?;
+    let written_secs = watch.secs();
+    let status = follow.wait()?;
+    let count = reader.join().expect("the reader does not panic")?;
+    let cpu_ns = Usage::read(&cluster.node)?.cpu_ns.saturating_sub(before.cpu_ns);
+    println!(
+        "{count} lines of 1,000 bytes in {written_secs:.0} s, read in {:.0} s with {:.1} s of the agent's processor: \
+         {:.0} MB/s; {} rotations, of at most {} MB",
+        watch.secs(),
+        cpu_ns as f64 / 1e9,
+        count as f64 / 1e3 / watch.secs(),
+        seen.len(),
+        largest / 1_000_000
+    );
+    ensure!(status.success() && count > 300_000, "{count} lines, {status}");
+    cluster.wait_none(60)
+}
+
 /// Rotated files, the oldest first.
 fn rotated(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
@@ -96,8 +154,8 @@ fn lines(text: impl BufRead, first: u64) -> anyhow::Result<u64> {
     let mut expected = first;
     for line in text.lines() {
         let line = line?;
-        if line.parse() != Ok(expected) {
-            bail!("line {line:?} instead of {expected}");
+        if line.trim_end().parse() != Ok(expected) {
+            bail!("line {:?} instead of {expected}", line.trim_end());
         }
         expected += 1;
     }
