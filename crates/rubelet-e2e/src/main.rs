@@ -1,10 +1,11 @@
 //! The commands of `cargo xtask` that test or measure the built program: `e2e`, `vm`, `conformance`, `bench`, `chaos`,
-//! and `up` with a control plane.
+//! `churn`, and `up` with a control plane.
 //!
 //! Owns: which command is which file. Their options are in `rubelet_testbed::cli`, because `xtask` documents them, too.
 
 mod bench;
 mod chaos;
+mod churn;
 mod conformance;
 mod control_plane;
 mod debian;
@@ -24,7 +25,7 @@ use rubelet_testbed::{
 use crate::e2e::Tested;
 
 fn main() -> ExitCode {
-    let commands = [cli::up(), cli::e2e(), cli::vm(), cli::conformance(), cli::bench(), cli::chaos()];
+    let commands = [cli::up(), cli::e2e(), cli::vm(), cli::conformance(), cli::bench(), cli::chaos(), cli::churn()];
     let command = Command::new("cargo xtask").subcommand_required(true).subcommands(commands);
     cli::conclude(run(&command.get_matches()))
 }
@@ -41,6 +42,7 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("vm", args)) => return vm::run(&runtimes(args)?, filter(args)),
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("chaos", args)) => return chaos::run(&chaos::Options::parse(args)?),
+        Some(("churn", args)) => return churn::run(&churn::Options::parse(args)),
         Some(("bench", args)) if args.get_flag("cluster") => {
             bench::cluster::run(runtime(args)?.unwrap_or(Runtime::Containerd24), kubelet(args))?;
         }

@@ -127,6 +127,15 @@ pub fn chaos() -> Command {
         .arg(number_arg("seed", "Of the random choices", "1"))
 }
 
+pub fn churn() -> Command {
+    Command::new("churn")
+        .about("Pods come and go on a node for a long time: what it keeps of them, and whether starts become slower")
+        .arg(runtime_arg())
+        .arg(Arg::new("built").long("built").value_name("PATH").help("This Rubelet, instead of building the release"))
+        .arg(number_arg("minutes", "How long pods come and go", "60"))
+        .arg(number_arg("per-minute", "Pods that come and go each minute", "20"))
+}
+
 fn number_arg(name: &'static str, help: &'static str, default: &'static str) -> Arg {
     Arg::new(name)
         .long(name)
