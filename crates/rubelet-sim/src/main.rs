@@ -22,7 +22,7 @@ Plays random seeds in virtual time: the real agent over a fake runtime and host,
   --forever     play until it is stopped, print a rate every minute, and keep failing seeds in target/failing-seeds
   --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
   --minutes M   virtual minutes of faults before the calm (default 20)
-  --churn HOURS 200 pods per minute come and go, without faults: nothing may grow; figures after every hour
+  --churn HOURS 200 pods per minute come and go, without faults: nothing may grow; figures every 20 minutes
 ";
 
 /// Failing seeds after which to stop: enough to see whether they have one cause.
@@ -92,9 +92,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
     Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever, churn_hours })
 }
 
-/// A round per hour.
+/// Three rounds per hour.
 fn churn(seed: u64, hours: u64) -> ExitCode {
-    let churn = Churn { seed, rounds: u32::try_from(hours).unwrap_or(u32::MAX), minutes: 60, per_minute: 200 };
+    let rounds = u32::try_from(hours.saturating_mul(3)).unwrap_or(u32::MAX);
+    let churn = Churn { seed, rounds, minutes: 20, per_minute: 200 };
     match churn.play(|figures| println!("{figures}")) {
         Ok(_) => {
             println!("nothing grows");

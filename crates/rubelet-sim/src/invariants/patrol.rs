@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use rubelet_core::{
     event::Source,
+    id::PodUid,
     snapshot::{NodeReadiness, PodView, Snapshot},
 };
 
@@ -67,7 +68,7 @@ impl Rules {
                 self.known.ends.remove(uid.as_str());
             }
         }
-        let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
+        let is_told = |uid: &String| snapshot.pods.contains_key(&PodUid::new(uid.as_str()));
         self.known.pods.retain(|uid, _| is_told(uid));
         self.known.ends.retain(|uid, _| is_told(uid));
     }

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use rubelet_core::{
     event::Source,
+    id::PodUid,
     snapshot::{PodView, Snapshot},
 };
 
@@ -88,7 +89,7 @@ impl Rules {
             self.check_counts(now, uid.as_str(), view);
         }
         // A pod missing from the snapshot may come back and begin again.
-        let is_told = |uid: &String| snapshot.pods.keys().any(|known| known.as_str() == uid);
+        let is_told = |uid: &String| snapshot.pods.contains_key(&PodUid::new(uid.as_str()));
         for uid in self.seen.pods.extract_if(.., |uid, _| !is_told(uid)).map(|(uid, _)| uid).collect::<Vec<_>>() {
             self.seen.forget_counts(&uid);
         }
