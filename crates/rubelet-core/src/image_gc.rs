@@ -379,14 +379,12 @@ impl Collection {
                 "wanted to free {to_free_bytes} bytes, but freed {freed} bytes space with errors in image deletion: {}",
                 joined(&self.errors)
             )),
-            CollectionReason::Space { used_percent, capacity_bytes, .. } if !self.has_enough() => {
-                Some(format!(
-                    "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to \
+            CollectionReason::Space { used_percent, capacity_bytes, .. } if !self.has_enough() => Some(format!(
+                "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to \
                      free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it \
                      could be used by active images, logs, volumes, or other data.",
-                    size_text(capacity_bytes)
-                ))
-            }
+                size_text(capacity_bytes)
+            )),
             CollectionReason::Age | CollectionReason::Eviction if !self.errors.is_empty() => Some(joined(&self.errors)),
             CollectionReason::Age | CollectionReason::Eviction | CollectionReason::Space { .. } => None,
         }

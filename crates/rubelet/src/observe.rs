@@ -5,8 +5,8 @@
 
 pub mod events;
 pub mod inspect;
-pub mod memory;
 pub mod log_writes;
+pub mod memory;
 pub mod node;
 pub mod oom;
 pub mod relist;
