@@ -29,6 +29,9 @@ mod message;
 pub mod ranking;
 pub mod threshold;
 pub mod usage;
+mod view;
+
+pub use self::view::{ThresholdState, ThresholdView};
 
 /// The longest time between two looks at the node, as upstream's only one.
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
@@ -102,6 +105,16 @@ pub struct EvictionRecord {
     pub counts: BTreeMap<String, u64>,
     /// The newest last.
     pub recent: VecDeque<EvictedPod>,
+    pub last_ranking: Option<Ranking>,
+}
+
+/// Pods were ranked, for the metric of how old the node's figures were then.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ranking {
+    /// How many rankings there were before it.
+    pub number: u64,
+    /// By the signals that drive it.
+    pub stats_age: BTreeMap<String, Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -109,7 +122,7 @@ pub struct EvictedPod {
     pub pod: PodRef,
     pub at: Timestamp,
     pub signal: String,
-    /// What it used of the resource, and requested, as text; empty for a limit, which the message names.
+    /// What it used of the resource, or of what is limited, as text.
     pub used: String,
     pub message: String,
     /// Pods that were ranked before it and are critical.
@@ -353,6 +366,7 @@ impl Eviction {
         self.stage = Stage::Watching;
         self.look_at = now.uptime + MAX_INTERVAL;
         let threshold = &settings.thresholds[threshold];
+        self.note_ranking(settings, now);
         ranking::rank(&mut candidates, threshold.signal, self.layout);
         let place = candidates.iter().position(|candidate| !is_critical(candidate))?;
         let chosen = &candidates[place];
@@ -384,6 +398,16 @@ impl Eviction {
     fn met<'a>(&self, settings: &'a EvictionSettings) -> Vec<(&'a Threshold, Observation)> {
         let driving = self.driving.iter().map(|place| &settings.thresholds[*place]);
         driving.filter_map(|threshold| Some((threshold, self.observed.get(&threshold.signal)?.observed))).collect()
+    }
+
+    fn note_ranking(&mut self, settings: &EvictionSettings, now: Now) {
+        self.has_changed = true;
+        let driving = self.driving.iter().map(|place| settings.thresholds[*place].signal);
+        let age = |signal: Signal| {
+            self.observed.get(&signal).map(|seen| (signal.name().to_owned(), now.uptime.since(seen.at)))
+        };
+        let number = self.record.last_ranking.as_ref().map_or(0, |last| last.number.saturating_add(1));
+        self.record.last_ranking = Some(Ranking { number, stats_age: driving.filter_map(age).collect() });
     }
 
     /// The look at the pods failed.
@@ -431,7 +455,7 @@ impl Eviction {
             let Some(usage) = candidate.usage else { continue };
             let Some(excess) = local_storage::excess(candidate.spec, usage, self.layout) else { continue };
             let pod = PodRef::of(candidate.pod);
-            let local_storage::Excess { signal, message } = excess;
+            let local_storage::Excess { signal, message, used_bytes } = excess;
             evicted.push(PodToEvict {
                 uid: pod.uid.clone(),
                 grace_secs: HARD_GRACE_SECS,
@@ -439,7 +463,7 @@ impl Eviction {
                 is_disruption: false,
                 annotations: BTreeMap::new(),
             });
-            let (signal, used) = (signal.to_owned(), String::new());
+            let (signal, used) = (signal.to_owned(), Resource::EphemeralStorage.text(used_bytes));
             let (passed_over, ranked) = (Vec::new(), 0);
             self.note(EvictedPod { pod, at: now.wall, signal, used, message, passed_over, ranked });
         }
@@ -463,37 +487,6 @@ impl Eviction {
     pub fn record(&self) -> &EvictionRecord {
         &self.record
     }
-
-    /// Each threshold with what was observed, for readers.
-    pub fn view(&self, settings: &EvictionSettings) -> Vec<ThresholdView> {
-        let views = settings.thresholds.iter().enumerate().map(|(place, threshold)| {
-            let observed = self.observed.get(&threshold.signal).map(|seen| seen.observed);
-            ThresholdView {
-                signal: threshold.signal,
-                value: threshold.value.text(observed.map_or(0, |observed| observed.capacity)),
-                amount: threshold.value.amount(observed.map_or(0, |observed| observed.capacity)),
-                grace_secs: threshold.grace.as_secs(),
-                observed,
-                is_met: self.met_since.contains_key(&place),
-            }
-        });
-        views.collect()
-    }
-}
-
-/// A threshold, for readers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ThresholdView {
-    pub signal: Signal,
-    /// A share is computed from the capacity.
-    pub value: String,
-    /// The same as a number.
-    pub amount: u64,
-    /// Zero for a hard threshold.
-    pub grace_secs: u64,
-    /// `None`: it could not be measured.
-    pub observed: Option<Observation>,
-    pub is_met: bool,
 }
 
 /// What may be removed without evicting pods, when this signal is low.

@@ -132,12 +132,11 @@ fn admitted(record: &PodRecord) -> Step {
 
 fn volumes(record: &PodRecord, now: Now) -> Step {
     let uses_volumes = record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some());
-    let has_ended = matches!(record.lifecycle, Lifecycle::Terminated { .. } | Lifecycle::Finished { .. });
     let (state, detail) = match (record.prepared, record.remains) {
         (_, Some(Remains::Volumes)) => (StepState::Working, "volumes are being torn down"),
         (_, Some(Remains::Cgroup)) => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
         (_, Some(Remains::PodDir | Remains::Logs | Remains::Nothing)) => (StepState::Done, "volumes are torn down"),
-        (_, None) if has_ended => (StepState::Working, "volumes are being torn down"),
+        (_, None) if has_ended(record) => (StepState::Working, "volumes are being torn down"),
         (Preparation::Volumes, None) => {
             return step("volumes", StepState::Done, "directories and volumes are set up".to_owned());
         }
@@ -172,7 +171,7 @@ fn image_step(record: &PodRecord, images: &Images, now: Now) -> Step {
     let images_of_pod = images.progress(&record.id.uid);
     let Some(image) = images_of_pod.iter().find(|image| !image.is_ready).or(images_of_pod.first()) else {
         let has_run = record.facts.as_ref().is_some_and(|facts| !facts.containers.is_empty());
-        let (state, detail) = if has_run {
+        let (state, detail) = if has_run || has_ended(record) {
             (StepState::Done, "no container waits for an image")
         } else {
             (StepState::Pending, "not reached")
@@ -212,7 +211,7 @@ fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
         (None, Some(waits_for)) if record.lifecycle != Lifecycle::Waiting => {
             step("containers", StepState::Waiting, format!("{running} of {total} ready; waits for {waits_for}"))
         }
-        (None, _) if total > 0 && running == total => {
+        (None, _) if has_ended(&record) || (total > 0 && running == total) => {
             step("containers", StepState::Done, format!("{running} of {total} ready"))
         }
         (None, _) => step("containers", StepState::Pending, format!("{running} of {total} ready")),
@@ -224,6 +223,14 @@ fn containers(record: PodState<'_>, status: &PodStatus, now: Now) -> Step {
         result.next_retry = retry_of_containers(record, now).map(|moment| PodRecord::wall(moment, now));
     }
     result
+}
+
+/// No container of it runs or will.
+fn has_ended(record: &PodRecord) -> bool {
+    match record.lifecycle {
+        Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => true,
+        Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => false,
+    }
 }
 
 /// The exit of the container's last run, which a crash loop repeats.

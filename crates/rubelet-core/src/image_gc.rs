@@ -27,6 +27,8 @@ const INTERVAL: Duration = Duration::from_secs(300);
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 /// After a failed look.
 const RETRY: Duration = Duration::from_secs(60);
+/// Collections kept for `rubelet node`.
+const MAX_RECENT: usize = 20;
 
 /// A look at the images of the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -78,6 +80,22 @@ pub struct ImageGc {
     failures: u32,
     /// An eviction threshold is met; the next look begins a collection.
     reclaims: bool,
+    /// The newest last.
+    recent: VecDeque<ImageCollection>,
+    /// Readers have not seen the last collection.
+    has_changed: bool,
+}
+
+/// A collection that deleted images or failed, for readers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageCollection {
+    /// When it ended.
+    pub at: Timestamp,
+    pub reason: String,
+    pub images: u32,
+    pub freed_bytes: u64,
+    /// Why it did not free enough.
+    pub failure: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -310,6 +328,8 @@ impl ImageGc {
             self.is_unfinished = true;
             self.look_at = Some(now.uptime + MIN_INTERVAL);
         }
+        let failure = collection.failure();
+        self.note(&collection, failure.clone(), now);
         let mut events = Vec::new();
         if collection.deleted > 0 {
             let message =
@@ -321,7 +341,7 @@ impl ImageGc {
                 message,
             ));
         }
-        match collection.failure() {
+        match failure {
             Some(message) => {
                 self.failures = self.failures.saturating_add(1);
                 // Upstream reports the error of a collection only when it is not the first in a row.
@@ -337,6 +357,33 @@ impl ImageGc {
         events
     }
 
+    fn note(&mut self, collection: &Collection, failure: Option<String>, now: Now) {
+        if collection.deleted == 0 && failure.is_none() {
+            return;
+        }
+        self.has_changed = true;
+        self.recent.push_back(ImageCollection {
+            at: now.wall,
+            reason: collection.reason.text(),
+            images: collection.deleted,
+            freed_bytes: collection.freed_bytes,
+            failure,
+        });
+        if self.recent.len() > MAX_RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Whether something changed for readers since the last call.
+    pub fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
+    }
+
+    /// The last collections of this process, the newest last.
+    pub fn recent(&self) -> &VecDeque<ImageCollection> {
+        &self.recent
+    }
+
     /// What the next process should know.
     fn uses(&self) -> BTreeMap<String, ImageUse> {
         self.images.iter().map(|(id, image)| (id.clone(), image.used)).collect()
@@ -349,6 +396,19 @@ pub enum LookAtImages {
     First,
     /// Saves what is known of the images first.
     Later { save: BTreeMap<String, ImageUse> },
+}
+
+impl CollectionReason {
+    /// For readers.
+    fn text(self) -> String {
+        match self {
+            CollectionReason::Age => "not used for imageMaximumGCAge".to_owned(),
+            CollectionReason::Space { used_percent, .. } => {
+                format!("the file system of images was {used_percent}% full")
+            }
+            CollectionReason::Eviction => "an eviction threshold was met".to_owned(),
+        }
+    }
 }
 
 impl Collection {

@@ -1,9 +1,9 @@
 //! The snapshot: an immutable view of the agent after a turn, for readers.
 //!
-//! Owns: the view types behind `rubelet pods`, `rubelet explain`, `/pods`. Never: decides; the agent does not read them back.
+//! Owns: the view types behind `rubelet pods`, `rubelet node`, `rubelet explain`, `/pods`. Never: decides; the agent does not read them back.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     event::Source,
     eviction::{EvictionRecord, ThresholdView, threshold::Pressure},
     id::PodUid,
+    image_gc::ImageCollection,
     needs::Needs,
     observation::{ListedState, RuntimeHandler, SharedFacts},
 };
@@ -31,11 +32,14 @@ pub struct Snapshot {
     pub changed: BTreeSet<PodUid>,
 }
 
-/// What eviction knows and did. Apart from the node's view, because it changes with every look.
+/// What eviction and the collection of images know and did. Apart from the node's view, because it changes with every look.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvictionView {
     pub thresholds: Vec<ThresholdView>,
     pub record: EvictionRecord,
+    /// The last collections of images, the newest last.
+    #[serde(default)]
+    pub images: VecDeque<ImageCollection>,
 }
 
 /// Two snapshots share equal parts: a new one costs what changed, not the number of pods.

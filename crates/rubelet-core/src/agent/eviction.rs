@@ -152,14 +152,18 @@ impl Agent {
         }
     }
 
-    /// The one of the last turn, unless a look or an eviction changed it.
-    pub(super) fn eviction_view(&mut self) -> Arc<EvictionView> {
-        if !self.node.eviction.take_change() {
+    /// The one of the last turn, unless a look, an eviction or a collection of images changed it.
+    pub(super) fn eviction_view(&mut self, now: Now) -> Arc<EvictionView> {
+        let (eviction, image_gc) = (&mut self.node.eviction, &mut self.node.image_gc);
+        let has_changed = [eviction.take_change(), image_gc.take_change()].contains(&true);
+        if !has_changed {
             return self.snapshot.eviction.clone();
         }
-        let eviction = &self.node.eviction;
-        let (thresholds, record) = (eviction.view(&self.settings.eviction), eviction.record().clone());
-        Arc::new(EvictionView { thresholds, record })
+        Arc::new(EvictionView {
+            thresholds: eviction.view(&self.settings.eviction, now),
+            record: eviction.record().clone(),
+            images: image_gc.recent().clone(),
+        })
     }
 
     fn evict(&mut self, pod: PodToEvict, now: Now) {

@@ -311,7 +311,7 @@ impl Agent {
     /// Publishes new views of the touched pods.
     fn publish(&mut self, seen: BTreeSet<PodUid>, now: Now) {
         let node = explain::node_view(&self.settings, &self.node, &self.config, now);
-        let eviction = self.eviction_view();
+        let eviction = self.eviction_view(now);
         if seen.is_empty() && node == self.snapshot.node && Arc::ptr_eq(&eviction, &self.snapshot.eviction) {
             return;
         }

@@ -25,6 +25,7 @@ pub(super) struct Excess {
     /// As the metric counts it.
     pub signal: &'static str,
     pub message: String,
+    pub used_bytes: u64,
 }
 
 /// Some limit of the pod is to be watched.
@@ -47,9 +48,11 @@ fn empty_dir_excess(spec: &PodSpec, usage: &PodUsage) -> Option<Excess> {
     spec.volumes.iter().flatten().find_map(|volume| {
         let (text, limit) = size_limit(volume)?;
         let name = &volume.name;
-        (usage.volumes.get(name)?.bytes > limit).then(|| Excess {
+        let used_bytes = usage.volumes.get(name)?.bytes;
+        (used_bytes > limit).then(|| Excess {
             signal: "emptydirfs.limit",
             message: format!("Usage of EmptyDir volume {name:?} exceeds the limit {:?}. ", text.0),
+            used_bytes,
         })
     })
 }
@@ -66,6 +69,7 @@ fn pod_excess(spec: &PodSpec, usage: &PodUsage) -> Option<Excess> {
             "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
             limit.binary_text().0
         ),
+        used_bytes: used.bytes,
     })
 }
 
@@ -79,12 +83,14 @@ fn container_excess(spec: &PodSpec, usage: &PodUsage, layout: DiskLayout) -> Opt
             DiskLayout::Shared | DiskLayout::Split => used.rootfs.bytes,
             DiskLayout::DedicatedImages => 0,
         };
-        (used.logs.bytes.saturating_add(layer) > limit).then(|| Excess {
+        let used_bytes = used.logs.bytes.saturating_add(layer);
+        (used_bytes > limit).then(|| Excess {
             signal: "ephemeralcontainerfs.limit",
             message: format!(
                 "Container {} exceeded its local ephemeral storage limit {:?}. ",
                 container.name, limits[STORAGE].0
             ),
+            used_bytes,
         })
     })
 }

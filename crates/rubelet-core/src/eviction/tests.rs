@@ -136,7 +136,7 @@ fn with_only_critical_pods_nothing_is_evicted_for_a_while() {
     test.sees(0, &[(MEMORY, 99)]);
     assert_eq!(test.ranked(0, &[("critical", 500)]), None);
     assert_eq!(test.looks_in(0), Duration::from_secs(10));
-    assert_eq!(test.eviction.record(), &EvictionRecord::default());
+    assert!(test.eviction.record().recent.is_empty() && test.eviction.record().counts.is_empty());
 }
 
 #[test]
@@ -152,6 +152,30 @@ fn soft_threshold_waits_for_its_grace_period_but_the_condition_does_not() {
     assert_eq!(test.sees(9, &[(MEMORY, 900)]), NextStep::RankPods(MEMORY));
     test.settings.max_pod_grace_secs = 30;
     assert_eq!(test.ranked(9, &[("pod", 1)]).map(|pod| pod.grace_secs), Some(7));
+}
+
+#[test]
+fn rankings_say_how_old_the_figures_were() {
+    let mut test = Fixture::with(vec![threshold(MEMORY, 100), threshold(DISK, 1024)]);
+    let mut ages = Vec::new();
+    for (seen, ranked) in [(10, 12), (50, 50)] {
+        test.sees(seen, &[(MEMORY, 99), (DISK, 50_000)]);
+        test.ranked(ranked, &[("critical", 500)]);
+        let Ranking { number, stats_age } = test.eviction.record().last_ranking.clone().expect("a ranking");
+        ages.push(format!("{number} {stats_age:?}"));
+    }
+    assert_eq!(ages, [r#"0 {"memory.available": 2s}"#, r#"1 {"memory.available": 0ns}"#]);
+}
+
+#[test]
+fn readers_see_since_when_a_threshold_is_met() {
+    let mut test = Fixture::with(vec![threshold(MEMORY, 100), threshold(DISK, 1024)]);
+    test.sees(10, &[(MEMORY, 99)]);
+    test.sees(13, &[(MEMORY, 98)]);
+    let views = test.eviction.view(&test.settings, later(14));
+    let met: Vec<_> = views.iter().map(|view| (view.signal, view.met_since)).collect();
+    assert_eq!(met, [(MEMORY, Some(later(10).wall)), (DISK, None)]);
+    assert_eq!(views[1].state(), ThresholdState::NotMeasured);
 }
 
 #[test]
@@ -257,4 +281,6 @@ fn pods_over_their_limits_are_all_evicted_at_once() {
     let shown: Vec<_> = evicted.iter().map(|pod| (pod.uid.as_str(), pod.grace_secs, pod.is_disruption)).collect();
     assert_eq!(shown, [("a", 1, false), ("c", 1, false)]);
     assert_eq!(test.eviction.record().counts, BTreeMap::from([("emptydirfs.limit".to_owned(), 2)]));
+    let used: Vec<_> = test.eviction.record().recent.iter().map(|noted| noted.used.as_str()).collect();
+    assert_eq!(used, ["2Ki", "4Ki"]);
 }

@@ -14,13 +14,20 @@ use crate::{config::GoDuration, quantity::Quantity};
 /// or `imagefs.*`, so they are not evaluated twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Signal {
+    #[serde(rename = "memory.available")]
     MemoryAvailable,
     /// Within the limit of all pods together.
+    #[serde(rename = "allocatableMemory.available")]
     AllocatableMemoryAvailable,
+    #[serde(rename = "nodefs.available")]
     NodeFsAvailable,
+    #[serde(rename = "nodefs.inodesFree")]
     NodeFsInodesFree,
+    #[serde(rename = "imagefs.available")]
     ImageFsAvailable,
+    #[serde(rename = "imagefs.inodesFree")]
     ImageFsInodesFree,
+    #[serde(rename = "pid.available")]
     PidAvailable,
 }
 
@@ -172,6 +179,25 @@ impl ThresholdValue {
         }
     }
 
+    /// Of a capacity that may not be known.
+    pub(super) fn known_amount(&self, capacity: Option<u64>) -> Option<u64> {
+        match self {
+            ThresholdValue::Quantity(amount, _) => Some(*amount),
+            ThresholdValue::Percentage(_) => capacity.map(|capacity| self.amount(capacity)),
+        }
+    }
+
+    /// `100Mi`, `10%`, `2.5%`.
+    pub(super) fn configured_text(&self) -> String {
+        match self {
+            ThresholdValue::Quantity(_, text) => text.clone(),
+            ThresholdValue::Percentage(share) => {
+                let percent = format!("{:.2}", share * 100.0);
+                format!("{}%", percent.trim_end_matches('0').trim_end_matches('.'))
+            }
+        }
+    }
+
     pub fn text(&self, capacity: u64) -> String {
         match self {
             ThresholdValue::Quantity(_, text) => text.clone(),
@@ -285,6 +311,18 @@ mod tests {
         memory.available < 1G +52428800 after 90s
         allocatableMemory.available < 100Mi +52428800 after 0s
         ");
+    }
+
+    #[test]
+    fn signals_and_values_are_shown_as_they_are_configured() {
+        for signal in Signal::ALL {
+            assert_eq!(serde_json::to_value(signal).expect("a string"), signal.name());
+        }
+        for (text, amount) in [("100Mi", Some(100 << 20)), ("10%", None), ("2.5%", None), ("0.05%", None)] {
+            let value = ThresholdValue::parse(text).expect("a value");
+            assert_eq!((value.configured_text().as_str(), value.known_amount(None)), (text, amount));
+        }
+        assert_eq!(ThresholdValue::Percentage(0.5).known_amount(Some(10)), Some(5));
     }
 
     #[test]

@@ -54,14 +54,43 @@ fn least_recently_used_images_are_deleted_down_to_the_low_threshold() {
             .collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
         assert_eq!(gc.listed(listing(&images, Some((100, 50))), &settings(), later(secs)), None);
-        assert!(collected(&mut gc).is_empty() && gc.finish(later(900)).is_empty());
+        assert!(collected(&mut gc).is_empty() && gc.finish(later(901)).is_empty());
     }
     // 86 % used, at most 80 % are wanted: 6 GiB.
     gc.listed(listing(&images, Some((100, 14))), &settings(), later(900));
     assert_eq!(gc.next_wakeup(&settings()), None, "the next look comes after the collection");
     assert_eq!(collected(&mut gc), ["d", "a"]);
-    assert_eq!(texts(&gc.finish(later(900))), ["DeletedImages: Deleted 2 unused images, 8.0 GiB in all"]);
+    assert_eq!(texts(&gc.finish(later(901))), ["DeletedImages: Deleted 2 unused images, 8.0 GiB in all"]);
     assert_eq!(gc.next_wakeup(&settings()), Some(later(1200).uptime));
+    let noted = ImageCollection {
+        at: later(901).wall,
+        reason: "the file system of images was 86% full".to_owned(),
+        images: 2,
+        freed_bytes: 8 * GIB,
+        failure: None,
+    };
+    assert_eq!(gc.recent(), &[noted]);
+    assert!(gc.take_change() && !gc.take_change());
+}
+
+#[test]
+fn readers_see_the_last_collections_and_none_that_did_nothing() {
+    let mut gc = ImageGc::default();
+    gc.listed(listing(&["a 4"], Some((100, 50))), &settings(), later(0));
+    for round in 1..=u64::try_from(MAX_RECENT).unwrap() + 5 {
+        gc.reclaim();
+        gc.listed(listing(&["a 4"], None), &settings(), later(round * 1000));
+        assert_eq!(collected(&mut gc), ["a"]);
+        gc.finish(later(round * 1000 + 1));
+        // All that is left is in use.
+        gc.reclaim();
+        gc.listed(listing(&["a 4 used"], None), &settings(), later(round * 1000 + 500));
+        gc.finish(later(round * 1000 + 501));
+    }
+    let recent = gc.recent();
+    let (first, last) = (recent.front().unwrap(), recent.back().unwrap());
+    assert_eq!((recent.len(), first.at, last.at), (MAX_RECENT, later(6001).wall, later(25_001).wall));
+    assert_eq!((last.reason.as_str(), last.images), ("an eviction threshold was met", 1));
 }
 
 /// Deletes what is planned of a file system of 100 GiB; each deletion frees this much of it.
@@ -118,7 +147,7 @@ fn images_in_use_pinned_young_or_needed_stay() {
     gc.deleted("old", Ok(None));
     assert_eq!(gc.plan(is_needed), None);
     assert_eq!(gc.look_at, Some(later(240).uptime), "the young one may go when it is old enough");
-    insta::assert_snapshot!(texts(&gc.finish(later(900))).join("\n"), @r"
+    insta::assert_snapshot!(texts(&gc.finish(later(901))).join("\n"), @r"
     DeletedImages: Deleted 1 unused images, 4.0 GiB in all
     FreeDiskSpaceFailed: Insufficient free disk space on the node's image filesystem (99% of 100.0 GiB used). Failed to free sufficient space by deleting unused images (freed 4294967296 bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.
     ");
@@ -133,7 +162,7 @@ fn error_is_reported_from_the_second_collection_on() {
             let error = EffectError { kind: ErrorKind::Retry, message: "read-only file system".to_owned() };
             gc.deleted(&id, Err(error));
         }
-        let events = gc.finish(later(900));
+        let events = gc.finish(later(901));
         let failed = events.iter().filter(|event| event.reason == "ImageGCFailed").count();
         assert_eq!(failed, expected, "{events:?}");
     }
@@ -146,7 +175,7 @@ fn unused_images_are_deleted_at_their_maximum_age_whatever_the_space() {
     gc.listed(listing(&["a 1 used", "b 1", "c 1 used"], Some((100, 90))), &settings, later(0));
     gc.listed(listing(&["a 1", "b 1", "c 1 used"], Some((100, 90))), &settings, later(3000));
     assert!(collected(&mut gc).is_empty());
-    gc.finish(later(900));
+    gc.finish(later(901));
     gc.listed(listing(&["a 1", "b 1", "c 1 used"], Some((100, 90))), &settings, later(3601));
     assert_eq!(collected(&mut gc), ["b", "a"]);
 }

@@ -88,8 +88,8 @@ fn armed(world: &World, snapshot: &Snapshot) -> Vec<UsageCrossing> {
     ];
     let margin = |signal: Signal| {
         debug_assert_eq!(signal.resource(), Resource::Memory);
-        let thresholds = snapshot.eviction.thresholds.iter().filter(|it| it.signal == signal && !it.is_met);
-        thresholds.filter_map(|it| it.observed?.available.checked_sub(it.amount)).min()
+        let thresholds = snapshot.eviction.thresholds.iter().filter(|it| it.signal == signal && it.met_since.is_none());
+        thresholds.filter_map(|it| it.observed?.available.checked_sub(it.amount?)).min()
     };
     let armed = places.into_iter().filter_map(|(signal, cgroup)| UsageCrossing::arm(&cgroup?, margin(signal)?).ok());
     armed.collect()

@@ -253,6 +253,8 @@ fn pod_failed_by_its_node_is_stopped_removed_from_the_runtime_and_kept_for_reade
     let status = &view.status;
     assert_eq!((view.lifecycle.as_str(), status.phase.as_deref()), ("Finished", Some("Failed")));
     assert_eq!((status.reason.as_deref(), status.message.as_deref()), (Some("Evicted"), Some("low on memory")));
+    let open: Vec<_> = view.steps.iter().filter(|step| step.state != crate::snapshot::StepState::Done).collect();
+    assert!(open.is_empty(), "nothing waits for anything: {open:?}");
     let disruption = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
     let disruption = disruption.expect("the condition");
     assert_eq!(

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PodStatus;
+
 use super::*;
 use crate::{
     eviction::{
@@ -82,6 +84,27 @@ fn largest_pod_is_evicted_when_memory_runs_low_and_looked_at_again_when_it_is_go
     test.node_has(Signal::MemoryAvailable, 99);
     test.pods_use(&[("small", 10)]);
     assert!(test.failure_of("small").is_some());
+}
+
+#[test]
+fn status_of_an_evicted_pod_says_why_after_an_agent_restart() {
+    let mut test = node(Signal::MemoryAvailable);
+    let mut evicted = pod("big");
+    evicted.status = Some(PodStatus {
+        phase: Some("Failed".to_owned()),
+        reason: Some("Evicted".to_owned()),
+        message: Some("The node was low on resource: memory. ".to_owned()),
+        ..PodStatus::default()
+    });
+    test.handle(Event::Config { source: Source::Api, pods: vec![Arc::new(evicted)] });
+    test.runtime_is_up(&[]);
+    if test.pending().contains(&"InspectPod") {
+        test.inspected("sandbox gone");
+    }
+    let snapshot = test.agent.snapshot();
+    let status = &snapshot.pods.get(&PodUid::new("big")).expect("it is kept").status;
+    let said = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
+    assert_eq!(said, (Some("Failed"), Some("Evicted"), Some("The node was low on resource: memory. ")));
 }
 
 #[test]
