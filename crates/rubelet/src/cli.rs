@@ -13,6 +13,7 @@ mod flagz;
 mod help;
 mod load;
 pub mod logs;
+pub mod node;
 mod options;
 pub mod pods;
 mod print;
@@ -35,8 +36,9 @@ pub const KUBERNETES_VERSION: &str = concat!("v1.36.3+rubelet.", env!("CARGO_PKG
 pub enum Command {
     Run(Box<Options>),
     ConfigCheck(Sources),
-    /// These four parse their own arguments.
+    /// These five parse their own arguments.
     Pods(Vec<String>),
+    Node(Vec<String>),
     Explain(Vec<String>),
     Logs(Vec<String>),
     Events(Vec<String>),
@@ -72,6 +74,7 @@ impl Command {
         if let Some((first, rest)) = words.split_first() {
             match first.as_str() {
                 "pods" => return Ok(Command::Pods(rest.to_vec())),
+                "node" => return Ok(Command::Node(rest.to_vec())),
                 "explain" => return Ok(Command::Explain(rest.to_vec())),
                 "logs" => return Ok(Command::Logs(rest.to_vec())),
                 "events" => return Ok(Command::Events(rest.to_vec())),
@@ -342,6 +345,7 @@ mod tests {
             Command::Run(_) => "run".to_owned(),
             Command::ConfigCheck(sources) => format!("check {sources:?}"),
             Command::Pods(words) => format!("pods {words:?}"),
+            Command::Node(words) => format!("node {words:?}"),
             Command::Explain(words) => format!("explain {words:?}"),
             Command::Logs(words) => format!("logs {words:?}"),
             Command::Events(words) => format!("events {words:?}"),
@@ -351,6 +355,7 @@ mod tests {
         let lines = [
             "",
             "pods",
+            "node -o json",
             "explain web",
             "logs web -c a -f",
             "events",
@@ -362,6 +367,7 @@ mod tests {
         insta::assert_snapshot!(lines.map(told).join("\n"), @r#"
         run
         pods []
+        node ["-o", "json"]
         explain ["web"]
         logs ["web", "-c", "a", "-f"]
         events []

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             Err(problems) => fail(&problems.join("\n")),
         },
         Ok(Command::Pods(args)) => cli::pods::run(args),
+        Ok(Command::Node(args)) => cli::node::run(args),
         Ok(Command::Explain(args)) => cli::explain::run(args),
         Ok(Command::Logs(args)) => cli::logs::run(args),
         Ok(Command::Events(args)) => cli::events::run(args),

@@ -34,6 +34,7 @@ use self::{
     api::ApiCalls,
     certificates::Certificates,
     effects::EffectMetrics,
+    family::{DEFAULT_BOUNDS, Histograms},
     http::HttpMetrics,
     pod_lifecycle::PodLifecycleMetrics,
     probes::Probes,
@@ -51,6 +52,7 @@ pub struct Metrics {
     pub slis: HealthChecks,
     pub effects: EffectMetrics,
     pod_lifecycle: PodLifecycleMetrics,
+    eviction_stats_age: Histograms<1>,
     probes: Probes,
     gates: Gates,
 }
@@ -71,6 +73,12 @@ impl Metrics {
             slis: HealthChecks::new(),
             effects: EffectMetrics::new(),
             pod_lifecycle: PodLifecycleMetrics::new(),
+            eviction_stats_age: Histograms::new(
+                "kubelet_eviction_stats_age_seconds",
+                ["eviction_signal"],
+                DEFAULT_BOUNDS,
+                "[ALPHA] Time between when stats are collected, and when pod is evicted based on those stats by eviction signal",
+            ),
             probes: Probes::new(),
             gates,
         }
@@ -94,12 +102,25 @@ impl Metrics {
         for (uid, view) in self.pod_lifecycle.turned(before, after, now) {
             self.probes.forget(&PodRef { uid, ..PodRef::of(&view.pod) });
         }
+        self.note_ranking(before, after);
+    }
+
+    /// At most one ranking ends in a turn.
+    fn note_ranking(&self, before: &Snapshot, after: &Snapshot) {
+        let ranking = &after.eviction.record.last_ranking;
+        if *ranking == before.eviction.record.last_ranking {
+            return;
+        }
+        for (signal, age) in ranking.iter().flat_map(|ranking| &ranking.stats_age) {
+            self.eviction_stats_age.observe([signal.as_str()], age.as_secs_f64());
+        }
     }
 
     /// `/metrics`.
     pub fn page(&self, snapshot: &Snapshot, now: Timestamp) -> String {
         let mut text = Text::default();
         pods::write(snapshot, &mut text);
+        self.eviction_stats_age.write(&mut text);
         self.pod_lifecycle.write(&mut text);
         self.effects.write(&mut text);
         self.runtime.write(&mut text);

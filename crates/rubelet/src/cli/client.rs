@@ -246,7 +246,7 @@ mod tests {
             admin::socket_path,
             tests::context,
             views::{
-                PodTable,
+                NodeReport, PodTable,
                 tests::{at, snapshot, view},
             },
         },
@@ -287,6 +287,8 @@ mod tests {
         assert_eq!((table.rows[0].name.as_str(), table.rows[0].status.as_str()), ("web-n1", "Pending"));
         let list: Value = agent.client.json("/podlist").await.unwrap();
         assert_eq!(list["kind"], "PodList");
+        let report: NodeReport = agent.client.json("/node").await.unwrap();
+        assert_eq!(report.node.name, "n1");
         assert_eq!(explain::ask(&agent.client, "web", Some("default")).await.unwrap().uid.as_str(), "u1");
         let error = explain::ask(&agent.client, "wbe/../x", None).await.unwrap_err();
         assert!(matches!(error, CliError::NotFound(_)), "{error:?}");

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use rubelet_core::{
     effect::InvolvedObject,
     event::Source,
+    eviction::EvictedPod,
     id::{name_of, namespace_of},
     snapshot::{PodView, Step, StepState},
 };
@@ -127,6 +128,7 @@ impl Story<'_> {
             told.push_str(&self.step(step, width));
         }
         told.push_str(&format!("\n{}\n", self.conclusion()));
+        told.push_str(&self.failure());
         told.push_str(&self.containers());
         told.push_str(&self.last_events());
         told
@@ -200,6 +202,30 @@ impl Story<'_> {
                 format!("{verb} {}: {}", step.name, printable(&step.detail))
             }
         }
+    }
+
+    /// Why the pod failed, as its status says, and what this process knows of its eviction.
+    fn failure(&self) -> String {
+        let (status, evicted) = (&self.view().status, self.explanation.evicted.as_ref());
+        // The step `admitted` says why a pod was rejected.
+        let is_told = self.view().counts.rejected.is_some();
+        let Some(reason) = status.reason.as_deref().or(evicted.map(|_| "Evicted")).filter(|_| !is_told) else {
+            return String::new();
+        };
+        let message = status.message.as_deref().or(evicted.map(|evicted| evicted.message.as_str()));
+        let mut told = match message.map(printable).filter(|message| !message.is_empty()) {
+            Some(message) => format!("\n{}: {message}\n", printable(reason)),
+            None => format!("\n{}\n", printable(reason)),
+        };
+        if let Some(EvictedPod { at, signal, used, passed_over, ranked, .. }) = evicted {
+            told.push_str(&format!("  signal {signal}, used {used}, evicted {} ago\n", age(*at, self.now)));
+            if *ranked > 0 {
+                let critical =
+                    if passed_over.is_empty() { "no pod".to_owned() } else { super::node::names(passed_over) };
+                told.push_str(&format!("  {ranked} pods were ranked; passed over as critical: {critical}\n"));
+            }
+        }
+        told
     }
 
     fn containers(&self) -> String {
@@ -290,8 +316,9 @@ mod tests {
     use insta::assert_snapshot;
     use rubelet_core::{
         effect::{EventRecord, InvolvedObject, Severity},
+        eviction::{EvictedPod, EvictionRecord},
         id::{PodRef, PodUid},
-        snapshot::{Step, StepState},
+        snapshot::{EvictionView, Step, StepState},
     };
     use serde_json::json;
 
@@ -341,7 +368,65 @@ mod tests {
         ];
         let snapshot = snapshot("n1", [("u1", web)]);
         let (uid, view) = snapshot.pods.first().unwrap();
-        Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }
+        Explanation::new(&snapshot, uid, view)
+    }
+
+    fn evicted() -> Explanation {
+        let message = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. Container a was using \
+            300Mi, request is 0, has larger consumption of memory. ";
+        let status = json!({ "phase": "Failed", "reason": "Evicted", "message": message });
+        let mut hog = view("default", "hog", &["a"], &[], status);
+        hog.lifecycle = "Finished".to_owned();
+        hog.steps = vec![step("status", StepState::Done, "Failed (Evicted)")];
+        let mut snapshot = snapshot("n1", [("u1", hog)]);
+        let pod = |uid: &str, name: &str| PodRef {
+            uid: PodUid::new(uid),
+            namespace: "kube-system".into(),
+            name: name.into(),
+        };
+        let noted = |uid: &str, signal: &str| EvictedPod {
+            pod: pod(uid, "hog"),
+            at: at("2026-11-15T18:58:00Z"),
+            signal: signal.to_owned(),
+            used: "300Mi".to_owned(),
+            message: message.to_owned(),
+            passed_over: vec![pod("c1", "dns"), pod("c2", "proxy")],
+            ranked: 7,
+        };
+        let record = EvictionRecord {
+            recent: [noted("u1", "memory.available"), noted("u2", "another pod's")].into(),
+            ..EvictionRecord::default()
+        };
+        snapshot.eviction = EvictionView { record, ..EvictionView::default() }.into();
+        let (uid, view) = snapshot.pods.first().unwrap();
+        Explanation::new(&snapshot, uid, view)
+    }
+
+    #[test]
+    fn explain_of_an_evicted_pod_shows_signal_usage_and_critical_pods() {
+        let now = at("2026-11-15T19:00:00Z");
+        let tell = |explanation: &Explanation| Story { explanation, events: &[], marks: letters, now }.tell();
+        let mut explanation = evicted();
+        assert_snapshot!(tell(&explanation), @"
+        Pod default/hog (UID u1), from a manifest file
+        Evicted: 0/1 ready; Finished for 60m
+
+          + status  Failed (Evicted)
+
+        Nothing is left to do.
+
+        Evicted: The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. Container a was using 300Mi, request is 0, has larger consumption of memory.
+          signal memory.available, used 300Mi, evicted 2m ago
+          7 pods were ranked; passed over as critical: kube-system/dns, kube-system/proxy
+        ");
+        // A pod over a limit: no pods were ranked.
+        let eviction = explanation.evicted.as_mut().unwrap();
+        (eviction.signal, eviction.ranked) = ("emptydirfs.limit".to_owned(), 0);
+        assert!(tell(&explanation).ends_with("  signal emptydirfs.limit, used 300Mi, evicted 2m ago\n"));
+        // After a restart of the agent only the status is left.
+        explanation.evicted = None;
+        assert!(tell(&explanation).contains("\nEvicted: The node was low on resource: memory. "));
+        assert!(!tell(&explanation).contains("signal"));
     }
 
     fn events() -> Vec<LoggedEvent> {

@@ -12,6 +12,7 @@ Rubelet runs the pods of one Kubernetes node.
 Usage:
   rubelet [flags]                            run the node
   rubelet pods                               the pods, as a table
+  rubelet node                               readiness, eviction thresholds, what was evicted and collected
   rubelet explain POD                        a pod's current state, and what it waits for
   rubelet logs POD [-c CONTAINER] [-f]       a container's log
   rubelet events                             recent events

@@ -1,4 +1,4 @@
-//! Output of the command line: tables, ages, untrusted text.
+//! Output of the command line: tables, ages, sizes, untrusted text.
 //!
 //! Owns: kubectl's table layout. Upstream: `HumanDuration`, the tab writer of kubectl's printers.
 
@@ -65,7 +65,18 @@ pub(super) fn until(moment: Timestamp, now: Timestamp) -> String {
     }
 }
 
-fn short(secs: i64) -> String {
+/// Bytes for people: `512B`, `14.2Gi`.
+pub(super) fn bytes(count: u64) -> String {
+    const UNITS: [(&str, u32); 4] = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let unit = UNITS.into_iter().find(|(_, shift)| count >> shift > 0);
+    #[expect(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
+    unit.map_or_else(
+        || format!("{count}B"),
+        |(name, shift)| format!("{:.1}{name}", count as f64 / (1_u64 << shift) as f64),
+    )
+}
+
+pub(super) fn short(secs: i64) -> String {
     let (minutes, hours, days) = (secs / 60, secs / 3600, secs / 86_400);
     let two = |large: i64, unit: char, small: i64, small_unit: char| match small {
         0 => format!("{large}{unit}"),
@@ -89,7 +100,7 @@ fn short(secs: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{printable, short, table};
+    use super::{bytes, printable, short, table};
 
     #[test]
     fn ages_are_kubectls() {
@@ -114,6 +125,14 @@ mod tests {
         ];
         for (secs, expected) in cases {
             assert_eq!(short(secs), expected, "{secs}");
+        }
+    }
+
+    #[test]
+    fn bytes_have_one_digit_after_the_point() {
+        let table = [(0, "0B"), (1023, "1023B"), (1024, "1.0Ki"), (15_247_000_000, "14.2Gi"), (3 << 50, "3072.0Ti")];
+        for (count, expected) in table {
+            assert_eq!(bytes(count), expected);
         }
     }
 

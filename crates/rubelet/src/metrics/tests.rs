@@ -2,7 +2,7 @@
 
 mod mixin;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use axum::{
     body::{Body, to_bytes},
@@ -10,12 +10,15 @@ use axum::{
 };
 use jiff::Timestamp;
 use rubelet_core::{
+    eviction::{EvictionRecord, Ranking},
     observation::ListedState,
-    snapshot::{LifecycleStage, PodCounts, ProtectedMemory, Snapshot},
+    snapshot::{EvictionView, LifecycleStage, PodCounts, ProtectedMemory, Snapshot},
+    time::{Now, Uptime},
 };
 use serde_json::json;
 use tower::ServiceExt as _;
 
+use super::Metrics;
 use crate::server::{
     ServerContext, read_only,
     tests::context,
@@ -45,6 +48,47 @@ async fn ask(context: &ServerContext, method: Method, path: &str) -> String {
 fn lines_of<'a>(page: &'a str, families: &[&str]) -> String {
     let is_of = |line: &&'a str| families.iter().any(|name| line.starts_with(name));
     page.lines().filter(is_of).collect::<Vec<_>>().join("\n")
+}
+
+/// `two_pods`, after pods were ranked and one was evicted.
+fn after_eviction() -> Snapshot {
+    let record = EvictionRecord {
+        counts: [("memory.available".to_owned(), 1)].into(),
+        last_ranking: Some(Ranking {
+            number: 0,
+            stats_age: [("memory.available".to_owned(), Duration::from_millis(300))].into(),
+        }),
+        ..EvictionRecord::default()
+    };
+    Snapshot { eviction: EvictionView { record, ..EvictionView::default() }.into(), ..two_pods() }
+}
+
+#[test]
+fn age_of_the_figures_is_observed_once_per_ranking() {
+    let metrics = Metrics::default();
+    let now = Now { uptime: Uptime::from_secs(2), wall: Timestamp::UNIX_EPOCH };
+    assert_eq!(lines_of(&metrics.page(&two_pods(), now.wall), &["kubelet_eviction"]), "");
+    metrics.turned(&two_pods(), &after_eviction(), now);
+    metrics.turned(&after_eviction(), &after_eviction(), now);
+    let page = metrics.page(&after_eviction(), now.wall);
+    let families = [
+        "kubelet_evictions",
+        "kubelet_eviction_stats_age_seconds_sum",
+        "kubelet_eviction_stats_age_seconds_count",
+        "kubelet_eviction_stats_age_seconds_bucket{eviction_signal=\"memory.available\",le=\"0.",
+    ];
+    insta::assert_snapshot!(lines_of(&page, &families), @r#"
+    kubelet_evictions{eviction_signal="memory.available"} 1
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.005"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.01"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.025"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.05"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.1"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.25"} 0
+    kubelet_eviction_stats_age_seconds_bucket{eviction_signal="memory.available",le="0.5"} 1
+    kubelet_eviction_stats_age_seconds_sum{eviction_signal="memory.available"} 0.3
+    kubelet_eviction_stats_age_seconds_count{eviction_signal="memory.available"} 1
+    "#);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The root-only socket behind `rubelet pods`, `explain`, `logs` and `events`.
+//! The root-only socket behind `rubelet pods`, `node`, `explain`, `logs` and `events`.
 //!
 //! Owns: its routes and responses, all of them read-only. Access control is `socket.rs`.
 //! Upstream has no counterpart; kubectl needs a cluster for the same information.
@@ -15,8 +15,9 @@ use axum::{
 };
 use futures_util::stream;
 use rubelet_core::{
+    eviction::EvictedPod,
     id::PodUid,
-    snapshot::{NodeView, PodView},
+    snapshot::{NodeView, PodView, Snapshot},
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
@@ -46,6 +47,15 @@ pub(crate) struct Explanation {
     pub node: NodeView,
     pub uid: PodUid,
     pub view: Arc<PodView>,
+    /// Its eviction, if this process evicted it.
+    pub evicted: Option<EvictedPod>,
+}
+
+impl Explanation {
+    pub(crate) fn new(snapshot: &Snapshot, uid: &PodUid, view: &Arc<PodView>) -> Explanation {
+        let evicted = snapshot.eviction.record.recent.iter().rev().find(|evicted| evicted.pod.uid == *uid).cloned();
+        Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone(), evicted }
+    }
 }
 
 pub(super) async fn serve(socket: AdminSocket, context: ServerContext, stop: &CancellationToken) {
@@ -69,7 +79,7 @@ async fn healthz(State(context): State<ServerContext>) -> Response {
 }
 
 async fn node(State(context): State<ServerContext>) -> Response {
-    Json(&context.snapshot().node).into_response()
+    Json(views::node_report(&context.snapshot())).into_response()
 }
 
 async fn pod_list(State(context): State<ServerContext>) -> Response {
@@ -116,9 +126,7 @@ async fn explain(
 ) -> Response {
     let snapshot = context.snapshot();
     match find(&snapshot, PodQuery { name: &pod, namespace: query.namespace.as_deref() }) {
-        Ok((uid, view)) => {
-            Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }).into_response()
-        }
+        Ok((uid, view)) => Json(Explanation::new(&snapshot, uid, view)).into_response(),
         Err(error) => not_found(error),
     }
 }

@@ -131,7 +131,7 @@ async fn explain(
     let snapshot = secured.context.snapshot();
     let found = target::pod_named(&snapshot, &namespace, &pod);
     let (uid, view) = found.ok_or_else(|| HttpError(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist")))?;
-    Ok(Json(Explanation { node: snapshot.node.clone(), uid: uid.clone(), view: view.clone() }))
+    Ok(Json(Explanation::new(&snapshot, uid, view)))
 }
 
 async fn configz(State(secured): State<Secured>) -> Response {

@@ -1,13 +1,15 @@
 //! Views of a snapshot for users and programs.
 //!
-//! Owns: the rows of `rubelet pods`, the lists of `/pods` and `/runningpods`. Pure: a snapshot in, a value out.
+//! Owns: the rows of `rubelet pods`, the data of `rubelet node`, the lists of `/pods` and `/runningpods`. Pure: a snapshot in, a value out.
 //! Upstream: `printPod` of `pkg/printers` for the columns, `GetPods` and `GetRunningPods` for the lists.
+
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use rubelet_core::{
     event::Source,
     id::{PodUid, name_of, namespace_of},
-    snapshot::{NodeView, PodView, Snapshot},
+    snapshot::{EvictionView, NodeView, PodView, Snapshot},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -38,6 +40,18 @@ pub(crate) struct PodRow {
     pub ip: Option<String>,
     /// `None`: the pod is in no source.
     pub source: Option<Source>,
+}
+
+/// The data of `rubelet node`. The node's fields are on the top level, so that a [`NodeView`] can be read from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct NodeReport {
+    #[serde(flatten)]
+    pub node: NodeView,
+    pub eviction: Arc<EvictionView>,
+}
+
+pub(crate) fn node_report(snapshot: &Snapshot) -> NodeReport {
+    NodeReport { node: snapshot.node.clone(), eviction: snapshot.eviction.clone() }
 }
 
 pub(crate) fn pod_table(snapshot: &Snapshot) -> PodTable {

@@ -13,7 +13,7 @@ use rubelet_core::{
 use rubelet_cri::{client::CriClient, port::ContainerRuntime as _};
 use rubelet_kube::client::{Observed, Occurrence};
 
-use super::two_pods;
+use super::{after_eviction, two_pods};
 use crate::{
     metrics::{Metrics, runtime::InstrumentedRuntime},
     stats::{cadvisor, example},
@@ -80,7 +80,6 @@ const READ: &[&str] = &[
 /// With the reason.
 const ABSENT: &[(&str, &str)] = &[
     ("go_goroutines", "there is no Go in here"),
-    ("kubelet_evictions", "nothing is evicted yet"),
     ("kubelet_node_config_error", "upstream v1.36 has none: configuration is not fetched from the API server any more"),
     ("kubelet_volume_stats_available_bytes", "there are no persistent volumes yet"),
     ("kubelet_volume_stats_capacity_bytes", "there are no persistent volumes yet"),
@@ -119,7 +118,7 @@ async fn busy() -> Metrics {
 
 #[tokio::test]
 async fn mixin_metrics_exist_or_have_a_reason() {
-    let own = busy().await.page(&two_pods(), Timestamp::UNIX_EPOCH);
+    let own = busy().await.page(&after_eviction(), Timestamp::UNIX_EPOCH);
     let of_containers = cadvisor::exposition(Ok(&example::sample())).into_text();
     let samples = own.lines().chain(of_containers.lines()).filter(|line| !line.starts_with('#'));
     let shown: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
