@@ -214,7 +214,7 @@ impl ImageGc {
         let wanted_bytes = u128::from(capacity_bytes).saturating_mul(free_percent) / 100;
         let wanted_bytes = u64::try_from(wanted_bytes).unwrap_or(u64::MAX);
         let goes_on = std::mem::take(&mut self.is_unfinished) && available_bytes < wanted_bytes;
-        if used_percent < settings.high_percent && !(goes_on && !self.unused().is_empty()) {
+        if used_percent < settings.high_percent && (!goes_on || self.unused().is_empty()) {
             self.failures = 0;
             return None;
         }

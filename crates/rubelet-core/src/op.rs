@@ -9,19 +9,22 @@ use std::{fmt, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
-pub use self::log::{LogOp, LogPlace};
+pub use self::{
+    log::{LogOp, LogPlace},
+    node::NodeOp,
+};
 use crate::{
     cgroups::Cgroup,
     effect::ImageFacts,
-    eviction::usage::{PodFigures, PodToMeasure, RuntimePlaces},
     id::{ContainerId, PodRef, PodUid, SandboxId},
-    image_gc::{DeletionReason, LookAtImages},
+    image_gc::DeletionReason,
     pod::hooks::{Hook, HookRequest},
     probes::ProbeRequest,
     time::Uptime,
 };
 
 mod log;
+mod node;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
@@ -33,37 +36,6 @@ pub enum Op {
     Log(LogOp),
     /// A request to the API server.
     Api(ApiOp),
-}
-
-/// The node as a whole.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum NodeOp {
-    CheckRuntime,
-    Relist,
-    /// Lists the pods with a directory under the root directory, or a log directory.
-    ListPodDirs,
-    /// Sets the QoS cgroups, and lists the cgroups below them.
-    SyncQosCgroups {
-        cgroups: Vec<Cgroup>,
-    },
-    /// Looks at the images, their use, and the space on their file system.
-    ListImages(LookAtImages),
-    /// Looks at the sizes of these logs.
-    MeasureLogs {
-        logs: Vec<LogPlace>,
-    },
-    /// Looks at the memory, file systems and processes of the node.
-    MeasureNode {
-        /// The cgroup of all pods; `None`: pods have no cgroups of their own.
-        kubepods: Option<String>,
-        /// `None`: the runtime is asked for them.
-        places: Option<RuntimePlaces>,
-    },
-    /// Looks at what these pods use.
-    MeasurePods {
-        pods: Vec<PodToMeasure>,
-        figures: PodFigures,
-    },
 }
 
 /// A pod's place on the node: its cgroup, directories and sandboxes.
@@ -459,21 +431,6 @@ impl fmt::Display for Op {
             Op::Container(ContainerOp::Probe(order)) => write!(f, " {:?}", order.kind),
             Op::Api(ApiOp::PatchStatus { version, .. }) => write!(f, " v{version}"),
             Op::Node(_) | Op::Pod(_) | Op::Volume(_) | Op::Image(_) | Op::Log(_) | Op::Api(_) => Ok(()),
-        }
-    }
-}
-
-impl NodeOp {
-    fn properties(&self) -> Properties {
-        match self {
-            NodeOp::CheckRuntime => Properties::look("CheckRuntime").lasting(ONE_CALL),
-            NodeOp::Relist => Properties::look("Relist"),
-            NodeOp::ListPodDirs => Properties::look("ListPodDirs").lasting(Deadline::Disk),
-            NodeOp::SyncQosCgroups { .. } => Properties::disk("SyncQosCgroups"),
-            NodeOp::ListImages(_) => Properties::look("ListImages"),
-            NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),
-            NodeOp::MeasureNode { .. } => Properties::look("MeasureNode"),
-            NodeOp::MeasurePods { .. } => Properties::look("MeasurePods"),
         }
     }
 }

@@ -68,20 +68,17 @@ pub fn pods_to_preempt<'a>(
     let burstable = of_class(QosClass::Burstable);
     let guaranteed = of_class(QosClass::Guaranteed);
 
-    let lower = remaining(missing, best_effort.iter().chain(&burstable));
+    let lower = remaining(missing, &[&best_effort[..], &burstable].concat());
     let guaranteed = nearest(guaranteed, lower)?;
-    let burstable = nearest(burstable, remaining(missing, best_effort.iter().chain(&guaranteed)))?;
-    let best_effort = nearest(best_effort, remaining(missing, burstable.iter().chain(&guaranteed)))?;
+    let burstable = nearest(burstable, remaining(missing, &[&best_effort[..], &guaranteed].concat()))?;
+    let best_effort = nearest(best_effort, remaining(missing, &[&burstable[..], &guaranteed].concat()))?;
     Ok([best_effort, burstable, guaranteed].concat())
 }
 
 /// What is still missing when these pods have ended.
-pub fn remaining<'p, 'a: 'p>(
-    missing: &[Requirement],
-    ended: impl Iterator<Item = &'p &'a Pod> + Clone,
-) -> Vec<Requirement> {
+pub fn remaining(missing: &[Requirement], ended: &[&Pod]) -> Vec<Requirement> {
     let after = missing.iter().map(|Requirement { resource, quantity }| {
-        let released = ended.clone().map(|pod| request(pod, resource)).fold(0, i64::saturating_add);
+        let released = ended.iter().map(|pod| request(pod, resource)).fold(0, i64::saturating_add);
         Requirement { resource: resource.clone(), quantity: quantity.saturating_sub(released) }
     });
     after.filter(|left| left.quantity > 0).collect()
@@ -97,7 +94,7 @@ fn request(pod: &Pod, resource: &str) -> i64 {
 }
 
 /// Again and again the pod that meets most of what is missing; of equal ones the smaller.
-fn nearest<'a>(mut pods: Vec<&'a Pod>, mut missing: Vec<Requirement>) -> Result<Vec<&'a Pod>, Vec<Requirement>> {
+fn nearest(mut pods: Vec<&Pod>, mut missing: Vec<Requirement>) -> Result<Vec<&Pod>, Vec<Requirement>> {
     let mut chosen = Vec::new();
     while !missing.is_empty() {
         let size = |pod: &Pod| (request(pod, "memory"), request(pod, "cpu"));
@@ -107,7 +104,7 @@ fn nearest<'a>(mut pods: Vec<&'a Pod>, mut missing: Vec<Requirement>) -> Result<
         };
         let Some((index, _)) = pods.iter().enumerate().min_by(order) else { return Err(missing) };
         let pod = pods.swap_remove(index);
-        missing = remaining(&missing, [pod].iter());
+        missing = remaining(&missing, &[pod]);
         chosen.push(pod);
     }
     Ok(chosen)

@@ -10,7 +10,8 @@ use tokio::{runtime::Runtime, sync::oneshot};
 /// Each thread of a pool may hang. There are more threads than one tenant can make hang: a device has a few calls, and a pod
 /// one name look-up.
 const MAX_THREADS: usize = 512;
-const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Work goes to idle threads in turn, so a thread lives on while there is work for all of them within this time.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// Reads files for a caller of the agent's ports: logs, figures. A panic is propagated as an error.
 pub async fn for_caller<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>

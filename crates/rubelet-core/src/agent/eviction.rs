@@ -50,7 +50,6 @@ impl Agent {
     }
 
     /// Once per attempt, whether or not pods must be evicted for it.
-
     fn record_threshold_met(&mut self, resource: Resource) {
         let message = format!("Attempting to reclaim {}", resource.name());
         let (about, reason) = (InvolvedObject::Node, event_reasons::EVICTION_THRESHOLD_MET);
@@ -99,7 +98,7 @@ impl Agent {
         }
         let watched = || self.records.values().any(|record| may_be_evicted(record).is_some_and(has_limits));
         if self.node.eviction.limits_check_due(watched, &self.settings.eviction, now) {
-            let pods = self.to_measure(|spec| has_limits(spec));
+            let pods = self.to_measure(has_limits);
             let op = NodeOp::MeasurePods { pods, figures: PodFigures::Disks };
             let reason = "look at local storage is due".to_owned();
             self.outbox.send(Subject::Node(Routine::CheckLocalStorage), op, reason, &self.settings, now);

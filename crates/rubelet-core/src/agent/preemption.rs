@@ -37,7 +37,7 @@ impl Agent {
             .partition(|record| overdue_at(record).is_some());
         // Pods that terminate anyway make room, too: no other is preempted in their place.
         let specs: Vec<&Pod> = ending.iter().map(|record| &*record.pod).collect();
-        let left = preemption::remaining(&missing, specs.iter());
+        let left = preemption::remaining(&missing, &specs);
         let candidates: Vec<&Pod> = running.iter().map(|record| &*record.pod).collect();
         let victims = match preemption::pods_to_preempt(&self.records[uid].pod, &candidates, &left) {
             Ok(victims) => victims.into_iter().map(PodUid::of).collect::<Vec<_>>(),

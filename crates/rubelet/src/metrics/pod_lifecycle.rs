@@ -152,13 +152,7 @@ impl PodLifecycleMetrics {
                 ["preemption_signal"],
                 "[ALPHA] Cumulative number of pod preemptions by preemption resource",
             ),
-            orphans: Counters::new(
-                "kubelet_orphaned_runtime_pods_total",
-                [],
-                "[ALPHA] Number of pods that have been detected in the container runtime without being already known to the \
-                 pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in \
-                 the local configuration, which is unusual.",
-            ),
+            orphans: orphans(),
         }
     }
 
@@ -347,6 +341,16 @@ fn rejection(reason: &str) -> &str {
 }
 
 /// The end of a container that was not terminated in the last status; a restarted one has it as its last state.
+fn orphans() -> Counters<0> {
+    Counters::new(
+        "kubelet_orphaned_runtime_pods_total",
+        [],
+        "[ALPHA] Number of pods that have been detected in the container runtime without being already known to the pod \
+         worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local \
+         configuration, which is unusual.",
+    )
+}
+
 fn new_end<'a>(old: &ContainerStatus, new: &'a ContainerStatus) -> Option<&'a ContainerStateTerminated> {
     let ended = |status: &'a ContainerStatus| status.state.as_ref()?.terminated.as_ref();
     if old.state.as_ref().is_some_and(|state| state.terminated.is_some()) {

@@ -1,0 +1,56 @@
+//! Operations on the node as a whole.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Deadline, LogPlace, ONE_CALL, Properties};
+use crate::{
+    cgroups::Cgroup,
+    eviction::usage::{PodFigures, PodToMeasure, RuntimePlaces},
+    image_gc::LookAtImages,
+};
+
+/// The node as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum NodeOp {
+    CheckRuntime,
+    Relist,
+    /// Lists the pods with a directory under the root directory, or a log directory.
+    ListPodDirs,
+    /// Sets the QoS cgroups, and lists the cgroups below them.
+    SyncQosCgroups {
+        cgroups: Vec<Cgroup>,
+    },
+    /// Looks at the images, their use, and the space on their file system.
+    ListImages(LookAtImages),
+    /// Looks at the sizes of these logs.
+    MeasureLogs {
+        logs: Vec<LogPlace>,
+    },
+    /// Looks at the memory, file systems and processes of the node.
+    MeasureNode {
+        /// The cgroup of all pods; `None`: pods have no cgroups of their own.
+        kubepods: Option<String>,
+        /// `None`: the runtime is asked for them.
+        places: Option<RuntimePlaces>,
+    },
+    /// Looks at what these pods use.
+    MeasurePods {
+        pods: Vec<PodToMeasure>,
+        figures: PodFigures,
+    },
+}
+
+impl NodeOp {
+    pub(super) fn properties(&self) -> Properties {
+        match self {
+            NodeOp::CheckRuntime => Properties::look("CheckRuntime").lasting(ONE_CALL),
+            NodeOp::Relist => Properties::look("Relist"),
+            NodeOp::ListPodDirs => Properties::look("ListPodDirs").lasting(Deadline::Disk),
+            NodeOp::SyncQosCgroups { .. } => Properties::disk("SyncQosCgroups"),
+            NodeOp::ListImages(_) => Properties::look("ListImages"),
+            NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),
+            NodeOp::MeasureNode { .. } => Properties::look("MeasureNode"),
+            NodeOp::MeasurePods { .. } => Properties::look("MeasurePods"),
+        }
+    }
+}
