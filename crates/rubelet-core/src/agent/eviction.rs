@@ -70,13 +70,16 @@ impl Agent {
         }
     }
 
-    /// The dead containers of pods that have ended, which are otherwise kept for their logs until the pod is deleted.
+    /// The dead containers of pods that have ended, which are otherwise kept for their logs until the pod is deleted. A pod whose
+    /// end is not in the API, as a static one's, keeps them: without them the next process would run it again.
     fn remove_dead_containers(&mut self, now: Now) {
         let ended = self.records.values().filter(|record| match record.lifecycle {
             Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => true,
             Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => false,
         });
-        let with_facts = ended.filter_map(|record| Some((record, record.fresh_facts()?)));
+        let with_facts = ended
+            .filter(|record| !record.is_desired() || has_ended_in_the_api(record))
+            .filter_map(|record| Some((record, record.fresh_facts()?)));
         let removals = with_facts.flat_map(|(record, facts)| {
             gc::all_dead(record, facts).into_iter().map(|planned| (record.id.uid.clone(), planned))
         });
@@ -185,13 +188,18 @@ fn candidates<'a>(records: &'a BTreeMap<PodUid, PodRecord>, usages: &'a PodUsage
     candidates.collect()
 }
 
-/// The spec of a pod that was admitted and has not ended. One that is being ended by the node already is not ended twice.
+fn has_ended_in_the_api(record: &PodRecord) -> bool {
+    record.pod.status.as_ref().and_then(|it| it.phase.as_deref()).is_some_and(status::is_terminal)
+}
+
+/// The spec of a pod that was admitted and has not ended. One that is being ended by the node already is not ended twice, and
+/// one that was deleted, and is still being stopped, is nobody's any more.
 fn may_be_evicted(record: &PodRecord) -> Option<&PodSpec> {
     let is_active = match record.lifecycle {
         Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
         Lifecycle::Waiting | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
     };
-    let has_ended = record.pod.status.as_ref().and_then(|it| it.phase.as_deref()).is_some_and(status::is_terminal);
-    let is_candidate = is_active && !has_ended && record.failure.is_none() && record.rejected.is_none();
+    let is_ended = record.failure.is_some() || record.rejected.is_some() || has_ended_in_the_api(record);
+    let is_candidate = record.is_desired() && is_active && !is_ended;
     record.pod.spec.as_ref().filter(|_| is_candidate)
 }

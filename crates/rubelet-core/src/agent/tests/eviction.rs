@@ -108,18 +108,43 @@ fn status_of_an_evicted_pod_says_why_after_an_agent_restart() {
 }
 
 #[test]
-fn dead_containers_and_unused_images_go_before_pods() {
+fn deleted_pod_that_is_still_being_stopped_is_not_evicted() {
+    let mut test = node(Signal::MemoryAvailable);
+    test.running(&[pod("big"), pod("small")]);
+    test.handle(Event::ConfigChange { source: Source::Api, pods: Vec::new(), removed: vec![PodUid::new("big")] });
+    test.node_has(Signal::MemoryAvailable, 99);
+    test.pods_use(&[("big", 500), ("small", 10)]);
+    assert_eq!(test.failure_of("big"), None);
+    assert!(test.failure_of("small").is_some());
+}
+
+/// A node low on disk space with a pod that has ended, and has this phase in the API.
+fn low_on_disk_with_an_ended_pod(phase: &str) -> TestAgent {
     let mut test = node(Signal::NodeFsAvailable);
     let mut done = pod("done");
     done.spec.as_mut().expect("a spec").restart_policy = Some("Never".to_owned());
     test.running(&[pod("web")]);
-    test.handle(Event::ConfigChange { source: Source::Api, pods: vec![Arc::new(done)], removed: Vec::new() });
+    let change = |pod: Pod| Event::ConfigChange { source: Source::Api, pods: vec![Arc::new(pod)], removed: Vec::new() };
+    test.handle(change(done.clone()));
     test.inspected("a: exit(0) 9s ago");
     test.answer("StopSandbox", Ok(Facts::Nothing));
     test.inspected("sandbox notready 60s; a: exit(0) 9s ago");
     test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
-
+    done.status.get_or_insert_default().phase = Some(phase.to_owned());
+    test.handle(change(done));
     test.node_has(Signal::NodeFsAvailable, 99);
+    test
+}
+
+#[test]
+fn dead_containers_of_a_pod_whose_end_is_not_in_the_api_stay() {
+    let test = low_on_disk_with_an_ended_pod("Running");
+    assert!(!test.pending().contains(&"RemoveContainer"), "{:?}", test.pending());
+}
+
+#[test]
+fn dead_containers_and_unused_images_go_before_pods() {
+    let mut test = low_on_disk_with_an_ended_pod("Succeeded");
     assert!(test.pending().contains(&"RemoveContainer"), "{:?}", test.pending());
     test.answer("RemoveContainer", Ok(Facts::Nothing));
     test.inspected("sandbox notready 60s");
