@@ -241,7 +241,9 @@ impl Eviction {
                 self.stage = Stage::Watching;
                 NextStep::StopReclaiming
             }
-            Stage::Reclaiming { threshold, is_over: true, .. } => self.begin_ranking(threshold, settings),
+            Stage::Reclaiming { threshold, is_over, .. } if is_over || self.is_low_on_memory(settings) => {
+                self.end_reclaim(threshold, settings, now)
+            }
             Stage::Reclaiming { .. } | Stage::Ranking { .. } | Stage::Evicting { .. } => NextStep::Nothing,
         }
     }
@@ -320,6 +322,20 @@ impl Eviction {
         let Some(what) = reclaimable(signal, self.layout) else { return self.begin_ranking(threshold, settings) };
         self.stage = Stage::Reclaiming { threshold, until: now.uptime + RECLAIM_TIMEOUT, is_over: false };
         NextStep::Reclaim { signal, what }
+    }
+
+    fn is_low_on_memory(&self, settings: &EvictionSettings) -> bool {
+        self.driving.iter().any(|place| settings.thresholds[*place].signal.resource() == Resource::Memory)
+    }
+
+    /// What could be removed is gone, or memory cannot wait for it. Upstream evicts a pod for the threshold that it began
+    /// with, even if that is no longer met and another one is.
+    fn end_reclaim(&mut self, threshold: usize, settings: &EvictionSettings, now: Now) -> NextStep {
+        if self.driving.contains(&threshold) && !self.is_low_on_memory(settings) {
+            return self.begin_ranking(threshold, settings);
+        }
+        self.stage = Stage::Watching;
+        self.begin_reclaim(settings, now)
     }
 
     fn begin_ranking(&mut self, threshold: usize, settings: &EvictionSettings) -> NextStep {
