@@ -31,7 +31,7 @@ use crate::{
     host::{FakeHost, Files},
     memory::THRESHOLD_BYTES,
     play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
-    runtime::{FakeRuntime, output::MAX_LOG_BYTES},
+    runtime::{FakeRuntime, output::MAX_LOG_BYTES, store::IMAGE_FS_THRESHOLD_BYTES},
     simulation::{Incarnation, Simulation},
 };
 
@@ -39,6 +39,9 @@ use crate::{
 const CHECK_EVERY: Duration = Duration::from_secs(20);
 /// The node has one processor for pods.
 const ALLOCATABLE_CPU_MILLIS: i64 = 1_000;
+
+/// `evictionPressureTransitionPeriod`: shorter than upstream's five minutes, so that a play has pods after a pressure.
+pub(crate) const PRESSURE_TRANSITION: Duration = Duration::from_secs(60);
 
 /// One process of the agent, started by `rubelet::start` over the fakes.
 pub(crate) fn launch(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> Running {
@@ -80,13 +83,20 @@ fn reporting() -> node::NodeReporting {
 
 fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Source]) -> World {
     let logs = LogSettings { max_bytes: Some(MAX_LOG_BYTES), max_files: 3, ..LogSettings::default() };
-    let low_memory = Threshold {
-        signal: Signal::MemoryAvailable,
-        value: ThresholdValue::Quantity(THRESHOLD_BYTES, "512Mi".to_owned()),
+    let hard = |signal, bytes, text: &str| Threshold {
+        signal,
+        value: ThresholdValue::Quantity(bytes, text.to_owned()),
         min_reclaim: None,
         grace: Duration::ZERO,
     };
-    let eviction = EvictionSettings { thresholds: vec![low_memory], ..EvictionSettings::default() };
+    let eviction = EvictionSettings {
+        thresholds: vec![
+            hard(Signal::ImageFsAvailable, IMAGE_FS_THRESHOLD_BYTES, "1Mi"),
+            hard(Signal::MemoryAvailable, THRESHOLD_BYTES, "512Mi"),
+        ],
+        pressure_transition: PRESSURE_TRANSITION,
+        ..EvictionSettings::default()
+    };
     let mut settings = Settings { sources: sources.to_vec(), logs, eviction, ..Settings::for_node(NODE) };
     settings.node.allocatable.cpu_millis = ALLOCATABLE_CPU_MILLIS;
     let clock = simulation.clock_of_a_new_process();
@@ -129,6 +139,8 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
             sim.count_turn();
             sim.stale_entries = agent.entries_of_gone_pods();
             sim.agent_bytes.get_or_insert_with(|| format!("{agent:?}").len());
+            // Before the snapshot of this turn: the pods are those that were ranked.
+            effects.iter().for_each(|effect| sim.check_eviction(effect));
             let snapshot = agent.snapshot();
             if !Arc::ptr_eq(&snapshot, &sim.snapshot) {
                 sim.rules.told(sim.now, sim.wall, &snapshot);

@@ -8,7 +8,10 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use rubelet_host::port::{DirEntry, FileKind, Projected, Projection};
+use rubelet_host::{
+    port::{DirEntry, FileKind, Projected, Projection},
+    stats::disk::Usage,
+};
 use tokio::sync::mpsc;
 
 /// Linux' limit of links in a path.
@@ -249,6 +252,16 @@ impl Disk {
         let (source, target) = (self.existing_dir(source)?, self.existing_dir(target)?);
         self.mounts.insert(target, source);
         Ok(())
+    }
+
+    /// What the files of a directory and those below it hold.
+    pub(crate) fn usage(&self, path: &Path) -> io::Result<Usage> {
+        let dir = self.existing_dir(path)?;
+        let sizes = self.below(&dir).map(|(_, node)| match node {
+            Node::File { content, .. } => Usage { bytes: content.len() as u64, inodes: 1 },
+            Node::Directory { .. } | Node::Link(_) | Node::Fifo => Usage { bytes: 0, inodes: 1 },
+        });
+        Ok(sizes.fold(Usage::default(), Usage::saturating_add))
     }
 
     /// Where the path is, links and bind mounts followed.

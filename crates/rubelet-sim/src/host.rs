@@ -31,7 +31,7 @@ use crate::{
     faults::HostCall,
     invariants::trouble::{Faulty, Touched},
     play::MANIFESTS,
-    runtime::store::{IMAGE_BYTES, IMAGE_FS, IMAGE_FS_BYTES},
+    runtime::store::{IMAGE_FS, IMAGE_FS_BYTES},
     script::Page,
     simulation::{Incarnation, SimState, Simulation},
 };
@@ -243,24 +243,35 @@ impl Host for FakeHost {
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {
         self.look(path, |sim| {
             if path == Path::new(IMAGE_FS) {
-                let used = sim.runtime.images.len() as u64 * IMAGE_BYTES;
-                let available_bytes = IMAGE_FS_BYTES.saturating_sub(used);
-                return Ok(FileSystem { capacity_bytes: IMAGE_FS_BYTES, available_bytes, ..FileSystem::default() });
+                let (capacity_bytes, available_bytes) = (IMAGE_FS_BYTES, sim.runtime.image_fs_available());
+                sim.rules.image_fs_measured(sim.now, available_bytes);
+                return Ok(FileSystem { device: 2, capacity_bytes, available_bytes, ..FileSystem::default() });
             }
-            sim.disk.list_dir(path).map(|_| FileSystem { capacity_bytes: 1 << 37, ..FileSystem::default() })
+            let (capacity_bytes, available_bytes) = (1 << 37, 1 << 36);
+            let found = FileSystem { device: 1, capacity_bytes, available_bytes, ..FileSystem::default() };
+            sim.disk.list_dir(path).map(|_| found)
         })
         .await
     }
 
     async fn node_figures(&self, _kubepods: Option<&Path>) -> io::Result<NodeFigures> {
-        self.look(Path::new("/sys"), |sim| Ok(sim.memory.node(&sim.runtime.picture))).await
+        self.look(Path::new("/sys"), |sim| {
+            sim.rules.memory_measured(sim.now, sim.memory.available(&sim.runtime.picture));
+            Ok(sim.memory.node(&sim.runtime.picture))
+        })
+        .await
     }
 
     async fn pod_figures(&self, cgroup: &Path) -> io::Result<Option<PodFigures>> {
         self.look(cgroup, |sim| {
             let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let uid = name.strip_prefix("pod").unwrap_or_default();
-            Ok(sim.memory.pod(uid, &sim.runtime.picture))
+            let is_there = sim.cgroups.contains(cgroup);
+            let figures = is_there.then(|| sim.memory.pod(uid, &sim.runtime.picture));
+            if let Some(figures) = &figures {
+                sim.rules.pod_measured(uid, figures.working_set_bytes);
+            }
+            Ok(figures)
         })
         .await
     }
@@ -268,7 +279,11 @@ impl Host for FakeHost {
     async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures> {
         self.look(path, |sim| {
             let is_mount = sim.disk.mounts_below(path)?.iter().any(|point| point == path);
-            sim.disk.list_dir(path).map(|_| VolumeFigures { is_mount, ..VolumeFigures::default() })
+            let used = sim.disk.usage(path)?;
+            if let (Touched::Pod(uid), true) = (touched_by(path), path.ends_with("scratch")) {
+                sim.rules.volume_measured(&uid, used.bytes);
+            }
+            Ok(VolumeFigures { used, is_mount, ..VolumeFigures::default() })
         })
         .await
     }

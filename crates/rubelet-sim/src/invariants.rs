@@ -4,6 +4,7 @@
 //! beyond the snapshot it publishes. Each rule has a name that a failure prints.
 
 mod api;
+mod eviction;
 mod history;
 mod patrol;
 mod prune;
@@ -57,6 +58,7 @@ pub(crate) struct Rules {
     /// Running changing calls, by subject.
     busy: BTreeMap<String, u32>,
     known: patrol::Known,
+    evictions: eviction::Evictions,
     /// Hook runs per instance since the agent started; the last probe result.
     hooks: BTreeMap<(String, Hook), u32>,
     probes: BTreeMap<String, bool>,
@@ -109,6 +111,7 @@ impl Rules {
         self.agent_began = now;
         self.trouble.strike(Touched::Node, now);
         self.known.agent_begins();
+        self.evictions.agent_begins();
         // The result of a hook that a dead agent started is unknown.
         self.hooks.retain(|(_, hook), _| *hook == Hook::PostStart);
         self.seen.agent_begins();
@@ -155,6 +158,7 @@ impl Rules {
             let detail = format!("{what} for pod {uid}, which is {}", self.seen.lifecycle(uid));
             self.broken("nothing is started for a pod that ends", now, detail);
         }
+        self.check_start_after_eviction(now, uid, what);
     }
 
     pub(crate) fn returned(&mut self, busy: Option<&str>) {

@@ -31,15 +31,19 @@ impl Memory {
         NodeFigures { memory: Some(memory), max_tasks: Some(32_768), tasks: Some(300), ..NodeFigures::default() }
     }
 
-    /// `None` for a pod without running containers: its cgroup is empty.
-    pub(crate) fn pod(&self, uid: &str, picture: &Picture) -> Option<PodFigures> {
+    pub(crate) fn available(&self, picture: &Picture) -> u64 {
+        let memory = self.node(picture).memory.unwrap_or_default();
+        memory.limit_bytes.saturating_sub(memory.working_set_bytes)
+    }
+
+    pub(crate) fn pod(&self, uid: &str, picture: &Picture) -> PodFigures {
         let running =
             picture.containers.values().filter(|container| container.pod.uid == uid && container.is_running());
         let figures = |id: &String| ContainerFigures { working_set_bytes: self.of(id), processes: 1 };
         let containers: BTreeMap<_, _> =
             running.map(|container| (container.id.clone(), figures(&container.id))).collect();
         let working_set_bytes = containers.values().map(|figures| figures.working_set_bytes).sum();
-        (!containers.is_empty()).then_some(PodFigures { working_set_bytes, containers })
+        PodFigures { working_set_bytes, containers }
     }
 
     fn of(&self, container: &str) -> u64 {

@@ -5,7 +5,7 @@
 
 pub(crate) mod agreement;
 mod cluster;
-mod ending;
+pub(crate) mod ending;
 mod memory;
 pub(crate) mod predicates;
 

@@ -29,7 +29,7 @@ use crate::{
         act::Act,
         store::{Ailment, IMAGE_BYTES, IMAGE_FS, image_id},
     },
-    script::{Command, Exec},
+    script::{Command, Exec, IMAGE},
     simulation::{Incarnation, ScheduledEvent, SimState, Simulation},
 };
 
@@ -528,7 +528,9 @@ fn pod_named_in(selector: &BTreeMap<String, String>) -> Option<String> {
 }
 
 fn image_called(name: &str) -> v1::Image {
-    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: IMAGE_BYTES, ..Default::default() }
+    // The one that every node has is never removed.
+    let pinned = name == IMAGE;
+    v1::Image { id: image_id(name), repo_tags: vec![name.to_owned()], size: IMAGE_BYTES, pinned, ..Default::default() }
 }
 
 /// A stop whose client disconnects sends no SIGKILL, or is finished by the runtime alone.

@@ -23,6 +23,8 @@ pub(crate) struct PodScript {
     pub init: Vec<ContainerScript>,
     pub containers: Vec<ContainerScript>,
     pub empty_dir: Option<EmptyDir>,
+    /// Of the emptyDir volume.
+    pub size_limit: Option<&'static str>,
     pub host_path: Option<HostPath>,
     pub host_network: bool,
     /// Readiness gates.
@@ -100,6 +102,7 @@ impl PodScript {
             init: Vec::new(),
             containers: Vec::new(),
             empty_dir: None,
+            size_limit: None,
             host_path: None,
             host_network: false,
             gates: Vec::new(),
@@ -125,6 +128,12 @@ impl PodScript {
 
     pub(crate) fn empty_dir(mut self, kind: EmptyDir) -> Self {
         self.empty_dir = Some(kind);
+        self
+    }
+
+    /// The limit of the emptyDir volume added before.
+    pub(crate) fn size_limit(mut self, limit: &'static str) -> Self {
+        self.size_limit = Some(limit);
         self
     }
 
@@ -229,9 +238,15 @@ impl PodScript {
         if !self.init.is_empty() {
             spec["initContainers"] = self.init.iter().map(|container| self.container_of(container)).collect();
         }
-        let scratch = self.empty_dir.map(|kind| match kind {
-            EmptyDir::Disk => json!({ "name": "scratch", "emptyDir": {} }),
-            EmptyDir::Memory => json!({ "name": "scratch", "emptyDir": { "medium": "Memory" } }),
+        let scratch = self.empty_dir.map(|kind| {
+            let mut empty_dir = match kind {
+                EmptyDir::Disk => json!({}),
+                EmptyDir::Memory => json!({ "medium": "Memory" }),
+            };
+            if let Some(limit) = self.size_limit {
+                empty_dir["sizeLimit"] = limit.into();
+            }
+            json!({ "name": "scratch", "emptyDir": empty_dir })
         });
         let data = self
             .host_path

@@ -128,6 +128,9 @@ pub(crate) enum ScheduledEvent {
     ApiReturns,
     ApiCatchesUp,
     DiskHasRoom,
+    /// By container ID.
+    MemoryFreed(String),
+    ImageFsHasRoom,
     /// By mount point.
     DeviceReturns(PathBuf),
 }
@@ -295,6 +298,14 @@ impl SimState {
                 ScheduledEvent::DiskHasRoom => {
                     self.log("world", "the disk has room again");
                     self.disk.full = false;
+                }
+                ScheduledEvent::MemoryFreed(container) => {
+                    self.log("world", format!("{container} uses no more than usual"));
+                    self.memory.hogs.remove(&container);
+                }
+                ScheduledEvent::ImageFsHasRoom => {
+                    self.log("world", "the image file system has room again");
+                    self.runtime.image_fs_others = 0;
                 }
                 ScheduledEvent::DeviceReturns(point) => self.bring_device_back(&point),
             }

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod mishaps;
+mod pressure;
 pub(crate) mod scripts;
 
 use std::time::Duration;

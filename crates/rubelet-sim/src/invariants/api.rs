@@ -105,6 +105,7 @@ impl Rules {
     pub(crate) fn pod_edited(&mut self, name: &str, uid: &str) {
         self.api.news(name);
         self.api.written.remove(uid);
+        self.evictions.status_overwritten(uid);
         self.api.overwritten.insert(uid.to_owned());
     }
 
@@ -282,6 +283,7 @@ impl Rules {
         {
             self.broken("an ended pod runs nothing", now, format!("{name} is {:?}, {running} runs", status.phase));
         }
+        self.evictions.status_written(&uid, &status);
         let was_forgotten = self.pods.get(&uid).is_some_and(|pod| pod.was_forgotten);
         if let Some(before) = self.api.written.insert(uid, status.clone())
             && !was_forgotten

@@ -117,10 +117,11 @@ impl SimState {
         self.check_first_statuses();
         self.check_changed_statuses();
         self.check_lease();
+        self.check_relief();
     }
 
     /// A deadline passed. Pods that use a hung device are excused, so this is not one of them.
-    fn missed(&mut self, rule: &'static str, detail: String) {
+    pub(super) fn missed(&mut self, rule: &'static str, detail: String) {
         if self.devices.is_any_hung() {
             let detail = format!("{rule}: {detail}");
             self.rules.broken("a hung device delays only the pods that use it", self.now, detail);

@@ -48,6 +48,8 @@ impl Play {
         self.calm().change(|sim| {
             sim.log("play", "calm");
             sim.disk.full = false;
+            sim.memory.hogs.clear();
+            sim.runtime.image_fs_others = 0;
             sim.bring_devices_back();
             if sim.runtime.down {
                 sim.bring_runtime_up();
@@ -212,6 +214,10 @@ fn leftover(sim: &SimState, wanted: &[String]) -> Option<String> {
 }
 
 fn pod_complaint(sim: &SimState, script: &PodScript, uid: &str) -> Option<String> {
+    if predicates::is_evicted(sim, uid) {
+        // It was ended by the node, or rejected, and never runs again.
+        return sim.runtime.running().find(|found| found.pod.uid == uid).map(|found| format!("{found} runs evicted"));
+    }
     if script.deadline_secs.is_some() {
         return deadline_complaint(sim, script, uid);
     }
@@ -303,7 +309,7 @@ fn truth_complaint(sim: &SimState, script: &PodScript, spec: &ContainerScript, f
 }
 
 /// In the only unit that scripts use.
-fn bytes(quantity: &str) -> Option<i64> {
+pub(crate) fn bytes(quantity: &str) -> Option<i64> {
     quantity.strip_suffix("Mi")?.parse::<i64>().ok().map(|mib| mib << 20)
 }
 

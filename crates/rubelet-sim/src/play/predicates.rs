@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
-use rubelet_core::{pod::status::is_terminal, snapshot::PodView};
+use rubelet_core::{id::PodUid, pod::status::is_terminal, snapshot::PodView};
 use serde_json::Value;
 
 use crate::simulation::SimState;
@@ -151,6 +151,12 @@ pub(crate) fn known(pod: &str) -> Predicate {
 pub(crate) fn forgotten(pod: &str) -> Predicate {
     let name = pod.to_owned();
     Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
+}
+
+/// The agent reports the pod as evicted, after it ran or before.
+pub(crate) fn is_evicted(sim: &SimState, uid: &str) -> bool {
+    let status = sim.snapshot.pods.get(&PodUid::new(uid)).map(|view| &view.status);
+    status.is_some_and(|it| it.phase.as_deref() == Some("Failed") && it.reason.as_deref() == Some("Evicted"))
 }
 
 pub(crate) fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {

@@ -28,6 +28,8 @@ pub(crate) const IMAGE_FS: &str = "/images";
 pub(crate) const IMAGE_BYTES: u64 = 1 << 20;
 /// Room for five images.
 pub(crate) const IMAGE_FS_BYTES: u64 = 5 * IMAGE_BYTES;
+/// The node reclaims images, and then evicts pods, when less is available.
+pub(crate) const IMAGE_FS_THRESHOLD_BYTES: u64 = IMAGE_BYTES;
 
 /// The maximum age of a stale list.
 const MEMORY: Duration = Duration::from_secs(5);
@@ -40,6 +42,8 @@ pub(crate) struct Store {
     /// Names of sandboxes and containers being created.
     pub reserved: BTreeSet<String>,
     pub images: BTreeSet<String>,
+    /// What others than images use of their file system.
+    pub image_fs_others: u64,
     pub registry: BTreeMap<String, Pull>,
     pub has_events: bool,
     /// Containers that cannot be removed before the task is deleted that a cancelled start left behind.
@@ -156,6 +160,7 @@ impl Default for Store {
             past: VecDeque::new(),
             reserved: BTreeSet::new(),
             images: BTreeSet::from([IMAGE.to_owned()]),
+            image_fs_others: 0,
             registry: BTreeMap::new(),
             has_events: true,
             leftover_tasks: BTreeSet::new(),
@@ -217,6 +222,11 @@ impl Store {
             // A subscriber that is far behind loses it, as with the real one.
             drop(listener.try_send(event.clone()));
         }
+    }
+
+    pub(crate) fn image_fs_available(&self) -> u64 {
+        let used = self.images.len() as u64 * IMAGE_BYTES + self.image_fs_others;
+        IMAGE_FS_BYTES.saturating_sub(used)
     }
 
     /// By its name or by the id of `image_status`.

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::json;
 
 use super::{
-    IMAGES, NAMES,
+    IMAGES, NAMES, pressure,
     scripts::{GATE, script},
 };
 use crate::{
@@ -25,7 +25,7 @@ const API_NAMES: [&str; 5] = ["asp", "bat", "cod", "doe", "elk"];
 pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
     let name = API_NAMES[rng.usize(..API_NAMES.len())];
     let is_there = play.look(|sim| stored(sim, name).is_some());
-    match rng.u32(0..116) {
+    match rng.u32(0..128) {
         0..35 if !is_there => play.create(script(rng, name, version)),
         0..25 if is_there => play.delete(name, within(rng)),
         35..45 => play.recreate(script(rng, name, version)),
@@ -45,6 +45,10 @@ pub(super) fn happen(play: &mut Play, rng: &mut Rng, version: u32) {
             play.overwrite_status(name, &json!({ "conditions": [{ "type": GATE, "status": status }] }))
         }
         106..116 if is_there && play.wanted().contains_key(name) => edit(play, rng, name, version),
+        116..128 => {
+            pressure::happen(play, rng);
+            play
+        }
         _ => play,
     };
 }

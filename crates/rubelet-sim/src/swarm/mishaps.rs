@@ -79,7 +79,7 @@ pub(super) fn end_some_sandbox(play: &mut Play, rng: &mut Rng) {
     });
 }
 
-fn some_running(sim: &SimState, pick: usize) -> Option<String> {
+pub(super) fn some_running(sim: &SimState, pick: usize) -> Option<String> {
     let running: Vec<&str> = sim.runtime.running().map(|found| found.id.as_str()).collect();
     (!running.is_empty()).then(|| running[pick % running.len()].to_owned())
 }

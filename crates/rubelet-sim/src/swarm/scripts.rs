@@ -11,6 +11,7 @@ use crate::{
 
 /// The condition that pods with a readiness gate wait for.
 pub(super) const GATE: &str = "sim/gate";
+const SIZE_LIMIT: &str = "64Ki";
 
 pub(crate) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     let policy = [Policy::Always, Policy::Always, Policy::OnFailure, Policy::Never][rng.usize(..4)];
@@ -43,7 +44,11 @@ pub(crate) fn script(rng: &mut Rng, name: &str, version: u32) -> PodScript {
     if rng.u32(0..8) == 0 {
         script = script.gate(GATE);
     }
+    if rng.u32(0..6) == 0 {
+        script = script.priority([-10, 100, 2_000_000_000][rng.usize(..3)]);
+    }
     let script = match rng.u32(0..4) {
+        0 if rng.bool() => script.empty_dir(EmptyDir::Disk).size_limit(SIZE_LIMIT),
         0 => script.empty_dir(EmptyDir::Disk),
         1 => script.empty_dir(EmptyDir::Memory),
         _ => script,
