@@ -171,6 +171,8 @@ impl SimState {
         let bound = self.api.of("pods").map(|(_, pod)| pod).filter(|pod| {
             pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null()
                 && pod["status"]["conditions"].as_array().is_none_or(Vec::is_empty)
+                // A rejected pod has no conditions, as upstream's.
+                && pod["status"]["phase"] != "Failed"
         });
         let uids: Vec<String> = bound.filter_map(|pod| Some(pod["metadata"]["uid"].as_str()?.to_owned())).collect();
         self.rules.known.unwritten.retain(|uid, _| uids.contains(uid));
