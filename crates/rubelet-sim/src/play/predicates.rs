@@ -153,10 +153,11 @@ pub(crate) fn forgotten(pod: &str) -> Predicate {
     Predicate::new(format!("{pod} not in the API"), move |sim| stored(sim, &name).is_none())
 }
 
-/// The agent reports the pod as evicted, after it ran or before.
+/// The agent reports the pod as evicted, after it ran or before, or as rejected because the node is full.
 pub(crate) fn is_evicted(sim: &SimState, uid: &str) -> bool {
     let status = sim.snapshot.pods.get(&PodUid::new(uid)).map(|view| &view.status);
-    status.is_some_and(|it| it.phase.as_deref() == Some("Failed") && it.reason.as_deref() == Some("Evicted"))
+    let is_meant = |reason: &str| reason == "Evicted" || reason.starts_with("OutOf");
+    status.is_some_and(|it| it.phase.as_deref() == Some("Failed") && it.reason.as_deref().is_some_and(is_meant))
 }
 
 pub(crate) fn stored<'a>(sim: &'a SimState, pod: &str) -> Option<&'a Arc<Value>> {
