@@ -237,10 +237,10 @@ fn memory_comes_before_disk() {
 #[test]
 fn memory_does_not_wait_until_disk_is_reclaimed() {
     let mut test = Fixture::with(vec![threshold(DISK, 100), threshold(MEMORY, 100)]);
-    let reclaim = NextStep::Reclaim { resource: Resource::EphemeralStorage, what: Reclaimable::ContainersAndImages };
+    let reclaim = NextStep::Reclaim { signal: DISK, what: Reclaimable::ContainersAndImages };
     assert_eq!(test.sees(0, &[(DISK, 99), (MEMORY, 5000)]), reclaim);
     test.advance(1, true, &[]);
-    let rank = NextStep::RankPods { resource: Resource::Memory, signal: MEMORY };
+    let rank = NextStep::RankPods(MEMORY);
     assert_eq!(test.sees(1, &[(DISK, 99), (MEMORY, 99)]), rank);
 }
 
@@ -248,10 +248,10 @@ fn memory_does_not_wait_until_disk_is_reclaimed() {
 fn pod_is_evicted_for_the_threshold_that_is_still_met() {
     let pids = Signal::PidAvailable;
     let mut test = Fixture::with(vec![threshold(DISK, 100), threshold(pids, 1)]);
-    let reclaim = NextStep::Reclaim { resource: Resource::EphemeralStorage, what: Reclaimable::ContainersAndImages };
+    let reclaim = NextStep::Reclaim { signal: DISK, what: Reclaimable::ContainersAndImages };
     assert_eq!(test.sees(0, &[(DISK, 99), (pids, 7)]), reclaim);
     test.advance(1, false, &[]);
-    let rank = NextStep::RankPods { resource: Resource::Pids, signal: pids };
+    let rank = NextStep::RankPods(pids);
     assert_eq!(test.sees(1, &[(DISK, 200), (pids, 0)]), rank);
 }
 
