@@ -61,7 +61,7 @@ fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         Ok(())
     })?;
     // Those of the same moment: rotation goes on.
-    let files = cluster.wait("the rotated files are compressed but the newest", 30, |_| {
+    let files = cluster.wait("the rotated files are compressed but the newest", 120, |_| {
         let files = rotated(&dir)?;
         ensure!(files.len() < MAX_FILES, "{files:?}");
         let (newest, older) = files.split_last().context("none is rotated")?;
