@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use rubelet_testbed::{
     clock::Stopwatch,
     command::{capture, describe},
-    project,
+    packages, project,
     tally::Tally,
 };
 
@@ -45,6 +45,8 @@ fn stage(name: &str, tally: &mut Tally, work: impl FnOnce() -> anyhow::Result<Ta
 }
 
 fn unit_tests() -> anyhow::Result<Tally> {
+    // Tests that need it are left out without it.
+    packages::ensure(packages::UNIT_TESTS)?;
     let mut cargo = project::cargo(["test", "--workspace", "--quiet", "--no-fail-fast"]);
     let out = capture(cargo.current_dir(project::root()), Duration::from_secs(2700))?;
     let tally = sum_of(&out.stdout);

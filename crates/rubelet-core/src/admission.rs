@@ -1,7 +1,7 @@
 //! Admission: whether this pod may run on this node.
 //!
 //! Owns: upstream's admission handlers, in their order: pressure, sysctls, operating system, supplemental groups, resources, node
-//! affinity, node name, host ports, taints, AppArmor. Never: chooses the pods that are preempted for a critical pod
+//! affinity, node name, host ports, taints, AppArmor, node shutdown. Never: chooses the pods that are preempted for a critical pod
 //! (`preemption.rs`), or ends one.
 //! Upstream: `lifecycle/predicate.go`, `sysctl/allowlist.go`, `security/apparmor`.
 
@@ -16,7 +16,7 @@ use crate::{
     node_status::resources::{HUGE_PAGES, is_extended},
     pod::{
         restart_policy::is_sidecar,
-        status::{FailureReason, PodFailure},
+        status::{FailureReason, PodFailure, is_terminal},
     },
     pod_manager::is_static_pod,
     preemption::Requirement,
@@ -51,6 +51,7 @@ pub struct AdmitContext<'a> {
     pub has_strict_groups: bool,
     /// The node's.
     pub pressures: &'a BTreeSet<Pressure>,
+    pub is_shutting_down: bool,
 }
 
 /// The resource that is the number of pods.
@@ -68,12 +69,25 @@ pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
         return AdmitResult::Reject(refusal);
     }
     match general_filters(pod, spec, context) {
-        // Upstream asks AppArmor after it has preempted others, and may then reject the pod all the same.
+        // Upstream asks these after it has preempted others, and may then reject the pod all the same.
         fits @ (AdmitResult::Admit | AdmitResult::Preempt(_)) => {
-            apparmor_refusal(pod, spec, context).map_or(fits, AdmitResult::Reject)
+            let refusal = apparmor_refusal(pod, spec, context).or_else(|| shutdown_refusal(context));
+            refusal.map_or(fits, AdmitResult::Reject)
         }
+        // Another look at the labels takes time, and the pod could not start anyway.
+        AdmitResult::RecheckNode(failure) if context.is_shutting_down => AdmitResult::Reject(failure),
         rejected @ (AdmitResult::Reject(_) | AdmitResult::RecheckNode(_)) => rejected,
     }
+}
+
+/// The API server has the pod as ended.
+pub fn has_ended(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(is_terminal)
+}
+
+fn shutdown_refusal(context: AdmitContext<'_>) -> Option<PodFailure> {
+    let message = "Pod was rejected as the node is shutting down.";
+    context.is_shutting_down.then(|| PodFailure::new(FailureReason::NodeShutdown, message))
 }
 
 fn refused(reason: FailureReason, message: impl Into<String>) -> Option<PodFailure> {

@@ -38,6 +38,7 @@ mod outbox;
 mod plan;
 mod preemption;
 mod probes;
+mod shutdown;
 mod stale;
 mod sync;
 mod timers;
@@ -95,6 +96,7 @@ impl Agent {
             Event::Refresh { pod } => self.handle_refresh(&pod, now),
             Event::Node(object) => self.handle_node(object),
             Event::MemoryShort => self.node.eviction.hasten(now),
+            Event::Shutdown(signal) => self.handle_shutdown(signal, now),
             Event::Due => {}
             Event::Done { id, result } => self.handle_done(id, result, now),
         }

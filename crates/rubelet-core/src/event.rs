@@ -12,6 +12,7 @@ use crate::{
     effect::{EffectError, EffectId, Facts},
     id::PodUid,
     node_object::NodeObject,
+    shutdown::ShutdownSignal,
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub enum Event {
     Node(NodeObject),
     /// The kernel reports that memory runs short. A hint: it only causes a look.
     MemoryShort,
+    /// The machine is about to go down, or not any more.
+    Shutdown(ShutdownSignal),
     /// The time of `Agent::wake_at` has come.
     Due,
     /// An effect has finished.

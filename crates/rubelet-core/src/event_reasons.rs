@@ -64,6 +64,7 @@ pub const FAILED_MOUNT_VOLUME: &str = "FailedMount";
 pub const FAILED_UNMOUNT_VOLUME: &str = "FailedUnMount";
 /// A literal in `pkg/kubelet/oom/oom_watcher_linux.go`.
 pub const SYSTEM_OOM: &str = "SystemOOM";
+pub const NODE_SHUTDOWN: &str = "Shutdown";
 pub const NODE_REBOOTED: &str = "Rebooted";
 pub const FAILED_NODE_ALLOCATABLE_ENFORCEMENT: &str = "FailedNodeAllocatableEnforcement";
 pub const SUCCESSFUL_NODE_ALLOCATABLE_ENFORCEMENT: &str = "NodeAllocatableEnforced";

@@ -34,6 +34,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         cgroup_driver: node.status.cgroup_driver,
         protected_memory: settings.node.memory_qos.map(|_| protected_memory(&node.qos.cgroups)),
         sources_not_ready: config.sources_not_ready(&settings.sources),
+        shutdown: node.shutdown.view(),
     }
 }
 

@@ -44,6 +44,7 @@ pub mod probes;
 pub mod qos;
 pub mod quantity;
 pub mod settings;
+pub mod shutdown;
 pub mod snapshot;
 pub mod status_manager;
 #[cfg(test)]

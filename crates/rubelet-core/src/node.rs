@@ -17,6 +17,7 @@ use crate::{
     observation::{Listing, RuntimeStatus},
     op::NodeOp,
     settings::Settings,
+    shutdown::Shutdown,
     snapshot::{NodeProblem, NodeReadiness},
     time::{Now, Uptime},
 };
@@ -83,6 +84,7 @@ pub struct Node {
     pub object_asked_at: Option<Uptime>,
     /// The last relist; `None` before the first.
     pub listing: Option<Listing>,
+    pub shutdown: Shutdown,
     /// When the last remains of a pod were removed: an older listing may still show it.
     pub gone: BTreeMap<PodUid, Uptime>,
 }
@@ -120,6 +122,7 @@ impl Node {
             object: None,
             object_asked_at: None,
             listing: None,
+            shutdown: Shutdown::None,
             gone: BTreeMap::new(),
         }
     }
@@ -304,13 +307,16 @@ impl Node {
         }
         problems.extend(self.status.runtime_problem.clone());
         problems.extend(self.status.network_problem.clone());
+        if self.shutdown.is_under_way() {
+            problems.push("node is shutting down".to_owned());
+        }
         if problems.is_empty() { NodeReadiness::Ready } else { NodeReadiness::NotReady(problems) }
     }
 
     /// When the next routine is due, or the tolerance for the runtime ends. While the runtime is down only its check counts.
     pub fn next_wakeup(&self, settings: &Settings, now: Now) -> Option<Uptime> {
         let patience = [Some(Uptime::ZERO), self.answered_at].into_iter().flatten().map(|since| since + DOWN_AFTER);
-        let patience = patience.filter(|moment| *moment > now.uptime);
+        let patience = patience.filter(|moment| *moment > now.uptime).chain(self.shutdown.next_wakeup());
         let routines = self.possible_routines().map(|(_, moment)| moment);
         let images_at = self.image_gc.next_wakeup(&settings.image_gc);
         let eviction_at = self.eviction.next_wakeup(&settings.eviction);

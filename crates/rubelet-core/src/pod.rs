@@ -24,7 +24,7 @@ use crate::{
         hooks::PreStop,
         plan::WaitsFor,
         restart::CrashLoop,
-        status::{PodFailure, Waiting},
+        status::{FailureReason, PodFailure, Waiting},
     },
     probes::Probes,
     status_manager::RunningContainers,
@@ -374,6 +374,11 @@ impl PodRecord {
     /// The pod has released what other pods may need: its volumes and its cgroup.
     pub fn is_released(&self) -> bool {
         self.remains.is_some_and(|remains| remains > Remains::Cgroup)
+    }
+
+    /// A shutdown of the node ended it.
+    pub fn has_ended_with_node(&self) -> bool {
+        self.failure.as_ref().is_some_and(|failure| failure.reason == FailureReason::Terminated)
     }
 
     pub fn is_desired(&self) -> bool {

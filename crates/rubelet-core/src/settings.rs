@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{cgroups::CgroupSettings, event::Source, eviction::EvictionSettings, node_object::NodeObject};
+use crate::{
+    cgroups::CgroupSettings, event::Source, eviction::EvictionSettings, node_object::NodeObject,
+    shutdown::ShutdownGroup,
+};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -37,6 +40,8 @@ pub struct Settings {
     pub logs: LogSettings,
     pub image_gc: ImageGcSettings,
     pub eviction: EvictionSettings,
+    /// `shutdownGracePeriod…`, lowest priority first; none: a shutdown ends no pod.
+    pub shutdown_groups: Vec<ShutdownGroup>,
     /// `allowedUnsafeSysctls`: names, or prefixes with a star.
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The node for admission until the Node object is known, or always on a standalone node.
@@ -216,6 +221,7 @@ impl Settings {
             logs: LogSettings::default(),
             image_gc: ImageGcSettings::default(),
             eviction: EvictionSettings::default(),
+            shutdown_groups: Vec::new(),
             allowed_unsafe_sysctls: Vec::new(),
             own_node: NodeObject::default(),
             cgroups: Some(CgroupSettings::default()),

@@ -19,6 +19,7 @@ use crate::{
     image_gc::ImageCollection,
     needs::Needs,
     observation::{ListedState, RuntimeHandler, SharedFacts},
+    shutdown::ShutdownView,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,6 +68,9 @@ pub struct NodeView {
     pub protected_memory: Option<ProtectedMemory>,
     /// Cleanup is deferred until these sources are ready.
     pub sources_not_ready: Vec<Source>,
+    /// The machine is about to go down.
+    #[serde(default)]
+    pub shutdown: Option<ShutdownView>,
 }
 
 /// The memory of pods that the kernel protects from reclaim.

@@ -230,6 +230,15 @@ impl StatusManager {
         uids
     }
 
+    /// Whether the API server has an older status of a pod it knows.
+    pub fn has_unsent(&self, pods: &PodManager) -> bool {
+        self.changed.iter().any(|uid| {
+            let versioned = self.pod_statuses.get(uid);
+            let api_uid = pods.api_pod(uid).map(|stored| PodUid::of(stored)).filter(|uid| !self.gone.contains(uid));
+            versioned.zip(api_uid).is_some_and(|(versioned, api_uid)| self.is_unsent(&api_uid, versioned))
+        })
+    }
+
     /// The next request for this pod, if any. Without one, the pod is up to date.
     pub fn next_step(
         &mut self,

@@ -16,6 +16,7 @@ mod many;
 pub mod node;
 mod odd;
 pub mod secured_port;
+mod shutdown;
 mod stats;
 mod sweeping;
 mod url;
@@ -56,13 +57,14 @@ pub struct Case {
 
 /// Long ones first, so that none runs alone at the end. Tests that this machine does not support are omitted.
 fn cases() -> Vec<Case> {
-    let with_systemd = match CgroupDriver::of_machine() {
-        CgroupDriver::Systemd => cgroups::WITH_SYSTEMD,
-        CgroupDriver::Cgroupfs => &[],
+    let (with_systemd, with_logind) = match CgroupDriver::of_machine() {
+        CgroupDriver::Systemd => (cgroups::WITH_SYSTEMD, shutdown::WITH_LOGIND),
+        CgroupDriver::Cgroupfs => (&[][..], &[][..]),
     };
     let with_criu = if checkpoint::has_criu() { checkpoint::WITH_CRIU } else { &[] };
     [
         many::CASES,
+        with_logind,
         cgroups::CASES,
         with_systemd,
         life::CASES,

@@ -15,6 +15,7 @@ pub mod fuzzing;
 pub mod kernel_log;
 pub mod lanes;
 pub mod linux;
+pub mod logind;
 pub mod memory_events;
 pub mod mount;
 mod names;

@@ -29,6 +29,7 @@ use tokio::runtime::Handle;
 use crate::{
     api::FakeApi,
     host::{FakeHost, Files},
+    invariants::shutdown_groups,
     memory::THRESHOLD_BYTES,
     play::{MANIFEST_URL, MANIFESTS, predicates::NODE},
     runtime::{FakeRuntime, output::MAX_LOG_BYTES, store::IMAGE_FS_THRESHOLD_BYTES},
@@ -97,7 +98,9 @@ fn world(simulation: &Arc<Simulation>, incarnation: Incarnation, sources: &[Sour
         pressure_transition: PRESSURE_TRANSITION,
         ..EvictionSettings::default()
     };
-    let mut settings = Settings { sources: sources.to_vec(), logs, eviction, ..Settings::for_node(NODE) };
+    let shutdown_groups = shutdown_groups();
+    let mut settings =
+        Settings { sources: sources.to_vec(), logs, eviction, shutdown_groups, ..Settings::for_node(NODE) };
     settings.node.allocatable.cpu_millis = ALLOCATABLE_CPU_MILLIS;
     let clock = simulation.clock_of_a_new_process();
     let cluster = settings.is_in_cluster().then(|| {
@@ -127,6 +130,7 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
                     sim.log("agent", format!("{source:?} has {} pods and more", pods.len()));
                 }
                 Event::Unreadable { pods } => sim.log("agent", format!("cannot read {} pods", pods.len())),
+                Event::Shutdown(signal) => sim.log("agent", format!("shutdown {signal:?}")),
                 Event::RuntimeEvents(_)
                 | Event::Done { .. }
                 | Event::Hint { .. }

@@ -8,6 +8,7 @@ mod eviction;
 mod history;
 mod patrol;
 mod prune;
+mod shutdown;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ pub(crate) mod trouble;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 pub(crate) use history::{ContainerHistory, PodHistory};
+pub(crate) use shutdown::shutdown_groups;
 
 use crate::{
     invariants::trouble::{Touched, Trouble},
@@ -51,6 +53,7 @@ pub(crate) struct Rules {
     pods: BTreeMap<String, PodHistory>,
     seen: snapshot::Seen,
     api: api::ApiSeen,
+    shutdown: shutdown::ShutdownSeen,
     /// When the current agent started.
     agent_began: Duration,
     /// When the wall clock last jumped.
@@ -159,6 +162,7 @@ impl Rules {
             self.broken("nothing is started for a pod that ends", now, detail);
         }
         self.check_start_after_eviction(now, uid, what);
+        self.check_start_in_shutdown(now, uid, what);
     }
 
     pub(crate) fn returned(&mut self, busy: Option<&str>) {
@@ -210,6 +214,7 @@ impl Rules {
     pub(crate) fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
+        let secs = self.left_by_shutdown(script).map_or(secs, |left| left.min(secs));
         // A sidecar's order and a hook use up the grace period; upstream's two seconds remain in any case.
         let has_less =
             script.find_container(container.name_in_pod()).is_some_and(|spec| spec.is_sidecar() || spec.has_pre_stop());

@@ -8,6 +8,7 @@ mod cluster;
 pub(crate) mod ending;
 mod memory;
 pub(crate) mod predicates;
+mod shutdown;
 
 use std::{
     collections::BTreeMap,
@@ -244,6 +245,7 @@ impl Play {
         let agent = agent::launch(&self.simulation, incarnation, &self.sources);
         drop(_entered);
         self.agent = Some(agent);
+        self.announce_shutdown();
         self
     }
 
@@ -292,7 +294,10 @@ impl Play {
 
     /// Power is lost and comes back; the agent is restarted.
     pub(crate) fn reboot(&mut self) -> &mut Self {
-        self.crash_agent().change(SimState::reboot)
+        self.crash_agent().change(|sim| {
+            sim.rules.shutdown_ends();
+            sim.reboot();
+        })
     }
 
     pub(crate) fn disk_full_for(&mut self, time: Duration) -> &mut Self {

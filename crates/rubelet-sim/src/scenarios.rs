@@ -16,6 +16,7 @@ mod preemption;
 mod probes;
 mod restarts;
 mod runtime_trouble;
+mod shutdown;
 mod sidecars;
 mod stops;
 mod swarm;

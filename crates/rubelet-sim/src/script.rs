@@ -20,6 +20,7 @@ pub(crate) struct PodScript {
     pub version: u32,
     pub policy: Policy,
     pub grace_secs: i64,
+    pub priority: i32,
     pub init: Vec<ContainerScript>,
     pub containers: Vec<ContainerScript>,
     pub empty_dir: Option<EmptyDir>,
@@ -31,7 +32,6 @@ pub(crate) struct PodScript {
     pub gates: Vec<String>,
     /// `activeDeadlineSeconds`.
     pub deadline_secs: Option<i64>,
-    pub priority: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +99,7 @@ impl PodScript {
             version: 1,
             policy: Policy::Always,
             grace_secs: 5,
+            priority: 0,
             init: Vec::new(),
             containers: Vec::new(),
             empty_dir: None,
@@ -107,7 +108,6 @@ impl PodScript {
             host_network: false,
             gates: Vec::new(),
             deadline_secs: None,
-            priority: None,
         }
     }
 
@@ -123,6 +123,11 @@ impl PodScript {
 
     pub(crate) fn grace_secs(mut self, secs: i64) -> Self {
         self.grace_secs = secs;
+        self
+    }
+
+    pub(crate) fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
         self
     }
 
@@ -150,11 +155,6 @@ impl PodScript {
 
     pub(crate) fn host_network(mut self) -> Self {
         self.host_network = true;
-        self
-    }
-
-    pub(crate) fn priority(mut self, priority: i32) -> Self {
-        self.priority = Some(priority);
         self
     }
 
@@ -235,6 +235,9 @@ impl PodScript {
             "terminationGracePeriodSeconds": self.grace_secs,
             "containers": self.containers.iter().map(|container| self.container_of(container)).collect::<Vec<_>>(),
         });
+        if self.priority != 0 {
+            spec["priority"] = self.priority.into();
+        }
         if !self.init.is_empty() {
             spec["initContainers"] = self.init.iter().map(|container| self.container_of(container)).collect();
         }
@@ -258,9 +261,6 @@ impl PodScript {
         }
         if self.host_network {
             spec["hostNetwork"] = true.into();
-        }
-        if let Some(priority) = self.priority {
-            spec["priority"] = priority.into();
         }
         if !self.gates.is_empty() {
             spec["readinessGates"] = self.gates.iter().map(|gate| json!({ "conditionType": gate })).collect();

@@ -37,6 +37,9 @@ const fn file(path: &'static str, package: &'static str) -> Need {
 /// For either runtime.
 pub const COMMON: &[Need] = &[program("ip", "iproute2"), file("/bin/busybox", "busybox-static")];
 
+/// A bus for the tests of what is said to logind.
+pub const UNIT_TESTS: &[Need] = &[program("dbus-daemon", "dbus")];
+
 /// Debian's own containerd.
 pub const DEBIAN_CONTAINERD: &[Need] = &[
     program("containerd", "containerd"),

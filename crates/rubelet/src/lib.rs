@@ -24,6 +24,7 @@ mod process;
 mod recorder;
 pub mod run;
 mod server;
+mod shutdown;
 pub mod sources;
 pub mod start;
 mod stats;

@@ -15,6 +15,7 @@ pub(crate) mod pods;
 pub(crate) mod probes;
 pub(crate) mod process;
 pub(crate) mod runtime;
+pub(crate) mod shutdown;
 pub(crate) mod slis;
 pub(crate) mod text;
 
@@ -22,7 +23,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use rubelet_core::{
-    config::gates::{Gates, Maturity},
+    config::gates::{Gate, Gates, Maturity},
     effect::{EffectError, Facts},
     id::PodRef,
     op::{ApiOp, ContainerOp, ImageOp, Op},
@@ -39,6 +40,7 @@ use self::{
     pod_lifecycle::PodLifecycleMetrics,
     probes::Probes,
     runtime::RuntimeMetrics,
+    shutdown::ShutdownMetrics,
     slis::HealthChecks,
     text::{Labels, Text},
 };
@@ -51,6 +53,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     pub slis: HealthChecks,
     pub effects: EffectMetrics,
+    pub shutdown: ShutdownMetrics,
     pod_lifecycle: PodLifecycleMetrics,
     eviction_stats_age: Histograms<1>,
     probes: Probes,
@@ -72,6 +75,7 @@ impl Metrics {
             http: HttpMetrics::new(),
             slis: HealthChecks::new(),
             effects: EffectMetrics::new(),
+            shutdown: ShutdownMetrics::default(),
             pod_lifecycle: PodLifecycleMetrics::new(),
             eviction_stats_age: Histograms::new(
                 "kubelet_eviction_stats_age_seconds",
@@ -127,6 +131,9 @@ impl Metrics {
         self.api.write(&mut text);
         self.http.write(&mut text);
         self.certificates.write(now, &mut text);
+        if self.gates.enabled(Gate::GracefulNodeShutdownBasedOnPodPriority) {
+            self.shutdown.write(&mut text);
+        }
         process::write(&mut text);
         process::write_build_info(&mut text);
         write_gates(&self.gates, &mut text);

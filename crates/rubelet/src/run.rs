@@ -52,6 +52,7 @@ use crate::{
         Addresses, Server, ServerContext, admin,
         secured::{self, Secured},
     },
+    shutdown,
     sources::http::Endpoint,
     start::{Inputs, ManifestDir, ManifestUrl, start},
     stats::{
@@ -111,6 +112,11 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     tasks.spawn(observe::memory::watch(world.clone(), snapshots.clone(), inbox.clone()));
     // Certificates are the agent's own files: no device of a pod delays them.
     let with_own_files = World { host: own_files, ..world.clone() };
+    if !world.settings.shutdown_groups.is_empty() {
+        let Handles { inbox, snapshots, .. } = &running.handles;
+        let places = shutdown::Places::of_machine();
+        tasks.spawn(shutdown::run(with_own_files.clone(), places, inbox.clone(), snapshots.clone()));
+    }
     certs::start(options, &with_own_files, cluster_client, &mut tasks).await?;
     let settings = &world.settings;
     tracing::info!(node = settings.node_name, root_dir = %settings.root_dir.display(), "rubelet is running");

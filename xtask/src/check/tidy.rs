@@ -55,7 +55,7 @@ const RANDOM: &[&str] = &[
     "crates/rubelet-sim/",
 ];
 /// The loop sleeps until its next deadline; sources poll slowly; observation reconnects; the node's reports are periodic; a hook may be a sleep, systemd
-/// is pinged, and a gRPC probe redials until its deadline; the recorder, certificates and objects retry; servers delay slow or greedy readers; the first
+/// is pinged, logind is reconnected and asked until it has read its configuration, and a gRPC probe redials until its deadline; the recorder, certificates and objects retry; servers delay slow or greedy readers; the first
 /// CPU rate needs two readings; the API client has a rate limiter and a back-off. The simulator's time is virtual, and the testbed and its tests wait for real programs.
 const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/world.rs",
@@ -67,7 +67,9 @@ const SLEEPERS: &[&str] = &[
     "crates/rubelet/src/certs",
     "crates/rubelet/src/effects/hook.rs",
     "crates/rubelet/src/notify.rs",
+    "crates/rubelet/src/shutdown.rs",
     "crates/rubelet-host/src/check/grpc.rs",
+    "crates/rubelet-host/src/logind",
     "crates/rubelet/src/recorder/writer.rs",
     "crates/rubelet/src/server",
     "crates/rubelet/src/stats/sample.rs",

@@ -40,6 +40,7 @@ fn verdict_on(pod: &Pod, others: &[Pod]) -> String {
         node: &node,
         has_strict_groups: false,
         pressures: &pressures,
+        is_shutting_down: false,
     };
     match admit(pod, site) {
         AdmitResult::Admit => "admitted".to_owned(),

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    admission::{self, AdmitContext, AdmitResult},
+    admission::{self, AdmitContext, AdmitResult, has_ended},
     agent::Agent,
     api_requests::ApiRequest,
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
@@ -14,11 +14,7 @@ use crate::{
     id::PodUid,
     node_object::NodeObject,
     op::ApiOp,
-    pod::{
-        Lifecycle, PodRecord,
-        plan::WaitsFor,
-        status::{self, PodFailure},
-    },
+    pod::{Lifecycle, PodRecord, plan::WaitsFor, status::PodFailure},
     time::Now,
 };
 
@@ -52,6 +48,8 @@ impl Agent {
                     self.leave_waiting(&waiting, Some(failure), now);
                 }
             }
+            // A pod that a previous process admitted starts nothing in a shutdown.
+            self.end_pod_in_turn(&waiting, now);
         }
         self.records.get(uid).is_some_and(|record| record.lifecycle != Lifecycle::Waiting)
     }
@@ -104,6 +102,7 @@ impl Agent {
             node: self.node.object.as_ref().unwrap_or(&self.settings.own_node),
             has_strict_groups: self.node.status.supplemental_groups_policy == Some(true),
             pressures: self.node.eviction.pressures(),
+            is_shutting_down: self.node.shutdown.is_under_way(),
         };
         admission::admit(&record.pod, context)
     }
@@ -152,10 +151,6 @@ impl Agent {
     fn is_known_to_runtime(&self, record: &PodRecord) -> bool {
         self.node.listing.as_ref().is_some_and(|listing| listing.pods.contains_key(&record.id.uid))
     }
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(status::is_terminal)
 }
 
 /// Admitted and not terminated.

@@ -54,7 +54,7 @@ impl Agent {
     /// Plans every touched pod, including those that a plan touches: the end of one pod may let another start.
     pub(super) fn handle_pod_syncs(&mut self, now: Now) {
         let mut seen = BTreeSet::new();
-        while let Some(uid) = self.next_to_plan() {
+        while let Some(uid) = self.next_to_plan(now) {
             self.sync_pod(&uid, now);
             self.timers.set(&uid, self.records.get(&uid).and_then(|record| record.wake_at));
             seen.insert(uid);
@@ -69,10 +69,13 @@ impl Agent {
         self.publish(seen, now);
     }
 
-    /// After the touched pods come those for whose exec probes a slot has become free.
-    fn next_to_plan(&mut self) -> Option<PodUid> {
+    /// After the touched pods come those for whose exec probes a slot has become free, and those that a shutdown ends now.
+    fn next_to_plan(&mut self, now: Now) -> Option<PodUid> {
         if self.touched.is_empty() {
             self.touched.extend(self.outbox.flights.exec_slots.invite());
+        }
+        if self.touched.is_empty() {
+            self.advance_shutdown(now);
         }
         self.touched.pop_first()
     }

@@ -34,6 +34,7 @@ mod model;
 mod odd_pods;
 mod orphans;
 mod probes;
+mod shutdown;
 mod upkeep;
 
 /// An agent, the seconds since it began, and its effects without a result.

@@ -101,6 +101,8 @@ pub enum FailureReason {
     Evicted,
     /// For a critical pod that lacked this resource first of all.
     Preempting(String),
+    /// By a shutdown of the node.
+    Terminated,
     // Reasons of rejected pods.
     SysctlForbidden,
     PodOsSelectorNodeLabelDoesNotMatch,
@@ -114,6 +116,7 @@ pub enum FailureReason {
     OutOf(String),
     AppArmor,
     UnexpectedAdmissionError,
+    NodeShutdown,
 }
 
 impl fmt::Display for FailureReason {
@@ -122,6 +125,7 @@ impl fmt::Display for FailureReason {
             FailureReason::DeadlineExceeded => "DeadlineExceeded",
             FailureReason::Evicted => "Evicted",
             FailureReason::Preempting(_) => event_reasons::PREEMPT_CONTAINER,
+            FailureReason::Terminated => "Terminated",
             FailureReason::SysctlForbidden => "SysctlForbidden",
             FailureReason::PodOsSelectorNodeLabelDoesNotMatch => "PodOSSelectorNodeLabelDoesNotMatch",
             FailureReason::PodOsNotSupported => "PodOSNotSupported",
@@ -133,6 +137,7 @@ impl fmt::Display for FailureReason {
             FailureReason::OutOf(resource) => return write!(f, "OutOf{resource}"),
             FailureReason::AppArmor => "AppArmor",
             FailureReason::UnexpectedAdmissionError => "UnexpectedAdmissionError",
+            FailureReason::NodeShutdown => "NodeShutdown",
         })
     }
 }

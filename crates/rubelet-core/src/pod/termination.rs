@@ -82,6 +82,8 @@ pub fn ended(
     } else {
         match cause {
             TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
+            // Its logs are read after the boot.
+            TerminationCause::Failed if record.has_ended_with_node() => plan.next = Some(Lifecycle::Finished { cause }),
             // Its dead containers hold what the node may lack; upstream removes them at once, too.
             TerminationCause::Failed => {
                 if remove_dead(record, facts, &mut plan, now) && !record.flights.has_changes() {

@@ -16,6 +16,7 @@ use crate::{
         },
         is_terminal,
     },
+    pod_manager::is_mirror_pod,
     time::Now,
 };
 
@@ -32,7 +33,10 @@ pub enum RunningContainers {
 pub fn merge_pod_status(stored: &Pod, ours: &PodStatus, running: RunningContainers, now: Now) -> PodStatus {
     let nothing = PodStatus::default();
     let old = stored.status.as_ref().unwrap_or(&nothing);
-    let theirs = old.conditions.iter().flatten().filter(|condition| !is_owned(&condition.type_));
+    // A static pod that a shutdown ended runs again under its mirror pod.
+    let runs_again = is_mirror_pod(stored) && !has_ended(ours);
+    let is_kept = |it: &&PodCondition| !is_owned(&it.type_) && (!runs_again || it.type_ != DISRUPTION_TARGET);
+    let theirs = old.conditions.iter().flatten().filter(is_kept);
     let owned = ours.conditions.iter().flatten().filter(|condition| is_owned(&condition.type_));
     let owned = owned.map(|condition| dated_as_stored(condition, old));
     let mut merged = PodStatus {

@@ -82,6 +82,7 @@ impl Rules {
 
     pub(crate) fn told(&mut self, now: Duration, wall: Timestamp, snapshot: &Snapshot) {
         self.note_known(now, snapshot);
+        self.check_groups(now, snapshot);
         for (uid, view) in &snapshot.pods {
             self.check_dates(now, wall, uid.as_str(), view);
             self.check_preempted(now, uid.as_str(), view, snapshot);

@@ -3,6 +3,7 @@
 mod api;
 mod eviction;
 mod patrol;
+mod shutdown;
 mod upkeep;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};

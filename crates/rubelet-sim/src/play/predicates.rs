@@ -110,6 +110,13 @@ pub(crate) fn starts(sim: &SimState, pod: &str) -> u32 {
     sim.rules.history(pod).flat_map(|(_, history)| history.containers.values()).map(|container| container.starts).sum()
 }
 
+/// The agent says that the machine may go down.
+pub(crate) fn shutdown_is_over() -> Predicate {
+    Predicate::new("all pods had their time to end", |sim| {
+        sim.snapshot.node.shutdown.is_some_and(|shutdown| shutdown.ended_at.is_some())
+    })
+}
+
 /// The agent reports this phase of the pod.
 pub(crate) fn phase(pod: &str, phase: &str) -> Predicate {
     let (name, wanted) = (pod.to_owned(), phase.to_owned());

@@ -20,6 +20,7 @@ use rubelet_core::{
     node_object::NodeObject,
     quantity::Quantity,
     settings::{DefaultSeccomp, ImageGcSettings, LogSettings, MemoryQos, NodeProfile, Settings},
+    shutdown,
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,6 +202,7 @@ impl Options {
                 max_age: Some(config.image_maximum_gc_age.as_std()).filter(|age| !age.is_zero()),
             },
             eviction: self.eviction(),
+            shutdown_groups: shutdown::groups(config, &self.gates),
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             own_node: NodeObject::default(),
             cgroups: config.cgroups_per_qos.then(|| CgroupSettings {
