@@ -16,7 +16,7 @@ use crate::{
     node_status::resources::{HUGE_PAGES, is_extended},
     pod::{
         restart_policy::is_sidecar,
-        status::{FailureReason, PodFailure, is_terminal},
+        status::{FailureReason, PodFailure},
     },
     pod_manager::is_static_pod,
     preemption::Requirement,
@@ -78,11 +78,6 @@ pub fn admit(pod: &Pod, context: AdmitContext<'_>) -> AdmitResult {
         AdmitResult::RecheckNode(failure) if context.is_shutting_down => AdmitResult::Reject(failure),
         rejected @ (AdmitResult::Reject(_) | AdmitResult::RecheckNode(_)) => rejected,
     }
-}
-
-/// The API server has the pod as ended.
-pub fn has_ended(pod: &Pod) -> bool {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(is_terminal)
 }
 
 fn shutdown_refusal(context: AdmitContext<'_>) -> Option<PodFailure> {

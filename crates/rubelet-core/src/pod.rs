@@ -24,7 +24,7 @@ use crate::{
         hooks::PreStop,
         plan::WaitsFor,
         restart::CrashLoop,
-        status::{FailureReason, PodFailure, Waiting},
+        status::{FailureReason, PodFailure, Waiting, is_terminal},
     },
     probes::Probes,
     status_manager::RunningContainers,
@@ -374,6 +374,11 @@ impl PodRecord {
     /// The pod has released what other pods may need: its volumes and its cgroup.
     pub fn is_released(&self) -> bool {
         self.remains.is_some_and(|remains| remains > Remains::Cgroup)
+    }
+
+    /// The API server has it as ended.
+    pub fn has_ended_in_api(&self) -> bool {
+        self.pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(is_terminal)
     }
 
     /// A shutdown of the node ended it.

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    admission::{self, AdmitContext, AdmitResult, has_ended},
+    admission::{self, AdmitContext, AdmitResult},
     agent::Agent,
     api_requests::ApiRequest,
     effect::{EffectError, EventRecord, Facts, InvolvedObject, Severity},
@@ -91,7 +91,7 @@ impl Agent {
 
     fn admit_result(&self, uid: &PodUid, preempting: &[PodUid]) -> AdmitResult {
         let record = &self.records[uid];
-        if has_ended(&record.pod) || self.is_known_to_runtime(record) {
+        if record.has_ended_in_api() || self.is_known_to_runtime(record) {
             return AdmitResult::Admit;
         }
         let others = self.holders(preempting);
@@ -159,5 +159,5 @@ fn holds_resources(record: &PodRecord) -> bool {
         Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
         Lifecycle::Waiting | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
     };
-    is_active && record.rejected.is_none() && !has_ended(&record.pod)
+    is_active && record.rejected.is_none() && !record.has_ended_in_api()
 }

@@ -26,7 +26,7 @@ use crate::{
     pod::{
         Lifecycle, PodRecord,
         plan::Planned,
-        status::{self, FailureReason, PodFailure},
+        status::{FailureReason, PodFailure},
     },
     qos::is_critical,
     snapshot::EvictionView,
@@ -78,7 +78,7 @@ impl Agent {
             Lifecycle::Waiting | Lifecycle::Syncing | Lifecycle::Terminating { .. } => false,
         });
         let with_facts = ended
-            .filter(|record| !record.is_desired() || has_ended_in_the_api(record))
+            .filter(|record| !record.is_desired() || record.has_ended_in_api())
             .filter_map(|record| Some((record, record.fresh_facts()?)));
         let removals = with_facts.flat_map(|(record, facts)| {
             gc::all_dead(record, facts).into_iter().map(|planned| (record.id.uid.clone(), planned))
@@ -188,10 +188,6 @@ fn candidates<'a>(records: &'a BTreeMap<PodUid, PodRecord>, usages: &'a PodUsage
     candidates.collect()
 }
 
-fn has_ended_in_the_api(record: &PodRecord) -> bool {
-    record.pod.status.as_ref().and_then(|it| it.phase.as_deref()).is_some_and(status::is_terminal)
-}
-
 /// The spec of a pod that was admitted and has not ended. One that is being ended by the node already is not ended twice, and
 /// one that was deleted, and is still being stopped, is nobody's any more.
 fn may_be_evicted(record: &PodRecord) -> Option<&PodSpec> {
@@ -199,7 +195,7 @@ fn may_be_evicted(record: &PodRecord) -> Option<&PodSpec> {
         Lifecycle::Syncing | Lifecycle::Terminating { .. } => true,
         Lifecycle::Waiting | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
     };
-    let is_ended = record.failure.is_some() || record.rejected.is_some() || has_ended_in_the_api(record);
+    let is_ended = record.failure.is_some() || record.rejected.is_some() || record.has_ended_in_api();
     let is_candidate = record.is_desired() && is_active && !is_ended;
     record.pod.spec.as_ref().filter(|_| is_candidate)
 }

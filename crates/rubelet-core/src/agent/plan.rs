@@ -111,10 +111,17 @@ impl Agent {
             return Some(status::rejected(&record.pod, failure));
         }
         let uid = &record.id.uid;
+        let previous = self.statuses.pod_status(uid, &self.pods).map(Arc::as_ref);
+        if record.has_ended_in_api()
+            && let Some(last) = previous.or(record.pod.status.as_ref())
+            && status::never_ran(last, facts)
+        {
+            return Some(last.clone());
+        }
         Some(status::pod_status(&StatusInput {
             pod: &record.pod,
             facts,
-            previous: self.statuses.pod_status(uid, &self.pods).map(Arc::as_ref),
+            previous,
             stored: self.pods.api_pod(uid).and_then(|stored| stored.status.as_ref()),
             waiting,
             restarting: &record.restarting(),

@@ -4,7 +4,6 @@
 //! Upstream: `nodeshutdown.managerImpl.processShutdownEvent`, `podManager.killPods`.
 
 use crate::{
-    admission::has_ended,
     agent::Agent,
     effect::{EventRecord, InvolvedObject, Severity},
     event_reasons,
@@ -115,7 +114,7 @@ impl Agent {
 /// Admitted, and not ended by itself or by an earlier decision of the node.
 fn is_to_end(record: &PodRecord) -> bool {
     let may_run = match record.lifecycle {
-        Lifecycle::Syncing => !has_ended(&record.pod),
+        Lifecycle::Syncing => !record.has_ended_in_api(),
         Lifecycle::Terminating { cause, .. } => cause == TerminationCause::Removed,
         Lifecycle::Waiting | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => false,
     };

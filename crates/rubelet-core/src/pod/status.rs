@@ -181,6 +181,13 @@ pub fn rejected(pod: &Pod, failure: &PodFailure) -> PodStatus {
     }
 }
 
+/// An ended pod of which nothing ran here, such as one that an earlier process rejected: its status names no container, and
+/// the runtime has none.
+pub fn never_ran(status: &PodStatus, facts: &PodFacts) -> bool {
+    let named = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    named.into_iter().flatten().all(Vec::is_empty) && facts.containers.is_empty() && facts.sandboxes.is_empty()
+}
+
 impl<'a> StatusInput<'a> {
     fn old_status(&self) -> Option<&'a PodStatus> {
         self.previous.or(self.pod.status.as_ref())

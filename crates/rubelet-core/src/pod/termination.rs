@@ -84,7 +84,13 @@ pub fn ended(
             TerminationCause::Completed => plan.next = Some(Lifecycle::Finished { cause }),
             // Its logs are read after the boot.
             TerminationCause::Failed if record.has_ended_with_node() => plan.next = Some(Lifecycle::Finished { cause }),
-            // Its dead containers hold what the node may lack; upstream removes them at once, too.
+            // Without its dead containers the next process would run it again.
+            TerminationCause::Failed
+                if record.is_desired() && !is_static_pod(&record.pod) && !record.has_ended_in_api() =>
+            {
+                plan.wait_for(WaitsFor::EndInApi);
+            }
+            // They hold what the node may lack; upstream removes them at once, too.
             TerminationCause::Failed => {
                 if remove_dead(record, facts, &mut plan, now) && !record.flights.has_changes() {
                     plan.next = Some(Lifecycle::Finished { cause });

@@ -154,7 +154,9 @@ impl SimState {
     fn check_first_starts(&mut self) {
         let is_late = |uid: &str, view: &PodView| {
             let Some(since) = self.rules.known.pods.get(uid) else { return false };
-            let all = [Touched::Pod(uid.to_owned()), Touched::Node];
+            // A pod of the API server needs the services and its own objects from there.
+            let api = (view.source == Some(Source::Api)).then_some(Touched::Api);
+            let all: Vec<_> = [Touched::Pod(uid.to_owned()), Touched::Node].into_iter().chain(api).collect();
             let clear = self.rules.trouble.clear_since(&all, self.now);
             view.lifecycle == "Syncing"
                 && !self.rules.has_begun(uid)

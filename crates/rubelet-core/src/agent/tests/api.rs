@@ -100,6 +100,22 @@ fn refused(kind: ErrorKind) -> Result<Facts, EffectError> {
 }
 
 #[test]
+fn status_of_a_pod_that_an_earlier_process_rejected_stays() {
+    let (message, start) = ("Pod was rejected: no room", "2026-06-01T11:00:00Z");
+    let status = json!({ "phase": "Failed", "reason": "Evicted", "message": message, "startTime": start });
+    let pod = stored("always | main a", 7, &status);
+    let mut test = in_cluster(&[Source::Api]);
+    test.listed_by_api(std::slice::from_ref(&pod));
+    test.runtime_is_up(&[]);
+    test.inspected("sandbox gone");
+    test.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
+    assert_eq!(test.lifecycle("u1"), "Finished");
+    assert!(!test.pending().contains(&"PatchStatus"), "{:#}", test.patch());
+    let shown = test.agent.snapshot().pods[&PodUid::new("u1")].status.clone();
+    assert_eq!(shown.reason.as_deref(), Some("Evicted"));
+}
+
+#[test]
 fn api_pod_is_deleted_after_resources_are_reclaimed() {
     let mut test = in_cluster(&[Source::Api]);
     let pod = stored("always | main a", 1, &json!({ "phase": "Pending" }));
