@@ -500,6 +500,12 @@ impl Eviction {
         &self.pressures
     }
 
+    /// `None` before the first look of this process.
+    pub fn known_pressures(&self, settings: &EvictionSettings) -> Option<&BTreeSet<Pressure>> {
+        let is_known = settings.thresholds.is_empty() || !self.observed.is_empty();
+        is_known.then_some(&self.pressures)
+    }
+
     pub fn record(&self) -> &EvictionRecord {
         &self.record
     }

@@ -27,7 +27,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         runtime_problem: node.runtime_problem.clone(),
         network_problem: node.network_problem.clone(),
         readiness: node.readiness(now),
-        pressures: node.eviction.pressures().clone(),
+        pressures: node.eviction.known_pressures(&settings.eviction).cloned(),
         runtime_version: node_status::runtime_version(&node.status),
         runtime_handlers: node.status.handlers.clone(),
         supplemental_groups_policy: node.status.supplemental_groups_policy,

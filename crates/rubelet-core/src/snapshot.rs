@@ -54,9 +54,9 @@ pub struct NodeView {
     pub runtime_problem: Option<NodeProblem>,
     pub network_problem: Option<NodeProblem>,
     pub readiness: NodeReadiness,
-    /// Each is a condition of the node.
+    /// Each is a condition of the node; `None` before the first look.
     #[serde(default)]
-    pub pressures: BTreeSet<Pressure>,
+    pub pressures: Option<BTreeSet<Pressure>>,
     /// As a node reports it: `containerd://2.4.2`.
     pub runtime_version: String,
     pub runtime_handlers: Vec<RuntimeHandler>,

@@ -62,12 +62,22 @@ fn said(pressure: Pressure) -> (Said, Said) {
 pub(super) fn set(status: &mut NodeStatus, view: &NodeView, missing: &[&str], at: Timestamp) {
     // In the order of a new node.
     for pressure in Pressure::ALL {
-        let (under, without) = said(pressure);
-        let (state, said) = if view.pressures.contains(&pressure) { ("True", under) } else { ("False", without) };
-        put(status, condition(pressure.condition(), state, said.reason, said.message), at);
+        let condition = self::pressure(status, view, pressure);
+        put(status, condition, at);
     }
     let ready = ready(status, view, missing);
     put(status, ready, at);
+}
+
+/// A restarted agent keeps what is known until its first look.
+fn pressure(status: &NodeStatus, view: &NodeView, pressure: Pressure) -> NodeCondition {
+    let (under, without) = said(pressure);
+    let (state, said) = match (&view.pressures, find(status, pressure.condition())) {
+        (None, Some(known)) if known.status != "Unknown" => return known.clone(),
+        (Some(pressures), _) if pressures.contains(&pressure) => ("True", under),
+        _ => ("False", without),
+    };
+    condition(pressure.condition(), state, said.reason, said.message)
 }
 
 fn ready(status: &NodeStatus, view: &NodeView, missing: &[&str]) -> NodeCondition {

@@ -1,5 +1,7 @@
 //! The Node object from facts: registration, reports, changes.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::{
     api::core::v1::{NodeCondition, NodeSpec},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
+    eviction::threshold::Pressure,
     snapshot::NodeReadiness,
     test_support::{ago, now},
 };
@@ -278,6 +281,20 @@ fn not_ready_condition_has_reason_and_date() {
     assert_eq!(events[0].message, "Node n1 status is now: NodeNotReady");
     let back = super::updated(&updated, Case::new().report());
     assert_eq!(reasons(&status_change_events(Some(&updated), &back)), ["NodeReady"]);
+}
+
+#[test]
+fn restarted_agent_keeps_a_pressure_until_its_first_look() {
+    let under = |pressures: Option<BTreeSet<Pressure>>| {
+        let view = NodeView { pressures, ..view(NodeReadiness::Ready) };
+        Case { view, ..Case::new() }
+    };
+    let pressed = updated(&registered(), under(Some(BTreeSet::from([Pressure::Memory]))).report());
+    let status_after = |pressures: Option<BTreeSet<Pressure>>| {
+        let node = updated(&pressed, under(pressures).report());
+        conditions::find(node.status.as_ref().unwrap(), "MemoryPressure").unwrap().status.clone()
+    };
+    assert_eq!((status_after(None).as_str(), status_after(Some(BTreeSet::new())).as_str()), ("True", "False"));
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn head(node: &NodeView) -> String {
         NodeReadiness::Ready => "Ready".to_owned(),
         NodeReadiness::NotReady(reasons) => format!("NotReady: {}", printable(&reasons.join("; "))),
     };
-    let pressures: Vec<_> = node.pressures.iter().map(|pressure| pressure.condition()).collect();
+    let pressures: Vec<_> = node.pressures.iter().flatten().map(|pressure| pressure.condition()).collect();
     let or_none = |text: String| if text.is_empty() { "<none>".to_owned() } else { text };
     format!(
         "Node {}: {readiness}\nPressure: {}\nRuntime: {}\n",
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn node_under_pressure_shows_what_was_deleted_and_evicted() {
         let NodeReport { mut node, eviction } = quiet();
-        node.pressures = BTreeSet::from([Pressure::Memory, Pressure::Disk]);
+        node.pressures = Some(BTreeSet::from([Pressure::Memory, Pressure::Disk]));
         let mut thresholds = eviction.thresholds.clone();
         thresholds.truncate(2);
         thresholds[0].observed = Some(Observation { available: 90 << 20, capacity: 23 * GIB + GIB / 2 });
