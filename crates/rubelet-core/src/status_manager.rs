@@ -307,6 +307,12 @@ impl StatusManager {
         self.to_reconcile.insert(uid);
     }
 
+    /// The pod may have another status in the API server now.
+    pub fn send_again(&mut self, uid: &PodUid, pods: &PodManager) {
+        self.api_status_versions.remove(&api_uid(uid, pods));
+        self.changed.insert(uid.clone());
+    }
+
     /// What is still to be sent of a pod whose UID is the API object's, for tests: unsent, changed, to be compared, gone,
     /// unconfirmed.
     #[cfg(test)]

@@ -15,18 +15,22 @@ use rubelet_sim::{Churn, Failure, play_out};
 
 const USAGE: &str = "\
 Usage: cargo xtask sim [--seeds N | --forever] [--seed S] [--minutes M]
-       cargo xtask sim --churn HOURS [--seed S]
+       cargo xtask sim --churn HOURS [--per-minute N] [--seed S]
 
 Plays random seeds in virtual time: the real agent over a fake runtime and host, with injected faults.
   --seeds N     how many seeds to play (default 200)
   --forever     play until it is stopped, print a rate every minute, and keep failing seeds in target/failing-seeds
   --seed S      the first seed (default 1); alone, it plays only this one and prints its whole trace
   --minutes M   virtual minutes of faults before the calm (default 20)
-  --churn HOURS 200 pods per minute come and go, without faults: nothing may grow; figures every 20 minutes
+  --churn HOURS pods come and go, without faults: nothing may grow; figures after every 4,000 pods
+  --per-minute N how many pods of the churn come in a minute (default 200)
 ";
 
 /// Failing seeds after which to stop: enough to see whether they have one cause.
 const ENOUGH_BROKEN: usize = 10;
+
+/// Pods of the churn after which figures are taken.
+const ROUND_PODS: u64 = 4_000;
 
 struct Arguments {
     first: u64,
@@ -36,6 +40,7 @@ struct Arguments {
     whole_trace: bool,
     is_forever: bool,
     churn_hours: Option<u64>,
+    per_minute: u64,
 }
 
 fn main() -> ExitCode {
@@ -47,7 +52,7 @@ fn main() -> ExitCode {
         }
     };
     if let Some(hours) = arguments.churn_hours {
-        return churn(arguments.first, hours);
+        return churn(arguments.first, hours, arguments.per_minute);
     }
     let failures = play_all(&arguments);
     match failures.first() {
@@ -64,7 +69,8 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let (mut seed, mut seeds, mut minutes, mut is_forever, mut churn_hours) = (None, None, 20, false, None);
+    let (mut seed, mut seeds, mut minutes, mut is_forever) = (None, None, 20, false);
+    let (mut churn_hours, mut per_minute) = (None, 200);
     while let Some(word) = words.next() {
         if word == "--help" || word == "-h" {
             return Err(String::new());
@@ -80,6 +86,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--seeds" => seeds = Some(value),
             "--minutes" => minutes = value,
             "--churn" => churn_hours = Some(value),
+            "--per-minute" => per_minute = value.max(1),
             unknown => return Err(format!("unknown option {unknown}\n")),
         }
     }
@@ -89,13 +96,15 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         Some(_) => 1,
         None => 200,
     });
-    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever, churn_hours })
+    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever, churn_hours, per_minute })
 }
 
 /// Three rounds per hour.
-fn churn(seed: u64, hours: u64) -> ExitCode {
-    let rounds = u32::try_from(hours.saturating_mul(3)).unwrap_or(u32::MAX);
-    let churn = Churn { seed, rounds, minutes: 20, per_minute: 200 };
+/// In rounds of the same number of pods.
+fn churn(seed: u64, hours: u64, per_minute: u64) -> ExitCode {
+    let minutes = (ROUND_PODS / per_minute).max(1);
+    let rounds = u32::try_from(hours.saturating_mul(60).div_ceil(minutes)).unwrap_or(u32::MAX);
+    let churn = Churn { seed, rounds, minutes, per_minute: u32::try_from(per_minute).unwrap_or(u32::MAX) };
     match churn.play(|figures| println!("{figures}")) {
         Ok(_) => {
             println!("nothing grows");

@@ -380,6 +380,9 @@ fn apply_result(
     } else if let Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) = flight.op {
         // What ran until now may have left new files or mounts.
         record.remains = None;
+    } else if let (Op::Pod(PodOp::RemoveDir(_)), Err(_)) = (&flight.op, &result) {
+        // A start that hung may have mounted something after the volumes were torn down.
+        record.remains = None;
     }
     if let (Op::Container(ContainerOp::Remove { name, id, .. }), Ok(Facts::LeftoverTask { error })) =
         (&flight.op, &result)

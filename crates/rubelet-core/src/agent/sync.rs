@@ -239,9 +239,13 @@ impl Agent {
         self.node.qos.pods_changed = true;
         let record = &self.records[uid];
         self.api_requests.mirrors.insert(record.id.full_name());
-        if matches!(record.lifecycle, Lifecycle::Finished { .. }) && record.pod.spec.is_some() {
-            let context = StatusContext { pods: &self.pods, now };
-            self.statuses.terminate_pod(&record.pod, context);
+        match record.lifecycle {
+            // It waits for the API server to have its end, which was held back while something might run.
+            Lifecycle::Terminated { cause: TerminationCause::Failed } => self.statuses.send_again(uid, &self.pods),
+            Lifecycle::Finished { .. } if record.pod.spec.is_some() => {
+                self.statuses.terminate_pod(&record.pod, StatusContext { pods: &self.pods, now });
+            }
+            _ => {}
         }
         self.touch_waiting_pods();
     }

@@ -249,7 +249,7 @@ fn is_evictable(view: &PodView) -> bool {
 fn may_be_ranked(view: &PodView) -> bool {
     let has_ended = |status: &PodStatus| status.phase.as_deref().is_some_and(is_terminal);
     let has_ended = has_ended(&view.status) || view.pod.status.as_ref().is_some_and(has_ended);
-    is_evictable(view) && view.lifecycle == "Syncing" && !has_ended
+    is_evictable(view) && view.lifecycle == "Syncing" && view.counts.rejected.is_none() && !has_ended
 }
 
 /// Upstream's `rankMemoryPressure`, the lowest first: not measured, over its requests, priority, how far over.

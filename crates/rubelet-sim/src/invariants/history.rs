@@ -49,7 +49,10 @@ pub(crate) struct LastExit {
 
 impl PodHistory {
     pub(crate) fn begin_anew(&mut self) {
-        self.containers.clear();
+        for history in self.containers.values_mut() {
+            // An edit that the agent has not seen is still to come.
+            *history = ContainerHistory { edited_image: history.edited_image.take(), ..ContainerHistory::default() };
+        }
         self.sandboxes.clear();
         self.may_begin_anew = false;
     }

@@ -82,6 +82,10 @@ impl Play {
 
     /// A foreign write to a pod's status; for a static pod, by its mirror pod's name.
     pub(crate) fn overwrite_status(&mut self, name: &str, status: &Value) -> &mut Self {
+        // Of a pod that its node ended nothing is left but its status: with another one it is a new pod.
+        if self.look(|sim| sim.api.object(&Key::pod(name)).is_some_and(|pod| pod["status"]["phase"] == "Failed")) {
+            return self;
+        }
         if status.get("containerStatuses").is_some() {
             self.change(|sim| {
                 let uid = sim.api.object(&Key::pod(name)).and_then(|pod| pod["metadata"]["uid"].as_str());

@@ -182,6 +182,23 @@ fn a_pod_removed_while_it_completes_leaves_nothing() {
 }
 
 #[test]
+fn volumes_are_torn_down_again_if_the_pods_directory_cannot_be_removed() {
+    let mut test = running(&api_pod("never | main a", None));
+    test.inspected("a: exit(0) 5s");
+    test.api_forgets_all();
+    let stopped = "sandbox notready; a: exit(0) 5s";
+    test.carried_out(&["StopSandbox", "TearDownVolumes", "RemovePodCgroup"], stopped);
+    test.carried_out(&["RemoveContainer"], "sandbox notready");
+    test.carried_out(&["RemoveSandbox"], "sandbox gone");
+    let mounted = EffectError { kind: ErrorKind::Retry, message: "still mounted".to_owned() };
+    test.answer("RemovePodDir", Err(mounted));
+    test.at_secs += 2;
+    test.handle(Event::Due);
+    test.carried_out(&["TearDownVolumes", "RemovePodCgroup", "RemovePodDir", "RemoveLogDir"], "sandbox gone");
+    assert_eq!(test.lifecycle("u1"), "unknown");
+}
+
+#[test]
 fn post_start_hook_runs_unless_the_pod_terminates() {
     let hook = json!({ "postStart": { "exec": { "command": ["x"] } } });
     let pod = |grace_secs| {
