@@ -96,7 +96,15 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         Some(_) => 1,
         None => 200,
     });
-    Ok(Arguments { first, count, minutes, whole_trace: seed.is_some() && count == 1, is_forever, churn_hours, per_minute })
+    Ok(Arguments {
+        first,
+        count,
+        minutes,
+        whole_trace: seed.is_some() && count == 1,
+        is_forever,
+        churn_hours,
+        per_minute,
+    })
 }
 
 /// Three rounds per hour.

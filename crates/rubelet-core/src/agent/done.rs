@@ -375,14 +375,12 @@ fn apply_result(
         // It is repeated when it is due, and blocks nothing until then.
         return result.err().map(|error| failed_mount(record, &error)).into_iter().collect();
     }
-    if let Ok(Facts::Remains(remains)) = &result {
-        record.remains = Some(*remains);
-    } else if let Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) = flight.op {
-        // What ran until now may have left new files or mounts.
-        record.remains = None;
-    } else if let (Op::Pod(PodOp::RemoveDir(_)), Err(_)) = (&flight.op, &result) {
-        // A start that hung may have mounted something after the volumes were torn down.
-        record.remains = None;
+    match (&flight.op, &result) {
+        (_, Ok(Facts::Remains(remains))) => record.remains = Some(*remains),
+        // What ran until now may have left new files or mounts, and so may a start that hung.
+        (Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }), _)
+        | (Op::Pod(PodOp::RemoveDir(_)), Err(_)) => record.remains = None,
+        _ => {}
     }
     if let (Op::Container(ContainerOp::Remove { name, id, .. }), Ok(Facts::LeftoverTask { error })) =
         (&flight.op, &result)

@@ -261,7 +261,10 @@ fn pod_failed_by_its_node_is_stopped_removed_from_the_runtime_and_kept_for_reade
     test.answer("StopSandbox", Ok(Facts::Nothing));
     test.inspected("sandbox notready 60s; a: exit(137) 0s ago");
     test.answer("TearDownVolumes", Ok(Facts::Remains(Remains::PodDir)));
-    assert!(!test.pending().contains(&"RemoveContainer"), "an agent restarted now knows its end by its containers alone");
+    assert!(
+        !test.pending().contains(&"RemoveContainer"),
+        "an agent restarted now knows its end by its containers alone"
+    );
     let mut ended = api_pod("always | main a", None);
     ended.status.get_or_insert_default().phase = Some("Failed".to_owned());
     test.api_shows(&ended);
