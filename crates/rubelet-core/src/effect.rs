@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    eviction::usage::{NodeUsage, PodUsages},
+    eviction::usage::{NodeUsage, PodUsages, RuntimePlaces},
     id::{ContainerId, PodRef, PodUid, SandboxId},
     image_gc::{ImageListing, Space},
     node_object::NodeObject,
@@ -84,6 +84,7 @@ pub enum Facts {
         space: Option<Space>,
     },
     NodeUsage(NodeUsage),
+    RuntimePlaces(RuntimePlaces),
     PodUsages(PodUsages),
     /// The sizes of logs; `None` where the file is missing.
     LogSizes(BTreeMap<ContainerId, Option<u64>>),

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use self::{
+    places::Places,
     ranking::Candidate,
     threshold::{Observation, Pressure, Reclaim, Resource, Signal, Threshold},
     usage::{DiskLayout, NodeUsage, RuntimePlaces},
@@ -26,6 +27,7 @@ use crate::{
 
 pub mod local_storage;
 mod message;
+mod places;
 pub mod ranking;
 pub mod threshold;
 pub mod usage;
@@ -39,8 +41,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(10);
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of looks at pods with limits on local storage, as upstream.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(10);
-/// Where the runtime keeps its images hardly ever changes.
-const PLACES_LAST: Duration = Duration::from_secs(300);
 /// How long an evicted pod may take to release its resources before another one is evicted, as upstream.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long dead containers and unused images are removed before pods are evicted all the same.
@@ -84,7 +84,7 @@ pub struct Eviction {
     is_looking: bool,
     observed: BTreeMap<Signal, Seen>,
     layout: DiskLayout,
-    places: Option<(RuntimePlaces, Uptime)>,
+    places: Places,
     /// Thresholds by their place in the settings, and since when each is met.
     met_since: BTreeMap<usize, Uptime>,
     /// Those that were met for their grace period at the last look.
@@ -187,15 +187,25 @@ pub struct PodToEvict {
 }
 
 impl Eviction {
-    /// The look at the node that is to begin now; it counts as in flight. The runtime is asked for its places if they are
-    /// not known.
+    /// The look at the node that is to begin now, with what is known of the runtime's places; it counts as in flight.
     pub fn due(&mut self, settings: &EvictionSettings, now: Now) -> Option<Option<RuntimePlaces>> {
         if self.next_look(settings)? > now.uptime {
             return None;
         }
         self.is_looking = true;
-        let known = self.places.as_ref().filter(|(_, asked_at)| now.uptime.since(*asked_at) < PLACES_LAST);
-        Some(known.map(|(places, _)| places.clone()))
+        Some(self.places.known().cloned())
+    }
+
+    /// Whether the runtime is to be asked now where it keeps images and containers; the call counts as in flight.
+    pub fn places_due(&mut self, settings: &EvictionSettings, now: Now) -> bool {
+        !settings.thresholds.is_empty() && self.places.due(now)
+    }
+
+    /// The runtime's answer; `None` if there is none.
+    pub fn places_found(&mut self, places: Option<RuntimePlaces>, now: Now) {
+        if self.places.found(places, now) {
+            self.look_at = self.look_at.min(now.uptime);
+        }
     }
 
     pub fn next_wakeup(&self, settings: &EvictionSettings) -> Option<Uptime> {
@@ -203,7 +213,11 @@ impl Eviction {
             Stage::Reclaiming { until, is_over: false, .. } | Stage::Evicting { until, .. } => Some(*until),
             Stage::Watching | Stage::Reclaiming { .. } | Stage::Ranking { .. } => None,
         };
-        [self.next_look(settings), self.next_limits_check(settings), reclaimed_by].into_iter().flatten().min()
+        let places_at = self.places.next_wakeup().filter(|_| !settings.thresholds.is_empty());
+        [self.next_look(settings), self.next_limits_check(settings), reclaimed_by, places_at]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn next_look(&self, settings: &EvictionSettings) -> Option<Uptime> {
@@ -249,11 +263,10 @@ impl Eviction {
     }
 
     fn observe(&mut self, usage: NodeUsage, now: Now) {
-        let NodeUsage { signals, places, layout } = usage;
-        if let Some(places) = places {
-            self.places = Some((places, now.uptime));
-        }
+        let NodeUsage { mut signals, layout } = usage;
         self.layout = layout.unwrap_or(self.layout);
+        // Without the layout of the disks the wrong things would be removed.
+        signals.retain(|signal, _| signal.pressure() != Pressure::Disk || self.places.was_asked());
         let before = std::mem::take(&mut self.observed);
         let seen = |(signal, observed): (Signal, Observation)| {
             let falling_per_sec = before.get(&signal).map_or(0, |known| {

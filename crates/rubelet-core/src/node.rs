@@ -51,6 +51,8 @@ pub enum Routine {
     ListImages,
     DeleteImage,
     MeasureNode,
+    /// Where the runtime keeps images and containers.
+    FindImageFs,
     /// A look at what pods use, to find the one to evict.
     RankPods,
     /// A look at what pods with limits on local storage use.
@@ -140,7 +142,7 @@ impl Node {
             // Sent at the end of the turn, when the set of pods is known.
             Routine::SyncQosCgroups | Routine::DeleteImage | Routine::RankPods | Routine::CheckLocalStorage => None,
             // They have times of their own.
-            Routine::MeasureLogs | Routine::ListImages | Routine::MeasureNode => None,
+            Routine::MeasureLogs | Routine::ListImages | Routine::MeasureNode | Routine::FindImageFs => None,
         });
         let mut due: Vec<_> = due.collect();
         for (routine, ..) in &due {
@@ -153,6 +155,9 @@ impl Node {
             }
             if let Some(look) = self.image_gc.due(&settings.image_gc, now) {
                 due.push((Routine::ListImages, NodeOp::ListImages(look), "look at images is due"));
+            }
+            if self.eviction.places_due(&settings.eviction, now) {
+                due.push((Routine::FindImageFs, NodeOp::FindImageFs, "places of the runtime are due"));
             }
             if let Some(places) = self.eviction.due(&settings.eviction, now) {
                 let tree = CgroupTree::new(settings, self.status.cgroup_driver);

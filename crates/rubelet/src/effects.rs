@@ -116,6 +116,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             NodeOp::MeasureNode { kubepods, places } => {
                 usage::measure_node(world, kubepods.as_deref(), places.as_ref()).await
             }
+            NodeOp::FindImageFs => usage::find_image_fs(world).await,
             NodeOp::MeasurePods { pods, figures } => usage::measure_pods(world, pods, *figures).await,
         },
         Op::Pod(op) => match op {

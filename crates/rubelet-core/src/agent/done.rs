@@ -84,6 +84,7 @@ impl Agent {
             Routine::ListImages => self.images_listed(result, now),
             Routine::DeleteImage => self.image_deleted(op, result),
             Routine::MeasureNode => self.node_measured(result, now),
+            Routine::FindImageFs => self.image_fs_found(result, now),
             Routine::RankPods => self.pods_ranked(result, now),
             Routine::CheckLocalStorage => self.local_storage_checked(op, result, now),
         }

@@ -49,6 +49,14 @@ impl Agent {
         }
     }
 
+    pub(super) fn image_fs_found(&mut self, result: Result<Facts, EffectError>, now: Now) {
+        let places = match result {
+            Ok(Facts::RuntimePlaces(places)) => Some(places),
+            Ok(_) | Err(_) => None,
+        };
+        self.node.eviction.places_found(places, now);
+    }
+
     /// Once per attempt, whether or not pods must be evicted for it.
     fn record_threshold_met(&mut self, resource: Resource) {
         let message = format!("Attempting to reclaim {}", resource.name());

@@ -25,10 +25,10 @@ struct Fixture {
 
 impl Fixture {
     fn with(thresholds: Vec<Threshold>) -> Self {
-        Fixture {
-            eviction: Eviction::default(),
-            settings: EvictionSettings { thresholds, ..EvictionSettings::default() },
-        }
+        let settings = EvictionSettings { thresholds, ..EvictionSettings::default() };
+        let mut eviction = Eviction::default();
+        eviction.places_found(None, later(0));
+        Fixture { eviction, settings }
     }
 
     /// A look at this second finds so many mebibytes available.
@@ -36,7 +36,7 @@ impl Fixture {
         let observation = |mib: u64| Observation { available: mib * MIB, capacity: 100 * GIB };
         let signals = signals.iter().map(|(signal, mib)| (*signal, observation(*mib))).collect();
         self.eviction.is_looking = true;
-        let usage = NodeUsage { signals, places: None, layout: None };
+        let usage = NodeUsage { signals, layout: None };
         self.eviction.node_measured(usage, &self.settings, later(secs))
     }
 

@@ -14,8 +14,7 @@ use crate::id::{ContainerId, PodRef, PodUid};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeUsage {
     pub signals: BTreeMap<Signal, Observation>,
-    /// As the runtime names them, if it was asked.
-    pub places: Option<RuntimePlaces>,
+    /// `None`: it could not be found out.
     pub layout: Option<DiskLayout>,
 }
 

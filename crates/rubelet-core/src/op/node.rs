@@ -30,9 +30,11 @@ pub enum NodeOp {
     MeasureNode {
         /// The cgroup of all pods; `None`: pods have no cgroups of their own.
         kubepods: Option<String>,
-        /// `None`: the runtime is asked for them.
+        /// `None`: the runtime has not said where they are.
         places: Option<RuntimePlaces>,
     },
+    /// Asks the runtime where it keeps images and containers.
+    FindImageFs,
     /// Looks at what these pods use.
     MeasurePods {
         pods: Vec<PodToMeasure>,
@@ -50,6 +52,7 @@ impl NodeOp {
             NodeOp::ListImages(_) => Properties::look("ListImages"),
             NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),
             NodeOp::MeasureNode { .. } => Properties::look("MeasureNode"),
+            NodeOp::FindImageFs => Properties::look("FindImageFs").lasting(ONE_CALL),
             NodeOp::MeasurePods { .. } => Properties::look("MeasurePods"),
         }
     }

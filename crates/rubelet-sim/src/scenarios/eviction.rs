@@ -6,9 +6,10 @@ use serde_json::json;
 
 use crate::{
     agent::PRESSURE_TRANSITION,
+    faults::FaultRates,
     play::{
         Play, Within, minutes,
-        predicates::{Predicate, is_called, running, stored, stored_phase},
+        predicates::{Predicate, calling, is_called, running, stored, stored_phase},
         seconds,
     },
     runtime::store::{IMAGE_BYTES, Pull},
@@ -63,6 +64,19 @@ fn agent_killed_during_an_eviction_evicts_no_second_pod() {
         play.wait(seconds(seed - 700)).crash_agent().wait(seconds(2)).start_agent();
         play.until(&stored_phase("hog", "Failed")).forget("hog").wait(minutes(2));
         play.expect_running("web").expect_running("db").expect_starts("web", 1).expect_starts("db", 1);
+    }
+}
+
+#[test]
+fn pod_that_uses_most_memory_is_evicted_in_time_while_the_runtime_hangs() {
+    for seed in 726..730 {
+        let mut play = Play::clustered(seed);
+        pods(&mut play);
+        // Longer than anything that the runtime has said is taken for true.
+        play.storm(FaultRates { hang: 1.0, ..FaultRates::default() }).wait(minutes(6));
+        play.change(|sim| hog(sim, "hog", MUCH)).wait(seconds(15)).expect(&calling("StopContainer", "hog"));
+        // Others follow it after half a minute, as upstream's: a stop that hangs frees no memory.
+        play.calm().until(&stored_phase("hog", "Failed")).wait(minutes(2));
     }
 }
 

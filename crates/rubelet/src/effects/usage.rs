@@ -7,10 +7,11 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rubelet_core::{
-    effect::{EffectError, Facts},
+    effect::{EffectError, ErrorKind, Facts},
     eviction::{
         threshold::{Observation, Signal},
         usage::{
@@ -24,41 +25,49 @@ use rubelet_host::{
     stats::disk::{FileSystem, Usage},
 };
 
+use tokio::time::timeout;
+
 use super::failure;
 use crate::{
     stats::{pod_disk::pod_files, targets::cgroup_of},
     world::World,
 };
 
+/// A file system that does not say within this time what is free is left out: memory is looked at all the same.
+const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the runtime may take for the sizes of writable layers. Nothing else is looked at while pods are ranked.
+const LAYERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The runtime is not asked for anything.
 pub(super) async fn measure_node(
     world: &World,
     kubepods: Option<&str>,
-    known: Option<&RuntimePlaces>,
+    places: Option<&RuntimePlaces>,
 ) -> Result<Facts, EffectError> {
     let figures = world.host.node_figures(kubepods.map(Path::new)).await;
     let figures = figures.map_err(|error| failure::io("measure", Path::new("/"), &error))?;
-    let asked = if known.is_none() { places(world).await } else { None };
-    let root_dir = &world.paths.root_dir;
-    let node_fs = world.host.file_system(root_dir).await.ok();
+    let (node_fs, images, containers) = tokio::join!(
+        file_system(world, Some(&world.paths.root_dir)),
+        file_system(world, places.map(|places| places.images.as_path())),
+        file_system(world, places.map(|places| places.containers.as_path())),
+    );
     let mut signals = of_kernel(figures);
     signals.extend(of_file_system(node_fs, Signal::NodeFsAvailable, Signal::NodeFsInodesFree));
-    let mut layout = None;
-    if let Some(places) = known.or(asked.as_ref()) {
-        let images = world.host.file_system(&places.images).await.ok();
-        signals.extend(of_file_system(images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree));
-        let containers = world.host.file_system(&places.containers).await.ok();
-        layout = layout_of(node_fs, images, containers);
-    }
-    Ok(Facts::NodeUsage(NodeUsage { signals, places: asked, layout }))
+    signals.extend(of_file_system(images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree));
+    Ok(Facts::NodeUsage(NodeUsage { signals, layout: layout_of(node_fs, images, containers) }))
 }
 
-/// `None` if the runtime does not say: then nothing is known of its images.
-async fn places(world: &World) -> Option<RuntimePlaces> {
-    let info = world.runtime.image_fs_info().await.ok()?;
+async fn file_system(world: &World, path: Option<&Path>) -> Option<FileSystem> {
+    timeout(FILE_SYSTEM_TIMEOUT, world.host.file_system(path?)).await.ok()?.ok()
+}
+
+pub(super) async fn find_image_fs(world: &World) -> Result<Facts, EffectError> {
+    let info = world.runtime.image_fs_info().await.map_err(|error| failure::retry(&error))?;
     let place = |usage: &rubelet_cri::v1::FilesystemUsage| Some(PathBuf::from(&usage.fs_id.as_ref()?.mountpoint));
-    let images = info.image_filesystems.first().and_then(place)?;
+    let nowhere = || EffectError { kind: ErrorKind::Retry, message: "the runtime names no file system".to_owned() };
+    let images = info.image_filesystems.first().and_then(place).ok_or_else(nowhere)?;
     let containers = info.container_filesystems.first().and_then(place).unwrap_or_else(|| images.clone());
-    Some(RuntimePlaces { images, containers })
+    Ok(Facts::RuntimePlaces(RuntimePlaces { images, containers }))
 }
 
 fn of_kernel(figures: NodeFigures) -> BTreeMap<Signal, Observation> {
@@ -142,7 +151,9 @@ async fn memory_of(world: &World, pods: &[PodToMeasure]) -> PodUsages {
 }
 
 async fn files_of(world: &World, pods: &[PodToMeasure]) -> Result<PodUsages, EffectError> {
-    let stats = world.runtime.list_container_stats().await.map_err(|error| failure::retry(&error))?;
+    let stats = timeout(LAYERS_TIMEOUT, world.runtime.list_container_stats()).await;
+    let late = |_| EffectError { kind: ErrorKind::TimedOut, message: "the runtime measures its layers".to_owned() };
+    let stats = stats.map_err(late)?.map_err(|error| failure::retry(&error))?;
     let layer = |stats: rubelet_cri::v1::ContainerStats| {
         let layer = stats.writable_layer?;
         let bytes = layer.used_bytes.map_or(0, |value| value.value);
@@ -191,7 +202,7 @@ mod tests {
             let Observation { available, capacity } = usage.signals[&signal];
             assert!(available > 0 && available <= capacity, "{signal}: {available} of {capacity}");
         }
-        assert_eq!((usage.places, usage.layout), (None, None));
+        assert_eq!(usage.layout, None);
         let here = RuntimePlaces { images: dir.path().to_owned(), containers: dir.path().to_owned() };
         let Ok(Facts::NodeUsage(usage)) = measure_node(&world, None, Some(&here)).await else { panic!("no figures") };
         assert_eq!(usage.layout, Some(DiskLayout::Shared));

@@ -33,6 +33,9 @@ impl TestAgent {
     fn running(&mut self, pods: &[Pod]) {
         self.handle(Event::Config { source: Source::Api, pods: pods.iter().cloned().map(Arc::new).collect() });
         self.runtime_is_up(&[]);
+        if self.pending().contains(&"FindImageFs") {
+            self.answer("FindImageFs", Ok(Facts::Nothing));
+        }
         for _ in pods {
             self.inspected("a: running 5s");
         }
@@ -40,7 +43,7 @@ impl TestAgent {
 
     fn node_has(&mut self, signal: Signal, available: u64) {
         let signals = BTreeMap::from([(signal, Observation { available, capacity: 1000 })]);
-        let usage = NodeUsage { signals, places: None, layout: None };
+        let usage = NodeUsage { signals, layout: None };
         self.answer("MeasureNode", Ok(Facts::NodeUsage(usage)));
     }
 
@@ -84,6 +87,32 @@ fn largest_pod_is_evicted_when_memory_runs_low_and_looked_at_again_when_it_is_go
     test.node_has(Signal::MemoryAvailable, 99);
     test.pods_use(&[("small", 10)]);
     assert!(test.failure_of("small").is_some());
+}
+
+#[test]
+fn memory_is_looked_at_while_the_runtime_does_not_say_where_its_images_are() {
+    let mut test = node(Signal::MemoryAvailable);
+    test.handle(Event::Config { source: Source::Api, pods: vec![Arc::new(pod("big"))] });
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    assert!(test.pending().contains(&"FindImageFs"), "{:?}", test.pending());
+    test.node_has(Signal::MemoryAvailable, 99);
+    test.pods_use(&[("big", 500)]);
+    assert!(test.failure_of("big").is_some());
+}
+
+#[test]
+fn disk_pressure_waits_for_the_layout_of_the_disks() {
+    let mut test = node(Signal::NodeFsAvailable);
+    test.handle(Event::Config { source: Source::Api, pods: vec![Arc::new(pod("big"))] });
+    test.runtime_is_up(&[]);
+    test.inspected("a: running 5s");
+    test.node_has(Signal::NodeFsAvailable, 99);
+    assert!(test.events.is_empty(), "{:?}", test.events);
+    // It fails: then the disks are taken as one, and looked at now.
+    test.answer("FindImageFs", Ok(Facts::Nothing));
+    test.node_has(Signal::NodeFsAvailable, 99);
+    assert_eq!(test.events, ["EvictionThresholdMet"]);
 }
 
 #[test]

@@ -485,7 +485,7 @@ fn subject(op: &Op) -> Option<PodUid> {
         | Op::Api(ApiOp::GetNode)
         | Op::Node(NodeOp::ListPodDirs)
         | Op::Node(NodeOp::SyncQosCgroups { .. } | NodeOp::MeasureLogs { .. } | NodeOp::ListImages(_))
-        | Op::Node(NodeOp::MeasureNode { .. } | NodeOp::MeasurePods { .. })
+        | Op::Node(NodeOp::MeasureNode { .. } | NodeOp::FindImageFs | NodeOp::MeasurePods { .. })
         | Op::Image(ImageOp::Delete { .. }) => return None,
         Op::Log(op) => op.log().pod.uid.clone(),
         Op::Pod(PodOp::Inspect { pod })

@@ -395,6 +395,7 @@ impl World {
             NodeOp::ListImages(_) => Facts::Images(ImageListing::default()),
             NodeOp::MeasureLogs { .. } => Facts::LogSizes(BTreeMap::new()),
             NodeOp::MeasureNode { .. } => Facts::NodeUsage(NodeUsage::default()),
+            NodeOp::FindImageFs => Facts::Nothing,
             NodeOp::MeasurePods { .. } => Facts::PodUsages(BTreeMap::new()),
             NodeOp::SyncQosCgroups { .. } => {
                 let name = || format!("pod{}", super::UID);
