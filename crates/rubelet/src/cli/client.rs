@@ -4,7 +4,7 @@
 //! next line of a followed stream.
 
 use std::{
-    io,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -90,6 +90,20 @@ pub(super) fn with_socket_args(command: Command) -> Command {
                 .conflicts_with("root-dir")
                 .help("Path of the agent's socket"),
         )
+}
+
+pub(super) fn namespace_arg() -> Arg {
+    Arg::new("namespace").short('n').long("namespace").value_name("NAMESPACE")
+}
+
+pub(super) fn output_arg() -> Arg {
+    Arg::new("output").short('o').long("output").value_name("FORMAT").value_parser(["json"])
+}
+
+/// The whole view, for programs.
+pub(super) fn print_json(view: &impl serde::Serialize) -> Result<(), CliError> {
+    let json = serde_json::to_string_pretty(view).expect("our views have string keys only");
+    Ok(writeln!(std::io::stdout(), "{json}")?)
 }
 
 #[derive(Clone, Debug)]

@@ -76,21 +76,8 @@ fn command() -> Command {
                 .value_name("POD")
                 .help("Only events of this pod: name, with or without the node name suffix, or UID"),
         )
-        .arg(
-            Arg::new("namespace")
-                .short('n')
-                .long("namespace")
-                .value_name("NAMESPACE")
-                .help("Only events of pods in this namespace"),
-        )
-        .arg(
-            Arg::new("output")
-                .short('o')
-                .long("output")
-                .value_name("FORMAT")
-                .value_parser(["json"])
-                .help("json: one object per line"),
-        )
+        .arg(client::namespace_arg().help("Only events of pods in this namespace"))
+        .arg(client::output_arg().help("json: one object per line"))
         .after_help(
             "Examples:\n  rubelet events                  the last thousand, oldest first\n  \
              rubelet events -f               and those to come\n  \

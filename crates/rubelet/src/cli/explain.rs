@@ -18,6 +18,7 @@ use rubelet_core::{
 use super::{
     client::{self, CliError, Client, path},
     events,
+    node::used,
     pods::notices,
     print::{age, printable, table, until},
 };
@@ -45,15 +46,13 @@ pub fn run(args: Vec<String>) -> ExitCode {
             }
             other => other?,
         };
-        let mut out = std::io::stdout();
         if matches.contains_id("output") {
-            let json = serde_json::to_string_pretty(&explanation).expect("our views have string keys only");
-            return Ok(writeln!(out, "{json}")?);
+            return client::print_json(&explanation);
         }
         let events = events::all(&client).await?;
         let story =
             Story { explanation: &explanation, events: &events, marks: marks(), now: Clock::system().now().wall };
-        Ok(out.write_all(story.tell().as_bytes())?)
+        Ok(std::io::stdout().write_all(story.tell().as_bytes())?)
     })
 }
 
@@ -88,21 +87,8 @@ fn command() -> Command {
                 .required(true)
                 .help("Pod name, with or without the node name suffix, or pod UID"),
         )
-        .arg(
-            Arg::new("namespace")
-                .short('n')
-                .long("namespace")
-                .value_name("NAMESPACE")
-                .help("Namespace; default is all namespaces"),
-        )
-        .arg(
-            Arg::new("output")
-                .short('o')
-                .long("output")
-                .value_name("FORMAT")
-                .value_parser(["json"])
-                .help("json: all details"),
-        )
+        .arg(client::namespace_arg().help("Namespace; default is all namespaces"))
+        .arg(client::output_arg().help("json: all details"))
         .after_help(
             "Examples:\n  rubelet explain web             the story of web-<node>, step by step\n  \
              rubelet explain web -o json     the same for programs, with spec and status\n\n\
@@ -158,12 +144,20 @@ impl Story<'_> {
             printable(namespace_of(&view.pod)),
             printable(name_of(&view.pod)),
             self.explanation.uid,
-            printable(&column.status),
+            self.summary(&column.status),
             column.ready,
             column.total,
             view.lifecycle,
             age(view.lifecycle_since, self.now),
         )
+    }
+
+    /// The column STATUS, which shows how containers ended rather than why the pod did, as kubectl's.
+    fn summary(&self, column: &str) -> String {
+        match self.view().status.reason.as_deref() {
+            Some(reason) if reason != column => format!("{} ({})", printable(column), printable(reason)),
+            Some(_) | None => printable(column),
+        }
     }
 
     fn step(&self, step: &Step, width: usize) -> String {
@@ -217,12 +211,16 @@ impl Story<'_> {
             Some(message) => format!("\n{}: {message}\n", printable(reason)),
             None => format!("\n{}\n", printable(reason)),
         };
-        if let Some(EvictedPod { at, signal, used, passed_over, ranked, .. }) = evicted {
-            told.push_str(&format!("  signal {signal}, used {used}, evicted {} ago\n", age(*at, self.now)));
+        if let Some(evicted) = evicted {
+            let EvictedPod { at, signal, passed_over, ranked, .. } = evicted;
+            told.push_str(&format!("  signal {signal}, used {}, evicted {} ago\n", used(evicted), age(*at, self.now)));
             if *ranked > 0 {
-                let critical =
-                    if passed_over.is_empty() { "no pod".to_owned() } else { super::node::names(passed_over) };
-                told.push_str(&format!("  {ranked} pods were ranked; passed over as critical: {critical}\n"));
+                let after = if passed_over.is_empty() {
+                    String::new()
+                } else {
+                    format!(" that may be evicted, after the critical {}", super::node::names(passed_over))
+                };
+                told.push_str(&format!("  {ranked} pods were ranked; it is the first{after}\n"));
             }
         }
         told
@@ -416,13 +414,23 @@ mod tests {
         Nothing is left to do.
 
         Evicted: The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. Container a was using 300Mi, request is 0, has larger consumption of memory.
-          signal memory.available, used 300Mi, evicted 2m ago
-          7 pods were ranked; passed over as critical: kube-system/dns, kube-system/proxy
+          signal memory.available, used 300.0Mi, evicted 2m ago
+          7 pods were ranked; it is the first that may be evicted, after the critical kube-system/dns, kube-system/proxy
         ");
         // A pod over a limit: no pods were ranked.
         let eviction = explanation.evicted.as_mut().unwrap();
         (eviction.signal, eviction.ranked) = ("emptydirfs.limit".to_owned(), 0);
-        assert!(tell(&explanation).ends_with("  signal emptydirfs.limit, used 300Mi, evicted 2m ago\n"));
+        assert!(tell(&explanation).ends_with("  signal emptydirfs.limit, used 300.0Mi, evicted 2m ago\n"));
+        // Its container ended in an error, which is all that the column says.
+        let mut killed = (*explanation.view).clone();
+        let terminated = json!({ "name": "a", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "terminated": { "exitCode": 137, "reason": "Error" } } });
+        let mut status = (*killed.status).clone();
+        status.container_statuses = Some(vec![serde_json::from_value(terminated).unwrap()]);
+        killed.status = status.into();
+        let mut ended = evicted();
+        ended.view = killed.into();
+        assert!(tell(&ended).contains("\nError (Evicted): 0/1 ready"), "{}", tell(&ended));
         // After a restart of the agent only the status is left.
         explanation.evicted = None;
         assert!(tell(&explanation).contains("\nEvicted: The node was low on resource: memory. "));

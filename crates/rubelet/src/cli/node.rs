@@ -5,7 +5,7 @@
 
 use std::{io::Write, process::ExitCode};
 
-use clap::{Arg, Command};
+use clap::Command;
 use jiff::Timestamp;
 use rubelet_core::{
     eviction::{
@@ -14,6 +14,7 @@ use rubelet_core::{
     },
     id::PodRef,
     image_gc::ImageCollection,
+    quantity::Quantity,
     snapshot::{NodeReadiness, NodeView},
 };
 
@@ -31,25 +32,16 @@ pub fn run(args: Vec<String>) -> ExitCode {
     client::run(async {
         let matches = command().try_get_matches_from(args)?;
         let report: NodeReport = Client::new(&matches).json("/node").await?;
-        let mut out = std::io::stdout();
         if matches.contains_id("output") {
-            let json = serde_json::to_string_pretty(&report).expect("our views have string keys only");
-            return Ok(writeln!(out, "{json}")?);
+            return client::print_json(&report);
         }
-        Ok(out.write_all(render(&report, Clock::system().now().wall).as_bytes())?)
+        Ok(std::io::stdout().write_all(render(&report, Clock::system().now().wall).as_bytes())?)
     })
 }
 
 fn command() -> Command {
     client::with_socket_args(Command::new("rubelet node").about("Show readiness, thresholds and evictions of this node"))
-        .arg(
-            Arg::new("output")
-                .short('o')
-                .long("output")
-                .value_name("FORMAT")
-                .value_parser(["json"])
-                .help("json: all details"),
-        )
+        .arg(client::output_arg().help("json: all details"))
         .after_help(
             "Examples:\n  rubelet node                    is the node ready, and how close is it to evicting pods?\n  \
              rubelet node -o json            the same for programs, with all evictions that are remembered\n\n\
@@ -90,7 +82,10 @@ fn thresholds(views: &[ThresholdView], now: Timestamp) -> String {
     if views.is_empty() {
         return "\nNo eviction thresholds are configured.\n".to_owned();
     }
-    let rows = views.iter().map(|view| {
+    // The soft threshold of a signal follows its hard one.
+    let mut views: Vec<_> = views.iter().collect();
+    views.sort_by_key(|view| (view.signal, view.grace_secs));
+    let rows = views.into_iter().map(|view| {
         let available = view.observed.map_or("<unknown>".to_owned(), |observed| {
             format!("{} of {}", amount(view.signal, observed.available), amount(view.signal, observed.capacity))
         });
@@ -126,7 +121,8 @@ fn amount(signal: Signal, amount: u64) -> String {
 
 fn collections<'a>(all: impl DoubleEndedIterator<Item = &'a ImageCollection>, now: Timestamp) -> String {
     let rows = newest(all).into_iter().map(|collection| {
-        let failure = collection.failure.as_deref().map_or(String::new(), |error| format!("; {}", printable(error)));
+        let failure = collection.failure.as_deref();
+        let failure = failure.map_or(String::new(), |error| format!("; {}", printable(first_sentence(error))));
         let reason = format!("{}{failure}", collection.reason);
         vec![age(collection.at, now), collection.images.to_string(), bytes(collection.freed_bytes), reason]
     });
@@ -135,10 +131,10 @@ fn collections<'a>(all: impl DoubleEndedIterator<Item = &'a ImageCollection>, no
 
 fn evictions(record: &EvictionRecord, now: Timestamp) -> String {
     let rows = newest(record.recent.iter()).into_iter().map(|evicted| {
-        let EvictedPod { pod, at, signal, used, message, passed_over, ranked } = evicted;
+        let EvictedPod { pod, at, signal, message, passed_over, ranked, .. } = evicted;
         let ranked = if *ranked == 0 { "<none>".to_owned() } else { ranked.to_string() };
         let passed_over = if passed_over.is_empty() { "<none>".to_owned() } else { names(passed_over) };
-        vec![age(*at, now), name(pod), signal.clone(), used.clone(), ranked, passed_over, printable(message)]
+        vec![age(*at, now), name(pod), signal.clone(), used(evicted), ranked, passed_over, printable(message)]
     });
     let header = ["AGE", "EVICTED POD", "SIGNAL", "USED", "PODS RANKED", "PASSED OVER AS CRITICAL", "MESSAGE"];
     let mut text = section(header, rows);
@@ -147,6 +143,18 @@ fn evictions(record: &EvictionRecord, now: Timestamp) -> String {
         text.push_str(&format!("\nEvictions since the agent started: {}\n", counts.join(", ")));
     }
     text
+}
+
+/// The event has the rest of it.
+fn first_sentence(text: &str) -> &str {
+    text.split_once(". ").map_or(text, |(first, _)| first)
+}
+
+/// What an evicted pod used, for people. The agent has it as a quantity, as in the message.
+pub(super) fn used(evicted: &EvictedPod) -> String {
+    let is_count = evicted.signal.ends_with("inodesFree") || evicted.signal.starts_with("pid.");
+    let amount = Quantity::parse(&evicted.used).ok().and_then(|used| u64::try_from(used.value()).ok());
+    amount.filter(|_| !is_count).map_or_else(|| printable(&evicted.used), bytes)
 }
 
 /// The newest are last, as in the table of events.
@@ -239,7 +247,11 @@ mod tests {
         thresholds.push(ThresholdView { grace_secs: 90, ..thresholds[0].clone() });
         let images = [
             ("2026-11-15T18:00:00Z", "the file system of images was 91% full", None),
-            ("2026-11-15T18:58:00Z", "an eviction threshold was met", Some("read-only file system\u{1b}".to_owned())),
+            (
+                "2026-11-15T18:58:00Z",
+                "an eviction threshold was met",
+                Some("read-only file system\u{1b}. Investigate disk usage. ".to_owned()),
+            ),
         ];
         let images = images.map(|(moment, reason, failure)| {
             let (at, reason) = (at(moment), reason.to_owned());
@@ -275,16 +287,16 @@ mod tests {
 
         SIGNAL             AVAILABLE           THRESHOLD      GRACE PERIOD   STATE
         memory.available   90.0Mi of 23.5Gi    100Mi          <none>         MET for 12s
-        nodefs.available   19.0Gi of 100.0Gi   10% (10.0Gi)   <none>         close
         memory.available   90.0Mi of 23.5Gi    100Mi          90s            MET for 12s, evicts in 78s
+        nodefs.available   19.0Gi of 100.0Gi   10% (10.0Gi)   <none>         close
 
         AGE   IMAGES DELETED   FREED   REASON
         60m   3                1.5Gi   the file system of images was 91% full
         2m    3                1.5Gi   an eviction threshold was met; read-only file system\u{1b}
 
-        AGE   EVICTED POD      SIGNAL             USED    PODS RANKED   PASSED OVER AS CRITICAL              MESSAGE
-        60s   default/hog      memory.available   300Mi   9             kube-system/dns, kube-system/proxy   The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi.
-        60s   default/writer   emptydirfs.limit   300Mi   <none>        <none>                               Usage of EmptyDir volume "v" exceeds the limit "200Mi".
+        AGE   EVICTED POD      SIGNAL             USED      PODS RANKED   PASSED OVER AS CRITICAL              MESSAGE
+        60s   default/hog      memory.available   300.0Mi   9             kube-system/dns, kube-system/proxy   The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi.
+        60s   default/writer   emptydirfs.limit   300.0Mi   <none>        <none>                               Usage of EmptyDir volume "v" exceeds the limit "200Mi".
 
         Evictions since the agent started: emptydirfs.limit 1, memory.available 12
         "#);
