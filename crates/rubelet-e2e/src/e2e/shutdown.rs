@@ -1,6 +1,7 @@
-//! A shutdown of the machine, announced on the system bus as upstream's own end-to-end tests do.
+//! A shutdown of the machine: logind's own, and one announced on the system bus as upstream's own end-to-end tests do.
 //!
-//! The real logind takes part: its delay, its inhibitor. Only the signal is not its own, so that the machine stays up.
+//! The real logind takes part: its delay, its inhibitor, its signals. The machine stays up: the signal is not logind's, or the
+//! target of logind's shutdown is masked when it gets there.
 
 use std::{
     fs,
@@ -21,11 +22,18 @@ use crate::e2e::{
 };
 
 /// On machines with systemd.
-pub const WITH_LOGIND: &[Case] = &[Case {
-    name: "a shutdown of the machine ends pods in order of priority, each group in its time, and is cancelled again",
-    run: by_priority,
-}];
+pub const WITH_LOGIND: &[Case] = &[
+    Case {
+        name: "a shutdown of the machine ends pods in order of priority, each group in its time, and is cancelled again",
+        run: by_priority,
+    },
+    Case {
+        name: "a shutdown of the machine by logind waits for pods, which run again if it fails, and after the next boot",
+        run: by_logind,
+    },
+];
 
+const LOGIND: &str = "org.freedesktop.login1";
 const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
@@ -38,7 +46,7 @@ const STUBBORN: &str = "g3-stubborn";
 /// Every agent of the machine sees the signal.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Ends with exit code 0 a second after SIGTERM.
+/// Its own grace period is longer than that of any group.
 fn pod(name: &str, priority: i32, script: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -71,7 +79,7 @@ fn announce(begins: bool) -> anyhow::Result<()> {
 }
 
 fn is_inhibited() -> anyhow::Result<bool> {
-    let list = busctl(&["call", "org.freedesktop.login1", OBJECT, MANAGER, "ListInhibitors"])?;
+    let list = busctl(&["call", LOGIND, OBJECT, MANAGER, "ListInhibitors"])?;
     Ok(list.contains(r#""shutdown" "kubelet" "Kubelet needs time to handle node shutdown" "delay""#))
 }
 
@@ -118,9 +126,7 @@ fn by_priority(node: &mut Node) -> anyhow::Result<()> {
         ensure!(seen.status()["reason"] == "NodeShutdown", "{}", seen.status());
         Ok(())
     })?;
-    for name in all_names() {
-        node.check_stopped(&name)?;
-    }
+    check_nothing_runs(node)?;
     announce(false)?;
     wait_inhibited(node, true)?;
     for name in all_names().chain(["late".to_owned()]) {
@@ -129,12 +135,103 @@ fn by_priority(node: &mut Node) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Logind's shutdown begins when the pods have ended, and fails as its target is masked by then. The next one is followed by a boot.
+fn by_logind(node: &mut Node) -> anyhow::Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = json!({ "shutdownGracePeriod": "120s", "shutdownGracePeriodCriticalPods": "30s" });
+    node.reconfigure(&AgentOptions {
+        config: config.as_object().cloned().unwrap_or_default(),
+        ..AgentOptions::default()
+    })?;
+    let names = ["web", "critical"];
+    // Long enough to mask the target.
+    let slow_to_stop = "trap 'sleep 15; exit 0' TERM; while :; do sleep 1; done";
+    for (name, priority) in names.into_iter().zip([0, 2_000_000_000]) {
+        node.drop_file(&format!("{name}.json"), pod(name, priority, slow_to_stop).to_string().as_bytes())?;
+    }
+    node.agent.start()?;
+    wait_inhibited(node, true)?;
+    for name in names {
+        node.wait_running(name, 60)?;
+    }
+    busctl(&["call", LOGIND, OBJECT, MANAGER, "Reboot", "b", "false"])?;
+    let mask = Mask::of("reboot.target")?;
+    ensure!(is_preparing()?, "logind does not wait for the pods");
+    node.wait("logind gives up", 120, |_| {
+        ensure!(!is_preparing()?, "it is still preparing");
+        Ok(())
+    })?;
+    drop(mask);
+    wait_inhibited(node, true)?;
+    for name in names {
+        let seen = node.wait_running(name, 120)?;
+        let last = &seen.container("main")["lastState"]["terminated"];
+        ensure!(last["exitCode"] == 0, "{name} did not end by itself: {}", seen.status());
+    }
+    announce(true)?;
+    node.wait("every pod has failed", 120, |node| names.iter().try_for_each(|name| failed(node, name).map(drop)))?;
+    wait_inhibited(node, false)?;
+    ensure!(readiness(node)?["NotReady"] == json!(["node is shutting down"]), "{}", readiness(node)?);
+    check_nothing_runs(node)?;
+    node.agent.kill();
+    node.bed.reboot()?;
+    node.agent.start()?;
+    check_boot(node, &names)
+}
+
+/// Pods run again, and the node is never seen as not ready.
+fn check_boot(node: &Node, names: &[&str]) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    node.wait("the pods run again", 120, |node| {
+        seen.push(readiness(node)?);
+        names.iter().try_for_each(|name| node.pod(name)?.check_running())
+    })?;
+    seen.push(readiness(node)?);
+    let was_unready = seen.iter().any(|readiness| readiness.get("NotReady").is_some());
+    ensure!(!was_unready && seen.last().is_some_and(|last| *last == "Ready"), "{seen:?}");
+    wait_inhibited(node, true)
+}
+
+fn readiness(node: &Node) -> anyhow::Result<Value> {
+    let report: Value = serde_json::from_str(&node.agent.ask(&["node", "-o", "json"])?)?;
+    Ok(report["readiness"].clone())
+}
+
+fn is_preparing() -> anyhow::Result<bool> {
+    Ok(busctl(&["get-property", LOGIND, OBJECT, MANAGER, "PreparingForShutdown"])?.trim() == "b true")
+}
+
+/// One list of the runtime for all pods: each takes seconds on an emulated machine.
+fn check_nothing_runs(node: &Node) -> anyhow::Result<()> {
+    let running: Vec<_> = node.containers()?.into_iter().filter(|container| container.is_running).collect();
+    ensure!(running.is_empty(), "the runtime still runs {running:?}");
+    Ok(())
+}
+
+/// A unit that cannot be started until this is dropped.
+struct Mask(&'static str);
+
+impl Mask {
+    fn of(unit: &'static str) -> anyhow::Result<Self> {
+        output(&mut command("systemctl", ["mask", "--runtime", unit]), SHORT)?;
+        Ok(Mask(unit))
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        if let Err(error) = output(&mut command("systemctl", ["unmask", "--runtime", self.0]), SHORT) {
+            eprintln!("unmask {}: {error:#}", self.0);
+        }
+    }
+}
+
 /// Logind waits as long as all groups together may take.
 fn check_delay() -> anyhow::Result<()> {
     let secs: u64 = GROUPS.iter().map(|(_, secs)| secs).sum();
     let text = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").context("the override")?;
     ensure!(text == format!("# Kubelet logind override\n[Login]\nInhibitDelayMaxSec={secs}\n"), "{text}");
-    let delay = busctl(&["get-property", "org.freedesktop.login1", OBJECT, MANAGER, "InhibitDelayMaxUSec"])?;
+    let delay = busctl(&["get-property", LOGIND, OBJECT, MANAGER, "InhibitDelayMaxUSec"])?;
     ensure!(delay.trim() == format!("t {}", secs * 1_000_000), "{delay}");
     Ok(())
 }
