@@ -8,7 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rubelet_testbed::{CgroupDriver, agent::AgentOptions, image::BUSYBOX};
+use rubelet_testbed::{
+    CgroupDriver,
+    agent::AgentOptions,
+    command::{SHORT, command, output},
+    image::BUSYBOX,
+};
 use serde_json::{Value, json};
 
 use crate::e2e::{Case, node::Node};
@@ -20,16 +25,38 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "all pods and reserved cgroups get the limits of node allocatable, and without its cgroup the agent does not start",
-        run: node_allocatable,
+        run: node_allocatable_cgroupfs,
     },
     Case { name: "pods this node cannot take fail with upstream's reason, and the others run", run: rejected },
 ];
 
 /// On machines that have it.
-pub const WITH_SYSTEMD: &[Case] = &[Case {
-    name: "a pod's cgroup is a slice of systemd's with upstream's name and limits, holds its containers, and goes with it",
-    run: systemd,
-}];
+pub const WITH_SYSTEMD: &[Case] = &[
+    Case {
+        name: "a pod's cgroup is a slice of systemd's with upstream's name and limits, holds its containers, and goes with it",
+        run: systemd,
+    },
+    Case {
+        name: "all pods and reserved slices of systemd's get the limits of node allocatable, and without its slice the agent does not start",
+        run: node_allocatable_systemd,
+    },
+];
+
+/// All controllers in one hierarchy.
+pub fn is_v2() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+/// The cgroup of a container's first process; in version 1, in the memory hierarchy.
+pub fn of_container(node: &Node, id: &str) -> anyhow::Result<PathBuf> {
+    let tasks = node.bed.ctr(["tasks", "list"])?;
+    let task = tasks.lines().find(|line| line.starts_with(id)).context("the container has no task")?;
+    let pid = task.split_whitespace().nth(1).context("a task without a process")?;
+    let controller = if is_v2() { "" } else { "memory" };
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let found = table.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller)?.strip_prefix(':'));
+    Ok(PathBuf::from(found.with_context(|| format!("no cgroup of memory: {table}"))?))
+}
 
 fn pod(name: &str, spec: Value) -> Value {
     let mut manifest = json!({
@@ -99,7 +126,7 @@ fn limits(
     let best_effort = of_pod(&tiers.best_effort, free.uid());
     let id = limited.container("main")["containerID"].as_str().unwrap_or_default().to_owned();
     let container = burstable.join(of_container(id.trim_start_matches("containerd://")));
-    let expected: &[(&Path, &str, &str)] = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+    let expected: &[(&Path, &str, &str)] = if is_v2() {
         &[
             (&burstable, "cpu.weight", "10"),
             (&burstable, "cpu.max", "50000 100000"),
@@ -138,10 +165,31 @@ fn limits(
     Ok(())
 }
 
-/// Upstream's `node_container_manager_test`.
-fn node_allocatable(node: &mut Node) -> anyhow::Result<()> {
+fn node_allocatable_cgroupfs(node: &mut Node) -> anyhow::Result<()> {
     let root = node.bed.layout.cgroup_root();
-    let (system, kube) = (format!("{root}/system"), format!("{root}/kube"));
+    let name = |last: &str| format!("{root}/{last}");
+    node_allocatable(node, name, make_cgroup)
+}
+
+fn node_allocatable_systemd(node: &mut Node) -> anyhow::Result<()> {
+    node.bed.use_driver(CgroupDriver::Systemd)?;
+    let root = node.bed.layout.slice_root();
+    let name = |last: &str| format!("/{root}.slice/{root}-{last}.slice");
+    node_allocatable(node, name, |path| {
+        let slice = path.rsplit('/').next().unwrap_or_default();
+        output(&mut command("systemctl", ["start", slice]), SHORT)?;
+        // Systemd enables only the controllers that it needs, and never that of huge pages.
+        make_cgroup(path)
+    })
+}
+
+/// Upstream's `node_container_manager_test`. `name` is of a cgroup below that of the test.
+fn node_allocatable(
+    node: &mut Node,
+    name: impl Fn(&str) -> String,
+    make: impl Fn(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (system, kube, kubepods) = (name("system"), name("kube"), name("kubepods"));
     let config = json!({
         "enforceNodeAllocatable": ["pods", "system-reserved", "kube-reserved-compressible"],
         "systemReserved": { "cpu": "100m", "memory": "64Mi", "pid": "1000" },
@@ -152,22 +200,20 @@ fn node_allocatable(node: &mut Node) -> anyhow::Result<()> {
     let mut all = node.agent.own_cgroups()?;
     all.extend(config.as_object().cloned().unwrap_or_default());
     node.reconfigure(&AgentOptions { config: all, ..AgentOptions::default() })?;
-    make_cgroup(&system)?;
+    make(&system)?;
     let error = format!("{:#}", node.agent.start().err().context("it starts without the cgroup")?);
     let expected = format!("Failed to enforce Kube Reserved Compressible Cgroup Limits on {kube:?}: ");
     let log = fs::read_to_string(node.agent.log())?.replace('\\', "");
     ensure!(error.contains(&expected) || log.contains(&expected), "{error}\n{log}");
 
-    make_cgroup(&kube)?;
+    make(&kube)?;
     node.agent.start()?;
     let number = |path: &str| -> anyhow::Result<u64> { Ok(fs::read_to_string(path)?.trim().parse()?) };
     let most_pids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let total = meminfo.split_whitespace().nth(1).context("MemTotal")?.parse::<u64>()? << 10;
     let (memory, pids) = ((total - (96 << 20)).to_string(), (most_pids - 1000).to_string());
-    let kubepods = format!("{root}/kubepods");
-    let is_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    let expected = if is_v2 {
+    let expected = if is_v2() {
         [
             (&system, "cpu.weight", "4"),
             (&system, "memory.max", "67108864"),

@@ -12,7 +12,7 @@ use rubelet_testbed::{
 };
 use serde_json::{Value, json};
 
-use crate::e2e::{Case, node::Node};
+use crate::e2e::{Case, cgroups, node::Node};
 
 pub const CASES: &[Case] = &[
     Case {
@@ -306,7 +306,7 @@ const CADVISOR_PRESSURE: &[&str] = &[
 
 fn cadvisor(node: &mut Node) -> anyhow::Result<()> {
     start(node)?;
-    let pressure = if kernel::is_unified() { CADVISOR_PRESSURE } else { &[] };
+    let pressure = if cgroups::is_v2() { CADVISOR_PRESSURE } else { &[] };
     let id = node.pod("busy")?.container("work")["containerID"].as_str().unwrap_or_default().to_owned();
     let id = id.trim_start_matches("containerd://");
     node.wait("every name is there", 90, |node| {

@@ -1,19 +1,11 @@
 //! The agent's values compared with the kernel's files.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, ensure};
 
 use super::{Scrape, container, summary};
-use crate::e2e::node::Node;
-
-/// All controllers in one hierarchy: version 2.
-pub fn is_unified() -> bool {
-    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
-}
+use crate::e2e::{cgroups, node::Node};
 
 /// The kernel's source of a value: a file of a controller, a key in it, and the factor to the metric's unit.
 struct Source {
@@ -54,12 +46,12 @@ const VERSION_2: &[(&str, Source)] = &[
 /// The values of `work`, its pod, its QoS class and all pods equal the kernel's, and `work` is throttled.
 pub fn compare(node: &Node) -> anyhow::Result<()> {
     let id = node.pod("busy")?.container("work")["containerID"].as_str().unwrap_or_default().to_owned();
-    let work = cgroup_of(node, id.trim_start_matches("containerd://"))?;
+    let work = cgroups::of_container(node, id.trim_start_matches("containerd://"))?;
     let of_pods = work.ancestors().take(4);
     for cgroup in of_pods {
         node.wait(&format!("the figures of {} are the kernel's", cgroup.display()), 20, |node| agree(node, cgroup))?;
     }
-    if !is_unified() {
+    if !cgroups::is_v2() {
         return Ok(());
     }
     let waited = |node: &Node| {
@@ -78,7 +70,7 @@ pub fn compare(node: &Node) -> anyhow::Result<()> {
 
 /// Every value is between the kernel's before and after the request.
 fn agree(node: &Node, cgroup: &Path) -> anyhow::Result<()> {
-    let metrics = if is_unified() { VERSION_2 } else { VERSION_1 };
+    let metrics = if cgroups::is_v2() { VERSION_2 } else { VERSION_1 };
     let read = || metrics.iter().map(|(_, source)| source.read(cgroup)).collect::<anyhow::Result<Vec<_>>>();
     let (before, page, after) = (read()?, Scrape::take(node, "/metrics/cadvisor")?, read()?);
     let mut wrong = Vec::new();
@@ -92,17 +84,6 @@ fn agree(node: &Node, cgroup: &Path) -> anyhow::Result<()> {
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("; "));
     Ok(())
-}
-
-/// The cgroup of a container's first process; in version 1, in the memory hierarchy.
-fn cgroup_of(node: &Node, id: &str) -> anyhow::Result<PathBuf> {
-    let tasks = node.bed.ctr(["tasks", "list"])?;
-    let task = tasks.lines().find(|line| line.starts_with(id)).context("work has no task")?;
-    let pid = task.split_whitespace().nth(1).context("a task without a process")?;
-    let controller = if is_unified() { "" } else { "memory" };
-    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let found = table.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller)?.strip_prefix(':'));
-    Ok(PathBuf::from(found.with_context(|| format!("no cgroup of memory: {table}"))?))
 }
 
 impl Source {
