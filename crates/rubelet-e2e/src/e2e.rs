@@ -8,11 +8,13 @@ mod checkpoint;
 pub mod cluster;
 mod crashes;
 mod effects;
+mod eviction;
 mod images;
 mod life;
 mod logs;
 pub mod manifest;
 mod many;
+mod memory;
 pub mod node;
 mod odd;
 pub mod secured_port;
@@ -61,12 +63,19 @@ fn cases() -> Vec<Case> {
         CgroupDriver::Systemd => (cgroups::WITH_SYSTEMD, shutdown::WITH_LOGIND),
         CgroupDriver::Cgroupfs => (&[][..], &[][..]),
     };
+    let (low_on_memory, memory) = match cgroups::is_v2() {
+        true => (eviction::WITH_CGROUP_V2, memory::WITH_CGROUP_V2),
+        false => (&[][..], &[][..]),
+    };
     let with_criu = if checkpoint::has_criu() { checkpoint::WITH_CRIU } else { &[] };
     [
         many::CASES,
         with_logind,
         cgroups::CASES,
         with_systemd,
+        eviction::CASES,
+        low_on_memory,
+        memory,
         life::CASES,
         images::CASES,
         logs::CASES,

@@ -33,7 +33,7 @@ pub async fn watch(world: World, mut snapshots: watch::Receiver<Arc<Snapshot>>, 
             biased;
             // Cancel-safe: a report that is not taken stays with the kernel.
             () = stall(&mut stalls) => {}
-            () = crossed(&mut crossings) => {}
+            () = crossed(&mut crossings) => tracing::debug!("the memory of a threshold is in use"),
             // Cancel-safe: waiting for a value takes nothing away.
             changed = snapshots.wait_for(is_new) => {
                 let Ok(snapshot) = changed else { return };
@@ -56,8 +56,9 @@ async fn stall(stalls: &mut Option<MemoryStalls>) {
         Some(stalls) => stalls.next().await.is_err(),
         None => std::future::pending().await,
     };
-    if failed {
-        *stalls = None;
+    match failed {
+        true => *stalls = None,
+        false => tracing::debug!("tasks waited for memory"),
     }
 }
 

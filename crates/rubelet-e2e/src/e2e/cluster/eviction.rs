@@ -3,11 +3,7 @@
 //! Upstream: `test/e2e_node/eviction_test.go`, whose cases these follow on a node of their own size: the memory of all pods
 //! is limited, and the agent's directory is a small file system.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::{
@@ -17,7 +13,10 @@ use rubelet_testbed::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::e2e::cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec};
+use crate::e2e::{
+    cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
+    eviction::{MIB, hog_script, kubepods, memory_bytes, working_set},
+};
 
 pub const CASES: &[ClusterCase] = &[
     ClusterCase {
@@ -37,8 +36,6 @@ pub const CASES: &[ClusterCase] = &[
         run: local_storage,
     },
 ];
-
-const MIB: u64 = 1 << 20;
 
 /// Runs until SIGTERM. Upstream calls an evicted pod Succeeded if its containers exit with 0.
 const WAIT: &str = "trap 'exit 3' TERM; while :; do sleep 1 & wait $!; done";
@@ -100,11 +97,6 @@ impl ClusterNode {
     }
 }
 
-/// Allocates this much memory and keeps it.
-fn hog_script(mib: u64) -> String {
-    format!("trap 'exit 3' TERM; (head -c {} /dev/zero; sleep 3600) | tail & wait", mib * MIB)
-}
-
 /// All pods together have 600 MiB; the hog takes 540 of them, and 100 are to stay free.
 fn memory(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     let all = memory_bytes()?;
@@ -120,7 +112,7 @@ fn memory(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     modest["containers"][0]["resources"] = json!({ "requests": { "memory": "64Mi" } });
     cluster.run_pods(&[("modest", modest), ("other", spec(&name, OBEDIENT))])?;
     cluster.apply(pod("hog", &spec(&name, &hog_script(540))))?;
-    let cgroup = kubepods(cluster)?;
+    let cgroup = kubepods(&cluster.node)?;
     let limit = Duration::from_secs(60);
     clock::wait("the memory of all pods runs low", limit, Duration::from_millis(10), || {
         let used = working_set(&cgroup)?;
@@ -242,30 +234,6 @@ fn local_storage(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         cluster.eviction_event(name)?;
     }
     cluster.check_untouched(&["within"])
-}
-
-fn memory_bytes() -> anyhow::Result<u64> {
-    let info = fs::read_to_string("/proc/meminfo")?;
-    let kib = info.lines().find_map(|line| line.strip_prefix("MemTotal:")).context("no MemTotal")?;
-    Ok(kib.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
-}
-
-/// The memory cgroup of all pods, of either version.
-fn kubepods(cluster: &ClusterNode) -> anyhow::Result<PathBuf> {
-    let root = cluster.node.bed.layout.cgroup_root();
-    let below = root.trim_start_matches('/');
-    let candidates =
-        ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|tree| Path::new(tree).join(below).join("kubepods"));
-    candidates.into_iter().find(|path| path.join("memory.stat").exists()).context("no cgroup of all pods")
-}
-
-fn working_set(cgroup: &Path) -> anyhow::Result<u64> {
-    let number = |name: &str| -> anyhow::Result<u64> { Ok(fs::read_to_string(cgroup.join(name))?.trim().parse()?) };
-    let used = number("memory.usage_in_bytes").or_else(|_| number("memory.current"))?;
-    let stat = fs::read_to_string(cgroup.join("memory.stat"))?;
-    let inactive = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    let inactive = inactive("total_inactive_file ").or_else(|| inactive("inactive_file ")).unwrap_or(0);
-    Ok(used.saturating_sub(inactive))
 }
 
 /// A small file system, unmounted at the end.
