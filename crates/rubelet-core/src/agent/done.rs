@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use self::events::{failed_mount, leftover_task, stuck};
 use crate::{
     agent::Agent,
     effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
@@ -28,6 +29,8 @@ use crate::{
     time::{Now, Uptime},
     volumes,
 };
+
+mod events;
 
 impl Agent {
     pub(super) fn handle_done(&mut self, id: EffectId, result: Result<Facts, EffectError>, now: Now) {
@@ -416,29 +419,6 @@ fn apply_result(
     failed(record, &flight.op, &error)
 }
 
-/// The container is gone; its runtime had kept processes that CRI does not show.
-fn leftover_task(record: &PodRecord, name: &str, id: &ContainerId, error: &str) -> EventRecord {
-    let message = format!("Container {id} could not be removed ({error}) before its leftover task was deleted");
-    event(record, name, Severity::Warning, event_reasons::DELETED_LEFTOVER_TASK, message)
-}
-
-/// The runtime has refused a removal several times. The pod's sandbox and directory stay until it succeeds.
-fn stuck(record: &PodRecord, op: &Op, error: &str) -> EventRecord {
-    let reason = event_reasons::FAILED_TO_REMOVE;
-    match op {
-        Op::Container(ContainerOp::Remove { name, id, .. }) => {
-            let message = format!("The runtime cannot remove container {id}: {error}");
-            event(record, name, Severity::Warning, reason, message)
-        }
-        other => EventRecord::new(
-            InvolvedObject::Pod(record.id.clone()),
-            Severity::Warning,
-            reason,
-            format!("The runtime refuses {other}: {error}"),
-        ),
-    }
-}
-
 /// Volumes need objects; so does a container's environment, which is complete before the runtime is called.
 fn cure(op: &Op, error: &EffectError) -> Cure {
     match (op, &error.kind) {
@@ -566,15 +546,6 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
         | Op::Log(_)
         | Op::Api(_) => Vec::new(),
     }
-}
-
-fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
-    EventRecord::new(
-        InvolvedObject::Pod(record.id.clone()),
-        Severity::Warning,
-        event_reasons::FAILED_MOUNT_VOLUME,
-        error.message.clone(),
-    )
 }
 
 fn start_failed(record: &mut PodRecord, name: &str, error: &EffectError) -> Vec<EventRecord> {

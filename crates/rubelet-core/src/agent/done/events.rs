@@ -1,0 +1,43 @@
+//! Events about results of effects that failed or were repaired.
+//!
+//! Owns: their words. Never: decides whether one is recorded.
+
+use crate::{
+    effect::{EffectError, EventRecord, InvolvedObject, Severity},
+    event_reasons,
+    id::ContainerId,
+    op::{ContainerOp, Op},
+    pod::{PodRecord, sync_pod::event},
+};
+
+/// The container is gone; its runtime had kept processes that CRI does not show.
+pub(super) fn leftover_task(record: &PodRecord, name: &str, id: &ContainerId, error: &str) -> EventRecord {
+    let message = format!("Container {id} could not be removed ({error}) before its leftover task was deleted");
+    event(record, name, Severity::Warning, event_reasons::DELETED_LEFTOVER_TASK, message)
+}
+
+/// The runtime has refused a removal several times. The pod's sandbox and directory stay until it succeeds.
+pub(super) fn stuck(record: &PodRecord, op: &Op, error: &str) -> EventRecord {
+    let reason = event_reasons::FAILED_TO_REMOVE;
+    match op {
+        Op::Container(ContainerOp::Remove { name, id, .. }) => {
+            let message = format!("The runtime cannot remove container {id}: {error}");
+            event(record, name, Severity::Warning, reason, message)
+        }
+        other => EventRecord::new(
+            InvolvedObject::Pod(record.id.clone()),
+            Severity::Warning,
+            reason,
+            format!("The runtime refuses {other}: {error}"),
+        ),
+    }
+}
+
+pub(super) fn failed_mount(record: &PodRecord, error: &EffectError) -> EventRecord {
+    EventRecord::new(
+        InvolvedObject::Pod(record.id.clone()),
+        Severity::Warning,
+        event_reasons::FAILED_MOUNT_VOLUME,
+        error.message.clone(),
+    )
+}
