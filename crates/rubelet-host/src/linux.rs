@@ -22,12 +22,13 @@ use crate::{
     mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::{
         Reader,
         cgroup::Trees,
         disk::{self, FileSystem, Usage},
+        tree::{Slice, TreeWalk, WalkBudget},
     },
     watch::{Hints, Interest, Watches},
     write_watch::WriteWatches,
@@ -42,6 +43,7 @@ pub struct LinuxHost {
     watches: Watches,
     trees: Arc<OnceLock<Trees>>,
     write_watches: WriteWatches,
+    walk_budget: Arc<WalkBudget>,
 }
 
 impl LinuxHost {
@@ -55,8 +57,15 @@ impl LinuxHost {
             checker: Checker::default(),
             trees: Arc::default(),
             write_watches: WriteWatches::default(),
+            walk_budget: Arc::default(),
         }
     }
+}
+
+/// One slice of a walk, which it begins.
+fn walk_on(walk: Option<TreeWalk>, path: &Path, call: &Call) -> io::Result<Slice> {
+    let walk = walk.map_or_else(|| TreeWalk::begin(path), Ok)?;
+    walk.slice(&|| call.go_on())
 }
 
 /// For the agent's own files.
@@ -105,9 +114,25 @@ impl Host for LinuxHost {
         self.stats(move |trees, reader| Ok(trees.pod_figures(&path, reader))).await
     }
 
-    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures> {
-        let owned = path.to_owned();
-        self.lanes.run(path, Length::Long, move |call| disk::volume_figures(&owned, &|| call.go_on())).await
+    async fn volume_figures(&self, path: &Path, progress: &WalkProgress) -> io::Result<VolumeFigures> {
+        let (on, is_mount) = self.short(path, disk::volume_place).await?;
+        if is_mount {
+            let used = Usage { bytes: on.used_bytes, inodes: on.inodes.saturating_sub(on.inodes_free) };
+            return Ok(VolumeFigures { used, on, is_mount });
+        }
+        let mut walk = None;
+        loop {
+            self.walk_budget.admit().await;
+            let (known, owned) = (walk.take(), path.to_owned());
+            let slice = self.lanes.run(path, Length::Long, move |call| walk_on(known, &owned, call)).await?;
+            self.walk_budget.spend(slice.entries, slice.worked);
+            let figures = VolumeFigures { used: slice.walk.usage(), on, is_mount };
+            if slice.walk.is_finished() {
+                return Ok(figures);
+            }
+            progress.set(figures);
+            walk = Some(slice.walk);
+        }
     }
 
     async fn files_usage(&self, path: &Path) -> io::Result<Usage> {

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -197,6 +198,21 @@ pub struct VolumeFigures {
     pub is_mount: bool,
 }
 
+/// How far the walk through a volume is.
+#[derive(Debug, Default)]
+pub struct WalkProgress(Mutex<Option<VolumeFigures>>);
+
+impl WalkProgress {
+    /// What was counted so far; `None` before the first slice.
+    pub fn get(&self) -> Option<VolumeFigures> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set(&self, figures: VolumeFigures) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(figures);
+    }
+}
+
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
     /// Entries in lexical order.
@@ -224,8 +240,9 @@ pub trait Host: Send + Sync + 'static {
     /// Memory and processes of the pod with this cgroup; `None` if there is none.
     async fn pod_figures(&self, cgroup: &Path) -> io::Result<Option<PodFigures>>;
 
-    /// What the directory of a volume holds. Links are not followed, and other file systems below it are not counted.
-    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures>;
+    /// What the directory of a volume holds. Links are not followed, and other file systems below it are not counted. Takes
+    /// as long as the budget of all walks wants; the caller need not wait, and sees the progress.
+    async fn volume_figures(&self, path: &Path, progress: &WalkProgress) -> io::Result<VolumeFigures>;
 
     /// What the files directly in a directory use, or a file.
     async fn files_usage(&self, path: &Path) -> io::Result<Usage>;

@@ -9,5 +9,6 @@ pub mod disk;
 pub mod partition;
 pub mod process;
 mod text;
+pub mod tree;
 
 pub use text::Reader;

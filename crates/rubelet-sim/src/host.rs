@@ -15,7 +15,7 @@ use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -276,7 +276,7 @@ impl Host for FakeHost {
         .await
     }
 
-    async fn volume_figures(&self, path: &Path) -> io::Result<VolumeFigures> {
+    async fn volume_figures(&self, path: &Path, _: &WalkProgress) -> io::Result<VolumeFigures> {
         self.look(path, |sim| {
             let is_mount = sim.disk.mounts_below(path)?.iter().any(|point| point == path);
             let used = sim.disk.usage(path)?;

@@ -225,6 +225,7 @@ fn server_context(
     let disk = DiskCounter::new(DiskSources {
         runtime: world.runtime.clone(),
         host: world.host.clone(),
+        volumes: world.volumes.clone(),
         paths: world.paths.clone(),
         clock: world.clock.clone(),
         volumes_count_for: (!period.is_zero()).then_some(period),

@@ -17,3 +17,4 @@ pub(crate) mod sample;
 pub(crate) mod sandbox_images;
 pub(crate) mod summary;
 pub(crate) mod targets;
+pub(crate) mod volume_meter;

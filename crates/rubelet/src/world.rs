@@ -21,6 +21,7 @@ use crate::{
     event_log::EventLog,
     metrics::Metrics,
     objects::{ObjectCache, Strategy},
+    stats::volume_meter::VolumeMeter,
 };
 
 /// Where upstream puts links to container logs and log collectors read them.
@@ -30,6 +31,8 @@ const CONTAINER_LINKS_DIR: &str = "/var/log/containers";
 pub struct World {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub host: Arc<dyn Host>,
+    /// What pods' volumes hold.
+    pub volumes: VolumeMeter,
     /// `None` on a standalone node.
     pub cluster: Option<Cluster>,
     pub paths: Paths,
@@ -44,6 +47,7 @@ impl World {
     pub fn new(runtime: Arc<dyn ContainerRuntime>, host: Arc<dyn Host>, clock: Clock, settings: Settings) -> Self {
         World {
             runtime,
+            volumes: VolumeMeter::new(host.clone(), clock.clone()),
             host,
             cluster: None,
             paths: Paths {

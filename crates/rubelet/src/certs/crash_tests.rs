@@ -20,7 +20,7 @@ use rubelet_host::{
     linux::LinuxHost,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -117,7 +117,7 @@ killed_host! {
         file_system(path: &Path) -> io::Result<FileSystem>;
         node_figures(kubepods: Option<&Path>) -> io::Result<NodeFigures>;
         pod_figures(cgroup: &Path) -> io::Result<Option<PodFigures>>;
-        volume_figures(path: &Path) -> io::Result<VolumeFigures>;
+        volume_figures(path: &Path, progress: &WalkProgress) -> io::Result<VolumeFigures>;
         files_usage(path: &Path) -> io::Result<Usage>;
         sizes_and_watch(root: &Path, paths: Vec<PathBuf>) -> io::Result<BTreeMap<PathBuf, Option<u64>>>;
         next_writes() -> Vec<PathBuf>;

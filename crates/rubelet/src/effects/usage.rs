@@ -29,7 +29,10 @@ use tokio::time::timeout;
 
 use super::failure;
 use crate::{
-    stats::{pod_disk::pod_files, targets::cgroup_of},
+    stats::{
+        pod_disk::{PodMeter, Purpose},
+        targets::cgroup_of,
+    },
     world::World,
 };
 
@@ -37,6 +40,9 @@ use crate::{
 const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the runtime may take for the sizes of writable layers. Nothing else is looked at while pods are ranked.
 const LAYERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one look at pods waits for large volumes; after that it takes what is known of them.
+const VOLUMES_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The runtime is not asked for anything.
 pub(super) async fn measure_node(
@@ -161,10 +167,12 @@ async fn files_of(world: &World, pods: &[PodToMeasure]) -> Result<PodUsages, Eff
         Some((stats.attributes?.id, DiskUsage { bytes, inodes }))
     };
     let layers: BTreeMap<String, DiskUsage> = stats.into_iter().filter_map(layer).collect();
+    let purpose = Purpose::Eviction { until: world.clock.now().uptime + VOLUMES_PATIENCE, clock: &world.clock };
+    let meter = PodMeter { host: &*world.host, paths: &world.paths, volumes: &world.volumes, purpose };
     let mut usages = PodUsages::new();
     for PodToMeasure { pod, containers, .. } in pods {
         let names: Vec<String> = containers.keys().cloned().collect();
-        let files = pod_files(&*world.host, &world.paths, pod, &names).await;
+        let files = meter.files(pod, &names).await;
         let of_container = |(name, id): (&String, &rubelet_core::id::ContainerId)| {
             let rootfs = layers.get(id.as_str()).copied().unwrap_or_default();
             let logs = files.logs.get(name).copied().map(disk_usage).unwrap_or_default();

@@ -31,6 +31,7 @@ use crate::{
         disk::{DiskCounter, DiskSources},
         sample::{Sources, Stats},
         sandbox_images::SandboxImages,
+        volume_meter::VolumeMeter,
     },
     world::{Clock, Paths},
 };
@@ -45,6 +46,7 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
     let runtime =
         Arc::new(CriClient::new("unix:///nowhere.sock", "unix:///nowhere.sock", Duration::from_secs(1)).unwrap());
     let lanes = Lanes::own_files();
+    let host = Arc::new(rubelet_host::linux::LinuxHost::default());
     let sources = Sources {
         snapshots: snapshots.clone(),
         settings: Arc::new(Settings::for_node("n1")),
@@ -53,7 +55,8 @@ pub(crate) fn context(snapshot: Snapshot, root: &Path) -> (watch::Sender<Arc<Sna
         identity: Arc::default(),
         disk: Arc::new(DiskCounter::new(DiskSources {
             runtime: runtime.clone(),
-            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
+            host: host.clone(),
+            volumes: VolumeMeter::new(host, clock.clone()),
             paths: paths.clone(),
             clock: clock.clone(),
             volumes_count_for: None,

@@ -25,8 +25,9 @@ use tokio::{
 };
 
 use super::{
-    pod_disk::{PodFiles, pod_files},
+    pod_disk::{PodFiles, PodMeter, Purpose},
     targets::PodTarget,
+    volume_meter::VolumeMeter,
 };
 use crate::world::{Clock, Paths};
 
@@ -67,6 +68,7 @@ pub(crate) struct PodDisk {
 pub(crate) struct DiskSources {
     pub runtime: Arc<dyn ContainerRuntime>,
     pub host: Arc<dyn Host>,
+    pub volumes: VolumeMeter,
     pub paths: Paths,
     pub clock: Clock,
     /// `volumeStatsAggPeriod`; `None`: volumes are not measured.
@@ -137,6 +139,7 @@ impl DiskCounter {
             }
             let meter = Meter {
                 host: self.sources.host.clone(),
+                volumes: self.sources.volumes.clone(),
                 paths: self.sources.paths.clone(),
                 clock: self.sources.clock.clone(),
                 with_volumes: counts_for.is_some(),
@@ -210,6 +213,7 @@ impl Places {
 /// Measures one pod after the other.
 struct Meter {
     host: Arc<dyn Host>,
+    volumes: VolumeMeter,
     paths: Paths,
     clock: Clock,
     with_volumes: bool,
@@ -223,7 +227,9 @@ impl Meter {
             let now = self.clock.now();
             let containers: Vec<String> = pod.containers.iter().map(|container| container.name.clone()).collect();
             let id = PodRef { uid: pod.uid.clone(), namespace: pod.namespace.into(), name: pod.name.into() };
-            let mut files = pod_files(&*self.host, &self.paths, &id, &containers).await;
+            let meter =
+                PodMeter { host: &*self.host, paths: &self.paths, volumes: &self.volumes, purpose: Purpose::Stats };
+            let mut files = meter.files(&id, &containers).await;
             if !self.with_volumes {
                 files.volumes.clear();
             }
@@ -267,9 +273,11 @@ mod tests {
     fn counter(dir: &Path) -> DiskCounter {
         let paths =
             Paths { root_dir: dir.to_owned(), pod_logs_dir: dir.join("logs"), container_links_dir: dir.join("links") };
+        let host = Arc::new(rubelet_host::linux::LinuxHost::default());
         DiskCounter::new(DiskSources {
             runtime: Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap()),
-            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
+            volumes: VolumeMeter::new(host.clone(), Clock::system()),
+            host,
             paths,
             clock: Clock::system(),
             volumes_count_for: Some(Duration::from_secs(60)),

@@ -1,24 +1,31 @@
 //! What a pod holds on the node's disks, apart from writable layers.
 //!
-//! Owns: which files of a pod are counted as what. Never: caches, asks the runtime.
+//! Owns: which files of a pod are counted as what, and how long its volumes are waited for. Never: asks the runtime.
 //! Upstream: `volume_stat_calculator.go`, `makePodStorageStats`, `host_stats_provider.go`.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rubelet_core::{
     container::logs,
     id::{PodRef, PodUid},
+    time::Uptime,
 };
 use rubelet_host::{
     port::{FileKind, Host, VolumeFigures},
     stats::disk::{FileSystem, Usage},
 };
 
-use crate::world::Paths;
+use super::volume_meter::VolumeMeter;
+use crate::world::{Clock, Paths};
 
+/// How long a sample waits for one volume before it takes the last figures.
+const STATS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long eviction waits for one volume before it takes what is counted so far.
+const EVICTION_PATIENCE: Duration = Duration::from_secs(1);
 /// Volumes that are deleted with their pod and use the node's disk.
 const EPHEMERAL: [&str; 2] = ["kubernetes.io~empty-dir", "kubernetes.io~configmap"];
 
@@ -40,32 +47,61 @@ pub(crate) struct Volume {
     pub on: FileSystem,
 }
 
-/// The files of a pod; each directory is measured in the lane of its device.
-pub(crate) async fn pod_files(host: &dyn Host, paths: &Paths, pod: &PodRef, containers: &[String]) -> PodFiles {
-    let log_dir = logs::pod_dir(&paths.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
-    let mut logs = BTreeMap::new();
-    for name in containers {
-        if let Ok(usage) = host.files_usage(&log_dir.join(name)).await {
-            logs.insert(name.clone(), usage);
-        }
-    }
-    let of_logs = host.files_usage(&log_dir).await.unwrap_or_default();
-    let hosts = host.files_usage(&paths.pod_dir(&pod.uid).join("etc-hosts")).await.unwrap_or_default();
-    PodFiles { volumes: volumes(host, paths, &pod.uid).await, logs, others: of_logs.saturating_add(hosts) }
+/// Measures pods' files; each directory in the lane of its device.
+pub(crate) struct PodMeter<'a> {
+    pub host: &'a dyn Host,
+    pub paths: &'a Paths,
+    pub volumes: &'a VolumeMeter,
+    pub purpose: Purpose<'a>,
 }
 
-/// `<plugin>/<volume>`.
-async fn volumes(host: &dyn Host, paths: &Paths, uid: &PodUid) -> Vec<Volume> {
-    let mut volumes = Vec::new();
-    for (plugin, dir) in directories(host, &paths.volumes_dir(uid)).await {
-        for (name, path) in directories(host, &dir).await {
-            if let Ok(VolumeFigures { used, on, is_mount }) = host.volume_figures(&path).await {
-                let is_ephemeral = EPHEMERAL.contains(&plugin.as_str()) && !is_mount;
-                volumes.push(Volume { name, is_ephemeral, used, on });
+/// What figures are for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose<'a> {
+    /// Complete sums, perhaps old ones.
+    Stats,
+    /// What a pod uses at least, until this moment.
+    Eviction { until: Uptime, clock: &'a Clock },
+}
+
+impl PodMeter<'_> {
+    pub(crate) async fn files(&self, pod: &PodRef, containers: &[String]) -> PodFiles {
+        let (host, paths) = (self.host, self.paths);
+        let log_dir = logs::pod_dir(&paths.pod_logs_dir, &pod.namespace, &pod.name, &pod.uid);
+        let mut logs = BTreeMap::new();
+        for name in containers {
+            if let Ok(usage) = host.files_usage(&log_dir.join(name)).await {
+                logs.insert(name.clone(), usage);
+            }
+        }
+        let of_logs = host.files_usage(&log_dir).await.unwrap_or_default();
+        let hosts = host.files_usage(&paths.pod_dir(&pod.uid).join("etc-hosts")).await.unwrap_or_default();
+        PodFiles { volumes: self.volumes(&pod.uid).await, logs, others: of_logs.saturating_add(hosts) }
+    }
+
+    /// `<plugin>/<volume>`.
+    async fn volumes(&self, uid: &PodUid) -> Vec<Volume> {
+        let mut volumes = Vec::new();
+        for (plugin, dir) in directories(self.host, &self.paths.volumes_dir(uid)).await {
+            for (name, path) in directories(self.host, &dir).await {
+                if let Some(VolumeFigures { used, on, is_mount }) = self.figures(&path).await {
+                    let is_ephemeral = EPHEMERAL.contains(&plugin.as_str()) && !is_mount;
+                    volumes.push(Volume { name, is_ephemeral, used, on });
+                }
+            }
+        }
+        volumes
+    }
+
+    async fn figures(&self, volume: &Path) -> Option<VolumeFigures> {
+        match self.purpose {
+            Purpose::Stats => self.volumes.measured(volume, STATS_PATIENCE).await,
+            Purpose::Eviction { until, clock } => {
+                let patience = until.since(clock.now().uptime).min(EVICTION_PATIENCE);
+                self.volumes.at_least(volume, patience).await
             }
         }
     }
-    volumes
 }
 
 async fn directories(host: &dyn Host, dir: &Path) -> Vec<(String, PathBuf)> {

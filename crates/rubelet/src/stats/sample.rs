@@ -311,15 +311,20 @@ mod tests {
     use rubelet_cri::client::CriClient;
 
     use super::*;
-    use crate::{stats::disk::DiskSources, world::Paths};
+    use crate::{
+        stats::{disk::DiskSources, volume_meter::VolumeMeter},
+        world::Paths,
+    };
 
     fn stats() -> (watch::Sender<Arc<Snapshot>>, Stats) {
         let (sender, snapshots) = watch::channel(Arc::default());
         let clock = Clock::system();
         let nowhere = PathBuf::from("/nowhere");
         let runtime = Arc::new(CriClient::new("unix:///no.sock", "unix:///no.sock", Duration::from_secs(1)).unwrap());
+        let host = Arc::new(rubelet_host::linux::LinuxHost::default());
         let disk = DiskCounter::new(DiskSources {
-            host: Arc::new(rubelet_host::linux::LinuxHost::default()),
+            volumes: VolumeMeter::new(host.clone(), clock.clone()),
+            host,
             runtime: runtime.clone(),
             paths: Paths {
                 root_dir: nowhere.clone(),
