@@ -82,24 +82,15 @@ fn run_low(node: &mut Node, shortage: &Shortage) -> anyhow::Result<()> {
     node.agent.start()?;
     apply(node, "modest", "64Mi", "sleep 3600")?;
     node.wait_running("modest", 60)?;
-    let is_met = |node: &Node| -> anyhow::Result<bool> {
-        Ok(fs::read_to_string(node.agent.log())?.contains("reason=\"EvictionThresholdMet\""))
-    };
-    ensure!(!is_met(node)?, "the memory is low without the hog");
+    ensure!(!has_logged(node, "EvictionThresholdMet")?, "the memory is low without the hog");
     apply(node, "hog", "10Mi", &hog_script(shortage.hog_mib))?;
 
-    let limit = Duration::from_secs(60);
-    clock::wait("the memory runs low", limit, Duration::from_millis(10), || {
+    clock::wait("the memory runs low", Duration::from_secs(60), Duration::from_millis(10), || {
         let used = working_set(&shortage.cgroup)?;
         ensure!(used > shortage.working_set_bytes, "{} MiB are used", used / MIB);
         Ok(())
     })?;
-    let since = Stopwatch::start();
-    clock::wait("the agent notices", limit, Duration::from_millis(20), || {
-        ensure!(is_met(node)?, "its log has no such event");
-        Ok(())
-    })?;
-    println!("    noticed {:.2} s after the threshold was crossed", since.secs());
+    println!("    noticed {:.2} s after the threshold was crossed", secs_until_logged(node, "EvictionThresholdMet")?);
     if !node.agent.is_upstream() {
         node.wait("the node is under pressure", 20, |node| {
             let report: Value = serde_json::from_str(&node.agent.ask(&["node", "-o", "json"])?)?;
@@ -112,6 +103,19 @@ fn run_low(node: &mut Node, shortage: &Shortage) -> anyhow::Result<()> {
         ensure!(seen.container("main")["restartCount"] == 0, "{}", seen.status());
     }
     Ok(())
+}
+
+/// The agent's log has an event of this reason before anybody else sees it.
+fn has_logged(node: &Node, reason: &str) -> anyhow::Result<bool> {
+    Ok(fs::read_to_string(node.agent.log())?.contains(&format!("reason=\"{reason}\"")))
+}
+
+pub fn secs_until_logged(node: &Node, reason: &str) -> anyhow::Result<f64> {
+    let since = Stopwatch::start();
+    clock::wait("the agent acts", Duration::from_secs(60), Duration::from_millis(20), || {
+        ensure!(has_logged(node, reason)?, "its log has no event {reason}");
+        Ok(since.secs())
+    })
 }
 
 fn apply(node: &Node, name: &str, request: &str, script: &str) -> anyhow::Result<()> {

@@ -8,14 +8,14 @@ use std::{fs, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use rubelet_testbed::{
     agent::AgentOptions,
-    clock::{self, Stopwatch},
+    clock,
     command::{SHORT, command, output},
 };
 use serde_json::{Map, Value, json};
 
 use crate::e2e::{
     cluster::{ClusterCase, ClusterNode, OBEDIENT, Plane, pod, spec},
-    eviction::{MIB, hog_script, kubepods, memory_bytes, working_set},
+    eviction::{MIB, hog_script, kubepods, memory_bytes, secs_until_logged, working_set},
 };
 
 pub const CASES: &[ClusterCase] = &[
@@ -45,7 +45,8 @@ impl ClusterNode {
     fn start_with(&mut self, fields: &Value, root_dir: Option<PathBuf>) -> anyhow::Result<()> {
         let mut config: Map<String, Value> = self.node.agent.own_cgroups()?;
         config.extend(fields.as_object().cloned().unwrap_or_default());
-        config.insert("evictionPressureTransitionPeriod".to_owned(), json!("20s"));
+        let period = clock::patient(Duration::from_secs(20));
+        config.insert("evictionPressureTransitionPeriod".to_owned(), json!(format!("{}s", period.as_secs())));
         let cluster = Some(self.membership()?);
         self.node.reconfigure(&AgentOptions { cluster, config, root_dir, ..AgentOptions::default() })?;
         self.start()
@@ -113,15 +114,14 @@ fn memory(cluster: &mut ClusterNode) -> anyhow::Result<()> {
     cluster.run_pods(&[("modest", modest), ("other", spec(&name, OBEDIENT))])?;
     cluster.apply(pod("hog", &spec(&name, &hog_script(540))))?;
     let cgroup = kubepods(&cluster.node)?;
-    let limit = Duration::from_secs(60);
-    clock::wait("the memory of all pods runs low", limit, Duration::from_millis(10), || {
+    clock::wait("the memory of all pods runs low", Duration::from_secs(60), Duration::from_millis(10), || {
         let used = working_set(&cgroup)?;
         ensure!(used > 500 * MIB, "{} MiB are used", used / MIB);
         Ok(())
     })?;
-    let since = Stopwatch::start();
-    clock::wait("the hog is evicted", limit, Duration::from_millis(20), || cluster.eviction_event("hog"))?;
-    println!("    evicted {:.2} s after the threshold was crossed", since.secs());
+    let secs = secs_until_logged(&cluster.node, "Evicted")?;
+    println!("    evicted {secs:.2} s after the threshold was crossed");
+    cluster.wait("the API has the event", 60, |cluster| cluster.eviction_event("hog"))?;
 
     let message = cluster.wait_evicted("hog")?;
     ensure!(
