@@ -104,8 +104,8 @@ const ACCIDENTS: usize = 3;
 pub enum Tested {
     /// Built from this tree.
     Rubelet,
-    /// Built elsewhere, for a machine without a build environment.
-    Built(PathBuf),
+    /// Built elsewhere, for a machine without a build environment; perhaps with the programs of a control plane.
+    Built { rubelet: PathBuf, has_clusters: bool },
     /// Upstream's kubelet, to validate the tests themselves; built from its module.
     Upstream,
     /// An existing kubelet of upstream's.
@@ -116,7 +116,7 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     let copy = Binary(project::target().join(format!("testbed/rubelet-{}", std::process::id())));
     let program = match tested {
         Tested::Kubelet(kubelet) => Program::Upstream(kubelet.clone()),
-        Tested::Built(rubelet) => Program::Rubelet(rubelet.clone()),
+        Tested::Built { rubelet, .. } => Program::Rubelet(rubelet.clone()),
         Tested::Upstream => Program::Upstream(upstream_kubelet()?),
         Tested::Rubelet => {
             step("building Rubelet (dev)", || build(&copy.0))?;
@@ -126,9 +126,12 @@ pub fn run(runtimes: &[Runtime], filter: &str, tested: &Tested) -> anyhow::Resul
     let programs = runtimes.iter().map(|runtime| Programs::ensure(*runtime)).collect::<anyhow::Result<Vec<_>>>()?;
     sweep_orphans()?;
     let mut queue = schedule(&programs, filter);
-    let is_built = matches!(tested, Tested::Built(_));
-    if is_built {
-        queue.retain(|(_, test)| !test.needs_builds());
+    let is_built = matches!(tested, Tested::Built { .. });
+    if let Tested::Built { has_clusters, .. } = tested {
+        queue.retain(|(_, test)| match test {
+            Test::Cluster(_) => *has_clusters,
+            Test::Node(case) => !effects::CASES.iter().any(|other| other.name == case.name),
+        });
     }
     if queue.is_empty() {
         bail!("no test has `{filter}` in its name");
@@ -191,14 +194,6 @@ impl Test {
         match self {
             Test::Node(case) => case.name,
             Test::Cluster(case) => case.name,
-        }
-    }
-
-    /// A control plane, or the tests that cargo runs.
-    fn needs_builds(&self) -> bool {
-        match self {
-            Test::Node(case) => effects::CASES.iter().any(|other| other.name == case.name),
-            Test::Cluster(_) => true,
         }
     }
 }

@@ -39,7 +39,10 @@ fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(("e2e", args)) => {
             return Ok(e2e::run(&runtimes(args)?, filter(args), &tested(args))?.conclude());
         }
-        Some(("vm", args)) => return vm::run(&runtimes(args)?, filter(args)),
+        Some(("vm", args)) => {
+            let (runtimes, filter) = (runtimes(args)?, filter(args).to_owned());
+            return vm::run(&vm::Options { runtimes, filter, has_clusters: args.get_flag("cluster") });
+        }
         Some(("conformance", args)) => return conformance::run(&conformance::Options::parse(args)?),
         Some(("chaos", args)) => return chaos::run(&chaos::Options::parse(args)?),
         Some(("churn", args)) => return churn::run(&churn::Options::parse(args)),
@@ -61,7 +64,7 @@ fn tested(args: &ArgMatches) -> Tested {
     let built = args.get_one::<String>("built");
     match (kubelet(args), built) {
         (Some(path), _) => Tested::Kubelet(path.to_owned()),
-        (None, Some(path)) => Tested::Built(path.into()),
+        (None, Some(path)) => Tested::Built { rubelet: path.into(), has_clusters: args.get_flag("built-cluster") },
         (None, None) if is_upstream => Tested::Upstream,
         (None, None) => Tested::Rubelet,
     }

@@ -18,7 +18,8 @@ use anyhow::{Context as _, bail, ensure};
 use rubelet_testbed::{
     Runtime,
     command::{SHORT, command, describe, output, wait},
-    go_tools, image as containers,
+    go_tools::{self, GoTool},
+    image as containers,
     packages::{self, Need, program},
     progress::step,
     project, tail,
@@ -34,10 +35,28 @@ const NEEDS: &[Need] = &[
     program("setpriv", "util-linux"),
 ];
 
+/// Of a control plane and the tests on it.
+const CLUSTER_TOOLS: &[GoTool] = &[
+    go_tools::ETCD,
+    go_tools::KUBE_APISERVER,
+    go_tools::KUBE_CONTROLLER_MANAGER,
+    go_tools::KUBE_SCHEDULER,
+    go_tools::KUBECTL,
+    go_tools::METRICS_SERVER,
+];
+
 /// For the machine's start and all the tests, on a busy host.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<ExitCode> {
+/// Which tests run there.
+#[derive(Debug)]
+pub struct Options {
+    pub runtimes: Vec<Runtime>,
+    pub filter: String,
+    pub has_clusters: bool,
+}
+
+pub fn run(options: &Options) -> anyhow::Result<ExitCode> {
     ensure!(cfg!(target_arch = "x86_64"), "the machine is an x86-64 one, and runs what is built here");
     packages::require_root()?;
     packages::ensure(NEEDS)?;
@@ -49,7 +68,7 @@ pub fn run(runtimes: &[Runtime], filter: &str) -> anyhow::Result<ExitCode> {
     let work = Work(fresh(&base.join("run"))?);
     let rubelet = work.0.join("rubelet");
     step("building Rubelet (dev)", || e2e::build(&rubelet))?;
-    let disk = step("putting the tests on a disk", || disk(&work.0, &rubelet, runtimes, filter))?;
+    let disk = step("putting the tests on a disk", || disk(&work.0, &rubelet, options))?;
     let console = work.0.join("console");
     let verdict = work.0.join("verdict");
     println!("starting the machine …");
@@ -72,7 +91,7 @@ impl Drop for Work {
 }
 
 /// A disk with all that the runner needs and cannot build inside.
-fn disk(work: &Path, rubelet: &Path, runtimes: &[Runtime], filter: &str) -> anyhow::Result<PathBuf> {
+fn disk(work: &Path, rubelet: &Path, options: &Options) -> anyhow::Result<PathBuf> {
     let tests = work.join("tests");
     let testbed = tests.join("project/target/testbed");
     fs::create_dir_all(&testbed)?;
@@ -82,15 +101,21 @@ fn disk(work: &Path, rubelet: &Path, runtimes: &[Runtime], filter: &str) -> anyh
     for archive in containers::ensure()? {
         copy(&archive, &testbed.join("images"))?;
     }
-    let mut arguments = vec!["--filter".to_owned(), filter.to_owned()];
-    if let [runtime] = runtimes {
+    let mut arguments = vec!["--filter".to_owned(), options.filter.clone()];
+    if let [runtime] = options.runtimes[..] {
         arguments.extend(["--runtime".to_owned(), runtime.as_str().to_owned()]);
     }
-    if runtimes.contains(&Runtime::Containerd24) {
-        let bin = go_tools::ensure(go_tools::RUNTIME)?;
-        for file in go_tools::files(go_tools::RUNTIME) {
-            copy(&bin.join(file), &testbed.join("bin"))?;
-        }
+    let mut tools = Vec::new();
+    if options.runtimes.contains(&Runtime::Containerd24) {
+        tools.extend(go_tools::RUNTIME);
+    }
+    if options.has_clusters {
+        arguments.push("--built-cluster".to_owned());
+        tools.extend(CLUSTER_TOOLS);
+    }
+    let bin = go_tools::ensure(&tools)?;
+    for file in go_tools::files(&tools) {
+        copy(&bin.join(file), &testbed.join("bin"))?;
     }
     fs::write(tests.join("arguments"), arguments.join("\n"))?;
     fs::write(tests.join("place"), project::root().as_os_str().as_encoded_bytes())?;

@@ -60,13 +60,26 @@ pub fn e2e() -> Command {
                 .value_name("PATH")
                 .help("Test this Rubelet, with what needs no compiler and no cluster"),
         )
+        .arg(
+            Arg::new("built-cluster")
+                .long("built-cluster")
+                .action(ArgAction::SetTrue)
+                .requires("built")
+                .help("With tests on clusters, too: their programs are there as well"),
+        )
 }
 
 pub fn vm() -> Command {
     Command::new("vm")
-        .about("End-to-end tests on an emulated machine with systemd and cgroup version 2, without clusters")
+        .about("End-to-end tests on an emulated machine with systemd and cgroup version 2")
         .arg(runtime_arg())
         .arg(filter_arg())
+        .arg(
+            Arg::new("cluster")
+                .long("cluster")
+                .action(ArgAction::SetTrue)
+                .help("With tests on clusters, too, on runtime 2.4; a control plane is slow there, so filter"),
+        )
 }
 
 pub fn conformance() -> Command {

@@ -26,6 +26,7 @@ mod recorder;
 mod restarts;
 mod runtime_class;
 mod streams;
+mod swap;
 mod takeover;
 mod top;
 mod workloads;
@@ -59,7 +60,7 @@ pub use self::{pages::account, streams::WEBSOCKET};
 use crate::{
     control_plane::{ClusterPrograms, ControlPlane, ControlPlaneOptions},
     e2e::{
-        lock,
+        cgroups, lock,
         node::{Node, PodSeen},
     },
 };
@@ -100,6 +101,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         pages::CASES,
         workloads::CASES,
         writes::CASES,
+        if cgroups::is_v2() { swap::WITH_CGROUP_V2 } else { &[] },
     ];
     groups.into_iter().flatten()
 }
