@@ -14,7 +14,11 @@ mod snapshot;
 mod tests;
 pub(crate) mod trouble;
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
 
 pub(crate) use history::{ContainerHistory, PodHistory};
 pub(crate) use shutdown::shutdown_groups;
@@ -56,6 +60,9 @@ pub(crate) struct Rules {
     shutdown: shutdown::ShutdownSeen,
     /// When the current agent started.
     agent_began: Duration,
+    /// Containers that were started after the call that is now carried out lost its client. An agent that died while it
+    /// stopped a sandbox could not know of them.
+    pub(crate) started_since: BTreeSet<String>,
     /// When the wall clock last jumped.
     clock_jumped: Option<Duration>,
     /// Running changing calls, by subject.
@@ -212,6 +219,9 @@ impl Rules {
     }
 
     pub(crate) fn killed(&mut self, now: Duration, container: &Container, by: KilledBy) {
+        if self.started_since.contains(&container.id) {
+            return;
+        }
         let Some(script) = self.script_of(&container.pod.uid) else { return };
         let secs = self.granted(&container.pod.uid).map_or(script.grace_secs, |granted| granted.min(script.grace_secs));
         let secs = self.left_by_shutdown(script).map_or(secs, |left| left.min(secs));

@@ -10,7 +10,12 @@ pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rubelet_cri::{
@@ -181,6 +186,8 @@ pub(crate) struct LateCall {
     act: Act,
     name: Option<String>,
     epoch: u32,
+    /// The containers that there were when its client left: it is meant for no other.
+    known: BTreeSet<String>,
 }
 
 impl LateCall {
@@ -196,7 +203,10 @@ impl LateCall {
             sim.runtime.reserved.remove(name);
         }
         sim.log("cri", "a call without a client goes on");
+        let all = sim.runtime.picture.containers.keys();
+        sim.rules.started_since = all.filter(|id| !self.known.contains(*id)).cloned().collect();
         drop(sim.perform(&self.act));
+        sim.rules.started_since.clear();
     }
 }
 
@@ -242,7 +252,8 @@ impl Drop for Call {
             }
             if self.course.goes_on_without_client && self.course.outcome == CallOutcome::Answered {
                 let wait = Duration::from_millis(sim.rng.u64(1..3_000));
-                let late = LateCall { act: self.act.clone(), name: self.name.clone(), epoch: self.epoch };
+                let known = sim.runtime.picture.containers.keys().cloned().collect();
+                let late = LateCall { act: self.act.clone(), name: self.name.clone(), epoch: self.epoch, known };
                 sim.schedule_in(wait, ScheduledEvent::Finish(Box::new(late)));
             } else if let Some(name) = &self.name {
                 sim.runtime.reserved.remove(name);
