@@ -316,14 +316,11 @@ impl Source {
             if new.len() >= position {
                 return Ok(Move::Nowhere);
             }
-        } else if new.len() == 0 {
-            // The runtime creates the new file before it switches to it: while the new one is empty, the old one may grow.
-            return Ok(Move::Nowhere);
         } else if old.len() > position {
             // Written after our last read and before the rotation.
             return Ok(Move::Further);
         } else {
-            return self.leave_rotated(current);
+            return self.leave_rotated(current, new.len() == 0);
         }
         self.file = current;
         Ok(Move::NewFile)
@@ -331,8 +328,12 @@ impl Source {
 
     /// The file was rotated: what follows is the next rotated one, or the live one. containerd writes the last lines of a log
     /// after the first ones of the next.
-    fn leave_rotated(&mut self, live: File) -> io::Result<Move> {
+    fn leave_rotated(&mut self, live: File, is_live_empty: bool) -> io::Result<Move> {
         let between = RotatedLogs::between(&self.place, &self.earlier, &self.file, &live).map_err(io::Error::other)?;
+        if between.is_empty() && is_live_empty {
+            // The runtime creates the new file before it switches to it: while the new one is empty, the old one may grow.
+            return Ok(Move::Nowhere);
+        }
         if between.is_empty() && !self.is_settled {
             return Ok(Move::Later);
         }
@@ -577,6 +578,28 @@ mod tests {
             seen.split_whitespace().collect::<Vec<_>>(),
             ["first", "after-1", "after-2", "after-3", "late-3", "after-4"]
         );
+    }
+
+    #[tokio::test]
+    async fn slow_follower_goes_on_although_the_live_log_is_empty() {
+        let fixture = LogFixture::new();
+        fixture.append("0.log", &["first"]);
+        let mut follower = Follower::new(&fixture, None).await;
+        follower.until("first").await;
+        for number in 1..=3 {
+            std_fs::rename(fixture.path("0.log"), fixture.path(&format!("0.log.20261115-10000{number}"))).unwrap();
+            File::create(fixture.path("0.log")).unwrap();
+            if number < 3 {
+                fixture.append("0.log", &[&format!("after-{number}")]);
+            }
+        }
+        // The runtime has not switched to the empty one.
+        fixture.append("0.log.20261115-100003", &["late"]);
+        follower.until("late").await;
+        fixture.append("0.log", &["after-3"]);
+        follower.until("after-3").await;
+        let seen = follower.seen_to_the_end().await;
+        assert_eq!(seen.split_whitespace().collect::<Vec<_>>(), ["first", "after-1", "after-2", "late", "after-3"]);
     }
 
     #[tokio::test]

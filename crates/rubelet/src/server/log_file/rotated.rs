@@ -86,7 +86,7 @@ impl RotatedLogs {
         let (old, new) = (head_of_file(old)?, head_of_file(new)?);
         let mut files: VecDeque<_> = names(place)?.into_iter().filter(|name| !earlier.contains(stem(name))).collect();
         let heads: Vec<_> = files.iter().map(|name| head_of(place, name)).collect();
-        if let Some(rotated_again) = heads.iter().position(|head| *head == new) {
+        if let Some(rotated_again) = heads.iter().position(|head| !new.is_empty() && *head == new) {
             files.truncate(rotated_again);
         }
         // It may have been removed by now.
