@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Stdio,
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -32,10 +33,11 @@ pub const CASES: &[ClusterCase] = &[
     },
 ];
 
-const MAX_FILES: usize = 6;
+const MAX_FILES: usize = 10;
 const ROTATIONS: usize = 20;
-/// About 5 MB every half second in the log.
-const SCRIPT: &str = "trap 'exit 0' TERM; n=10; while true; do seq ${n}00000 ${n}99999; n=$((n+1)); sleep 0.5; done";
+/// About 5 MB every second in the log, until it is told to stop.
+const SCRIPT: &str = "trap 'exit 0' TERM; n=10; \
+     while [ ! -e /tmp/stop ]; do seq ${n}00000 ${n}99999; n=$((n+1)); sleep 1; done; while :; do sleep 1; done";
 const FIRST: u64 = 1_000_000;
 
 fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
@@ -60,25 +62,30 @@ fn rotation(cluster: &mut ClusterNode) -> anyhow::Result<()> {
         ensure!(seen.len() >= ROTATIONS, "{} so far", seen.len());
         Ok(())
     })?;
-    // Those of the same moment: rotation goes on.
-    let files = cluster.wait("the rotated files are compressed but the newest", 120, |_| {
+    cluster.kubectl(&["exec", "writer", "--", "touch", "/tmp/stop"])?;
+    // Written, rotated, compressed.
+    let sizes = |_: &ClusterNode| -> anyhow::Result<usize> {
+        let files = rotated(&dir)?.into_iter().chain([dir.join("0.log")]);
+        Ok(files.map(|file| fs::metadata(file).map_or(0, |meta| meta.len() as usize)).sum())
+    };
+    cluster.wait_still(Duration::from_secs(5), 120, sizes)?;
+    let files = cluster.wait("the rotated files are compressed but the newest", 60, |_| {
+        let live = fs::metadata(dir.join("0.log"))?.len();
         let files = rotated(&dir)?;
-        ensure!(files.len() < MAX_FILES, "{files:?}");
         let (newest, older) = files.split_last().context("none is rotated")?;
         let is_compressed = |path: &Path| path.extension().is_some_and(|extension| extension == "gz");
+        ensure!(live < 1 << 20 && files.len() < MAX_FILES, "{live} bytes, {files:?}");
         ensure!(!is_compressed(newest) && older.iter().all(|path| is_compressed(path)), "{files:?}");
         Ok(files)
     })?;
     for file in files {
-        // It may be gone by now.
-        if let Ok(opened) = fs::File::open(&file) {
-            let text: Box<dyn Read> = if file.extension().is_some_and(|it| it == "gz") {
-                Box::new(GzDecoder::new(opened))
-            } else {
-                Box::new(opened)
-            };
-            check_file(BufReader::new(text)).with_context(|| file.display().to_string())?;
-        }
+        let opened = fs::File::open(&file)?;
+        let text: Box<dyn Read> = if file.extension().is_some_and(|it| it == "gz") {
+            Box::new(GzDecoder::new(opened))
+        } else {
+            Box::new(opened)
+        };
+        check_file(BufReader::new(text)).with_context(|| file.display().to_string())?;
     }
     cluster.kubectl(&["delete", "pod", "writer", "--wait=false"])?;
     let status = follow.wait()?;
