@@ -377,9 +377,21 @@ fn base_dir() -> anyhow::Result<PathBuf> {
     Ok(base)
 }
 
-/// Free now; unlikely to be taken on a test machine before its use.
+/// Below those that the kernel gives to outgoing connections, which could take one before its use.
+const PORTS: std::ops::Range<u16> = 20_000..30_000;
+
+/// Free now, and not given to another caller in this process.
 pub fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (count, start) = (u32::from(PORTS.end - PORTS.start), std::process::id().wrapping_mul(101));
+    for _ in PORTS {
+        let place = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = PORTS.start + u16::try_from(place)?;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port of {PORTS:?} is free")
 }
 
 /// Removes testbeds whose owner died.
