@@ -6,23 +6,33 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     io,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat},
+    io::Errno,
+};
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep_until},
 };
 
 use super::disk::Usage;
+use crate::fs::resolve;
 
-/// Maximum of open directories of one walk.
-const DEEPEST: usize = 64;
+/// Maximum of open directories of one walk; those below them are walked through later.
+const MAX_OPEN: usize = 64;
+/// Maximum of directories that are left for later.
+const MAX_LATER: usize = 10_000;
 /// Entries of one slice; then other walks, and removals on the same device, have their turn.
 const SLICE_ENTRIES: u64 = 1000;
 /// Entries of all walks together: about 10 % of one core, if no disk is needed.
@@ -34,14 +44,21 @@ const MAX_REST: Duration = Duration::from_secs(1);
 /// Hard-linked files whose inode numbers one walk remembers, to count each once.
 const MAX_LINKED: usize = 100_000;
 
+const DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 /// A walk through a tree on its own file system.
 #[derive(Debug)]
 pub struct TreeWalk {
     device: u64,
     linked: BTreeSet<u64>,
     usage: Usage,
-    /// From the top of the tree to the current directory; empty at the end.
-    open: Vec<Dir>,
+    top: OwnedFd,
+    /// Below the top: where the first open directory is.
+    base: PathBuf,
+    /// From there to the current directory, with their names; empty at the end.
+    open: Vec<(Dir, PathBuf)>,
+    /// Below the top.
+    later: Vec<PathBuf>,
 }
 
 /// A walk after one more slice.
@@ -56,8 +73,16 @@ impl TreeWalk {
     pub fn begin(path: &Path) -> io::Result<Self> {
         let top = open_dir(CWD, path)?;
         let stat = rustix::fs::fstat(&top)?;
-        let open = vec![Dir::new(top)?];
-        let mut walk = TreeWalk { device: stat.st_dev, linked: BTreeSet::new(), usage: Usage::default(), open };
+        let first = Dir::new(open_dir(&top, c".")?)?;
+        let mut walk = TreeWalk {
+            device: stat.st_dev,
+            linked: BTreeSet::new(),
+            usage: Usage::default(),
+            top,
+            base: PathBuf::new(),
+            open: vec![(first, PathBuf::new())],
+            later: Vec::new(),
+        };
         walk.add(&stat);
         Ok(walk)
     }
@@ -72,16 +97,17 @@ impl TreeWalk {
     }
 
     /// Counts one more slice, and returns how many entries it had. `go_on` is asked at every entry; its error ends the walk.
-    /// Another error means that the tree is too deep.
+    /// Another error means that the tree is too deep, or too wide far below.
     fn advance(&mut self, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<u64> {
         let mut entries: u64 = 0;
         while entries < SLICE_ENTRIES
-            && let Some(dir) = self.open.last_mut()
+            && let Some((dir, _)) = self.open.last_mut()
         {
             go_on()?;
             entries = entries.saturating_add(1);
             let Some(entry) = dir.read() else {
                 self.open.pop();
+                self.go_on_later()?;
                 continue;
             };
             let entry = entry?;
@@ -98,7 +124,8 @@ impl TreeWalk {
             let below = if FileType::from_raw_mode(stat.st_mode).is_dir() { open_dir(here, name).ok() } else { None };
             self.add(&stat);
             if let Some(below) = below {
-                self.enter(below)?;
+                let name = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
+                self.enter(below, name)?;
             }
         }
         Ok(entries)
@@ -111,12 +138,34 @@ impl TreeWalk {
         Ok(Slice { walk: self, entries, worked: began.elapsed() })
     }
 
-    fn enter(&mut self, dir: OwnedFd) -> io::Result<()> {
-        if self.open.len() >= DEEPEST {
-            let message = format!("more than {DEEPEST} directories in each other");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    fn enter(&mut self, dir: OwnedFd, name: PathBuf) -> io::Result<()> {
+        if self.open.len() < MAX_OPEN {
+            self.open.push((Dir::new(dir)?, name));
+            return Ok(());
         }
-        self.open.push(Dir::new(dir)?);
+        if self.later.len() >= MAX_LATER {
+            return Err(too_large(&format!("{MAX_LATER} directories below {MAX_OPEN} others")));
+        }
+        let names = self.open.iter().map(|(_, name)| name.as_path()).chain([name.as_path()]);
+        self.later.push(names.fold(self.base.clone(), |path, name| path.join(name)));
+        Ok(())
+    }
+
+    /// When nothing is open: the next directory that was left for later. One that is gone uses nothing.
+    fn go_on_later(&mut self) -> io::Result<()> {
+        while self.open.is_empty()
+            && let Some(path) = self.later.pop()
+        {
+            let flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+            match resolve::open(&self.top, &path, DIR_FLAGS, flags) {
+                Ok(dir) => {
+                    self.open.push((Dir::new(dir)?, PathBuf::new()));
+                    self.base = path;
+                }
+                Err(Errno::NAMETOOLONG) => return Err(too_large("a path can name")),
+                Err(_) => {}
+            }
+        }
         Ok(())
     }
 
@@ -143,8 +192,11 @@ pub(super) fn stat_bytes(stat: &Stat) -> u64 {
 }
 
 pub(super) fn open_dir(at: impl AsFd, path: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(at, path, flags, Mode::empty())
+    rustix::fs::openat(at, path, DIR_FLAGS, Mode::empty())
+}
+
+fn too_large(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {what}"))
 }
 
 /// The pace of all walks together.
@@ -250,17 +302,30 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_too_deep_is_an_error_and_not_a_wrong_number() {
+    fn deep_tree_is_counted_completely_with_few_open_directories() {
         let dir = tempfile::tempdir().unwrap();
         let mut deep = dir.path().to_owned();
-        for _ in 0..DEEPEST {
+        for _ in 0..3 * MAX_OPEN {
             deep.push("d");
+            fs::create_dir_all(deep.join("side")).unwrap();
         }
-        fs::create_dir_all(&deep).unwrap();
-        assert_eq!(tree_usage(dir.path()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        fs::remove_dir(&deep).unwrap();
-        assert_eq!(tree_usage(dir.path()).unwrap().0.inodes, DEEPEST as u64);
+        fs::write(deep.join("bottom"), vec![1; 1 << 20]).unwrap();
+        let (usage, _) = tree_usage(dir.path()).unwrap();
+        assert_eq!(usage.inodes, 1 + 2 * 3 * MAX_OPEN as u64 + 1);
+        assert!(usage.bytes >= 1 << 20, "{usage:?}");
         assert_eq!(tree_usage(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_tree_too_deep_for_a_path_is_an_error_and_not_a_wrong_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "d".repeat(100);
+        let mut deep = open_dir(CWD, dir.path()).unwrap();
+        for _ in 0..MAX_OPEN {
+            rustix::fs::mkdirat(&deep, &name, Mode::RWXU).unwrap();
+            deep = open_dir(&deep, &name).unwrap();
+        }
+        assert_eq!(tree_usage(dir.path()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[test]
