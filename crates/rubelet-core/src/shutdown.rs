@@ -19,7 +19,7 @@ use crate::{
     time::{Now, Uptime},
 };
 
-/// The longest wait for the last statuses after all pods have ended: the API server may have been one of them.
+/// The longest wait for the ends of killed pods and for the last statuses: the API server may have been one of the pods.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The priority of `system-cluster-critical`, the lowest of critical pods.
@@ -46,7 +46,7 @@ pub enum Shutdown {
     None,
     /// The pods of this group end now; those of the groups before it had their time.
     Ending { began: Now, group: usize, ends_at: Uptime },
-    /// Every pod had its time; the last statuses are being sent.
+    /// Every pod had its time; the last of them are being killed, and their statuses sent.
     Reporting { began: Now, until: Uptime },
     /// The machine may go down.
     Over { began_at: Timestamp, ended_at: Timestamp },

@@ -61,8 +61,10 @@ impl Agent {
             self.end_pods_in_turn(now);
         }
         if let Shutdown::Reporting { began, until } = self.node.shutdown {
+            // A pod that was killed at the end of its time has its end to report, too.
+            let have_ended = !self.records.values().any(is_unfinished);
             let is_reported = !self.settings.is_in_cluster() || !self.statuses.has_unsent(&self.pods);
-            if is_reported || until <= now.uptime {
+            if (have_ended && is_reported) || until <= now.uptime {
                 self.node.shutdown = Shutdown::Over { began_at: began.wall, ended_at: now.wall };
             }
         }

@@ -25,6 +25,7 @@ mod reboot;
 mod recorder;
 mod restarts;
 mod runtime_class;
+mod shutdown;
 mod streams;
 mod swap;
 mod takeover;
@@ -45,7 +46,7 @@ use std::{
 
 use anyhow::{bail, ensure};
 use rubelet_testbed::{
-    Testbed,
+    CgroupDriver, Testbed,
     agent::{AgentOptions, Membership, Program},
     clock::{self, Stopwatch},
     command::{SHORT, output},
@@ -102,6 +103,7 @@ pub fn cases() -> impl Iterator<Item = &'static ClusterCase> {
         workloads::CASES,
         writes::CASES,
         if cgroups::is_v2() { swap::WITH_CGROUP_V2 } else { &[] },
+        if CgroupDriver::of_machine() == CgroupDriver::Systemd { shutdown::WITH_LOGIND } else { &[] },
     ];
     groups.into_iter().flatten()
 }

@@ -14,7 +14,7 @@ use rubelet_testbed::{
     command::{SHORT, command, output},
     image::BUSYBOX,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::e2e::{
     Case,
@@ -38,13 +38,13 @@ const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
 /// The priority of each group and the seconds it gets, enough for an emulated machine but in the last.
-const GROUPS: [(i32, u64); 4] = [(0, 90), (1000, 90), (10_000, 90), (100_000, 20)];
+pub const GROUPS: [(i32, u64); 4] = [(0, 90), (1000, 90), (10_000, 90), (100_000, 20)];
 const PODS_PER_GROUP: usize = 5;
 /// In the last group: it ignores SIGTERM, and its own grace period is longer than the group's.
 const STUBBORN: &str = "g3-stubborn";
 
 /// Every agent of the machine sees the signal.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Its own grace period is longer than that of any group.
 fn pod(name: &str, priority: i32, script: &str) -> Value {
@@ -60,25 +60,38 @@ fn pod(name: &str, priority: i32, script: &str) -> Value {
     })
 }
 
-fn names(group: usize) -> Vec<String> {
+pub fn names(group: usize) -> Vec<String> {
     let last = GROUPS.len() - 1;
     let plain = (0..PODS_PER_GROUP - usize::from(group == last)).map(|number| format!("g{group}-{number}"));
     plain.chain((group == last).then(|| STUBBORN.to_owned())).collect()
 }
 
-fn all_names() -> impl Iterator<Item = String> {
+pub fn all_names() -> impl Iterator<Item = String> {
     (0..GROUPS.len()).flat_map(names)
+}
+
+pub fn script(name: &str) -> &'static str {
+    if name == STUBBORN {
+        "trap '' TERM; while :; do sleep 1; done"
+    } else {
+        "trap 'sleep 1; exit 0' TERM; while :; do sleep 1; done"
+    }
+}
+
+pub fn config_of_groups() -> Map<String, Value> {
+    let groups = GROUPS.map(|(priority, secs)| json!({ "priority": priority, "shutdownGracePeriodSeconds": secs }));
+    Map::from_iter([("shutdownGracePeriodByPodPriority".to_owned(), json!(groups))])
 }
 
 fn busctl(args: &[&str]) -> anyhow::Result<String> {
     output(&mut command("busctl", args), SHORT)
 }
 
-fn announce(begins: bool) -> anyhow::Result<()> {
+pub fn announce(begins: bool) -> anyhow::Result<()> {
     busctl(&["emit", OBJECT, MANAGER, "PrepareForShutdown", "b", if begins { "true" } else { "false" }]).map(drop)
 }
 
-fn is_inhibited() -> anyhow::Result<bool> {
+pub fn is_inhibited() -> anyhow::Result<bool> {
     let list = busctl(&["call", LOGIND, OBJECT, MANAGER, "ListInhibitors"])?;
     Ok(list.contains(r#""shutdown" "kubelet" "Kubelet needs time to handle node shutdown" "delay""#))
 }
@@ -92,18 +105,10 @@ fn wait_inhibited(node: &Node, expected: bool) -> anyhow::Result<()> {
 
 fn by_priority(node: &mut Node) -> anyhow::Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let groups = GROUPS.map(|(priority, secs)| json!({ "priority": priority, "shutdownGracePeriodSeconds": secs }));
-    let config = json!({ "shutdownGracePeriodByPodPriority": groups });
-    node.reconfigure(&AgentOptions {
-        config: config.as_object().cloned().unwrap_or_default(),
-        ..AgentOptions::default()
-    })?;
+    node.reconfigure(&AgentOptions { config: config_of_groups(), ..AgentOptions::default() })?;
     for (group, (priority, _)) in GROUPS.into_iter().enumerate() {
         for name in names(group) {
-            let ignores = "trap '' TERM; while :; do sleep 1; done";
-            let obeys = "trap 'sleep 1; exit 0' TERM; while :; do sleep 1; done";
-            let script = if name == STUBBORN { ignores } else { obeys };
-            let manifest = pod(&name, priority, script);
+            let manifest = pod(&name, priority, script(&name));
             node.drop_file(&format!("{name}.json"), manifest.to_string().as_bytes())?;
         }
     }
@@ -238,6 +243,11 @@ fn check_delay() -> anyhow::Result<()> {
 
 fn failed(node: &Node, name: &str) -> anyhow::Result<PodSeen> {
     let seen = node.pod(name)?;
+    check_failed(&seen)?;
+    Ok(seen)
+}
+
+pub fn check_failed(seen: &PodSeen) -> anyhow::Result<()> {
     let status = seen.status();
     let message = "Pod was terminated in response to imminent node shutdown.";
     ensure!(
@@ -248,11 +258,11 @@ fn failed(node: &Node, name: &str) -> anyhow::Result<PodSeen> {
     let has = |kind: &str, value: &str| conditions.iter().any(|it| it["type"] == kind && it["status"] == value);
     ensure!(has("DisruptionTarget", "True") && has("ContainersReady", "False") && has("Ready", "False"), "{status}");
     ensure!(has("PodReadyToStartContainers", "False"), "{status}");
-    Ok(seen)
+    Ok(())
 }
 
 /// No pod ends before the last one of the group below; the stubborn one is killed, and not before its time.
-fn check_order(ended: &[PodSeen]) -> anyhow::Result<()> {
+pub fn check_order(ended: &[PodSeen]) -> anyhow::Result<()> {
     let end_of =
         |seen: &PodSeen| seen.container("main")["state"]["terminated"]["finishedAt"].as_str().map(str::to_owned);
     let mut last = String::new();

@@ -150,6 +150,23 @@ fn a_group_out_of_time_is_left_and_a_group_without_pods_takes_none() {
 }
 
 #[test]
+fn the_machine_waits_for_a_pod_that_is_killed_but_not_for_long() {
+    let killed = || {
+        let mut test = node_with(&[pod("always | static", "high", 1000)]);
+        test.signal(ShutdownSignal::Begins);
+        test.pass(10);
+        assert_eq!(test.is_over(), Some(false), "it ignored SIGTERM, and is just killed");
+        test
+    };
+    let mut test = killed();
+    test.stopped();
+    assert_eq!((test.is_over(), test.outcome("high")), (Some(true), texts("Failed", "Terminated")));
+    let mut test = killed();
+    test.pass(5);
+    assert_eq!(test.is_over(), Some(true));
+}
+
+#[test]
 fn grace_period_is_the_shorter_of_the_pods_and_the_groups() {
     for (own, expected) in [(Some(5), 5), (Some(120), 20), (None, 20)] {
         let mut pod = pod("always | static", "web", 0);
