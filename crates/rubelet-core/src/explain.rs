@@ -133,15 +133,19 @@ fn admitted(record: &PodRecord) -> Step {
 
 fn volumes(record: &PodRecord, now: Now) -> Step {
     let uses_volumes = record.facts.as_ref().is_some_and(|facts| facts.running().next().is_some());
+    let missing = record.missing_volumes();
     let (state, detail) = match (record.prepared, record.remains) {
         (_, Some(Remains::Volumes)) => (StepState::Working, "volumes are being torn down"),
         (_, Some(Remains::Cgroup)) => (StepState::Working, "volumes are torn down, the cgroup is being removed"),
         (_, Some(Remains::PodDir | Remains::Logs | Remains::Nothing)) => (StepState::Done, "volumes are torn down"),
         (_, None) if has_ended(record) => (StepState::Working, "volumes are being torn down"),
-        (Preparation::Volumes, None) => {
+        (Preparation::Directories, None) if missing.is_empty() => {
             return step("volumes", StepState::Done, "directories and volumes are set up".to_owned());
         }
-        (Preparation::Directories, None) => (StepState::Working, "directories are created, volumes are being set up"),
+        (Preparation::Directories, None) => {
+            let detail = format!("being set up: {}", missing.join(", "));
+            return failing_volume(record, &missing, step("volumes", StepState::Working, detail), now);
+        }
         (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is created, directories are being created"),
         (Preparation::Nothing, None) if record.lifecycle != Lifecycle::Syncing => {
             (StepState::Pending, "nothing is set up")
@@ -160,7 +164,9 @@ fn sandbox(record: &PodRecord, now: Now) -> Step {
         return Step { since: sandbox.created_at, ..step("sandbox", StepState::Done, detail) };
     }
     let state = match record.lifecycle {
-        Lifecycle::Syncing if record.prepared == Preparation::Volumes => StepState::Working,
+        Lifecycle::Syncing if record.prepared == Preparation::Directories && record.missing_volumes().is_empty() => {
+            StepState::Working
+        }
         Lifecycle::Syncing | Lifecycle::Waiting => StepState::Pending,
         Lifecycle::Terminating { .. } | Lifecycle::Terminated { .. } | Lifecycle::Finished { .. } => StepState::Done,
     };
@@ -266,6 +272,15 @@ fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
 }
 
 /// The step with the last failure of its subject, if there is one.
+/// With the error of the first volume that failed.
+fn failing_volume(record: &PodRecord, missing: &[String], step: Step, now: Now) -> Step {
+    let mut subjects = missing.iter().map(|name| PodSubject::Volume(name.clone()));
+    match subjects.find(|subject| record.failures.contains_key(subject)) {
+        Some(subject) => failing(record, &subject, step, now),
+        None => step,
+    }
+}
+
 fn failing(record: &PodRecord, subject: &PodSubject, step: Step, now: Now) -> Step {
     match record.failures.get(subject) {
         Some(failure) => Step {

@@ -34,8 +34,10 @@ pub enum Subject {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodSubject {
     Look,
-    /// The cgroup, directories, volumes and sandboxes: one after the other.
+    /// The cgroup, directories and sandboxes, and the end of volumes: one after the other.
     Pod,
+    /// The volume of this name in the spec.
+    Volume(String),
     /// Refreshing volumes that are set up, which blocks nothing else.
     Volumes,
     /// A container name: the starts and stops of all attempts together.
@@ -51,7 +53,11 @@ impl PodSubject {
     /// Effects on these change the pod; those on others only read, or concern an image.
     fn is_changed(&self) -> bool {
         match self {
-            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => true,
+            PodSubject::Pod
+            | PodSubject::Volume(_)
+            | PodSubject::Volumes
+            | PodSubject::Container(_)
+            | PodSubject::Removal(_) => true,
             PodSubject::Look | PodSubject::Image(_) | PodSubject::Probe(..) => false,
         }
     }

@@ -99,15 +99,10 @@ pub enum ContainerOp {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum VolumeOp {
-    SetUp {
-        pod: Arc<Pod>,
-        uid: PodUid,
-    },
+    /// Makes one volume of the pod ready for its containers.
+    SetUp { pod: Arc<Pod>, uid: PodUid, volume: String },
     /// Refreshes the volumes with API content; leaves the others alone.
-    Refresh {
-        pod: Arc<Pod>,
-        uid: PodUid,
-    },
+    Refresh { pod: Arc<Pod>, uid: PodUid },
     /// Unmounts and removes the pod's volumes.
     TearDown(PodPlace),
 }
@@ -504,7 +499,7 @@ impl ContainerOp {
 impl VolumeOp {
     fn properties(&self) -> Properties {
         match self {
-            VolumeOp::SetUp { .. } => Properties::disk("SetUpVolumes").aborted(),
+            VolumeOp::SetUp { .. } => Properties::disk("SetUpVolume").aborted(),
             VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
             VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes"),
         }
@@ -512,7 +507,8 @@ impl VolumeOp {
 
     fn about(&self) -> String {
         match self {
-            VolumeOp::SetUp { pod, .. } | VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
+            VolumeOp::SetUp { pod, volume, .. } => format!("{}/{volume}", PodRef::of(pod)),
+            VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
             VolumeOp::TearDown(place) => place.pod.to_string(),
         }
     }

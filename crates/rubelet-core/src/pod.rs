@@ -29,6 +29,7 @@ use crate::{
     probes::Probes,
     status_manager::RunningContainers,
     time::{Now, Uptime, moved},
+    volumes,
 };
 
 pub mod allocation;
@@ -181,19 +182,26 @@ const RETRY_MAX: Duration = Duration::from_secs(15);
 const REMOVAL_RETRY_MAX: Duration = Duration::from_mins(5);
 /// A removal that the runtime refused this often is reported in an event, and no start waits for it.
 const REMOVALS_UNTIL_STUCK: u32 = 3;
+/// First wait after a failed operation on a volume, doubled up to `VOLUME_RETRY_MAX`, as upstream.
+const VOLUME_RETRY_FIRST: Duration = Duration::from_millis(500);
+const VOLUME_RETRY_MAX: Duration = Duration::from_secs(122);
 
 impl Failure {
     pub fn after(previous: Option<&Failure>, message: String, now: Now) -> Self {
-        Failure::up_to(RETRY_MAX, previous, message, now)
+        Failure::doubling(RETRY_FIRST, RETRY_MAX, previous, message, now)
     }
 
     pub fn of_removal(previous: Option<&Failure>, message: String, now: Now) -> Self {
-        Failure::up_to(REMOVAL_RETRY_MAX, previous, message, now)
+        Failure::doubling(RETRY_FIRST, REMOVAL_RETRY_MAX, previous, message, now)
     }
 
-    fn up_to(max: Duration, previous: Option<&Failure>, message: String, now: Now) -> Self {
+    pub fn of_volume(previous: Option<&Failure>, message: String, now: Now) -> Self {
+        Failure::doubling(VOLUME_RETRY_FIRST, VOLUME_RETRY_MAX, previous, message, now)
+    }
+
+    fn doubling(first: Duration, max: Duration, previous: Option<&Failure>, message: String, now: Now) -> Self {
         let count = previous.map_or(1, |failure| failure.count.saturating_add(1));
-        let wait = RETRY_FIRST.saturating_mul(1 << (count - 1).min(9)).min(max);
+        let wait = first.saturating_mul(1 << (count - 1).min(9)).min(max);
         Failure { retry_at: now.uptime + wait, count, message, cure: Cure::Nothing }
     }
 
@@ -214,7 +222,6 @@ pub enum Preparation {
     Nothing,
     Cgroup,
     Directories,
-    Volumes,
 }
 
 /// The look at the pod in the runtime: one at a time; a request made during a look triggers another look.
@@ -285,6 +292,8 @@ pub struct PodRecord {
     /// Why the pod has failed, whatever its containers do.
     pub failure: Option<PodFailure>,
     pub prepared: Preparation,
+    /// The volumes that this process has set up, by name. Not kept over a restart, either.
+    pub set_up_volumes: BTreeSet<String>,
     /// When volumes with API content are due for a refresh; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
     /// What the last release step found to be left of the pod; `None` before the first.
@@ -316,6 +325,7 @@ impl PodRecord {
             probes: Probes::default(),
             failure: None,
             prepared: Preparation::Nothing,
+            set_up_volumes: BTreeSet::new(),
             refresh_at: None,
             remains: None,
             rejected: None,
@@ -408,6 +418,12 @@ impl PodRecord {
         if let Some(moment) = &mut self.refresh_at {
             *moment = now.uptime;
         }
+    }
+
+    /// Volumes that its containers mount and that this process has not set up, in the order of the manifest.
+    pub fn missing_volumes(&self) -> Vec<String> {
+        let names = volumes::names_to_mount(self.spec());
+        names.filter(|name| !self.set_up_volumes.contains(*name)).map(str::to_owned).collect()
     }
 
     pub fn is_waiting_to_retry(&self, subject: &PodSubject, now: Now) -> bool {

@@ -95,10 +95,11 @@ pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
     volumes.map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
-/// Some container, such as a new ephemeral one, mounts a volume that none mounted before.
-pub fn mounts_more(pod: &Pod, before: &Pod) -> bool {
-    let [now, then] = [pod, before].map(|pod| pod.spec.as_ref().map(mounted_names).unwrap_or_default());
-    !now.is_subset(&then)
+/// The names of the volumes to mount, in the order of the manifest.
+pub fn names_to_mount(spec: &PodSpec) -> impl Iterator<Item = &str> {
+    let mounted = mounted_names(spec);
+    let names = spec.volumes.iter().flatten().map(|volume| volume.name.as_str());
+    names.filter(move |name| mounted.contains(name))
 }
 
 /// The pod has volumes whose content may change while it runs.

@@ -148,7 +148,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             ContainerOp::RunHook(order) => hook::run_hook(world, order).await,
         },
         Op::Volume(op) => match op {
-            VolumeOp::SetUp { pod, uid } => volume::set_up_volumes(world, pod, uid).await,
+            VolumeOp::SetUp { pod, uid, volume } => volume::set_up_volume(world, pod, uid, volume).await,
             VolumeOp::Refresh { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
             VolumeOp::TearDown(place) => {
                 let removal = volume::tear_down_volumes(world, &place.pod);

@@ -14,13 +14,12 @@ use crate::{
     id::{PodRef, PodUid},
     op::AtPodEnd,
     pod::{
-        Cure, Desired, Grace, Lifecycle, Look, PodRecord, Preparation, TerminationCause,
-        allocation::update_pod_from_allocation, hooks::Hook, status::PodFailure,
+        Cure, Desired, Grace, Lifecycle, Look, PodRecord, TerminationCause, allocation::update_pod_from_allocation,
+        hooks::Hook, status::PodFailure,
     },
     pod_config::{Changes, Completeness, ConfigOp, PodUpdate},
     pod_manager::is_mirror_pod,
     time::Now,
-    volumes,
 };
 
 /// Upstream's grace period for a pod without a known spec.
@@ -116,9 +115,6 @@ impl Agent {
         }
         let pod = self.pods.update_pod(pod);
         if let Some(record) = self.records.get_mut(&id.uid) {
-            if record.prepared == Preparation::Volumes && volumes::mounts_more(&pod, &record.pod) {
-                record.prepared = Preparation::Directories;
-            }
             record.pod = update_pod_from_allocation(pod, Some(&record.pod));
             record.request_refresh(now);
         }
@@ -172,9 +168,11 @@ impl Agent {
                 self.outbox.cancel_of_pod(uid, |subject, flight| match subject {
                     PodSubject::Image(_) => true,
                     PodSubject::Look | PodSubject::Probe(..) => false,
-                    PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => {
-                        flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked)
-                    }
+                    PodSubject::Pod
+                    | PodSubject::Volume(_)
+                    | PodSubject::Volumes
+                    | PodSubject::Container(_)
+                    | PodSubject::Removal(_) => flight.op.at_pod_end() == AtPodEnd::Abort || outlasts(flight, asked),
                 });
                 self.outbox.recall_of_pod(uid, |_, flight| flight.op.at_pod_end() == AtPodEnd::Recall);
             }

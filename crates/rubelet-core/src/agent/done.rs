@@ -27,7 +27,6 @@ use crate::{
         sync_pod::event,
     },
     time::{Now, Uptime},
-    volumes,
 };
 
 mod events;
@@ -174,7 +173,11 @@ impl Agent {
                 let steps = self.images.done(uid, &container, &result, now);
                 self.send_image_steps(steps, now);
             }
-            PodSubject::Pod | PodSubject::Volumes | PodSubject::Container(_) | PodSubject::Removal(_) => {
+            PodSubject::Pod
+            | PodSubject::Volume(_)
+            | PodSubject::Volumes
+            | PodSubject::Container(_)
+            | PodSubject::Removal(_) => {
                 self.step_done(uid, subject, flight, result, now);
             }
         }
@@ -414,7 +417,11 @@ fn apply_result(
         record.failures.insert(subject.clone(), failure);
         return events.into_iter().collect();
     }
-    let failure = Failure::after(record.failures.get(subject), error.message.clone(), now);
+    let known = record.failures.get(subject);
+    let failure = match subject {
+        PodSubject::Volume(_) => Failure::of_volume(known, error.message.clone(), now),
+        _ => Failure::after(known, error.message.clone(), now),
+    };
     record.failures.insert(subject.clone(), Failure { cure: cure(&flight.op, &error), ..failure });
     failed(record, &flight.op, &error)
 }
@@ -452,9 +459,9 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
     match op {
         Op::Pod(op) => pod_succeeded(record, op),
         Op::Container(op) => return container_succeeded(record, op),
-        // A volume mounted since is not set up yet.
-        Op::Volume(VolumeOp::SetUp { pod, .. }) if volumes::mounts_more(&record.pod, pod) => {}
-        Op::Volume(VolumeOp::SetUp { .. }) => record.prepared = Preparation::Volumes,
+        Op::Volume(VolumeOp::SetUp { volume, .. }) => {
+            record.set_up_volumes.insert(volume.clone());
+        }
         Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_))
         | Op::Node(_)
         | Op::Image(_)

@@ -144,7 +144,7 @@ impl TestAgent {
     /// Everything the container of a pod in an empty sandbox needs is there, so its start is sent.
     fn start_requested(&mut self) {
         self.inspected("");
-        self.carried_out(&["MakePodDirs", "SetUpVolumes"], "");
+        self.carried_out(&["MakePodDirs"], "");
         let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
         self.answer("InspectImage", Ok(Facts::Image(Some(image))));
     }
@@ -192,7 +192,7 @@ fn a_pod_goes_from_manifest_to_running_in_the_documented_order() {
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
     // Preparation on the node changes nothing in the runtime: no look follows it.
-    for step in ["SetUpPodCgroup", "MakePodDirs", "SetUpVolumes", "RunSandbox"] {
+    for step in ["SetUpPodCgroup", "MakePodDirs", "RunSandbox"] {
         assert!(!test.pending().contains(&"InspectPod"), "before {step}");
         test.answer(step, Ok(Facts::Nothing));
     }
@@ -215,7 +215,7 @@ fn a_pod_counts_as_worked_on_until_it_runs() {
     test.config(&[web("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
-    for step in ["MakePodDirs", "SetUpVolumes", "RunSandbox"] {
+    for step in ["MakePodDirs", "RunSandbox"] {
         assert!(is_working(&test), "before {step}");
         test.answer(step, Ok(Facts::Nothing));
         assert!(is_working(&test), "after {step}");
@@ -306,7 +306,7 @@ fn work_goes_on_while_the_runtime_status_is_late() {
     let late = EffectError { kind: ErrorKind::TimedOut, message: "no answer within 120 s".to_owned() };
     test.answer("CheckRuntime", Err(late));
     test.answer("MakePodDirs", Ok(Facts::Nothing));
-    assert!(test.pending().contains(&"SetUpVolumes"), "{:?}", test.pending());
+    assert!(test.pending().contains(&"RunSandbox"), "{:?}", test.pending());
 }
 
 #[test]
@@ -318,10 +318,10 @@ fn changed_object_retries_only_what_it_can_cure() {
     test.answer("MakePodDirs", Ok(Facts::Nothing));
     let failed = || Err(EffectError { kind: ErrorKind::Retry, message: "no".to_owned() });
     let changed = || Event::Refresh { pod: PodUid::new("u1") };
-    test.answer("SetUpVolumes", failed());
-    assert!(!test.pending().contains(&"SetUpVolumes"), "{:?}", test.pending());
+    test.answer("SetUpVolume", failed());
+    assert!(!test.pending().contains(&"SetUpVolume"), "{:?}", test.pending());
     test.handle(changed());
-    test.answer("SetUpVolumes", Ok(Facts::Nothing));
+    test.answer("SetUpVolume", Ok(Facts::Nothing));
     test.answer("RunSandbox", failed());
     test.inspected("sandbox gone");
     test.handle(changed());
@@ -354,7 +354,7 @@ fn effect_without_result_times_out() {
     test.config(&[web("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
+    test.carried_out(&["MakePodDirs"], "sandbox gone");
     assert!(test.pending().contains(&"RunSandbox"));
     test.in_flight.retain(|(_, op)| op.name() != "RunSandbox");
     test.at_secs += 300;
@@ -368,7 +368,7 @@ fn a_look_that_began_before_the_last_change_plans_nothing() {
     test.config(&[web("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox gone");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
+    test.carried_out(&["MakePodDirs"], "sandbox gone");
     test.handle(Event::Hint { pod: PodUid::new("u1") });
     test.answer("RunSandbox", Ok(Facts::Nothing));
     test.inspected("sandbox gone");
@@ -383,7 +383,7 @@ fn a_pod_removed_while_its_image_is_pulled_stops_the_pull() {
     test.config(&[web("u1")]);
     test.runtime_is_up(&[]);
     test.inspected("sandbox ready 1s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.carried_out(&["MakePodDirs"], "sandbox ready 1s");
     test.answer("InspectImage", Ok(Facts::Image(None)));
     assert!(test.pending().contains(&"PullImage"));
     test.config(&[]);
@@ -592,7 +592,7 @@ fn running_and_fed() -> TestAgent {
 #[test]
 fn volumes_are_refreshed_after_an_agent_restart() {
     let mut test = running_and_fed();
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.carried_out(&["MakePodDirs", "SetUpVolume"], "a: running");
     assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());
     test.at_secs += 61;
     test.handle(Event::Due);
@@ -604,7 +604,7 @@ fn volumes_are_refreshed_after_an_agent_restart() {
 #[test]
 fn object_change_refreshes_volumes_again_if_changed_meanwhile() {
     let mut test = running_and_fed();
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.carried_out(&["MakePodDirs", "SetUpVolume"], "a: running");
     test.handle(Event::Refresh { pod: PodUid::new("u1") });
     assert!(test.pending().contains(&"RefreshVolumes"));
     test.handle(Event::Refresh { pod: PodUid::new("u1") });
@@ -619,7 +619,7 @@ fn object_change_refreshes_volumes_again_if_changed_meanwhile() {
 #[test]
 fn a_pod_that_ends_is_not_refreshed() {
     let mut test = running_and_fed();
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.carried_out(&["MakePodDirs", "SetUpVolume"], "a: running");
     test.handle(Event::Refresh { pod: PodUid::new("u1") });
     test.config(&[]);
     assert!(!test.pending().contains(&"RefreshVolumes"), "{:?}", test.pending());

@@ -115,7 +115,8 @@ pub enum WaitsFor {
     Namesake(PodRef),
     PodCgroup,
     PodDirs,
-    Volumes,
+    /// By name.
+    Volumes(Vec<String>),
     Sandbox(SandboxNeed),
     InitContainers,
     PostStartHook(String),
@@ -155,7 +156,7 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Namesake(pod) => return write!(f, "pod {pod} ({}) of the same name to end", pod.uid),
             WaitsFor::PodCgroup => "the pod's cgroup",
             WaitsFor::PodDirs => "the pod's directories",
-            WaitsFor::Volumes => "the pod's volumes",
+            WaitsFor::Volumes(names) => return write!(f, "the pod's volumes: {}", names.join(", ")),
             WaitsFor::Sandbox(need) => return write!(f, "a sandbox: {need}"),
             WaitsFor::InitContainers => "init containers to finish",
             WaitsFor::PostStartHook(container) => return write!(f, "the postStart hook of container {container}"),

@@ -310,13 +310,10 @@ fn is_prepared(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, 
         plan.waits_for = Some(network);
         return false;
     }
-    let Some((_, waits_for)) = next_preparation(&record, context) else { return true };
-    prepare(record, context, plan, now);
-    plan.wait_for(waits_for);
-    false
+    prepare(record, context, plan, now)
 }
 
-/// `None` when all is ready. Every step is safe to repeat; what a previous process prepared is not known.
+/// `None` when only volumes may be missing. Every step is safe to repeat; what a previous process prepared is not known.
 fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op, WaitsFor)> {
     let pod = record.id.clone();
     match record.prepared {
@@ -328,32 +325,39 @@ fn next_preparation(record: &PodRecord, context: SyncContext<'_>) -> Option<(Op,
             })
         }
         Preparation::Cgroup => Some((Op::Pod(PodOp::MakeDirs { pod }), WaitsFor::PodDirs)),
-        Preparation::Directories => {
-            let op = VolumeOp::SetUp { pod: record.pod.clone(), uid: record.id.uid.clone() };
-            Some((Op::Volume(op), WaitsFor::Volumes))
-        }
-        Preparation::Volumes => None,
+        Preparation::Directories => None,
     }
 }
 
-/// Plans the next preparation step, unless the pod is busy with another.
-fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
-    let already_planned = plan.steps.iter().any(|step| step.subject == PodSubject::Pod);
-    if let Some((op, waits_for)) = next_preparation(&record, context)
-        && !already_planned
-        && !record.is_busy(&PodSubject::Pod, now)
-    {
-        plan.step(PodSubject::Pod, op, format!("{waits_for} may be missing"));
+/// True when cgroup, directories and volumes are ready; otherwise plans what can be done for them now.
+fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) -> bool {
+    let is_planned = |plan: &Plan, subject: &PodSubject| plan.steps.iter().any(|step| step.subject == *subject);
+    if let Some((op, waits_for)) = next_preparation(&record, context) {
+        if !is_planned(plan, &PodSubject::Pod) && !record.is_busy(&PodSubject::Pod, now) {
+            plan.step(PodSubject::Pod, op, format!("{waits_for} may be missing"));
+        }
+        plan.wait_for(waits_for);
+        return false;
     }
+    let missing = record.missing_volumes();
+    for volume in &missing {
+        let subject = PodSubject::Volume(volume.clone());
+        if !is_planned(plan, &subject) && !record.is_busy(&subject, now) {
+            let (pod, uid, volume) = (record.pod.clone(), record.id.uid.clone(), volume.clone());
+            plan.step(subject, VolumeOp::SetUp { pod, uid, volume }, "the volume may be missing");
+        }
+    }
+    if missing.is_empty() {
+        return true;
+    }
+    plan.wait_for(WaitsFor::Volumes(missing));
+    false
 }
 
 /// Volumes with API content are refreshed periodically, and at once when an object changed.
 fn refresh_volumes(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now: Now) {
-    if record.prepared != Preparation::Volumes {
-        // A previous process set them up; this one must set them up once before it can refresh them.
-        if volumes::change_with_time(&record.pod) {
-            prepare(record, context, plan, now);
-        }
+    // A previous process set them up; this one must set them up once before it can refresh them.
+    if !volumes::change_with_time(&record.pod) || !prepare(record, context, plan, now) {
         return;
     }
     let Some(refresh_at) = record.refresh_at else { return };

@@ -8,7 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction, PodStatus, Probe,
+    ConfigMapVolumeSource, Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction, PodStatus,
+    Probe, Volume, VolumeMount,
 };
 
 use crate::{
@@ -71,7 +72,7 @@ fn record(pod: &str, lifecycle: Lifecycle) -> TestPod {
     let pod = mk_pod(pod);
     let mut record = PodRecord::new(PodRef::of(&pod), Arc::new(pod), Desired::By(Source::File), 1, now());
     record.lifecycle = lifecycle;
-    record.prepared = Preparation::Volumes;
+    record.prepared = Preparation::Directories;
     TestPod { record, flights: Flights::default() }
 }
 
@@ -157,7 +158,7 @@ fn show_op(op: &Op) -> String {
         Op::Pod(PodOp::SetUpCgroup { cgroup, .. }) => format!("set up cgroup {}", cgroup.path),
         Op::Pod(PodOp::RemoveCgroup(place)) => format!("remove cgroup {}", place.cgroup_paths.join(" or ")),
         Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
-        Op::Volume(VolumeOp::SetUp { .. }) => "set up volumes".to_owned(),
+        Op::Volume(VolumeOp::SetUp { volume, .. }) => format!("set up volume {volume}"),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
         Op::Volume(VolumeOp::TearDown(_)) => "tear down volumes".to_owned(),
         Op::Pod(PodOp::RemoveDir(_)) => "remove pod directory".to_owned(),
@@ -235,10 +236,40 @@ fn the_cgroup_directories_and_volumes_come_before_the_sandbox() {
     record.prepared = Preparation::Cgroup;
     assert_eq!(show(&sync_plan(&record, &facts)), "make directories");
     record.prepared = Preparation::Directories;
-    assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes");
+    assert_eq!(show(&sync_plan(&record, &facts)), "run sandbox #0");
+    with_volumes(&mut record, &["v", "w"]);
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v, set up volume w", "side by side");
+    assert_eq!(sync_plan(&record, &facts).waits_for.expect("a wait").to_string(), "the pod's volumes: v, w");
+    record.set_up_volumes.insert("v".to_owned());
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w");
     let (mut record, facts) = observed(self::record("always | main a | main b", Lifecycle::Syncing), "");
-    record.prepared = Preparation::Directories;
-    assert_eq!(show(&sync_plan(&record, &facts)), "set up volumes", "once for all containers");
+    with_volumes(&mut record, &["v"]);
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v", "once for all containers");
+}
+
+#[test]
+fn volume_that_failed_delays_only_itself() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
+    with_volumes(&mut record, &["v", "w"]);
+    let mut failure = None;
+    for wait_ms in [500, 1000, 2000] {
+        let after = Failure::of_volume(failure.as_ref(), "no".to_owned(), now());
+        assert_eq!(after.retry_at.since(now().uptime), Duration::from_millis(wait_ms));
+        failure = Some(after);
+    }
+    record.failures.insert(PodSubject::Volume("v".to_owned()), failure.expect("a failure"));
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w");
+}
+
+/// Every container mounts these volumes.
+fn with_volumes(record: &mut PodRecord, names: &[&str]) {
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    let volumes = names.iter().map(|name| Volume { name: (*name).to_owned(), ..Volume::default() });
+    spec.volumes = Some(volumes.collect());
+    for container in &mut spec.containers {
+        let mounts = names.iter().map(|name| VolumeMount { name: (*name).to_owned(), ..VolumeMount::default() });
+        container.volume_mounts = Some(mounts.collect());
+    }
 }
 
 #[test]
@@ -759,7 +790,7 @@ fn remains_of_a_removed_pod_are_removed_in_order() {
 fn volumes_of_a_previous_process_are_torn_down() {
     let lifecycle = Lifecycle::Terminated { cause: TerminationCause::Removed };
     let (mut record, facts) = observed(record("always | main a", lifecycle), "sandbox gone");
-    for prepared in [Preparation::Nothing, Preparation::Cgroup, Preparation::Directories, Preparation::Volumes] {
+    for prepared in [Preparation::Nothing, Preparation::Cgroup, Preparation::Directories] {
         record.prepared = prepared;
         assert_eq!(ended(&record, &facts, TerminationCause::Removed), "tear down volumes", "{prepared:?}");
     }
@@ -1065,6 +1096,10 @@ fn time_beyond_the_calendar_is_clamped() {
 #[test]
 fn pod_is_planned_when_its_volume_refresh_is_due() {
     let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "a: running 5s");
+    with_volumes(&mut record, &["v"]);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.volumes.as_mut().expect("volumes")[0].config_map = Some(ConfigMapVolumeSource::default());
+    record.set_up_volumes.insert("v".to_owned());
     for (refresh_at, expected) in [
         (None, ("nothing", None)),
         (Some(later(9).uptime), ("nothing", Some(later(9).uptime))),

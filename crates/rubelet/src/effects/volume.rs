@@ -24,14 +24,16 @@ mod files;
 /// A tmpfs as upstream mounts it: world-writable with the sticky bit.
 const TMPFS_MODE: u32 = 0o1777;
 
-/// Sets up every volume, also after a failure: the next try then only has the failed one to set up.
-pub async fn set_up_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
+/// A volume that the pod does not have, or no container mounts, needs nothing.
+pub async fn set_up_volume(world: &World, pod: &Pod, uid: &PodUid, volume: &str) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
-    set_up_each(world, &owner, volumes::volumes_to_mount(pod)).await
+    let mut volumes = volumes::volumes_to_mount(pod);
+    volumes.retain(|known| known.name == volume);
+    set_up_each(world, &owner, volumes).await
 }
 
-/// Only volumes whose content can change.
+/// Every volume whose content can change, also after a failure.
 pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
@@ -194,10 +196,15 @@ mod tests {
 
     async fn set_up_all(world: &World, pod: &Pod) -> String {
         make_pod_dirs(world, &pod_ref(UID)).await.unwrap();
-        match set_up_volumes(world, pod, &PodUid::new(UID)).await {
-            Ok(facts) => format!("{facts:?}"),
-            Err(error) => format!("{:?}: {error}", error.kind),
+        let mut answers = Vec::new();
+        for volume in volumes::volumes_to_mount(pod) {
+            match set_up_volume(world, pod, &PodUid::new(UID), &volume.name).await {
+                Ok(Facts::Nothing) => {}
+                Ok(facts) => answers.push(format!("{facts:?}")),
+                Err(error) => answers.push(format!("{:?}: {error}", error.kind)),
+            }
         }
+        if answers.is_empty() { "Nothing".to_owned() } else { answers.join("; ") }
     }
 
     async fn tear_down_all(world: &World) {

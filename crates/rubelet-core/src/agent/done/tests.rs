@@ -185,18 +185,3 @@ fn gone_is_success_for_a_stop_and_failure_for_a_start() {
         assert_eq!(record.failures.contains_key(&PodSubject::Pod), fails, "{shown}");
     }
 }
-
-#[test]
-fn volumes_are_set_up_when_all_mounted_ones_are() {
-    let mut record = record("always | main a");
-    let before = record.pod.clone();
-    let mount = json!([{ "name": "v", "mountPath": "/v" }]);
-    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
-    spec.containers[0].volume_mounts = Some(serde_json::from_value(mount).expect("a mount"));
-    for (pod, prepared) in [(before, Preparation::Directories), (record.pod.clone(), Preparation::Volumes)] {
-        record.prepared = Preparation::Directories;
-        let op = Op::Volume(VolumeOp::SetUp { pod, uid: record.id.uid.clone() });
-        succeeded(&mut record, &op);
-        assert_eq!(record.prepared, prepared);
-    }
-}

@@ -230,7 +230,7 @@ fn a_pod_that_ended_before_the_agent_began_is_never_started() {
     test.inspected("sandbox gone");
     test.carried_out(&["TearDownVolumes", "RemovePodCgroup"], "sandbox gone");
     assert_eq!(test.lifecycle("u1"), "Finished");
-    assert!(!test.pending().iter().any(|op| ["RunSandbox", "MakePodDirs", "SetUpVolumes"].contains(op)));
+    assert!(!test.pending().iter().any(|op| ["RunSandbox", "MakePodDirs"].contains(op)));
 }
 
 #[test]
@@ -311,7 +311,7 @@ impl PatchedPod {
 
     /// Everything up to a container's start, while the pod stays as it is.
     fn prepared(&mut self, state: &'static str) -> &mut Self {
-        for step in ["RemoveContainer", "MakePodDirs", "SetUpVolumes", "InspectImage", "InspectPod"] {
+        for step in ["RemoveContainer", "MakePodDirs", "InspectImage", "InspectPod"] {
             let image = ImageFacts { id: "sha256:1".to_owned(), ..ImageFacts::default() };
             let removed = self.test.in_flight.iter().filter_map(|(_, op)| match op {
                 Op::Container(ContainerOp::Remove { id, .. }) => Some(id.clone()),
@@ -338,7 +338,7 @@ impl PatchedPod {
 #[test]
 fn pod_start_takes_three_status_writes() {
     let mut told = PatchedPod::of(stored("always | main a", 1, &json!({ "phase": "Pending" })));
-    told.seen("sandbox gone").done("MakePodDirs").done("SetUpVolumes");
+    told.seen("sandbox gone").done("MakePodDirs");
     told.hinted("sandbox ready 0s").done("RunSandbox").seen("sandbox ready 0s");
     told.prepared("sandbox ready 0s");
     // Created, started, result: three looks within milliseconds.

@@ -78,7 +78,7 @@ fn sidecar_is_stopped_after_a_container_that_is_being_started() {
     let pod = |grace_secs| api_pod("always | sidecar s | main a", grace_secs);
     let mut test = running(&pod(None));
     test.inspected("s: running 5s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "s: running 5s");
+    test.carried_out(&["MakePodDirs"], "s: running 5s");
     test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     test.api_shows(&pod(Some(30)));
     assert_eq!((test.stops(), test.recalled.len()), (vec![], 1), "{:?}", test.in_flight);
@@ -218,7 +218,7 @@ fn post_start_hook_runs_unless_the_pod_terminates() {
     }
     let mut test = running(&pod(None));
     test.inspected("sandbox ready 1s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.carried_out(&["MakePodDirs"], "sandbox ready 1s");
     test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     test.answer("StartContainer", Ok(Facts::Container { id: "a0".into() }));
     let hooks = test.in_flight.iter().filter_map(|(_, op)| match op {

@@ -11,7 +11,7 @@ fn wanting(settings: Settings, pods: &[Pod]) -> TestAgent {
     for _ in pods {
         test.inspected("sandbox ready 1s");
     }
-    for step in ["MakePodDirs", "SetUpVolumes", "InspectImage"] {
+    for step in ["MakePodDirs", "InspectImage"] {
         for _ in pods {
             let is_image = step == "InspectImage";
             test.answer(step, Ok(if is_image { Facts::Image(None) } else { Facts::Nothing }));
@@ -74,7 +74,7 @@ fn pull_is_cancelled_when_its_image_is_not_needed() {
     shows(&mut test, &pod);
     test.runtime_is_up(&[]);
     test.inspected("sandbox ready 1s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.carried_out(&["MakePodDirs"], "sandbox ready 1s");
     test.answer("InspectImage", Ok(Facts::Image(None)));
     assert_eq!(pulls(&test), 1);
     pod.spec.as_mut().unwrap().containers[0].image = Some("a:2".to_owned());

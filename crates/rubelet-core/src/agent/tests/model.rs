@@ -112,7 +112,7 @@ fn explorer_finds_a_container_that_starts_too_early() {
     let violation = with_defect(Defect::SidecarDoesNotRun).expect_err("a rule is broken");
     assert_eq!(violation.rule, "a runs before the sidecar has started");
     let last = violation.path.last().map(String::as_str);
-    assert_eq!((violation.path.len(), last), (20, Some("StartContainer default/web/a#0: takes place")), "{violation}");
+    assert_eq!((violation.path.len(), last), (19, Some("StartContainer default/web/a#0: takes place")), "{violation}");
 }
 
 #[test]

@@ -329,7 +329,7 @@ impl Odd {
                 hosts::content(&order.pod, &order.pod_ips, "cluster.local", "127.0.0.1 localhost\n").map_err(reject)?;
                 mounts::termination_message_file(order, &container, &self.settings.root_dir);
             }
-            Op::Volume(VolumeOp::SetUp { pod, uid }) | Op::Volume(VolumeOp::Refresh { pod, uid }) => {
+            Op::Volume(VolumeOp::SetUp { pod, uid, .. } | VolumeOp::Refresh { pod, uid }) => {
                 self.make_files(pod, uid).map_err(reject)?
             }
             Op::Image(ImageOp::Pull { pod, secrets, .. }) => {

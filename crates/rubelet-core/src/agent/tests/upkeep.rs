@@ -70,7 +70,7 @@ fn every_pod_is_looked_at_when_the_runtime_returns() {
 fn pod_lifecycle_is_recorded_as_events() {
     let mut test = up(Settings::for_node("node"), &[fed("u1")]);
     test.inspected("sandbox ready 1s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.carried_out(&["MakePodDirs", "SetUpVolume"], "sandbox ready 1s");
     test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     test.answer("StartContainer", Ok(Facts::Nothing));
     test.inspected("a: running 0s");
@@ -106,7 +106,7 @@ fn a_pod_that_has_ended_does_not_exceed_its_deadline() {
 fn the_image_is_looked_for_anew_at_every_start() {
     let mut test = up(Settings::for_node("node"), &[web("u1")]);
     test.inspected("sandbox ready 1s");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox ready 1s");
+    test.carried_out(&["MakePodDirs"], "sandbox ready 1s");
     test.answer("InspectImage", Ok(Facts::Image(Some(ImageFacts::default()))));
     test.answer("StartContainer", Ok(Facts::Nothing));
     test.inspected("a: exit(1) 0s");
@@ -117,7 +117,7 @@ fn the_image_is_looked_for_anew_at_every_start() {
 fn a_new_label_reaches_the_volumes_made_of_labels_at_once() {
     let mut test = up(Settings::for_node("node"), &[fed("u1")]);
     test.inspected("a: running");
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], "a: running");
+    test.carried_out(&["MakePodDirs", "SetUpVolume"], "a: running");
     let mut labelled = fed("u1");
     labelled.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
     test.config(&[labelled]);
@@ -128,16 +128,17 @@ fn a_new_label_reaches_the_volumes_made_of_labels_at_once() {
 fn a_volume_that_comes_to_be_mounted_is_set_up() {
     let mut plain = fed("u1");
     plain.spec.as_mut().unwrap().containers[0].volume_mounts = None;
-    for (first, is_set_up_again) in [(plain, true), (fed("u1"), false)] {
+    let (before, with_volume) = (vec!["MakePodDirs"], vec!["MakePodDirs", "SetUpVolume"]);
+    for (first, steps, is_set_up_again) in [(plain, before, true), (fed("u1"), with_volume, false)] {
         let mut test = up(Settings::for_node("node"), &[first]);
         test.inspected("sandbox gone");
-        test.carried_out(&["MakePodDirs", "SetUpVolumes"], "sandbox gone");
+        test.carried_out(&steps, "sandbox gone");
         let mut changed = fed("u1");
         changed.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
         test.config(&[changed]);
         test.answer("RunSandbox", Ok(Facts::Nothing));
         test.inspected("sandbox ready 1s");
-        assert_eq!(test.pending().contains(&"SetUpVolumes"), is_set_up_again, "{:?}", test.pending());
+        assert_eq!(test.pending().contains(&"SetUpVolume"), is_set_up_again, "{:?}", test.pending());
     }
 }
 
@@ -165,7 +166,7 @@ fn crash_loop_depends_only_on_its_own_container() {
     // The run of `a` was short; that of `b`, which ended later, would have been long enough to reset the back-off.
     let state = "a: exit(1) 900s; b: exit(1) 1s";
     test.inspected(state);
-    test.carried_out(&["MakePodDirs", "SetUpVolumes"], state);
+    test.carried_out(&["MakePodDirs"], state);
     let started = test.now().uptime.saturating_sub(Duration::from_secs(1000));
     let record = test.agent.records.get_mut(&PodUid::new("u1")).unwrap();
     let known = CrashLoop::after_restart(None, "a:1", started, Duration::from_secs(300), started);

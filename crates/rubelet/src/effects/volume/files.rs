@@ -105,7 +105,7 @@ mod tests {
     use crate::{
         effects::{
             directories::tests::pod_ref,
-            volume::{refresh_volumes, set_up_volumes, tear_down_volumes},
+            volume::{refresh_volumes, set_up_volume, tear_down_volumes},
         },
         objects::{
             Strategy,
@@ -166,7 +166,9 @@ mod tests {
         api.put("/api/v1/namespaces/prod/secrets/s", json!({"metadata": {}, "data": {"k": "c2VjcmV0"}})).await;
         let uid = PodUid::new(UID);
         for _ in 0..2 {
-            set_up_volumes(&world, &pod, &uid).await.unwrap();
+            for volume in ["a", "b", "c", "d"] {
+                set_up_volume(&world, &pod, &uid, volume).await.unwrap();
+            }
         }
         assert_eq!(seen(&volume_dir(&world, "kubernetes.io~configmap", "a").join("k")), "map 644 4321");
         assert_eq!(seen(&volume_dir(&world, "kubernetes.io~secret", "b").join("k")), "secret 440 4321");
@@ -192,7 +194,9 @@ mod tests {
         let (world, api) = in_cluster(dir.path(), &pod);
         api.put("/api/v1/namespaces/prod/configmaps/m", object("1")).await;
         let uid = PodUid::new(UID);
-        set_up_volumes(&world, &pod, &uid).await.unwrap();
+        for volume in ["a", "e"] {
+            set_up_volume(&world, &pod, &uid, volume).await.unwrap();
+        }
         let file = volume_dir(&world, "kubernetes.io~configmap", "a").join("sub/file");
         api.put("/api/v1/namespaces/prod/configmaps/m", object("2")).await;
         fs::remove_dir(volume_dir(&world, "kubernetes.io~empty-dir", "e")).unwrap();
@@ -215,7 +219,8 @@ mod tests {
         let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
         let pod =
             pod(&json!([{"name": "d", "downwardAPI": {"items": name}}, {"name": "m", "configMap": {"name": "m"}}]));
-        let error = set_up_volumes(&world, &pod, &PodUid::new(UID)).await.unwrap_err();
+        set_up_volume(&world, &pod, &PodUid::new(UID), "d").await.unwrap();
+        let error = set_up_volume(&world, &pod, &PodUid::new(UID), "m").await.unwrap_err();
         assert_eq!(
             error.message,
             "MountVolume.SetUp failed for volume \"m\" : couldn't get configMap prod/m, no kubeClient defined"
