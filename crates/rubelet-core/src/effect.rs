@@ -16,6 +16,7 @@ use crate::{
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
+    volumes::claims::PersistentSource,
 };
 
 /// Ties a result to its effect. Unique within one process.
@@ -69,6 +70,8 @@ pub enum Facts {
     Container {
         id: ContainerId,
     },
+    /// What a claim stands for.
+    Volume(Arc<PersistentSource>),
     Probe(ProbeOutcome),
     /// An HTTPS hook was sent over HTTP.
     HookFellBack {

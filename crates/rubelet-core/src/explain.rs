@@ -143,8 +143,9 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
             return step("volumes", StepState::Done, "directories and volumes are set up".to_owned());
         }
         (Preparation::Directories, None) => {
-            let detail = format!("being set up: {}", missing.join(", "));
-            return failing_volume(record, &missing, step("volumes", StepState::Working, detail), now);
+            let names: Vec<_> = missing.iter().map(|volume| volume.name.as_str()).collect();
+            let detail = format!("being set up: {}", names.join(", "));
+            return failing_volume(record, &names, step("volumes", StepState::Working, detail), now);
         }
         (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is created, directories are being created"),
         (Preparation::Nothing, None) if record.lifecycle != Lifecycle::Syncing => {
@@ -273,8 +274,8 @@ fn status_step(record: &PodRecord, status: &PodStatus) -> Step {
 
 /// The step with the last failure of its subject, if there is one.
 /// With the error of the first volume that failed.
-fn failing_volume(record: &PodRecord, missing: &[String], step: Step, now: Now) -> Step {
-    let mut subjects = missing.iter().map(|name| PodSubject::Volume(name.clone()));
+fn failing_volume(record: &PodRecord, missing: &[&str], step: Step, now: Now) -> Step {
+    let mut subjects = missing.iter().map(|name| PodSubject::Volume((*name).to_owned()));
     match subjects.find(|subject| record.failures.contains_key(subject)) {
         Some(subject) => failing(record, &subject, step, now),
         None => step,

@@ -39,7 +39,10 @@ impl Needs {
             match volume.source {
                 VolumeSource::Files(files) => needs.append(files.needs()),
                 VolumeSource::Csi { driver } => needs.objects.extend([ObjectKey::csi_driver(&driver)]),
-                VolumeSource::EmptyDir { .. } | VolumeSource::HostPath { .. } | VolumeSource::Unsupported(_) => {}
+                VolumeSource::EmptyDir { .. }
+                | VolumeSource::HostPath { .. }
+                | VolumeSource::Claim(_)
+                | VolumeSource::Unsupported(_) => {}
             }
         }
         let pull_secrets = spec.image_pull_secrets.iter().flatten();

@@ -4,7 +4,7 @@
 //! afterwards, what happens to them when their pod terminates, deadline. Never: how they are done (`rubelet/src/effects/`).
 //! A mutating operation is safe to repeat.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,7 @@ use crate::{
     pod::hooks::{Hook, HookRequest},
     probes::ProbeRequest,
     time::Uptime,
+    volumes::claims::PersistentSource,
 };
 
 mod log;
@@ -99,8 +100,16 @@ pub enum ContainerOp {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum VolumeOp {
+    /// Finds the persistent volume that a volume of the pod claims.
+    Resolve { pod: Arc<Pod>, volume: String },
     /// Makes one volume of the pod ready for its containers.
-    SetUp { pod: Arc<Pod>, uid: PodUid, volume: String },
+    SetUp {
+        pod: Arc<Pod>,
+        uid: PodUid,
+        volume: String,
+        /// What its claim stands for, if it has one.
+        claimed: Option<Arc<PersistentSource>>,
+    },
     /// Refreshes the volumes with API content; leaves the others alone.
     Refresh { pod: Arc<Pod>, uid: PodUid },
     /// Unmounts and removes the pod's volumes.
@@ -197,6 +206,8 @@ pub struct StartContainer {
     pub target: Option<ContainerId>,
     /// The sandbox's runtime handler supports them.
     pub recursive_read_only_mounts: bool,
+    /// The persistent volumes behind the claims among its volumes, by the volumes' names.
+    pub claimed: BTreeMap<String, Arc<PersistentSource>>,
     pub image: ImageFacts,
 }
 
@@ -499,6 +510,7 @@ impl ContainerOp {
 impl VolumeOp {
     fn properties(&self) -> Properties {
         match self {
+            VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
             VolumeOp::SetUp { .. } => Properties::disk("SetUpVolume").aborted(),
             VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
             VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes"),
@@ -507,7 +519,9 @@ impl VolumeOp {
 
     fn about(&self) -> String {
         match self {
-            VolumeOp::SetUp { pod, volume, .. } => format!("{}/{volume}", PodRef::of(pod)),
+            VolumeOp::Resolve { pod, volume } | VolumeOp::SetUp { pod, volume, .. } => {
+                format!("{}/{volume}", PodRef::of(pod))
+            }
             VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
             VolumeOp::TearDown(place) => place.pod.to_string(),
         }

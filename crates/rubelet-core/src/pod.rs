@@ -11,7 +11,7 @@ use std::{
 };
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec, Volume};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
     probes::Probes,
     status_manager::RunningContainers,
     time::{Now, Uptime, moved},
-    volumes,
+    volumes::{self, claims::PersistentSource},
 };
 
 pub mod allocation;
@@ -224,6 +224,14 @@ pub enum Preparation {
     Directories,
 }
 
+/// What this process knows of a volume of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeRecord {
+    /// What its claim stands for, once that is known.
+    pub claimed: Option<Arc<PersistentSource>>,
+    pub is_set_up: bool,
+}
+
 /// The look at the pod in the runtime: one at a time; a request made during a look triggers another look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -292,8 +300,8 @@ pub struct PodRecord {
     /// Why the pod has failed, whatever its containers do.
     pub failure: Option<PodFailure>,
     pub prepared: Preparation,
-    /// The volumes that this process has set up, by name. Not kept over a restart, either.
-    pub set_up_volumes: BTreeSet<String>,
+    /// By name. Not kept over a restart, either.
+    pub volumes: BTreeMap<String, VolumeRecord>,
     /// When volumes with API content are due for a refresh; `None` without such volumes.
     pub refresh_at: Option<Uptime>,
     /// What the last release step found to be left of the pod; `None` before the first.
@@ -325,7 +333,7 @@ impl PodRecord {
             probes: Probes::default(),
             failure: None,
             prepared: Preparation::Nothing,
-            set_up_volumes: BTreeSet::new(),
+            volumes: BTreeMap::new(),
             refresh_at: None,
             remains: None,
             rejected: None,
@@ -421,9 +429,15 @@ impl PodRecord {
     }
 
     /// Volumes that its containers mount and that this process has not set up, in the order of the manifest.
-    pub fn missing_volumes(&self) -> Vec<String> {
-        let names = volumes::names_to_mount(self.spec());
-        names.filter(|name| !self.set_up_volumes.contains(*name)).map(str::to_owned).collect()
+    pub fn missing_volumes(&self) -> Vec<&Volume> {
+        let is_missing = |volume: &&Volume| !self.volumes.get(&volume.name).is_some_and(|known| known.is_set_up);
+        volumes::mounted(self.spec()).filter(is_missing).collect()
+    }
+
+    /// The persistent volumes behind its claims, by the volumes' names.
+    pub fn claimed_volumes(&self) -> BTreeMap<String, Arc<PersistentSource>> {
+        let claimed = self.volumes.iter().filter_map(|(name, volume)| Some((name, volume.claimed.as_ref()?)));
+        claimed.map(|(name, source)| (name.clone(), source.clone())).collect()
     }
 
     pub fn is_waiting_to_retry(&self, subject: &PodSubject, now: Now) -> bool {

@@ -8,7 +8,7 @@
 //!   `sandbox notready` and `sandbox ready 90s, ready 10s` say otherwise.
 //! - [`show`]: a status as a few lines, times relative to [`now`].
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -117,6 +117,7 @@ pub fn start_order(pod: &Arc<Pod>) -> StartContainer {
         host_ips: Vec::new(),
         target: None,
         recursive_read_only_mounts: false,
+        claimed: BTreeMap::new(),
         image: ImageFacts::default(),
     }
 }

@@ -9,13 +9,18 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, HostPathVolumeSource, Pod, PodSpec, Volume};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     pod_resources,
     quantity::{self, Quantity},
-    volumes::files::{FilePlugin, FileVolume},
+    volumes::{
+        claims::ClaimRef,
+        files::{FilePlugin, FileVolume},
+    },
 };
 
+pub mod claims;
 pub mod files;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.
@@ -40,6 +45,8 @@ pub enum VolumeSource {
         must_be: HostPathType,
     },
     Files(FileVolume),
+    /// A persistent volume, once the claim is resolved.
+    Claim(ClaimRef),
     /// A CSI ephemeral volume.
     Csi {
         driver: String,
@@ -49,7 +56,7 @@ pub enum VolumeSource {
 }
 
 impl VolumeSource {
-    /// The name of its plugin in metrics; `None` for unsupported volumes.
+    /// The name of its plugin in metrics; `None` for unsupported volumes, and for claims, whose persistent volume has one.
     pub fn plugin(&self) -> Option<&'static str> {
         match self {
             VolumeSource::EmptyDir { .. } => Some("kubernetes.io/empty-dir"),
@@ -60,7 +67,7 @@ impl VolumeSource {
                 FilePlugin::DownwardApi => "kubernetes.io/downward-api",
                 FilePlugin::Projected => "kubernetes.io/projected",
             }),
-            VolumeSource::Csi { .. } | VolumeSource::Unsupported(_) => None,
+            VolumeSource::Claim(_) | VolumeSource::Csi { .. } | VolumeSource::Unsupported(_) => None,
         }
     }
 }
@@ -75,7 +82,7 @@ pub enum Medium {
 }
 
 /// The check of a hostPath, and what is created when it is missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostPathType {
     Unchecked,
     DirectoryOrCreate,
@@ -90,16 +97,13 @@ pub enum HostPathType {
 /// The volumes that some container mounts, in the order of the manifest. Others are not set up, as upstream.
 pub fn volumes_to_mount(pod: &Pod) -> Vec<VolumeToMount> {
     let Some(spec) = &pod.spec else { return Vec::new() };
-    let mounted = mounted_names(spec);
-    let volumes = spec.volumes.iter().flatten().filter(|volume| mounted.contains(volume.name.as_str()));
-    volumes.map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
+    mounted(spec).map(|volume| VolumeToMount { name: volume.name.clone(), source: source(pod, spec, volume) }).collect()
 }
 
-/// The names of the volumes to mount, in the order of the manifest.
-pub fn names_to_mount(spec: &PodSpec) -> impl Iterator<Item = &str> {
+/// The volumes that some container mounts, as the spec has them.
+pub fn mounted(spec: &PodSpec) -> impl Iterator<Item = &Volume> {
     let mounted = mounted_names(spec);
-    let names = spec.volumes.iter().flatten().map(|volume| volume.name.as_str());
-    names.filter(move |name| mounted.contains(name))
+    spec.volumes.iter().flatten().filter(move |volume| mounted.contains(volume.name.as_str()))
 }
 
 /// The pod has volumes whose content may change while it runs.
@@ -181,7 +185,12 @@ fn source(pod: &Pod, spec: &PodSpec, volume: &Volume) -> VolumeSource {
     } else if let Some(source) = &volume.empty_dir {
         empty_dir(spec, source)
     } else if let Some(source) = &volume.host_path {
-        host_path(source)
+        match host_path_type(source) {
+            Some(must_be) => VolumeSource::HostPath { path: PathBuf::from(&source.path), must_be },
+            None => VolumeSource::Unsupported(format!("hostPath.type {}", source.type_.as_deref().unwrap_or_default())),
+        }
+    } else if let Some(claim) = ClaimRef::of(pod, volume) {
+        VolumeSource::Claim(claim)
     } else if let Some(source) = &volume.csi {
         VolumeSource::Csi { driver: source.driver.clone() }
     } else {
@@ -202,13 +211,14 @@ fn empty_dir(spec: &PodSpec, source: &EmptyDirVolumeSource) -> VolumeSource {
     VolumeSource::EmptyDir { medium, group: fs_group(spec) }
 }
 
-fn fs_group(spec: &PodSpec) -> Option<u32> {
+pub fn fs_group(spec: &PodSpec) -> Option<u32> {
     let group = spec.security_context.as_ref().and_then(|context| context.fs_group)?;
     u32::try_from(group).ok()
 }
 
-fn host_path(source: &HostPathVolumeSource) -> VolumeSource {
-    let must_be = match source.type_.as_deref().unwrap_or_default() {
+/// `None` for an unknown type.
+fn host_path_type(source: &HostPathVolumeSource) -> Option<HostPathType> {
+    Some(match source.type_.as_deref().unwrap_or_default() {
         "" => HostPathType::Unchecked,
         "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
         "Directory" => HostPathType::Directory,
@@ -217,9 +227,8 @@ fn host_path(source: &HostPathVolumeSource) -> VolumeSource {
         "Socket" => HostPathType::Socket,
         "CharDevice" => HostPathType::CharDevice,
         "BlockDevice" => HostPathType::BlockDevice,
-        other => return VolumeSource::Unsupported(format!("hostPath.type {other}")),
-    };
-    VolumeSource::HostPath { path: PathBuf::from(&source.path), must_be }
+        _ => return None,
+    })
 }
 
 /// The volume's only field beside its name.

@@ -20,6 +20,7 @@ use crate::port::{DirEntry, FileKind, ReadError};
 
 mod beneath;
 mod compress;
+mod ownership;
 mod project;
 mod remove_tree;
 pub(crate) mod resolve;
@@ -28,6 +29,7 @@ pub use beneath::{
     file_sizes, make_dir_beneath, make_file_beneath, read_tail, remove_file_beneath, rename_beneath, write_file_beneath,
 };
 pub use compress::compress_beneath;
+pub use ownership::share_tree;
 pub use project::project;
 pub use remove_tree::remove_tree;
 

@@ -22,7 +22,7 @@ use crate::{
     mount,
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures, WalkProgress,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::{
         Reader,
@@ -193,6 +193,11 @@ impl Host for LinuxHost {
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
         self.short(path, move |path| fs::share_dir(path, group)).await
+    }
+
+    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()> {
+        let tree = path.to_owned();
+        self.lanes.run(path, Length::Long, move |call| fs::share_tree(&tree, sharing, &|| call.go_on())).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {

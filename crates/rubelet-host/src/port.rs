@@ -198,6 +198,16 @@ pub struct VolumeFigures {
     pub is_mount: bool,
 }
 
+/// How a tree is given to a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    pub group: u32,
+    /// The group may read, not write.
+    pub read_only: bool,
+    /// Nothing is done if the top of the tree has this group and access already.
+    pub only_on_root_mismatch: bool,
+}
+
 /// How far the walk through a volume is.
 #[derive(Debug, Default)]
 pub struct WalkProgress(Mutex<Option<VolumeFigures>>);
@@ -281,6 +291,9 @@ pub trait Host: Send + Sync + 'static {
     /// Gives a directory, not its content, to a group with read and write access; new files in it belong to the
     /// group too.
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()>;
+
+    /// As `share_dir`, for a directory with all below it, whatever is mounted there. No link is followed.
+    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()>;
 
     /// Creates an empty file; an existing one is unchanged. A link in its place is an error.
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()>;

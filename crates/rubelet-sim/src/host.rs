@@ -15,7 +15,7 @@ use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
         CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, TcpCheck, VolumeFigures, WalkProgress,
+        NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures, WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -362,6 +362,10 @@ impl Host for FakeHost {
 
     async fn share_dir(&self, path: &Path, group: u32) -> io::Result<()> {
         self.change(&format!("chgrp {group}"), path, |sim, path| sim.disk.list_dir(path).map(drop)).await
+    }
+
+    async fn share_tree(&self, path: &Path, sharing: Sharing) -> io::Result<()> {
+        self.change(&format!("chgrp -R {}", sharing.group), path, |sim, path| sim.disk.list_dir(path).map(drop)).await
     }
 
     async fn make_file(&self, path: &Path, mode: u32) -> io::Result<()> {

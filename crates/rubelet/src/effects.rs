@@ -9,7 +9,7 @@ use rubelet_core::{
     effect::{Effect, EffectError, EffectId, ErrorKind, Facts},
     event::Event,
     observation::Remains,
-    op::{ApiOp, ContainerOp, ImageOp, LogOp, NodeOp, Op, OpKind, PodOp, VolumeOp},
+    op::{ApiOp, ContainerOp, ImageOp, LogOp, NodeOp, Op, OpKind, PodOp},
 };
 use tokio::{
     sync::mpsc,
@@ -147,14 +147,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             ContainerOp::Probe(order) => probe::probe(world, order).await,
             ContainerOp::RunHook(order) => hook::run_hook(world, order).await,
         },
-        Op::Volume(op) => match op {
-            VolumeOp::SetUp { pod, uid, volume } => volume::set_up_volume(world, pod, uid, volume).await,
-            VolumeOp::Refresh { pod, uid } => volume::refresh_volumes(world, pod, uid).await,
-            VolumeOp::TearDown(place) => {
-                let removal = volume::tear_down_volumes(world, &place.pod);
-                remains::after(world, place, Remains::Volumes, removal).await
-            }
-        },
+        Op::Volume(op) => volume::perform(world, op).await,
         Op::Image(op) => match op {
             ImageOp::Inspect { image, .. } => image::inspect_image(world, image).await,
             ImageOp::Pull { pod, image, secrets } => image::pull_image(world, pod, image, secrets).await,

@@ -8,7 +8,7 @@
     reason = "a test fails by panicking; clippy knows helpers of tests only inside of a test module"
 )]
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use rubelet::{
@@ -82,6 +82,7 @@ impl Bed {
             host_ips: Vec::new(),
             target: None,
             recursive_read_only_mounts: false,
+            claimed: BTreeMap::new(),
             image: self.busybox().await,
         };
         match container::start_container(&self.world, &order, &Recalled::new()).await? {
@@ -303,6 +304,7 @@ async fn a_container_that_was_only_created_is_started_by_resuming() {
         host_ips: Vec::new(),
         target: None,
         recursive_read_only_mounts: false,
+        claimed: BTreeMap::new(),
         image: bed.busybox().await,
     };
     // The state after an agent was killed in the middle.

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use self::events::{failed_mount, leftover_task, stuck};
+use self::events::{failed_claim, failed_mount, leftover_task, stuck};
 use crate::{
     agent::Agent,
     effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
@@ -384,6 +384,9 @@ fn apply_result(
     }
     match (&flight.op, &result) {
         (_, Ok(Facts::Remains(remains))) => record.remains = Some(*remains),
+        (Op::Volume(VolumeOp::Resolve { volume, .. }), Ok(Facts::Volume(source))) => {
+            record.volumes.entry(volume.clone()).or_default().claimed = Some(source.clone());
+        }
         // What ran until now may have left new files or mounts, and so may a start that hung.
         (Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }), _)
         | (Op::Pod(PodOp::RemoveDir(_)), Err(_)) => record.remains = None,
@@ -460,9 +463,9 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         Op::Pod(op) => pod_succeeded(record, op),
         Op::Container(op) => return container_succeeded(record, op),
         Op::Volume(VolumeOp::SetUp { volume, .. }) => {
-            record.set_up_volumes.insert(volume.clone());
+            record.volumes.entry(volume.clone()).or_default().is_set_up = true;
         }
-        Op::Volume(VolumeOp::Refresh { .. } | VolumeOp::TearDown(_))
+        Op::Volume(VolumeOp::Resolve { .. } | VolumeOp::Refresh { .. } | VolumeOp::TearDown(_))
         | Op::Node(_)
         | Op::Image(_)
         | Op::Log(_)
@@ -532,6 +535,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
                 format!("error making pod data directories: {}", error.message),
             )]
         }
+        Op::Volume(VolumeOp::Resolve { volume, .. }) => vec![failed_claim(record, volume, error)],
         Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => vec![failed_mount(record, error)],
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]

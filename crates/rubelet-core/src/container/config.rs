@@ -102,6 +102,8 @@ mod tests {
 
     use serde_json::{Value, json};
 
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::effect::{ImageFacts, ImageUser};
 
@@ -119,6 +121,7 @@ mod tests {
             host_ips: Vec::new(),
             target: None,
             recursive_read_only_mounts: false,
+            claimed: BTreeMap::new(),
             image: ImageFacts { id: "sha256:abc".to_owned(), size_bytes: 1, user: ImageUser::Uid(101) },
         }
     }

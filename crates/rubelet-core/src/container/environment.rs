@@ -304,6 +304,7 @@ mod tests {
             host_ips: vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()],
             target: None,
             recursive_read_only_mounts: false,
+            claimed: BTreeMap::new(),
             image: ImageFacts::default(),
         }
     }

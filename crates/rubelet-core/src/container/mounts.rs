@@ -18,7 +18,11 @@ use crate::{
     id::PodUid,
     op::StartContainer,
     settings::Settings,
-    volumes::{self, files::FilePlugin},
+    volumes::{
+        self,
+        claims::{PersistentKind, PersistentSource},
+        files::FilePlugin,
+    },
 };
 
 pub fn mounts(
@@ -167,7 +171,11 @@ fn volume_source(
 ) -> Result<VolumeSource, ConfigError> {
     let mut volumes = spec.volumes.iter().flatten();
     let volume = volumes.find(|volume| volume.name == mount.name);
-    volume.and_then(|volume| VolumeSource::of(volume, &settings.root_dir, &order.uid)).ok_or_else(|| {
+    let pod_dir = pod_dir(&settings.root_dir, &order.uid);
+    if let Some(source) = order.claimed.get(&mount.name) {
+        return Ok(VolumeSource::claimed(source, &pod_dir));
+    }
+    volume.and_then(|volume| VolumeSource::of(volume, &pod_dir)).ok_or_else(|| {
         ConfigError(format!("cannot find volume {:?} to mount into container {:?}", mount.name, container.name))
     })
 }
@@ -180,14 +188,18 @@ struct VolumeSource {
 }
 
 impl VolumeSource {
-    fn of(volume: &Volume, root_dir: &Path, uid: &PodUid) -> Option<Self> {
-        let pod_dir = pod_dir(root_dir, uid);
+    fn claimed(source: &PersistentSource, pod_dir: &Path) -> Self {
+        let is_ours = !matches!(source.kind, PersistentKind::HostPath { .. });
+        VolumeSource { host_path: source.path(pod_dir), is_ours, is_read_only: source.read_only }
+    }
+
+    fn of(volume: &Volume, pod_dir: &Path) -> Option<Self> {
         if let Some(plugin) = FilePlugin::of(volume) {
-            let host_path = volumes::files_path(&pod_dir, plugin, &volume.name);
+            let host_path = volumes::files_path(pod_dir, plugin, &volume.name);
             return Some(VolumeSource { host_path, is_ours: true, is_read_only: true });
         }
         if volume.empty_dir.is_some() {
-            let host_path = volumes::empty_dir_path(&pod_dir, &volume.name);
+            let host_path = volumes::empty_dir_path(pod_dir, &volume.name);
             return Some(VolumeSource { host_path, is_ours: true, is_read_only: false });
         }
         let host_path = PathBuf::from(&volume.host_path.as_ref()?.path);

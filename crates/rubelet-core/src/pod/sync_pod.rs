@@ -6,7 +6,7 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
-use k8s_openapi::api::core::v1::{Container, PodStatus};
+use k8s_openapi::api::core::v1::{Container, PodStatus, Volume};
 
 use crate::{
     cgroups::CgroupTree,
@@ -32,7 +32,7 @@ use crate::{
     },
     settings::Settings,
     time::Now,
-    volumes,
+    volumes::{self, claims::ClaimRef},
 };
 
 /// What a plan reads beside the pod's record.
@@ -207,6 +207,7 @@ impl Start<'_> {
                         Some(self.sandbox),
                         self.context.runtime,
                     ),
+                    claimed: record.claimed_volumes(),
                     image: image.clone(),
                 };
                 let reason = if newest.is_some() { "the container ended" } else { "the container never ran" };
@@ -341,17 +342,28 @@ fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now:
     }
     let missing = record.missing_volumes();
     for volume in &missing {
-        let subject = PodSubject::Volume(volume.clone());
+        let subject = PodSubject::Volume(volume.name.clone());
         if !is_planned(plan, &subject) && !record.is_busy(&subject, now) {
-            let (pod, uid, volume) = (record.pod.clone(), record.id.uid.clone(), volume.clone());
-            plan.step(subject, VolumeOp::SetUp { pod, uid, volume }, "the volume may be missing");
+            let (op, reason) = next_volume_step(&record, volume);
+            plan.step(subject, op, reason);
         }
     }
     if missing.is_empty() {
         return true;
     }
-    plan.wait_for(WaitsFor::Volumes(missing));
+    plan.wait_for(WaitsFor::Volumes(missing.into_iter().map(|volume| volume.name.clone()).collect()));
     false
+}
+
+/// A claim is resolved first.
+fn next_volume_step(record: &PodRecord, volume: &Volume) -> (VolumeOp, &'static str) {
+    let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
+    let (pod, name) = (record.pod.clone(), volume.name.clone());
+    if claimed.is_none() && ClaimRef::of(&record.pod, volume).is_some() {
+        return (VolumeOp::Resolve { pod, volume: name }, "the claim's persistent volume is not known");
+    }
+    let uid = record.id.uid.clone();
+    (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")
 }
 
 /// Volumes with API content are refreshed periodically, and at once when an object changed.

@@ -8,8 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction, PodStatus,
-    Probe, Volume, VolumeMount,
+    ConfigMapVolumeSource, Container, ContainerState, ContainerStateTerminated, ContainerStatus, ExecAction,
+    PersistentVolumeClaimVolumeSource, PodStatus, Probe, Volume, VolumeMount,
 };
 
 use crate::{
@@ -34,6 +34,7 @@ use crate::{
     settings::Settings,
     test_support::{ago, facts, later, mk_pod, now},
     time::{Now, Uptime},
+    volumes::claims::{PersistentKind, PersistentSource},
 };
 
 /// A record and its flights.
@@ -158,6 +159,7 @@ fn show_op(op: &Op) -> String {
         Op::Pod(PodOp::SetUpCgroup { cgroup, .. }) => format!("set up cgroup {}", cgroup.path),
         Op::Pod(PodOp::RemoveCgroup(place)) => format!("remove cgroup {}", place.cgroup_paths.join(" or ")),
         Op::Pod(PodOp::MakeDirs { .. }) => "make directories".to_owned(),
+        Op::Volume(VolumeOp::Resolve { volume, .. }) => format!("resolve claim {volume}"),
         Op::Volume(VolumeOp::SetUp { volume, .. }) => format!("set up volume {volume}"),
         Op::Volume(VolumeOp::Refresh { .. }) => "refresh volumes".to_owned(),
         Op::Volume(VolumeOp::TearDown(_)) => "tear down volumes".to_owned(),
@@ -240,7 +242,7 @@ fn the_cgroup_directories_and_volumes_come_before_the_sandbox() {
     with_volumes(&mut record, &["v", "w"]);
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v, set up volume w", "side by side");
     assert_eq!(sync_plan(&record, &facts).waits_for.expect("a wait").to_string(), "the pod's volumes: v, w");
-    record.set_up_volumes.insert("v".to_owned());
+    record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w");
     let (mut record, facts) = observed(self::record("always | main a | main b", Lifecycle::Syncing), "");
     with_volumes(&mut record, &["v"]);
@@ -259,6 +261,20 @@ fn volume_that_failed_delays_only_itself() {
     }
     record.failures.insert(PodSubject::Volume("v".to_owned()), failure.expect("a failure"));
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume w");
+}
+
+#[test]
+fn claim_is_resolved_before_its_volume_is_set_up() {
+    let (mut record, facts) = observed(record("always | main a", Lifecycle::Syncing), "sandbox gone");
+    with_volumes(&mut record, &["v"]);
+    let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
+    spec.volumes.as_mut().expect("volumes")[0].persistent_volume_claim =
+        Some(PersistentVolumeClaimVolumeSource::default());
+    assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
+    let kind = PersistentKind::Local { path: "/disk".into() };
+    let source = PersistentSource { name: "pv".to_owned(), read_only: false, kind };
+    record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
+    assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
 }
 
 /// Every container mounts these volumes.
@@ -1099,7 +1115,7 @@ fn pod_is_planned_when_its_volume_refresh_is_due() {
     with_volumes(&mut record, &["v"]);
     let spec = Arc::make_mut(&mut record.pod).spec.as_mut().expect("a spec");
     spec.volumes.as_mut().expect("volumes")[0].config_map = Some(ConfigMapVolumeSource::default());
-    record.set_up_volumes.insert("v".to_owned());
+    record.volumes.entry("v".to_owned()).or_default().is_set_up = true;
     for (refresh_at, expected) in [
         (None, ("nothing", None)),
         (Some(later(9).uptime), ("nothing", Some(later(9).uptime))),

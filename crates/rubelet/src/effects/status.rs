@@ -92,6 +92,10 @@ fn path_of(pod: &PodRef) -> ObjectPath {
     ObjectPath::all("v1", "pods").within(&*pod.namespace).named(&*pod.name)
 }
 
+pub(super) async fn get(world: &World, path: ObjectPath) -> Result<Bytes, EffectError> {
+    request(world, Verb::Get, path, None).await
+}
+
 async fn request(world: &World, verb: Verb, path: ObjectPath, body: Option<&Value>) -> Result<Bytes, EffectError> {
     api(world)?.call(call(verb, path, body)).await.map_err(|error| failed(&error))
 }

@@ -10,24 +10,52 @@ use k8s_openapi::api::core::v1::Pod;
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
     id::{PodRef, PodUid},
-    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount},
+    observation::Remains,
+    op::VolumeOp,
+    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount, claims::PersistentSource},
 };
 use rubelet_host::port::FileKind;
 
 use self::files::Owner;
-use super::{directories::component, failure};
+use super::{directories::component, failure, remains};
 use crate::world::World;
 
+mod claim;
 mod csi;
 mod files;
+mod persistent;
 
 /// A tmpfs as upstream mounts it: world-writable with the sticky bit.
 const TMPFS_MODE: u32 = 0o1777;
 
+pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, EffectError> {
+    match op {
+        VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
+        VolumeOp::SetUp { pod, uid, volume, claimed } => {
+            set_up_volume(world, pod, uid, volume, claimed.as_deref()).await
+        }
+        VolumeOp::Refresh { pod, uid } => refresh_volumes(world, pod, uid).await,
+        VolumeOp::TearDown(place) => {
+            let removal = tear_down_volumes(world, &place.pod);
+            remains::after(world, place, Remains::Volumes, removal).await
+        }
+    }
+}
+
 /// A volume that the pod does not have, or no container mounts, needs nothing.
-pub async fn set_up_volume(world: &World, pod: &Pod, uid: &PodUid, volume: &str) -> Result<Facts, EffectError> {
+pub async fn set_up_volume(
+    world: &World,
+    pod: &Pod,
+    uid: &PodUid,
+    volume: &str,
+    claimed: Option<&PersistentSource>,
+) -> Result<Facts, EffectError> {
     let pod_dir = world.paths.pods_dir().join(component(uid.as_str())?);
     let owner = Owner { pod, uid, dir: &pod_dir };
+    if let Some(source) = claimed {
+        let setup = persistent::set_up(world, &owner, source);
+        return measured(world, &source.name, Some(source.plugin()), setup).await.map(|()| Facts::Nothing);
+    }
     let mut volumes = volumes::volumes_to_mount(pod);
     volumes.retain(|known| known.name == volume);
     set_up_each(world, &owner, volumes).await
@@ -45,21 +73,32 @@ pub async fn refresh_volumes(world: &World, pod: &Pod, uid: &PodUid) -> Result<F
 async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMount>) -> Result<Facts, EffectError> {
     let mut failures = Vec::new();
     for volume in volumes {
-        let began = world.clock.now().uptime;
-        let done = set_up(world, owner, &volume).await;
-        if let Some(plugin) = volume.source.plugin() {
-            world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
-        }
-        if let Err(error) = done {
-            let message = format!("MountVolume.SetUp failed for volume {:?} : {error}", volume.name);
-            failures.push(EffectError { message, ..error });
-        }
+        let setup = set_up(world, owner, &volume);
+        failures.extend(measured(world, &volume.name, volume.source.plugin(), setup).await.err());
     }
     let Some(first) = failures.first() else { return Ok(Facts::Nothing) };
     let is_one_kind = failures.iter().all(|failure| failure.kind == first.kind);
     let kind = if is_one_kind { first.kind.clone() } else { ErrorKind::Retry };
     let messages: Vec<_> = failures.into_iter().map(|failure| failure.message).collect();
     Err(EffectError { kind, message: messages.join("; ") })
+}
+
+/// Runs a setup, with its metric and upstream's beginning of its error.
+async fn measured(
+    world: &World,
+    name: &str,
+    plugin: Option<&'static str>,
+    setup: impl Future<Output = Result<(), EffectError>>,
+) -> Result<(), EffectError> {
+    let began = world.clock.now().uptime;
+    let done = setup.await;
+    if let Some(plugin) = plugin {
+        world.metrics.effects.volume_mounted(plugin, done.is_ok(), world.clock.now().uptime.since(began));
+    }
+    done.map_err(|error| {
+        let message = format!("MountVolume.SetUp failed for volume {name:?} : {error}");
+        EffectError { message, ..error }
+    })
 }
 
 pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), EffectError> {
@@ -87,6 +126,7 @@ async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Res
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(content) => files::set_up(world, owner, &volume.name, content).await,
+        VolumeSource::Claim(_) => Err(failure::refused("its claim is not resolved".to_owned())),
         VolumeSource::Csi { driver } => Err(csi::why_not(world, owner.uid, driver).await),
         VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }
@@ -198,7 +238,7 @@ mod tests {
         make_pod_dirs(world, &pod_ref(UID)).await.unwrap();
         let mut answers = Vec::new();
         for volume in volumes::volumes_to_mount(pod) {
-            match set_up_volume(world, pod, &PodUid::new(UID), &volume.name).await {
+            match set_up_volume(world, pod, &PodUid::new(UID), &volume.name, None).await {
                 Ok(Facts::Nothing) => {}
                 Ok(facts) => answers.push(format!("{facts:?}")),
                 Err(error) => answers.push(format!("{:?}: {error}", error.kind)),

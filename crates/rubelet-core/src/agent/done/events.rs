@@ -2,6 +2,8 @@
 //!
 //! Owns: their words. Never: decides whether one is recorded.
 
+use std::collections::BTreeSet;
+
 use crate::{
     effect::{EffectError, EventRecord, InvolvedObject, Severity},
     event_reasons,
@@ -39,5 +41,21 @@ pub(super) fn failed_mount(record: &PodRecord, error: &EffectError) -> EventReco
         Severity::Warning,
         event_reasons::FAILED_MOUNT_VOLUME,
         error.message.clone(),
+    )
+}
+
+/// Upstream's sentence about a volume whose claim cannot be used.
+pub(super) fn failed_claim(record: &PodRecord, volume: &str, error: &EffectError) -> EventRecord {
+    let missing: BTreeSet<_> = record.missing_volumes().into_iter().map(|volume| volume.name.as_str()).collect();
+    let unmounted = missing.into_iter().collect::<Vec<_>>().join(" ");
+    let message = format!(
+        "Unable to attach or mount volumes: unmounted volumes=[{unmounted}], unattached volumes=[], failed to process volumes=[{volume}]: {}",
+        error.message
+    );
+    EventRecord::new(
+        InvolvedObject::Pod(record.id.clone()),
+        Severity::Warning,
+        event_reasons::FAILED_MOUNT_VOLUME,
+        message,
     )
 }

@@ -505,6 +505,7 @@ fn subject(op: &Op) -> Option<PodUid> {
         Op::Container(ContainerOp::RunHook(order)) => order.pod.uid.clone(),
         Op::Pod(PodOp::RemoveCgroup(place) | PodOp::RemoveDir(place) | PodOp::RemoveLogDir(place))
         | Op::Volume(VolumeOp::TearDown(place)) => place.pod.uid.clone(),
+        Op::Volume(VolumeOp::Resolve { pod, .. }) => PodUid::of(pod),
         Op::Volume(VolumeOp::SetUp { uid, .. } | VolumeOp::Refresh { uid, .. }) => uid.clone(),
         Op::Pod(PodOp::RunSandbox(order)) => order.uid.clone(),
         Op::Container(ContainerOp::Start(order)) => order.uid.clone(),

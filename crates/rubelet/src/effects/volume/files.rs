@@ -167,7 +167,7 @@ mod tests {
         let uid = PodUid::new(UID);
         for _ in 0..2 {
             for volume in ["a", "b", "c", "d"] {
-                set_up_volume(&world, &pod, &uid, volume).await.unwrap();
+                set_up_volume(&world, &pod, &uid, volume, None).await.unwrap();
             }
         }
         assert_eq!(seen(&volume_dir(&world, "kubernetes.io~configmap", "a").join("k")), "map 644 4321");
@@ -195,7 +195,7 @@ mod tests {
         api.put("/api/v1/namespaces/prod/configmaps/m", object("1")).await;
         let uid = PodUid::new(UID);
         for volume in ["a", "e"] {
-            set_up_volume(&world, &pod, &uid, volume).await.unwrap();
+            set_up_volume(&world, &pod, &uid, volume, None).await.unwrap();
         }
         let file = volume_dir(&world, "kubernetes.io~configmap", "a").join("sub/file");
         api.put("/api/v1/namespaces/prod/configmaps/m", object("2")).await;
@@ -219,8 +219,8 @@ mod tests {
         let name = json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]);
         let pod =
             pod(&json!([{"name": "d", "downwardAPI": {"items": name}}, {"name": "m", "configMap": {"name": "m"}}]));
-        set_up_volume(&world, &pod, &PodUid::new(UID), "d").await.unwrap();
-        let error = set_up_volume(&world, &pod, &PodUid::new(UID), "m").await.unwrap_err();
+        set_up_volume(&world, &pod, &PodUid::new(UID), "d", None).await.unwrap();
+        let error = set_up_volume(&world, &pod, &PodUid::new(UID), "m", None).await.unwrap_err();
         assert_eq!(
             error.message,
             "MountVolume.SetUp failed for volume \"m\" : couldn't get configMap prod/m, no kubeClient defined"

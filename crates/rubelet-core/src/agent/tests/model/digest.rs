@@ -95,7 +95,7 @@ fn write_record(text: &mut String, record: &PodRecord) {
         probes,
         failure,
         prepared,
-        set_up_volumes,
+        volumes,
         refresh_at,
         remains,
         rejected,
@@ -109,7 +109,7 @@ fn write_record(text: &mut String, record: &PodRecord) {
         write!(text, "{subject:?}{retry_at:?}{count}{message}{cure:?}").expect("a string takes all");
     }
     write!(text, "{container_records:?}{instances:?}{probes:?}{failure:?}").expect("a string takes all");
-    write!(text, "{prepared:?}{set_up_volumes:?}{refresh_at:?}{remains:?}{rejected:?}").expect("a string takes all");
+    write!(text, "{prepared:?}{volumes:?}{refresh_at:?}{remains:?}{rejected:?}").expect("a string takes all");
     write!(text, "{stopped_sandboxes:?}{wake_at:?}{waits_for:?}").expect("a string takes all");
     if let Some(facts) = facts {
         write_facts(text, facts);

@@ -1,0 +1,248 @@
+//! Claims: the persistent volume that a volume of a pod stands for.
+//!
+//! Owns: which claim a volume names, when a claim and its persistent volume may be used, and what they resolve to. Never:
+//! fetches them.
+//! Upstream: `getPVCExtractPV`, `getPVSpec` of the desired state's populator, `component-helpers/storage/ephemeral`.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::namespace_of,
+    volumes::{HostPathType, host_path_type},
+};
+
+/// The directory name of the plugin of local volumes.
+const LOCAL_PLUGIN: &str = "kubernetes.io~local-volume";
+const PROTECTION_FINALIZER: &str = "kubernetes.io/pvc-protection";
+
+/// The claim that a volume names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRef {
+    pub namespace: String,
+    pub name: String,
+    /// Made for this pod from the template in its spec.
+    pub is_ephemeral: bool,
+    pub read_only: bool,
+}
+
+impl ClaimRef {
+    /// `None` for a volume of another kind.
+    pub fn of(pod: &Pod, volume: &Volume) -> Option<ClaimRef> {
+        let namespace = namespace_of(pod).to_owned();
+        if let Some(source) = &volume.persistent_volume_claim {
+            let read_only = source.read_only.unwrap_or(false);
+            return Some(ClaimRef { namespace, name: source.claim_name.clone(), is_ephemeral: false, read_only });
+        }
+        volume.ephemeral.as_ref()?;
+        let name = format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name);
+        Some(ClaimRef { namespace, name, is_ephemeral: true, read_only: false })
+    }
+
+    /// The name of the persistent volume it is bound to, or why it cannot be used.
+    pub fn bound_to(&self, pod: &Pod, claim: &PersistentVolumeClaim) -> Result<String, String> {
+        if self.is_ephemeral && !is_made_for(pod, claim) {
+            let ClaimRef { namespace, name, .. } = self;
+            let pod = pod.metadata.name.as_deref().unwrap_or_default();
+            return Err(format!("PVC {namespace}/{name} was not created for pod {namespace}/{pod} (pod is not owner)"));
+        }
+        let finalizers = claim.metadata.finalizers.iter().flatten();
+        let is_protected = finalizers.into_iter().any(|finalizer| finalizer == PROTECTION_FINALIZER);
+        if claim.metadata.deletion_timestamp.is_some() && !is_protected {
+            return Err("PVC is being deleted".to_owned());
+        }
+        if claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+            return Err("PVC is not bound".to_owned());
+        }
+        let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+        if name.is_empty() { Err("PVC has empty pvc.Spec.VolumeName".to_owned()) } else { Ok(name) }
+    }
+}
+
+fn is_made_for(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    let mut owners = owners.filter(|owner| owner.controller == Some(true));
+    owners.any(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
+}
+
+/// A persistent volume as a pod uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PersistentSource {
+    /// The name of the PersistentVolume.
+    pub name: String,
+    /// The claim or the volume says so; the containers' mounts are read-only then.
+    pub read_only: bool,
+    pub kind: PersistentKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PersistentKind {
+    HostPath {
+        path: PathBuf,
+        must_be: HostPathType,
+    },
+    /// A directory of this node.
+    Local {
+        path: PathBuf,
+    },
+}
+
+impl PersistentSource {
+    /// What a bound claim stands for, or why its volume cannot be used.
+    pub fn of(claim_ref: &ClaimRef, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<Self, String> {
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        let Some(spec) = &volume.spec else { return Err(format!("PV {name} has no spec")) };
+        let Some(bound) = &spec.claim_ref else {
+            return Err(format!(
+                "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+            ));
+        };
+        let (bound_uid, uid) =
+            (bound.uid.as_deref().unwrap_or_default(), claim.metadata.uid.as_deref().unwrap_or_default());
+        if bound_uid != uid {
+            return Err(format!(
+                "found PV object {name} but its pv.Spec.ClaimRef.UID {bound_uid} does not point to claim.UID {uid}"
+            ));
+        }
+        if spec.volume_mode.as_deref() == Some("Block") {
+            return Err("block volumes are not supported yet".to_owned());
+        }
+        if !spec.mount_options.as_deref().unwrap_or_default().is_empty() {
+            return Err("mount options are not supported for this volume type".to_owned());
+        }
+        let kind = if let Some(source) = &spec.host_path {
+            let Some(must_be) = host_path_type(source) else {
+                let unknown = source.type_.as_deref().unwrap_or_default();
+                return Err(format!("hostPath.type {unknown} is not supported"));
+            };
+            PersistentKind::HostPath { path: PathBuf::from(&source.path), must_be }
+        } else if let Some(source) = &spec.local {
+            PersistentKind::Local { path: PathBuf::from(&source.path) }
+        } else {
+            return Err(format!("the kind of PV {name} is not supported yet"));
+        };
+        Ok(PersistentSource { name, read_only: claim_ref.read_only, kind })
+    }
+
+    /// Where containers mount it from.
+    pub fn path(&self, pod_dir: &Path) -> PathBuf {
+        match &self.kind {
+            PersistentKind::HostPath { path, .. } => path.clone(),
+            PersistentKind::Local { .. } => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
+        }
+    }
+
+    /// The name of its plugin in metrics.
+    pub fn plugin(&self) -> &'static str {
+        match self.kind {
+            PersistentKind::HostPath { .. } => "kubernetes.io/host-path",
+            PersistentKind::Local { .. } => "kubernetes.io/local-volume",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(volume: &Value) -> (Pod, Volume) {
+        let metadata = json!({"name": "web", "namespace": "prod", "uid": "pod-1"});
+        let volume: Volume = serde_json::from_value(volume.clone()).unwrap();
+        (serde_json::from_value(json!({"metadata": metadata, "spec": {"containers": []}})).unwrap(), volume)
+    }
+
+    fn claimed(volume: &Value, claim: &Value) -> Result<String, String> {
+        let (pod, volume) = pod(volume);
+        let claim_ref = ClaimRef::of(&pod, &volume).expect("a claim");
+        claim_ref.bound_to(&pod, &serde_json::from_value(claim.clone()).unwrap())
+    }
+
+    #[test]
+    fn claim_is_named_by_the_volume_or_made_for_the_pod() {
+        let of = |volume: Value| {
+            let (pod, volume) = pod(&volume);
+            ClaimRef::of(&pod, &volume).map(|claim| (claim.name, claim.is_ephemeral, claim.read_only))
+        };
+        let named = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}});
+        assert_eq!(of(named), Some(("c".to_owned(), false, true)));
+        let template = json!({"volumeClaimTemplate": {"spec": {}}});
+        assert_eq!(of(json!({"name": "v", "ephemeral": template})), Some(("web-v".to_owned(), true, false)));
+        assert_eq!(of(json!({"name": "v", "emptyDir": {}})), None);
+    }
+
+    #[test]
+    fn claim_may_be_used_once_it_is_bound() {
+        let named = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        let deleted = "2026-11-18T00:00:00Z";
+        let claim = |metadata: Value, name: &str, phase: &str| json!({"metadata": metadata, "spec": {"volumeName": name}, "status": {"phase": phase}});
+        let error = |text: &str| Err(text.to_owned());
+        for (claim, expected) in [
+            (claim(json!({}), "pv", "Bound"), Ok("pv".to_owned())),
+            (claim(json!({}), "pv", "Pending"), error("PVC is not bound")),
+            (claim(json!({}), "", "Bound"), error("PVC has empty pvc.Spec.VolumeName")),
+            (claim(json!({"deletionTimestamp": deleted}), "pv", "Bound"), error("PVC is being deleted")),
+            (
+                claim(json!({"deletionTimestamp": deleted, "finalizers": [PROTECTION_FINALIZER]}), "pv", "Bound"),
+                Ok("pv".to_owned()),
+            ),
+        ] {
+            assert_eq!(claimed(&named, &claim), expected, "{claim}");
+        }
+    }
+
+    #[test]
+    fn claim_of_another_owner_is_refused() {
+        let ephemeral = json!({"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}});
+        let owned_by = |uid: &str| {
+            let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": uid, "controller": true}]);
+            json!({"metadata": {"ownerReferences": owner}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}})
+        };
+        assert_eq!(claimed(&ephemeral, &owned_by("pod-1")), Ok("pv".to_owned()));
+        let refused = "PVC prod/web-v was not created for pod prod/web (pod is not owner)";
+        assert_eq!(claimed(&ephemeral, &owned_by("pod-2")), Err(refused.to_owned()));
+    }
+
+    #[test]
+    fn persistent_volume_must_be_bound_to_the_claim_and_of_a_kind_we_know() {
+        let claim_ref =
+            ClaimRef { namespace: "prod".to_owned(), name: "c".to_owned(), is_ephemeral: false, read_only: true };
+        let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
+        let source = |spec: Value| {
+            let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+            match PersistentSource::of(&claim_ref, &claim, &volume) {
+                Ok(source) => {
+                    let path = source.path(Path::new("/pod"));
+                    format!("{} {} {}", source.plugin(), path.display(), source.read_only)
+                }
+                Err(error) => error,
+            }
+        };
+        let bound = |uid: &str, field: &str, value: Value| {
+            let mut spec = json!({"claimRef": {"uid": uid}});
+            spec[field] = value;
+            spec
+        };
+        let lines = [
+            source(bound("claim-1", "hostPath", json!({"path": "/data"}))),
+            source(bound("claim-1", "hostPath", json!({"path": "/data", "type": "Sock"}))),
+            source(bound("claim-1", "local", json!({"path": "/disk"}))),
+            source(bound("claim-1", "nfs", json!({"server": "s", "path": "/"}))),
+            source(bound("claim-2", "local", json!({"path": "/disk"}))),
+            source(json!({"local": {"path": "/disk"}})),
+            source(json!({"claimRef": {"uid": "claim-1"}, "volumeMode": "Block", "local": {"path": "/dev/sda"}})),
+        ];
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        kubernetes.io/host-path /data true
+        hostPath.type Sock is not supported
+        kubernetes.io/local-volume /pod/volumes/kubernetes.io~local-volume/pv true
+        the kind of PV pv is not supported yet
+        found PV object pv but its pv.Spec.ClaimRef.UID claim-2 does not point to claim.UID claim-1
+        found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim
+        block volumes are not supported yet
+        ");
+    }
+}
