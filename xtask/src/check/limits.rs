@@ -18,7 +18,8 @@ use crate::check::{
 
 const PAPER: &str = "docs/limits.md";
 /// The agent's crates.
-const CRATES: &[&str] = &["rubelet", "rubelet-core", "rubelet-cri", "rubelet-host", "rubelet-kube", "rubelet-tls"];
+const CRATES: &[&str] =
+    &["rubelet", "rubelet-core", "rubelet-cri", "rubelet-csi", "rubelet-host", "rubelet-kube", "rubelet-tls"];
 /// A constant is a limit if one of these words is in its name, and it is of one of these types.
 const WORDS: &[&str] = &["TIMEOUT", "DEADLINE", "LIMIT", "MAX", "CAPACITY", "BACKLOG"];
 const TYPES: &[&str] = &["Duration", "SignedDuration", "usize", "u32", "u64"];

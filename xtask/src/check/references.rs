@@ -28,6 +28,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("core/", "crates/rubelet-core/src/"),
     ("shell/", "crates/rubelet/src/"),
     ("cri/", "crates/rubelet-cri/src/"),
+    ("csi/", "crates/rubelet-csi/src/"),
     ("host/", "crates/rubelet-host/src/"),
     ("kube/", "crates/rubelet-kube/src/"),
     ("sim/", "crates/rubelet-sim/src/"),
