@@ -30,6 +30,7 @@ mod api;
 mod cgroups;
 mod cleanups;
 mod config;
+mod devices;
 mod done;
 mod eviction;
 mod image_gc;

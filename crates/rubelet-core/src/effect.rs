@@ -16,7 +16,7 @@ use crate::{
     observation::{Listing, PodFacts, Remains, RuntimeStatus},
     op::Op,
     probes::ProbeOutcome,
-    volumes::claims::PersistentSource,
+    volumes::{claims::PersistentSource, devices::FoundDevice},
 };
 
 /// Ties a result to its effect. Unique within one process.
@@ -70,6 +70,8 @@ pub enum Facts {
     Container {
         id: ContainerId,
     },
+    /// The devices on disk.
+    Devices(Vec<FoundDevice>),
     /// What a claim stands for.
     Volume(Arc<PersistentSource>),
     Probe(ProbeOutcome),

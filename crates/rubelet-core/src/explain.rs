@@ -34,6 +34,7 @@ pub fn node_view(settings: &Settings, node: &Node, config: &PodConfig, now: Now)
         cgroup_driver: node.status.cgroup_driver,
         protected_memory: settings.node.memory_qos.map(|_| protected_memory(&node.qos.cgroups)),
         sources_not_ready: config.sources_not_ready(&settings.sources),
+        volumes_in_use: node.devices.in_use(node.object.as_ref()),
         shutdown: node.shutdown.view(),
     }
 }
@@ -144,7 +145,10 @@ fn volumes(record: &PodRecord, now: Now) -> Step {
         }
         (Preparation::Directories, None) => {
             let names: Vec<_> = missing.iter().map(|volume| volume.name.as_str()).collect();
-            let detail = format!("being set up: {}", names.join(", "));
+            let detail = match &record.waits_for {
+                Some(waits_for) if waits_for.is_volume() => format!("waits for {waits_for}"),
+                _ => format!("being set up: {}", names.join(", ")),
+            };
             return failing_volume(record, &names, step("volumes", StepState::Working, detail), now);
         }
         (Preparation::Cgroup, None) => (StepState::Working, "the cgroup is created, directories are being created"),

@@ -16,6 +16,7 @@ use crate::{
     op::{ContainerOp, Op},
     probes::{ProbeKind, exec_slots::ExecSlots},
     time::{Now, Uptime},
+    volumes::devices::DeviceName,
 };
 
 /// The shell returns a result before the deadline; if that result is lost, the agent stops waiting this long after it.
@@ -27,6 +28,8 @@ pub enum Subject {
     Node(Routine),
     Api(ApiRequest),
     Pod(PodUid, PodSubject),
+    /// Staging and unstaging it.
+    Device(DeviceName),
     Log(ContainerId, LogTask),
 }
 
@@ -151,7 +154,7 @@ impl Flights {
         let from = Subject::Api(ApiRequest::FIRST);
         self.flights.range(from..).map_while(|(subject, _)| match subject {
             Subject::Api(request) => Some(request),
-            Subject::Node(_) | Subject::Pod(..) | Subject::Log(..) => None,
+            Subject::Node(_) | Subject::Pod(..) | Subject::Device(_) | Subject::Log(..) => None,
         })
     }
 
@@ -192,8 +195,13 @@ impl<'a> PodFlights<'a> {
         let from = Subject::Pod(uid.clone(), PodSubject::Look);
         self.flights.flights.range(from..).map_while(move |(subject, flight)| match subject {
             Subject::Pod(owner, part) if owner == uid => Some((part, flight)),
-            Subject::Pod(..) | Subject::Node(_) | Subject::Api(_) | Subject::Log(..) => None,
+            Subject::Pod(..) | Subject::Node(_) | Subject::Api(_) | Subject::Device(_) | Subject::Log(..) => None,
         })
+    }
+
+    /// A volume is being set up.
+    pub fn has_volumes(self) -> bool {
+        self.all().any(|(part, _)| matches!(part, PodSubject::Volume(_)))
     }
 
     /// Flights that may change the pod.

@@ -20,6 +20,7 @@ use crate::{
     shutdown::Shutdown,
     snapshot::{NodeProblem, NodeReadiness},
     time::{Now, Uptime},
+    volumes::devices::Devices,
 };
 
 /// Interval of checks while the runtime is ready (upstream: 5 s).
@@ -46,6 +47,7 @@ pub enum Routine {
     CheckRuntime,
     Relist,
     ListPodDirs,
+    ListDevices,
     SyncQosCgroups,
     MeasureLogs,
     ListImages,
@@ -68,6 +70,7 @@ pub struct Node {
     pub logs: LogRotation,
     pub image_gc: ImageGc,
     pub eviction: Eviction,
+    pub devices: Devices,
     /// When all pods are next synced and dead containers collected.
     pub housekeeping_at: Uptime,
     pub status: RuntimeStatus,
@@ -111,6 +114,7 @@ impl Node {
             logs: LogRotation::default(),
             image_gc: ImageGc::default(),
             eviction: Eviction::default(),
+            devices: Devices::default(),
             housekeeping_at: Uptime::ZERO,
             status: RuntimeStatus::default(),
             event_stream: EventStream::Down,
@@ -140,7 +144,11 @@ impl Node {
             Routine::Relist => Some((routine, NodeOp::Relist, "relist is due")),
             Routine::ListPodDirs => Some((routine, NodeOp::ListPodDirs, "orphan scan is due")),
             // Sent at the end of the turn, when the set of pods is known.
-            Routine::SyncQosCgroups | Routine::DeleteImage | Routine::RankPods | Routine::CheckLocalStorage => None,
+            Routine::SyncQosCgroups
+            | Routine::DeleteImage
+            | Routine::RankPods
+            | Routine::CheckLocalStorage
+            | Routine::ListDevices => None,
             // They have times of their own.
             Routine::MeasureLogs | Routine::ListImages | Routine::MeasureNode | Routine::FindImageFs => None,
         });
@@ -327,7 +335,8 @@ impl Node {
         let eviction_at = self.eviction.next_wakeup(&settings.eviction);
         let others = [Some(self.housekeeping_at), self.logs.next_wakeup(), images_at, eviction_at];
         let others = others.into_iter().flatten();
-        patience.chain(routines).chain(others.filter(|_| self.is_ready())).min()
+        let devices_at = self.devices.next_wakeup(now).filter(|_| settings.is_in_cluster());
+        patience.chain(routines).chain(devices_at).chain(others.filter(|_| self.is_ready())).min()
     }
 }
 

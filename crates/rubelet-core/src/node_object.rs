@@ -4,7 +4,10 @@
 //! register them. Never: what the node reports (`node_status.rs`).
 //! Upstream: `GetCachedNode`, `initialNode`, `GetNodeHostIPs`.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use serde::{Deserialize, Serialize};
@@ -23,11 +26,17 @@ pub struct NodeObject {
     pub allocatable: ResourceList,
     /// Primary first, one per family; empty when the node has none.
     pub host_ips: Vec<String>,
+    /// Unique names of volumes that the node reported in use.
+    pub volumes_in_use: BTreeSet<String>,
+    /// Unique names of volumes that the attach/detach controller reports as attached.
+    pub volumes_attached: BTreeSet<String>,
 }
 
 impl NodeObject {
     pub fn of(node: &Node) -> Self {
         let version = node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
+        let status = node.status.as_ref();
+        let attached = status.and_then(|status| status.volumes_attached.as_ref());
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.clone());
         NodeObject {
             version: version.unwrap_or(0),
@@ -35,6 +44,8 @@ impl NodeObject {
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             allocatable: allocatable.unwrap_or_default(),
             host_ips: host_ips(node),
+            volumes_in_use: status.and_then(|status| status.volumes_in_use.clone()).into_iter().flatten().collect(),
+            volumes_attached: attached.into_iter().flatten().map(|volume| volume.name.clone()).collect(),
         }
     }
 
@@ -46,6 +57,11 @@ impl NodeObject {
             allocatable,
             ..NodeObject::default()
         }
+    }
+
+    /// The volume is attached, and the controller leaves it so: both are in one version of the object.
+    pub fn has_attached(&self, name: &str) -> bool {
+        self.volumes_in_use.contains(name) && self.volumes_attached.contains(name)
     }
 
     /// Whole units of a resource; `None` when the node does not have it.

@@ -135,6 +135,9 @@ pub fn updated(known: &Node, report: Report<'_>) -> Node {
     if let Some(policy) = view.supplemental_groups_policy {
         status.features = Some(NodeFeatures { supplemental_groups_policy: Some(policy) });
     }
+    if let Some(names) = &view.volumes_in_use {
+        status.volumes_in_use = some(names.clone());
+    }
     status.declared_features = some(setup.declared_features.clone());
     let missing = resources::missing(status, setup);
     conditions::set(status, view, &missing, report.at);

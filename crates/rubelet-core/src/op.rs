@@ -21,7 +21,10 @@ use crate::{
     pod::hooks::{Hook, HookRequest},
     probes::ProbeRequest,
     time::Uptime,
-    volumes::claims::PersistentSource,
+    volumes::{
+        claims::PersistentSource,
+        devices::{Device, DeviceName},
+    },
 };
 
 mod log;
@@ -102,6 +105,10 @@ pub enum ContainerOp {
 pub enum VolumeOp {
     /// Finds the persistent volume that a volume of the pod claims.
     Resolve { pod: Arc<Pod>, volume: String },
+    /// Stages the device of a volume, for all pods that use it.
+    Stage { source: Arc<PersistentSource> },
+    /// Undoes that after the last of them.
+    Unstage { device: Device },
     /// Makes one volume of the pod ready for its containers.
     SetUp {
         pod: Arc<Pod>,
@@ -259,6 +266,10 @@ enum Deadline {
     Look,
     /// File operations of one pod.
     Disk,
+    /// Calls to a CSI driver, each of which has a timeout of its own.
+    Driver,
+    /// As `Driver`, and files whose owner changes, of which there may be millions.
+    Ownership,
     Pull,
     /// Of rotated logs.
     Compression,
@@ -273,6 +284,9 @@ enum Deadline {
 
 const LOOK_DEADLINE: Duration = Duration::from_secs(30);
 const DISK_DEADLINE: Duration = Duration::from_secs(123);
+/// Two calls to a driver of two minutes each, as upstream's timeout is, and what is gathered for them.
+const DRIVER_DEADLINE: Duration = Duration::from_secs(300);
+const OWNERSHIP_DEADLINE: Duration = Duration::from_secs(3600);
 /// Bounds a hung pull; upstream has no limit.
 const PULL_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 const API_DEADLINE: Duration = Duration::from_secs(30);
@@ -344,6 +358,8 @@ impl Op {
         match self.properties().deadline {
             Deadline::Look => LOOK_DEADLINE,
             Deadline::Disk => DISK_DEADLINE,
+            Deadline::Driver => DRIVER_DEADLINE,
+            Deadline::Ownership => OWNERSHIP_DEADLINE,
             Deadline::Pull => PULL_DEADLINE,
             Deadline::Compression => COMPRESSION_DEADLINE,
             Deadline::Api => API_DEADLINE,
@@ -511,9 +527,13 @@ impl VolumeOp {
     fn properties(&self) -> Properties {
         match self {
             VolumeOp::Resolve { .. } => Properties::look("ResolveClaim").lasting(Deadline::Api).aborted(),
-            VolumeOp::SetUp { .. } => Properties::disk("SetUpVolume").aborted(),
+            VolumeOp::Stage { .. } => Properties::disk("StageDevice").lasting(Deadline::Driver),
+            VolumeOp::Unstage { .. } => Properties::disk("UnstageDevice").lasting(Deadline::Driver),
+            // A driver that was called goes on although nobody waits: the end of the pod's volumes waits for it.
+            VolumeOp::SetUp { claimed: Some(_), .. } => Properties::disk("SetUpVolume").lasting(Deadline::Ownership),
+            VolumeOp::SetUp { claimed: None, .. } => Properties::disk("SetUpVolume").aborted(),
             VolumeOp::Refresh { .. } => Properties::disk("RefreshVolumes").aborted().upkeep(),
-            VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes"),
+            VolumeOp::TearDown(_) => Properties::disk("TearDownVolumes").lasting(Deadline::Driver),
         }
     }
 
@@ -522,6 +542,8 @@ impl VolumeOp {
             VolumeOp::Resolve { pod, volume } | VolumeOp::SetUp { pod, volume, .. } => {
                 format!("{}/{volume}", PodRef::of(pod))
             }
+            VolumeOp::Stage { source } => source.name.clone(),
+            VolumeOp::Unstage { device } => DeviceName::of(device).to_string(),
             VolumeOp::Refresh { pod, .. } => PodRef::of(pod).to_string(),
             VolumeOp::TearDown(place) => place.pod.to_string(),
         }

@@ -29,7 +29,10 @@ use crate::{
     probes::Probes,
     status_manager::RunningContainers,
     time::{Now, Uptime, moved},
-    volumes::{self, claims::PersistentSource},
+    volumes::{
+        self,
+        claims::{ClaimRef, PersistentSource},
+    },
 };
 
 pub mod allocation;
@@ -432,6 +435,12 @@ impl PodRecord {
     pub fn missing_volumes(&self) -> Vec<&Volume> {
         let is_missing = |volume: &&Volume| !self.volumes.get(&volume.name).is_some_and(|known| known.is_set_up);
         volumes::mounted(self.spec()).filter(is_missing).collect()
+    }
+
+    /// The volume of this name is a claim.
+    pub fn has_claim(&self, volume: &str) -> bool {
+        let mut volumes = self.spec().volumes.iter().flatten();
+        volumes.any(|known| known.name == volume && ClaimRef::of(&self.pod, known).is_some())
     }
 
     /// The persistent volumes behind its claims, by the volumes' names.

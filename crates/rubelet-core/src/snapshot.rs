@@ -68,6 +68,9 @@ pub struct NodeView {
     pub protected_memory: Option<ProtectedMemory>,
     /// Cleanup is deferred until these sources are ready.
     pub sources_not_ready: Vec<Source>,
+    /// `None` before the first look at the devices: what the Node object has stays.
+    #[serde(default)]
+    pub volumes_in_use: Option<Vec<String>>,
     /// The machine is about to go down.
     #[serde(default)]
     pub shutdown: Option<ShutdownView>,

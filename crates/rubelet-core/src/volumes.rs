@@ -21,6 +21,8 @@ use crate::{
 };
 
 pub mod claims;
+pub mod csi;
+pub mod devices;
 pub mod files;
 
 /// The directory name of the emptyDir plugin, as upstream escapes `kubernetes.io/empty-dir`.

@@ -110,6 +110,7 @@ async fn perform(world: &World, op: &Op, recalled: &Recalled) -> Result<Facts, E
             NodeOp::CheckRuntime => observe::check_runtime(world).await,
             NodeOp::Relist => observe::relist::relist(world).await,
             NodeOp::ListPodDirs => directories::list_pod_dirs(world).await,
+            NodeOp::ListDevices => volume::list_devices(world).await,
             NodeOp::SyncQosCgroups { cgroups } => cgroup::sync_qos_cgroups(world, cgroups).await,
             NodeOp::ListImages(look) => image_gc::list_images(world, look).await,
             NodeOp::MeasureLogs { logs } => log::measure_logs(world, logs).await,

@@ -13,6 +13,7 @@ use rubelet_core::{
     time::{Now, moved},
 };
 use rubelet_cri::port::ContainerRuntime;
+use rubelet_csi::Drivers;
 use rubelet_host::port::Host;
 use rubelet_kube::port::ApiServer;
 use tokio::time::Instant;
@@ -33,6 +34,8 @@ pub struct World {
     pub host: Arc<dyn Host>,
     /// What pods' volumes hold.
     pub volumes: VolumeMeter,
+    /// The CSI drivers that registered with this agent.
+    pub csi: Drivers,
     /// `None` on a standalone node.
     pub cluster: Option<Cluster>,
     pub paths: Paths,
@@ -49,6 +52,7 @@ impl World {
             runtime,
             volumes: VolumeMeter::new(host.clone(), clock.clone()),
             host,
+            csi: Drivers::default(),
             cluster: None,
             paths: Paths {
                 root_dir: settings.root_dir.clone(),

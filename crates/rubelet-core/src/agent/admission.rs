@@ -131,9 +131,10 @@ impl Agent {
     }
 
     pub(super) fn handle_node(&mut self, object: NodeObject) {
-        let before = self.node.host_ips(&self.settings).to_vec();
+        let (ips, before) = (self.node.host_ips(&self.settings).to_vec(), self.node.object.clone());
         self.node.take_object(object);
-        if self.node.host_ips(&self.settings) != before {
+        self.touched.extend(self.node.devices.attachment_changed(before.as_ref(), self.node.object.as_ref()));
+        if self.node.host_ips(&self.settings) != ips {
             self.touched.extend(self.records.keys().cloned());
         }
     }

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use self::events::{failed_claim, failed_mount, leftover_task, stuck};
+use self::events::{failed_mount, failed_volume, leftover_task, stuck};
 use crate::{
     agent::Agent,
     effect::{EffectError, EffectId, ErrorKind, EventRecord, Facts, InvolvedObject, Reason, Severity},
@@ -16,7 +16,7 @@ use crate::{
     flights::{Flight, PodSubject, Subject},
     id::{ContainerId, PodUid},
     node::Routine,
-    observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts},
+    observation::{ContainerFacts, ContainerState, Exit, Listing, PodFacts, Remains},
     op::{ContainerOp, Dirties, Op, OpKind, PodOp, VolumeOp},
     pod::{
         Cure, DuringLook, Failure, Lifecycle, Look, PodRecord, Preparation,
@@ -45,6 +45,7 @@ impl Agent {
                 self.suspect_runtime_after(&result, now);
                 self.pod_done(&uid, subject, &flight, result, now);
             }
+            Subject::Device(name) => self.device_done(&name, &flight.op, result, now),
             Subject::Log(_, task) => self.log_done(task, &flight.op, &result, now),
         }
     }
@@ -82,6 +83,7 @@ impl Agent {
                     self.adopt_directories(uids, &log_dirs, now);
                 }
             }
+            Routine::ListDevices => self.devices_listed(result, now),
             Routine::MeasureLogs => self.logs_measured(op, result, now),
             Routine::ListImages => self.images_listed(result, now),
             Routine::DeleteImage => self.image_deleted(op, result),
@@ -208,6 +210,13 @@ impl Agent {
         let Some(record) = self.records.get_mut(uid) else { return };
         let was_released = record.is_released();
         let started = started(&flight.op, &result);
+        match (&flight.op, &result) {
+            (Op::Volume(VolumeOp::Resolve { .. }), Ok(Facts::Volume(source))) => self.node.devices.want(uid, source),
+            (Op::Volume(VolumeOp::TearDown(_)), Ok(Facts::Remains(remains))) if *remains > Remains::Volumes => {
+                self.node.devices.release(uid);
+            }
+            _ => {}
+        }
         for event in apply_result(record, &subject, flight, result, now) {
             self.outbox.record(event);
         }
@@ -465,7 +474,13 @@ fn succeeded(record: &mut PodRecord, op: &Op) -> Vec<EventRecord> {
         Op::Volume(VolumeOp::SetUp { volume, .. }) => {
             record.volumes.entry(volume.clone()).or_default().is_set_up = true;
         }
-        Op::Volume(VolumeOp::Resolve { .. } | VolumeOp::Refresh { .. } | VolumeOp::TearDown(_))
+        Op::Volume(
+            VolumeOp::Resolve { .. }
+            | VolumeOp::Stage { .. }
+            | VolumeOp::Unstage { .. }
+            | VolumeOp::Refresh { .. }
+            | VolumeOp::TearDown(_),
+        )
         | Op::Node(_)
         | Op::Image(_)
         | Op::Log(_)
@@ -535,8 +550,9 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
                 format!("error making pod data directories: {}", error.message),
             )]
         }
-        Op::Volume(VolumeOp::Resolve { volume, .. }) => vec![failed_claim(record, volume, error)],
-        Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => vec![failed_mount(record, error)],
+        Op::Volume(op @ (VolumeOp::Resolve { .. } | VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. })) => {
+            vec![failed_volume(record, op, error)]
+        }
         Op::Container(ContainerOp::Stop { .. }) | Op::Pod(PodOp::StopSandbox { .. }) => {
             vec![about_pod(event_reasons::FAILED_TO_KILL_POD, format!("error killing pod: {}", error.message))]
         }
@@ -552,6 +568,7 @@ fn failed(record: &mut PodRecord, op: &Op, error: &EffectError) -> Vec<EventReco
             | PodOp::RemoveSandbox { .. },
         )
         | Op::Container(ContainerOp::Remove { .. } | ContainerOp::Probe(_) | ContainerOp::RunHook(_))
+        | Op::Volume(VolumeOp::Stage { .. } | VolumeOp::Unstage { .. })
         | Op::Node(_)
         | Op::Image(_)
         | Op::Log(_)

@@ -75,7 +75,18 @@ impl Agent {
                 let (images, host_ips) = (&self.images, self.node.host_ips(settings));
                 let (runtime, cgroups) = (&self.node.status, self.cgroups());
                 let reported = status.and_then(|status| self.statuses.once_set(&state.pod, status, &self.pods));
-                let context = SyncContext { images, network_problem, host_ips, runtime, cgroups, settings, reported };
+                let (devices, node) = (&self.node.devices, self.node.object.as_ref());
+                let context = SyncContext {
+                    images,
+                    network_problem,
+                    host_ips,
+                    runtime,
+                    cgroups,
+                    settings,
+                    devices,
+                    node,
+                    reported,
+                };
                 sync_pod::plan(state, facts, context, now)
             }
             Lifecycle::Terminating { grace, cause, .. } => termination::terminating(state, facts, grace, cause, now),

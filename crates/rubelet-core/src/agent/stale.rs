@@ -11,13 +11,14 @@ impl Agent {
         let is_gone = |uid: &&PodUid| !self.records.contains_key(*uid) && !self.pods.knows(uid);
         let flights = self.outbox.flights.subjects().filter_map(|subject| match subject {
             Subject::Pod(uid, _) => Some(uid),
-            Subject::Node(_) | Subject::Api(_) | Subject::Log(..) => None,
+            Subject::Node(_) | Subject::Api(_) | Subject::Device(_) | Subject::Log(..) => None,
         });
         let uids = [
             ("status manager", self.statuses.uids().collect()),
             ("images", self.images.uids().collect()),
             ("node", self.node.gone.keys().collect()),
             ("logs", self.node.logs.uids().collect()),
+            ("devices", self.node.devices.uids().collect()),
             ("flights", flights.collect()),
             ("snapshot", self.snapshot.pods.keys().collect::<Vec<_>>()),
         ];

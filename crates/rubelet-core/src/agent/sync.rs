@@ -65,6 +65,7 @@ impl Agent {
         self.sync_qos_cgroups(now);
         self.rotate_logs(now);
         self.delete_images(now);
+        self.sync_devices(now);
         self.evict_pods(now);
         self.publish(seen, now);
     }
@@ -222,6 +223,9 @@ impl Agent {
                 let steps = ImageSteps { ops: vec![(uid.clone(), request.container, op)], events: Vec::new() };
                 self.send_image_steps(steps, now);
             }
+        }
+        for source in plan.devices {
+            self.stage_device(source, now);
         }
         if plan.is_over {
             let grace_secs = self.records[uid].grace_secs();

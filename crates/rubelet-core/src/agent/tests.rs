@@ -85,6 +85,10 @@ impl TestAgent {
     fn handle(&mut self, event: Event) {
         for effect in self.agent.handle(self.now(), event) {
             match effect {
+                // Most tests are not about devices; the look at them finds none.
+                Effect::Do { id, op: Op::Node(NodeOp::ListDevices), .. } => {
+                    self.handle(Event::Done { id, result: Ok(Facts::Devices(Vec::new())) });
+                }
                 Effect::Do { id, op, .. } => self.in_flight.push((id, op)),
                 Effect::Cancel(id) => self.in_flight.retain(|(known, _)| *known != id),
                 Effect::Recall(id) => self.recalled.push(id),

@@ -16,6 +16,8 @@ pub enum NodeOp {
     Relist,
     /// Lists the pods with a directory under the root directory, or a log directory.
     ListPodDirs,
+    /// Lists the devices that are staged on the node, with the pods whose directories refer to them.
+    ListDevices,
     /// Sets the QoS cgroups, and lists the cgroups below them.
     SyncQosCgroups {
         cgroups: Vec<Cgroup>,
@@ -48,6 +50,7 @@ impl NodeOp {
             NodeOp::CheckRuntime => Properties::look("CheckRuntime").lasting(ONE_CALL),
             NodeOp::Relist => Properties::look("Relist"),
             NodeOp::ListPodDirs => Properties::look("ListPodDirs").lasting(Deadline::Disk),
+            NodeOp::ListDevices => Properties::look("ListDevices").lasting(Deadline::Disk),
             NodeOp::SyncQosCgroups { .. } => Properties::disk("SyncQosCgroups"),
             NodeOp::ListImages(_) => Properties::look("ListImages"),
             NodeOp::MeasureLogs { .. } => Properties::look("MeasureLogs"),

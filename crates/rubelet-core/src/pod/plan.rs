@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Deref,
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1::PodStatus;
@@ -23,6 +24,7 @@ use crate::{
         status::{PodFailure, Waiting},
     },
     time::{Now, Uptime},
+    volumes::claims::PersistentSource,
 };
 
 /// The input of a plan: the record and its flights.
@@ -61,6 +63,8 @@ pub struct Plan {
     pub steps: Vec<Planned>,
     /// Images that containers wait for.
     pub images: Vec<ImageRequest>,
+    /// Volumes whose devices are to be staged.
+    pub devices: Vec<Arc<PersistentSource>>,
     /// Containers that may not start yet, and why.
     pub waiting: BTreeMap<String, Waiting>,
     pub events: Vec<EventRecord>,
@@ -117,6 +121,15 @@ pub enum WaitsFor {
     PodDirs,
     /// By name.
     Volumes(Vec<String>),
+    /// The volume is not attached to the node.
+    Attachment(String),
+    /// The device of the volume cannot be staged.
+    Device {
+        volume: String,
+        message: String,
+    },
+    /// Another pod uses a volume that serves one pod.
+    ExclusiveVolume(String),
     Sandbox(SandboxNeed),
     InitContainers,
     PostStartHook(String),
@@ -142,6 +155,12 @@ pub enum WaitsFor {
     LogsToRemove,
 }
 
+impl WaitsFor {
+    pub fn is_volume(&self) -> bool {
+        matches!(self, WaitsFor::Attachment(_) | WaitsFor::Device { .. } | WaitsFor::ExclusiveVolume(_))
+    }
+}
+
 impl fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -157,6 +176,9 @@ impl fmt::Display for WaitsFor {
             WaitsFor::PodCgroup => "the pod's cgroup",
             WaitsFor::PodDirs => "the pod's directories",
             WaitsFor::Volumes(names) => return write!(f, "the pod's volumes: {}", names.join(", ")),
+            WaitsFor::Attachment(volume) => return write!(f, "volume {volume} to be attached to the node"),
+            WaitsFor::Device { volume, message } => return write!(f, "volume {volume} to be staged: {message}"),
+            WaitsFor::ExclusiveVolume(volume) => return write!(f, "volume {volume}, which another pod uses"),
             WaitsFor::Sandbox(need) => return write!(f, "a sandbox: {need}"),
             WaitsFor::InitContainers => "init containers to finish",
             WaitsFor::PostStartHook(container) => return write!(f, "the postStart hook of container {container}"),

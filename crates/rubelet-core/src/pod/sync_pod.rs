@@ -6,6 +6,8 @@
 //! Never: does anything; the plan holds only steps that can be taken now, each with its reason.
 //! Upstream: `Kubelet.SyncPod`, `kubeGenericRuntimeManager.SyncPod`.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Container, PodStatus, Volume};
 
 use crate::{
@@ -18,6 +20,7 @@ use crate::{
     gc,
     id::ContainerId,
     images::{ImageAvailability, ImageRequest, Images},
+    node_object::NodeObject,
     observation::{ContainerState, PodFacts, RuntimeStatus, SandboxFacts},
     op::{ContainerOp, Op, OpKind, PodOp, RunSandbox, StartContainer, VolumeOp},
     pod::{
@@ -32,7 +35,11 @@ use crate::{
     },
     settings::Settings,
     time::Now,
-    volumes::{self, claims::ClaimRef},
+    volumes::{
+        self,
+        claims::{self, PersistentSource},
+        devices::{DeviceState, Devices},
+    },
 };
 
 /// What a plan reads beside the pod's record.
@@ -47,6 +54,9 @@ pub struct SyncContext<'a> {
     /// `None`: pods have no cgroups of their own.
     pub cgroups: Option<CgroupTree<'a>>,
     pub settings: &'a Settings,
+    pub devices: &'a Devices,
+    /// The Node object; `None` before it was seen.
+    pub node: Option<&'a NodeObject>,
     /// The last reported status of the pod.
     pub reported: Option<&'a PodStatus>,
 }
@@ -343,8 +353,12 @@ fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now:
     let missing = record.missing_volumes();
     for volume in &missing {
         let subject = PodSubject::Volume(volume.name.clone());
-        if !is_planned(plan, &subject) && !record.is_busy(&subject, now) {
-            let (op, reason) = next_volume_step(&record, volume);
+        if is_planned(plan, &subject) || record.is_busy(&subject, now) {
+            continue;
+        }
+        let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
+        if claimed.as_ref().is_none_or(|source| is_device_ready(record, volume, source, (context, now), plan)) {
+            let (op, reason) = next_volume_step(&record, volume, claimed);
             plan.step(subject, op, reason);
         }
     }
@@ -355,12 +369,50 @@ fn prepare(record: PodState<'_>, context: SyncContext<'_>, plan: &mut Plan, now:
     false
 }
 
-/// A claim is resolved first.
-fn next_volume_step(record: &PodRecord, volume: &Volume) -> (VolumeOp, &'static str) {
-    let claimed = record.volumes.get(&volume.name).and_then(|known| known.claimed.clone());
+/// True when the volume may be set up on its device; otherwise plans what comes before.
+fn is_device_ready(
+    record: PodState<'_>,
+    volume: &Volume,
+    source: &Arc<PersistentSource>,
+    (context, now): (SyncContext<'_>, Now),
+    plan: &mut Plan,
+) -> bool {
+    let name = volume.name.clone();
+    if context.devices.is_taken(&record.id.uid, source) {
+        let waits_for = WaitsFor::ExclusiveVolume(name);
+        if record.waits_for.as_ref() != Some(&waits_for) {
+            let message = format!(
+                "MountVolume.SetUp failed for volume {:?} : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+                source.name
+            );
+            let about = InvolvedObject::Pod(record.id.clone());
+            let reason = event_reasons::FAILED_MOUNT_VOLUME;
+            plan.events.push(EventRecord::new(about, Severity::Warning, reason, message));
+        }
+        plan.wait_for(waits_for);
+        return false;
+    }
+    match context.devices.state(source, context.node, now) {
+        DeviceState::Staged => return true,
+        DeviceState::NotAttached => plan.wait_for(WaitsFor::Attachment(name)),
+        DeviceState::Unstaged => plan.devices.push(source.clone()),
+        DeviceState::Failed(failure) => {
+            plan.wake_by(failure.retry_at);
+            plan.wait_for(WaitsFor::Device { volume: name, message: failure.message.clone() });
+        }
+    }
+    false
+}
+
+/// A claim, and an inline volume of a driver, are resolved first.
+fn next_volume_step(
+    record: &PodRecord,
+    volume: &Volume,
+    claimed: Option<Arc<PersistentSource>>,
+) -> (VolumeOp, &'static str) {
     let (pod, name) = (record.pod.clone(), volume.name.clone());
-    if claimed.is_none() && ClaimRef::of(&record.pod, volume).is_some() {
-        return (VolumeOp::Resolve { pod, volume: name }, "the claim's persistent volume is not known");
+    if claimed.is_none() && claims::is_resolved_first(volume) {
+        return (VolumeOp::Resolve { pod, volume: name }, "what the volume stands for is not known");
     }
     let uid = record.id.uid.clone();
     (VolumeOp::SetUp { pod, uid, volume: name, claimed }, "the volume may be missing")

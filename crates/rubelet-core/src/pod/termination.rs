@@ -76,6 +76,8 @@ pub fn ended(
     if facts.is_active() {
         // A container was started from outside. The resources it uses stay until it is gone.
         stop_everything(record, facts, None, &mut plan, now);
+    } else if !record.is_released() && record.flights.has_volumes() {
+        plan.wait_for(WaitsFor::StepUnderWay);
     } else if !record.is_released() {
         let (op, waits_for) = next_release(record.remains, place);
         pod_step(record, op, waits_for, &mut plan, now);

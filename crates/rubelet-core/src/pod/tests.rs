@@ -34,7 +34,10 @@ use crate::{
     settings::Settings,
     test_support::{ago, facts, later, mk_pod, now},
     time::{Now, Uptime},
-    volumes::claims::{PersistentKind, PersistentSource},
+    volumes::{
+        claims::{PersistentKind, PersistentSource},
+        devices::Devices,
+    },
 };
 
 /// A record and its flights.
@@ -120,8 +123,17 @@ fn sync_plan_with(images: &Images, record: &TestPod, facts: &PodFacts) -> Plan {
 fn sync_plan_of(images: &Images, record: &TestPod, facts: &PodFacts, reported: Option<&PodStatus>) -> Plan {
     let settings = Settings::for_node("node");
     let (runtime, cgroups) = (&RuntimeStatus::default(), CgroupTree::new(&settings, None));
-    let context =
-        SyncContext { images, network_problem: None, host_ips: &[], runtime, cgroups, settings: &settings, reported };
+    let context = SyncContext {
+        images,
+        network_problem: None,
+        host_ips: &[],
+        runtime,
+        cgroups,
+        settings: &settings,
+        devices: &Devices::default(),
+        node: None,
+        reported,
+    };
     sync_pod::plan(record.state(), facts, context, now())
 }
 
@@ -272,7 +284,7 @@ fn claim_is_resolved_before_its_volume_is_set_up() {
         Some(PersistentVolumeClaimVolumeSource::default());
     assert_eq!(show(&sync_plan(&record, &facts)), "resolve claim v");
     let kind = PersistentKind::Local { path: "/disk".into() };
-    let source = PersistentSource { name: "pv".to_owned(), read_only: false, kind };
+    let source = PersistentSource { name: "pv".to_owned(), read_only: false, is_exclusive: false, kind };
     record.volumes.entry("v".to_owned()).or_default().claimed = Some(Arc::new(source));
     assert_eq!(show(&sync_plan(&record, &facts)), "set up volume v");
 }
@@ -641,6 +653,8 @@ fn pods_wait_for_the_network_unless_they_use_the_nodes() {
             runtime: &RuntimeStatus::default(),
             cgroups,
             settings: &settings,
+            devices: &Devices::default(),
+            node: None,
             reported: None,
         };
         let plan = sync_pod::plan(record.state(), &facts, context, now());

@@ -6,16 +6,27 @@
 
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+use k8s_openapi::api::{
+    core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, Volume},
+    storage::v1::CSIDriver,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     id::namespace_of,
-    volumes::{HostPathType, host_path_type},
+    volumes::{
+        HostPathType,
+        csi::{self, AccessMode, CsiLifecycle, CsiVolume, DriverRules},
+        host_path_type,
+    },
 };
 
 /// The directory name of the plugin of local volumes.
 const LOCAL_PLUGIN: &str = "kubernetes.io~local-volume";
+/// The directory name of the CSI plugin.
+pub const CSI_PLUGIN: &str = "kubernetes.io~csi";
+/// Beats `spec.mountOptions`.
+const MOUNT_OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 const PROTECTION_FINALIZER: &str = "kubernetes.io/pvc-protection";
 
 /// The claim that a volume names.
@@ -67,13 +78,15 @@ fn is_made_for(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     owners.any(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
-/// A persistent volume as a pod uses it.
+/// A persistent volume, or an inline volume of a CSI driver, as a pod uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersistentSource {
-    /// The name of the PersistentVolume.
+    /// The name of the PersistentVolume; of an inline volume, its name in the pod.
     pub name: String,
     /// The claim or the volume says so; the containers' mounts are read-only then.
     pub read_only: bool,
+    /// One pod at a time may use it: `ReadWriteOncePod` is its only access mode.
+    pub is_exclusive: bool,
     pub kind: PersistentKind,
 }
 
@@ -87,11 +100,17 @@ pub enum PersistentKind {
     Local {
         path: PathBuf,
     },
+    Csi(CsiVolume),
 }
 
 impl PersistentSource {
-    /// What a bound claim stands for, or why its volume cannot be used.
-    pub fn of(claim_ref: &ClaimRef, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<Self, String> {
+    /// What a bound claim stands for, or why its volume cannot be used. `driver` is the object of its CSI driver, if it has one.
+    pub fn of(
+        claim_ref: &ClaimRef,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+        driver: Option<&CSIDriver>,
+    ) -> Result<Self, String> {
         let name = volume.metadata.name.clone().unwrap_or_default();
         let Some(spec) = &volume.spec else { return Err(format!("PV {name} has no spec")) };
         let Some(bound) = &spec.claim_ref else {
@@ -109,10 +128,20 @@ impl PersistentSource {
         if spec.volume_mode.as_deref() == Some("Block") {
             return Err("block volumes are not supported yet".to_owned());
         }
-        if !spec.mount_options.as_deref().unwrap_or_default().is_empty() {
+        let mount_options = mount_options(volume, spec);
+        if spec.csi.is_none() && !mount_options.is_empty() {
             return Err("mount options are not supported for this volume type".to_owned());
         }
-        let kind = if let Some(source) = &spec.host_path {
+        let modes = spec.access_modes.as_deref().unwrap_or_default();
+        let is_exclusive = matches!(modes, [only] if AccessMode::parse(only) == Some(AccessMode::ReadWriteOncePod));
+        let kind = if let Some(source) = &spec.csi {
+            if let Some(why) = csi::unsupported_lifecycle(&source.driver, driver, CsiLifecycle::Persistent) {
+                return Err(why);
+            }
+            let mode = modes.first().and_then(|mode| AccessMode::parse(mode)).unwrap_or(AccessMode::ReadWriteOnce);
+            let volume = CsiVolume::persistent(source, mode, DriverRules::of(driver));
+            PersistentKind::Csi(CsiVolume { mount_options, ..volume })
+        } else if let Some(source) = &spec.host_path {
             let Some(must_be) = host_path_type(source) else {
                 let unknown = source.type_.as_deref().unwrap_or_default();
                 return Err(format!("hostPath.type {unknown} is not supported"));
@@ -123,7 +152,18 @@ impl PersistentSource {
         } else {
             return Err(format!("the kind of PV {name} is not supported yet"));
         };
-        Ok(PersistentSource { name, read_only: claim_ref.read_only, kind })
+        Ok(PersistentSource { name, read_only: claim_ref.read_only, is_exclusive, kind })
+    }
+
+    /// An inline volume of a CSI driver.
+    pub fn inline(name: &str, volume: CsiVolume) -> Self {
+        let (name, read_only) = (name.to_owned(), volume.read_only);
+        PersistentSource { name, read_only, is_exclusive: false, kind: PersistentKind::Csi(volume) }
+    }
+
+    /// The node must wait until the attach/detach controller has attached it.
+    pub fn is_attached_by_controller(&self) -> bool {
+        matches!(&self.kind, PersistentKind::Csi(volume) if volume.rules.attach)
     }
 
     /// Where containers mount it from.
@@ -131,15 +171,30 @@ impl PersistentSource {
         match &self.kind {
             PersistentKind::HostPath { path, .. } => path.clone(),
             PersistentKind::Local { .. } => pod_dir.join("volumes").join(LOCAL_PLUGIN).join(&self.name),
+            PersistentKind::Csi(_) => pod_dir.join("volumes").join(CSI_PLUGIN).join(&self.name).join("mount"),
         }
     }
 
     /// The name of its plugin in metrics.
-    pub fn plugin(&self) -> &'static str {
-        match self.kind {
-            PersistentKind::HostPath { .. } => "kubernetes.io/host-path",
-            PersistentKind::Local { .. } => "kubernetes.io/local-volume",
+    pub fn plugin(&self) -> String {
+        match &self.kind {
+            PersistentKind::HostPath { .. } => "kubernetes.io/host-path".to_owned(),
+            PersistentKind::Local { .. } => "kubernetes.io/local-volume".to_owned(),
+            PersistentKind::Csi(volume) => format!("kubernetes.io/csi:{}", volume.driver),
         }
+    }
+}
+
+/// The volume must be resolved before it can be set up: its spec does not say all.
+pub fn is_resolved_first(volume: &Volume) -> bool {
+    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
+}
+
+fn mount_options(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Vec<String> {
+    let annotation = volume.metadata.annotations.as_ref().and_then(|all| all.get(MOUNT_OPTIONS_ANNOTATION));
+    match annotation {
+        Some(text) => text.split(',').filter(|option| !option.is_empty()).map(str::to_owned).collect(),
+        None => spec.mount_options.clone().unwrap_or_default(),
     }
 }
 
@@ -213,7 +268,7 @@ mod tests {
         let claim = serde_json::from_value(json!({"metadata": {"uid": "claim-1"}})).unwrap();
         let source = |spec: Value| {
             let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
-            match PersistentSource::of(&claim_ref, &claim, &volume) {
+            match PersistentSource::of(&claim_ref, &claim, &volume, None) {
                 Ok(source) => {
                     let path = source.path(Path::new("/pod"));
                     format!("{} {} {}", source.plugin(), path.display(), source.read_only)

@@ -12,7 +12,10 @@ use rubelet_core::{
     id::{PodRef, PodUid},
     observation::Remains,
     op::VolumeOp,
-    volumes::{self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount, claims::PersistentSource},
+    volumes::{
+        self, EMPTY_DIR_PLUGIN, HostPathType, Medium, VolumeSource, VolumeToMount,
+        claims::{PersistentKind, PersistentSource},
+    },
 };
 use rubelet_host::port::FileKind;
 
@@ -20,8 +23,11 @@ use self::files::Owner;
 use super::{directories::component, failure, remains};
 use crate::world::World;
 
+pub use self::devices::list_devices;
+
 mod claim;
 mod csi;
+mod devices;
 mod files;
 mod persistent;
 
@@ -31,6 +37,11 @@ const TMPFS_MODE: u32 = 0o1777;
 pub(super) async fn perform(world: &World, op: &VolumeOp) -> Result<Facts, EffectError> {
     match op {
         VolumeOp::Resolve { pod, volume } => claim::resolve(world, pod, volume).await,
+        VolumeOp::Stage { source } => match &source.kind {
+            PersistentKind::Csi(volume) => csi::stage(world, source, volume).await,
+            PersistentKind::HostPath { .. } | PersistentKind::Local { .. } => Ok(Facts::Nothing),
+        },
+        VolumeOp::Unstage { device } => csi::unstage(world, device).await,
         VolumeOp::SetUp { pod, uid, volume, claimed } => {
             set_up_volume(world, pod, uid, volume, claimed.as_deref()).await
         }
@@ -54,7 +65,7 @@ pub async fn set_up_volume(
     let owner = Owner { pod, uid, dir: &pod_dir };
     if let Some(source) = claimed {
         let setup = persistent::set_up(world, &owner, source);
-        return measured(world, &source.name, Some(source.plugin()), setup).await.map(|()| Facts::Nothing);
+        return measured(world, &source.name, Some(&source.plugin()), setup).await.map(|()| Facts::Nothing);
     }
     let mut volumes = volumes::volumes_to_mount(pod);
     volumes.retain(|known| known.name == volume);
@@ -87,7 +98,7 @@ async fn set_up_each(world: &World, owner: &Owner<'_>, volumes: Vec<VolumeToMoun
 async fn measured(
     world: &World,
     name: &str,
-    plugin: Option<&'static str>,
+    plugin: Option<&str>,
     setup: impl Future<Output = Result<(), EffectError>>,
 ) -> Result<(), EffectError> {
     let began = world.clock.now().uptime;
@@ -107,15 +118,18 @@ pub async fn tear_down_volumes(world: &World, pod: &PodRef) -> Result<(), Effect
     // The ready marks first: a partly removed volume must not look ready.
     let marks = pod_dir.join("plugins").join(EMPTY_DIR_PLUGIN);
     world.host.remove_tree(&marks).await.map_err(|error| failure::io("remove", &marks, &error))?;
-    for dir in [pod_dir.join("volume-subpaths"), pod_dir.join("volumes")] {
-        let mounts =
-            world.host.mounts_below(&dir).await.map_err(|error| failure::io("look for mounts below", &dir, &error))?;
-        for point in mounts {
-            world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
-        }
-        world.host.remove_tree(&dir).await.map_err(|error| failure::io("remove volumes", &dir, &error))?;
+    unmount_below(world, &pod_dir.join("volume-subpaths")).await?;
+    csi::unpublish_all(world, &pod_dir).await?;
+    unmount_below(world, &pod_dir.join("volumes")).await
+}
+
+/// Unmounts all that is below a directory, and removes it.
+async fn unmount_below(world: &World, dir: &Path) -> Result<(), EffectError> {
+    let mounts = world.host.mounts_below(dir).await;
+    for point in mounts.map_err(|error| failure::io("look for mounts below", dir, &error))? {
+        world.host.unmount(&point).await.map_err(|error| failure::io("unmount", &point, &error))?;
     }
-    Ok(())
+    world.host.remove_tree(dir).await.map_err(|error| failure::io("remove volumes", dir, &error))
 }
 
 async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Result<(), EffectError> {
@@ -126,8 +140,9 @@ async fn set_up(world: &World, owner: &Owner<'_>, volume: &VolumeToMount) -> Res
         }
         VolumeSource::HostPath { path, must_be } => set_up_host_path(world, path, *must_be).await,
         VolumeSource::Files(content) => files::set_up(world, owner, &volume.name, content).await,
-        VolumeSource::Claim(_) => Err(failure::refused("its claim is not resolved".to_owned())),
-        VolumeSource::Csi { driver } => Err(csi::why_not(world, owner.uid, driver).await),
+        VolumeSource::Claim(_) | VolumeSource::Csi { .. } => {
+            Err(failure::refused("what it stands for is not known".to_owned()))
+        }
         VolumeSource::Unsupported(what) => Err(failure::refused(format!("{what} is not supported yet"))),
     }
 }

@@ -182,7 +182,7 @@ impl EffectMetrics {
     }
 
     /// A volume setup succeeded or failed.
-    pub fn volume_mounted(&self, plugin: &'static str, is_good: bool, took: Duration) {
+    pub fn volume_mounted(&self, plugin: &str, is_good: bool, took: Duration) {
         let status = if is_good { "success" } else { "fail-unknown" };
         self.storage.observe([plugin, "volume_mount", status, "false"], took.as_secs_f64());
     }

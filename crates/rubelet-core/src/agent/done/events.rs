@@ -8,7 +8,7 @@ use crate::{
     effect::{EffectError, EventRecord, InvolvedObject, Severity},
     event_reasons,
     id::ContainerId,
-    op::{ContainerOp, Op},
+    op::{ContainerOp, Op, VolumeOp},
     pod::{PodRecord, sync_pod::event},
 };
 
@@ -44,8 +44,15 @@ pub(super) fn failed_mount(record: &PodRecord, error: &EffectError) -> EventReco
     )
 }
 
+pub(super) fn failed_volume(record: &PodRecord, op: &VolumeOp, error: &EffectError) -> EventRecord {
+    match op {
+        VolumeOp::Resolve { volume, .. } if record.has_claim(volume) => failed_claim(record, volume, error),
+        _ => failed_mount(record, error),
+    }
+}
+
 /// Upstream's sentence about a volume whose claim cannot be used.
-pub(super) fn failed_claim(record: &PodRecord, volume: &str, error: &EffectError) -> EventRecord {
+fn failed_claim(record: &PodRecord, volume: &str, error: &EffectError) -> EventRecord {
     let missing: BTreeSet<_> = record.missing_volumes().into_iter().map(|volume| volume.name.as_str()).collect();
     let unmounted = missing.into_iter().collect::<Vec<_>>().join(" ");
     let message = format!(

@@ -483,7 +483,8 @@ fn subject(op: &Op) -> Option<PodUid> {
         Op::Node(NodeOp::CheckRuntime)
         | Op::Node(NodeOp::Relist)
         | Op::Api(ApiOp::GetNode)
-        | Op::Node(NodeOp::ListPodDirs)
+        | Op::Node(NodeOp::ListPodDirs | NodeOp::ListDevices)
+        | Op::Volume(VolumeOp::Stage { .. } | VolumeOp::Unstage { .. })
         | Op::Node(NodeOp::SyncQosCgroups { .. } | NodeOp::MeasureLogs { .. } | NodeOp::ListImages(_))
         | Op::Node(NodeOp::MeasureNode { .. } | NodeOp::FindImageFs | NodeOp::MeasurePods { .. })
         | Op::Image(ImageOp::Delete { .. }) => return None,

@@ -5,17 +5,23 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::{
+    core::v1::{CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod},
+    storage::v1::CSIDriver,
+};
 use rubelet_core::{
     effect::{EffectError, ErrorKind, Facts},
+    id::{PodUid, namespace_of},
     volumes::{
         self,
         claims::{ClaimRef, PersistentSource},
+        csi::{self, CsiLifecycle, CsiVolume, DriverRules},
     },
 };
 use rubelet_kube::{error_chain, port::ObjectPath};
 use serde::de::DeserializeOwned;
 
+use super::csi::inline_handle;
 use crate::{
     effects::{failure, status},
     world::World,
@@ -24,6 +30,9 @@ use crate::{
 pub(super) async fn resolve(world: &World, pod: &Pod, volume: &str) -> Result<Facts, EffectError> {
     let spec = pod.spec.as_ref();
     let named = spec.and_then(|spec| volumes::mounted(spec).find(|known| known.name == volume));
+    if let Some(source) = named.and_then(|named| named.csi.as_ref()) {
+        return inline(world, pod, volume, source).await;
+    }
     let Some(claim) = named.and_then(|named| ClaimRef::of(pod, named)) else {
         return Err(failure::refused(format!("volume {volume:?} has no claim")));
     };
@@ -43,7 +52,44 @@ async fn source_of(world: &World, pod: &Pod, claim: &ClaimRef) -> Result<Persist
     let name = claim.bound_to(pod, &found).map_err(unusable)?;
     let path = ObjectPath::all("v1", "persistentvolumes").named(&*name);
     let volume: PersistentVolume = get(world, path, &format!("failed to fetch PV {name} from API server")).await?;
-    PersistentSource::of(claim, &found, &volume).map_err(unusable)
+    let driver = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|source| source.driver.clone());
+    let object = match driver {
+        Some(driver) => csi_driver(world, &driver).await?,
+        None => None,
+    };
+    PersistentSource::of(claim, &found, &volume, object.as_ref()).map_err(unusable)
+}
+
+async fn inline(world: &World, pod: &Pod, volume: &str, source: &CSIVolumeSource) -> Result<Facts, EffectError> {
+    let object = csi_driver(world, &source.driver).await?;
+    let unsupported = csi::unsupported_lifecycle(&source.driver, object.as_ref(), CsiLifecycle::Ephemeral);
+    // Upstream reads the object only once the driver has registered.
+    let reasons: Vec<_> = [
+        world.csi.client(&source.driver).err().map(|error| format!("failed to get CSI client: {error}")),
+        unsupported.map(|why| format!("failed to check volume lifecycle mode: {why}")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if !reasons.is_empty() {
+        let why = reasons.join("; ");
+        let message =
+            format!("MountVolume.SetUp failed for volume {volume:?} : kubernetes.io/csi: mounter.SetUpAt {why}");
+        return Err(EffectError { kind: ErrorKind::MissingObject, message });
+    }
+    let handle = inline_handle(&PodUid::of(pod), volume);
+    let inline = CsiVolume::inline(source, handle, namespace_of(pod), DriverRules::of(object.as_ref()));
+    Ok(Facts::Volume(Arc::new(PersistentSource::inline(volume, inline))))
+}
+
+/// `None` if there is none: drivers need not have one.
+async fn csi_driver(world: &World, name: &str) -> Result<Option<CSIDriver>, EffectError> {
+    let path = ObjectPath::all("storage.k8s.io/v1", "csidrivers").named(name);
+    match get(world, path, &format!("failed to fetch CSIDriver {name} from API server")).await {
+        Ok(driver) => Ok(Some(driver)),
+        Err(error) if error.kind == ErrorKind::Gone => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn get<T: DeserializeOwned>(world: &World, path: ObjectPath, what: &str) -> Result<T, EffectError> {

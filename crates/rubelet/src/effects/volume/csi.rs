@@ -1,68 +1,348 @@
-//! CSI volumes, which always fail: no driver can register with this agent yet.
+//! CSI volumes: the calls to their drivers, and the files that say what was asked of them.
 //!
-//! Owns: that error, with the information of the CSIDriver object. The object is watched while the pod waits.
-//! Upstream: `csiMountMgr.SetUpAt`, `supportsVolumeLifecycleMode` of `pkg/volume/csi`.
+//! Owns: stage and publish with what each needs (attachment, secrets, the pod's names), unpublish and unstage from
+//! `vol_data.json`, which is written before the first call, so that what a driver did is undone whoever asks. A driver's error
+//! after which nothing can be mounted removes the file again. Never: unmounts anything itself.
+//! Upstream: `pkg/volume/csi` (`csi_attacher.go`, `csi_mounter.go`).
 
-use std::collections::BTreeSet;
-
-use rubelet_core::{
-    effect::EffectError,
-    id::PodUid,
-    objects::{CsiDriver, Object, ObjectKey, Objects, Presence},
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
 };
 
-use crate::{effects::failure, world::World};
+use k8s_openapi::api::{
+    core::v1::{Pod, Secret},
+    storage::v1::VolumeAttachment,
+};
+use rubelet_core::{
+    effect::{EffectError, ErrorKind, Facts},
+    id::{PodUid, namespace_of},
+    volumes::{
+        self,
+        claims::{CSI_PLUGIN, PersistentSource},
+        csi::{AccessMode, CsiLifecycle, CsiVolume, SecretName},
+        devices::Device,
+    },
+};
+use rubelet_csi::{
+    AccessMode as CsiAccessMode, AccessType, Client, CsiError, NodeCapabilities, PublishVolume, Secrets, StageVolume,
+    VolumeAccess,
+};
+use rubelet_host::port::FileKind;
+use rubelet_kube::port::ObjectPath;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-/// The API's name for the lifecycle of an inline volume.
-const EPHEMERAL: &str = "Ephemeral";
+use super::{files::Owner, persistent};
+use crate::{
+    effects::{failure, status},
+    world::World,
+};
 
-/// Upstream's text, with both of its reasons.
-pub(super) async fn why_not(world: &World, pod: &PodUid, driver: &str) -> EffectError {
-    let key = ObjectKey::csi_driver(driver);
-    let wanted = BTreeSet::from([key.clone()]);
-    let objects = match &world.cluster {
-        Some(cluster) => cluster.objects.gather(pod, wanted).await,
-        None => Objects::standalone(wanted),
+const DIR_MODE: u32 = 0o750;
+const FILE_MODE: u32 = 0o600;
+/// `vol_data.json` beside the mount, with upstream's fields.
+const DATA_FILE: &str = "vol_data.json";
+const DATA_MAX_BYTES: u64 = 64 * 1024;
+const STAGING: &str = "globalmount";
+const MOUNT: &str = "mount";
+
+/// What `vol_data.json` says. Upstream reads and writes the same fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct VolumeData {
+    pub driver_name: String,
+    pub volume_handle: String,
+    #[serde(rename = "specVolID", skip_serializing_if = "Option::is_none")]
+    spec_vol_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_name: Option<String>,
+    #[serde(rename = "attachmentID", skip_serializing_if = "Option::is_none")]
+    attachment_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume_lifecycle_mode: Option<String>,
+}
+
+/// The name of the object that says whether a volume is attached to this node.
+pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", sha256_hex(&[handle, driver, node]))
+}
+
+/// The handle of an inline volume.
+pub(super) fn inline_handle(pod: &PodUid, volume: &str) -> String {
+    format!("csi-{}", sha256_hex(&[pod.as_str(), volume]))
+}
+
+fn sha256_hex(parts: &[&str]) -> String {
+    let mut digest = Sha256::new();
+    parts.iter().for_each(|part| digest.update(part.as_bytes()));
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The directory of a device: its staging path and its `vol_data.json`.
+pub(super) fn device_dir(world: &World, device: &Device) -> Result<PathBuf, EffectError> {
+    let driver = super::component(&device.driver)?;
+    Ok(devices_dir(world).join(driver).join(sha256_hex(&[&device.handle])))
+}
+
+pub(super) fn devices_dir(world: &World) -> PathBuf {
+    world.paths.root_dir.join("plugins/kubernetes.io/csi")
+}
+
+pub(super) async fn stage(world: &World, source: &PersistentSource, volume: &CsiVolume) -> Result<Facts, EffectError> {
+    let device = Device { driver: volume.driver.clone(), handle: volume.handle.clone() };
+    let dir = device_dir(world, &device)?;
+    let staging_path = dir.join(STAGING);
+    let client = client(world, &volume.driver)?;
+    let capabilities = capabilities(&client).await?;
+    let publish_context = publish_context(world, source, volume).await?;
+    let secrets = secrets(world, volume.stage_secret.as_ref()).await?;
+    let host = &world.host;
+    let made = host.make_dir_beneath(&world.paths.root_dir, &staging_path, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", &staging_path, &error))?;
+    let data = VolumeData { driver_name: device.driver, volume_handle: device.handle, ..VolumeData::default() };
+    write_data(world, &dir, &data).await?;
+    if !capabilities.stage_unstage {
+        return Ok(Facts::Nothing);
+    }
+    let access = access(volume, &capabilities, None);
+    let (handle, volume_context) = (volume.handle.clone(), volume.attributes.clone());
+    let request =
+        StageVolume { handle, staging_path: staging_path.clone(), access, publish_context, volume_context, secrets };
+    match client.stage(request).await {
+        Ok(()) => Ok(Facts::Nothing),
+        Err(error) => {
+            if !error.is_uncertain() {
+                remove_dir(world, &dir, STAGING).await?;
+            }
+            Err(called("attacher.MountDevice failed", &error))
+        }
+    }
+}
+
+pub(super) async fn unstage(world: &World, device: &Device) -> Result<Facts, EffectError> {
+    let dir = device_dir(world, device)?;
+    let client = client(world, &device.driver)?;
+    if capabilities(&client).await?.stage_unstage {
+        let done = client.unstage(&device.handle, &dir.join(STAGING)).await;
+        done.map_err(|error| called("attacher.UnmountDevice failed", &error))?;
+    }
+    remove_dir(world, &dir, STAGING).await?;
+    Ok(Facts::Nothing)
+}
+
+pub(super) async fn publish(
+    world: &World,
+    owner: &Owner<'_>,
+    source: &PersistentSource,
+    volume: &CsiVolume,
+) -> Result<(), EffectError> {
+    let target_path = source.path(owner.dir);
+    let dir = owner.dir.join("volumes").join(CSI_PLUGIN).join(super::component(&source.name)?);
+    let client = client(world, &volume.driver)?;
+    let capabilities = capabilities(&client).await?;
+    let publish_context = publish_context(world, source, volume).await?;
+    let secrets = secrets(world, volume.publish_secret.as_ref()).await?;
+    let made = world.host.make_dir_beneath(&world.paths.pods_dir(), &dir, DIR_MODE).await;
+    made.map_err(|error| failure::io("make directory", &dir, &error))?;
+    let node = &world.settings.node_name;
+    let data = VolumeData {
+        driver_name: volume.driver.clone(),
+        volume_handle: volume.handle.clone(),
+        spec_vol_id: Some(source.name.clone()),
+        node_name: Some(node.clone()),
+        attachment_id: Some(attachment_name(&volume.handle, &volume.driver, node)),
+        volume_lifecycle_mode: Some(volume.lifecycle.as_str().to_owned()),
     };
-    let unfit = match objects.find(&key, Presence::Optional) {
-        Ok(object) => unfit(driver, object),
-        Err(error) => Some(error.message),
+    write_data(world, &dir, &data).await?;
+    let is_staged = capabilities.stage_unstage && volume.lifecycle == CsiLifecycle::Persistent;
+    let device = Device { driver: volume.driver.clone(), handle: volume.handle.clone() };
+    let staging_path = if is_staged { Some(device_dir(world, &device)?.join(STAGING)) } else { None };
+    let group = owner.pod.spec.as_ref().and_then(volumes::fs_group);
+    let delegated = group.filter(|_| capabilities.volume_mount_group);
+    let request = PublishVolume {
+        handle: volume.handle.clone(),
+        staging_path,
+        target_path: target_path.clone(),
+        access: access(volume, &capabilities, delegated.map(i64::from)),
+        read_only: source.read_only || volume.read_only,
+        publish_context,
+        volume_context: volume_context(owner, volume),
+        secrets,
     };
-    let unregistered = format!(
-        "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {driver} not found in the list of registered CSI drivers"
-    );
-    failure::refused(match unfit {
-        Some(unfit) => format!("{unregistered}; failed to check volume lifecycle mode: {unfit}"),
-        None => unregistered,
+    if let Err(error) = client.publish(request).await {
+        if !error.is_uncertain() {
+            remove_dir(world, &dir, MOUNT).await?;
+        }
+        return Err(called("mounter.SetUpAt failed", &error));
+    }
+    if volume.is_given_to_group(delegated.is_some()) && !source.read_only {
+        persistent::share(world, owner.pod, &target_path).await?;
+    }
+    Ok(())
+}
+
+/// Undoes what was published into the pod's directory, by the drivers that did it. A mount that stays is an error.
+pub(super) async fn unpublish_all(world: &World, pod_dir: &Path) -> Result<(), EffectError> {
+    let plugin_dir = pod_dir.join("volumes").join(CSI_PLUGIN);
+    let names = match world.host.list_dir(&plugin_dir).await {
+        Ok(entries) => entries.into_iter().filter(|entry| entry.kind == FileKind::Directory),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failure::io("list", &plugin_dir, &error)),
+    };
+    let mut failures = Vec::new();
+    for entry in names {
+        let undone = unpublish(world, &plugin_dir.join(&entry.name)).await;
+        failures.extend(undone.err().map(|error| (entry.name, error)));
+    }
+    let Some((_, first)) = failures.first() else { return Ok(()) };
+    let kind = first.kind.clone();
+    let messages =
+        failures.iter().map(|(name, error)| format!("UnmountVolume.TearDown failed for volume {name:?} : {error}"));
+    Err(EffectError { kind, message: messages.collect::<Vec<_>>().join("; ") })
+}
+
+async fn unpublish(world: &World, dir: &Path) -> Result<(), EffectError> {
+    let Some(data) = read_data(world, dir).await? else {
+        // Its call was never made: the file is written first, and removed last.
+        return remove_dir(world, dir, MOUNT).await;
+    };
+    let client = client(world, &data.driver_name)?;
+    let done = client.unpublish(&data.volume_handle, &dir.join(MOUNT)).await;
+    done.map_err(|error| called("Unmounter.TearDownAt failed", &error))?;
+    remove_dir(world, dir, MOUNT).await
+}
+
+/// Removes an unmounted mount point, the data file, and their directory.
+async fn remove_dir(world: &World, dir: &Path, mount: &str) -> Result<(), EffectError> {
+    let point = dir.join(mount);
+    let mounts = world.host.mounts_below(&point).await;
+    let mounts = mounts.map_err(|error| failure::io("look for mounts below", &point, &error))?;
+    if !mounts.is_empty() {
+        let message = format!("kubernetes.io/csi: {} is still mounted", point.display());
+        return Err(EffectError { kind: ErrorKind::Retry, message });
+    }
+    // The data file goes last: until then the driver is asked again.
+    for path in [point.as_path(), dir] {
+        world.host.remove_tree(path).await.map_err(|error| failure::io("remove", path, &error))?;
+    }
+    Ok(())
+}
+
+fn client(world: &World, driver: &str) -> Result<Client, EffectError> {
+    world.csi.client(driver).map_err(|error| EffectError {
+        kind: ErrorKind::MissingObject,
+        message: format!("kubernetes.io/csi: failed to get CSI client: {error}"),
     })
 }
 
-/// Why the driver would reject such a volume.
-fn unfit(driver: &str, object: Option<&Object>) -> Option<String> {
-    let refusal = format!("volume mode {EPHEMERAL:?} not supported by driver {driver}");
-    let Some(Object::CsiDriver(CsiDriver { volume_lifecycle_modes: modes })) = object else {
-        return Some(format!("{refusal} (no CSIDriver object)"));
-    };
-    if modes.iter().any(|mode| mode == EPHEMERAL) {
-        return None;
-    }
-    let quoted: Vec<_> = modes.iter().map(|mode| format!("{mode:?}")).collect();
-    Some(format!("{refusal} (only supports [{}])", quoted.join(" ")))
+async fn capabilities(client: &Client) -> Result<NodeCapabilities, EffectError> {
+    client.capabilities().await.map_err(|error| called("failed to get the driver's capabilities", &error))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn called(what: &str, error: &CsiError) -> EffectError {
+    EffectError { kind: ErrorKind::Retry, message: format!("kubernetes.io/csi: {what}: {error}") }
+}
 
-    #[test]
-    fn csi_driver_must_support_ephemeral_volumes() {
-        let of = |modes: &[&str]| {
-            let volume_lifecycle_modes = modes.iter().map(|mode| (*mode).to_owned()).collect();
-            unfit("d", Some(&Object::CsiDriver(CsiDriver { volume_lifecycle_modes })))
-        };
-        assert_eq!(of(&["Persistent", "Ephemeral"]), None);
-        let refusal = r#"volume mode "Ephemeral" not supported by driver d"#;
-        assert_eq!(of(&["Persistent"]), Some(format!(r#"{refusal} (only supports ["Persistent"])"#)));
-        assert_eq!(unfit("d", None), Some(format!("{refusal} (no CSIDriver object)")));
+fn access(volume: &CsiVolume, capabilities: &NodeCapabilities, volume_mount_group: Option<i64>) -> VolumeAccess {
+    let single = capabilities.single_node_multi_writer;
+    let mode = match volume.access_mode {
+        AccessMode::ReadWriteOnce if single => CsiAccessMode::SingleNodeMultiWriter,
+        AccessMode::ReadWriteOncePod if single => CsiAccessMode::SingleNodeSingleWriter,
+        AccessMode::ReadWriteOnce | AccessMode::ReadWriteOncePod => CsiAccessMode::SingleNodeWriter,
+        AccessMode::ReadOnlyMany => CsiAccessMode::MultiNodeReaderOnly,
+        AccessMode::ReadWriteMany => CsiAccessMode::MultiNodeMultiWriter,
+    };
+    let (fs_type, mount_flags) = (volume.fs_type.clone(), volume.mount_options.clone());
+    VolumeAccess { mode, access_type: AccessType::Mount { fs_type, mount_flags, volume_mount_group } }
+}
+
+/// The volume's attributes, and the pod where the driver wants to know it.
+fn volume_context(owner: &Owner<'_>, volume: &CsiVolume) -> BTreeMap<String, String> {
+    let mut context = volume.attributes.clone();
+    if volume.rules.pod_info {
+        let Pod { metadata, spec, .. } = owner.pod;
+        let account = spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_default();
+        let is_ephemeral = volume.lifecycle == CsiLifecycle::Ephemeral;
+        for (key, value) in [
+            ("pod.name", metadata.name.clone().unwrap_or_default()),
+            ("pod.namespace", namespace_of(owner.pod).to_owned()),
+            ("pod.uid", owner.uid.to_string()),
+            ("serviceAccount.name", account),
+            ("ephemeral", is_ephemeral.to_string()),
+        ] {
+            context.insert(format!("csi.storage.k8s.io/{key}"), value);
+        }
     }
+    context
+}
+
+/// What the attach/detach controller's driver left for the node; empty for volumes that are not attached.
+async fn publish_context(
+    world: &World,
+    source: &PersistentSource,
+    volume: &CsiVolume,
+) -> Result<BTreeMap<String, String>, EffectError> {
+    if !source.is_attached_by_controller() {
+        return Ok(BTreeMap::new());
+    }
+    let name = attachment_name(&volume.handle, &volume.driver, &world.settings.node_name);
+    let path = ObjectPath::all("storage.k8s.io/v1", "volumeattachments").named(&*name);
+    let answer = status::get(world, path).await.map_err(|error| EffectError {
+        message: format!(
+            "kubernetes.io/csi: volume {} has GET error for volume attachment {name}: {error}",
+            volume.handle
+        ),
+        kind: ErrorKind::Retry,
+    })?;
+    let attachment: VolumeAttachment = serde_json::from_slice(&answer)
+        .map_err(|error| failure::caused(ErrorKind::Retry, format_args!("volume attachment {name}"), &error))?;
+    let attached = attachment.status.unwrap_or_default();
+    if attachment.metadata.deletion_timestamp.is_some() {
+        return Err(EffectError { kind: ErrorKind::Retry, message: "volume attachment is being deleted".to_owned() });
+    }
+    if !attached.attached {
+        let reported = attached.attach_error.and_then(|error| error.message);
+        let message = reported
+            .unwrap_or_else(|| format!("volume {} is not attached for volume attachment {name}", volume.handle));
+        return Err(EffectError { kind: ErrorKind::Retry, message });
+    }
+    Ok(attached.attachment_metadata.unwrap_or_default())
+}
+
+async fn secrets(world: &World, name: Option<&SecretName>) -> Result<Secrets, EffectError> {
+    let Some(SecretName { namespace, name }) = name else { return Ok(Secrets::default()) };
+    let path = ObjectPath::all("v1", "secrets").within(&**namespace).named(&**name);
+    let failed = |error: &dyn std::fmt::Display| EffectError {
+        kind: ErrorKind::Retry,
+        message: format!("fetching secret {namespace}/{name} failed: {error}"),
+    };
+    let answer = status::get(world, path).await.map_err(|error| failed(&error))?;
+    let secret: Secret = serde_json::from_slice(&answer).map_err(|_| failed(&"the answer cannot be read"))?;
+    let data = secret.data.unwrap_or_default().into_iter();
+    let data = data.map(|(key, value)| match String::from_utf8(value.0) {
+        Ok(text) => Ok((key, text)),
+        Err(_) => Err(failed(&format_args!("the value of {key:?} is no text"))),
+    });
+    Ok(Secrets::new(data.collect::<Result<_, _>>()?))
+}
+
+async fn write_data(world: &World, dir: &Path, data: &VolumeData) -> Result<(), EffectError> {
+    let path = dir.join(DATA_FILE);
+    let text = serde_json::to_vec(data).expect("text fields become JSON");
+    let written = world.host.write_file_beneath(&world.paths.root_dir, &path, &text, FILE_MODE).await;
+    written.map_err(|error| failure::io("write", &path, &error))
+}
+
+/// `None` if there is none.
+pub(super) async fn read_data(world: &World, dir: &Path) -> Result<Option<VolumeData>, EffectError> {
+    let path = dir.join(DATA_FILE);
+    let kind = world.host.file_kind(&path).await.map_err(|error| failure::io("stat", &path, &error))?;
+    if kind.is_none() {
+        return Ok(None);
+    }
+    let text = world.host.read_file(&path, DATA_MAX_BYTES).await;
+    let text = text.map_err(|error| failure::io("read", &path, &error))?;
+    let data: VolumeData = serde_json::from_slice(&text).map_err(|error| failure::io("parse", &path, &error))?;
+    Ok(Some(data))
 }

@@ -15,7 +15,7 @@ use rubelet_core::{
 };
 use rubelet_host::port::{FileKind, Sharing};
 
-use super::{files::Owner, set_up_host_path};
+use super::{csi, files::Owner, set_up_host_path};
 use crate::{
     effects::{directories::component, failure},
     world::World,
@@ -31,11 +31,9 @@ pub(super) async fn set_up(world: &World, owner: &Owner<'_>, source: &Persistent
             component(&source.name)?;
             let place = source.path(owner.dir);
             bind(world, path, &place).await?;
-            match sharing(owner.pod).filter(|_| !source.read_only) {
-                Some(sharing) => share(world, &place, sharing).await,
-                None => Ok(()),
-            }
+            if source.read_only { Ok(()) } else { share(world, owner.pod, &place).await }
         }
+        PersistentKind::Csi(volume) => csi::publish(world, owner, source, volume).await,
     }
 }
 
@@ -47,7 +45,9 @@ fn sharing(pod: &Pod) -> Option<Sharing> {
     Some(Sharing { group: volumes::fs_group(spec)?, read_only: false, only_on_root_mismatch })
 }
 
-async fn share(world: &World, place: &Path, sharing: Sharing) -> Result<(), EffectError> {
+/// Gives a volume to the pod's `fsGroup`, if it has one.
+pub(super) async fn share(world: &World, pod: &Pod, place: &Path) -> Result<(), EffectError> {
+    let Some(sharing) = sharing(pod) else { return Ok(()) };
     let shared = world.host.share_tree(place, sharing).await;
     shared.map_err(|error| failure::io("give to the pod's group", place, &error))
 }
@@ -89,7 +89,12 @@ mod tests {
     const UID: &str = "0001";
 
     fn local(path: PathBuf) -> PersistentSource {
-        PersistentSource { name: "pv".to_owned(), read_only: false, kind: PersistentKind::Local { path } }
+        PersistentSource {
+            name: "pv".to_owned(),
+            read_only: false,
+            is_exclusive: false,
+            kind: PersistentKind::Local { path },
+        }
     }
 
     async fn set_up(world: &World, source: &PersistentSource) -> Result<(), String> {

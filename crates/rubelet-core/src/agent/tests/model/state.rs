@@ -205,7 +205,10 @@ fn agent() -> Agent {
 
 /// Their results depend on nothing that happens meanwhile.
 fn is_inline(op: &Op) -> bool {
-    matches!(op, Op::Node(NodeOp::CheckRuntime | NodeOp::SyncQosCgroups { .. } | NodeOp::ListPodDirs))
+    matches!(
+        op,
+        Op::Node(NodeOp::CheckRuntime | NodeOp::SyncQosCgroups { .. } | NodeOp::ListPodDirs | NodeOp::ListDevices)
+    )
 }
 
 /// Nothing else can see it take place before its result is delivered: the two are one transition.

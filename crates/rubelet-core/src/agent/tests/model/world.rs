@@ -355,7 +355,9 @@ impl World {
             Op::Node(op) => Ok(self.node_op(op, now.uptime)),
             Op::Pod(op) => self.pod_op(op, now),
             Op::Container(op) => self.container_op(op, now),
-            Op::Volume(VolumeOp::Resolve { .. }) => Ok(Facts::Nothing),
+            Op::Volume(VolumeOp::Resolve { .. } | VolumeOp::Stage { .. } | VolumeOp::Unstage { .. }) => {
+                Ok(Facts::Nothing)
+            }
             Op::Volume(VolumeOp::SetUp { .. } | VolumeOp::Refresh { .. }) => {
                 (self.disk.dir, self.disk.volumes) = (true, true);
                 Ok(Facts::Nothing)
@@ -393,6 +395,7 @@ impl World {
                 uids: self.disk.dir.then(uid).into_iter().collect(),
                 log_dirs: self.disk.logs.then(|| format!("default_web_{}", super::UID)).into_iter().collect(),
             },
+            NodeOp::ListDevices => Facts::Devices(Vec::new()),
             NodeOp::ListImages(_) => Facts::Images(ImageListing::default()),
             NodeOp::MeasureLogs { .. } => Facts::LogSizes(BTreeMap::new()),
             NodeOp::MeasureNode { .. } => Facts::NodeUsage(NodeUsage::default()),

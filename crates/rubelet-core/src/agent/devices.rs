@@ -1,0 +1,86 @@
+//! Devices: their staging and unstaging, and the looks at them.
+//!
+//! Owns: the routing, and the events of pods whose device cannot be staged. The decisions are in `volumes/devices.rs`.
+//! Upstream: the reconciler's `mountAttachedVolumes`, `unmountDetachDevices`.
+
+use std::sync::Arc;
+
+use crate::{
+    agent::Agent,
+    effect::{EffectError, ErrorKind, EventRecord, Facts, InvolvedObject, Severity},
+    event_reasons,
+    flights::Subject,
+    node::Routine,
+    op::{NodeOp, Op, VolumeOp},
+    time::Now,
+    volumes::{
+        claims::PersistentSource,
+        devices::{Device, DeviceName},
+    },
+};
+
+impl Agent {
+    pub(super) fn stage_device(&mut self, source: Arc<PersistentSource>, now: Now) {
+        let Some(device) = Device::of(&source) else { return };
+        let subject = Subject::Device(DeviceName::of(&device));
+        if !self.outbox.flights.contains(&subject) {
+            let reason = "a pod needs it".to_owned();
+            self.outbox.send(subject, VolumeOp::Stage { source }, reason, &self.settings, now);
+        }
+    }
+
+    /// Looks at devices on disk, and unstages those that no pod uses. Before all sources are ready a pod may not be known yet.
+    pub(super) fn sync_devices(&mut self, now: Now) {
+        if !self.settings.is_in_cluster() {
+            return;
+        }
+        if self.node.devices.look_due(now) {
+            let (subject, reason) = (Subject::Node(Routine::ListDevices), "pods may have released devices".to_owned());
+            self.outbox.send(subject, NodeOp::ListDevices, reason, &self.settings, now);
+        }
+        if !self.config.sources_ready(&self.settings.sources) {
+            return;
+        }
+        for (name, device) in self.node.devices.to_unstage(now) {
+            let subject = Subject::Device(name.clone());
+            if !self.outbox.flights.contains(&subject) {
+                self.node.devices.begin_unstage(&name);
+                let reason = "no pod uses it".to_owned();
+                self.outbox.send(subject, VolumeOp::Unstage { device }, reason, &self.settings, now);
+            }
+        }
+    }
+
+    pub(super) fn devices_listed(&mut self, result: Result<Facts, EffectError>, now: Now) {
+        match result {
+            Ok(Facts::Devices(devices)) => {
+                self.node.devices.listed(devices);
+                // Exclusive volumes wait for it, after a restart too.
+                self.touched.extend(self.node.devices.waiting_pods());
+            }
+            Ok(_) | Err(_) => self.node.devices.look_failed(now),
+        }
+    }
+
+    pub(super) fn device_done(&mut self, name: &DeviceName, op: &Op, result: Result<Facts, EffectError>, now: Now) {
+        let users = self.node.devices.users(name);
+        match (op, result) {
+            (Op::Volume(VolumeOp::Stage { source }), Ok(_)) => self.node.devices.staged(source),
+            (Op::Volume(VolumeOp::Stage { source }), Err(error)) => {
+                for uid in &users {
+                    let Some(record) = self.records.get(uid) else { continue };
+                    let message =
+                        format!("MountVolume.MountDevice failed for volume {:?} : {}", source.name, error.message);
+                    let about = InvolvedObject::Pod(record.id.clone());
+                    let reason = event_reasons::FAILED_MOUNT_VOLUME;
+                    self.outbox.record(EventRecord::new(about, Severity::Warning, reason, message));
+                }
+                self.node.devices.failed(name, error.message, now);
+            }
+            (_, Ok(_)) => self.node.devices.unstaged(name),
+            (_, Err(error)) if error.kind == ErrorKind::Gone => self.node.devices.unstaged(name),
+            (_, Err(error)) => self.node.devices.failed(name, error.message, now),
+        }
+        self.touched.extend(users);
+    }
+}

@@ -1,0 +1,417 @@
+//! Devices: volumes that are attached to the node or staged on it, once for all pods that use them.
+//!
+//! Owns: which pods want a device, whether it is staged, which devices on disk nobody uses any more, and `volumesInUse`.
+//! A device that this process did not stage is not trusted to be staged: staging is safe to repeat. What is on disk, and which
+//! pods' directories refer to it, comes from looks. Never: touches the disk or a driver.
+//! Upstream: `ActualStateOfWorld` and `DesiredStateOfWorld` for attachable and device-mountable plugins.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    id::PodUid,
+    node_object::NodeObject,
+    pod::Failure,
+    time::{Now, Uptime},
+    volumes::{
+        claims::{PersistentKind, PersistentSource},
+        csi::CsiLifecycle,
+    },
+};
+
+/// Delay after a failed look at the disk.
+const LOOK_RETRY: Duration = Duration::from_secs(15);
+
+/// The unique name of a volume, as the Node object has it: `kubernetes.io/csi/<driver>^<handle>`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DeviceName(String);
+
+impl DeviceName {
+    pub fn of(device: &Device) -> Self {
+        DeviceName(format!("kubernetes.io/csi/{}^{}", device.driver, device.handle))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A CSI volume that is staged, or may be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Device {
+    pub driver: String,
+    pub handle: String,
+}
+
+impl Device {
+    /// `None` for volumes that are only mounted into pods.
+    pub fn of(source: &PersistentSource) -> Option<Device> {
+        match &source.kind {
+            PersistentKind::Csi(volume) if volume.lifecycle == CsiLifecycle::Persistent => {
+                Some(Device { driver: volume.driver.clone(), handle: volume.handle.clone() })
+            }
+            PersistentKind::Csi(_) | PersistentKind::HostPath { .. } | PersistentKind::Local { .. } => None,
+        }
+    }
+}
+
+/// A device as found on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundDevice {
+    pub device: Device,
+    /// Pods whose directories refer to it.
+    pub pods: BTreeSet<PodUid>,
+}
+
+/// Whether a pod's volume may be set up on its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceState<'a> {
+    /// The Node object does not show it as attached and in use.
+    NotAttached,
+    /// To be staged now.
+    Unstaged,
+    /// Its last operation failed; the next one waits.
+    Failed(&'a Failure),
+    Staged,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// By pods whose volumes are not torn down.
+    wanted: BTreeMap<DeviceName, Wanted>,
+    by_pod: BTreeMap<PodUid, BTreeSet<DeviceName>>,
+    /// By this process. The value: the attach/detach controller attached it.
+    staged: BTreeMap<DeviceName, bool>,
+    /// The last look at the disk; `None` before the first.
+    found: Option<BTreeMap<DeviceName, FoundDevice>>,
+    /// Those of them that no pod uses or wants.
+    unused: BTreeMap<DeviceName, Device>,
+    failures: BTreeMap<DeviceName, Failure>,
+    look: LookState,
+}
+
+#[derive(Clone, Debug)]
+struct Wanted {
+    source: Arc<PersistentSource>,
+    /// The first one came first.
+    pods: Vec<PodUid>,
+}
+
+/// The look at devices on disk: one at a time; one requested meanwhile follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LookState {
+    Idle,
+    Due(Uptime),
+    UnderWay { is_requested: bool },
+}
+
+impl Default for LookState {
+    fn default() -> Self {
+        LookState::Due(Uptime::ZERO)
+    }
+}
+
+impl Devices {
+    /// The pod's volume lies on this device.
+    pub fn want(&mut self, pod: &PodUid, source: &Arc<PersistentSource>) {
+        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
+        self.unused.remove(&name);
+        self.by_pod.entry(pod.clone()).or_default().insert(name.clone());
+        let wanted = self.wanted.entry(name).or_insert(Wanted { source: source.clone(), pods: Vec::new() });
+        wanted.source = source.clone();
+        if !wanted.pods.contains(pod) {
+            wanted.pods.push(pod.clone());
+        }
+    }
+
+    /// The pod's volumes are torn down: its devices may be unused now, and so may those of a pod that a previous process knew.
+    pub fn release(&mut self, pod: &PodUid) {
+        let names = self.by_pod.remove(pod);
+        for name in names.iter().flatten() {
+            if let Some(wanted) = self.wanted.get_mut(name) {
+                wanted.pods.retain(|other| other != pod);
+                if wanted.pods.is_empty() {
+                    self.wanted.remove(name);
+                }
+            }
+        }
+        let has_devices = self.found.as_ref().is_none_or(|found| !found.is_empty());
+        if names.is_some() || has_devices {
+            self.request_look();
+        }
+    }
+
+    pub fn state<'a>(&'a self, source: &PersistentSource, node: Option<&NodeObject>, now: Now) -> DeviceState<'a> {
+        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return DeviceState::Staged };
+        if self.staged.contains_key(&name) {
+            return DeviceState::Staged;
+        }
+        if source.is_attached_by_controller() && !node.is_some_and(|node| node.has_attached(name.as_str())) {
+            return DeviceState::NotAttached;
+        }
+        match self.failures.get(&name).filter(|failure| failure.retry_at > now.uptime) {
+            Some(failure) => DeviceState::Failed(failure),
+            None => DeviceState::Unstaged,
+        }
+    }
+
+    /// The pods that want devices.
+    pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
+        self.by_pod.keys()
+    }
+
+    /// The pods that want the device.
+    pub fn users(&self, name: &DeviceName) -> Vec<PodUid> {
+        self.wanted.get(name).map(|wanted| wanted.pods.clone()).unwrap_or_default()
+    }
+
+    /// The pods that want a device which is not staged.
+    pub fn waiting_pods(&self) -> Vec<PodUid> {
+        let waiting = self.wanted.iter().filter(|(name, _)| !self.staged.contains_key(name));
+        waiting.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
+    }
+
+    /// Another pod uses a volume that only one pod may use: one that a previous process served, or one that came first.
+    pub fn is_taken(&self, pod: &PodUid, source: &PersistentSource) -> bool {
+        let Some(name) = Device::of(source).filter(|_| source.is_exclusive).map(|device| DeviceName::of(&device))
+        else {
+            return false;
+        };
+        let Some(found) = &self.found else { return true };
+        match found.get(&name).map(|found| &found.pods).filter(|pods| !pods.is_empty()) {
+            Some(pods) => !pods.contains(pod),
+            None => self.wanted.get(&name).and_then(|wanted| wanted.pods.first()).is_some_and(|first| first != pod),
+        }
+    }
+
+    /// Pods that wait for a device of which the Node object says something new.
+    pub fn attachment_changed(&self, before: Option<&NodeObject>, after: Option<&NodeObject>) -> Vec<PodUid> {
+        let has = |node: Option<&NodeObject>, name: &DeviceName| node.is_some_and(|it| it.has_attached(name.as_str()));
+        let changed = self.wanted.iter().filter(|(name, _)| has(before, name) != has(after, name));
+        changed.flat_map(|(_, wanted)| wanted.pods.iter().cloned()).collect()
+    }
+
+    pub fn staged(&mut self, source: &PersistentSource) {
+        let Some(name) = Device::of(source).map(|device| DeviceName::of(&device)) else { return };
+        self.failures.remove(&name);
+        if !self.wanted.contains_key(&name) {
+            self.request_look();
+        }
+        self.staged.insert(name, source.is_attached_by_controller());
+    }
+
+    /// A driver may have staged it all the same, so it is looked for on disk when nobody wants it.
+    pub fn failed(&mut self, name: &DeviceName, message: String, now: Now) {
+        let failure = Failure::of_volume(self.failures.get(name), message, now);
+        self.failures.insert(name.clone(), failure);
+        if !self.wanted.contains_key(name) {
+            self.request_look();
+        }
+    }
+
+    pub fn unstaged(&mut self, name: &DeviceName) {
+        self.failures.remove(name);
+        self.staged.remove(name);
+        self.unused.remove(name);
+        if let Some(found) = &mut self.found {
+            found.remove(name);
+        }
+    }
+
+    /// An unstage begins: from now on it is not staged, whatever the result.
+    pub fn begin_unstage(&mut self, name: &DeviceName) {
+        self.staged.remove(name);
+    }
+
+    /// The look that is to begin now; it counts as under way.
+    pub fn look_due(&mut self, now: Now) -> bool {
+        let is_due = matches!(self.look, LookState::Due(at) if at <= now.uptime);
+        if is_due {
+            self.look = LookState::UnderWay { is_requested: false };
+        }
+        is_due
+    }
+
+    fn request_look(&mut self) {
+        self.look = match self.look {
+            LookState::UnderWay { .. } => LookState::UnderWay { is_requested: true },
+            LookState::Idle | LookState::Due(_) => LookState::Due(Uptime::ZERO),
+        };
+    }
+
+    pub fn look_failed(&mut self, now: Now) {
+        self.look = LookState::Due(now.uptime + LOOK_RETRY);
+    }
+
+    /// Takes in a look: what is on disk and neither wanted nor referred to by a pod's directory is unused.
+    pub fn listed(&mut self, devices: Vec<FoundDevice>) {
+        let was_requested = self.look == LookState::UnderWay { is_requested: true };
+        self.look = if was_requested { LookState::Due(Uptime::ZERO) } else { LookState::Idle };
+        let mut found = BTreeMap::new();
+        self.unused.clear();
+        for device in devices {
+            let name = DeviceName::of(&device.device);
+            if device.pods.is_empty() && !self.wanted.contains_key(&name) {
+                self.unused.insert(name.clone(), device.device.clone());
+            }
+            found.insert(name, device);
+        }
+        self.failures.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
+        self.staged.retain(|name, _| self.wanted.contains_key(name) || found.contains_key(name));
+        self.found = Some(found);
+    }
+
+    /// The devices to unstage now. The caller leaves out those with an operation in flight.
+    pub fn to_unstage(&self, now: Now) -> Vec<(DeviceName, Device)> {
+        let may = |name: &DeviceName| self.failures.get(name).is_none_or(|failure| failure.retry_at <= now.uptime);
+        self.unused.iter().filter(|(name, _)| may(name)).map(|(name, device)| (name.clone(), device.clone())).collect()
+    }
+
+    /// `volumesInUse` of the node: the attach/detach controller leaves these attached. `None` before the first look at the disk:
+    /// what the Node object has stays.
+    pub fn in_use(&self, node: Option<&NodeObject>) -> Option<Vec<String>> {
+        let found = self.found.as_ref()?;
+        let wanted = self.wanted.iter().filter(|(_, wanted)| wanted.source.is_attached_by_controller());
+        let staged = self.staged.iter().filter(|(_, is_attached)| **is_attached);
+        // Whether a previous process's devices were attached is only in the Node object.
+        let was_in_use = |name: &&DeviceName| node.is_some_and(|node| node.volumes_in_use.contains(name.as_str()));
+        let names = wanted.map(|(name, _)| name).chain(staged.map(|(name, _)| name));
+        let names: BTreeSet<_> = names.chain(found.keys().filter(was_in_use)).map(ToString::to_string).collect();
+        Some(names.into_iter().collect())
+    }
+
+    pub fn next_wakeup(&self, now: Now) -> Option<Uptime> {
+        let look_at = match self.look {
+            LookState::Due(at) => Some(at),
+            LookState::Idle | LookState::UnderWay { .. } => None,
+        };
+        let retries = self.unused.keys().filter_map(|name| self.failures.get(name)).map(|failure| failure.retry_at);
+        retries.filter(|at| *at > now.uptime).chain(look_at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        test_support::{later, now},
+        volumes::csi::{AccessMode, CsiVolume, DriverRules},
+    };
+
+    fn source(handle: &str) -> Arc<PersistentSource> {
+        let source = serde_json::json!({"driver": "d", "volumeHandle": handle});
+        let source = serde_json::from_value(source).unwrap();
+        let volume = CsiVolume::persistent(&source, AccessMode::ReadWriteOnce, DriverRules::of(None));
+        let kind = PersistentKind::Csi(volume);
+        Arc::new(PersistentSource { name: format!("pv-{handle}"), read_only: false, is_exclusive: false, kind })
+    }
+
+    fn device(handle: &str) -> Device {
+        Device { driver: "d".to_owned(), handle: handle.to_owned() }
+    }
+
+    fn found(handle: &str, pods: &[&str]) -> FoundDevice {
+        FoundDevice { device: device(handle), pods: pods.iter().map(|uid| PodUid::new(*uid)).collect() }
+    }
+
+    fn node(in_use: &[&str], attached: &[&str]) -> NodeObject {
+        let names = |handles: &[&str]| handles.iter().map(|handle| DeviceName::of(&device(handle)).0).collect();
+        NodeObject { volumes_in_use: names(in_use), volumes_attached: names(attached), ..NodeObject::default() }
+    }
+
+    fn unstaged_now(devices: &Devices) -> Vec<String> {
+        devices.to_unstage(now()).into_iter().map(|(name, _)| name.0).collect()
+    }
+
+    #[test]
+    fn device_is_staged_once_attached_and_reported_in_use() {
+        let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
+        let wanted = source("h");
+        devices.want(&pod, &wanted);
+        let state = |devices: &Devices, node: &NodeObject| format!("{:?}", devices.state(&wanted, Some(node), now()));
+        assert_eq!(state(&devices, &node(&[], &["h"])), "NotAttached");
+        assert_eq!(state(&devices, &node(&["h"], &[])), "NotAttached");
+        assert_eq!(devices.state(&wanted, None, now()), DeviceState::NotAttached);
+        let ready = node(&["h"], &["h"]);
+        assert_eq!(devices.attachment_changed(None, Some(&ready)), [pod]);
+        assert_eq!(state(&devices, &ready), "Unstaged");
+        devices.failed(&DeviceName::of(&device("h")), "no".to_owned(), now());
+        assert!(state(&devices, &ready).starts_with("Failed"));
+        assert_eq!(
+            devices.state(&wanted, Some(&ready), later(1_000_000)),
+            DeviceState::Unstaged,
+            "the back-off is over"
+        );
+        devices.staged(&wanted);
+        assert_eq!(state(&devices, &node(&[], &[])), "Staged");
+    }
+
+    #[test]
+    fn device_is_unstaged_when_no_pod_wants_it_and_none_refers_to_it() {
+        let mut devices = Devices::default();
+        let pods = [PodUid::new("p"), PodUid::new("q")];
+        for pod in &pods {
+            devices.want(pod, &source("h"));
+        }
+        assert!(devices.look_due(now()), "a previous process may have left devices");
+        devices.listed(vec![found("h", &["p"]), found("left", &[]), found("running", &["r"])]);
+        assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^left"]);
+        devices.release(&pods[0]);
+        assert!(devices.look_due(now()));
+        devices.listed(vec![found("h", &[])]);
+        assert!(unstaged_now(&devices).is_empty(), "another pod wants it");
+        devices.release(&pods[1]);
+        assert!(unstaged_now(&devices).is_empty(), "not looked at yet");
+        assert!(devices.look_due(now()));
+        devices.listed(vec![found("h", &[])]);
+        assert_eq!(unstaged_now(&devices), ["kubernetes.io/csi/d^h"]);
+        devices.want(&pods[0], &source("h"));
+        assert!(unstaged_now(&devices).is_empty(), "a pod wants it again");
+    }
+
+    #[test]
+    fn volumes_are_in_use_until_they_are_unstaged() {
+        let (mut devices, pod) = (Devices::default(), PodUid::new("p"));
+        assert_eq!(devices.in_use(Some(&node(&["h"], &[]))), None, "not looked at the disk yet");
+        devices.look_due(now());
+        devices.listed(vec![found("old", &["r"]), found("never-attached", &["r"])]);
+        let names = |devices: &Devices| devices.in_use(Some(&node(&["old", "gone"], &[]))).unwrap();
+        assert_eq!(names(&devices), ["kubernetes.io/csi/d^old"]);
+        devices.want(&pod, &source("h"));
+        assert_eq!(names(&devices), ["kubernetes.io/csi/d^h", "kubernetes.io/csi/d^old"]);
+        devices.staged(&source("h"));
+        devices.release(&pod);
+        assert_eq!(names(&devices).len(), 2, "it is still staged");
+        devices.unstaged(&DeviceName::of(&device("h")));
+        assert_eq!(names(&devices), ["kubernetes.io/csi/d^old"]);
+    }
+
+    #[test]
+    fn exclusive_volume_serves_one_pod() {
+        let mut devices = Devices::default();
+        let exclusive = Arc::new(PersistentSource { is_exclusive: true, ..(*source("h")).clone() });
+        devices.want(&PodUid::new("p"), &exclusive);
+        assert!(devices.is_taken(&PodUid::new("p"), &exclusive), "the disk may show another one");
+        devices.look_due(now());
+        devices.listed(Vec::new());
+        devices.want(&PodUid::new("q"), &exclusive);
+        assert!(!devices.is_taken(&PodUid::new("p"), &exclusive));
+        assert!(devices.is_taken(&PodUid::new("q"), &exclusive));
+        assert!(!devices.is_taken(&PodUid::new("q"), &source("h")), "other access modes allow several pods");
+        devices.listed(vec![found("h", &["q"])]);
+        assert!(devices.is_taken(&PodUid::new("p"), &exclusive), "a previous process served the other one");
+        assert!(!devices.is_taken(&PodUid::new("q"), &exclusive));
+    }
+}
