@@ -1,87 +1,65 @@
-//! The client of a driver's Node service.
+//! The port over gRPC on the plugins' unix sockets.
 //!
-//! Owns: the calls, their deadline, what of the answers is used. Never: retries, checks capabilities before a call.
-//! Upstream: `csi.csiDriverClient`.
+//! Owns: the calls' deadlines, what of the answers is used. Never: retries, checks capabilities before a call.
+//! Upstream: `csi.csiDriverClient`, `pluginmanager/operationexecutor`.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
+use async_trait::async_trait;
 use tonic::{Request, Response, Status, transport::Channel};
 
 use crate::{
     CsiError, CsiResult, ExpandVolume, PublishVolume, StageVolume,
+    pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient},
+    port::{CsiPlugins, DriverAddress, NodeCapabilities, NodeInfo, VolumeCondition, VolumeStats, VolumeUsage},
     request::{optional, text},
     socket::{MAX_MESSAGE_BYTES, call},
     v1::{self, node_client::NodeClient, node_service_capability, volume_usage::Unit},
 };
 
-/// Of every call: upstream's `csiTimeout`.
+/// Of every call of the Node service: upstream's `csiTimeout`.
 pub const CALL_TIMEOUT: Duration = Duration::from_mins(2);
+/// Upstream's.
+const INFO_TIMEOUT: Duration = Duration::from_secs(1);
+/// Upstream's.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes a connection per call.
 #[derive(Clone, Debug)]
-pub struct Client {
-    socket: PathBuf,
+pub struct CsiClient {
     timeout: Duration,
 }
 
-/// What a driver says of this node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeInfo {
-    pub node_id: String,
-    /// `None`: no limit.
-    pub max_volumes: Option<i64>,
-    pub topology: BTreeMap<String, String>,
+impl Default for CsiClient {
+    fn default() -> Self {
+        CsiClient { timeout: CALL_TIMEOUT }
+    }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeCapabilities {
-    pub stage_unstage: bool,
-    pub volume_stats: bool,
-    pub expand: bool,
-    pub volume_condition: bool,
-    pub single_node_multi_writer: bool,
-    pub volume_mount_group: bool,
-}
-
-/// At least one of `bytes` and `inodes` is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeStats {
-    pub bytes: Option<VolumeUsage>,
-    pub inodes: Option<VolumeUsage>,
-    pub condition: Option<VolumeCondition>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VolumeUsage {
-    pub available: i64,
-    pub total: i64,
-    pub used: i64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeCondition {
-    pub is_abnormal: bool,
-    pub message: String,
-}
-
-impl Client {
-    /// Does not connect yet.
-    pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Client { socket: socket.into(), timeout: CALL_TIMEOUT }
+#[async_trait]
+impl CsiPlugins for CsiClient {
+    async fn plugin_info(&self, socket: &Path) -> CsiResult<PluginInfo> {
+        call(socket, INFO_TIMEOUT, InfoRequest {}, |channel, request| async move {
+            registration(channel).get_info(request).await
+        })
+        .await
     }
 
-    #[must_use]
-    pub fn with_timeout(self, timeout: Duration) -> Self {
-        Client { timeout, ..self }
+    async fn notify_registration(&self, socket: &Path, outcome: Result<(), String>) -> CsiResult<()> {
+        let status =
+            RegistrationStatus { plugin_registered: outcome.is_ok(), error: outcome.err().unwrap_or_default() };
+        call(socket, NOTIFY_TIMEOUT, status, |channel, request| async move {
+            registration(channel).notify_registration_status(request).await
+        })
+        .await?;
+        Ok(())
     }
 
-    pub async fn node_info(&self) -> CsiResult<NodeInfo> {
-        let info = self
-            .call(v1::NodeGetInfoRequest {}, |mut node, request| async move { node.node_get_info(request).await })
+    async fn node_info(&self, driver: &DriverAddress) -> CsiResult<NodeInfo> {
+        let info =
+            self.call(driver, v1::NodeGetInfoRequest {}, |mut node, request| async move {
+                node.node_get_info(request).await
+            })
             .await?;
         Ok(NodeInfo {
             node_id: info.node_id,
@@ -90,72 +68,92 @@ impl Client {
         })
     }
 
-    pub async fn capabilities(&self) -> CsiResult<NodeCapabilities> {
+    async fn capabilities(&self, driver: &DriverAddress) -> CsiResult<NodeCapabilities> {
         let answer = self
-            .call(v1::NodeGetCapabilitiesRequest {}, |mut node, request| async move {
+            .call(driver, v1::NodeGetCapabilitiesRequest {}, |mut node, request| async move {
                 node.node_get_capabilities(request).await
             })
             .await?;
         Ok(NodeCapabilities::of(&answer))
     }
 
-    pub async fn stage(&self, volume: StageVolume) -> CsiResult<()> {
-        self.call(volume.into_message(), |mut node, request| async move { node.node_stage_volume(request).await })
-            .await?;
+    async fn stage(&self, driver: &DriverAddress, volume: StageVolume) -> CsiResult<()> {
+        let request = volume.into_message();
+        self.call(driver, request, |mut node, request| async move { node.node_stage_volume(request).await }).await?;
         Ok(())
     }
 
-    pub async fn unstage(&self, handle: &str, staging_path: &Path) -> CsiResult<()> {
+    async fn unstage(&self, driver: &DriverAddress, handle: &str, staging_path: &Path) -> CsiResult<()> {
         let request =
             v1::NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging_path) };
-        self.call(request, |mut node, request| async move { node.node_unstage_volume(request).await }).await?;
+        self.call(driver, request, |mut node, request| async move { node.node_unstage_volume(request).await }).await?;
         Ok(())
     }
 
-    pub async fn publish(&self, volume: PublishVolume) -> CsiResult<()> {
-        self.call(volume.into_message(), |mut node, request| async move { node.node_publish_volume(request).await })
+    async fn publish(&self, driver: &DriverAddress, volume: PublishVolume) -> CsiResult<()> {
+        let request = volume.into_message();
+        self.call(driver, request, |mut node, request| async move { node.node_publish_volume(request).await }).await?;
+        Ok(())
+    }
+
+    async fn unpublish(&self, driver: &DriverAddress, handle: &str, target_path: &Path) -> CsiResult<()> {
+        let request = v1::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target_path) };
+        self.call(driver, request, |mut node, request| async move { node.node_unpublish_volume(request).await })
             .await?;
         Ok(())
     }
 
-    pub async fn unpublish(&self, handle: &str, target_path: &Path) -> CsiResult<()> {
-        let request = v1::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target_path) };
-        self.call(request, |mut node, request| async move { node.node_unpublish_volume(request).await }).await?;
-        Ok(())
-    }
-
-    pub async fn stats(&self, handle: &str, volume_path: &Path, staging_path: Option<&Path>) -> CsiResult<VolumeStats> {
+    async fn stats(
+        &self,
+        driver: &DriverAddress,
+        handle: &str,
+        volume_path: &Path,
+        staging_path: Option<&Path>,
+    ) -> CsiResult<VolumeStats> {
         let request = v1::NodeGetVolumeStatsRequest {
             volume_id: handle.to_owned(),
             volume_path: text(volume_path),
             staging_target_path: optional(staging_path),
         };
-        let answer =
-            self.call(request, |mut node, request| async move { node.node_get_volume_stats(request).await }).await?;
+        let answer = self
+            .call(driver, request, |mut node, request| async move { node.node_get_volume_stats(request).await })
+            .await?;
         VolumeStats::of(answer)
     }
 
-    /// The volume's size afterwards, if the driver says it.
-    pub async fn expand(&self, volume: ExpandVolume) -> CsiResult<Option<i64>> {
+    async fn expand(&self, driver: &DriverAddress, volume: ExpandVolume) -> CsiResult<Option<i64>> {
+        let request = volume.into_message();
         let answer = self
-            .call(volume.into_message(), |mut node, request| async move { node.node_expand_volume(request).await })
+            .call(driver, request, |mut node, request| async move { node.node_expand_volume(request).await })
             .await?;
         Ok(Some(answer.capacity_bytes).filter(|bytes| *bytes > 0))
+    }
+}
+
+impl CsiClient {
+    #[cfg(test)]
+    pub(crate) fn with_timeout(timeout: Duration) -> Self {
+        CsiClient { timeout }
     }
 
     async fn call<Ask, Answer, Call>(
         &self,
+        driver: &DriverAddress,
         message: Ask,
         send: impl FnOnce(NodeClient<Channel>, Request<Ask>) -> Call,
     ) -> CsiResult<Answer>
     where
         Call: Future<Output = Result<Response<Answer>, Status>>,
     {
-        call(&self.socket, self.timeout, message, |channel, request| {
+        call(&driver.socket, self.timeout, message, |channel, request| {
             send(NodeClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES), request)
         })
         .await
     }
+}
+
+fn registration(channel: Channel) -> RegistrationClient<Channel> {
+    RegistrationClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 impl NodeCapabilities {

@@ -1,4 +1,4 @@
-//! CSI: the registered drivers, the client of their Node service, and the client of plugin registration.
+//! CSI: the port to plugins (registration, Node service), its client over gRPC, and the list of registered drivers.
 //!
 //! Owns: the wire format. Never: decides, retries, mounts.
 //! `proto/*.proto` are ours, with the numbers of CSI v1 and of pluginregistration v1; `cargo xtask gen` turns them into
@@ -10,8 +10,8 @@
 mod client;
 mod drivers;
 mod error;
+pub mod port;
 mod redacted;
-mod registration;
 mod request;
 mod socket;
 #[cfg(test)]
@@ -30,9 +30,9 @@ pub mod pluginregistration {
     include!("generated/pluginregistration.rs");
 }
 
-pub use client::{CALL_TIMEOUT, Client, NodeCapabilities, NodeInfo, VolumeCondition, VolumeStats, VolumeUsage};
-pub use drivers::{Driver, Drivers};
+pub use client::{CALL_TIMEOUT, CsiClient};
+pub use drivers::{Client, Driver, Drivers};
 pub use error::{Code, CsiError, CsiResult};
+pub use port::{CsiPlugins, DriverAddress, NodeCapabilities, NodeInfo, VolumeCondition, VolumeStats, VolumeUsage};
 pub use redacted::Secrets;
-pub use registration::RegistrationClient;
 pub use request::{AccessMode, AccessType, ExpandVolume, PublishVolume, StageVolume, VolumeAccess};

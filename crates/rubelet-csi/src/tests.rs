@@ -1,4 +1,4 @@
-//! The clients against a driver that the test plays on a socket of its own.
+//! The client against a driver that the test plays on a socket of its own.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
 use crate::{
-    AccessMode, AccessType, Client, Code, Driver, Drivers, NodeCapabilities, PublishVolume, RegistrationClient,
+    AccessMode, AccessType, Client, Code, CsiClient, CsiPlugins, Driver, Drivers, NodeCapabilities, PublishVolume,
     Secrets, StageVolume, VolumeAccess, VolumeUsage,
     pluginregistration::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
@@ -150,6 +150,23 @@ impl Registration for FakeDriver {
     }
 }
 
+fn registered(socket: &Path) -> Driver {
+    Driver {
+        socket: socket.to_owned(),
+        version: "1.0.0".to_owned(),
+        node_id: "n".to_owned(),
+        max_volumes: None,
+        topology: BTreeMap::new(),
+    }
+}
+
+/// The client of a driver that is registered with this socket.
+fn client(socket: &Path, plugins: CsiClient) -> Client {
+    let drivers = Drivers::over(Arc::new(plugins));
+    drivers.register("d", registered(socket));
+    drivers.client("d").unwrap()
+}
+
 fn access() -> VolumeAccess {
     VolumeAccess {
         mode: AccessMode::SingleNodeWriter,
@@ -187,7 +204,7 @@ fn staging() -> StageVolume {
 async fn a_publication_arrives_whole() {
     let driver = FakeDriver::default();
     let running = serve(driver.clone());
-    Client::new(&running.socket).publish(publication()).await.unwrap();
+    client(&running.socket, CsiClient::default()).publish(publication()).await.unwrap();
     let published = driver.published.lock().unwrap().pop().unwrap();
     assert_eq!((published.volume_id.as_str(), published.target_path.as_str()), ("vol-1", "/target"));
     assert_eq!((published.staging_target_path.as_str(), published.readonly), ("", true));
@@ -212,7 +229,7 @@ async fn error_codes_and_texts_are_gos() {
     ];
     for (status, text, is_uncertain) in cases {
         let running = serve(FakeDriver { failure: Some(status), ..FakeDriver::default() });
-        let error = Client::new(&running.socket).publish(publication()).await.unwrap_err();
+        let error = client(&running.socket, CsiClient::default()).publish(publication()).await.unwrap_err();
         assert_eq!((error.to_string().as_str(), error.is_uncertain()), (text, is_uncertain));
     }
 }
@@ -220,7 +237,7 @@ async fn error_codes_and_texts_are_gos() {
 #[tokio::test]
 async fn a_driver_that_hangs_ends_at_the_deadline() {
     let running = serve(FakeDriver::default());
-    let client = Client::new(&running.socket).with_timeout(Duration::from_millis(50));
+    let client = client(&running.socket, CsiClient::with_timeout(Duration::from_millis(50)));
     let error = client.stage(staging()).await.unwrap_err();
     assert_eq!(error.to_string(), "rpc error: code = DeadlineExceeded desc = context deadline exceeded");
     assert!(error.is_uncertain());
@@ -231,9 +248,9 @@ async fn a_socket_that_is_never_read_ends_at_the_deadline() {
     let dir = TempDir::new().unwrap();
     let socket = dir.path().join("s");
     let _listener = UnixListener::bind(&socket).unwrap();
-    let error = Client::new(&socket).with_timeout(Duration::from_millis(50)).capabilities().await.unwrap_err();
+    let error = client(&socket, CsiClient::with_timeout(Duration::from_millis(50))).capabilities().await.unwrap_err();
     assert_eq!(error.code, Some(Code::DeadlineExceeded));
-    let error = RegistrationClient::new(&socket).info().await.unwrap_err();
+    let error = CsiClient::default().plugin_info(&socket).await.unwrap_err();
     assert_eq!(error.code, Some(Code::DeadlineExceeded));
 }
 
@@ -243,11 +260,11 @@ async fn a_connection_that_breaks_leaves_the_outcome_open() {
     let socket = dir.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
     let server = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });
-    let error = Client::new(&socket).unstage("vol-1", Path::new("/staging")).await.unwrap_err();
+    let error = client(&socket, CsiClient::default()).unstage("vol-1", Path::new("/staging")).await.unwrap_err();
     server.await.unwrap();
     assert!(error.is_uncertain(), "{error}");
     // The listener is closed, its file is still there.
-    let error = Client::new(&socket).unstage("vol-1", Path::new("/staging")).await.unwrap_err();
+    let error = client(&socket, CsiClient::default()).unstage("vol-1", Path::new("/staging")).await.unwrap_err();
     let dialing = format!("dial unix {}: connect: connection refused", socket.display());
     assert_eq!(
         error.to_string(),
@@ -260,13 +277,13 @@ async fn a_connection_that_breaks_leaves_the_outcome_open() {
 #[tokio::test]
 async fn a_response_that_is_too_large_is_an_error() {
     let running = serve(FakeDriver::default());
-    assert!(Client::new(&running.socket).node_info().await.is_err());
+    assert!(client(&running.socket, CsiClient::default()).node_info().await.is_err());
 }
 
 #[tokio::test]
 async fn capabilities_and_stats_are_read() {
     let running = serve(FakeDriver::default());
-    let client = Client::new(&running.socket);
+    let client = client(&running.socket, CsiClient::default());
     let expected =
         NodeCapabilities { stage_unstage: true, single_node_multi_writer: true, ..NodeCapabilities::default() };
     assert_eq!(client.capabilities().await, Ok(expected));
@@ -280,10 +297,10 @@ async fn capabilities_and_stats_are_read() {
 async fn a_plugin_is_told_the_outcome() {
     let driver = FakeDriver::default();
     let running = serve(driver.clone());
-    let client = RegistrationClient::new(&running.socket);
-    assert_eq!(client.info().await.unwrap().name, "hostpath.csi.k8s.io");
-    client.notify(Err("no".to_owned())).await.unwrap();
-    client.notify(Ok(())).await.unwrap();
+    let client = CsiClient::default();
+    assert_eq!(client.plugin_info(&running.socket).await.unwrap().name, "hostpath.csi.k8s.io");
+    client.notify_registration(&running.socket, Err("no".to_owned())).await.unwrap();
+    client.notify_registration(&running.socket, Ok(())).await.unwrap();
     let notified = driver.notified.lock().unwrap().clone();
     let expected = [(false, "no"), (true, "")];
     let expected =
@@ -309,13 +326,7 @@ async fn drivers_come_and_go() {
     let error = drivers.client("d").unwrap_err();
     assert_eq!(error.to_string(), "driver name d not found in the list of registered CSI drivers");
     assert!(!error.is_uncertain());
-    let driver = Driver {
-        socket: PathBuf::from("/s"),
-        version: "1.0.0".to_owned(),
-        node_id: "n".to_owned(),
-        max_volumes: None,
-        topology: BTreeMap::new(),
-    };
+    let driver = registered(Path::new("/s"));
     drivers.register("d", driver.clone());
     assert!(changes.has_changed().unwrap());
     assert_eq!(changes.borrow_and_update().get("d"), Some(&driver));
