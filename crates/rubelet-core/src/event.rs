@@ -37,6 +37,10 @@ pub enum Event {
     Refresh { pod: PodUid },
     /// The Node object, each time it changes in the API server.
     Node(NodeObject),
+    /// A CSI driver registered: what failed for lack of it is tried again.
+    DriverRegistered { driver: String },
+    /// Whether the CSINode object of this node exists. Sent when it could not be made, and when it was after that.
+    CsiNode { is_made: bool },
     /// The kernel reports that memory runs short. A hint: it only causes a look.
     MemoryShort,
     /// The machine is about to go down, or not any more.

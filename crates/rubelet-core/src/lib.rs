@@ -13,6 +13,7 @@ pub mod api_requests;
 pub mod cgroups;
 pub mod config;
 pub mod container;
+pub mod csi_node;
 pub mod downward_api;
 pub mod effect;
 pub mod event;

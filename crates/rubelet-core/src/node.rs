@@ -85,6 +85,8 @@ pub struct Node {
     is_checked: bool,
     /// As last seen in the API server; `None` before that.
     pub object: Option<NodeObject>,
+    /// Its CSINode object could not be made.
+    pub lacks_csi_node: bool,
     /// When it was last requested for a waiting pod.
     pub object_asked_at: Option<Uptime>,
     /// The last relist; `None` before the first.
@@ -126,6 +128,7 @@ impl Node {
             answered_at: None,
             is_checked: false,
             object: None,
+            lacks_csi_node: false,
             object_asked_at: None,
             listing: None,
             shutdown: Shutdown::None,
@@ -320,6 +323,9 @@ impl Node {
         }
         problems.extend(self.status.runtime_problem.clone());
         problems.extend(self.status.network_problem.clone());
+        if self.lacks_csi_node {
+            problems.push("CSINode is not yet initialized".to_owned());
+        }
         if self.shutdown.is_under_way() {
             problems.push("node is shutting down".to_owned());
         }

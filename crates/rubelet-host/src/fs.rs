@@ -16,7 +16,7 @@ use std::{
 
 use rustix::fs::{CWD, Gid, Mode, OFlags, ResolveFlags};
 
-use crate::port::{DirEntry, FileKind, ReadError};
+use crate::port::{DirEntry, FileIdentity, FileKind, ReadError};
 
 mod beneath;
 mod compress;
@@ -131,6 +131,14 @@ pub fn list_open_dir(dir: &File) -> io::Result<Vec<DirEntry>> {
 
 pub fn file_kind(path: &Path) -> io::Result<Option<FileKind>> {
     absent_is_none(fs::metadata(path).map(|found| kind_of(found.file_type())))
+}
+
+pub fn file_identity(path: &Path) -> io::Result<Option<FileIdentity>> {
+    absent_is_none(fs::symlink_metadata(path).map(|found| FileIdentity {
+        device: found.dev(),
+        inode: found.ino(),
+        created_at: found.created().ok(),
+    }))
 }
 
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {

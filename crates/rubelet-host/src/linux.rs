@@ -21,8 +21,9 @@ use crate::{
     lanes::{Call, Lanes, Length},
     mount,
     port::{
-        CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures, WalkProgress,
+        CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
+        WalkProgress,
     },
     stats::{
         Reader,
@@ -98,6 +99,10 @@ impl Host for LinuxHost {
 
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
         self.short(path, fs::file_kind).await
+    }
+
+    async fn file_identity(&self, path: &Path) -> io::Result<Option<FileIdentity>> {
+        self.short(path, fs::file_identity).await
     }
 
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem> {

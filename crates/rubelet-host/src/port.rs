@@ -7,7 +7,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -37,6 +37,15 @@ pub enum FileKind {
     Socket,
     CharDevice,
     BlockDevice,
+}
+
+/// Differs between a file and another one that took its name later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+    /// A file system may give the number of a removed file to the next one. `None` where it does not know the time.
+    pub created_at: Option<SystemTime>,
 }
 
 /// Why a file could not be read as data.
@@ -240,6 +249,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// The kind of `path`, following links; `None` if it does not exist.
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>>;
+
+    /// Which file is at `path`, a link itself; `None` if there is none.
+    async fn file_identity(&self, path: &Path) -> io::Result<Option<FileIdentity>>;
 
     /// The file system that holds `path`.
     async fn file_system(&self, path: &Path) -> io::Result<FileSystem>;

@@ -137,6 +137,8 @@ fn observer(simulation: Arc<Simulation>, incarnation: Incarnation) -> TurnObserv
                 | Event::LogsWritten { .. }
                 | Event::Refresh { .. }
                 | Event::Node(_)
+                | Event::DriverRegistered { .. }
+                | Event::CsiNode { .. }
                 | Event::MemoryShort
                 | Event::Due => {}
             }

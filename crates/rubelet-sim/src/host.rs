@@ -14,8 +14,9 @@ use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 use rubelet_host::{
     lanes::{DeviceLate, LATE_AFTER},
     port::{
-        CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures, WalkProgress,
+        CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
+        WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -237,6 +238,11 @@ impl Host for FakeHost {
 
     async fn file_kind(&self, path: &Path) -> io::Result<Option<FileKind>> {
         self.look(path, |sim| Ok(sim.disk.node(path)?.map(Node::kind))).await
+    }
+
+    /// Nothing here is ever replaced by another file that matters.
+    async fn file_identity(&self, path: &Path) -> io::Result<Option<FileIdentity>> {
+        self.look(path, |sim| Ok(sim.disk.node(path)?.map(|_| FileIdentity::default()))).await
     }
 
     /// Images have one of their own, which few of them fill.

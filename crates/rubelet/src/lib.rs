@@ -20,6 +20,7 @@ pub mod node;
 mod notify;
 pub mod objects;
 pub mod observe;
+mod plugins;
 mod process;
 mod recorder;
 pub mod run;

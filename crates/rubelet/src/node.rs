@@ -5,6 +5,7 @@
 //! Upstream: `syncNodeStatus`, `fastStatusUpdateOnce`, the node lease controller.
 
 pub mod addresses;
+pub mod csi_node;
 pub mod informer;
 pub mod kernel;
 pub mod lease;

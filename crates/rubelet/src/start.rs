@@ -20,8 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    node::{self, NodeInputs, informer::NodeWatchState},
-    observe, recorder,
+    node::{self, NodeInputs, csi_node::CsiNodeWriter, informer::NodeWatchState},
+    observe, plugins, recorder,
     sources::{self, http::Endpoint},
     sync_loop::{Handles, SyncLoop, TurnObserver},
     world::{Cluster, World},
@@ -30,7 +30,7 @@ use crate::{
 /// What the agent is started with, besides its world.
 pub struct Inputs {
     pub manifest_dir: Option<ManifestDir>,
-    /// Reads the manifests: no pod's file delays them.
+    /// Reads the manifests and the plugins' registry: no pod's file delays them.
     pub own_files: Arc<dyn Host>,
     pub manifest_url: Option<ManifestUrl>,
     /// Used only on a node of a cluster.
@@ -83,15 +83,15 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
     if world.settings.logs.max_bytes.is_some() {
         tasks.spawn(observe::log_writes::run(world.clone(), inbox()));
     }
+    let own_files = World { host: inputs.own_files, ..world.clone() };
     if let Some(ManifestDir { path, check_every }) = inputs.manifest_dir {
-        let own_files = World { host: inputs.own_files, ..world.clone() };
-        tasks.spawn(sources::file::run(own_files, path, check_every, inbox()));
+        tasks.spawn(sources::file::run(own_files.clone(), path, check_every, inbox()));
     }
     if let Some(ManifestUrl { endpoint, check_every }) = inputs.manifest_url {
         tasks.spawn(sources::http::run(world.clone(), endpoint, check_every, inbox()));
     }
     if let Some(cluster) = &world.cluster {
-        join_cluster(world, cluster, (inputs.reporting, inputs.lease_thread), &running.handles, tasks);
+        join_cluster((world, own_files), cluster, (inputs.reporting, inputs.lease_thread), &running.handles, tasks);
     }
     record_start(world);
     running
@@ -99,7 +99,7 @@ pub fn start(world: &World, inputs: Inputs) -> Running {
 
 /// The tasks that only a node of a cluster has.
 fn join_cluster(
-    world: &World,
+    (world, own_files): (&World, World),
     cluster: &Cluster,
     (reporting, lease_thread): (Arc<node::NodeReporting>, Handle),
     handles: &Handles,
@@ -111,6 +111,8 @@ fn join_cluster(
     tasks.spawn(node::informer::run(api.clone(), node_name.clone(), seed, node_states, inbox.clone()));
     tasks.spawn(sources::api::run(api.clone(), world.clone(), seed, seen.clone(), inbox.clone()));
     tasks.spawn(recorder::run(api.clone(), world.events.clone(), node_name.clone(), snapshots.clone()));
+    let csi_node = CsiNodeWriter::new(api.clone(), node_name.clone());
+    tasks.spawn(plugins::run(own_files, csi_node, seen.clone(), inbox.clone()));
     let inputs = NodeInputs { reporting, node_states: seen, health: health.clone(), lease_thread };
     tasks.spawn(node::run(world.clone(), api.clone(), inputs, snapshots.clone()));
 }

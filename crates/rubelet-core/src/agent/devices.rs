@@ -12,6 +12,7 @@ use crate::{
     flights::Subject,
     node::Routine,
     op::{NodeOp, Op, VolumeOp},
+    pod::{Cure, PodRecord},
     time::Now,
     volumes::{
         claims::PersistentSource,
@@ -48,6 +49,17 @@ impl Agent {
                 let reason = "no pod uses it".to_owned();
                 self.outbox.send(subject, VolumeOp::Unstage { device }, reason, &self.settings, now);
             }
+        }
+    }
+
+    /// Retries at once what failed for lack of the driver: volumes, their ends, and devices.
+    pub(super) fn handle_driver(&mut self, driver: &str, now: Now) {
+        self.touched.extend(self.node.devices.retry(driver, now));
+        let lacks_something =
+            |record: &&PodRecord| record.failures.values().any(|failure| failure.cure == Cure::ObjectChange);
+        let uids: Vec<_> = self.records.values().filter(lacks_something).map(|record| record.id.uid.clone()).collect();
+        for uid in uids {
+            self.handle_refresh(&uid, now);
         }
     }
 

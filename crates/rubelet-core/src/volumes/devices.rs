@@ -221,6 +221,18 @@ impl Devices {
         }
     }
 
+    /// What failed on the driver's devices is tried again at once. Returns the pods that want them.
+    pub fn retry(&mut self, driver: &str, now: Now) -> Vec<PodUid> {
+        let prefix = DeviceName::of(&Device { driver: driver.to_owned(), handle: String::new() });
+        let failed = self.failures.iter_mut().filter(|(name, _)| name.0.starts_with(&prefix.0));
+        let mut names = Vec::new();
+        for (name, failure) in failed {
+            failure.retry_at = failure.retry_at.min(now.uptime);
+            names.push(name.clone());
+        }
+        names.iter().flat_map(|name| self.users(name)).collect()
+    }
+
     pub fn unstaged(&mut self, name: &DeviceName) {
         self.failures.remove(name);
         self.staged.remove(name);

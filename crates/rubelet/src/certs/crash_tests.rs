@@ -19,8 +19,9 @@ use rubelet_core::cgroups::{Cgroup, UnsetLimit};
 use rubelet_host::{
     linux::LinuxHost,
     port::{
-        CheckError, DirEntry, FetchRequest, FetchResponse, FileKind, GrpcCheck, GrpcFailure, Host, HttpCheck,
-        NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures, WalkProgress,
+        CheckError, DirEntry, FetchRequest, FetchResponse, FileIdentity, FileKind, GrpcCheck, GrpcFailure, Host,
+        HttpCheck, NodeFigures, PodFigures, Projected, Projection, ReadError, Sharing, TcpCheck, VolumeFigures,
+        WalkProgress,
     },
     stats::disk::{FileSystem, Usage},
     watch::Hints,
@@ -115,6 +116,7 @@ killed_host! {
         read_in_root(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         read_tail(root: &Path, path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ReadError>;
         file_kind(path: &Path) -> io::Result<Option<FileKind>>;
+        file_identity(path: &Path) -> io::Result<Option<FileIdentity>>;
         file_system(path: &Path) -> io::Result<FileSystem>;
         node_figures(kubepods: Option<&Path>) -> io::Result<NodeFigures>;
         pod_figures(cgroup: &Path) -> io::Result<Option<PodFigures>>;
