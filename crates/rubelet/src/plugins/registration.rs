@@ -21,7 +21,7 @@ use rubelet_csi::{Driver, DriverAddress};
 use rubelet_host::port::FileIdentity;
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -76,7 +76,7 @@ impl Registrar {
     pub(super) async fn serve(self, socket: PathBuf, mut found: watch::Receiver<Option<FileIdentity>>) {
         let mut pace = Pace::default();
         loop {
-            let began = Instant::now();
+            let began = self.world.clock.now().uptime;
             found.mark_unchanged();
             tokio::select! {
                 biased;
@@ -85,7 +85,7 @@ impl Registrar {
                 // It ends only by the change, at any step: the name that it has by then is released below.
                 () = self.keep_registered(&socket, &mut pace) => {}
             }
-            if began.elapsed() >= SETTLED_AFTER {
+            if self.world.clock.now().uptime.since(began) >= SETTLED_AFTER {
                 pace = Pace::default();
             } else {
                 pace.slow_down();
